@@ -1,0 +1,209 @@
+"""The part of the run file that the container needs: model, data, features, train and evaluate.
+
+Every field says its effect and unit in one line. `pipelines.config.RunConfig` adds the sections that only the pipeline
+reads. `JobConfig` is what a job loads from `run.json`, the effective run file that `resolve_run` wrote.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from trainer.storage import join_uri, open_storage
+
+RUN_JSON_VERSION = 1
+
+
+class Section(BaseModel):
+    """Base of every section: immutable, and an unknown key is an error."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
+Positive = Annotated[int, Field(gt=0)]
+
+
+class WeightsConfig(Section):
+    """Where a part of the model comes from: pretrained `weights`, or a `config` to draw at random. Exactly one."""
+
+    weights: str = Field("", description="Hugging Face hub id or local folder with pretrained weights.")
+    revision: str = Field("", description="Commit of the hub repository; pin it for a reproducible run.")
+    config: dict[str, Any] = Field(
+        default_factory=dict, description="transformers configuration (with model_type) for random initial weights."
+    )
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> WeightsConfig:
+        if bool(self.weights) == bool(self.config):
+            raise ValueError("give exactly one of weights (a hub id or folder) and config (random initial weights)")
+        if self.config and "model_type" not in self.config:
+            raise ValueError("config needs model_type, for example siglip_vision_model or qwen2")
+        return self
+
+
+class ModelConfig(Section):
+    """The vision-language model: a tower, a projector and a language model."""
+
+    family: Literal["llava"] = Field("llava", description="Model family; the file trainer/models/<family>.py.")
+    tower: WeightsConfig = Field(description="Vision encoder.")
+    language_model: WeightsConfig = Field(description="Causal language model.")
+    tokenizer: str = Field(
+        description="Hub id or folder of a tokenizer, or train:N to train a byte-level BPE of N entries on the data."
+    )
+    feature_layer: int = Field(-1, description="Tower hidden state that feeds the projector; -1 is the last layer.")
+    feature_select: Literal["full", "drop_cls"] = Field(
+        "full", description="full keeps every tower token; drop_cls drops the first (CLIP's class token)."
+    )
+    image_size: Positive = Field(description="Side of the square that images are resized to, in pixels.")
+    freeze: tuple[Literal["tower", "projector", "language_model"], ...] = Field(
+        ("tower",), description="Parts whose weights do not change. Feature caching needs a frozen tower."
+    )
+    seed: int = Field(0, description="Seed of random initial weights.")
+
+
+class DataConfig(Section):
+    """Where samples come from and how they become rows."""
+
+    source: str = Field(
+        description="builtin:digits, builtin:easy-vqa, builtin:openmoji, or the path of a LLaVA .json/.jsonl file."
+    )
+    image_folder: str = Field("", description="Folder that image paths in a LLaVA file are relative to.")
+    max_samples: int = Field(0, ge=0, description="Use only the first N samples of the source; 0 is all.")
+    held_out_fraction: Fraction = Field(
+        0.1, description="Share of samples, chosen by id hash, kept for evaluation (if the source has no own split)."
+    )
+    max_reject_fraction: Fraction = Field(0.02, description="The step fails when a larger share of samples is bad.")
+    max_image_pixels: Positive = Field(50_000_000, description="Larger images are rejected before decoding.")
+    shard_samples: Positive = Field(1000, description="Samples per shard.")
+    row_tokens: Positive = Field(description="Tokens per packed row.")
+    row_images: Positive = Field(64, description="Most images in one row; with row_tokens it bounds memory.")
+    pack: bool = Field(True, description="Pack several samples into a row; false gives each sample its own row.")
+    over_long: Literal["reject", "truncate"] = Field(
+        "reject", description="What happens to a sample longer than row_tokens."
+    )
+
+
+class FeaturesConfig(Section):
+    """Caching of what the frozen tower outputs."""
+
+    cache: Literal["on", "off", "auto"] = Field(
+        "auto", description="on encodes each image once before training; auto does so when the tower is frozen."
+    )
+    shard_images: Positive = Field(512, description="Images per feature shard.")
+    batch_images: Positive = Field(64, description="Images encoded at once.")
+
+
+class OptimizerConfig(Section):
+    """AdamW (Loshchilov and Hutter, 2019)."""
+
+    learning_rate: float = Field(gt=0, description="Peak learning rate; never scaled silently with world size.")
+    projector_learning_rate: float = Field(0.0, ge=0, description="Own peak rate of the projector; 0 uses the common.")
+    weight_decay: float = Field(0.0, ge=0, description="Decay of matrices; biases and norms are not decayed.")
+    betas: tuple[float, float] = Field((0.9, 0.95), description="Moment decay rates.")
+    eps: float = Field(1e-8, gt=0, description="Denominator offset.")
+
+
+class TrainConfig(Section):
+    """The training step."""
+
+    strategy: Literal["ddp", "fsdp", "zero2"] = Field("ddp", description="How training is distributed.")
+    epochs: Positive = Field(1, description="Passes over the training split.")
+    max_steps: int = Field(0, ge=0, description="Stop after N optimizer steps; 0 trains all epochs.")
+    global_batch_rows: Positive = Field(description="Rows per optimizer step over all ranks.")
+    micro_batch_rows: Positive = Field(1, description="Rows per forward pass on one rank.")
+    optimizer: OptimizerConfig = Field(description="AdamW settings.")
+    schedule: Literal["cosine", "linear", "constant"] = Field("cosine", description="Learning rate after warm-up.")
+    warmup_fraction: Fraction = Field(0.03, description="Share of steps in which the rate rises linearly from 0.")
+    final_rate_fraction: Fraction = Field(0.0, description="Rate at the last step as a share of the peak.")
+    clip_grad_norm: float = Field(1.0, ge=0, description="Largest global gradient norm; 0 does not clip.")
+    precision: Literal["fp32", "bf16"] = Field("bf16", description="Compute precision; weights stay fp32.")
+    activation_checkpointing: Literal["none", "full"] = Field(
+        "none", description="full recomputes each block in the backward pass: less memory, about a third more compute."
+    )
+    seed: int = Field(0, description="Seed of the data order.")
+    log_every_steps: Positive = Field(10, description="Steps between lines of metrics.jsonl.")
+    checkpoint_every_steps: Positive = Field(100, description="Steps between checkpoints.")
+    keep_checkpoints: Positive = Field(2, description="Newest committed checkpoints to keep.")
+    resume: Literal["auto", "never"] = Field("auto", description="auto continues from the newest good checkpoint.")
+    deterministic: bool = Field(False, description="Deterministic kernels: bit-equal reruns, slower on GPUs.")
+    freeze_gc: bool = Field(True, description="Collect garbage between steps only, so that ranks do not stall apart.")
+
+    @model_validator(mode="after")
+    def _divisible(self) -> TrainConfig:
+        if self.global_batch_rows % self.micro_batch_rows:
+            raise ValueError(
+                f"global_batch_rows {self.global_batch_rows} must be a multiple of micro_batch_rows "
+                f"{self.micro_batch_rows}"
+            )
+        return self
+
+
+class EvaluateConfig(Section):
+    """Evaluation on the held-out split."""
+
+    max_samples: int = Field(0, ge=0, description="Held-out samples to use; 0 is all.")
+    max_new_tokens: Positive = Field(16, description="Longest generated answer, in tokens.")
+    batch_questions: Positive = Field(64, description="Questions answered at once.")
+    controls: tuple[Literal["shuffled_image", "no_image"], ...] = Field(
+        ("shuffled_image", "no_image"),
+        description="Evaluate again with another sample's image, or with none: what the text alone gives away.",
+    )
+
+
+class RunPaths(Section):
+    """Where this run reads and writes. Prepared data and features are shared between runs by content."""
+
+    run_id: str = Field(description="Name of the run, unique under root_uri.")
+    root_uri: str = Field(description="Folder or gs:// prefix that holds everything.")
+
+    @property
+    def run_uri(self) -> str:
+        return join_uri(self.root_uri, "runs", self.run_id)
+
+    @property
+    def prepared_root(self) -> str:
+        return join_uri(self.root_uri, "prepared")
+
+    @property
+    def features_root(self) -> str:
+        return join_uri(self.root_uri, "features")
+
+    @property
+    def registry_root(self) -> str:
+        return join_uri(self.root_uri, "registry")
+
+
+class DataPointers(Section):
+    """What `prepare_data` hands to the jobs through `prepared.json` in the run's folder."""
+
+    prepared_uri: str = Field(description="Prepared data of this run.")
+    features_uri: str = Field(description="Feature store of this run's tower.")
+    features: Literal["encode", "reuse", "off"] = Field(description="Whether features are used, and if any are missing.")
+
+
+class JobConfig(BaseModel):
+    """What a job knows of its run. Sections that only the pipeline reads are ignored."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    version: Literal[1]
+    name: str
+    run: RunPaths
+    model: ModelConfig
+    data: DataConfig
+    features: FeaturesConfig
+    train: TrainConfig
+    evaluate: EvaluateConfig
+
+    @classmethod
+    def load(cls, uri: str) -> JobConfig:
+        """Read the effective run file at `uri` (`<run>/run.json`)."""
+        folder, _, name = uri.rpartition("/")
+        return cls.model_validate(json.loads(open_storage(folder).read(name)))
+
+    def pointers(self) -> DataPointers:
+        """The prepared data and features of this run. Needs `prepare_data` to have run."""
+        return DataPointers.model_validate_json(open_storage(self.run.run_uri).read("prepared.json"))

@@ -1,0 +1,113 @@
+"""Errors meant for people, and the exit codes of every command and job."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """Exit codes shared by `vlmpipe`, the launcher and every job. Values follow sysexits.h where it has one."""
+
+    OK = 0
+    UNEXPECTED = 1
+    CONFIG = 64
+    DATA = 65
+    UNAVAILABLE = 69  # a dependency (service, package, weights, port) is not reachable
+    CANNOT_WRITE = 73  # disk full or output not creatable
+    CHECKPOINT_CORRUPT = 74
+    PREEMPTED = 75  # stopped on request, resumable
+    NO_PERMISSION = 77
+    INTERRUPTED = 130  # Ctrl-C at the command line
+
+
+class UserError(Exception):
+    """A problem the user can fix: says what was found, what was expected and what to do."""
+
+    def __init__(
+        self, found: str, *, expected: str = "", fix: str = "", code: ExitCode = ExitCode.CONFIG
+    ) -> None:
+        self.found, self.expected, self.fix, self.code = found, expected, fix, code
+        super().__init__(self.text())
+
+    def text(self) -> str:
+        """The message, one clause a line."""
+        lines = [self.found]
+        if self.expected:
+            lines.append(f"  expected: {self.expected}")
+        if self.fix:
+            lines.append(f"  to do:    {self.fix}")
+        return "\n".join(lines)
+
+
+class ConfigError(UserError):
+    """The run file, a parameter or a job spec is wrong (exit 64)."""
+
+
+class DataError(UserError):
+    """The data cannot be used as it is (exit 65)."""
+
+    def __init__(self, found: str, *, expected: str = "", fix: str = "") -> None:
+        super().__init__(found, expected=expected, fix=fix, code=ExitCode.DATA)
+
+
+def from_os_error(error: OSError, doing: str) -> UserError:
+    """Turn an operating-system error met while `doing` something into a sentence with its own exit code."""
+    where = f": {error.filename}" if error.filename else ""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return UserError(
+            f"no space left while {doing}{where}",
+            expected="enough free disk for the run's output",
+            fix="free space or set output.root_uri to another disk; the same command then continues",
+            code=ExitCode.CANNOT_WRITE,
+        )
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return UserError(
+            f"no permission while {doing}{where}",
+            expected="a folder this user may write",
+            fix="change the folder's permissions or set output.root_uri to another folder",
+            code=ExitCode.NO_PERMISSION,
+        )
+    if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.EISDIR):
+        return UserError(f"missing or wrong kind of file while {doing}{where}", code=ExitCode.CONFIG)
+    if error.errno == errno.EADDRINUSE:
+        return UserError(
+            f"port in use while {doing}{where}",
+            fix="choose another port or leave it out to take a free one",
+            code=ExitCode.UNAVAILABLE,
+        )
+    return UserError(f"{error.strerror or error} while {doing}{where}", code=ExitCode.UNEXPECTED)
+
+
+@contextlib.contextmanager
+def os_errors(doing: str) -> Iterator[None]:
+    """Re-raise an OSError inside the block as a UserError that names what was being done."""
+    try:
+        yield
+    except OSError as error:
+        raise from_os_error(error, doing) from error
+
+
+def run_main(main: Callable[[], int | None]) -> int:
+    """Run a job's main function; print a UserError as a sentence and return the exit code.
+
+    A traceback is shown for unexpected errors, and for user errors when VLMPIPE_DEBUG is set.
+    """
+    try:
+        return int(main() or 0)
+    except UserError as error:
+        if os.environ.get("VLMPIPE_DEBUG"):
+            traceback.print_exc()
+        print(f"error: {error.text()}", file=sys.stderr, flush=True)
+        return int(error.code)
+    except OSError as error:
+        if os.environ.get("VLMPIPE_DEBUG"):
+            traceback.print_exc()
+        user_error = from_os_error(error, "running the job")
+        print(f"error: {user_error.text()}", file=sys.stderr, flush=True)
+        return int(user_error.code)

@@ -1,0 +1,96 @@
+"""Progress of a step, for people and for the view that watches a run.
+
+Each step keeps `steps/<step>.json` in the run's folder: state, start and end times, counts and a short message. The local
+view draws bars and ETA from it, and the run report takes each step's time from it. Where nobody watches, a line is printed
+every few seconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from trainer.storage import Storage, open_storage
+
+LOCAL_INTERVAL_S = 0.5
+REMOTE_INTERVAL_S = 15.0  # GCS takes about one write a second to one object
+PRINT_INTERVAL_S = 5.0
+
+
+@dataclass
+class StepRecord:
+    """State of one pipeline step. Times are Unix seconds."""
+
+    step: str
+    state: str = "running"  # running | done | reused | failed
+    started_s: float = field(default_factory=time.time)
+    ended_s: float = 0.0
+    done: float = 0
+    total: float = 0
+    unit: str = ""
+    message: str = ""
+    detail: dict[str, Any] = field(default_factory=dict)
+
+
+class Progress:
+    """Writes one step's record, at most every few seconds. Only one process of a job should hold one."""
+
+    def __init__(self, run_uri: str, step: str, *, quiet: bool = False) -> None:
+        self.record = StepRecord(step)
+        self._store: Storage = open_storage(run_uri)
+        self._interval_s = REMOTE_INTERVAL_S if run_uri.startswith("gs://") else LOCAL_INTERVAL_S
+        self._quiet = quiet
+        self._written_s = self._printed_s = time.monotonic()
+        self._write()
+
+    def update(
+        self, done: float, total: float = 0, *, unit: str = "", message: str = "", **detail: Any
+    ) -> None:
+        """Say how far the step is: `done` of `total` `unit`s, with a short message."""
+        record = self.record
+        record.done, record.total = done, total or record.total
+        record.unit, record.message = unit or record.unit, message or record.message
+        record.detail.update(detail)
+        now = time.monotonic()
+        if now - self._written_s >= self._interval_s:
+            self._written_s = now
+            self._write()
+        if not self._quiet and now - self._printed_s >= PRINT_INTERVAL_S:
+            self._printed_s = now
+            self._print()
+
+    def finish(self, state: str = "done", message: str = "") -> None:
+        """Close the record: `done`, `reused` or `failed`."""
+        record = self.record
+        record.state, record.ended_s = state, time.time()
+        record.message = message or record.message
+        self._write()
+        if not self._quiet:
+            took = record.ended_s - record.started_s
+            print(f"{record.step}: {state} in {took:.1f} s. {record.message}".rstrip(), flush=True)
+
+    def _write(self) -> None:
+        self._store.write(f"steps/{self.record.step}.json", json.dumps(asdict(self.record)).encode())
+
+    def _print(self) -> None:
+        record = self.record
+        share = f"{record.done:g}/{record.total:g}" if record.total else f"{record.done:g}"
+        print(f"{record.step}: {share} {record.unit} {record.message}".rstrip(), file=sys.stdout, flush=True)
+
+
+@contextlib.contextmanager
+def step_progress(run_uri: str, step: str) -> Iterator[Progress]:
+    """A Progress that is closed as done at the end of the block, or as failed with the error's first line."""
+    progress = Progress(run_uri, step)
+    try:
+        yield progress
+    except BaseException as error:
+        progress.finish("failed", (str(error) or type(error).__name__).splitlines()[0][:300])
+        raise
+    if not progress.record.ended_s:
+        progress.finish()
