@@ -19,7 +19,7 @@ RUN_JSON_VERSION = 1
 class Section(BaseModel):
     """Base of every section: immutable, and an unknown key is an error."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
@@ -82,7 +82,7 @@ class DataConfig(Section):
     row_images: Positive = Field(64, description="Most images in one row; with row_tokens it bounds memory.")
     pack: bool = Field(True, description="Pack several samples into a row; false gives each sample its own row.")
     over_long: Literal["reject", "truncate"] = Field(
-        "reject", description="What happens to a sample longer than row_tokens."
+        "reject", description="What happens to a sample longer than row_tokens: truncate drops its last turns."
     )
 
 

@@ -11,6 +11,9 @@ from collections.abc import Callable, Iterator
 from enum import IntEnum
 
 
+EXIT_FOLDER_VARIABLE = "VLMPIPE_EXIT_FOLDER"  # where each worker leaves its exit code for the launcher
+
+
 class ExitCode(IntEnum):
     """Exit codes shared by `vlmpipe`, the launcher and every job. Values follow sysexits.h where it has one."""
 
@@ -30,7 +33,7 @@ class UserError(Exception):
     """A problem the user can fix: says what was found, what was expected and what to do."""
 
     def __init__(
-        self, found: str, *, expected: str = "", fix: str = "", code: ExitCode = ExitCode.CONFIG
+        self, found: str, *, expected: str = "", fix: str = "", code: int = ExitCode.CONFIG
     ) -> None:
         self.found, self.expected, self.fix, self.code = found, expected, fix, code
         super().__init__(self.text())
@@ -97,7 +100,7 @@ def run_main(main: Callable[[], int | None]) -> int:
     """Run a job's main function; print a UserError as a sentence and return the exit code.
 
     A traceback is shown for unexpected errors, and for user errors when VLMPIPE_DEBUG is set.
-    """
+    """  # The outermost frame of a process: here, and only here, every exception becomes an exit code.
     try:
         return int(main() or 0)
     except UserError as error:
@@ -111,3 +114,6 @@ def run_main(main: Callable[[], int | None]) -> int:
         user_error = from_os_error(error, "running the job")
         print(f"error: {user_error.text()}", file=sys.stderr, flush=True)
         return int(user_error.code)
+    except Exception:
+        traceback.print_exc()
+        return int(ExitCode.UNEXPECTED)

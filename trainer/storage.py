@@ -6,19 +6,24 @@ Names are relative to the root, with `/` between parts; a name can never leave t
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
+import io
 import os
 import shutil
 import tempfile
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Protocol
+from typing import IO, Protocol
 
 import google_crc32c
 
 from trainer.errors import ConfigError, ExitCode, UserError, os_errors
 
 CHUNK_BYTES = 8 << 20
+TEMPORARY_PREFIX = ".tmp-"  # files that are not objects: half-written ones and locks
 
 
 @dataclass(frozen=True)
@@ -38,21 +43,68 @@ class VersionConflictError(Exception):
     """A compare-and-swap found another version than the one it expected."""
 
 
+class CorruptObjectError(UserError):
+    """An object's bytes do not match the checksum that its store keeps (exit 65 unless a caller can fall back)."""
+
+    def __init__(self, found: str) -> None:
+        super().__init__(
+            found,
+            expected="bytes that match the CRC32C kept with them",
+            fix="delete the object and let the step that wrote it write it again",
+            code=ExitCode.DATA,
+        )
+
+
 class Storage(Protocol):
-    """Objects under one root. Every write is atomic: readers see the old or the new object, never part of one."""
+    """Objects under one root. Every write is atomic: readers see the old or the new object, never part of one.
+
+    Names are cleaned by `clean_name`. A missing object is a UserError for `read` and `fetch`, None for `stat` and
+    nothing to do for `delete`.
+    """
 
     root_uri: str
 
-    def uri(self, name: str) -> str: ...
-    def list(self, prefix: str = "") -> list[ObjectInfo]: ...
+    def uri(self, name: str) -> str:
+        """The full URI of a name."""
+        ...
+
+    def list(self, prefix: str = "") -> list[ObjectInfo]:
+        """Every object in the folder `prefix` and below it (or the one object of that name), sorted by name."""
+        ...
+
     def stat(self, name: str) -> ObjectInfo | None: ...
+
     def read(self, name: str) -> bytes: ...
-    def write(self, name: str, data: bytes) -> None: ...
-    def create(self, name: str, data: bytes) -> None: ...
-    def replace(self, name: str, data: bytes, expected_version: str) -> None: ...
+
+    def write(self, name: str, data: bytes) -> None:
+        """Write, replacing what is there."""
+        ...
+
+    def create(self, name: str, data: bytes) -> None:
+        """Write only if nothing is there; of several writers exactly one succeeds. Raises AlreadyExistsError."""
+        ...
+
+    def replace(self, name: str, data: bytes, expected_version: str) -> None:
+        """Write only over the version that `stat` gave ("" = nothing is there). Raises VersionConflictError."""
+        ...
+
     def delete(self, name: str) -> None: ...
-    def upload(self, path: Path, name: str) -> None: ...
-    def fetch(self, name: str) -> Path: ...
+
+    def upload(self, path: Path, name: str) -> None:
+        """Write the bytes of a local file of any size, replacing what is there."""
+        ...
+
+    def fetch(self, name: str) -> Path:
+        """A local file with the object's bytes, checked on the way. It may be shared: callers must not change it."""
+        ...
+
+
+def clean_name(name: str) -> str:
+    """`name` in its one spelling, `a/b/c`. Raises ConfigError for a name that is empty or could leave the root."""
+    parts = PurePosixPath(name).parts
+    if not parts or name.startswith("/") or ".." in parts or not name.isprintable():
+        raise ConfigError(f"unsafe object name {name!r}", expected="a relative path of printable parts without '..'")
+    return "/".join(parts)
 
 
 def join_uri(base: str, *parts: str) -> str:
@@ -75,7 +127,10 @@ def crc32c_of_file(path: Path) -> int:
 
 
 class LocalStorage:
-    """A folder. Atomic by write-to-temporary, fsync and rename; create-only by link, which fails if the name exists."""
+    """A folder. Atomic by write-to-temporary, fsync and rename; create-only by link, which fails if the name exists.
+
+    `replace` is atomic against other `replace` calls and against `create`, not against a plain `write`.
+    """
 
     def __init__(self, root: str | Path) -> None:
         self.root = Path(root).expanduser().resolve()
@@ -86,19 +141,15 @@ class LocalStorage:
 
     def path(self, name: str) -> Path:
         """The file behind a name. Raises ConfigError for a name that would leave the root."""
-        parts = PurePosixPath(name).parts
-        if not parts or name.startswith("/") or ".." in parts:
-            raise ConfigError(f"unsafe object name {name!r}", expected="a relative path without '..'")
-        return self.root.joinpath(*parts)
+        return self.root / clean_name(name)
 
     def list(self, prefix: str = "") -> list[ObjectInfo]:
         base = self.path(prefix) if prefix else self.root
-        if base.is_file():
-            return [self._info(base)]
-        found = []
+        paths = [base] if base.is_file() else []
         for folder, _, files in os.walk(base):
-            found += [self._info(Path(folder, name)) for name in files if not name.startswith(".tmp-")]
-        return sorted(found, key=lambda info: info.name)
+            paths += [Path(folder, name) for name in files if not name.startswith(TEMPORARY_PREFIX)]
+        infos = [info for path in paths if (info := self._info(path))]
+        return sorted(infos, key=lambda info: info.name)
 
     def stat(self, name: str) -> ObjectInfo | None:
         path = self.path(name)
@@ -109,29 +160,29 @@ class LocalStorage:
             return self.path(name).read_bytes()
 
     def write(self, name: str, data: bytes) -> None:
-        with os_errors(f"writing {self.uri(name)}"):
-            temporary = self._temporary(name, data)
+        with self._durable(name, io.BytesIO(data)) as temporary:
             os.replace(temporary, self.path(name))
 
     def create(self, name: str, data: bytes) -> None:
-        with os_errors(f"writing {self.uri(name)}"):
-            temporary = self._temporary(name, data)
+        with self._durable(name, io.BytesIO(data)) as temporary:
             try:
                 os.link(temporary, self.path(name))
             except FileExistsError as error:
                 raise AlreadyExistsError(self.uri(name)) from error
-            finally:
-                os.unlink(temporary)
-            _fsync_folder(self.path(name).parent)
 
     def replace(self, name: str, data: bytes, expected_version: str) -> None:
+        if not expected_version:
+            try:
+                return self.create(name, data)
+            except AlreadyExistsError as error:
+                raise VersionConflictError(self.uri(name)) from error
         path = self.path(name)
-        with os_errors(f"writing {self.uri(name)}"):
+        with os_errors(f"writing {path}"):
             path.parent.mkdir(parents=True, exist_ok=True)
-            with open(path.parent / f".tmp-lock-{path.name}", "w") as lock:
+            with open(path.parent / f"{TEMPORARY_PREFIX}lock-{path.name}", "w") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 info = self.stat(name)
-                if (info.version if info else "") != expected_version:
+                if info is None or info.version != expected_version:
                     raise VersionConflictError(self.uri(name))
                 self.write(name, data)
 
@@ -140,45 +191,43 @@ class LocalStorage:
             self.path(name).unlink(missing_ok=True)
 
     def upload(self, path: Path, name: str) -> None:
-        target = self.path(name)
-        with os_errors(f"writing {self.uri(name)}"):
-            target.parent.mkdir(parents=True, exist_ok=True)
-            handle, temporary = tempfile.mkstemp(prefix=".tmp-", dir=target.parent)
-            try:
-                with os.fdopen(handle, "wb") as sink, path.open("rb") as source:
-                    shutil.copyfileobj(source, sink, CHUNK_BYTES)
-                    sink.flush()
-                    os.fsync(sink.fileno())
-                os.replace(temporary, target)
-            except BaseException:
-                Path(temporary).unlink(missing_ok=True)
-                raise
-            _fsync_folder(target.parent)
+        with os_errors(f"reading {path}"):
+            source = path.open("rb")
+        with source, self._durable(name, source) as temporary:
+            os.replace(temporary, self.path(name))
 
     def fetch(self, name: str) -> Path:
-        """A local file with the object's bytes: here the object itself, so callers must not change it."""
+        """The object itself, so callers must not change it."""
         path = self.path(name)
         if not path.is_file():
             raise UserError(f"no such file: {path}", code=ExitCode.CONFIG)
         return path
 
-    def _temporary(self, name: str, data: bytes) -> str:
+    @contextlib.contextmanager
+    def _durable(self, name: str, source: IO[bytes]) -> Iterator[str]:
+        """A temporary file with the bytes of `source`, on the disk, beside its target; the block puts it in place."""
         target = self.path(name)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(prefix=".tmp-", dir=target.parent)
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-        except BaseException:
-            os.unlink(temporary)
-            raise
-        os.chmod(temporary, 0o644)
-        return temporary
+        with os_errors(f"writing {target}"):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            handle, temporary = tempfile.mkstemp(prefix=TEMPORARY_PREFIX, dir=target.parent)
+            try:
+                with os.fdopen(handle, "wb") as sink:
+                    shutil.copyfileobj(source, sink, CHUNK_BYTES)
+                    sink.flush()
+                    os.chmod(temporary, 0o644)  # mkstemp gives 0600: other users could not read the run's output
+                    # The version is made of this time. The kernel's own is only as fine as its tick.
+                    os.utime(temporary, ns=(time.time_ns(), time.time_ns()))
+                    os.fsync(sink.fileno())
+                yield temporary
+                _fsync_folder(target.parent)
+            finally:
+                Path(temporary).unlink(missing_ok=True)
 
-    def _info(self, path: Path) -> ObjectInfo:
-        stat = path.stat()
+    def _info(self, path: Path) -> ObjectInfo | None:
+        try:
+            stat = path.stat()
+        except FileNotFoundError:  # deleted since it was listed
+            return None
         name = path.relative_to(self.root).as_posix()
         return ObjectInfo(name, stat.st_size, f"{stat.st_mtime_ns}-{stat.st_ino}")
 
@@ -193,7 +242,7 @@ def _fsync_folder(folder: Path) -> None:
 
 
 def open_storage(root_uri: str) -> Storage:
-    """The store behind a URI: a local path or `file://` path. Raises ConfigError for a scheme it cannot serve."""
+    """The store behind a local path, a `file://` path or `gs://bucket/path`. Raises ConfigError for another scheme."""
     if root_uri.startswith("gs://"):
         from trainer.storage_gcs import GcsStorage
 

@@ -1,0 +1,105 @@
+# `make help` lists the targets. Settings come from the environment, from env.sh (see env.sh.example) or from the command line.
+.DEFAULT_GOAL := help
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+
+-include env.sh
+export
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+config ?= configs/digits.yaml
+builder ?= docker
+args ?=
+
+# DeepSpeed builds small extensions at first use: they live and die with the environment, and ninja is found in it.
+TORCH_EXTENSIONS_DIR := $(abspath $(VENV))/torch_extensions
+PATH := $(abspath $(BIN)):$(PATH)
+
+# The names that Vertex AI projects use in env.sh, as fields of the run file.
+GCP_FIELDS := $(foreach pair, \
+    project:VERTEX_PROJECT_ID location:VERTEX_LOCATION pipeline_root:VERTEX_PIPELINE_ROOT \
+    service_account:VERTEX_SA_EMAIL network:VERTEX_NETWORK encryption_spec_key_name:VERTEX_CMEK_IDENTIFIER, \
+    $(if $($(word 2,$(subst :, ,$(pair)))),gcp.$(word 1,$(subst :, ,$(pair)))=$($(word 2,$(subst :, ,$(pair))))))
+
+# A stamp is newer than pyproject.toml and constraints.txt when the environment is up to date.
+INSTALLED := $(VENV)/.installed
+INSTALLED_DEV := $(VENV)/.installed-dev
+
+.PHONY: help
+help:  ## show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  \033[36m%-18s\033[0m %s\n", $$1, $$2}' Makefile
+	@echo
+	@echo "  config=FILE chooses the run file (default $(config)); args='...' is handed to vlmpipe."
+
+.PHONY: install
+install: $(INSTALLED)  ## make the virtual environment (.venv) and install vlmpipe into it
+
+.PHONY: install-dev
+install-dev: $(INSTALLED_DEV)  ## the same, with the tools that tests and checks need
+
+$(INSTALLED): pyproject.toml constraints.txt
+	@echo "Installing vlmpipe into $(VENV) (a few minutes the first time)"
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --constraint constraints.txt --editable '.[pipelines,trainer,data]'
+	@touch $@
+
+$(INSTALLED_DEV): pyproject.toml constraints.txt | $(INSTALLED)
+	$(BIN)/python -m pip install --constraint constraints.txt --editable '.[all]'
+	@touch $(INSTALLED) $@
+
+.PHONY: quickstart
+quickstart: $(INSTALLED)  ## the whole pipeline on this machine with real images: prepare, train, evaluate, register
+	@$(BIN)/vlmpipe run configs/digits.yaml $(args)
+
+.PHONY: check
+check: $(INSTALLED)  ## check a run file: make check config=configs/x.yaml
+	@$(BIN)/vlmpipe check $(config) $(GCP_FIELDS) $(args)
+
+.PHONY: plan
+plan: $(INSTALLED)  ## what a run would do, and whether its job specs are valid, before anything is submitted
+	@$(BIN)/vlmpipe plan $(config) $(GCP_FIELDS) $(args)
+
+.PHONY: run
+run: $(INSTALLED)  ## run a run file's pipeline on this machine
+	@$(BIN)/vlmpipe run $(config) $(args)
+
+.PHONY: compile-pipeline
+compile-pipeline: $(INSTALLED)  ## compile the Vertex AI pipeline of every run file in configs/ into build/pipelines
+	@$(BIN)/vlmpipe compile configs/*.yaml $(GCP_FIELDS) $(args)
+
+.PHONY: build
+build:  ## build the container images (needs Docker here, or gcloud: make build builder=gcloud)
+	@container/build.sh $(builder)
+
+.PHONY: test
+test: $(INSTALLED_DEV)  ## run the tests
+	$(BIN)/python -m pytest $(args)
+
+.PHONY: lint
+lint: $(INSTALLED_DEV)  ## style and common mistakes (ruff)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+.PHONY: format
+format: $(INSTALLED_DEV)  ## rewrite the code in the common format
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+.PHONY: typecheck
+typecheck: $(INSTALLED_DEV)  ## check the types (mypy)
+	$(BIN)/mypy
+
+.PHONY: bench-data
+bench-data: $(INSTALLED_DEV)  ## benchmarks of the data path, as ratios measured side by side
+	$(BIN)/python benchmarks/bench_data.py $(args)
+
+.PHONY: bench-train
+bench-train: $(INSTALLED_DEV)  ## benchmarks of training, as ratios measured side by side
+	$(BIN)/python benchmarks/bench_train.py $(args)
+
+.PHONY: clean
+clean:  ## remove build outputs and tool caches; keeps .venv and runs/
+	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find pipelines components trainer tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

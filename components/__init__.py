@@ -1,0 +1,1 @@
+"""The pipeline's steps: one thin file each, and the logic that they share."""

@@ -1,0 +1,25 @@
+"""Step: what a job left in its output folder becomes artifacts that the console shows. A job itself yields none."""
+
+from kfp.dsl import HTML, Metrics, Output
+
+
+def collect_job(run_uri: str, job: str, gcp_resources: str, metrics: Output[Metrics], report: Output[HTML]) -> str:
+    """Collect the results of one job.
+
+    Args:
+        run_uri: The run's folder, which is also the output.
+        job: cache_features, train or evaluate.
+        gcp_resources: What the job step says of the job; taking it makes this step wait for the job.
+    """
+    from components.shell import exiting
+    from components.steps import job_metrics
+
+    with exiting():
+        for name, value in job_metrics(run_uri, job).items():
+            metrics.log_metric(name, value)
+        if job != "cache_features":  # the page shows training and evaluation
+            from components.report import build_report
+
+            with open(report.path, "w", encoding="utf-8") as file:
+                file.write(build_report(run_uri))
+    return run_uri

@@ -1,0 +1,29 @@
+"""Step: the gate. May this model replace the champion?"""
+
+from kfp.dsl import HTML, Metrics, Output
+
+
+def decide(run_uri: str, metrics: Output[Metrics], report: Output[HTML]) -> str:
+    """Compare the evaluation with the gate's thresholds and the registered champion.
+
+    Args:
+        run_uri: The run's folder.
+
+    Returns:
+        accepted or rejected.
+    """
+    from components.release import decide_run
+    from components.report import build_report
+    from components.shell import step
+
+    with step(run_uri, "decide") as progress:
+        decision = decide_run(run_uri)
+        answer = "accepted" if decision.accepted else "rejected"
+        progress.update(0, answer=answer)
+        progress.finish(message=decision.reason)
+        for check in decision.checks:
+            if check.value is not None:
+                metrics.log_metric(check.name, check.value)
+        with open(report.path, "w", encoding="utf-8") as file:
+            file.write(build_report(run_uri))
+    return answer

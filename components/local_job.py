@@ -1,0 +1,122 @@
+"""A CustomJob on this machine: the replicas of its spec as contained processes, ending as a job on Vertex AI ends.
+
+The chief's exit decides: when it leaves with 0, the job is done and the others are shut down. Any replica that leaves
+with another code before that fails the job. Pools 2 (Reduction Server) and 3 (evaluators) are named to the others in
+CLUSTER_SPEC but not started: a reducer needs the GPU nodes' network.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import signal
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from google.cloud.aiplatform_v1.types import custom_job as api
+
+from components.custom_job import REDUCTION_SERVER_POOL, parse_job_spec
+from components.local_cluster import STARTED_POOLS, replica_environment, replicas, take_addresses
+from components.local_supervisor import Process, Supervisor
+from trainer.errors import ConfigError, ExitCode, UserError, os_errors
+from trainer.progress import StepRecord
+from trainer.storage import LocalStorage, Storage, open_storage
+
+STEP_LABEL = "vlmpipe-step"  # which step of the pipeline a job is; also in the project's billing
+MEANINGS = {
+    ExitCode.CONFIG: "configuration",
+    ExitCode.DATA: "data",
+    ExitCode.UNAVAILABLE: "something it needs is not reachable",
+    ExitCode.CANNOT_WRITE: "cannot write its output",
+    ExitCode.CHECKPOINT_CORRUPT: "checkpoint corrupt",
+    ExitCode.PREEMPTED: "stopped on request, resumable",
+    ExitCode.NO_PERMISSION: "no permission",
+    128 + signal.SIGKILL: "killed, often for lack of memory",
+    128 + signal.SIGTERM: "terminated",
+}
+
+
+def run_local_job(
+    display_name: str,
+    job_spec: Mapping[str, Any],
+    *,
+    labels: Mapping[str, str] | None = None,
+    project: str = "",
+) -> str:
+    """Run the job and return its `gcp_resources`, a JSON text that names its logs.
+
+    `job_spec` has the fields of the API's CustomJobSpec. Must be called from the main thread: it takes over SIGINT and
+    SIGTERM for as long as the job runs. Raises ConfigError for a spec that Vertex AI would refuse, and UserError with
+    the failing replica's exit code when the job fails or is stopped. The step's record tells the same.
+    """
+    step = (labels or {}).get(STEP_LABEL) or re.sub(r"[^A-Za-z0-9_-]+", "-", display_name).strip("-") or "job"
+    base_uri = job_spec["base_output_directory"]["output_uri_prefix"]
+    store = open_storage(base_uri) if base_uri else None
+    if not isinstance(store, LocalStorage):
+        raise ConfigError(f"base_output_directory is {base_uri!r}", expected="a folder of this machine for a local job")
+    with _recorded(store, step) as detail:
+        job = parse_job_spec(job_spec)
+        log_folder = store.path(f"logs/{step}")
+        with os_errors(f"creating {log_folder}"):
+            log_folder.mkdir(parents=True, exist_ok=True)
+        processes = _processes(job, log_folder, project)
+        verdict = Supervisor(processes, timeout_s=job.scheduling.timeout.total_seconds()).run()
+        detail.update(replica=verdict.replica, log=str(log_folder / f"{verdict.replica}.log"))
+        if verdict.code:
+            meaning = f" ({MEANINGS[verdict.code]})" if verdict.code in MEANINGS else ""
+            found = f"{step}: replica {verdict.replica} ended with exit code {verdict.code}{meaning}"
+            found += f": {verdict.reason}" if verdict.reason else ""
+            raise UserError(found, fix=f"read {detail['log']}", code=verdict.code)
+    return json.dumps({"resources": [{"resourceType": "LocalJob", "resourceUri": str(log_folder)}]})
+
+
+def _processes(job: api.CustomJobSpec, log_folder: Path, project: str) -> list[Process]:
+    """A process for each replica that this machine can run, the chief first. The others are said to be left out."""
+    addresses, job_id = take_addresses(job), str(time.time_ns())
+    processes = []
+    for replica in replicas(job):
+        if replica.pool not in STARTED_POOLS:
+            kind = "Reduction Server" if replica.pool == REDUCTION_SERVER_POOL else "evaluator"
+            print(f"[{replica.name}] {kind}: named in CLUSTER_SPEC, not started on this machine", flush=True)
+            continue
+        container = replica.spec.container_spec
+        command = [sys.executable if word == "python" else word for word in container.command] + list(container.args)
+        environment = replica_environment(job, replica, addresses, job_id=job_id, project=project)
+        log = log_folder / f"{replica.name}.log"
+        processes.append(Process(replica.name, command, environment, log, is_chief=replica.is_chief))
+    return processes
+
+
+@contextlib.contextmanager
+def _recorded(store: Storage, step: str) -> Iterator[dict[str, Any]]:
+    """Open the step's record, and close it with what the block added to its detail and the exit code."""
+    started_s, detail = time.time(), dict[str, Any]()
+    _write_record(store, StepRecord(step, started_s=started_s))
+    try:
+        yield detail
+    except UserError as error:
+        _close_record(store, step, "failed", error.found, started_s, {**detail, "exit_code": int(error.code)})
+        raise
+    _close_record(store, step, "done", "", started_s, {**detail, "exit_code": 0})
+
+
+def _close_record(
+    store: Storage, step: str, state: str, message: str, started_s: float, detail: dict[str, Any]
+) -> None:
+    """The job's own program writes the record too, and what it says of itself stays."""
+    record = StepRecord(**json.loads(store.read(f"steps/{step}.json")))
+    record.started_s = started_s  # of the job, before the program's own start
+    if record.state == "running" or (state == "failed" and record.state != "failed"):
+        record.state, record.message = state, message or record.message
+    record.ended_s = time.time()
+    record.detail.update(detail)
+    _write_record(store, record)
+
+
+def _write_record(store: Storage, record: StepRecord) -> None:
+    store.write(f"steps/{record.step}.json", json.dumps(asdict(record)).encode())

@@ -1,0 +1,156 @@
+"""The model card (README.md) that travels with a registered model, in the form the Hugging Face hub reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import yaml
+
+from trainer.config import JobConfig, WeightsConfig
+
+LOADING = """```python
+from PIL import Image
+from transformers import AutoModelForImageTextToText, AutoProcessor
+
+folder = "."  # this folder
+processor = AutoProcessor.from_pretrained(folder)
+model = AutoModelForImageTextToText.from_pretrained(folder)
+
+question = {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "What is in the picture?"}]}
+prompt = processor.apply_chat_template([question], add_generation_prompt=True)
+inputs = processor(images=Image.open("picture.png").convert("RGB"), text=prompt, return_tensors="pt")
+answer = model.generate(**inputs, max_new_tokens=16)
+print(processor.decode(answer[0, inputs["input_ids"].shape[1]:], skip_special_tokens=True))
+```"""
+
+
+def model_card(config: JobConfig, evaluation: Mapping[str, Any], summary: Mapping[str, Any], *, model: str) -> str:
+    """The card's text.
+
+    Args:
+        config: the effective run file.
+        evaluation: `evaluate.json`.
+        summary: `summary.json` of training.
+        model: name of the model in the registry.
+    """
+    header = yaml.safe_dump(_metadata(config, evaluation, model), sort_keys=False, allow_unicode=True)
+    sections = [
+        f"# {model}",
+        f"A vision-language model of the family `{config.model.family}`, trained by the vlmpipe run "
+        f"`{config.run.run_id}`. It answers questions about pictures of the kind it was trained on.",
+        "## Training",
+        _training(config, summary),
+        "## Evaluation",
+        _evaluation(evaluation),
+        "## Limits",
+        _limits(config, evaluation),
+        "## Loading",
+        LOADING,
+    ]
+    return f"---\n{header}---\n\n" + "\n\n".join(sections) + "\n"
+
+
+def _metadata(config: JobConfig, evaluation: Mapping[str, Any], model: str) -> dict[str, Any]:
+    parts = (config.model.tower, config.model.language_model)
+    metadata: dict[str, Any] = {
+        "library_name": "transformers",
+        "pipeline_tag": "image-text-to-text",
+        "tags": ["vision-language", config.model.family, "vlmpipe"],
+    }
+    base_models = [part.weights for part in parts if part.weights and not part.weights.startswith(("/", ".", "gs://"))]
+    if base_models:
+        metadata["base_model"] = base_models
+    result = {
+        "task": {"type": "image-text-to-text"},
+        "dataset": {"type": config.data.source, "name": config.data.source, "split": "held-out"},
+        "metrics": [
+            {"type": kind, "name": name, "value": evaluation[kind]}
+            for kind, name in (("exact_match", "exact match"), ("loss", "loss"))
+            if evaluation.get(kind) is not None
+        ],
+    }
+    if result["metrics"]:
+        metadata["model-index"] = [{"name": model, "results": [result]}]
+    return metadata
+
+
+def _training(config: JobConfig, summary: Mapping[str, Any]) -> str:
+    train = config.train
+    facts = {
+        "Data": f"`{config.data.source}`",
+        "Vision tower": _origin(config.model.tower),
+        "Language model": _origin(config.model.language_model),
+        "Not trained": ", ".join(config.model.freeze) or "nothing: all parts were trained",
+        "Parameters": _count(summary.get("parameters")),
+        "Trained parameters": _count(summary.get("trainable_parameters")),
+        "Optimizer steps": _count(summary.get("steps")),
+        "Tokens": _count(summary.get("tokens")),
+        "Rows per step": f"{train.global_batch_rows} of {config.data.row_tokens} tokens",
+        "Peak learning rate": f"{train.optimizer.learning_rate:g}, {train.schedule}",
+        "Precision": train.precision,
+        "Strategy": f"{train.strategy} on {summary.get('world_size', 'an unrecorded number of')} process(es)",
+    }
+    return _table(("", ""), [(name, value) for name, value in facts.items() if value])
+
+
+def _evaluation(evaluation: Mapping[str, Any]) -> str:
+    controls = evaluation.get("controls") or {}
+    names = {"shuffled_image": "with another sample's image", "no_image": "without an image"}
+    columns = ["chance", *(names.get(control, control) for control in controls)]
+
+    def line(name: str, measured: Mapping[str, Any], baselines: list[Any]) -> tuple[str, ...]:
+        values = [measured.get("exact_match"), measured.get("chance"), *baselines]
+        return name, _count(measured.get("questions")), *(_share(value) for value in values)
+
+    rows = [line("**all**", evaluation, [control.get("exact_match") for control in controls.values()])]
+    for name, measured in (evaluation.get("slices") or {}).items():
+        of_slice = [(control.get("slices") or {}).get(name) for control in controls.values()]
+        baselines = [value.get("exact_match") if isinstance(value, Mapping) else value for value in of_slice]
+        rows.append(line(name, measured, baselines))
+    table = _table(("slice", "questions", "exact match", *columns), rows)
+    loss = evaluation.get("loss")
+    held_out = f" The loss is {loss:.4g} nats a label token." if isinstance(loss, int | float) else ""
+    return (
+        "Share of held-out questions whose generated answer is exactly the expected one. *Chance* always gives the "
+        f"commonest training answer; the controls show what the text alone gives away.{held_out}\n\n{table}"
+    )
+
+
+def _limits(config: JobConfig, evaluation: Mapping[str, Any]) -> str:
+    slices, side = evaluation.get("slices") or {}, config.model.image_size
+    limits = [
+        f"Measured only on the held-out part of `{config.data.source}`. On other pictures, questions or languages "
+        "nothing is known.",
+        "It gives an answer to every question, also to one that the picture does not settle.",
+        f"Pictures are resized to {side} x {side} pixels: smaller detail is lost.",
+        f"A sample, its images included, has at most {config.data.row_tokens} tokens.",
+    ]
+    scored = {name: value["exact_match"] for name, value in slices.items() if value.get("exact_match") is not None}
+    if len(scored) > 1:
+        weakest = min(scored, key=lambda name: scored[name])
+        limits.insert(1, f"Weakest slice: {weakest}, exact match {_share(scored[weakest])}.")
+    return "\n".join(f"- {limit}" for limit in limits)
+
+
+def _origin(part: WeightsConfig) -> str:
+    if part.weights:
+        return f"`{part.weights}`" + (f" at `{part.revision}`" if part.revision else "")
+    return f"`{part.config['model_type']}`, random initial weights"
+
+
+def _share(value: Any) -> str:
+    return f"{value:.3f}" if isinstance(value, int | float) else "not measured"
+
+
+def _count(value: Any) -> str:
+    return f"{value:,}" if isinstance(value, int) else ""
+
+
+def _table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    """A Markdown table; `|` and line breaks in a cell (a slice may be named anything) do not break it."""
+    lines = []
+    for line in [header, tuple("---" for _ in header), *rows]:
+        cells = (cell.replace("|", "\\|").replace("\n", " ") for cell in line)
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)

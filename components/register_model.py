@@ -1,0 +1,23 @@
+"""Step: an accepted model becomes the next version of the registered model, and its champion."""
+
+from kfp.dsl import Model, Output
+
+
+def register_model(run_uri: str, model: Output[Model]) -> str:
+    """Register the run's export.
+
+    Args:
+        run_uri: The run's folder.
+
+    Returns:
+        Where the registered model lies.
+    """
+    from components.release import register_run
+    from components.shell import step
+
+    with step(run_uri, "register-model") as progress:
+        entry = register_run(run_uri)
+        progress.finish(message=f"{entry.model} version {entry.version} in {entry.model_uri}")
+    model.uri = entry.model_uri
+    model.metadata.update({"model": entry.model, "version": entry.version, "run_id": entry.run_id})
+    return str(entry.model_uri)

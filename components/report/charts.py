@@ -1,0 +1,166 @@
+"""Line charts as inline SVG: axes, nice ticks, labels and hover titles; no script, no request.
+
+Colours and fonts come from the page's style sheet through class names, so that light, dark and print follow it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup
+
+WIDTH, HEIGHT = 560, 300
+LEFT, RIGHT, TOP, BOTTOM = 70, 14, 14, 52  # margins that hold tick labels, also at the larger type of narrow screens
+MOST_POINTS = 400  # a line has no more corners than a screen has columns
+MOST_HOVERS = 120
+SMOOTH_FROM = 40  # with fewer points the raw line reads well by itself
+
+Point = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A drawn chart and what stands around it."""
+
+    title: str
+    unit: str
+    svg: Markup
+    note: str = ""
+
+
+def compact(value: float) -> str:
+    """A number as an axis shows it: 12.5k, 3M, 0.002, 1e-05."""
+    for limit, unit in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if abs(value) >= limit:
+            scale = 1e3 if unit == "k" else limit
+            return f"{value / scale:.4g}{unit}"
+    return f"{value:.4g}"
+
+
+def nice_ticks(low: float, high: float, most: int = 6) -> list[float]:
+    """Round numbers (1, 2 or 5 times a power of ten apart) that cover `low` to `high`, about `most` of them."""
+    size = max(abs(low), abs(high))
+    if high - low <= 1e-9 * size or size < 1e-100:  # one value, as far as a chart can show
+        room = 0.5 * size if size >= 1e-100 else 0.5
+        low, high = low - room, high + room
+    rough = (high - low) / max(1, most - 1)
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough * (1 - 1e-9))
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    digits = 2 - math.floor(math.log10(step))  # removes the dust of binary fractions: 0.30000000000000004
+    return [round(number * step, digits) for number in range(first, last + 1)]
+
+
+def thin_out(points: Sequence[Point], most: int = MOST_POINTS) -> list[Point]:
+    """At most `most` points; of each stretch the lowest and the highest stay, so that a spike never disappears."""
+    if len(points) <= most:
+        return list(points)
+    kept: list[Point] = []
+    stretches = most // 2
+    for number in range(stretches):
+        stretch = points[number * len(points) // stretches : (number + 1) * len(points) // stretches]
+        kept += sorted({min(stretch, key=lambda point: point[1]), max(stretch, key=lambda point: point[1])})
+    return kept
+
+
+def smooth(points: Sequence[Point]) -> list[Point]:
+    """Mean over a window around each point, a twentieth of the line wide: centred, so that it does not lag behind."""
+    half = max(1, len(points) // 40)
+    windows = (points[max(0, number - half) : number + half + 1] for number in range(len(points)))
+    return [(x, sum(y for _, y in window) / len(window)) for (x, _), window in zip(points, windows, strict=True)]
+
+
+@dataclass(frozen=True)
+class _Frame:
+    """Maps values to places inside the axes."""
+
+    x_low: float
+    x_high: float
+    y_low: float
+    y_high: float
+
+    def across(self, x: float) -> float:
+        return LEFT + (x - self.x_low) / (self.x_high - self.x_low) * (WIDTH - LEFT - RIGHT)
+
+    def down(self, y: float) -> float:
+        return TOP + (self.y_high - y) / (self.y_high - self.y_low) * (HEIGHT - TOP - BOTTOM)
+
+    def path(self, points: Sequence[Point]) -> str:
+        return " ".join(f"{self.across(x):.1f},{self.down(y):.1f}" for x, y in points)
+
+
+def line_chart(
+    points: Sequence[Point],
+    *,
+    label: str,
+    x_label: str,
+    from_zero: bool = False,
+    smoothed: bool = False,
+    reference: tuple[float, str] | None = None,
+    marks: Sequence[tuple[float, str]] = (),
+) -> Markup:
+    """One line over steps.
+
+    Args:
+        points: (x, y), x ascending, all finite, at least one.
+        label: what the chart shows, for screen readers.
+        from_zero: start the y axis at zero.
+        smoothed: draw the moving average over the line.
+        reference: a dashed horizontal line at a value, and its name.
+        marks: dotted vertical lines at x values, and their names.
+    """
+    xs, ys = [x for x, _ in points], [y for _, y in points]
+    if reference:
+        ys.append(reference[0])
+    y_ticks = nice_ticks(0.0 if from_zero else min(ys), max(ys))
+    x_low, x_high = (xs[0], xs[-1]) if len(xs) > 1 else (xs[0] - 1, xs[0] + 1)
+    frame = _Frame(x_low, x_high, y_ticks[0], y_ticks[-1])
+    x_ticks = [tick for tick in nice_ticks(x_low, x_high) if x_low <= tick <= x_high]
+    drawn = [
+        _axes(frame, x_ticks, y_ticks, x_label),
+        *(_mark(frame, x, name) for x, name in marks),
+        *([_reference(frame, *reference)] if reference else []),
+        _line(frame, points, "line raw" if smoothed else "line"),
+        *([_line(frame, smooth(points), "line")] if smoothed else []),
+        *(_hover(frame, point, x_label) for point in thin_out(points, MOST_HOVERS)),
+    ]
+    svg = Markup('<svg class="chart" viewBox="0 0 {} {}" role="img" aria-label="{}">{}</svg>')
+    return svg.format(WIDTH, HEIGHT, label, Markup("").join(drawn))
+
+
+def _axes(frame: _Frame, x_ticks: Sequence[float], y_ticks: Sequence[float], x_label: str) -> Markup:
+    line = Markup('<line class="grid" x1="{:.1f}" x2="{:.1f}" y1="{:.1f}" y2="{:.1f}"/>')
+    text = Markup('<text x="{:.1f}" y="{:.1f}" text-anchor="{}" dominant-baseline="{}">{}</text>')
+    bottom, right, parts = HEIGHT - BOTTOM, WIDTH - RIGHT, []
+    for y in y_ticks:
+        place = frame.down(y)
+        parts += [line.format(LEFT, right, place, place), text.format(LEFT - 8, place, "end", "middle", compact(y))]
+    for x in x_ticks:
+        place = frame.across(x)
+        parts += [line.format(place, place, bottom, bottom + 5)]
+        parts += [text.format(place, bottom + 9, "middle", "hanging", compact(x))]
+    return Markup("").join([*parts, text.format((LEFT + right) / 2, HEIGHT - 6, "middle", "auto", x_label)])
+
+
+def _mark(frame: _Frame, x: float, name: str) -> Markup:
+    line = Markup('<line class="mark" x1="{0:.1f}" x2="{0:.1f}" y1="{1}" y2="{2}"><title>{3}</title></line>')
+    return line.format(frame.across(x), TOP, HEIGHT - BOTTOM, name)
+
+
+def _reference(frame: _Frame, value: float, name: str) -> Markup:
+    y, right = frame.down(value), WIDTH - RIGHT
+    line = Markup('<line class="reference" x1="{}" x2="{}" y1="{:.1f}" y2="{:.1f}"/>').format(LEFT, right, y, y)
+    text = Markup('<text class="reference-name" x="{}" y="{:.1f}" text-anchor="end">{}</text>')
+    return line + text.format(right - 4, y - 6 if y > TOP + 24 else y + 18, name)  # above the line if there is room
+
+
+def _line(frame: _Frame, points: Sequence[Point], kind: str) -> Markup:
+    return Markup('<polyline class="{}" points="{}"/>').format(kind, frame.path(thin_out(points)))
+
+
+def _hover(frame: _Frame, point: Point, x_label: str) -> Markup:
+    dot = Markup('<circle class="hover" cx="{:.1f}" cy="{:.1f}" r="6"><title>{} {}: {}</title></circle>')
+    x, y = point
+    return dot.format(frame.across(x), frame.down(y), x_label, compact(x), compact(y))

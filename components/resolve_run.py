@@ -1,0 +1,58 @@
+"""Step: what a person set in the console becomes the run's own run file and the worker pools of its jobs."""
+
+from typing import Any, NamedTuple
+
+
+def resolve_run(
+    run_file: str,
+    compiled: str,
+    run_id: str,
+    job_name: str,
+    data_uri: str,
+    epochs: int,
+    max_steps: int,
+    learning_rate: float,
+    seed: int,
+    resume: str,
+    min_exact_match: float,
+    overrides: str,
+) -> NamedTuple(  # type: ignore[valid-type]
+    "Outputs",
+    [
+        ("run_uri", str),
+        ("features_pools", list[dict[str, Any]]),
+        ("train_pools", list[dict[str, Any]]),
+        ("evaluate_pools", list[dict[str, Any]]),
+    ],
+):
+    """Check the run file with this run's parameters and write run.json into the run's folder.
+
+    Args:
+        run_file: The run file, as a JSON text.
+        compiled: Target, root and fixed settings of the compiled pipeline, as a JSON text.
+        run_id: Name of the run; empty takes job_name.
+        job_name: Name of the pipeline job.
+        data_uri: See the pipeline's parameters, as for all that follow.
+    """
+    from components.shell import exiting, step
+    from pipelines.resolve import resolve, run_uri
+
+    with exiting():
+        uri = run_uri(compiled, run_id, job_name)
+    with step(uri, "resolve-run") as progress:
+        resolved = resolve(
+            run_file,
+            compiled,
+            run_id=run_id,
+            job_name=job_name,
+            overrides=overrides,
+            data_uri=data_uri,
+            epochs=epochs,
+            max_steps=max_steps,
+            learning_rate=learning_rate,
+            seed=seed,
+            resume=resume,
+            min_exact_match=min_exact_match,
+        )
+        progress.finish(message=f"run file and job specs are valid; output in {resolved.run_uri}")
+    return (resolved.run_uri, resolved.features_pools, resolved.train_pools, resolved.evaluate_pools)

@@ -1,0 +1,74 @@
+"""What every step's body runs in: a record of the step, and errors as sentences with an exit code."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Iterator
+
+from trainer.errors import ExitCode, UserError, from_os_error
+from trainer.progress import Progress, step_progress
+from trainer.storage import join_uri
+
+STOPPED_VARIABLE = "VLMPIPE_STOPPED"  # set by a local run for the steps that would start after a request to stop
+
+
+def run_uri_of(root_uri: str, run_id: str, job_name: str) -> str:
+    """The run's folder. `job_name` is the pipeline job's own name, which an empty `run_id` stands for."""
+    return join_uri(root_uri, "runs", run_id or job_name)
+
+
+@contextlib.contextmanager
+def step(run_uri: str, name: str, *, even_when_stopped: bool = False) -> Iterator[Progress]:
+    """The body of step `name`: keeps `steps/<name>.json` and ends the process as `exiting` does.
+
+    The error's first line and the exit code land in the record, because kfp itself only tells that a step failed.
+    """
+    with exiting(even_when_stopped=even_when_stopped), _stop_as_error(name), step_progress(run_uri, name) as progress:
+        try:
+            yield progress
+        except UserError as error:
+            progress.record.detail["exit_code"] = int(error.code)
+            raise
+        except OSError as error:
+            user_error = from_os_error(error, f"running {name}")
+            progress.record.detail["exit_code"] = int(user_error.code)
+            raise user_error from error
+        except BaseException:
+            progress.record.detail["exit_code"] = int(ExitCode.UNEXPECTED)
+            raise
+
+
+@contextlib.contextmanager
+def _stop_as_error(name: str) -> Iterator[None]:
+    """SIGTERM as an error inside the block, so that the step closes its record and removes its temporary files."""
+
+    def stop(_number: int, _frame: object) -> None:
+        raise UserError(f"{name} was stopped on request", fix="run again to continue", code=ExitCode.PREEMPTED)
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextlib.contextmanager
+def exiting(*, even_when_stopped: bool = False) -> Iterator[None]:
+    """Turn a UserError into its sentence on stderr and a SystemExit with its code; the traceback is for VLMPIPE_DEBUG.
+
+    Unexpected errors keep their traceback and end the process with 1. After a request to stop, the block is not begun.
+    """
+    if os.environ.get(STOPPED_VARIABLE) and not even_when_stopped:
+        print("not started, because the run was asked to stop", flush=True)
+        raise SystemExit(int(ExitCode.PREEMPTED))
+    try:
+        yield
+    except UserError as error:
+        if os.environ.get("VLMPIPE_DEBUG"):
+            traceback.print_exc()
+        print(f"error: {error.text()}", file=sys.stderr, flush=True)
+        raise SystemExit(int(error.code)) from None

@@ -1,0 +1,69 @@
+"""What steps do between their files and their outputs, where the trainer, the gate and the report leave something to do.
+
+Nothing here needs KFP, so that it can be tested without.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, Literal
+
+from trainer.config import DataPointers, JobConfig
+from trainer.storage import open_storage
+
+if TYPE_CHECKING:
+    from trainer.progress import Progress
+
+METRIC_FILES = {"train": "summary.json", "evaluate": "evaluate.json", "cache_features": "steps/cache-features.json"}
+
+
+def prepare_run(job: JobConfig, progress: Progress) -> tuple[DataPointers, dict[str, int]]:
+    """Prepare the run's data and write `prepared.json`. Returns it, and counts of samples."""
+    from trainer.data.prepare import prepare
+
+    prepared = prepare(job, progress)
+    pointers = point_to_features(job, prepared.uri)
+    open_storage(job.run.run_uri).write("prepared.json", pointers.model_dump_json(indent=1).encode())
+    counts = ", ".join(f"{count} {name}" for name, count in prepared.counts.items() if count)
+    progress.finish("reused" if prepared.reused else "done", f"samples: {counts}; in {prepared.uri}")
+    return pointers, dict(prepared.counts)
+
+
+def point_to_features(job: JobConfig, prepared_uri: str) -> DataPointers:
+    """Whether the prepared data's features are cached, must be encoded first, or are not used.
+
+    Encoding needs a frozen tower: the output of one that is trained changes.
+    """
+    from trainer.features.store import features_uri, missing_images
+
+    uri = features_uri(job.run.features_root, job.model)
+    features: Literal["encode", "reuse", "off"] = "off"
+    wants_cache = job.features.cache == "on" or (job.features.cache == "auto" and "tower" in job.model.freeze)
+    if wants_cache:
+        from trainer.data.index import Index
+
+        images = Index.load(prepared_uri).unique_images()
+        features = "encode" if missing_images(uri, images) else "reuse"
+    return DataPointers(prepared_uri=prepared_uri, features_uri=uri, features=features)
+
+
+def job_metrics(run_uri: str, job: str) -> dict[str, float]:
+    """The numbers in a job's own result file that make sense as metrics; nested ones are left to the report."""
+    content = json.loads(open_storage(run_uri).read(METRIC_FILES[job]))
+    numbers = {"images": content["total"]} if job == "cache_features" else content
+    return {name: value for name, value in numbers.items() if _is_number(value)}
+
+
+def close_run(run_uri: str, pipeline_state: str) -> str:
+    """Write the final report, if the run came far enough to have one. Returns a sentence about the run's end."""
+    store = open_storage(run_uri)
+    outcome = f"pipeline {pipeline_state.lower() or 'ended'}"
+    if store.stat("run.json") is None:
+        return f"{outcome}: the run file was not accepted, so there is no report"
+    from components.report import write_report
+
+    return f"{outcome}; report in {write_report(run_uri)}"
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

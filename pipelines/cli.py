@@ -1,0 +1,243 @@
+"""The command line. Everything heavy is imported by the command that needs it, so that --help answers at once."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from trainer import __version__
+from trainer.errors import ConfigError, UserError, from_os_error
+
+if TYPE_CHECKING:
+    from pipelines.config import RunConfig
+    from pipelines.live_view import View
+
+DEBUG_VARIABLE = "VLMPIPE_DEBUG"
+
+app = typer.Typer(
+    name="vlmpipe",
+    help="Fine-tune vision-language models as one pipeline: the same graph on this machine and on Vertex AI.",
+    epilog="Start with: vlmpipe run configs/digits.yaml",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+RunFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="The run file, for example configs/digits.yaml.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="a.b=c", help="Fields to override, for example train.epochs=2.", show_default=False),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
+
+
+class CompileTarget(StrEnum):
+    """Targets that a pipeline can be compiled for."""
+
+    vertex = "vertex"
+    local = "local"
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"vlmpipe {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _global_options(
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    if debug:
+        os.environ[DEBUG_VARIABLE] = "1"  # the pipeline's processes read it too
+
+
+@app.command()
+def check(config: RunFile, overrides: Overrides = None, as_json: AsJson = False) -> None:
+    """Check a run file in seconds, offline: fields, model, data, batch, output and job specs."""
+    from pipelines.planner.checks import check_run, exit_code
+
+    findings = check_run(_load(config, overrides))
+    code = exit_code(findings)
+    if as_json:
+        checks = [{"subject": one.subject, "state": one.state, "text": one.text} for one in findings]
+        _print_json({"ok": code == 0, "checks": checks})
+    else:
+        from pipelines.tables import print_findings
+
+        print_findings(findings)
+    raise typer.Exit(code)
+
+
+@app.command()
+def plan(config: RunFile, overrides: Overrides = None, as_json: AsJson = False) -> None:
+    """Say what a run would do: the machines of each job, rows and steps."""
+    from pipelines.planner.plan import plan_run
+    from pipelines.tables import print_plan
+
+    answer = plan_run(_load(config, overrides))
+    if as_json:
+        _print_json(answer)
+    else:
+        print_plan(answer)
+
+
+@app.command(name="compile")
+def compile_(
+    configs: Annotated[list[str], typer.Argument(metavar="CONFIG", help="Run files, and fields to override in all.")],
+    target: Annotated[CompileTarget, typer.Option(help="Where the pipeline is to run.")] = CompileTarget.vertex,
+    output: Annotated[Path, typer.Option(help="Folder to write the pipelines to.")] = Path("build/pipelines"),
+) -> None:
+    """Compile run files into pipelines: one YAML file each, named <name>.<target>.yaml."""
+    files = [Path(text) for text in configs if "=" not in text]
+    overrides = [text for text in configs if "=" in text]
+    if not files:
+        raise ConfigError("no run file given", expected="vlmpipe compile CONFIG... [a.b=c]...")
+    loaded = {
+        output / f"{config.name}.{target.value}.yaml": config for config in (_load(file, overrides) for file in files)
+    }
+    if len(loaded) < len(files):
+        raise ConfigError("two of the run files have the same name", expected="a different `name` in each run file")
+    from pipelines.compile import compile_pipeline
+
+    for path, config in loaded.items():
+        compiled = compile_pipeline(config, target.value, path)
+        print(f"{compiled.path}: {compiled.steps} steps, {compiled.jobs} jobs, checked")
+
+
+@app.command()
+def run(
+    config: RunFile,
+    overrides: Overrides = None,
+    run_id: Annotated[
+        str, typer.Option(help="Name of the run; default <name>-<date>-<time>.", show_default=False)
+    ] = "",
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Start a new run even if the last one can be continued.")
+    ] = False,
+    plain: Annotated[bool, typer.Option("--plain", help="Print lines instead of a live table.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Run the whole pipeline on this machine. Continues the last run of the same run file if it did not finish."""
+    from pipelines.local_process import execute
+    from pipelines.local_run import open_run
+    from pipelines.run_summary import report_of
+
+    settings = _load(config, overrides)
+    this = open_run(settings, [str(config), *(overrides or [])], run_id=run_id, fresh=fresh)
+    say = _to_stderr if as_json else print
+    for line in this.introduction():
+        say(line)
+    code = execute(this, _view(plain or as_json, say))
+    found = report_of(this.folder)
+    if as_json:
+        _print_json(found.as_json())
+    else:
+        _print_lines(["", *found.lines()])
+    raise typer.Exit(code)
+
+
+@app.command()
+def status(
+    run: Annotated[str, typer.Argument(metavar="[RUN]", help="Run id or folder; without it, all runs.")] = "",
+    root: Annotated[str, typer.Option(help="The runs' output.root_uri.")] = "runs",
+    as_json: AsJson = False,
+) -> None:
+    """Show the runs of this machine, or how one of them stands."""
+    from pipelines import tables
+    from pipelines.run_summary import find_run, list_runs
+
+    if not run:
+        runs = list_runs(root)
+        _print_json({"runs": [one.as_dict() for one in runs]}) if as_json else tables.print_runs(runs, root)
+        return
+    found = find_run(root, run)
+    if as_json:
+        _print_json(found.as_json())
+    else:
+        tables.print_state(found.state)
+        _print_lines(["", *found.lines()])
+
+
+@app.command()
+def schema(
+    output: Annotated[
+        Path | None, typer.Option(help="Folder to write run-file.schema.json and run-file.md to.", show_default=False)
+    ] = None,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the table of fields for people.")] = False,
+) -> None:
+    """Print the run file's JSON Schema, for editors, or the reference of all its fields."""
+    from pipelines import schema as schemas
+
+    if output is None:
+        print(schemas.markdown() if markdown else schemas.json_schema(), end="")
+        return
+    for path in schemas.write(output):
+        print(path)
+
+
+def main() -> None:
+    """The console script: errors for people become a sentence and their exit code."""
+    try:
+        app()
+    except (UserError, OSError) as error:
+        if os.environ.get(DEBUG_VARIABLE):
+            raise
+        user_error = error if isinstance(error, UserError) else from_os_error(error, "running vlmpipe")
+        if "--json" in sys.argv:
+            _print_json({"ok": False, "error": _error_dict(user_error)})
+        else:
+            _to_stderr(f"error: {user_error.text()}")
+        sys.exit(int(user_error.code))
+
+
+def _load(config: Path, overrides: Sequence[str] | None) -> RunConfig:
+    from pipelines.config import load_run_file
+
+    return load_run_file(config, overrides or [])
+
+
+def _view(plain: bool, say: Callable[[str], None]) -> View:
+    from pipelines.live_view import LiveView, PlainView
+
+    if plain or not sys.stdout.isatty():
+        return PlainView(say)
+    from rich.console import Console
+
+    return LiveView(Console())
+
+
+def _error_dict(error: UserError) -> dict[str, Any]:
+    from pipelines.problems import RunFileError
+
+    fields: dict[str, Any] = {"exit_code": int(error.code), "found": error.found}
+    fields |= {"expected": error.expected, "fix": error.fix}
+    if isinstance(error, RunFileError):
+        fields["problems"] = [{"field": one.field, "text": one.text} for one in error.problems]
+    return fields
+
+
+def _print_json(value: dict[str, Any]) -> None:
+    print(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def _print_lines(lines: Sequence[str]) -> None:
+    print("\n".join(lines))
+
+
+def _to_stderr(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()

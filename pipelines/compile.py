@@ -1,0 +1,69 @@
+"""Run file to pipeline file, with every check that can be made before a pipeline is submitted."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import yaml
+from google.protobuf import json_format
+from kfp import compiler
+from kfp.pipeline_spec import pipeline_spec_pb2
+
+from pipelines.planner.job_spec import JOBS, check_jobs
+from pipelines.targets.table import TargetName
+from pipelines.training import build
+from trainer.errors import os_errors
+from trainer.storage import LocalStorage, join_uri
+
+if TYPE_CHECKING:
+    from pipelines.config import RunConfig
+
+LARGEST_FILE_BYTES = 10 << 20  # what Artifact Registry takes
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A compiled pipeline: its file, and what was checked in it."""
+
+    path: Path
+    name: str
+    steps: int
+    jobs: int
+
+
+def compile_pipeline(config: RunConfig, target: TargetName, path: Path) -> Compiled:
+    """Write the pipeline of `config` for `target` to `path` (YAML, the same bytes every time) and check it.
+
+    Nothing is written unless all checks pass: the file is one document that the pipeline service can read (further ones
+    hold settings of Kubernetes that Vertex AI refuses), and each job's spec is one that Vertex AI would take.
+
+    Raises ConfigError for a run file that lacks what the target needs or makes a bad job, UserError when `path` cannot
+    be written.
+    """
+    pipeline = build(config, target)
+    check_jobs(config, join_uri(config.root_uri(target), "runs", config.name))
+    with tempfile.TemporaryDirectory(prefix="vlmpipe-compile-") as scratch:
+        draft = Path(scratch, "pipeline.yaml")
+        compiler.Compiler().compile(pipeline, str(draft))
+        data = draft.read_bytes()
+    spec = check_pipeline(data)
+    with os_errors(f"writing {path}"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    LocalStorage(path.parent).write(path.name, data)
+    return Compiled(path, spec.pipeline_info.name, len(spec.deployment_spec["executors"]), len(JOBS))
+
+
+def check_pipeline(data: bytes) -> pipeline_spec_pb2.PipelineSpec:
+    """The one pipeline in a compiled file, strictly parsed.
+
+    An assert guards against ourselves: no run file can lead there, only a change of the graph or of kfp.
+    """
+    documents = list(yaml.safe_load_all(data))
+    assert len(documents) == 1, f"compiled to {len(documents)} documents: a step has Kubernetes settings"
+    assert len(data) <= LARGEST_FILE_BYTES, f"compiled to {len(data)} bytes"
+    spec = pipeline_spec_pb2.PipelineSpec()
+    json_format.ParseDict(documents[0], spec)
+    return spec

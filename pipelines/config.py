@@ -1,0 +1,234 @@
+"""RunConfig: the schema of the one file that a user writes.
+
+The sections that a job needs are in `trainer.config`, the gate's is beside the gate, the pipeline's own are in
+`pipelines.sections`. Here they meet, with the checks that concern several of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, ConfigDict, Field, ValidationError, model_validator
+
+from components.gate import GateConfig
+from pipelines.problems import Problem, ProblemsError, RunFileError, closest_field, from_validation_error, show
+from pipelines.run_file import apply_overrides, parse_overrides, read_run_file
+from pipelines.sections import (
+    FLEX_START_MOST_TIMEOUT_S,
+    ClusterConfig,
+    GcpConfig,
+    OutputConfig,
+    RegisterConfig,
+    ScheduleConfig,
+    duration_s,
+)
+from trainer.config import DataConfig, EvaluateConfig, FeaturesConfig, ModelConfig, RunPaths, Section, TrainConfig
+
+BUILTIN_SOURCES = ("builtin:digits", "builtin:easy-vqa", "builtin:openmoji")
+ALL_REDUCE_STRATEGIES = ("ddp", "zero2")
+
+_IMAGE = re.compile(r"^[a-z0-9.-]+\.[a-z]{2,}(:[0-9]+)?/[a-z0-9._/-]+(@sha256:[0-9a-f]{64}|:[A-Za-z0-9._-]{1,128})$")
+_SERVICE_ACCOUNT = re.compile(r"^[a-z0-9-]+@[a-z0-9.:-]+\.gserviceaccount\.com$")
+_PROJECT = re.compile(r"^([a-z0-9.-]+:)?[a-z][a-z0-9-]{4,28}[a-z0-9]$")
+
+
+def _known_source(data: DataConfig) -> DataConfig:
+    if data.source.startswith("builtin:") and data.source not in BUILTIN_SOURCES:
+        closest = closest_field(data.source, BUILTIN_SOURCES)
+        hint = f"; did you mean {closest}?" if closest else ""
+        text = f"found {show(data.source)}, expected one of {', '.join(BUILTIN_SOURCES)}{hint}"
+        raise ProblemsError([Problem("data.source", text)])
+    return data
+
+
+class RunConfig(Section):
+    """A run: which model, on which data, trained how, on which machines, and what must be reached to register it."""
+
+    model_config = ConfigDict(populate_by_name=True)
+
+    version: Literal[1] = Field(1, description="Version of this file's format.")
+    name: str = Field(
+        pattern=r"^[a-z][a-z0-9-]{2,61}[a-z0-9]$",
+        description="Name of the run file's runs: lower case, digits, dashes.",
+    )
+    model: ModelConfig = Field(description="The vision-language model.")
+    data: Annotated[DataConfig, AfterValidator(_known_source)] = Field(description="Where samples come from.")
+    features: FeaturesConfig = Field(default_factory=FeaturesConfig, description="Caching of the tower's output.")
+    train: TrainConfig = Field(description="The training step.")
+    evaluate: EvaluateConfig = Field(default_factory=EvaluateConfig, description="Evaluation on held-out samples.")
+    output: OutputConfig = Field(default_factory=OutputConfig, description="Where everything is written.")
+    cluster: ClusterConfig = Field(default_factory=ClusterConfig, description="The machines of the jobs.")
+    gate: GateConfig = Field(default_factory=GateConfig, description="What a model must reach to be registered.")
+    # `register` would hide a method that pydantic's models have from abc.ABCMeta.
+    register_: RegisterConfig = Field(
+        default_factory=RegisterConfig, alias="register", description="How an accepted model is registered."
+    )
+    schedule: ScheduleConfig | None = Field(None, description="Recurring runs on Vertex AI; null for none.")
+    gcp: GcpConfig = Field(default_factory=GcpConfig, description="The Google Cloud project. Vertex AI only.")
+
+    @model_validator(mode="after")
+    def _sections_fit(self) -> RunConfig:
+        if problems := list(_cross_section_problems(self)):
+            raise ProblemsError(problems)
+        return self
+
+    @property
+    def model_name(self) -> str:
+        """Name in the registry."""
+        return self.register_.model_name or self.name
+
+    def root_uri(self, target: Literal["local", "vertex"]) -> str:
+        """Where runs, prepared data, features and the registry lie. On Vertex AI a local folder cannot be used."""
+        if target == "vertex" and not self.output.root_uri.startswith("gs://"):
+            return self.gcp.pipeline_root
+        return self.output.root_uri
+
+    def to_dict(self) -> dict[str, Any]:
+        """The run file with all defaults, in JSON's types."""
+        return self.model_dump(mode="json", by_alias=True)
+
+    def to_run_json(self, run: RunPaths) -> dict[str, Any]:
+        """The effective run file of one run, as `resolve_run` writes it and `JobConfig.load` reads it."""
+        sections = self.to_dict()
+        return {"version": sections.pop("version"), "name": sections.pop("name"), "run": run.model_dump(), **sections}
+
+    def digest(self) -> str:
+        """sha256 (hex) of everything in the run file; equal for files that differ in form only."""
+        return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()
+
+    def require_vertex(self) -> None:
+        """Raise RunFileError unless everything that only Vertex AI needs is there. For compiling.
+
+        The data may still be named when a run is started; see `require_vertex_data`.
+        """
+        if problems := list(_vertex_problems(self)):
+            raise RunFileError(f"run file {self.name}, for Vertex AI", problems)
+
+    def require_vertex_data(self) -> None:
+        """Raise RunFileError unless the data can be read from Vertex AI. For starting a run."""
+        if problems := list(_vertex_data_problems(self.data)):
+            raise RunFileError(f"run file {self.name}, for Vertex AI", problems)
+
+
+def load_run_file(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
+    """Read and check a run file with `a.b=c` overrides applied. Raises ConfigError that lists every problem."""
+    data = apply_overrides(read_run_file(Path(path)), parse_overrides(overrides))
+    return parse_run_config(data, str(path))
+
+
+def parse_run_config(data: Mapping[str, Any], source: str) -> RunConfig:
+    """Check a run file's content. `source` names it in the error, a RunFileError that lists every problem."""
+    try:
+        return RunConfig.model_validate(dict(data))
+    except ValidationError as error:
+        raise RunFileError(source, from_validation_error(error, RunConfig)) from None
+
+
+def warnings(config: RunConfig) -> list[Problem]:
+    """Settings that are allowed but have no effect, or are most likely not meant."""
+    found = []
+    cluster, data = config.cluster, config.data
+    if data.image_folder and data.source.startswith("builtin:"):
+        found.append(Problem("data.image_folder", f"has no effect: {data.source} brings its own pictures"))
+    if "max_wait_duration" in cluster.model_fields_set and cluster.strategy != "flex_start":
+        found.append(Problem("cluster.max_wait_duration", "has no effect: only cluster.strategy flex_start waits"))
+    if cluster.strategy == "spot" and cluster.replica_count > 1 and not cluster.restart_job_on_worker_restart:
+        found.append(
+            Problem(
+                "cluster.restart_job_on_worker_restart",
+                "is false with spot on several nodes: a restarted node cannot rejoin the others, and the job hangs",
+            )
+        )
+    if not config.gate.checks_something:
+        found.append(Problem("gate", "sets no bound: every model is accepted and registered"))
+    for path, image in (("cluster.image_uri", cluster.image_uri), ("gcp.pipeline_image", config.gcp.pipeline_image)):
+        if image and "@sha256:" not in image:
+            found.append(Problem(path, "names an image by tag, which may change; a digest (@sha256:...) does not"))
+    return found
+
+
+def _cross_section_problems(config: RunConfig) -> Iterator[Problem]:
+    model, train, cluster = config.model, config.train, config.cluster
+    if config.features.cache == "on" and "tower" not in model.freeze:
+        yield Problem(
+            "features.cache",
+            "found on, but the tower is trained, so its output changes; expected tower in model.freeze, or off",
+        )
+    step_rows = cluster.world_size * train.micro_batch_rows
+    if train.global_batch_rows % step_rows:
+        yield Problem(
+            "train.global_batch_rows",
+            f"found {train.global_batch_rows}, expected a multiple of {step_rows} = {cluster.world_size} ranks "
+            f"(cluster.replica_count {cluster.replica_count} x {cluster.processes} processes) x "
+            f"train.micro_batch_rows {train.micro_batch_rows}",
+        )
+    yield from _cluster_problems(config)
+
+
+def _cluster_problems(config: RunConfig) -> Iterator[Problem]:
+    train, cluster = config.train, config.cluster
+    if cluster.reduction_server:
+        if cluster.replica_count < 2:
+            yield Problem(
+                "cluster.reduction_server", "found with 1 node, expected cluster.replica_count of at least 2, or null"
+            )
+        if train.strategy not in ALL_REDUCE_STRATEGIES:
+            yield Problem(
+                "cluster.reduction_server",
+                f"found with train.strategy {train.strategy}, which sums no gradients by all-reduce, so reducers would "
+                f"idle; expected one of {', '.join(ALL_REDUCE_STRATEGIES)}, or null",
+            )
+        if not cluster.accelerator_count:
+            yield Problem("cluster.reduction_server", "found without GPUs, expected GPU nodes (it works through NCCL)")
+        if cluster.strategy == "flex_start":
+            yield Problem(
+                "cluster.reduction_server",
+                "found with cluster.strategy flex_start, which needs equal machines in all pools; expected null",
+            )
+    if cluster.strategy == "flex_start":
+        if not cluster.accelerator_count:
+            yield Problem("cluster.strategy", "found flex_start without GPUs, expected accelerator_type and _count")
+        if duration_s(cluster.timeout) > FLEX_START_MOST_TIMEOUT_S:
+            yield Problem(
+                "cluster.timeout",
+                f"found {cluster.timeout}, expected at most {FLEX_START_MOST_TIMEOUT_S}s with flex_start",
+            )
+
+
+def _vertex_problems(config: RunConfig) -> Iterator[Problem]:
+    gcp = config.gcp
+    checks = (
+        ("gcp.project", gcp.project, _PROJECT, "a project id such as my-project"),
+        (
+            "gcp.service_account",
+            gcp.service_account,
+            _SERVICE_ACCOUNT,
+            "a service account such as trainer@my-project.iam.gserviceaccount.com",
+        ),
+        ("gcp.pipeline_image", gcp.pipeline_image, _IMAGE, "an image such as <location>-docker.pkg.dev/...@sha256:..."),
+        (
+            "cluster.image_uri",
+            config.cluster.image_uri,
+            _IMAGE,
+            "an image such as <location>-docker.pkg.dev/...@sha256:...",
+        ),
+        ("gcp.pipeline_root", gcp.pipeline_root, re.compile(r"^gs://[a-z0-9][a-z0-9._-]+"), "gs://bucket/folder"),
+    )
+    for path, value, form, expected in checks:
+        if not form.match(value):
+            yield Problem(
+                path, f"found {show(value)}, expected {expected}" if value else f"missing, expected {expected}"
+            )
+
+
+def _vertex_data_problems(data: DataConfig) -> Iterator[Problem]:
+    if not data.source.startswith(("builtin:", "gs://")):
+        expected = "a gs:// path: a job does not see this machine's files"
+        yield Problem("data.source", f"found {show(data.source)}, expected {expected}")
+    if data.image_folder and not data.image_folder.startswith("gs://"):
+        yield Problem("data.image_folder", f"found {show(data.image_folder)}, expected a gs:// path")

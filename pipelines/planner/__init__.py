@@ -1,0 +1,1 @@
+"""What is known about a run before it costs anything."""

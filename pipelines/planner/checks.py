@@ -1,0 +1,178 @@
+"""`vlmpipe check`: what can be found wrong with a run in seconds, offline, before anything starts."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from pipelines.config import RunConfig, warnings
+from pipelines.problems import RunFileError
+from trainer.config import ModelConfig, RunPaths, WeightsConfig
+from trainer.errors import ExitCode, UserError
+
+FIRST_SAMPLES = 8
+LEAST_FREE_GIB = 2
+EXAMPLE_PROJECT = "example-project"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the answer: what was checked, how it went, and a sentence. `code` is the exit code of a failure."""
+
+    subject: str
+    state: Literal["ok", "warning", "failed", "unchecked"]
+    text: str
+    code: int = 0
+
+
+def check_run(config: RunConfig) -> list[Finding]:
+    """Check everything that needs no network, no GPU and no job."""
+    findings = [Finding("run file", "ok", f"{config.name}: all fields are known and in range")]
+    checks: list[tuple[str, Callable[[RunConfig], Iterator[Finding]]]] = [
+        ("model", _model),
+        ("data", _data),
+        ("batch", _batch),
+        ("output", _output),
+        ("jobs", _jobs),
+        ("vertex", _vertex),
+    ]
+    for subject, check in checks:
+        try:
+            findings += check(config)
+        except UserError as error:
+            text = "; ".join(line.strip() for line in error.text().splitlines())
+            findings.append(Finding(subject, "failed", text, int(error.code)))
+    findings += [Finding("settings", "warning", str(problem)) for problem in warnings(config)]
+    return findings
+
+
+def exit_code(findings: list[Finding]) -> int:
+    """0, or the code of the first failure."""
+    return next((finding.code or ExitCode.CONFIG for finding in findings if finding.state == "failed"), ExitCode.OK)
+
+
+def _model(config: RunConfig) -> Iterator[Finding]:
+    model = config.model
+    for name, part in (("tower", model.tower), ("language model", model.language_model)):
+        yield _weights(name, part)
+    tokenizer = model.tokenizer
+    if tokenizer.startswith("train:"):
+        yield Finding("tokenizer", "ok", f"{tokenizer.removeprefix('train:')} entries, trained on the run's own text")
+    else:
+        yield _weights("tokenizer", WeightsConfig(weights=tokenizer, revision="", config={}))
+    yield from _image_tokens(model, config.data.row_tokens)
+
+
+def _weights(name: str, part: WeightsConfig) -> Finding:
+    if part.config:
+        return Finding(name, "ok", f"{part.config['model_type']} with random weights")
+    if Path(part.weights).expanduser().is_dir():
+        return Finding(name, "ok", f"folder {part.weights}")
+    if part.weights.startswith((".", "/", "~")):
+        return Finding(name, "failed", f"no folder {part.weights}", ExitCode.CONFIG)
+    cached = _hub_cache() / f"models--{part.weights.replace('/', '--')}"
+    if cached.is_dir():
+        return Finding(name, "ok", f"{part.weights} from the Hugging Face cache")
+    return Finding(name, "unchecked", f"{part.weights} will be fetched from the Hugging Face hub by the job")
+
+
+def _hub_cache() -> Path:
+    home = Path(os.environ.get("HF_HOME", "~/.cache/huggingface"))
+    return Path(os.environ.get("HF_HUB_CACHE", home / "hub")).expanduser()
+
+
+def _image_tokens(model: ModelConfig, row_tokens: int) -> Iterator[Finding]:
+    """Compare sizes, for a tower whose configuration is in the run file: that of pretrained weights is not at hand."""
+    tower = model.tower.config
+    patch_size = tower.get("patch_size")
+    if not isinstance(patch_size, int) or patch_size < 1:
+        return
+    if tower.get("image_size", model.image_size) != model.image_size:
+        text = f"model.image_size is {model.image_size}, but the tower's image_size is {tower['image_size']}"
+        yield Finding("image tokens", "failed", text, ExitCode.CONFIG)
+    elif model.image_size % patch_size:
+        text = f"model.image_size {model.image_size} is not a multiple of the tower's patch_size {patch_size}"
+        yield Finding("image tokens", "failed", text, ExitCode.CONFIG)
+    else:
+        tokens = (model.image_size // patch_size) ** 2
+        fits = tokens < row_tokens
+        text = f"{tokens} per image, data.row_tokens is {row_tokens}"
+        if fits:
+            yield Finding("image tokens", "ok", text)
+        else:
+            yield Finding("image tokens", "failed", f"{text}: no image fits into a row", ExitCode.CONFIG)
+
+
+def _data(config: RunConfig) -> Iterator[Finding]:
+    if config.data.source.startswith("gs://"):
+        yield Finding("data", "unchecked", f"{config.data.source} is read when the run starts")
+        return
+    from trainer.data.rejects import Reject
+    from trainer.data.sources import open_source
+
+    first = list(itertools.islice(open_source(config.data), FIRST_SAMPLES))
+    bad = [item for item in first if isinstance(item, Reject)]
+    if not first:
+        yield Finding("data", "failed", f"{config.data.source} holds no samples", ExitCode.DATA)
+    elif len(bad) == len(first):
+        text = f"the first {len(first)} samples of {config.data.source} are bad, for example: {bad[0]}"
+        yield Finding("data", "failed", text, ExitCode.DATA)
+    elif bad:
+        text = f"{len(bad)} of the first {len(first)} samples of {config.data.source} are bad, for example: {bad[0]}"
+        yield Finding("data", "warning", text)
+    else:
+        yield Finding("data", "ok", f"{config.data.source}: the first {len(first)} samples can be read")
+
+
+def _batch(config: RunConfig) -> Iterator[Finding]:
+    cluster, train = config.cluster, config.train
+    step_rows = cluster.world_size * train.micro_batch_rows
+    yield Finding(
+        "batch",
+        "ok",
+        f"{train.global_batch_rows} rows a step: nodes {cluster.replica_count} x processes {cluster.processes} x "
+        f"train.micro_batch_rows {train.micro_batch_rows} x passes {train.global_batch_rows // step_rows}",
+    )
+
+
+def _output(config: RunConfig) -> Iterator[Finding]:
+    root_uri = config.root_uri("local")
+    if "://" in root_uri:
+        yield Finding("output", "unchecked", f"{root_uri} is written when the run starts")
+        return
+    root = Path(root_uri).expanduser().absolute()
+    existing = next(folder for folder in (root, *root.parents) if folder.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+        yield Finding("output", "failed", f"cannot write to {existing} (output.root_uri)", ExitCode.NO_PERMISSION)
+        return
+    free_gib = shutil.disk_usage(existing).free / 2**30
+    state: Literal["ok", "warning"] = "ok" if free_gib >= LEAST_FREE_GIB else "warning"
+    yield Finding("output", state, f"{root_uri} can be written, {free_gib:,.0f} GiB free")
+
+
+def _jobs(config: RunConfig) -> Iterator[Finding]:
+    from pipelines.planner.job_spec import JOBS, check_job_spec, job_spec, step_of
+
+    paths = RunPaths(run_id=config.name, root_uri=config.root_uri("local"))
+    for job in JOBS:
+        spec = job_spec(config, job, paths.run_uri)
+        check_job_spec(spec)
+        replicas = ", ".join(str(pool["replica_count"]) for pool in spec["worker_pool_specs"])
+        yield Finding(f"job {step_of(job)}", "ok", f"a valid CustomJob; replicas by pool: {replicas}")
+
+
+def _vertex(config: RunConfig) -> Iterator[Finding]:
+    try:
+        config.require_vertex()
+    except RunFileError as error:
+        yield Finding("vertex", "unchecked", f"runs here, not on Vertex AI: {'; '.join(map(str, error.problems))}")
+        return
+    if config.gcp.project == EXAMPLE_PROJECT:
+        yield Finding("vertex", "unchecked", f"complete, with the example values of the project {EXAMPLE_PROJECT}")
+    else:
+        yield Finding("vertex", "ok", f"project {config.gcp.project} in {config.gcp.location}")

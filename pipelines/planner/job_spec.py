@@ -1,0 +1,152 @@
+"""From the run file to the CustomJobs: worker pools and settings, checked back through the API's own message types."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, get_args
+
+from google.cloud.aiplatform_v1.types import custom_job as api
+
+from components.custom_job import parse_job_spec
+from components.local_cluster import LOCAL_PORT_VARIABLE
+from components.local_job import STEP_LABEL
+from pipelines.config import RunConfig
+from trainer.errors import ConfigError
+from trainer.storage import join_uri
+
+Job = Literal["cache_features", "train", "evaluate"]
+JOBS: tuple[Job, ...] = get_args(Job)
+MODULES: dict[Job, str] = {
+    "cache_features": "trainer.features.build",
+    "train": "trainer.train",
+    "evaluate": "trainer.evaluate",
+}
+NO_IMAGE = "python"  # stands for the trainer image where jobs run on this machine and none is configured
+FLEX_START = "FLEX_START"
+
+
+def step_of(job: Job) -> str:
+    """The step's name in the graph and in the run's folder."""
+    return job.replace("_", "-")
+
+
+def worker_pools(config: RunConfig, job: Job, run_uri: str) -> list[dict[str, Any]]:
+    """The job's WorkerPoolSpecs, snake_case: the chief, the workers and, for training, the Reduction Server.
+
+    A job learns everything from `<run_uri>/run.json`. There is never an empty pool: one would be dropped on the way to
+    Vertex AI, and the pools behind it would take other roles.
+    """
+    cluster = config.cluster
+    replica_count = {
+        "cache_features": cluster.features_replica_count,
+        "train": cluster.replica_count,
+        "evaluate": cluster.evaluate_replica_count,
+    }[job]
+    node = _node(config, job, run_uri)
+    pools = [{**node, "replica_count": 1}]
+    if replica_count > 1:
+        pools.append({**node, "replica_count": replica_count - 1})
+    reducers = cluster.reduction_server
+    if reducers and job == "train":
+        if len(pools) < 2:
+            raise ConfigError(
+                "cluster.reduction_server is set with cluster.replica_count 1",
+                expected="at least 2 nodes: its place is worker pool 2, behind at least one worker",
+                fix="raise cluster.replica_count or set cluster.reduction_server to null",
+            )
+        pools.append(
+            {
+                "machine_spec": {"machine_type": reducers.machine_type},
+                "replica_count": reducers.replica_count,
+                "container_spec": {"image_uri": reducers.container_uri},
+            }
+        )
+    return pools
+
+
+def job_settings(config: RunConfig, job: Job) -> dict[str, Any]:
+    """Inputs of the job step that are fixed when the pipeline is compiled, without those that are not set.
+
+    The names are CustomTrainingJobOp's. What is left out keeps that component's default, such as the project of the
+    pipeline itself.
+    """
+    cluster, gcp = config.cluster, config.gcp
+    strategy = cluster.strategy.upper()
+    settings = {
+        "display_name": f"{config.name}-{step_of(job)}",
+        "project": gcp.project,
+        "location": gcp.location if gcp.project else "",
+        "timeout": cluster.timeout,
+        "strategy": strategy,
+        "max_wait_duration": cluster.max_wait_duration if strategy == FLEX_START else "",
+        "restart_job_on_worker_restart": cluster.restart_job_on_worker_restart,
+        "service_account": gcp.service_account,
+        "network": gcp.network,
+        "psc_interface_config": gcp.psc_interface_config.model_dump() if gcp.psc_interface_config else {},
+        "tensorboard": gcp.tensorboard if job == "train" else "",
+        "enable_web_access": gcp.enable_web_access,
+        "encryption_spec_key_name": gcp.encryption_spec_key_name,
+        "persistent_resource_id": gcp.persistent_resource_id,
+        "labels": {**gcp.labels, STEP_LABEL: step_of(job)},
+    }
+    return {name: value for name, value in settings.items() if value}
+
+
+def job_spec(config: RunConfig, job: Job, run_uri: str) -> dict[str, Any]:
+    """The job's whole CustomJobSpec, as CustomTrainingJobOp will send it."""
+    settings = job_settings(config, job)
+    scheduling = {
+        name: settings[name]
+        for name in ("timeout", "strategy", "max_wait_duration", "restart_job_on_worker_restart")
+        if name in settings
+    }
+    not_in_spec = {"display_name", "project", "location", "labels", "encryption_spec_key_name"}
+    return {
+        "worker_pool_specs": worker_pools(config, job, run_uri),
+        "scheduling": scheduling,
+        "base_output_directory": {"output_uri_prefix": run_uri},
+        **{name: value for name, value in settings.items() if name not in not_in_spec and name not in scheduling},
+    }
+
+
+def check_job_spec(spec: Mapping[str, Any]) -> api.CustomJobSpec:
+    """`spec` as the API's message. Raises ConfigError for what Vertex AI would refuse or misunderstand."""
+    job = parse_job_spec(spec)
+    if job.scheduling.strategy.name == FLEX_START:
+        machines = {pool.machine_spec.machine_type for pool in job.worker_pool_specs}
+        if len(machines) > 1:
+            raise ConfigError(
+                f"a FLEX_START job has pools of different machines: {', '.join(sorted(machines))}",
+                expected="the same machine in all pools, so no Reduction Server",
+            )
+    return job
+
+
+def check_jobs(config: RunConfig, run_uri: str) -> None:
+    """Check every job of the pipeline. Raises ConfigError for the first that Vertex AI would not take."""
+    for job in JOBS:
+        check_job_spec(job_spec(config, job, run_uri))
+
+
+def _node(config: RunConfig, job: Job, run_uri: str) -> dict[str, Any]:
+    cluster = config.cluster
+    machine_spec: dict[str, Any] = {"machine_type": cluster.machine_type}
+    if cluster.accelerator_count:
+        machine_spec |= {"accelerator_type": cluster.accelerator_type, "accelerator_count": cluster.accelerator_count}
+    env = dict(cluster.env)
+    if cluster.local_port:
+        env[LOCAL_PORT_VARIABLE] = str(cluster.local_port)
+    container_spec: dict[str, Any] = {
+        "image_uri": cluster.image_uri or NO_IMAGE,
+        "command": ["python", "-m", "trainer.launch"],
+        "args": [
+            "--nproc-per-node", str(cluster.processes), "--", MODULES[job], "--config", join_uri(run_uri, "run.json"),
+        ],
+    }  # fmt: skip
+    if env:
+        container_spec["env"] = [{"name": name, "value": value} for name, value in env.items()]
+    return {
+        "machine_spec": machine_spec,
+        "container_spec": container_spec,
+        "disk_spec": {"boot_disk_type": cluster.boot_disk_type, "boot_disk_size_gb": cluster.boot_disk_size_gb},
+    }

@@ -1,0 +1,176 @@
+"""What the files of a local run say about it: its steps, how far training is, its results.
+
+Reading never fails on what a run may leave behind: files appear one after the other, and a run can be killed at any
+moment.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from trainer.progress import StepRecord
+
+STEPS = (
+    "resolve-run",
+    "prepare-data",
+    "cache-features",
+    "train",
+    "sync-checkpoint",
+    "evaluate",
+    "decide",
+    "register-model",
+    "notify",
+)
+METRICS_TAIL_BYTES = 1 << 14
+LOG_TAIL_BYTES = 1 << 17
+RATE_LINES = 5  # metrics lines that the remaining time is judged by
+CHECKPOINT_NAME = re.compile(r"^(\d{4,})-(\d{8,})-")
+ERROR_LINE = re.compile(r"^(?P<prefix>(\[[^]]*\] ?)*)error: (?P<text>.*)$")  # behind a replica's name, for a job
+ATTEMPT_LINE = "vlmpipe: this attempt started at"  # in pipeline.log, which holds all attempts
+ERROR_CLAUSE = re.compile(r"^ {2,}(expected|to do):")
+
+_RECORD_FIELDS = {one.name for one in fields(StepRecord)}
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step at one moment. `state` is waiting, running, done, reused, failed, stopped or skipped."""
+
+    name: str
+    state: str = "waiting"
+    elapsed_s: float = 0.0
+    done: float = 0
+    total: float = 0
+    unit: str = ""
+    message: str = ""
+    detail: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def share(self) -> float:
+        """How much of the step is done, 0 to 1; 0 when it does not say."""
+        return min(1.0, max(0.0, self.done / self.total)) if self.total > 0 else 0.0
+
+    @property
+    def eta_s(self) -> float | None:
+        """Seconds left if it goes on as so far; None when nothing can be said."""
+        if self.state != "running" or self.share <= 0:
+            return None
+        return self.elapsed_s * (1 - self.share) / self.share
+
+
+@dataclass(frozen=True)
+class RunState:
+    """A run at one moment. `metrics` is the last line of metrics.jsonl, `train_eta_s` follows from the last few."""
+
+    run_id: str
+    steps: tuple[Step, ...]
+    metrics: dict[str, Any] = field(default_factory=dict)
+    train_eta_s: float | None = None
+
+    def step(self, name: str) -> Step:
+        return next(step for step in self.steps if step.name == name)
+
+    @property
+    def failed(self) -> Step | None:
+        """The first step that failed."""
+        return next((step for step in self.steps if step.state == "failed"), None)
+
+    def ended(self, *, by_request: bool = False) -> RunState:
+        """The same when nothing runs any more: what did not start was skipped, what did not end was stopped."""
+
+        def close(step: Step) -> Step:
+            if step.state == "waiting":
+                return replace(step, state="skipped")
+            if step.state == "running" or (by_request and step.state == "failed"):
+                return replace(step, state="stopped")
+            return step
+
+        return replace(self, steps=tuple(map(close, self.steps)))
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in a file, or an empty one when there is none (yet)."""
+    try:
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def read_state(folder: Path, *, now_s: float, since_s: float = 0.0) -> RunState:
+    """The state of the run in `folder`. Steps that began before `since_s` belong to an earlier attempt: they wait."""
+    steps = tuple(_step(folder, name, now_s, since_s) for name in STEPS)
+    train = steps[STEPS.index("train")]
+    lines = _metrics_tail(folder / "metrics.jsonl") if train.state != "waiting" else []
+    return RunState(folder.name, steps, lines[-1] if lines else {}, _train_eta_s(train, lines))
+
+
+def _step(folder: Path, name: str, now_s: float, since_s: float) -> Step:
+    raw = read_json(folder / "steps" / f"{name}.json")
+    try:
+        record = StepRecord(**{"step": name, **{key: raw[key] for key in raw if key in _RECORD_FIELDS}})
+        if not raw or record.started_s < since_s:
+            return Step(name)
+        elapsed_s = max(0.0, (record.ended_s or now_s) - record.started_s)
+        return Step(
+            name, record.state, elapsed_s, record.done, record.total, record.unit, record.message, dict(record.detail)
+        )
+    except (TypeError, ValueError):  # another version's record
+        return Step(name)
+
+
+def _metrics_tail(path: Path) -> list[dict[str, Any]]:
+    found = []
+    for line in read_tail(path, METRICS_TAIL_BYTES).splitlines()[-RATE_LINES:]:
+        try:
+            value = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(value, dict):
+            found.append(value)
+    return found
+
+
+def read_tail(path: Path, num_bytes: int) -> str:
+    """The last bytes of a text file, or "" when there is none."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - num_bytes))
+            return file.read().decode("utf-8", "replace")
+    except OSError:
+        return ""
+
+
+def _train_eta_s(train: Step, lines: list[dict[str, Any]]) -> float | None:
+    """Seconds left of training by the time of the last steps: after a resume the average since the start misleads."""
+    seconds = [line["step_s"] for line in lines if isinstance(line.get("step_s"), int | float)]
+    if train.state != "running" or not seconds or not train.total:
+        return train.eta_s
+    return max(0.0, train.total - train.done) * sum(seconds) / len(seconds)
+
+
+def newest_checkpoint_step(folder: Path) -> int | None:
+    """Optimizer steps in the newest committed checkpoint; None when there is none."""
+    steps = [
+        int(match[2])
+        for commit in folder.glob("checkpoints/*/COMMIT")
+        if (match := CHECKPOINT_NAME.match(commit.parent.name))
+    ]
+    return max(steps, default=None)
+
+
+def last_error(folder: Path) -> list[str]:
+    """The last error sentence in the log of this attempt: what was found, what was expected, what to do."""
+    tail = read_tail(folder / "pipeline.log", LOG_TAIL_BYTES)
+    lines = tail.rpartition(ATTEMPT_LINE)[2].splitlines()
+    for number in range(len(lines) - 1, -1, -1):
+        if match := ERROR_LINE.match(lines[number]):
+            following = (line.removeprefix(match["prefix"]) for line in lines[number + 1 :])
+            clauses = itertools.takewhile(ERROR_CLAUSE.match, following)
+            return [match["text"], *(clause.strip() for clause in clauses)]
+    return []

@@ -1,0 +1,129 @@
+"""This machine: a job step runs the CustomJob's spec as local processes, and kfp.local walks through the graph.
+
+    python -m pipelines.targets.local --config runs/runs/digits-1/run_file.json --run-id digits-1
+
+The program consists of two processes. The outer one passes requests to stop on; the inner one runs the steps, contained:
+when it ends, or when the outer one is killed, nothing that it started is left.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from typing import TYPE_CHECKING
+
+from components.contained import contained
+from components.shell import STOPPED_VARIABLE, run_uri_of
+from trainer.errors import ExitCode, run_main
+from trainer.storage import join_uri, open_storage
+
+if TYPE_CHECKING:
+    from kfp.dsl import PipelineTask
+    from kfp.dsl.base_component import BaseComponent
+
+    from pipelines.config import RunConfig
+
+INNER_COMMAND = (sys.executable, "-m", "pipelines.targets.local")
+GRACE_S = 60.0  # longer than a job's own grace, so that its checkpoint and the run's report are written
+INSIDE = "--inside"
+
+
+def check(config: RunConfig) -> None:
+    """Every checked run file can be compiled for this machine; whether it fits is seen when it runs."""
+
+
+def base_image(config: RunConfig) -> str:
+    return "python"  # kfp.local runs steps in this very interpreter and only asks for a name like this
+
+
+def job_step() -> BaseComponent:
+    from kfp import dsl
+
+    from components.run_job import run_job
+
+    return dsl.component(run_job, base_image="python", install_kfp_package=False)
+
+
+def dress(task: PipelineTask, step: str) -> None:
+    """Nothing to say: kfp.local knows neither display names nor machines."""
+
+
+def run_local(config: RunConfig, *, run_id: str) -> int:
+    """Run the pipeline in this process and return its exit code: 0, or that of the step that failed.
+
+    Must be called from the main thread of a process group of its own: a request to stop goes to the whole group, in
+    which kfp.local starts the steps.
+    """
+    from kfp import local
+
+    from pipelines.training import build
+
+    root_uri = open_storage(config.root_uri("local")).root_uri
+    config = config.model_copy(update={"output": config.output.model_copy(update={"root_uri": root_uri})})
+    run_uri = run_uri_of(root_uri, run_id, "")
+    local.init(local.SubprocessRunner(use_venv=False), pipeline_root=join_uri(run_uri, "kfp"), raise_on_error=False)
+    pipeline = build(config, "local")
+    started_s = time.time()
+    _pass_on_stop_requests()
+    with tempfile.TemporaryDirectory(prefix="vlmpipe-") as scratch:
+        os.environ["TMPDIR"] = scratch  # kfp leaves each step's program there
+        pipeline(run_id=run_id)
+    return _exit_code(run_uri, since_s=started_s)
+
+
+def _pass_on_stop_requests() -> None:
+    def stop(_number: int, _frame: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the group includes this process, which goes on to notify
+        os.environ[STOPPED_VARIABLE] = "1"
+        os.killpg(0, signal.SIGTERM)
+
+    signal.signal(signal.SIGTERM, stop)
+
+
+def _exit_code(run_uri: str, *, since_s: float) -> int:
+    """The exit code that the failed step left in its record. kfp.local itself only logs that it failed."""
+    store = open_storage(run_uri)
+    records = [json.loads(store.read(info.name)) for info in store.list("steps")]
+    failed = [record for record in records if record["state"] == "failed" and record["started_s"] >= since_s]
+    if failed:
+        first = min(failed, key=lambda record: record["started_s"])
+        return int(first["detail"].get("exit_code", ExitCode.UNEXPECTED))
+    return ExitCode.PREEMPTED if os.environ.get(STOPPED_VARIABLE) else ExitCode.OK
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the pipeline of a run file on this machine."""
+    parser = argparse.ArgumentParser(prog="pipelines.targets.local", description=__doc__)
+    parser.add_argument("--config", required=True, help="path of the run file")
+    parser.add_argument("--run-id", required=True, help="name of the run and of its folder")
+    parser.add_argument(INSIDE, action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    if options.inside:
+        from pipelines.config import load_run_file
+
+        return run_local(load_run_file(options.config), run_id=options.run_id)
+    return _run_contained(["--config", options.config, "--run-id", options.run_id])
+
+
+def _run_contained(arguments: list[str]) -> int:
+    inner = [*INNER_COMMAND, *arguments, INSIDE]
+    # What the caller lets this process inherit, such as the run's lock, the inner one holds as well.
+    process = subprocess.Popen(contained(inner, grace_s=GRACE_S), start_new_session=True, close_fds=False)
+
+    def pass_on(_number: int, _frame: object) -> None:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, pass_on)
+    return process.wait()
+
+
+if __name__ == "__main__":
+    sys.exit(run_main(main))

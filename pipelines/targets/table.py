@@ -1,0 +1,40 @@
+"""The targets by name, and what a target is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, Protocol
+
+if TYPE_CHECKING:
+    from kfp.dsl import PipelineTask
+    from kfp.dsl.base_component import BaseComponent
+
+    from pipelines.config import RunConfig
+
+TargetName = Literal["vertex", "local"]
+
+
+class Target(Protocol):
+    """What differs between the places where the pipeline runs. Each target is a module with these functions."""
+
+    def check(self, config: RunConfig) -> None:
+        """Raise ConfigError when the run file lacks what this target needs."""
+
+    def base_image(self, config: RunConfig) -> str:
+        """Image of the pipeline's own steps."""
+
+    def job_step(self) -> BaseComponent:
+        """The component that runs a CustomJob: the inputs of CustomTrainingJobOp, the output `gcp_resources`."""
+
+    def dress(self, task: PipelineTask, step: str) -> None:
+        """Say what the service should know of the step: its display name, its machine, its retries."""
+
+
+def target_of(name: TargetName) -> Target:
+    """The target's module. Imported here and not above, because each brings packages that take a second to load."""
+    if name == "vertex":
+        from pipelines.targets import vertex
+
+        return vertex
+    from pipelines.targets import local
+
+    return local

@@ -1,0 +1,141 @@
+"""The training pipeline: one graph for every target.
+
+    resolve-run -> prepare-data -> cache-features (job, when images have no features yet) -> train (job)
+        -> sync-checkpoint -> evaluate (job) -> decide -> register-model (when accepted)
+
+all inside an exit handler, notify. Caching of steps is off everywhere: the service's own key ignores image digests and
+environment, and prepared data and features are addressed by their content anyway.
+
+No postponed annotations here: kfp reads the types of the pipeline's parameters from the function itself.
+"""
+
+import copy
+import json
+from collections.abc import Callable
+from typing import Any
+
+from kfp import dsl
+from kfp.dsl import PipelineTask
+from kfp.dsl.base_component import BaseComponent
+
+from components.collect_job import collect_job
+from components.decide import decide
+from components.notify import notify
+from components.prepare_data import prepare_data
+from components.register_model import register_model
+from components.resolve_run import resolve_run
+from components.reuse_features import reuse_features
+from components.sync_checkpoint import sync_checkpoint
+from pipelines.config import RunConfig
+from pipelines.planner.job_spec import Job, job_settings, step_of
+from pipelines.resolve import compiled_settings
+from pipelines.targets.table import Target, TargetName, target_of
+
+
+def build(config: RunConfig, target: TargetName) -> BaseComponent:
+    """The pipeline of `config` for `target`, ready to compile or, on the local target, to call.
+
+    Raises ConfigError when the run file lacks what the target needs.
+    """
+    place = target_of(target)
+    place.check(config)
+    steps = _Steps(config, place)
+    root_uri = config.root_uri(target)
+    compiled = compiled_settings(config, target, root_uri)
+    default_run_file = json.dumps(config.to_dict(), ensure_ascii=False)
+
+    def training(
+        run_file: str = default_run_file,
+        run_id: str = "",
+        data_uri: str = "",
+        epochs: int = 0,
+        max_steps: int = 0,
+        learning_rate: float = 0.0,
+        seed: int = 0,
+        resume: str = "",
+        min_exact_match: float = 0.0,
+        overrides: str = "",
+    ) -> None:
+        """Data preparation, feature caching, distributed training, evaluation and gated registration of one model.
+
+        Args:
+            run_file: The run file as JSON. Where a parameter below is left empty or at 0, its value counts.
+            run_id: Name of the run; empty takes the pipeline job's. An earlier run's name continues that run.
+            data_uri: Data source (data.source).
+            epochs: Passes over the training data (train.epochs).
+            max_steps: Optimizer steps after which training stops (train.max_steps).
+            learning_rate: Peak learning rate (train.optimizer.learning_rate).
+            seed: Seed of the data order (train.seed).
+            resume: auto continues from the newest good checkpoint, never starts anew (train.resume).
+            min_exact_match: Share of held-out questions that must be answered exactly (gate.min_exact_match).
+            overrides: Any other fields, as a JSON object of dotted keys, such as {"train.micro_batch_rows": 2}.
+        """
+        job_name = dsl.PIPELINE_JOB_NAME_PLACEHOLDER
+        closing = steps.add(notify, run_id=run_id, job_name=job_name, root_uri=root_uri)
+        with dsl.ExitHandler(closing, name="run"):
+            resolved = steps.add(
+                resolve_run,
+                run_file=run_file,
+                compiled=compiled,
+                run_id=run_id,
+                job_name=job_name,
+                data_uri=data_uri,
+                epochs=epochs,
+                max_steps=max_steps,
+                learning_rate=learning_rate,
+                seed=seed,
+                resume=resume,
+                min_exact_match=min_exact_match,
+                overrides=overrides,
+            ).outputs
+            run_uri = resolved["run_uri"]
+            prepared = steps.add(prepare_data, run_uri=run_uri)
+            with dsl.If(prepared.outputs["features"] == "encode", name="features-missing"):
+                encoding = steps.add_job("cache_features", pools=resolved["features_pools"], run_uri=run_uri)
+                encoded = steps.collect("cache_features", encoding, run_uri)
+            with dsl.Else(name="features-there"):
+                reused = steps.add(reuse_features, run_uri=run_uri, features=prepared.outputs["features"])
+            # Both branches hand on the run's folder: taking it is what makes training wait for the branch that ran.
+            with_features = dsl.OneOf(encoded.outputs["Output"], reused.output)
+            training_job = steps.add_job("train", pools=resolved["train_pools"], run_uri=with_features)
+            trained = steps.collect("train", training_job, run_uri)
+            exported = steps.add(sync_checkpoint, run_uri=trained.outputs["Output"])
+            evaluation = steps.add_job("evaluate", pools=resolved["evaluate_pools"], run_uri=exported.outputs["Output"])
+            evaluated = steps.collect("evaluate", evaluation, run_uri)
+            decision = steps.add(decide, run_uri=evaluated.outputs["Output"])
+            with dsl.If(decision.outputs["Output"] == "accepted", name="accepted"):
+                steps.add(register_model, run_uri=run_uri)
+
+    return dsl.pipeline(training, name=config.name, description=(training.__doc__ or "").strip().splitlines()[0])
+
+
+class _Steps:
+    """Adds steps to the pipeline under construction, named alike on every target."""
+
+    def __init__(self, config: RunConfig, target: Target) -> None:
+        self._config, self._target = config, target
+        self._image = target.base_image(config)
+
+    def add(self, function: Callable[..., Any], *, name: str = "", **inputs: Any) -> PipelineTask:
+        """A step that runs `function` on the pipeline image."""
+        component = dsl.component(function, base_image=self._image, install_kfp_package=False)
+        return self._add(component, name or function.__name__.replace("_", "-"), inputs)
+
+    def add_job(self, job: Job, *, pools: Any, run_uri: Any) -> PipelineTask:
+        """A step that runs a CustomJob with these worker pools."""
+        inputs = {**job_settings(self._config, job), "worker_pool_specs": pools, "base_output_directory": run_uri}
+        return self._add(self._target.job_step(), step_of(job), inputs)
+
+    def collect(self, job: Job, task: PipelineTask, run_uri: Any) -> PipelineTask:
+        """The step behind a job that turns what the job wrote into artifacts."""
+        name = f"collect-{step_of(job)}"
+        return self.add(collect_job, name=name, run_uri=run_uri, job=job, gcp_resources=task.outputs["gcp_resources"])
+
+    def _add(self, component: BaseComponent, name: str, inputs: dict[str, Any]) -> PipelineTask:
+        # A task is called after its component, which would give custom-training-job-3 on one target and run-job-3 on
+        # another: a copy under the step's own name makes graphs, logs and the console speak of "train" everywhere.
+        named = copy.deepcopy(component)
+        named.component_spec.name = name
+        task = named(**inputs).set_caching_options(False)
+        self._target.dress(task, name)
+        return task

@@ -1,0 +1,100 @@
+"""Small images, LLaVA files and run configurations for the tests of data preparation, all made in code."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from trainer.config import JobConfig
+from trainer.data.prepare import Prepared, prepare
+from trainer.progress import Progress
+
+
+def picture(seed: int = 0, side: int = 24, mode: str = "RGB") -> Image.Image:
+    """Noise that compresses badly, so that a cut file is cut in its pixels."""
+    noise = np.random.default_rng(seed).integers(0, 256, (side, side, 3), dtype=np.uint8)
+    return Image.fromarray(noise).convert(mode)
+
+
+def encode(image: Image.Image, image_format: str = "PNG", **options: Any) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, image_format, **options)
+    return buffer.getvalue()
+
+
+def png(seed: int = 0, side: int = 24, mode: str = "RGB") -> bytes:
+    return encode(picture(seed, side, mode))
+
+
+def record(number: int, **changes: Any) -> dict[str, Any]:
+    """A good LLaVA record about image `<number>.png`."""
+    return {
+        "id": f"sample-{number}",
+        "image": f"{number}.png",
+        "conversations": conversation("<image>\nWhat is this?", "A picture.", "Which one?", f"Number {number}."),
+    } | changes
+
+
+def conversation(*texts: str) -> list[dict[str, str]]:
+    """Human and gpt in turn."""
+    return [{"from": ("human", "gpt")[n % 2], "value": text} for n, text in enumerate(texts)]
+
+
+def llava_folder(folder: Path, count: int = 40) -> tuple[Path, list[dict[str, Any]]]:
+    """`count` pictures under `folder/images` and the records about them; the file itself is the test's to write."""
+    images = folder / "images"
+    images.mkdir(parents=True)
+    for number in range(count):
+        (images / f"{number}.png").write_bytes(png(number))
+    return images, [record(number) for number in range(count)]
+
+
+def write_json(path: Path, records: list[dict[str, Any]]) -> Path:
+    path.write_text(json.dumps(records))
+    return path
+
+
+def job_config(root: Path, *, image_size: int = 32, tokenizer: str = "train:300", **data: Any) -> JobConfig:
+    """A run with a tower of 8 x 8 patches: an image of side 32 is 16 tokens."""
+    tower = {
+        "model_type": "siglip_vision_model",
+        "hidden_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 16,
+        "patch_size": 8,
+    }
+    return JobConfig.model_validate(
+        {
+            "version": 1,
+            "name": "test",
+            "run": {"run_id": "run-1", "root_uri": str(root)},
+            "model": {
+                "tower": {"config": tower},
+                "language_model": {"config": {"model_type": "qwen2"}},
+                "tokenizer": tokenizer,
+                "image_size": image_size,
+            },
+            "data": {"row_tokens": 256, "held_out_fraction": 0.2, "max_reject_fraction": 0.0} | data,
+            "features": {},
+            "train": {"global_batch_rows": 4, "optimizer": {"learning_rate": 0.001}},
+            "evaluate": {},
+        }
+    )
+
+
+def run_prepare(config: JobConfig) -> Prepared:
+    return prepare(config, Progress(config.run.run_uri, "prepare-data", quiet=True))
+
+
+def prepare_llava(folder: Path, *, count: int = 40, **data: Any) -> tuple[JobConfig, Prepared]:
+    """Prepared data of `count` good records."""
+    images, records = llava_folder(folder, count)
+    source = write_json(folder / "data.json", records)
+    config = job_config(folder / "root", source=str(source), image_folder=str(images), **data)
+    return config, run_prepare(config)

@@ -1,0 +1,118 @@
+"""Stand-ins for the pipeline's steps: same names, inputs and outputs, but each only notes that it ran.
+
+They show the graph at work under the real kfp.local. What they answer comes from the environment: TEST_FEATURES and
+TEST_DECISION, TEST_FAIL (a job's step that ends with exit code 65) and TEST_TRACE, the file they append their names to.
+"""
+
+from typing import Any, NamedTuple
+
+import pytest
+from kfp.dsl import HTML, Metrics, Model, Output, PipelineTaskFinalStatus
+
+
+def prepare_data(
+    run_uri: str, metrics: Output[Metrics]
+) -> NamedTuple("Outputs", [("prepared_uri", str), ("features", str)]):  # type: ignore[valid-type]
+    import os
+
+    with open(os.environ["TEST_TRACE"], "a") as trace:
+        trace.write("prepare-data\n")
+    return ("somewhere", os.environ["TEST_FEATURES"])
+
+
+def hold_data(
+    run_uri: str, metrics: Output[Metrics]
+) -> NamedTuple("Outputs", [("prepared_uri", str), ("features", str)]):  # type: ignore[valid-type]
+    import os
+    import signal
+
+    from components.shell import step
+
+    alive = open(os.environ["TEST_ALIVE"], "w")
+    with step(run_uri, "prepare-data"):
+        print("ready", flush=True)
+        signal.pause()
+    return (alive.name, "off")
+
+
+def run_job(
+    display_name: str,
+    location: str = "",
+    worker_pool_specs: list[dict[str, Any]] = [],  # noqa: B006
+    timeout: str = "604800s",
+    restart_job_on_worker_restart: bool = False,
+    service_account: str = "",
+    tensorboard: str = "",
+    enable_web_access: bool = False,
+    network: str = "",
+    reserved_ip_ranges: list[str] = [],  # noqa: B006
+    base_output_directory: str = "",
+    labels: dict[str, str] = {},  # noqa: B006
+    encryption_spec_key_name: str = "",
+    persistent_resource_id: str = "",
+    project: str = "",
+    strategy: str = "STANDARD",
+    max_wait_duration: str = "86400s",
+    psc_interface_config: dict[str, Any] = {},  # noqa: B006
+) -> NamedTuple("Outputs", [("gcp_resources", str)]):  # type: ignore[valid-type]
+    import os
+
+    from components.custom_job import parse_job_spec
+    from components.shell import step
+    from trainer.errors import DataError
+
+    name = labels["vlmpipe-step"]
+    with open(os.environ["TEST_TRACE"], "a") as trace:
+        trace.write(f"{name}\n")
+    with step(base_output_directory, name):
+        job = parse_job_spec({"worker_pool_specs": worker_pool_specs, "scheduling": {"strategy": strategy}})
+        assert job.worker_pool_specs[0].container_spec.args[-1] == f"{base_output_directory}/run.json"
+        if os.environ.get("TEST_FAIL") == name:
+            raise DataError("the picture is upside down")
+    return (name,)
+
+
+def collect_job(run_uri: str, job: str, gcp_resources: str, metrics: Output[Metrics], report: Output[HTML]) -> str:
+    import os
+
+    with open(os.environ["TEST_TRACE"], "a") as trace:
+        trace.write(f"collect-{gcp_resources}\n")
+    return run_uri
+
+
+def sync_checkpoint(run_uri: str, model: Output[Model]) -> str:
+    import os
+
+    with open(os.environ["TEST_TRACE"], "a") as trace:
+        trace.write("sync-checkpoint\n")
+    return run_uri
+
+
+def decide(run_uri: str, metrics: Output[Metrics], report: Output[HTML]) -> str:
+    import os
+
+    with open(os.environ["TEST_TRACE"], "a") as trace:
+        trace.write("decide\n")
+    return os.environ["TEST_DECISION"]
+
+
+def register_model(run_uri: str, model: Output[Model]) -> str:
+    import os
+
+    with open(os.environ["TEST_TRACE"], "a") as trace:
+        trace.write("register-model\n")
+    return "registered"
+
+
+def notify(run_id: str, job_name: str, root_uri: str, status: PipelineTaskFinalStatus) -> None:
+    import os
+
+    with open(os.environ["TEST_TRACE"], "a") as trace:
+        trace.write(f"notify {run_id or job_name} {status.state}\n")
+
+
+def replace_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put the stand-ins in the place of all steps that need data, a model or a report."""
+    for step in (prepare_data, collect_job, sync_checkpoint, decide, register_model, notify):
+        monkeypatch.setattr(f"pipelines.training.{step.__name__}", step)
+    monkeypatch.setattr("components.run_job.run_job", run_job)

@@ -1,0 +1,157 @@
+"""The real graph under the real kfp.local, with stand-ins for the steps that need data or a model."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kfp import local
+
+from pipelines.config import RunConfig, load_run_file
+from pipelines.targets.local import run_local
+from tests.fakes.steps import replace_steps
+from trainer.errors import ExitCode
+
+ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.timeout(120)
+
+BEFORE = ["prepare-data"]
+ENCODING = ["cache-features", "collect-cache-features"]
+TRAINING = ["train", "collect-train", "sync-checkpoint", "evaluate", "collect-evaluate", "decide"]
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> RunConfig:
+    return load_run_file(ROOT / "configs/digits.yaml", [f"output.root_uri={tmp_path / 'out'}"])
+
+
+@pytest.fixture
+def trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where the stand-ins note that they ran. What `run_local` sets for its own process is put back."""
+    replace_steps(monkeypatch)
+    monkeypatch.setenv("TEST_TRACE", str(tmp_path / "trace"))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    before = signal.getsignal(signal.SIGTERM)
+    yield tmp_path / "trace"
+    signal.signal(signal.SIGTERM, before)
+    local.config.LocalExecutionConfig.instance = None
+
+
+def run(config: RunConfig, monkeypatch: pytest.MonkeyPatch, **answers: str) -> int:
+    for name, value in answers.items():
+        monkeypatch.setenv(f"TEST_{name.upper()}", value)
+    return run_local(config, run_id="r1")
+
+
+def step_record(config: RunConfig, step: str) -> dict[str, Any]:
+    path = Path(config.output.root_uri, "runs/r1/steps", f"{step}.json")
+    record: dict[str, Any] = json.loads(path.read_text())
+    return record
+
+
+def test_missing_features_are_encoded_before_training_and_an_accepted_model_is_registered(
+    config: RunConfig, trace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run(config, monkeypatch, features="encode", decision="accepted") == 0
+    expected = [*BEFORE, *ENCODING, *TRAINING, "register-model", "notify r1 SUCCEEDED"]
+    assert trace.read_text().splitlines() == expected
+    written = json.loads(Path(config.output.root_uri, "runs/r1/run.json").read_text())
+    assert written["run"] == {"run_id": "r1", "root_uri": config.output.root_uri}
+
+
+def test_features_that_are_there_start_no_job_and_a_rejected_model_is_not_registered(
+    config: RunConfig, trace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run(config, monkeypatch, features="reuse", decision="rejected") == 0
+    assert trace.read_text().splitlines() == [*BEFORE, *TRAINING, "notify r1 SUCCEEDED"]
+    assert step_record(config, "cache-features")["state"] == "reused"
+
+
+def test_a_failing_job_ends_the_run_with_its_exit_code_and_notify_still_runs(
+    config: RunConfig, trace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run(config, monkeypatch, features="off", decision="accepted", fail="train") == ExitCode.DATA
+    assert trace.read_text().splitlines() == [*BEFORE, "train", "notify r1 FAILED"]
+    record = step_record(config, "train")
+    assert record["message"] == "the picture is upside down" and record["detail"]["exit_code"] == 65
+    assert "kfp" in os.listdir(Path(config.output.root_uri, "runs/r1")), "kfp's own files lie in the run's folder"
+
+
+OUTER = """
+import sys
+from pipelines.targets import local
+local.INNER_COMMAND = (sys.executable, sys.argv[1])
+sys.exit(local.main(sys.argv[2:]))
+"""
+INNER = """
+import sys
+import pytest
+from pipelines import training
+from pipelines.targets import local
+from tests.fakes import steps
+steps.replace_steps(pytest.MonkeyPatch())
+training.prepare_data = steps.hold_data
+sys.exit(local.main())
+"""
+
+
+@pytest.fixture
+def alive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """Read end of a FIFO that the held step keeps open: it ends when the step is gone."""
+    os.mkfifo(tmp_path / "alive")
+    monkeypatch.setenv("TEST_ALIVE", str(tmp_path / "alive"))
+    reader = os.open(tmp_path / "alive", os.O_RDONLY | os.O_NONBLOCK)
+    os.set_blocking(reader, True)
+    yield reader
+    os.close(reader)
+
+
+def start(config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> subprocess.Popen[str]:
+    """The program as `vlmpipe run` starts it, up to the moment when data preparation holds."""
+    monkeypatch.setenv("TEST_TRACE", str(tmp_path / "trace"))
+    monkeypatch.setenv("PYTHONUNBUFFERED", "1")
+    (tmp_path / "run_file.json").write_text(json.dumps(config.to_dict()))
+    (tmp_path / "inner.py").write_text(f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{INNER}")
+    arguments = [str(tmp_path / "inner.py"), "--config", str(tmp_path / "run_file.json"), "--run-id", "r1"]
+    process = subprocess.Popen(
+        [sys.executable, "-c", OUTER, *arguments],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout
+    for line in process.stdout:
+        if line.strip() == "ready":
+            return process
+    raise AssertionError("data preparation did not start")
+
+
+def test_ctrl_c_ends_the_step_runs_notify_and_leaves_nothing(
+    config: RunConfig, tmp_path: Path, alive: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = start(config, tmp_path, monkeypatch)
+    os.killpg(program.pid, signal.SIGINT)
+    output, _ = program.communicate()
+    assert program.returncode == ExitCode.PREEMPTED, output
+    assert os.read(alive, 1) == b""
+    assert "error: prepare-data was stopped on request" in output and "Traceback" not in output
+    assert (tmp_path / "trace").read_text().splitlines() == ["notify r1 FAILED"]
+    assert step_record(config, "prepare-data")["detail"]["exit_code"] == 75
+
+
+def test_nothing_is_left_when_the_program_is_killed(
+    config: RunConfig, tmp_path: Path, alive: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = start(config, tmp_path, monkeypatch)
+    os.killpg(program.pid, signal.SIGKILL)
+    program.wait()
+    assert os.read(alive, 1) == b""

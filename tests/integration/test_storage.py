@@ -1,0 +1,208 @@
+"""The contract of trainer.storage.Storage: one suite over every implementation."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from trainer.errors import ConfigError, ExitCode, UserError
+from trainer.storage import AlreadyExistsError, LocalStorage, Storage, VersionConflictError, open_storage
+
+
+@pytest.fixture(params=["local", "gcs"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
+    return LocalStorage(tmp_path / "root") if request.param == "local" else request.getfixturevalue("gcs")
+
+
+def test_a_written_object_reads_back(store: Storage) -> None:
+    store.write("a/b.json", b"bytes")
+    assert store.read("a/b.json") == b"bytes"
+
+
+def test_an_empty_object_exists(store: Storage) -> None:
+    store.write("empty", b"")
+    assert store.read("empty") == b""
+    assert store.fetch("empty").read_bytes() == b""
+    assert [info.size_bytes for info in store.list()] == [0]
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    name=st.text(alphabet="abcXYZ09 ._-+=é@#?%&", min_size=1, max_size=30).filter(lambda text: set(text) != {"."}),
+    data=st.binary(max_size=300),
+)
+def test_any_printable_name_and_any_bytes_round_trip(store: Storage, name: str, data: bytes) -> None:
+    store.write(f"folder/{name}", data)
+    assert store.read(f"folder/{name}") == data
+    assert f"folder/{name}" in [info.name for info in store.list("folder")]
+    assert store.fetch(f"folder/{name}").read_bytes() == data
+
+
+def test_writing_again_replaces_and_changes_the_version(store: Storage) -> None:
+    store.write("a", b"old")
+    before = store.stat("a")
+    store.write("a", b"newer")
+    after = store.stat("a")
+    assert before and after
+    assert store.read("a") == b"newer"
+    assert (before.size_bytes, after.size_bytes) == (3, 5)
+    assert before.version != after.version
+
+
+def test_a_missing_object_has_no_stat(store: Storage) -> None:
+    assert store.stat("nothing/here") is None
+
+
+@pytest.mark.parametrize("method", ["read", "fetch"])
+def test_reading_a_missing_object_names_it(store: Storage, method: str) -> None:
+    with pytest.raises(UserError, match="nothing/here") as caught:
+        getattr(store, method)("nothing/here")
+    assert caught.value.code == ExitCode.CONFIG
+
+
+def test_create_refuses_an_existing_object_even_with_equal_bytes(store: Storage) -> None:
+    store.create("COMMIT", b"one")
+    for data in (b"two", b"one"):
+        with pytest.raises(AlreadyExistsError):
+            store.create("COMMIT", data)
+    assert store.read("COMMIT") == b"one"
+
+
+def test_of_many_creators_one_wins(store: Storage) -> None:
+    def create(number: int) -> int | None:
+        try:
+            store.create("COMMIT", b"%d" % number)
+        except AlreadyExistsError:
+            return None
+        return number
+
+    with ThreadPoolExecutor(8) as pool:
+        winners = [number for number in pool.map(create, range(8)) if number is not None]
+    assert len(winners) == 1
+    assert store.read("COMMIT") == b"%d" % winners[0]
+
+
+def test_replace_needs_the_version_that_is_there(store: Storage) -> None:
+    store.write("CHAMPION", b"1")
+    stale = store.stat("CHAMPION")
+    assert stale
+    store.replace("CHAMPION", b"2", stale.version)
+    with pytest.raises(VersionConflictError):
+        store.replace("CHAMPION", b"3", stale.version)
+    assert store.read("CHAMPION") == b"2"
+
+
+def test_replace_of_nothing_is_a_creation(store: Storage) -> None:
+    store.replace("CHAMPION", b"1", "")
+    with pytest.raises(VersionConflictError):
+        store.replace("CHAMPION", b"2", "")
+    assert store.read("CHAMPION") == b"1"
+
+
+def test_replace_of_a_deleted_object_conflicts(store: Storage) -> None:
+    store.write("CHAMPION", b"1")
+    info = store.stat("CHAMPION")
+    assert info
+    store.delete("CHAMPION")
+    with pytest.raises(VersionConflictError):
+        store.replace("CHAMPION", b"2", info.version)
+
+
+def test_concurrent_replaces_lose_no_update(store: Storage) -> None:
+    store.write("counter", b"0")
+
+    def increment(_: int) -> None:
+        while True:
+            info = store.stat("counter")
+            assert info
+            value = int(store.read("counter"))
+            try:
+                store.replace("counter", b"%d" % (value + 1), info.version)
+            except VersionConflictError:
+                continue
+            return
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(increment, range(20)))
+    assert store.read("counter") == b"20"
+
+
+def test_delete_removes_and_may_be_repeated(store: Storage) -> None:
+    store.write("a", b"1")
+    store.delete("a")
+    store.delete("a")
+    assert store.stat("a") is None
+    assert store.list() == []
+
+
+def test_list_gives_a_folder_and_what_is_below_it_sorted(store: Storage) -> None:
+    names = ["steps/train.json", "steps/a/b/c.json", "steps2/x.json", "steps.json", "run.json", "checkpoints/1/COMMIT"]
+    for name in names:
+        store.write(name, b"12")
+    assert [info.name for info in store.list()] == sorted(names)
+    assert [info.name for info in store.list("steps")] == ["steps/a/b/c.json", "steps/train.json"]
+    assert store.list("steps/") == store.list("steps")
+    assert [info.name for info in store.list("run.json")] == ["run.json"]
+    assert store.list("absent") == []
+    assert store.list("steps/train.json")[0] == store.stat("steps/train.json")
+
+
+@pytest.mark.parametrize("size_bytes", [0, 1000, 9 << 20, 40 << 20])
+def test_an_uploaded_file_is_fetched_with_equal_bytes(store: Storage, tmp_path: Path, size_bytes: int) -> None:
+    data = bytes(range(250)) * (size_bytes // 250)
+    (tmp_path / "source").write_bytes(data)
+    store.upload(tmp_path / "source", "shards/train-000000.tar")
+    assert store.fetch("shards/train-000000.tar").read_bytes() == data
+    assert store.fetch("shards/train-000000.tar").name == "train-000000.tar"
+
+
+def test_fetch_sees_a_newer_object(store: Storage) -> None:
+    store.write("a", b"old")
+    assert store.fetch("a").read_bytes() == b"old"
+    store.write("a", b"new")
+    assert store.fetch("a").read_bytes() == b"new"
+
+
+def test_uploading_a_missing_file_names_it(store: Storage, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="not-here"):
+        store.upload(tmp_path / "not-here", "a")
+    assert store.stat("a") is None
+
+
+@pytest.mark.parametrize("name", ["", ".", "/etc/passwd", "../outside", "a/../../outside", "a\nb", "a\0b"])
+@pytest.mark.parametrize("method", ["read", "stat", "delete", "fetch", "uri"])
+def test_a_name_cannot_leave_the_root(store: Storage, method: str, name: str) -> None:
+    with pytest.raises(ConfigError, match="unsafe object name"):
+        getattr(store, method)(name)
+
+
+def test_a_uri_of_a_name_continues_the_root(store: Storage) -> None:
+    assert store.uri("a/b.json") == store.root_uri + "/a/b.json"
+
+
+def test_a_failed_write_leaves_nothing_behind(tmp_path: Path) -> None:
+    store = LocalStorage(tmp_path)
+    (tmp_path / "taken").mkdir()
+    with pytest.raises(UserError, match="taken"):
+        store.write("taken", b"bytes")
+    assert [path.name for path in tmp_path.iterdir()] == ["taken"]
+
+
+def test_an_uploaded_file_is_readable_by_others(tmp_path: Path) -> None:
+    (tmp_path / "source").write_bytes(b"bytes")
+    store = LocalStorage(tmp_path / "root")
+    store.upload(tmp_path / "source", "a")
+    assert store.path("a").stat().st_mode & 0o777 == 0o644
+
+
+def test_open_storage_knows_folders(tmp_path: Path) -> None:
+    assert open_storage(f"file://{tmp_path}").root_uri == str(tmp_path)
+
+
+def test_open_storage_refuses_other_schemes() -> None:
+    with pytest.raises(ConfigError, match="unknown scheme"):
+        open_storage("s3://bucket/path")

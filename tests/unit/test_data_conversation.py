@@ -1,0 +1,167 @@
+"""Turns to tokens: labels, prompts and the chat template agree, for more than one kind of tokenizer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from trainer.data.conversation import CHAT_TEMPLATE, IGNORED, encode_sample, load_tokenizer, make_tokenizer, prompt
+from trainer.data.samples import IMAGE_TOKEN, Turn
+from trainer.errors import ConfigError, ExitCode, UserError
+from trainer.storage import LocalStorage
+
+TURNS = (
+    Turn("<image>\nwhat is the left digit?", "7", "left_digit"),
+    Turn("is it even?", "no", "even"),
+    Turn("what is the sum?", "15", "sum"),
+)
+TEXTS = [text for turn in TURNS for text in (f"USER: {turn.question} ASSISTANT:", f" {turn.answer}")] * 10
+
+
+def byte_level() -> PreTrainedTokenizerFast:
+    return make_tokenizer("train:400", TEXTS)
+
+
+def space_marking() -> PreTrainedTokenizerFast:
+    """Like Llama's: spaces become marks, the first word of a text gets one, and control tokens are its own."""
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+    tokenizer.decoder = decoders.Metaspace()
+    trainer = trainers.BpeTrainer(vocab_size=200, special_tokens=["<unk>", "<bos>", "<eos>", IMAGE_TOKEN])
+    tokenizer.train_from_iterator(TEXTS, trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, unk_token="<unk>", bos_token="<bos>", eos_token="<eos>", chat_template=CHAT_TEMPLATE
+    )
+
+
+TOKENIZERS = {"byte_level": byte_level(), "space_marking": space_marking()}
+BOTH = pytest.mark.parametrize("tokenizer", TOKENIZERS.values(), ids=TOKENIZERS.keys())
+PLAIN_TEXT = st.text(st.sampled_from("ab 7.,é?\nUSERx:"), min_size=1, max_size=12).map(str.strip).filter(bool)
+
+
+def through_template(messages: list[dict[str, Any]], tokenizer: Any, counts: list[int], **options: Any) -> list[int]:
+    """What a user of the exported tokenizer gets: rendered, tokenized, image marks expanded."""
+    text = tokenizer.apply_chat_template(messages, tokenize=False, **options)
+    image_token = tokenizer.convert_tokens_to_ids(IMAGE_TOKEN)
+    remaining = iter(counts)
+    ids = []
+    for token in tokenizer(text, add_special_tokens=False)["input_ids"]:
+        ids += [token] * (next(remaining) if token == image_token else 1)
+    return ids
+
+
+def messages_of(turns: tuple[Turn, ...]) -> list[dict[str, Any]]:
+    return [
+        message
+        for turn in turns
+        for message in (
+            {"role": "user", "content": turn.question},
+            {"role": "assistant", "content": turn.answer},
+        )
+    ]
+
+
+@BOTH
+def test_labels_are_the_answers_and_their_ends(tokenizer: Any) -> None:
+    encoded = encode_sample(TURNS, [5], tokenizer)
+    assert len(encoded.input_ids) == len(encoded.labels)
+    said = tokenizer.decode([label for label in encoded.labels if label != IGNORED])
+    end = tokenizer.eos_token
+    assert said.replace(" ", "") == f"7{end}no{end}15{end}"
+    assert all(label in (IGNORED, token) for label, token in zip(encoded.labels, encoded.input_ids, strict=True))
+    assert encoded.label_tokens == sum(label != IGNORED for label in encoded.labels)
+
+
+@BOTH
+def test_an_image_mark_becomes_its_own_number_of_tokens(tokenizer: Any) -> None:
+    turns = (Turn("<image>\n<image>\nsame?", "no"), Turn("and <image>?", "no"))
+    ids = encode_sample(turns, [3, 1, 2], tokenizer).input_ids
+    image_token = tokenizer.convert_tokens_to_ids(IMAGE_TOKEN)
+    lengths = [len(run) for run in "".join("i" if i == image_token else " " for i in ids).split()]
+    assert lengths == [3, 1, 2]
+
+
+@BOTH
+@given(st.lists(st.tuples(PLAIN_TEXT, PLAIN_TEXT), min_size=1, max_size=4), st.integers(1, 4))
+def test_the_chat_template_gives_the_tokens_of_training(
+    tokenizer: Any, texts: list[tuple[str, str]], count: int
+) -> None:
+    turns = tuple(Turn(question, answer) for question, answer in texts)
+    turns = (Turn(f"<image>\n{turns[0].question}", turns[0].answer), *turns[1:])
+    assert through_template(messages_of(turns), tokenizer, [count]) == encode_sample(turns, [count], tokenizer).input_ids
+
+
+@BOTH
+def test_a_prompt_is_how_training_begins(tokenizer: Any) -> None:
+    ids = prompt(TURNS[0].question, [5], tokenizer)
+    whole = encode_sample(TURNS, [5], tokenizer)
+    assert whole.input_ids[: len(ids)] == ids
+    assert whole.labels[: len(ids)] == [IGNORED] * len(ids)
+    assert whole.labels[len(ids)] != IGNORED
+
+
+@BOTH
+def test_the_template_makes_the_same_prompt(tokenizer: Any) -> None:
+    content = [{"type": "image"}, {"type": "text", "text": "what is the left digit?"}]
+    ids = through_template([{"role": "user", "content": content}], tokenizer, [5], add_generation_prompt=True)
+    assert ids == prompt(TURNS[0].question, [5], tokenizer)
+
+
+def test_a_later_turn_is_asked_with_the_images_in_front() -> None:
+    tokenizer = TOKENIZERS["byte_level"]
+    assert prompt("is it even?", [2], tokenizer) == prompt("<image>\nis it even?", [2], tokenizer)
+    assert tokenizer.decode(prompt("<image>\nis it even?", [], tokenizer)) == "<s>USER: is it even? ASSISTANT:"
+
+
+def test_short_answers_are_one_token() -> None:
+    tokenizer = TOKENIZERS["byte_level"]
+    for answer in ("7", "no", "15"):
+        encoded = encode_sample((Turn("what?", answer),), [], tokenizer)
+        assert encoded.label_tokens == 2, answer  # the answer and the end
+
+
+def test_training_a_tokenizer_is_deterministic() -> None:
+    texts = [f"word{n % 13} and {n * 7919 % 31}" for n in range(500)]
+    first, second = make_tokenizer("train:400", texts), make_tokenizer("train:400", texts)
+    assert first.backend_tokenizer.to_str() == second.backend_tokenizer.to_str()
+
+
+def test_a_saved_tokenizer_loads_with_its_template(tmp_path: Path) -> None:
+    tokenizer = TOKENIZERS["byte_level"]
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    loaded = load_tokenizer(LocalStorage(tmp_path))
+    assert loaded.chat_template == CHAT_TEMPLATE
+    assert encode_sample(TURNS, [5], loaded) == encode_sample(TURNS, [5], tokenizer)
+    assert (loaded.pad_token, loaded.bos_token, loaded.eos_token) == ("<pad>", "<s>", "</s>")
+
+
+def test_a_pretrained_tokenizer_gets_what_it_lacks(tmp_path: Path) -> None:
+    bare = Tokenizer(models.BPE())
+    bare.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bare.train_from_iterator(
+        TEXTS, trainers.BpeTrainer(vocab_size=300, special_tokens=["<end>"], show_progress=False)
+    )
+    PreTrainedTokenizerFast(tokenizer_object=bare, eos_token="<end>").save_pretrained(tmp_path)
+    tokenizer = make_tokenizer(str(tmp_path), [])
+    assert tokenizer.eos_token == "<end>" and tokenizer.pad_token == "<pad>"
+    encoded = encode_sample(TURNS, [4], tokenizer)
+    assert encoded.input_ids.count(tokenizer.convert_tokens_to_ids(IMAGE_TOKEN)) == 4
+    assert through_template(messages_of(TURNS), tokenizer, [4]) == encoded.input_ids
+
+
+def test_a_tokenizer_that_is_not_there_is_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="cannot be loaded") as caught:
+        make_tokenizer(str(tmp_path / "nothing"), [])
+    assert caught.value.code == ExitCode.UNAVAILABLE
+
+
+@pytest.mark.parametrize("name", ["train:", "train:many", "train:259", "train:-1"])
+def test_a_wrong_vocabulary_size_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match="not a size"):
+        make_tokenizer(name, TEXTS)

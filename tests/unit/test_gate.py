@@ -1,0 +1,205 @@
+"""The gate: each requirement, its words, and the laws that hold for any evaluation."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from components.gate import Decision, GateConfig, decide
+
+EVALUATION: dict[str, Any] = {
+    "run_id": "run-b",
+    "held_out_sha256": "abc",
+    "exact_match": 0.9,
+    "loss": 0.4,
+    "chance": 0.2,
+    "slices": {"digit": {"exact_match": 0.95}, "sum": {"exact_match": 0.7}},
+    "controls": {"shuffled_image": {"exact_match": 0.3}, "no_image": {"exact_match": 0.25}},
+}
+CHAMPION: dict[str, Any] = {"version": 3, "run_id": "run-a", "exact_match": 0.88, "held_out_sha256": "abc"}
+
+
+def evaluation(**changes: Any) -> dict[str, Any]:
+    return {**copy.deepcopy(EVALUATION), **changes}
+
+
+def failed(decision: Decision) -> list[str]:
+    return [check.name for check in decision.checks if not check.passed]
+
+
+@pytest.mark.parametrize(
+    ("gate", "failing"),
+    [
+        (GateConfig(min_exact_match=0.91), "exact match"),
+        (GateConfig(max_loss=0.39), "loss"),
+        (GateConfig(per_slice={"digit": 0.9, "sum": 0.8}), "exact match of sum"),
+        (GateConfig(min_margin_over_chance=0.71), "margin over chance"),
+        (GateConfig(min_margin_over_shuffled_image=0.61), "margin over shuffled image"),
+    ],
+)
+def test_each_threshold_rejects_alone_and_says_which(gate: GateConfig, failing: str) -> None:
+    decision = decide(EVALUATION, gate)
+    assert not decision.accepted
+    assert failed(decision) == [failing]
+    assert decision.reason.startswith("Rejected: ")
+    assert failing in decision.reason
+
+
+def test_values_exactly_at_their_thresholds_pass() -> None:
+    # 0.9 - 0.2 and 0.9 - 0.3 are not exact in binary: a margin that was reached must not fail by rounding.
+    gate = GateConfig(
+        min_exact_match=0.9,
+        max_loss=0.4,
+        per_slice={"digit": 0.95},
+        min_margin_over_chance=0.7,
+        min_margin_over_shuffled_image=0.6,
+    )
+    decision = decide(EVALUATION, gate, {**CHAMPION, "exact_match": 0.9})
+    assert decision.accepted
+    assert decision.reason == "Accepted: all 6 checks passed."
+
+
+def test_unknown_slice_is_a_failure_that_names_the_known_ones() -> None:
+    decision = decide(EVALUATION, GateConfig(per_slice={"digits": 0.5}))
+    assert not decision.accepted
+    assert "no slice 'digits'; its slices are: digit, sum" in decision.reason
+
+
+@pytest.mark.parametrize(
+    ("without", "gate", "words"),
+    [
+        ("exact_match", GateConfig(), "no exact_match"),
+        ("loss", GateConfig(max_loss=1), "no loss"),
+        ("chance", GateConfig(min_margin_over_chance=0.1), "no exact match of chance"),
+        ("controls", GateConfig(min_margin_over_shuffled_image=0.0), "no exact match of shuffled image"),
+        ("slices", GateConfig(per_slice={"digit": 0.0}), "its slices are: none"),
+    ],
+)
+def test_a_missing_metric_fails_in_words(without: str, gate: GateConfig, words: str) -> None:
+    incomplete = evaluation()
+    del incomplete[without]
+    decision = decide(incomplete, gate)
+    assert not decision.accepted
+    assert words in decision.reason
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, None, "0.9", True])
+def test_what_is_no_finite_number_never_passes(value: object) -> None:
+    gate = GateConfig(max_loss=10.0, per_slice={"digit": 0.0}, min_margin_over_chance=0.0)
+    broken = evaluation(exact_match=value, loss=value, chance=value, slices={"digit": {"exact_match": value}})
+    decision = decide(broken, gate, CHAMPION)
+    assert len(failed(decision)) == len(decision.checks) == 5
+    json.loads(decision.to_json())  # strict JSON even so
+
+
+def test_worse_than_the_champion_is_rejected_beyond_the_allowed_drop() -> None:
+    champion = {**CHAMPION, "exact_match": 0.93}
+    assert not decide(EVALUATION, GateConfig(), champion).accepted
+    assert decide(EVALUATION, GateConfig(max_regression=0.03), champion).accepted
+    unchecked = decide(EVALUATION, GateConfig(max_regression=None), champion)
+    assert unchecked.accepted
+    assert "not compared with champion version 3" in unchecked.reason
+
+
+def test_a_run_is_not_compared_with_itself() -> None:
+    decision = decide(evaluation(run_id="run-a"), GateConfig(max_regression=1), CHAMPION)
+    assert not decision.accepted
+    assert "a comparison of a model with itself says nothing" in decision.reason
+
+
+@pytest.mark.parametrize(
+    ("champion", "obstacle"),
+    [
+        ({**CHAMPION, "held_out_sha256": "other"}, "evaluated on other held-out questions"),
+        ({**CHAMPION, "held_out_sha256": ""}, "not recorded which held-out questions"),
+        ({**CHAMPION, "exact_match": math.nan}, "its exact match is not recorded"),
+    ],
+)
+def test_an_incomparable_champion_is_named_and_treated_as_configured(champion: dict[str, Any], obstacle: str) -> None:
+    skipped = decide(EVALUATION, GateConfig(), {**champion, "version": 7})
+    assert skipped.accepted
+    assert "not comparable with champion version 7" in skipped.reason
+    assert obstacle in skipped.reason
+    refused = decide(EVALUATION, GateConfig(when_not_comparable="reject"), champion)
+    assert failed(refused) == ["no regression"]
+
+
+def test_decision_json_round_trips() -> None:
+    decision = decide(EVALUATION, GateConfig(min_exact_match=0.5), CHAMPION)
+    content = json.loads(decision.to_json())
+    assert Decision.model_validate(content) == decision
+    assert content["champion"] == {"version": 3, "run_id": "run-a", "exact_match": 0.88}
+    assert set(content["checks"][0]) == {"name", "metric", "slice", "value", "threshold", "passed", "why"}
+
+
+shares = st.floats(0, 1)
+numbers = st.one_of(st.floats(0, 1), st.just(math.nan), st.none())
+evaluations = st.fixed_dictionaries(
+    {
+        "run_id": st.sampled_from(["run-a", "run-b"]),
+        "held_out_sha256": st.sampled_from(["abc", "other", ""]),
+        "exact_match": numbers,
+        "loss": numbers,
+        "chance": numbers,
+        "slices": st.dictionaries(st.sampled_from("ab"), st.fixed_dictionaries({"exact_match": numbers})),
+        "controls": st.one_of(st.just({}), st.fixed_dictionaries({"shuffled_image": st.just({"exact_match": 0.5})})),
+    }
+)
+champions = st.one_of(st.none(), st.builds(lambda share: {**CHAMPION, "exact_match": share}, numbers))
+gates = st.builds(
+    GateConfig,
+    min_exact_match=shares,
+    max_loss=st.one_of(st.none(), st.floats(0.01, 1)),
+    per_slice=st.dictionaries(st.sampled_from("ab"), shares),
+    max_regression=st.one_of(st.none(), shares),
+    when_not_comparable=st.sampled_from(["skip", "reject"]),
+    min_margin_over_chance=st.one_of(st.none(), shares),
+    min_margin_over_shuffled_image=st.one_of(st.none(), shares),
+)
+
+
+@given(evaluations, gates, champions)
+def test_accepted_exactly_when_every_check_passed(
+    measured: dict[str, Any], gate: GateConfig, champion: dict[str, Any] | None
+) -> None:
+    before = copy.deepcopy(champion)
+    decision = decide(measured, gate, champion)
+    assert decision.accepted == (not failed(decision))
+    assert repr(champion) == repr(before)
+    assert "\n" not in decision.reason
+
+
+@given(evaluations, gates, champions, st.data())
+def test_tightening_a_threshold_never_turns_a_rejection_into_acceptance(
+    measured: dict[str, Any], gate: GateConfig, champion: dict[str, Any] | None, data: st.DataObject
+) -> None:
+    def higher(floor: float | None) -> float:
+        return data.draw(st.floats(floor or 0.0, 1))
+
+    tighter: dict[str, Any] = {
+        "min_exact_match": higher(gate.min_exact_match),
+        "max_loss": data.draw(st.floats(0.005, gate.max_loss or 1)),
+        "per_slice": {**gate.per_slice, "a": higher(gate.per_slice.get("a"))},
+        "max_regression": data.draw(st.floats(0, 1 if gate.max_regression is None else gate.max_regression)),
+        "when_not_comparable": "reject",
+        "min_margin_over_chance": higher(gate.min_margin_over_chance),
+        "min_margin_over_shuffled_image": higher(gate.min_margin_over_shuffled_image),
+    }
+    name = data.draw(st.sampled_from(sorted(tighter)))
+    if not decide(measured, gate, champion).accepted:
+        assert not decide(measured, gate.model_copy(update={name: tighter[name]}), champion).accepted
+
+
+@given(evaluations, gates, champions, shares)
+def test_a_better_exact_match_never_turns_acceptance_into_rejection(
+    measured: dict[str, Any], gate: GateConfig, champion: dict[str, Any] | None, share: float
+) -> None:
+    if decide(measured, gate, champion).accepted:
+        better = max(share, measured["exact_match"])
+        assert decide({**measured, "exact_match": better}, gate, champion).accepted

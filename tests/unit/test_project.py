@@ -1,0 +1,109 @@
+"""The project's own files agree with each other."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+from pipelines.sections import GcpConfig
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+EXTRAS = PROJECT["optional-dependencies"]
+
+
+def _pins() -> dict[str, Version]:
+    lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if line and not line.startswith("#")]
+    return {canonicalize_name(name): Version(version) for name, version in (line.split("==") for line in lines)}
+
+
+def _named(*extras: str) -> list[Requirement]:
+    lines = [line for extra in extras for line in EXTRAS[extra]]
+    return [requirement for requirement in map(Requirement, lines) if requirement.name != "vlmpipe"]
+
+
+@pytest.mark.parametrize("requirement", [*map(Requirement, PROJECT["dependencies"]), *_named(*EXTRAS)], ids=str)
+def test_every_named_dependency_is_pinned_within_its_range(requirement: Requirement) -> None:
+    pin = _pins()[canonicalize_name(requirement.name)]
+    assert requirement.specifier.contains(pin)
+
+
+def test_no_pin_is_of_one_build_or_of_the_installer() -> None:
+    pins = _pins()
+    assert [name for name, version in pins.items() if version.local] == []
+    assert pins.keys() & {"pip", "setuptools", "wheel"} == set()
+
+
+def test_the_training_container_needs_no_kfp() -> None:
+    names = {canonicalize_name(requirement.name) for requirement in _named("trainer", "data")}
+    assert names & {"kfp", "google-cloud-pipeline-components", "google-cloud-aiplatform"} == set()
+
+
+def test_the_all_extra_holds_every_other() -> None:
+    (everything,) = map(Requirement, EXTRAS["all"])
+    assert everything.extras == EXTRAS.keys() - {"all"}
+
+
+def test_make_help_shows_every_target() -> None:
+    targets = set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    shown = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    plain = re.sub(r"\x1b\[\d*m", "", shown)
+    assert set(re.findall(r"^  ([a-z-]+) +\S", plain, re.MULTILINE)) == targets
+
+
+def test_data_files_of_the_packages_are_installed() -> None:
+    patterns = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["*"]
+    listed = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard", "pipelines", "components", "trainer"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.splitlines()
+    missed = [path for path in listed if Path(path).suffix != ".py" and not any(map(Path(path).match, patterns))]
+    assert missed == []
+
+
+@pytest.mark.parametrize("recipe", sorted((ROOT / "container").glob("*.Dockerfile")), ids=lambda path: path.name)
+def test_an_image_recipe_copies_what_exists_and_is_sent_to_the_builder(recipe: Path) -> None:
+    sent = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    copied = [
+        name for line in re.findall(r"^COPY (.+)$", recipe.read_text(), re.MULTILINE) for name in line.split()[:-1]
+    ]
+    assert copied
+    assert [name for name in copied if not (ROOT / name).exists() or name not in sent] == []
+
+
+def test_build_says_what_it_needs() -> None:
+    command = ["make", "build", "CONTAINER_IMAGE_REGISTRY="]
+    answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert answer.returncode != 0
+    assert "CONTAINER_IMAGE_REGISTRY is not set" in answer.stderr
+    assert "env.sh" in answer.stderr
+
+
+def test_env_sh_reaches_make_and_becomes_fields_of_the_run_file(tmp_path: Path) -> None:
+    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+        (tmp_path / name).write_text((ROOT / name).read_text())
+    (tmp_path / "env.sh").write_text(re.sub(r"^# export", "export", (ROOT / "env.sh.example").read_text(), flags=re.M))
+    planned = subprocess.run(
+        ["make", "--dry-run", "compile-pipeline"], cwd=tmp_path, capture_output=True, text=True, check=True
+    ).stdout
+    fields = dict(field.split("=") for field in re.findall(r"gcp\.(\S+)", planned))
+    in_shell = subprocess.run(
+        ["bash", "-c", "source ./env.sh && echo $VERTEX_PROJECT_ID $VERTEX_CMEK_IDENTIFIER"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.split()
+    assert [fields["project"], fields["encryption_spec_key_name"]] == in_shell
+    assert fields.keys() <= GcpConfig.model_fields.keys()
+    assert len(fields) == 6

@@ -1,0 +1,154 @@
+"""Rows to tensors: micro-batches of one step, made ahead of use in a background thread."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trainer.data.loader import Row, RowLoader
+from trainer.features.store import FeatureReader
+from trainer.models.pixels import PixelPreparer
+
+IGNORED = -100
+STEPS_AHEAD = 2
+
+ImageSource = Callable[[Sequence[Row]], Tensor]  # rows -> features or pixel values of their images, in order
+
+
+@dataclass(frozen=True)
+class RowBatch:
+    """Rows of one forward pass. See the family's training module for shapes."""
+
+    input_ids: Tensor  # (rows, tokens)
+    position_ids: Tensor  # (rows, tokens)
+    label_index: Tensor  # (labels,) positions in the flattened rows whose next token is a label
+    label_ids: Tensor  # (labels,)
+    images: Tensor  # (images, tokens, hidden) or (images, 3, side, side)
+
+    def to(self, device: torch.device) -> dict[str, Tensor]:
+        """The tensors by argument name, on the device."""
+        return {name: getattr(self, name).to(device, non_blocking=True) for name in self.__dataclass_fields__}
+
+
+@dataclass(frozen=True)
+class StepBatches:
+    """What one rank needs for one step, and what the metrics say of it. Counts are of this rank unless named otherwise."""
+
+    step: int
+    epoch: int
+    batches: list[RowBatch]
+    global_label_tokens: int
+    useful_tokens: int
+    slot_tokens: int
+    images: int
+    sample_ids: tuple[str, ...]
+
+
+def collate(rows: Sequence[Row], image_source: ImageSource) -> RowBatch:
+    """One micro-batch from packed rows."""
+    labels = np.stack([row.labels for row in rows])
+    next_is_label = np.zeros(labels.shape, dtype=bool)
+    next_is_label[:, :-1] = labels[:, 1:] != IGNORED
+    label_index = np.flatnonzero(next_is_label)
+    return RowBatch(
+        input_ids=torch.from_numpy(np.stack([row.input_ids for row in rows])),
+        position_ids=torch.from_numpy(np.stack([row.position_ids for row in rows])),
+        label_index=torch.from_numpy(label_index),
+        label_ids=torch.from_numpy(labels.reshape(-1)[label_index + 1]),
+        images=image_source(rows),
+    )
+
+
+def cached_images(reader: FeatureReader, empty_shape: tuple[int, int]) -> ImageSource:
+    """Features from the store. `empty_shape` is (tokens, hidden) of one image, for a batch without any."""
+
+    def read(rows: Sequence[Row]) -> Tensor:
+        features = [reader.read(image) for row in rows for image in row.image_sha256]
+        return torch.stack(features) if features else torch.empty(0, *empty_shape, dtype=torch.bfloat16)
+
+    return read
+
+
+def online_images(prepare: PixelPreparer) -> ImageSource:
+    """Pixel values, for a tower that runs in the training step."""
+
+    def read(rows: Sequence[Row]) -> Tensor:
+        return prepare([image for row in rows for image in row.images])
+
+    return read
+
+
+class BatchStream:
+    """Iterates over the steps' batches of one rank, a few steps ahead of use. `waited_s` is the time the loop waited."""
+
+    def __init__(
+        self,
+        loader: RowLoader,
+        image_source: ImageSource,
+        *,
+        micro_batch_rows: int,
+        first_step: int,
+        end_step: int,
+        rank: int,
+        world_size: int,
+    ) -> None:
+        self.waited_s = 0.0
+        self._loader, self._image_source, self._micro_rows = loader, image_source, micro_batch_rows
+        self._steps = range(first_step, end_step)
+        self._rank, self._world_size = rank, world_size
+        self._queue: queue.Queue[StepBatches | BaseException | None] = queue.Queue(maxsize=STEPS_AHEAD)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._produce, name="batches", daemon=True)
+        self._thread.start()
+
+    def __iter__(self) -> Iterator[StepBatches]:
+        while True:
+            started = time.perf_counter()
+            item = self._queue.get()
+            self.waited_s += time.perf_counter() - started
+            if item is None:
+                return
+            if isinstance(item, BaseException):
+                raise item
+            yield item
+
+    def close(self) -> None:
+        """Stop the producer, also when it waits for room in the queue."""
+        self._stop.set()
+        while self._thread.is_alive():
+            try:
+                self._queue.get(timeout=0.1)
+            except queue.Empty:
+                continue
+        self._thread.join()
+
+    def _produce(self) -> None:
+        try:
+            for step in self._steps:
+                if self._stop.is_set():
+                    return
+                self._queue.put(self._make(step))
+            self._queue.put(None)
+        except BaseException as error:  # handed to the loop, which raises it
+            self._queue.put(error)
+
+    def _make(self, step: int) -> StepBatches:
+        rows = self._loader.rows_for_step(step, self._rank, self._world_size)
+        size = self._micro_rows
+        return StepBatches(
+            step=step,
+            epoch=self._loader.epoch(step),
+            batches=[collate(rows[i : i + size], self._image_source) for i in range(0, len(rows), size)],
+            global_label_tokens=self._loader.total_label_tokens(step),
+            useful_tokens=sum(row.tokens for row in rows),
+            slot_tokens=sum(len(row.input_ids) for row in rows),
+            images=sum(len(row.image_sha256) for row in rows),
+            sample_ids=tuple(sample for row in rows for sample in row.sample_ids),
+        )

@@ -1,0 +1,1 @@
+"""Checkpoints that exist when their COMMIT does."""

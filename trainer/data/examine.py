@@ -1,0 +1,120 @@
+"""One sample's way through the checks: a final id and split, decoded images, tokens, and either a place or a reject."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import TYPE_CHECKING
+
+from trainer.config import JobConfig
+from trainer.data.checks import CheckedImage, check_image, check_turns
+from trainer.data.conversation import Encoded, encode_sample
+from trainer.data.rejects import Reject, RejectCode, RejectedError, Repair
+from trainer.data.samples import IMAGE_TOKEN, Sample, Split, Turn, split_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+ImageTokens = Callable[[int, int], int]  # (width, height) in pixels -> tokens
+
+
+def image_tokens_of(config: JobConfig) -> ImageTokens:
+    """The rule by which the model's family counts tokens of an image. Imports torch."""
+    from trainer.models.table import family_of
+
+    family = family_of(config.model)
+    return cache(lambda width, height: family.image_tokens(config.model, width, height))
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A sample with its final id and split."""
+
+    sample: Sample
+    split: Split
+    repairs: tuple[Repair, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """A sample that passed every check."""
+
+    id: str
+    split: Split
+    turns: tuple[Turn, ...]
+    images: tuple[CheckedImage, ...]
+    image_token_counts: tuple[int, ...]
+    encoded: Encoded
+    repairs: tuple[Repair, ...]
+
+
+def with_unique_ids(source: Iterable[Sample | Reject], held_out_fraction: float) -> Iterator[Entry | Reject]:
+    """Reject repeated samples. Give other content under a used id a suffix: LLaVA's own sets repeat ids.
+
+    The split follows the id before the suffix, so samples that share an id, as a rule about one image, stay together.
+    """
+    seen: dict[str, set[str]] = defaultdict(set)
+    for sample in source:
+        if isinstance(sample, Reject):
+            yield sample
+            continue
+        digest = sample.content_digest()
+        if digest in seen[sample.id]:
+            message = "the same id with the same content came before"
+            yield Reject(sample.where, sample.id, RejectCode.ID_DUPLICATE, message)
+            continue
+        split = final_split(sample, held_out_fraction)
+        if seen[sample.id]:
+            renamed = replace(sample, id=f"{sample.id}~{digest[:12]}")
+            yield Entry(renamed, split, (Repair.ID_SUFFIXED,))
+        else:
+            yield Entry(sample, split, ())
+        seen[sample.id].add(digest)
+
+
+def final_split(sample: Sample, held_out_fraction: float) -> Split:
+    return sample.split or split_of(sample.id, held_out_fraction)
+
+
+class Examination:
+    """All checks of one sample. Called in several threads at once."""
+
+    def __init__(self, config: JobConfig, tokenizer: PreTrainedTokenizerFast) -> None:
+        self._data, self._tokenizer = config.data, tokenizer
+        self._image_tokens = image_tokens_of(config)
+        self._special_tokens = tuple(tokenizer.all_special_tokens)
+
+    def __call__(self, entry: Entry | Reject) -> Accepted | Reject:
+        if isinstance(entry, Reject):
+            return entry
+        try:
+            return self._accept(entry)
+        except RejectedError as error:
+            return Reject(entry.sample.where, entry.sample.id, error.code, str(error))
+
+    def _accept(self, entry: Entry) -> Accepted:
+        sample, repairs = entry.sample, list(entry.repairs)
+        check_turns(sample.turns, len(sample.images), self._special_tokens)
+        if len(sample.images) > self._data.row_images:
+            message = f"{len(sample.images)} images, more than data.row_images {self._data.row_images}"
+            raise RejectedError(RejectCode.CONV_TOO_MANY_IMAGES, message)
+        images = []
+        for reference in sample.images:
+            image = check_image(reference.read(), max_pixels=self._data.max_image_pixels, name=reference.name)
+            images.append(image)
+            repairs += image.repairs
+        counts = [self._image_tokens(image.width, image.height) for image in images]
+        turns = sample.turns
+        encoded = encode_sample(turns, counts, self._tokenizer)
+        while len(encoded.input_ids) > self._data.row_tokens:
+            if self._data.over_long == "reject" or len(turns) == 1:
+                message = f"{len(encoded.input_ids)} tokens, more than data.row_tokens {self._data.row_tokens}"
+                raise RejectedError(RejectCode.CONV_TOO_LONG, message)
+            turns = turns[:-1]
+            kept = sum(turn.question.count(IMAGE_TOKEN) for turn in turns)
+            images, counts = images[:kept], counts[:kept]
+            encoded = encode_sample(turns, counts, self._tokenizer)
+            repairs.append(Repair.TURNS_DROPPED)
+        return Accepted(sample.id, entry.split, turns, tuple(images), tuple(counts), encoded, tuple(repairs))

@@ -1,0 +1,151 @@
+"""The index of prepared data: one line a sample, with its lengths and the place of its bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from trainer.data.samples import SPLITS, Split
+from trainer.data.shards import Members
+from trainer.errors import DataError
+from trainer.storage import Storage, open_storage
+
+NAME = "index.parquet"
+SCHEMA = pa.schema(
+    [
+        ("id", pa.string()),
+        ("key", pa.string()),
+        ("split", pa.string()),
+        ("shard", pa.string()),
+        ("json_offset", pa.int64()),
+        ("json_bytes", pa.int64()),
+        ("image_offsets", pa.list_(pa.int64())),
+        ("image_bytes", pa.list_(pa.int64())),
+        ("image_sha256", pa.list_(pa.string())),
+        ("image_widths", pa.list_(pa.int32())),
+        ("image_heights", pa.list_(pa.int32())),
+        ("image_token_counts", pa.list_(pa.int32())),  # of each image
+        ("image_tokens", pa.int32()),  # sum over the images
+        ("tokens", pa.int32()),  # of the whole sample, image tokens included
+        ("label_tokens", pa.int32()),
+        ("turns", pa.int32()),
+        ("slices", pa.list_(pa.string())),  # of each turn
+    ]
+)
+
+
+class IndexWriter:
+    """Collects lines by column and writes them sorted by split and id."""
+
+    def __init__(self) -> None:
+        self._columns: dict[str, list[Any]] = {name: [] for name in SCHEMA.names}
+
+    def add(self, **line: Any) -> None:
+        """One sample; exactly the columns of SCHEMA."""
+        assert line.keys() == self._columns.keys()
+        for name, value in line.items():
+            self._columns[name].append(value)
+
+    def write(self, folder: Path) -> None:
+        table = pa.table(self._columns, schema=SCHEMA)
+        pq.write_table(table.sort_by([("split", "ascending"), ("id", "ascending")]), folder / NAME)
+
+
+@dataclass(frozen=True, slots=True)
+class ImageLocation:
+    """Where the encoded bytes of one image lie."""
+
+    shard: str
+    offset: int
+    bytes: int
+
+
+class SplitIndex:
+    """The samples of one split, in order of their ids. Sample numbers in row plans are positions in it."""
+
+    def __init__(self, name: Split, table: pa.Table) -> None:
+        self.name = name
+        self._columns = {column: table.column(column).combine_chunks() for column in SCHEMA.names}
+        self.ids: list[str] = self._columns["id"].to_pylist()
+        self.tokens = self._numpy("tokens")  # (samples,)
+        self.label_tokens = self._numpy("label_tokens")  # (samples,)
+        self.turns = self._numpy("turns")  # (samples,)
+        self.image_count = pc.list_value_length(self._columns["image_sha256"]).to_numpy().astype(np.int64)  # (samples,)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def sample_location(self, number: int) -> Members:
+        """Where the sample's bytes lie."""
+        names = ("shard", "json_offset", "json_bytes", "image_offsets", "image_bytes")
+        return Members(*(self._value(name, number) for name in names))
+
+    def image_sha256(self, number: int) -> list[str]:
+        """Content hash of each of the sample's images, in order of their marks."""
+        return list(self._value("image_sha256", number))
+
+    def image_token_counts(self, number: int) -> list[int]:
+        """Tokens of each of the sample's images."""
+        return list(self._value("image_token_counts", number))
+
+    def slices(self, number: int) -> list[str]:
+        """Slice of each of the sample's turns."""
+        return list(self._value("slices", number))
+
+    def images(self) -> Iterator[tuple[str, ImageLocation]]:
+        """(content hash, location) of every image of the split; equal images come more than once."""
+        for number in range(len(self)):
+            place = self.sample_location(number)
+            spans = zip(self.image_sha256(number), place.image_offsets, place.image_bytes, strict=True)
+            for sha256, offset, size_bytes in spans:
+                yield sha256, ImageLocation(place.shard, offset, size_bytes)
+
+    def _value(self, column: str, number: int) -> Any:
+        return self._columns[column][number].as_py()
+
+    def _numpy(self, column: str) -> NDArray[np.int64]:
+        return np.asarray(self._columns[column].to_numpy(), np.int64)
+
+
+class Index:
+    """All splits of one prepared data set."""
+
+    def __init__(self, uri: str, table: pa.Table) -> None:
+        self.uri = uri
+        self._splits = {name: SplitIndex(name, table.filter(pc.equal(table.column("split"), name))) for name in SPLITS}
+
+    @classmethod
+    def load(cls, prepared_uri: str, storage: Storage | None = None) -> Index:
+        """Read the index at `prepared_uri`. Raises DataError when it is not an index of this version."""
+        storage = storage or open_storage(prepared_uri)
+        path = storage.fetch(NAME)
+        try:
+            table = pq.read_table(path)
+        except pa.ArrowInvalid as error:
+            raise _unusable(path, str(error)) from error
+        if table.schema != SCHEMA:
+            raise _unusable(path, f"columns {table.schema.names}")
+        return cls(prepared_uri, table)
+
+    def split(self, name: Split) -> SplitIndex:
+        return self._splits[name]
+
+    def unique_images(self) -> dict[str, ImageLocation]:
+        """One location of every distinct image of all splits, by content hash."""
+        return {sha256: location for split in self._splits.values() for sha256, location in split.images()}
+
+
+def _unusable(path: Path, found: str) -> DataError:
+    return DataError(
+        f"{path} is not an index of this version of the trainer: {found}",
+        expected="the columns " + ", ".join(SCHEMA.names),
+        fix="delete the DONE file beside it and run again: the data is then prepared anew",
+    )

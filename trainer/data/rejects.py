@@ -1,0 +1,141 @@
+"""Why a sample is left out: the closed list of reject codes, and the ledger in which nothing gets lost."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any, TypeVar
+
+from trainer.errors import DataError
+
+MESSAGE_CHARS = 300
+EXAMPLES_PER_CODE = 3
+
+T = TypeVar("T")
+
+
+class RejectCode(StrEnum):
+    """Every reason to leave a sample out. docs/reference/data-formats.md lists them with what to do."""
+
+    JSON_ENCODING = "json.encoding"  # a line is not UTF-8
+    JSON_PARSE = "json.parse"  # a line is not JSON
+    JSON_RECORD = "json.record"  # a record lacks a field, or a field has the wrong type
+    ID_DUPLICATE = "id.duplicate"  # the same id with the same content came before
+    CONV_ROLES = "conv.roles"  # turns do not alternate human, gpt
+    CONV_IMAGE_COUNT = "conv.image_count"  # <image> marks and images differ in number, or a mark is in an answer
+    CONV_TOO_LONG = "conv.too_long"  # more tokens than data.row_tokens
+    CONV_TOO_MANY_IMAGES = "conv.too_many_images"  # more images than data.row_images
+    TEXT_EMPTY = "text.empty"  # no turns, or an empty question or answer
+    TEXT_SPECIAL_TOKEN = "text.special_token"  # the text spells one of the tokenizer's control tokens
+    REF_MISSING = "ref.missing"  # the image file does not exist or cannot be read
+    REF_UNSAFE_PATH = "ref.unsafe_path"  # the image path leaves data.image_folder
+    IMAGE_EMPTY = "image.empty"  # zero bytes
+    IMAGE_UNIDENTIFIED = "image.unidentified"  # not one of the allowed formats, whatever its name says
+    IMAGE_TOO_LARGE = "image.too_large"  # more pixels than data.max_image_pixels
+    IMAGE_TRUNCATED = "image.truncated"  # the file ends too early
+    IMAGE_DECODE_ERROR = "image.decode_error"  # the file is damaged
+    IMAGE_MODE = "image.mode"  # pixels without a known range: floating point or 32-bit integers
+
+
+class Repair(StrEnum):
+    """What was changed in a sample that was accepted. Counted in `rejects_summary.json`."""
+
+    EXIF_TRANSPOSED = "exif_transposed"  # turned as its EXIF orientation says
+    MODE_CONVERTED = "mode_converted"  # converted to RGB; transparency over white
+    BIT_DEPTH_SCALED = "bit_depth_scaled"  # 16-bit grey scaled to 8 bits
+    FIRST_FRAME = "first_frame"  # first frame of an animation
+    FORMAT_CONVERTED = "format_converted"  # stored as PNG instead of WebP, GIF, BMP or TIFF
+    EXTENSION_MISMATCH = "extension_mismatch"  # the name promises another format than the bytes hold
+    TURNS_DROPPED = "turns_dropped"  # last turns dropped to fit row_tokens (data.over_long=truncate)
+    ID_SUFFIXED = "id_suffixed"  # the id was taken by other content; a suffix tells them apart
+
+
+class RejectedError(Exception):
+    """Raised by a check; becomes a line of `rejects.jsonl`."""
+
+    def __init__(self, code: RejectCode, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+@dataclass(frozen=True, slots=True)
+class Reject:
+    """One sample that was left out."""
+
+    where: str
+    id: str
+    code: RejectCode
+    message: str
+
+
+class Ledger:
+    """Counts what was read, accepted and rejected; `summary` asserts that accepted + rejected == read."""
+
+    def __init__(self, max_reject_fraction: float) -> None:
+        self.max_reject_fraction = max_reject_fraction
+        self.read = self.accepted = self.repaired = 0
+        self.rejects: list[Reject] = []
+        self.repairs: Counter[Repair] = Counter()
+
+    def counting(self, records: Iterable[T]) -> Iterator[T]:
+        """The records unchanged; each is counted as read when it passes."""
+        for record in records:
+            self.read += 1
+            yield record
+
+    def reject(self, reject: Reject) -> None:
+        self.rejects.append(reject)
+
+    def accept(self, repairs: Iterable[Repair]) -> None:
+        kinds = set(repairs)
+        self.accepted += 1
+        self.repaired += bool(kinds)
+        self.repairs.update(kinds)
+
+    def summary(self) -> dict[str, Any]:
+        """Counts, codes by number of rejects, and where the first few of each code are."""
+        assert self.read == self.accepted + len(self.rejects), "a sample was lost or counted twice"
+        by_code = Counter(reject.code for reject in self.rejects)
+        examples: dict[str, list[str]] = {}
+        for reject in self.rejects:
+            found = examples.setdefault(reject.code, [])
+            if len(found) < EXAMPLES_PER_CODE:
+                found.append(f"{reject.where}: {_line(reject.message)}")
+        return {
+            "read": self.read,
+            "accepted": self.accepted,
+            "rejected": len(self.rejects),
+            "repaired": self.repaired,
+            "by_code": dict(by_code.most_common()),
+            "repairs": dict(self.repairs.most_common()),
+            "examples": examples,
+            "max_reject_fraction": self.max_reject_fraction,
+        }
+
+    def jsonl(self) -> bytes:
+        """All rejects, one JSON object a line, in the order they were met."""
+        lines = ({**asdict(reject), "message": _line(reject.message)} for reject in self.rejects)
+        return "".join(json.dumps(line) + "\n" for line in lines).encode()
+
+    def check(self) -> None:
+        """Raise DataError when a larger share than allowed was rejected."""
+        summary = self.summary()
+        if not self.rejects or len(self.rejects) <= self.max_reject_fraction * self.read:
+            return
+        lines = [f"{len(self.rejects)} of {self.read} samples cannot be used:"]
+        for code, count in list(summary["by_code"].items())[:5]:
+            lines += [f"  {code} ({count}), for example", *(f"    {text}" for text in summary["examples"][code])]
+        raise DataError(
+            "\n".join(lines),
+            expected=f"at most {self.max_reject_fraction:.1%} rejected (data.max_reject_fraction)",
+            fix="correct the samples (docs/reference/data-formats.md explains each code) or allow a larger share",
+        )
+
+
+def _line(message: str) -> str:
+    """One printable line: control characters from the data must not reach a terminal or a log."""
+    printable = "".join(c if c.isprintable() else " " for c in message)
+    return printable if len(printable) <= MESSAGE_CHARS else printable[: MESSAGE_CHARS - 3] + "..."

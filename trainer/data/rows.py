@@ -1,0 +1,121 @@
+"""Samples become rows: a pure function of the sample lengths, a seed and an epoch.
+
+Best fit, longest first, within windows of a shuffled order (best-fit decreasing; Johnson, 1974). Every row keeps within
+a token and an image budget, so no row can need more memory than the plan foresaw. The order uses its own 64-bit mixing
+function (SplitMix64; Steele, Lea and Flood, 2014) and not a library's generator, whose stream may change with its
+version: a run that resumes after an upgrade would silently read other data.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from bisect import bisect_left, insort
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Int64Array = NDArray[np.int64]
+ROW_BITS = 32  # an open row is one integer: its free tokens, then its number
+
+
+@dataclass(frozen=True)
+class RowPlan:
+    """The rows of one epoch: row i holds the samples `members[offsets[i]:offsets[i + 1]]`."""
+
+    offsets: Int64Array  # (rows + 1,)
+    members: Int64Array  # (samples,)
+    fill: float  # share of the rows' tokens that are not padding
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def row(self, number: int) -> Int64Array:
+        """Sample numbers of one row, in order."""
+        return self.members[self.offsets[number] : self.offsets[number + 1]]
+
+    def digest(self) -> str:
+        """SHA-256 of the plan, hexadecimal: equal digests mean equal data order."""
+        little_endian = (self.offsets.astype("<i8"), self.members.astype("<i8"))
+        return hashlib.sha256(b"".join(array.tobytes() for array in little_endian)).hexdigest()
+
+
+def plan_rows(
+    tokens: NDArray[np.integer],
+    images: NDArray[np.integer],
+    *,
+    row_tokens: int,
+    row_images: int,
+    seed: int,
+    epoch: int,
+    pack: bool = True,
+    window: int = 1024,
+) -> RowPlan:
+    """Rows of an epoch; each sample is in exactly one.
+
+    tokens, images: (samples,) length and number of images of each sample. With `pack=False` each sample has its own
+    row. A larger `window` fills rows better and takes longer. Raises ValueError when a sample exceeds a row's budget by
+    itself: preparation rejects such samples.
+    """
+    if len(tokens) and (int(tokens.max()) > row_tokens or int(images.max()) > row_images):
+        raise ValueError(f"a sample needs more than one row's {row_tokens} tokens or {row_images} images")
+    order = _shuffled(len(tokens), seed, epoch, "samples")
+    if pack:
+        rows = []
+        for start in range(0, len(order), window):
+            rows += _best_fit(order[start : start + window], tokens, images, row_tokens, row_images)
+    else:
+        rows = [[sample] for sample in order.tolist()]
+    # Within a window, rows come longest sample first; a second shuffle keeps that pattern out of training.
+    rows = [rows[number] for number in _shuffled(len(rows), seed, epoch, "rows")]
+    offsets = np.zeros(len(rows) + 1, np.int64)
+    np.cumsum([len(row) for row in rows], out=offsets[1:])
+    members = np.array([sample for row in rows for sample in row], np.int64)
+    fill = float(tokens.sum()) / (len(rows) * row_tokens) if rows else 0.0
+    return RowPlan(offsets, members, fill)
+
+
+def _best_fit(
+    samples: Int64Array,
+    tokens: NDArray[np.integer],
+    images: NDArray[np.integer],
+    row_tokens: int,
+    row_images: int,
+) -> list[list[int]]:
+    """Put each sample, longest first, into the row that it leaves least room in."""
+    longest_first = samples[np.argsort(-tokens[samples].astype(np.int64), kind="stable")]
+    sizes, counts = tokens[longest_first].tolist(), images[longest_first].tolist()
+    rows: list[list[int]] = []
+    free_images: list[int] = []
+    open_rows: list[int] = []  # sorted: free tokens << ROW_BITS | row
+    for sample, size, count in zip(longest_first.tolist(), sizes, counts, strict=True):
+        place = bisect_left(open_rows, size << ROW_BITS)
+        while place < len(open_rows) and free_images[_row_of(open_rows[place])] < count:
+            place += 1
+        if place == len(open_rows):
+            row, free_tokens = len(rows), row_tokens
+            rows.append([])
+            free_images.append(row_images)
+        else:
+            entry = open_rows.pop(place)
+            row, free_tokens = _row_of(entry), entry >> ROW_BITS
+        rows[row].append(sample)
+        free_tokens -= size
+        free_images[row] -= count
+        if free_tokens and free_images[row]:
+            insort(open_rows, free_tokens << ROW_BITS | row)
+    return rows
+
+
+def _row_of(entry: int) -> int:
+    return entry & ((1 << ROW_BITS) - 1)
+
+
+def _shuffled(length: int, seed: int, epoch: int, stream: str) -> Int64Array:
+    """A permutation of range(length) that depends on nothing but the arguments."""
+    start = hashlib.sha256(f"{stream} {seed} {epoch}".encode()).digest()[:8]
+    state = np.arange(1, length + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    state += np.uint64(int.from_bytes(start, "little"))
+    state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return np.argsort(state ^ (state >> np.uint64(31)), kind="stable").astype(np.int64)

@@ -1,0 +1,62 @@
+"""What flows through data preparation: a sample, its turns and its images."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+IMAGE_TOKEN = "<image>"
+DEFAULT_SLICE = "all"
+
+Split = Literal["train", "eval"]
+SPLITS: tuple[Split, ...] = ("eval", "train")  # sorted: the order of splits in the index
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One question and its answer. The question marks where image k goes by its k-th `<image>`."""
+
+    question: str
+    answer: str
+    slice: str = DEFAULT_SLICE
+
+
+@dataclass(frozen=True, slots=True)
+class ImageRef:
+    """An image that has not been read yet. Within one source, equal names mean equal images."""
+
+    name: str
+    read: Callable[[], bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One image-text record as a source gives it, before any image is opened."""
+
+    id: str
+    turns: tuple[Turn, ...]
+    images: tuple[ImageRef, ...]
+    where: str  # for people: file and line, or the name within a built-in set
+    split: Split | None = None  # None: decided by the hash of the id
+
+    def content_digest(self) -> str:
+        """Equal for two samples that say the same about the same images. Hexadecimal."""
+        return stable_digest(*((t.question, t.answer, t.slice) for t in self.turns), *(i.name for i in self.images))
+
+
+def split_of(identity: str, held_out_fraction: float) -> Split:
+    """The split of an id: a pure function of the id, so samples never move when data is added."""
+    share = int(stable_digest("split", identity)[:16], 16) / 2**64
+    return "eval" if share < held_out_fraction else "train"
+
+
+def stable_digest(*parts: object) -> str:
+    """SHA-256 over the parts' representations: the same on every machine, unlike `hash()`."""
+    return hashlib.sha256(repr(parts).encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def stable_shuffle(items: Iterable[Any], key: str) -> list[Any]:
+    """The items in an order that depends only on their representations and `key`."""
+    return sorted(items, key=lambda item: stable_digest(key, item))

@@ -1,0 +1,181 @@
+"""Shards: WebDataset tars whose members can be read one by one, each with a sidecar that proves it whole."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import tarfile
+import threading
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trainer.data.samples import Turn, stable_digest
+from trainer.errors import DataError, os_errors
+from trainer.storage import Storage, crc32c_of_file
+
+if TYPE_CHECKING:
+    from trainer.data.index import ImageLocation
+
+KEY = re.compile(r"[A-Za-z0-9_-]{1,100}")
+FOLDER = "shards"
+
+
+@dataclass(frozen=True, slots=True)
+class Members:
+    """Where the members of one sample lie: byte offsets into the tar file, and lengths."""
+
+    shard: str
+    json_offset: int
+    json_bytes: int
+    image_offsets: list[int]
+    image_bytes: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Sidecar:
+    """What a whole shard looks like."""
+
+    shard: str
+    samples: int
+    bytes: int
+    crc32c: int
+
+
+def key_of(identity: str) -> str:
+    """A WebDataset key for an id: the id itself if it is plain, else a readable part and a hash.
+
+    A dot would end the key early and merge samples; a slash would make folders.
+    """
+    if KEY.fullmatch(identity):
+        return identity
+    return re.sub(r"[^A-Za-z0-9_-]+", "-", identity)[:60] + "-" + stable_digest(identity)[:16]
+
+
+def sidecar_name(shard: str) -> str:
+    return shard.removesuffix(".tar") + ".json"
+
+
+def sample_json(identity: str, turns: Sequence[Turn]) -> bytes:
+    """The `<key>.json` member."""
+    spoken = [{"question": turn.question, "answer": turn.answer, "slice": turn.slice} for turn in turns]
+    return json.dumps({"id": identity, "turns": spoken}, ensure_ascii=False).encode()
+
+
+class ShardWriter:
+    """Writes one split's samples to `<folder>/shards/<split>-NNNNNN.tar`, `shard_samples` to each."""
+
+    def __init__(self, folder: Path, split: str, shard_samples: int) -> None:
+        self._folder, self._split, self._shard_samples = folder, split, shard_samples
+        self._tar: tarfile.TarFile | None = None
+        self._shard = ""
+        self._samples = self._shards = 0
+        (folder / FOLDER).mkdir(parents=True, exist_ok=True)
+
+    def add(self, key: str, sample: bytes, images: Sequence[tuple[str, bytes]]) -> Members:
+        """Append a sample: its JSON, and (extension, bytes) of each image."""
+        if self._tar is None:
+            self._shard = f"{FOLDER}/{self._split}-{self._shards:06d}.tar"
+            # GNU format keeps names over 100 characters; no times or owners, so equal data gives equal bytes.
+            self._tar = tarfile.open(self._folder / self._shard, "w", format=tarfile.GNU_FORMAT)  # noqa: SIM115
+        json_offset = self._member(f"{key}.json", sample)
+        image_offsets = [self._member(f"{key}.{n}.{extension}", data) for n, (extension, data) in enumerate(images)]
+        members = Members(self._shard, json_offset, len(sample), image_offsets, [len(data) for _, data in images])
+        self._samples += 1
+        if self._samples == self._shard_samples:
+            self.close()
+        return members
+
+    def close(self) -> None:
+        """End the current shard and write its sidecar."""
+        if self._tar is None:
+            return
+        self._tar.close()
+        path = self._folder / self._shard
+        sidecar = Sidecar(self._shard, self._samples, path.stat().st_size, crc32c_of_file(path))
+        (self._folder / sidecar_name(self._shard)).write_text(json.dumps(asdict(sidecar)))
+        self._tar, self._samples = None, 0
+        self._shards += 1
+
+    def _member(self, name: str, data: bytes) -> int:
+        assert self._tar is not None
+        info = tarfile.TarInfo(name)
+        info.size = len(data)
+        self._tar.addfile(info, io.BytesIO(data))
+        padded = -(-len(data) // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
+        return int(self._tar.offset) - padded
+
+
+class ShardReader:
+    """Random access to members. A shard is checked against its sidecar once, before its first member is used.
+
+    Safe to use from several threads. Files are opened per read: thousands of shards must not hold as many descriptors.
+    """
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+        self._paths: dict[str, Path] = {}
+        self._lock = threading.Lock()
+
+    def read(self, shard: str, offset: int, size_bytes: int) -> bytes:
+        """Bytes of one member. Raises DataError when the shard is missing or is not what was written."""
+        path = self._verified(shard)
+        with os_errors(f"reading {path}"):
+            handle = os.open(path, os.O_RDONLY)
+            try:
+                data = os.pread(handle, size_bytes, offset)
+            finally:
+                os.close(handle)
+        if len(data) != size_bytes:
+            raise _damaged(shard, f"it ended at byte {offset + len(data)} while being read")
+        return data
+
+    def turns(self, members: Members) -> tuple[Turn, ...]:
+        """The conversation of a sample."""
+        record = json.loads(self.read(members.shard, members.json_offset, members.json_bytes))
+        return tuple(Turn(**turn) for turn in record["turns"])
+
+    def images(self, members: Members) -> list[bytes]:
+        """The encoded (JPEG or PNG) images of a sample, in order of their marks."""
+        spans = zip(members.image_offsets, members.image_bytes, strict=True)
+        return [self.read(members.shard, offset, size) for offset, size in spans]
+
+    def image(self, place: ImageLocation) -> bytes:
+        """The encoded bytes of one image."""
+        return self.read(place.shard, place.offset, place.bytes)
+
+    def _verified(self, shard: str) -> Path:
+        with self._lock:
+            if shard not in self._paths:
+                self._paths[shard] = verify_shard(self._storage, shard)
+            return self._paths[shard]
+
+
+def verify_shard(storage: Storage, shard: str) -> Path:
+    """The shard as a local file, after its size and checksum were found as its sidecar says. Raises DataError."""
+    for name in (sidecar_name(shard), shard):
+        if storage.stat(name) is None:
+            raise _damaged(shard, f"{storage.uri(name)} is missing")
+    try:
+        sidecar = Sidecar(**json.loads(storage.read(sidecar_name(shard))))
+    except (ValueError, TypeError) as error:
+        raise _damaged(shard, f"its sidecar cannot be read: {error}") from error
+    path = storage.fetch(shard)
+    with os_errors(f"reading {path}"):
+        size_bytes = path.stat().st_size
+        if size_bytes != sidecar.bytes:
+            raise _damaged(shard, f"{size_bytes} bytes instead of {sidecar.bytes}")
+        if crc32c_of_file(path) != sidecar.crc32c:
+            raise _damaged(shard, "its checksum (CRC32C) differs from its sidecar's")
+    return path
+
+
+def _damaged(shard: str, how: str) -> DataError:
+    return DataError(
+        f"shard {shard} is damaged: {how}",
+        expected="the bytes that prepare_data wrote",
+        fix="delete the DONE file of this prepared data and run again: it is then prepared anew",
+    )

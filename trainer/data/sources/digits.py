@@ -1,0 +1,119 @@
+"""Built-in set `digits`: the 1,797 scans of handwritten digits in scikit-learn, with questions made from their labels.
+
+Every picture is a grey 64 x 64 canvas with one scan, or with two scans side by side; scans keep one scale. No scan
+appears in both splits, alone or on a canvas with another. (Scans: Alpaydin and Kaynak, "Optical Recognition of
+Handwritten Digits", UCI repository.)
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from functools import cached_property, partial
+
+import numpy as np
+from PIL import Image
+
+from trainer.data.samples import (
+    IMAGE_TOKEN,
+    SPLITS,
+    ImageRef,
+    Sample,
+    Split,
+    Turn,
+    split_of,
+    stable_digest,
+    stable_shuffle,
+)
+from trainer.data.sources import require
+
+GENERATOR_VERSION = 1  # raise it when pictures or questions change
+CANVAS_SIDE = 64  # pixels
+SCAN_SCALE = 4  # an 8 x 8 scan becomes 32 x 32
+SCAN_SIDE = 8 * SCAN_SCALE
+CANVASES_PER_SCAN = 2  # two-digit canvases in which a scan is the left one
+SCAN_MAX = 16  # scikit-learn's grey levels are 0 to 16
+
+
+class DigitsSource:
+    """Three records a scan: the scan alone, and as the left digit of two canvases."""
+
+    def __init__(self, held_out_fraction: float) -> None:
+        self._held_out_fraction = held_out_fraction
+
+    def fingerprint(self) -> str:
+        version = require("sklearn", "scikit-learn").__version__
+        return f"digits {GENERATOR_VERSION} scikit-learn {version}"
+
+    def __iter__(self) -> Iterator[Sample]:
+        for scan, partners in enumerate(self._partners()):
+            yield self._single(scan)
+            for partner in partners:
+                yield self._pair(scan, partner)
+
+    def split_of_scan(self, scan: int) -> Split:
+        return split_of(f"digits-scan-{scan}", self._held_out_fraction)
+
+    @cached_property
+    def _dataset(self) -> tuple[np.ndarray, list[int]]:
+        digits = require("sklearn.datasets", "scikit-learn").load_digits()
+        return digits.images, [int(label) for label in digits.target]
+
+    @property
+    def _labels(self) -> list[int]:
+        return self._dataset[1]
+
+    def _partners(self) -> list[list[int]]:
+        """For each scan, the right digits of its canvases: its successors on a shuffled circle of its own split."""
+        partners: list[list[int]] = [[] for _ in self._labels]
+        scans = range(len(self._labels))
+        for split in SPLITS:
+            circle = stable_shuffle((scan for scan in scans if self.split_of_scan(scan) == split), "digits-circle")
+            steps = range(1, min(CANVASES_PER_SCAN, len(circle) - 1) + 1)
+            for place, scan in enumerate(circle):
+                partners[scan] = [circle[(place + step) % len(circle)] for step in steps]
+        return partners
+
+    def _single(self, scan: int) -> Sample:
+        digit = self._labels[scan]
+        slot = "left" if int(stable_digest("slot", scan), 16) % 2 else "right"
+        questions = [
+            ("what digit is this?", str(digit), "digit"),
+            ("is it even?", _yes_no(digit % 2 == 0), "even"),
+            ("is it greater than 4?", _yes_no(digit > 4), "greater_than_4"),
+        ]
+        return self._sample(f"digit-{scan}", {slot: scan}, questions)
+
+    def _pair(self, left: int, right: int) -> Sample:
+        a, b = self._labels[left], self._labels[right]
+        larger = "same" if a == b else "left" if a > b else "right"
+        questions = [
+            ("what is the left digit?", str(a), "left_digit"),
+            ("what is the right digit?", str(b), "right_digit"),
+            ("which is larger, left or right?", larger, "larger"),
+            ("what is the sum?", str(a + b), "sum"),
+        ]
+        return self._sample(f"digits-{left}-{right}", {"left": left, "right": right}, questions)
+
+    def _sample(self, name: str, scans: dict[str, int], questions: list[tuple[str, str, str]]) -> Sample:
+        # Shuffled, so that a question is asked sometimes before and sometimes after those that give its answer away.
+        turns = [Turn(*question) for question in stable_shuffle(questions, name)]
+        turns[0] = Turn(f"{IMAGE_TOKEN}\n{turns[0].question}", turns[0].answer, turns[0].slice)
+        split = self.split_of_scan(next(iter(scans.values())))
+        image = ImageRef(name, partial(self._png, scans))
+        return Sample(name, tuple(turns), (image,), f"builtin:digits {name}", split)
+
+    def _png(self, scans: dict[str, int]) -> bytes:
+        canvas = np.zeros((CANVAS_SIDE, CANVAS_SIDE), np.uint8)
+        top = (CANVAS_SIDE - SCAN_SIDE) // 2
+        for slot, scan in scans.items():
+            grey = (self._dataset[0][scan] * (255 / SCAN_MAX)).astype(np.uint8)
+            start = 0 if slot == "left" else SCAN_SIDE
+            canvas[top : top + SCAN_SIDE, start : start + SCAN_SIDE] = grey.repeat(SCAN_SCALE, 0).repeat(SCAN_SCALE, 1)
+        buffer = io.BytesIO()
+        Image.fromarray(canvas).save(buffer, "PNG")
+        return buffer.getvalue()
+
+
+def _yes_no(value: bool) -> str:
+    return "yes" if value else "no"

@@ -1,0 +1,54 @@
+"""Built-in set `easy-vqa`: 5,000 pictures of a coloured shape with 48,000 questions, from the package of that name.
+
+One record a picture, with all its questions. The package's own test pictures are the held-out split.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from importlib.metadata import version
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+from trainer.data.samples import IMAGE_TOKEN, ImageRef, Sample, Split, Turn, stable_shuffle
+from trainer.data.sources import require
+
+GENERATOR_VERSION = 1
+TRAIN_PER_TEST = 4  # the package has four train pictures for each test picture
+SHAPES = {"circle", "rectangle", "triangle"}
+
+
+class EasyVqaSource:
+    """Train and test pictures in turn, so that the first N records hold both."""
+
+    def __init__(self) -> None:
+        self._package = require("easy_vqa", "easy-vqa")
+
+    def fingerprint(self) -> str:
+        return f"easy-vqa {GENERATOR_VERSION} package {version('easy-vqa')}"
+
+    def __iter__(self) -> Iterator[Sample]:
+        train = self._samples("train", self._package.get_train_questions(), self._package.get_train_image_paths())
+        test = self._samples("eval", self._package.get_test_questions(), self._package.get_test_image_paths())
+        for group in zip_longest(*[train] * TRAIN_PER_TEST, test):
+            yield from (sample for sample in group if sample is not None)
+
+    def _samples(self, split: Split, questions: Any, paths: dict[int, str]) -> Iterator[Sample]:
+        """`questions`: parallel lists of texts, answers and picture numbers."""
+        by_picture: dict[int, list[tuple[str, str, str]]] = defaultdict(list)
+        for text, answer, picture in zip(*questions, strict=True):
+            by_picture[picture].append((text, answer, _slice(answer)))
+        for picture in sorted(by_picture):
+            name = f"easy-vqa-{split}-{picture}"
+            turns = [Turn(*question) for question in stable_shuffle(by_picture[picture], name)]
+            turns[0] = Turn(f"{IMAGE_TOKEN}\n{turns[0].question}", turns[0].answer, turns[0].slice)
+            path = Path(paths[picture])
+            yield Sample(name, tuple(turns), (ImageRef(name, path.read_bytes),), f"builtin:easy-vqa {name}", split)
+
+
+def _slice(answer: str) -> str:
+    if answer in ("yes", "no"):
+        return "yes_no"
+    return "shape" if answer in SHAPES else "colour"

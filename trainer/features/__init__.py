@@ -1,0 +1,1 @@
+"""Vision features computed once: where they are kept, how they are made and read."""

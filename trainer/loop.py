@@ -1,0 +1,100 @@
+"""The training loop, readable from top to bottom."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import math
+import time
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from trainer.batches import BatchStream, StepBatches
+from trainer.checkpoint.save import resume, save_checkpoint
+from trainer.config import JobConfig
+from trainer.errors import DataError, ExitCode
+from trainer.optim import rate_factor
+from trainer.parts import build_parts
+from trainer.step_report import StepReport
+from trainer.storage import open_storage
+from trainer.worker import StopRequest, Worker
+
+COLLECT_GARBAGE_EVERY_STEPS = 200
+
+
+def train(job: JobConfig, worker: Worker, stop: StopRequest) -> ExitCode:
+    """Train the run to its end, or to the next stop request. Collective. Returns OK or PREEMPTED."""
+    settings = job.train
+    parts = build_parts(job, worker)
+    store, strategy, loader = open_storage(job.run.run_uri), parts.strategy, parts.loader
+
+    checkpoint = resume(store, strategy, parts.record, worker) if settings.resume == "auto" else None
+    first_step = checkpoint.record.step if checkpoint else 0
+    report = StepReport(job, worker, parts, first_step=first_step)
+    stream = BatchStream(
+        loader,
+        parts.image_source,
+        micro_batch_rows=settings.micro_batch_rows,
+        first_step=first_step,
+        end_step=parts.total_steps,
+        rank=worker.rank,
+        world_size=worker.world_size,
+    )
+    name, stopping = checkpoint.name if checkpoint else "", False
+    if settings.freeze_gc:
+        gc.disable()  # collected between steps below, on all ranks at the same step, so that none waits for another
+    for data in stream:
+        loss_share = strategy.forward_backward(data.batches, data.global_label_tokens)
+        result = strategy.step(rate_factor(settings, data.step, parts.total_steps))
+        totals = sum_over_ranks(loss_share, data, stop.requested, worker)
+        require_finite(totals.loss, data)
+        done = data.step + 1
+        finished = done == parts.total_steps
+        report.step(done, data, totals, result.grad_norm, strategy.learning_rate(), stream.waited_s)
+        stopping = totals.stop and not finished
+        if stopping or finished or done % settings.checkpoint_every_steps == 0:
+            started = time.perf_counter()
+            record = dataclasses.replace(
+                parts.record, step=done, epoch=data.epoch, rows_consumed=loader.rows_consumed(done)
+            )
+            name = save_checkpoint(store, strategy, record, worker, keep=settings.keep_checkpoints)
+            report.checkpoint_stalled(time.perf_counter() - started)
+        if stopping:
+            break
+        if settings.freeze_gc and done % COLLECT_GARBAGE_EVERY_STEPS == 0:
+            gc.collect()
+    stream.close()
+    report.close(checkpoint=name, stopped=stopping)
+    return ExitCode.PREEMPTED if stopping else ExitCode.OK
+
+
+@dataclass(frozen=True)
+class StepTotals:
+    """Sums over all ranks of one step."""
+
+    loss: float  # mean over the label tokens of the global step
+    useful_tokens: int
+    slot_tokens: int
+    images: int
+    stop: bool  # some rank was asked to stop
+
+
+def sum_over_ranks(loss_share: torch.Tensor, data: StepBatches, stop: bool, worker: Worker) -> StepTotals:
+    """Everything the ranks must agree on, in the one collective that the loss needs anyway."""
+    counts = [float(data.useful_tokens), float(data.slot_tokens), float(data.images), float(stop)]
+    values = torch.cat([loss_share.double().reshape(1), torch.tensor(counts, device=worker.device).double()])
+    dist.all_reduce(values)
+    loss, useful, slots, images, stops = values.tolist()
+    return StepTotals(loss, int(useful), int(slots), int(images), stops > 0)
+
+
+def require_finite(loss: float, data: StepBatches) -> None:
+    """Stop on a loss that is not a number: every later step would be wasted. The last checkpoint stands."""
+    if not math.isfinite(loss):
+        raise DataError(
+            f"the loss of step {data.step} is {loss}; this rank's samples: {', '.join(data.sample_ids[:8])}",
+            expected="a finite loss",
+            fix="lower train.optimizer.learning_rate, clip gradients, or look at these samples; the last checkpoint is good",
+        )

@@ -1,0 +1,59 @@
+"""Metrics of a run: `metrics.jsonl`, TensorBoard, and the summary."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from torch.utils.tensorboard import SummaryWriter
+
+from trainer.storage import LocalStorage, open_storage
+
+FILE = "metrics.jsonl"
+REMOTE_INTERVAL_S = 15.0  # one object may be written about once a second
+
+
+class MetricsLog:
+    """Appends one JSON object a logged step. Lines after the step resumed from are dropped: that future did not happen."""
+
+    def __init__(self, run_uri: str, *, resumed_from_step: int) -> None:
+        self._store = open_storage(run_uri)
+        self._lines = self._earlier_lines(resumed_from_step)
+        self._interval_s = 0.0 if isinstance(self._store, LocalStorage) else REMOTE_INTERVAL_S
+        self._written_s = time.monotonic()
+        self._tensorboard = SummaryWriter(tensorboard_folder(run_uri))
+
+    def write(self, step: int, values: dict[str, Any]) -> None:
+        """Record the metrics of `step`."""
+        self._lines.append(json.dumps({"step": step, **values}))
+        for name, value in values.items():
+            self._tensorboard.add_scalar(f"train/{name}", value, step)
+        if time.monotonic() - self._written_s >= self._interval_s:
+            self.flush()
+
+    def flush(self) -> None:
+        """Make everything recorded so far readable."""
+        self._written_s = time.monotonic()
+        self._store.write(FILE, ("\n".join(self._lines) + "\n").encode())
+
+    def close(self) -> None:
+        self.flush()
+        self._tensorboard.close()
+
+    def _earlier_lines(self, resumed_from_step: int) -> list[str]:
+        if not resumed_from_step or self._store.stat(FILE) is None:
+            return []
+        lines = self._store.read(FILE).decode().splitlines()
+        return [line for line in lines if json.loads(line)["step"] <= resumed_from_step]
+
+
+def tensorboard_folder(run_uri: str) -> str:
+    """Where TensorBoard files go: AIP_TENSORBOARD_LOG_DIR when the service sets it, else the run's own folder.
+
+    A gs:// folder is written through the mount that Vertex makes of every bucket at /gcs.
+    """
+    folder = os.environ.get("AIP_TENSORBOARD_LOG_DIR") or str(Path(run_uri, "logs", "tensorboard"))
+    return folder.replace("gs://", "/gcs/", 1) if folder.startswith("gs://") else folder

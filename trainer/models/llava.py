@@ -1,0 +1,274 @@
+"""The `llava` family: any Hugging Face vision tower, a two-layer projector and any causal language model.
+
+The model is transformers' own `LlavaForConditionalGeneration`, so an export loads with plain `from_pretrained`. Projected
+features enter through the library's hook for precomputed encoder outputs, whether the tower ran now or long ago.
+"""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    CLIPImageProcessorPil,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
+    LlavaProcessor,
+    PreTrainedConfig,
+    SiglipImageProcessorPil,
+)
+from transformers.modeling_outputs import BaseModelOutputWithPooling
+
+from trainer.config import ModelConfig, WeightsConfig
+from trainer.errors import ConfigError, ExitCode, UserError
+from trainer.models.table import Blocks
+
+SELECT_STRATEGY = {"full": "full", "drop_cls": "default"}  # our word -> Hugging Face's
+
+
+class LlavaFamily:
+    """See `trainer.models.table.Family`."""
+
+    def image_tokens(self, config: ModelConfig, width: int, height: int) -> int:
+        """Language-model tokens of one image. Constant: every image is resized to one square."""
+        vision = vision_config(config)
+        side = config.image_size // int(vision.patch_size)
+        has_class_token = vision.model_type == "clip_vision_model"
+        return side * side + (1 if has_class_token and config.feature_select == "full" else 0)
+
+    def feature_width(self, config: ModelConfig) -> int:
+        """Numbers per feature token: the tower's hidden size."""
+        return int(vision_config(config).hidden_size)
+
+    def feature_description(self, config: ModelConfig) -> dict[str, Any]:
+        """All that decides what the frozen tower outputs for given image bytes, as plain JSON."""
+        tower = config.tower
+        description = {"layer": config.feature_layer, "select": config.feature_select, "image_size": config.image_size}
+        if tower.weights:
+            return {**description, "weights": tower.weights, "revision": tower.revision}
+        return {**description, "config": tower.config, "seed": config.seed}
+
+    def image_processor(self, config: ModelConfig) -> Any:
+        """Resize to the square, rescale and normalise as the tower expects; bicubic."""
+        size = {"height": config.image_size, "width": config.image_size}
+        if vision_config(config).model_type == "clip_vision_model":
+            return CLIPImageProcessorPil(size=size, do_center_crop=False)
+        return SiglipImageProcessorPil(size=size)
+
+    def build(self, config: ModelConfig, tokenizer: Any) -> nn.Module:
+        """The whole model on the CPU in fp32: pretrained parts where weights are named, else drawn from the seed."""
+        vision, text = vision_config(config), _text_config(config)
+        text.vocab_size = max(len(tokenizer), text.vocab_size if config.language_model.weights else 0)
+        text.pad_token_id, text.eos_token_id = tokenizer.pad_token_id, tokenizer.eos_token_id
+        text.bos_token_id = tokenizer.bos_token_id
+        llava = LlavaConfig(
+            vision_config=vision,
+            text_config=text,
+            image_token_index=tokenizer.convert_tokens_to_ids("<image>"),
+            vision_feature_layer=config.feature_layer,
+            vision_feature_select_strategy=SELECT_STRATEGY[config.feature_select],
+            image_seq_length=self.image_tokens(config, config.image_size, config.image_size),
+            tie_word_embeddings=bool(getattr(text, "tie_word_embeddings", False)),
+        )
+        torch.manual_seed(config.seed)
+        model = LlavaForConditionalGeneration(llava).float()
+        model.model.vision_tower.load_state_dict(self.build_tower(config).state_dict())
+        if config.language_model.weights:
+            _load_language_model(model, config.language_model, len(tokenizer))
+        for name in config.freeze:
+            for part in _parts(model)[name]:
+                part.requires_grad_(False)
+        return model
+
+    def build_tower(self, config: ModelConfig) -> nn.Module:
+        """The tower alone, on the CPU in fp32 and in evaluation mode. Random weights depend on the seed only."""
+        vision = vision_config(config)
+        if config.tower.weights:
+            return _pretrained_tower(config.tower, vision)
+        torch.manual_seed(config.seed)
+        return AutoModel.from_config(vision).float().eval()
+
+    @torch.no_grad()
+    def encode(self, config: ModelConfig, tower: nn.Module, pixel_values: Tensor) -> Tensor:
+        """Features of images: (images, 3, side, side) -> (images, tokens, tower_hidden) in bf16.
+
+        bf16 is what the cache stores; the online path rounds the same way, so both train on the same numbers.
+        """
+        return _tower_output(config, tower, pixel_values).to(torch.bfloat16)
+
+    def tower(self, model: nn.Module) -> nn.Module:
+        return model.model.vision_tower
+
+    def project(self, model: nn.Module, features: Tensor) -> Tensor:
+        """(images, tokens, tower_hidden) -> (images, tokens, hidden)."""
+        projector = model.model.multi_modal_projector
+        return projector(features.to(projector.linear_1.weight.dtype))
+
+    def training_module(self, config: ModelConfig, model: nn.Module, *, cached: bool) -> nn.Module:
+        return LlavaRowModel(config, model, cached=cached)
+
+    def blocks(self, module: nn.Module) -> Blocks:
+        model = module.model
+        tower = model.model.vision_tower
+        layers = [m for m in tower.modules() if type(m).__name__.endswith("EncoderLayer")] if tower else []
+        return Blocks(
+            language_layers=list(model.model.language_model.layers),
+            tower_layers=layers,
+            frozen=[parameter for parameter in module.parameters() if not parameter.requires_grad],
+        )
+
+    def enable_activation_checkpointing(self, module: nn.Module) -> None:
+        module.model.model.language_model.gradient_checkpointing_enable({"use_reentrant": False})
+
+    def export(self, config: ModelConfig, model: nn.Module, tokenizer: Any, folder: Path) -> None:
+        """Write weights (safetensors), configuration, tokenizer and processor for plain `from_pretrained`."""
+        model.generation_config.pad_token_id = tokenizer.pad_token_id
+        model.generation_config.eos_token_id = tokenizer.eos_token_id
+        model.generation_config.bos_token_id = tokenizer.bos_token_id
+        model.save_pretrained(folder)
+        processor = LlavaProcessor(
+            image_processor=self.image_processor(config),
+            tokenizer=tokenizer,
+            patch_size=int(vision_config(config).patch_size),
+            vision_feature_select_strategy=SELECT_STRATEGY[config.feature_select],
+            chat_template=tokenizer.chat_template,
+            num_additional_image_tokens=1 if vision_config(config).model_type == "clip_vision_model" else 0,
+        )
+        processor.save_pretrained(folder)
+
+    def load(self, folder: Path) -> nn.Module:
+        """What `export` wrote."""
+        return LlavaForConditionalGeneration.from_pretrained(folder, dtype=torch.float32)
+
+
+class LlavaRowModel(nn.Module):
+    """Packed rows in, summed token loss out. What strategies wrap."""
+
+    def __init__(self, config: ModelConfig, model: nn.Module, *, cached: bool) -> None:
+        super().__init__()
+        self.config, self.model = config, model
+        self.tower_is_frozen = "tower" in config.freeze
+        if cached:
+            model.model.vision_tower = None  # its output is read from disk: no weights, no memory
+        elif self.tower_is_frozen:
+            model.model.vision_tower.eval()
+
+    def train(self, mode: bool = True) -> LlavaRowModel:
+        super().train(mode)
+        if self.tower_is_frozen and self.model.model.vision_tower is not None:
+            self.model.model.vision_tower.eval()
+        return self
+
+    def forward(
+        self, input_ids: Tensor, position_ids: Tensor, label_index: Tensor, label_ids: Tensor, images: Tensor
+    ) -> Tensor:
+        """Summed cross-entropy of the label tokens, a scalar in fp32.
+
+        input_ids, position_ids: (rows, tokens). Positions restart at 0 for each sample, which keeps packed samples apart.
+        label_index: (labels,) positions in the flattened rows whose *next* token is a label; label_ids: (labels,) that token.
+        images: cached features (images, tokens, tower_hidden), or pixel values (images, 3, side, side). May hold 0 images:
+        the projector still runs, so that every rank takes part in every collective.
+        """
+        base = self.model.model
+        features = images if base.vision_tower is None else self._encode(images)  # (images, tokens, tower_hidden)
+        weight = base.multi_modal_projector.linear_1.weight
+        projected = base.multi_modal_projector(features.to(weight.dtype))  # (images, tokens, hidden)
+        # attention_mask stays None: with a mask given, transformers no longer isolates samples by their positions.
+        hidden = base(
+            input_ids=input_ids,
+            position_ids=position_ids,
+            mm_encoder_outputs={"image": BaseModelOutputWithPooling(pooler_output=[projected.flatten(0, 1)])},
+            use_cache=False,
+        ).last_hidden_state  # (rows, tokens, hidden)
+        # Only label positions go through the head: the full logits never exist.
+        logits = self.model.lm_head(hidden.flatten(0, 1).index_select(0, label_index))  # (labels, vocabulary)
+        return F.cross_entropy(logits.float(), label_ids, reduction="sum")
+
+    def _encode(self, pixel_values: Tensor) -> Tensor:
+        tower = self.model.model.vision_tower
+        if not self.tower_is_frozen:
+            return _tower_output(self.config, tower, pixel_values)
+        with torch.no_grad():
+            return _tower_output(self.config, tower, pixel_values).to(torch.bfloat16)
+
+
+def vision_config(config: ModelConfig) -> PreTrainedConfig:
+    """The tower's transformers configuration. Raises UserError (exit 69) when a hub id cannot be reached."""
+    whole = _part_config(config.tower)
+    vision = copy.deepcopy(getattr(whole, "vision_config", whole))
+    vision.image_size = config.image_size
+    return vision
+
+
+def _text_config(config: ModelConfig) -> PreTrainedConfig:
+    whole = _part_config(config.language_model)
+    return copy.deepcopy(getattr(whole, "text_config", whole))
+
+
+def _part_config(part: WeightsConfig) -> PreTrainedConfig:
+    if part.weights:
+        return _pretrained(AutoConfig, part)
+    settings = dict(part.config)
+    try:
+        return AutoConfig.for_model(settings.pop("model_type"), **settings)
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"model configuration {part.config} is not valid: {error}") from error
+
+
+def _pretrained(loader: Any, part: WeightsConfig, **arguments: Any) -> Any:
+    if part.revision:
+        arguments["revision"] = part.revision
+    if loader is not AutoConfig:
+        arguments["dtype"] = torch.float32
+    try:
+        return loader.from_pretrained(part.weights, **arguments)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise UserError(
+            f"cannot load {part.weights!r}: {str(error).splitlines()[0]}",
+            expected="a local folder with config.json and weights, or a hub id that this machine can reach",
+            fix="download it once and give the folder, or check the network and HF_TOKEN",
+            code=ExitCode.UNAVAILABLE,
+        ) from error
+
+
+def _pretrained_tower(part: WeightsConfig, vision: PreTrainedConfig) -> nn.Module:
+    """The vision weights of a tower, or of a dual encoder such as CLIP; every one of them must be there."""
+    with torch.device("meta"):
+        tower_class = type(AutoModel.from_config(vision))
+    tower, info = _pretrained(tower_class, part, config=vision, output_loading_info=True)
+    if missing := sorted(info["missing_keys"]):
+        raise ConfigError(
+            f"model.tower.weights {part.weights!r} lacks {len(missing)} weights of {tower_class.__name__}, "
+            f"for example {missing[0]}",
+            expected="a vision model or a dual encoder such as CLIP or SigLIP",
+        )
+    return tower.eval()
+
+
+def _load_language_model(model: nn.Module, part: WeightsConfig, num_tokens: int) -> None:
+    source = _pretrained(AutoModelForCausalLM, part)
+    if source.get_input_embeddings().num_embeddings < num_tokens:
+        source.resize_token_embeddings(num_tokens)
+    model.model.language_model.load_state_dict(source.model.state_dict())
+    model.lm_head.load_state_dict(source.get_output_embeddings().state_dict())
+
+
+def _parts(model: nn.Module) -> dict[str, list[nn.Module]]:
+    base = model.model
+    return {
+        "tower": [base.vision_tower],
+        "projector": [base.multi_modal_projector],
+        "language_model": [base.language_model, model.lm_head],
+    }
+
+
+def _tower_output(config: ModelConfig, tower: nn.Module, pixel_values: Tensor) -> Tensor:
+    hidden = tower(pixel_values, output_hidden_states=True).hidden_states[config.feature_layer]
+    return hidden[:, 1:] if config.feature_select == "drop_cls" else hidden

@@ -1,0 +1,50 @@
+"""AdamW with parameter groups, and the learning-rate schedule as a pure function of the step."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import nn
+
+from trainer.config import OptimizerConfig, TrainConfig
+
+
+def build_optimizer(module: nn.Module, config: OptimizerConfig) -> torch.optim.AdamW:
+    """AdamW over the trainable parameters. Matrices decay; biases, norms and embeddings of one dimension do not.
+
+    Each group keeps its peak rate as `peak_rate`; `set_rates` scales it.
+    """
+    groups: dict[tuple[bool, bool], list[nn.Parameter]] = {}
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad:
+            groups.setdefault(("projector" in name, parameter.ndim >= 2), []).append(parameter)
+    described = []
+    for (is_projector, decays), parameters in sorted(groups.items()):
+        rate = (config.projector_learning_rate if is_projector else 0.0) or config.learning_rate
+        decay = config.weight_decay if decays else 0.0
+        described.append({"params": parameters, "lr": rate, "peak_rate": rate, "weight_decay": decay})
+    return torch.optim.AdamW(described, betas=config.betas, eps=config.eps)
+
+
+def rate_factor(config: TrainConfig, step: int, total_steps: int) -> float:
+    """Share of the peak learning rate at `step` (from 0): linear warm-up, then the schedule down to the final share."""
+    warmup_steps = math.ceil(config.warmup_fraction * total_steps)
+    if step < warmup_steps:
+        return (step + 1) / warmup_steps
+    progress = (step - warmup_steps) / max(1, total_steps - warmup_steps)
+    match config.schedule:
+        case "constant":
+            falling = 1.0
+        case "linear":
+            falling = 1.0 - progress
+        case "cosine":
+            falling = 0.5 * (1.0 + math.cos(math.pi * progress))
+    return config.final_rate_fraction + (1.0 - config.final_rate_fraction) * falling
+
+
+def set_rates(optimizer: torch.optim.Optimizer, factor: float) -> float:
+    """Set every group's rate to `factor` of its peak. Returns the common group's rate, for the metrics."""
+    for group in optimizer.param_groups:
+        group["lr"] = group["peak_rate"] * factor
+    return float(optimizer.param_groups[0]["lr"])

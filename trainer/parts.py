@@ -1,0 +1,134 @@
+"""Builds what the loop drives, from the run file."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+
+from torch import nn
+
+from trainer.batches import ImageSource, cached_images, online_images
+from trainer.checkpoint.commit import CommitRecord
+from trainer.checkpoint.save import versions
+from trainer.config import DataPointers, JobConfig
+from trainer.data.conversation import load_tokenizer
+from trainer.data.index import Index
+from trainer.data.loader import RowLoader
+from trainer.data.sequence import RowSequence
+from trainer.data.shards import ShardReader
+from trainer.digest import weights_sha256
+from trainer.errors import ConfigError
+from trainer.features.store import FeatureReader
+from trainer.models.pixels import PixelPreparer
+from trainer.models.table import Family, family_of
+from trainer.storage import open_storage
+from trainer.strategies.table import Strategy, build_strategy
+from trainer.worker import Worker
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What one rank trains with."""
+
+    strategy: Strategy
+    loader: RowLoader
+    image_source: ImageSource
+    record: CommitRecord  # of a checkpoint at step 0; the loop fills in where it is
+    total_steps: int
+    num_parameters: int
+    num_trainable: int
+    features: str  # cached | online
+
+
+def build_parts(job: JobConfig, worker: Worker) -> Parts:
+    """Model, data and strategy of this rank. Raises ConfigError before anything large is built where it can."""
+    require_divisible(job, worker.world_size)
+    pointers = job.pointers()
+    cached = pointers.features != "off"
+    storage = open_storage(pointers.prepared_uri)
+    tokenizer = load_tokenizer(storage)
+    split = Index.load(pointers.prepared_uri).split("train")
+    sequence = RowSequence(
+        split,
+        row_tokens=job.data.row_tokens,
+        row_images=job.data.row_images,
+        seed=job.train.seed,
+        global_batch_rows=job.train.global_batch_rows,
+        pack=job.data.pack,
+    )
+    loader = RowLoader(split, sequence, tokenizer, ShardReader(storage), images=not cached)
+    total_steps = sequence.num_steps(job.train.epochs)
+    family = family_of(job.model)
+    model = family.build(job.model, tokenizer)
+    tower_sha256 = weights_sha256(family.tower(model)) if "tower" in job.model.freeze else ""
+    num_parameters = sum(parameter.numel() for parameter in model.parameters())
+    num_trainable = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    if not num_trainable:
+        raise ConfigError(f"model.freeze {list(job.model.freeze)} leaves nothing to train")
+    module = family.training_module(job.model, model, cached=cached).train()
+    if job.train.activation_checkpointing == "full":
+        family.enable_activation_checkpointing(module)
+    return Parts(
+        strategy=build_strategy(job.train, module, family.blocks(module), worker),
+        loader=loader,
+        image_source=_image_source(job, family, pointers, tower_sha256),
+        record=_record(job, _plan_sha256(pointers, sequence), worker, tower_sha256),
+        total_steps=min(total_steps, job.train.max_steps) if job.train.max_steps else total_steps,
+        num_parameters=num_parameters,
+        num_trainable=num_trainable,
+        features="cached" if cached else "online",
+    )
+
+
+def require_divisible(job: JobConfig, world_size: int) -> None:
+    """Every rank runs the same number of equal micro-batches."""
+    settings = job.train
+    if settings.global_batch_rows % (settings.micro_batch_rows * world_size):
+        raise ConfigError(
+            f"train.global_batch_rows {settings.global_batch_rows} does not divide over {world_size} processes "
+            f"with train.micro_batch_rows {settings.micro_batch_rows}",
+            expected=f"a multiple of {settings.micro_batch_rows * world_size}",
+        )
+
+
+def model_sha256(job: JobConfig) -> str:
+    """Digest of the model section: two runs with the same digest build the same model."""
+    return hashlib.sha256(json.dumps(job.model.model_dump(mode="json"), sort_keys=True).encode()).hexdigest()
+
+
+def _image_source(job: JobConfig, family: Family, pointers: DataPointers, tower_sha256: str) -> ImageSource:
+    if pointers.features == "off":
+        return online_images(PixelPreparer(job.model))
+    reader = FeatureReader(pointers.features_uri)
+    encoded_by = reader.tower_sha256()
+    if encoded_by not in (None, tower_sha256):
+        raise ConfigError(
+            f"the cached features in {pointers.features_uri} come from another tower ({encoded_by})",
+            expected=f"the weights of this run's tower ({tower_sha256})",
+            fix="pin model.tower.revision, or delete that folder to encode again",
+        )
+    tokens = family.image_tokens(job.model, job.model.image_size, job.model.image_size)
+    return cached_images(reader, (tokens, family.feature_width(job.model)))
+
+
+def _plan_sha256(pointers: DataPointers, sequence: RowSequence) -> str:
+    """Digest of everything that decides which rows a step reads. Prepared data is addressed by content."""
+    decides = [pointers.prepared_uri.rpartition("/")[2], sequence.global_batch_rows, sequence.plan(0).digest()]
+    return hashlib.sha256(json.dumps(decides).encode()).hexdigest()
+
+
+def _record(job: JobConfig, plan_sha256: str, worker: Worker, tower_sha256: str) -> CommitRecord:
+    return CommitRecord(
+        epoch=0,
+        step=0,
+        rows_consumed=0,
+        world_size=worker.world_size,
+        num_nodes=worker.num_nodes,
+        strategy=job.train.strategy,
+        checkpoint_format="deepspeed" if job.train.strategy.startswith("zero") else "dcp",
+        plan_sha256=plan_sha256,
+        model_sha256=model_sha256(job),
+        tower_sha256=tower_sha256,
+        versions=versions(),
+    )

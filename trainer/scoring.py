@@ -1,0 +1,71 @@
+"""Scores of answers: exact match overall and per slice, and what chance would give."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Question:
+    """One held-out question. `sample` is its sample's number in the split."""
+
+    sample: int
+    id: str
+    turn: int
+    slice: str
+    question: str
+    answer: str
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What the model answered to a question."""
+
+    id: str
+    turn: int
+    slice: str
+    question: str
+    answer: str
+    prediction: str
+    correct: bool
+
+
+def normalise(text: str) -> str:
+    """Case, white space at the ends or doubled, and a final full stop do not matter."""
+    return " ".join(text.lower().split()).removesuffix(".")
+
+
+def is_right(answer: str, prediction: str) -> bool:
+    """Whether a prediction counts as the answer."""
+    return normalise(answer) == normalise(prediction)
+
+
+def exact_match(predictions: Sequence[Prediction]) -> dict[str, Any]:
+    """Share of right answers, overall and per slice."""
+    return _by_slice((prediction.slice, prediction.correct) for prediction in predictions)
+
+
+def chance(questions: Sequence[Question], most_frequent: Mapping[str, str]) -> dict[str, Any]:
+    """Share right when every question of a slice gets that slice's most frequent training answer, {slice: answer}."""
+    return _by_slice((asked.slice, is_right(asked.answer, most_frequent.get(asked.slice, ""))) for asked in questions)
+
+
+def _by_slice(scored: Iterable[tuple[str, bool]]) -> dict[str, Any]:
+    slices: dict[str, list[bool]] = {}
+    for name, correct in scored:
+        slices.setdefault(name, []).append(correct)
+    everything = [correct for correct_in_slice in slices.values() for correct in correct_in_slice]
+    return {
+        "questions": len(everything),
+        "exact_match": _share(everything),
+        "slices": {
+            name: {"questions": len(correct), "exact_match": _share(correct)} for name, correct in sorted(slices.items())
+        },
+    }
+
+
+def _share(correct: Sequence[bool]) -> float | None:
+    """None for no questions: neither right nor wrong."""
+    return sum(correct) / len(correct) if correct else None

@@ -1,0 +1,132 @@
+"""What the loop says of itself: metrics lines, progress, the printed line, and the summary at the end."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import TYPE_CHECKING, Any
+
+from trainer.batches import StepBatches
+from trainer.config import JobConfig
+from trainer.metrics import MetricsLog
+from trainer.parts import Parts
+from trainer.progress import Progress
+from trainer.storage import open_storage
+from trainer.worker import Worker
+
+if TYPE_CHECKING:
+    from trainer.loop import StepTotals
+
+
+class StepReport:
+    """Keeps the counts of a run. Only rank 0 writes; the other ranks' calls do nothing."""
+
+    def __init__(self, job: JobConfig, worker: Worker, parts: Parts, *, first_step: int) -> None:
+        self._job, self._worker, self._parts, self._first_step = job, worker, parts, first_step
+        self._last_step = first_step
+        self._started = self._window_started = time.perf_counter()
+        self._window = dict.fromkeys(("tokens", "slots", "images", "label_tokens", "steps"), 0)
+        self._totals = {"tokens": 0, "label_tokens": 0}
+        self._stall_s = self._window_stall_s = self._waited_s = 0.0
+        self._first_loss = self._last_loss = float("nan")
+        if worker.is_first:
+            self._log = MetricsLog(job.run.run_uri, resumed_from_step=first_step)
+            self._progress = Progress(job.run.run_uri, "train")
+            if first_step:
+                print(f"train: continuing after step {first_step} of {parts.total_steps}", flush=True)
+
+    def step(
+        self, done: int, data: StepBatches, totals: StepTotals, grad_norm: Any, rate: float, waited_s: float
+    ) -> None:
+        """Count one step; log it when it is due."""
+        self._last_step = done
+        counted = {
+            "tokens": totals.useful_tokens,
+            "slots": totals.slot_tokens,
+            "images": totals.images,
+            "label_tokens": data.global_label_tokens,
+            "steps": 1,
+        }
+        for name, count in counted.items():
+            self._window[name] += count
+            if name in self._totals:
+                self._totals[name] += count
+        self._last_loss = totals.loss
+        if done == self._first_step + 1:
+            self._first_loss = totals.loss
+        due = done % self._job.train.log_every_steps == 0 or done in (self._first_step + 1, self._parts.total_steps)
+        if self._worker.is_first and due:
+            self._write(done, data.epoch, float(grad_norm), rate, waited_s)
+
+    def checkpoint_stalled(self, seconds: float) -> None:
+        """Count time in which training waited for a checkpoint."""
+        self._stall_s += seconds
+        self._window_stall_s += seconds
+
+    def close(self, *, checkpoint: str, stopped: bool) -> None:
+        """Write the summary and close the log."""
+        if not self._worker.is_first:
+            return
+        self._log.close()
+        open_storage(self._job.run.run_uri).write("summary.json", json.dumps(self._summary(checkpoint)).encode())
+        if stopped:
+            self._progress.finish("failed", f"stopped on request after step {self._last_step}; resumable")
+        else:
+            self._progress.update(self._last_step, self._parts.total_steps)
+            self._progress.finish(message=f"loss {self._last_loss:.4f} after {self._last_step} steps")
+
+    def _write(self, done: int, epoch: int, grad_norm: float, rate: float, waited_s: float) -> None:
+        now = time.perf_counter()
+        window, seconds = self._window, now - self._window_started
+        tokens_per_s = window["tokens"] / seconds
+        self._log.write(
+            done,
+            {
+                "epoch": epoch,
+                "loss": self._last_loss,
+                "learning_rate": rate,
+                "grad_norm": grad_norm,
+                "tokens_per_s": tokens_per_s,
+                "images_per_s": window["images"] / seconds,
+                "label_tokens": window["label_tokens"],
+                "rows": window["steps"] * self._job.train.global_batch_rows,
+                "fill": window["tokens"] / max(1, window["slots"]),
+                "step_s": seconds / window["steps"],
+                "data_wait_s": waited_s - self._waited_s,
+                "checkpoint_stall_s": self._window_stall_s,
+                "elapsed_s": now - self._started,
+            },
+        )
+        self._progress.update(
+            done,
+            self._parts.total_steps,
+            unit="steps",
+            message=f"loss {self._last_loss:.4f}, {tokens_per_s:,.0f} tokens/s",
+            loss=self._last_loss,
+            tokens_per_s=tokens_per_s,
+            epoch=epoch,
+        )
+        self._window = dict.fromkeys(window, 0)
+        self._window_started, self._waited_s, self._window_stall_s = now, waited_s, 0.0
+
+    def _summary(self, checkpoint: str) -> dict[str, Any]:
+        job, worker, parts = self._job, self._worker, self._parts
+        return {
+            "steps": self._last_step,
+            "total_steps": parts.total_steps,
+            "first_loss": self._first_loss,
+            "final_loss": self._last_loss,
+            **self._totals,
+            "wall_s": time.perf_counter() - self._started,
+            "checkpoint_stall_s": self._stall_s,
+            "world_size": worker.world_size,
+            "nodes": worker.num_nodes,
+            "strategy": job.train.strategy,
+            "precision": job.train.precision,
+            "resumed_from_step": self._first_step or None,
+            "parameters": parts.num_parameters,
+            "trainable_parameters": parts.num_trainable,
+            "features": parts.features,
+            "checkpoint": checkpoint,
+            "versions": parts.record.versions,
+        }

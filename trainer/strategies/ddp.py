@@ -1,0 +1,64 @@
+"""Distributed data parallel: every rank holds the model, gradients are all-reduced."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from trainer.batches import RowBatch
+from trainer.config import TrainConfig
+from trainer.optim import build_optimizer
+from trainer.strategies.native import clip_and_step, load_dcp, save_dcp
+from trainer.strategies.table import StepResult
+from trainer.worker import Worker
+
+
+class Ddp:
+    """See `trainer.strategies.table.Strategy`. One rank runs the bare module: the reference of every equality test."""
+
+    checkpoint_format = "dcp"
+
+    def __init__(self, config: TrainConfig, module: nn.Module, worker: Worker) -> None:
+        self._config, self._worker = config, worker
+        module = module.to(worker.device)
+        self._module: nn.Module = module
+        if worker.world_size > 1:
+            self._module = DistributedDataParallel(module, broadcast_buffers=False, gradient_as_bucket_view=True)
+        self._optimizer = build_optimizer(module, config.optimizer)
+
+    def forward_backward(self, batches: Sequence[RowBatch], total_label_tokens: int) -> Tensor:
+        # DDP averages over ranks; the loss is a sum over ranks: multiply by their number.
+        scale = self._worker.world_size / total_label_tokens
+        loss_sum = torch.zeros((), device=self._worker.device)
+        for number, batch in enumerate(batches, start=1):
+            with self._synchronise(number == len(batches)):
+                with torch.autocast(
+                    self._worker.device.type, torch.bfloat16, enabled=self._config.precision == "bf16"
+                ):
+                    loss = self._module(**batch.to(self._worker.device))
+                (loss * scale).backward()
+            loss_sum += loss.detach()
+        return loss_sum / total_label_tokens
+
+    def step(self, rate_factor: float) -> StepResult:
+        return clip_and_step(self._module, self._optimizer, self._config.clip_grad_norm, rate_factor)
+
+    def learning_rate(self) -> float:
+        return float(self._optimizer.param_groups[0]["lr"])
+
+    def save(self, folder: Path) -> None:
+        save_dcp(self._module, self._optimizer, folder)
+
+    def load(self, folder: Path) -> None:
+        load_dcp(self._module, self._optimizer, folder)
+
+    def _synchronise(self, last: bool) -> contextlib.AbstractContextManager[None]:
+        """Gradients travel once a step, after the last micro-batch."""
+        if last or not isinstance(self._module, DistributedDataParallel):
+            return contextlib.nullcontext()
+        return self._module.no_sync()

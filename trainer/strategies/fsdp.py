@@ -1,0 +1,70 @@
+"""Fully sharded data parallel (FSDP2): each rank holds a slice of every trainable weight, gradient and moment."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+
+from trainer.batches import RowBatch
+from trainer.config import TrainConfig
+from trainer.models.table import Blocks
+from trainer.optim import build_optimizer
+from trainer.strategies.native import clip_and_step, load_dcp, save_dcp
+from trainer.strategies.table import StepResult
+from trainer.worker import Worker
+
+
+class Fsdp:
+    """See `trainer.strategies.table.Strategy`. Frozen parameters stay whole on every rank: they need no collective."""
+
+    checkpoint_format = "dcp"
+
+    def __init__(self, config: TrainConfig, module: nn.Module, blocks: Blocks, worker: Worker) -> None:
+        self._config, self._worker = config, worker
+        self._module = shard(module.to(worker.device), blocks, config, worker)
+        self._optimizer = build_optimizer(self._module, config.optimizer)
+
+    def forward_backward(self, batches: Sequence[RowBatch], total_label_tokens: int) -> Tensor:
+        # FSDP averages over ranks; the loss is a sum over ranks: multiply by their number.
+        scale = self._worker.world_size / total_label_tokens
+        loss_sum = torch.zeros((), device=self._worker.device)
+        for number, batch in enumerate(batches, start=1):
+            self._module.set_requires_gradient_sync(number == len(batches))
+            loss = self._module(**batch.to(self._worker.device))
+            (loss * scale).backward()
+            loss_sum += loss.detach()
+        return loss_sum / total_label_tokens
+
+    def step(self, rate_factor: float) -> StepResult:
+        return clip_and_step(self._module, self._optimizer, self._config.clip_grad_norm, rate_factor)
+
+    def learning_rate(self) -> float:
+        return float(self._optimizer.param_groups[0]["lr"])
+
+    def save(self, folder: Path) -> None:
+        save_dcp(self._module, self._optimizer, folder)
+
+    def load(self, folder: Path) -> None:
+        load_dcp(self._module, self._optimizer, folder)
+
+
+def shard(module: nn.Module, blocks: Blocks, config: TrainConfig, worker: Worker) -> FSDPModule:
+    """Apply `fully_shard` to each layer, then to the rest. Layers of the tower, never the tower module itself: renaming its
+    class would break transformers' capture of hidden states."""
+    mesh = init_device_mesh(worker.device.type, (worker.world_size,))
+    policy = MixedPrecisionPolicy()
+    if config.precision == "bf16":
+        policy = MixedPrecisionPolicy(
+            param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False
+        )
+    ignored = set(blocks.frozen)
+    layers = [*blocks.tower_layers, *blocks.language_layers]
+    for layer in layers:
+        if not ignored.issuperset(layer.parameters()):
+            fully_shard(layer, mesh=mesh, mp_policy=policy, ignored_params=ignored)
+    return fully_shard(module, mesh=mesh, mp_policy=policy, ignored_params=ignored)

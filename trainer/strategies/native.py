@@ -1,0 +1,55 @@
+"""What the strategies built on torch alone share: a step over an ordinary optimizer, and DCP checkpoints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
+from torch.distributed.tensor import DTensor
+
+from trainer.optim import set_rates
+from trainer.strategies.table import StepResult
+
+# Frozen parameters are rebuilt from their source and compared by digest: they would only fill checkpoints.
+STATE_OPTIONS = StateDictOptions(ignore_frozen_params=True, strict=False)
+
+
+def clip_and_step(
+    module: nn.Module, optimizer: torch.optim.Optimizer, clip_grad_norm: float, rate_factor: float
+) -> StepResult:
+    """Clip by the global norm (0: measure only), set the rates, update, clear."""
+    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    norm = torch.nn.utils.clip_grad_norm_(parameters, clip_grad_norm or float("inf"))
+    if isinstance(norm, DTensor):
+        norm = norm.full_tensor()
+    set_rates(optimizer, rate_factor)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return StepResult(norm)
+
+
+def save_dcp(module: nn.Module, optimizer: torch.optim.Optimizer, folder: Path) -> None:
+    """Write model and optimizer state by parameter name, which any world size and either strategy can read."""
+    dcp.save(_state(module, optimizer), storage_writer=dcp.FileSystemWriter(folder, single_file_per_rank=True))
+
+
+def load_dcp(module: nn.Module, optimizer: torch.optim.Optimizer, folder: Path) -> None:
+    """Read what `save_dcp` wrote, resharded for the present layout."""
+    state = _state(module, optimizer)
+    dcp.load(state, storage_reader=dcp.FileSystemReader(folder))
+    set_state_dict(
+        module,
+        optimizer,
+        model_state_dict=state["model"],
+        optim_state_dict=state["optimizer"],
+        options=STATE_OPTIONS,
+    )
+
+
+def _state(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    model_state, optimizer_state = get_state_dict(module, optimizer, options=STATE_OPTIONS)
+    return {"model": model_state, "optimizer": optimizer_state}

@@ -1,0 +1,30 @@
+"""The training job: builds the parts and runs the loop.
+
+    torchrun ... -m trainer.train --config <run>/run.json
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import torch
+
+from trainer.config import JobConfig
+from trainer.loop import train
+from trainer.worker import StopRequest, run_worker, start_worker
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="trainer.train", description=__doc__)
+    parser.add_argument("--config", required=True, help="URI of the run's run.json")
+    options = parser.parse_args()
+    stop = StopRequest()
+    job = JobConfig.load(options.config)
+    worker = start_worker()
+    if job.train.deterministic:
+        torch.use_deterministic_algorithms(True)
+    return train(job, worker, stop)
+
+
+if __name__ == "__main__":
+    run_worker(main)
