@@ -91,6 +91,10 @@ format: $(INSTALLED_DEV)  ## rewrite the code in the common format
 typecheck: $(INSTALLED_DEV)  ## check the types (mypy)
 	$(BIN)/mypy
 
+.PHONY: reference
+reference: $(INSTALLED_DEV)  ## write the run file's reference and JSON Schema from the code into docs/reference
+	@$(BIN)/vlmpipe schema --output docs/reference
+
 .PHONY: bench-data
 bench-data: $(INSTALLED_DEV)  ## benchmarks of the data path, as ratios measured side by side
 	$(BIN)/python benchmarks/bench_data.py $(args)

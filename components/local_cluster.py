@@ -155,6 +155,8 @@ def _wanted_port(spec: api.WorkerPoolSpec) -> int:
 
 def _bind(held: contextlib.ExitStack, port: int) -> int:
     probe = held.enter_context(socket.socket())
+    if port:  # the step before used it too: its closed connections are no reason to refuse, a listener is
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         probe.bind((HOST, port))
     except OSError as error:

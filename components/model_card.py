@@ -129,7 +129,7 @@ def _limits(config: JobConfig, evaluation: Mapping[str, Any]) -> str:
     scored = {name: value["exact_match"] for name, value in slices.items() if value.get("exact_match") is not None}
     if len(scored) > 1:
         weakest = min(scored, key=lambda name: scored[name])
-        limits.insert(1, f"Weakest slice: {weakest}, exact match {_share(scored[weakest])}.")
+        limits.insert(1, f"Weakest slice: {_one_line(weakest)}, exact match {_share(scored[weakest])}.")
     return "\n".join(f"- {limit}" for limit in limits)
 
 
@@ -137,6 +137,10 @@ def _origin(part: WeightsConfig) -> str:
     if part.weights:
         return f"`{part.weights}`" + (f" at `{part.revision}`" if part.revision else "")
     return f"`{part.config['model_type']}`, random initial weights"
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
 
 
 def _share(value: Any) -> str:
@@ -151,6 +155,6 @@ def _table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
     """A Markdown table; `|` and line breaks in a cell (a slice may be named anything) do not break it."""
     lines = []
     for line in [header, tuple("---" for _ in header), *rows]:
-        cells = (cell.replace("|", "\\|").replace("\n", " ") for cell in line)
+        cells = (_one_line(cell).replace("|", "\\|") for cell in line)
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)

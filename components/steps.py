@@ -1,4 +1,4 @@
-"""What steps do between their files and their outputs, where the trainer, the gate and the report leave something to do.
+"""What steps do between their files and their outputs, where trainer, gate and report leave something to do.
 
 Nothing here needs KFP, so that it can be tested without.
 """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -192,7 +193,7 @@ def main() -> None:
         app()
     except (UserError, OSError) as error:
         if os.environ.get(DEBUG_VARIABLE):
-            raise
+            traceback.print_exc()
         user_error = error if isinstance(error, UserError) else from_os_error(error, "running vlmpipe")
         if "--json" in sys.argv:
             _print_json({"ok": False, "error": _error_dict(user_error)})

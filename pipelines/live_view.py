@@ -125,6 +125,7 @@ class LiveView:
     def __init__(self, console: Console, *, refresh_per_second: float = 4) -> None:
         from rich.live import Live
 
+        self._console = console
         self._started_s = time.monotonic()
         self._note = ""
         self._state: RunState | None = None
@@ -142,9 +143,13 @@ class LiveView:
         self._live.stop()
 
     def _render(self) -> RenderableType:
+        from rich.constrain import Constrain
+
         if self._state is None:
             return ""
-        return render(self._state, elapsed_s=time.monotonic() - self._started_s, note=self._note)
+        table = render(self._state, elapsed_s=time.monotonic() - self._started_s, note=self._note)
+        # Room for the ^C that the terminal writes at the end: in the last column it would break the line.
+        return Constrain(table, max(1, self._console.width - 3))
 
 
 def render(state: RunState, *, elapsed_s: float | None = None, note: str = "") -> RenderableType:

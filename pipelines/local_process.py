@@ -88,15 +88,17 @@ def execute(run: LocalRun, view: View, command: Sequence[str] | None = None) -> 
         first = "Stopping: waiting for the checkpoint. Ctrl-C again stops at once."
         view.note(first if process.num_requests == 1 else "Stopping at once.")
 
-    code: int | None = None
     with _on_signals(stop):
         try:
             while (code := process.exit_code()) is None:
                 view.update(run.state())
                 process.wait(POLL_S)
+        except BaseException:
+            process.request_stop()
+            raise
         finally:
             process.sweep()
-            stopped = process.num_requests > 0 and code != 0
+            stopped = process.num_requests > 0 and process.exit_code() != 0
             state = run.state().ended(by_request=stopped)
             view.update(state)
             view.close()

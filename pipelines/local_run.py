@@ -20,6 +20,7 @@ from trainer.storage import LocalStorage, join_uri
 if TYPE_CHECKING:
     from pipelines.config import RunConfig
 
+DEFAULT_ROOT = "runs"  # the default of output.root_uri
 MARKER = "local.json"
 RUN_FILE_COPY = "run_file.json"
 LOCK = "run.lock"

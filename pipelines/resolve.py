@@ -48,7 +48,7 @@ class Resolved:
 
 
 def compiled_settings(config: RunConfig, target: str, root_uri: str) -> str:
-    """What `resolve` must know of the compiled pipeline, as JSON: its target, root and settings that are fixed in it."""
+    """What `resolve` must know of the compiled pipeline, as JSON: its target, its root and what is fixed in it."""
     content = config.to_dict()
     fixed = {field: _look_up(content, field) for field in FIXED}
     return json.dumps({"target": target, "root_uri": root_uri, "fixed": fixed}, sort_keys=True)
@@ -95,6 +95,7 @@ def resolve(
     _require_fixed(config.to_dict(), settings["fixed"])
     if settings["target"] == "vertex":
         config.require_vertex()
+        config.require_vertex_data()
     root_uri = settings["root_uri"]
     if not root_uri.startswith("gs://"):
         root_uri = open_storage(root_uri).root_uri  # absolute: a job may run in another folder

@@ -9,9 +9,11 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
 
 from trainer.progress import StepRecord
 
@@ -30,11 +32,12 @@ METRICS_TAIL_BYTES = 1 << 14
 LOG_TAIL_BYTES = 1 << 17
 RATE_LINES = 5  # metrics lines that the remaining time is judged by
 CHECKPOINT_NAME = re.compile(r"^(\d{4,})-(\d{8,})-")
-ERROR_LINE = re.compile(r"^(?P<prefix>(\[[^]]*\] ?)*)error: (?P<text>.*)$")  # behind a replica's name, for a job
+# kfp indents what a step prints, and a job puts the replica's name before it.
+ERROR_LINE = re.compile(r"^(?P<prefix>\s*(\[[^]]*\] ?)*)error: (?P<text>.*)$")
 ATTEMPT_LINE = "vlmpipe: this attempt started at"  # in pipeline.log, which holds all attempts
 ERROR_CLAUSE = re.compile(r"^ {2,}(expected|to do):")
 
-_RECORD_FIELDS = {one.name for one in fields(StepRecord)}
+_RECORD = TypeAdapter(StepRecord)
 
 
 @dataclass(frozen=True)
@@ -106,22 +109,22 @@ def read_state(folder: Path, *, now_s: float, since_s: float = 0.0) -> RunState:
     """The state of the run in `folder`. Steps that began before `since_s` belong to an earlier attempt: they wait."""
     steps = tuple(_step(folder, name, now_s, since_s) for name in STEPS)
     train = steps[STEPS.index("train")]
-    lines = _metrics_tail(folder / "metrics.jsonl") if train.state != "waiting" else []
+    # Before the first step is done, the file is an earlier attempt's.
+    lines = _metrics_tail(folder / "metrics.jsonl") if train.done else []
     return RunState(folder.name, steps, lines[-1] if lines else {}, _train_eta_s(train, lines))
 
 
 def _step(folder: Path, name: str, now_s: float, since_s: float) -> Step:
-    raw = read_json(folder / "steps" / f"{name}.json")
     try:
-        record = StepRecord(**{"step": name, **{key: raw[key] for key in raw if key in _RECORD_FIELDS}})
-        if not raw or record.started_s < since_s:
-            return Step(name)
-        elapsed_s = max(0.0, (record.ended_s or now_s) - record.started_s)
-        return Step(
-            name, record.state, elapsed_s, record.done, record.total, record.unit, record.message, dict(record.detail)
-        )
-    except (TypeError, ValueError):  # another version's record
+        record = _RECORD.validate_python({"step": name, "started_s": 0, **read_json(folder / "steps" / f"{name}.json")})
+    except ValidationError:  # of another version, or damaged
         return Step(name)
+    if not record.started_s or record.started_s < since_s:
+        return Step(name)
+    elapsed_s = max(0.0, (record.ended_s or now_s) - record.started_s)
+    return Step(
+        name, record.state, elapsed_s, record.done, record.total, record.unit, record.message, dict(record.detail)
+    )
 
 
 def _metrics_tail(path: Path) -> list[dict[str, Any]]:

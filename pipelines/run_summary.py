@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.live_view import clock
-from pipelines.local_run import LOG, MARKER, Marker, all_markers, is_running, read_marker
+from pipelines.local_run import DEFAULT_ROOT, LOG, MARKER, RUN_FILE_COPY, Marker, all_markers, is_running, read_marker
 from pipelines.run_state import RunState, last_error, newest_checkpoint_step, read_json, read_state, read_tail
 from trainer.errors import ConfigError, ExitCode
 from trainer.storage import join_uri
@@ -116,8 +116,7 @@ def success(report: RunReport) -> list[str]:
     ]
     decision, registered = read_json(folder / "decision.json"), read_json(folder / "registered.json")
     if decision:
-        verdict = "accepted" if decision.get("accepted") else "not accepted"
-        lines += ["", f"gate         {verdict}: {decision.get('reason', '')}"]
+        lines += ["", f"gate         {decision.get('reason', '')}"]
     if registered and decision.get("accepted"):
         alias = f", {registered['alias']}" if registered.get("alias") else ""
         lines.append(f"registered   {registered.get('model')} version {registered.get('version')}{alias}")
@@ -150,16 +149,24 @@ def _percent(value: Any) -> str:
 
 def next_commands(report: RunReport, *, accepted: bool) -> list[str]:
     """What to type next."""
-    run_file = report.marker.arguments[0]
-    commands = [(f"vlmpipe status {report.folder.name}", "this summary again")]
+    run = report.folder.name if report.folder.parent == Path(DEFAULT_ROOT, "runs") else str(report.folder)
+    commands = [(f"vlmpipe status {run}", "this summary again")]
     if not accepted:
-        commands.insert(0, (f"vlmpipe run {run_file} train.epochs=N", "train for longer"))
+        commands.insert(0, (_longer(report), "train for longer"))
     commands += [
         ("vlmpipe run configs/llava-local.yaml", "your own LLaVA JSON, see docs/tutorial.md"),
-        (f"vlmpipe compile {run_file}", "the same pipeline for Vertex AI"),
+        (f"vlmpipe compile {report.marker.arguments[0]}", "the same pipeline for Vertex AI"),
     ]
     width = max(len(command) for command, _ in commands)
     return ["Next:", *(f"  {command:<{width}}   {purpose}" for command, purpose in commands)]
+
+
+def _longer(report: RunReport) -> str:
+    """The run's command with twice the training."""
+    train = read_json(report.folder / RUN_FILE_COPY).get("train") or {}
+    field = "max_steps" if train.get("max_steps") else "epochs"
+    kept = [argument for argument in report.marker.command if not argument.startswith(f"train.{field}=")]
+    return shlex.join([*kept, f"train.{field}={2 * train.get(field, 1)}"])
 
 
 def stopped(report: RunReport) -> list[str]:

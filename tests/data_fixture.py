@@ -31,6 +31,12 @@ def png(seed: int = 0, side: int = 24, mode: str = "RGB") -> bytes:
     return encode(picture(seed, side, mode))
 
 
+def corrupt(data: bytes) -> bytes:
+    """Damage the compressed pixels of a PNG without changing its length."""
+    start = data.index(b"IDAT") + 20
+    return data[:start] + bytes(byte ^ 0xFF for byte in data[start : start + 40]) + data[start + 40 :]
+
+
 def record(number: int, **changes: Any) -> dict[str, Any]:
     """A good LLaVA record about image `<number>.png`."""
     return {

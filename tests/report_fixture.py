@@ -20,6 +20,7 @@ from PIL import Image
 from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
 
+from components.gate import GateConfig, decide
 from trainer.data.index import IndexWriter
 from trainer.data.samples import Turn
 from trainer.data.shards import ShardWriter, key_of, sample_json
@@ -170,6 +171,7 @@ def _evaluation(
     }
     return {
         "samples": NUM_EVAL,
+        "held_out_sha256": "d",
         "questions": len(predictions),
         "loss": 0.412,
         "perplexity": math.exp(0.412),
@@ -182,11 +184,9 @@ def _evaluation(
 
 
 def _decision(evaluation: dict[str, Any]) -> dict[str, Any]:
-    from components.gate import GateConfig, decide
-
     gate = GateConfig(min_exact_match=0.5, min_margin_over_chance=0.2, min_margin_over_shuffled_image=0.2)
     champion = {"version": 3, "run_id": "digits-20261119-090000", "exact_match": 0.71, "held_out_sha256": "d"}
-    decision = decide({**evaluation, "run_id": RUN_ID, "held_out_sha256": "d"}, gate, champion)
+    decision = decide({**evaluation, "run_id": RUN_ID}, gate, champion)
     content: dict[str, Any] = json.loads(decision.to_json())
     return content
 
@@ -286,6 +286,7 @@ def _write_training(run: Path) -> None:
             "trainable_parameters": 231_040,
             "features": "cached",
             "checkpoint": "0005-00000400-9f3c2a",
+            "checkpoint_stall_s": 2.5,
             "versions": {"python": "3.11.7", "torch": "2.13.0", "transformers": "5.23.0"},
         },
     )

@@ -220,11 +220,14 @@ def held_out_loss(job: JobConfig, subject: Subject, worker: Worker) -> float:
 
 
 def _other_sample(split: SplitIndex, sample: int) -> int:
-    """The next sample whose images take the same tokens, so that only the picture changes."""
-    counts = split.image_token_counts(sample)
-    for step in range(1, len(split)):
-        other = (sample + step) % len(split)
-        if split.image_token_counts(other) == counts and split.image_sha256(other) != split.image_sha256(sample):
+    """A sample far away in the index whose images take the same tokens, so that only the picture changes.
+
+    Far away, because samples with neighbouring ids are often related (the same scan in another place).
+    """
+    counts, own = split.image_token_counts(sample), set(split.image_sha256(sample))
+    for step in range(len(split)):
+        other = (sample + len(split) // 2 + step) % len(split)
+        if split.image_token_counts(other) == counts and own.isdisjoint(split.image_sha256(other)):
             return other
     return sample
 

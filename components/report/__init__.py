@@ -18,7 +18,8 @@ from markupsafe import Markup
 
 from components.report import tables
 from components.report.charts import SMOOTH_FROM, Chart, compact, line_chart
-from components.report.data import RunFiles, column, flatten, read_run
+from components.report.data import RunFiles, column, flatten, number, read_run
+from components.report.formats import count, duration, percent
 from components.report.pictures import choose, sample_cards
 from trainer.storage import open_storage
 
@@ -41,9 +42,9 @@ def build_report(run_uri: str) -> str:
         lstrip_blocks=True,
     )
     environment.filters |= {
-        "percent": tables.percent,
-        "count": tables.count,
-        "duration": tables.duration,
+        "percent": percent,
+        "count": count,
+        "duration": duration,
         "tojson_text": lambda value: json.dumps(value, ensure_ascii=False),  # plain text: autoescape comes after it
     }
     return environment.get_template("template.html.j2").render(_context(files))
@@ -104,7 +105,7 @@ def _charts(files: RunFiles) -> list[Chart]:
     """Loss, throughput, learning rate and gradient norm over optimizer steps; those that were logged."""
     resumed = files.summary.get("resumed_from_step")
     marks = [(float(resumed), f"continued from step {resumed}")] if resumed else []
-    held_out = tables.number(files.evaluation.get("loss"))
+    held_out = number(files.evaluation.get("loss"))
     wanted = [
         ("loss", "Loss", "nats a label token", False),
         ("tokens_per_s", "Throughput", "tokens per second", True),

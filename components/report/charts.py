@@ -152,8 +152,9 @@ def _mark(frame: _Frame, x: float, name: str) -> Markup:
 def _reference(frame: _Frame, value: float, name: str) -> Markup:
     y, right = frame.down(value), WIDTH - RIGHT
     line = Markup('<line class="reference" x1="{}" x2="{}" y1="{:.1f}" y2="{:.1f}"/>').format(LEFT, right, y, y)
-    text = Markup('<text class="reference-name" x="{}" y="{:.1f}" text-anchor="end">{}</text>')
-    return line + text.format(right - 4, y - 6 if y > TOP + 24 else y + 18, name)  # above the line if there is room
+    # At the left, where a falling curve is still high above it.
+    text = Markup('<text class="reference-name" x="{}" y="{:.1f}">{}</text>')
+    return line + text.format(LEFT + 6, y - 6 if y > TOP + 24 else y + 18, name)
 
 
 def _line(frame: _Frame, points: Sequence[Point], kind: str) -> Markup:

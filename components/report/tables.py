@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from components.report.data import RunFiles, column, number
+from components.report.formats import count, duration, percent
 
 MOST_CONFUSION_ANSWERS = 12
 MOST_CONFUSIONS = 6
@@ -209,7 +210,7 @@ def timings(steps: Sequence[dict[str, Any]]) -> tuple[list[Timing], float]:
 
 def split_table(stats: dict[str, Any]) -> tuple[list[str], list[tuple[str, list[Any]]]]:
     """Names of the splits, and a line for each number that is known of them."""
-    splits: dict[str, dict[str, Any]] = stats.get("splits") or {}
+    splits: dict[str, dict[str, Any]] = dict(sorted((stats.get("splits") or {}).items(), reverse=True))  # train first
     known = (name for content in splits.values() for name, value in content.items() if number(value) is not None)
     rows = [
         (name.replace("_", " "), [content.get(name) for content in splits.values()]) for name in dict.fromkeys(known)
@@ -248,19 +249,23 @@ def training_facts(files: RunFiles) -> list[tuple[str, str]]:
         ("Parameters", count(summary.get("parameters"))),
         ("Trained parameters", count(summary.get("trainable_parameters"))),
         ("Vision features", str(summary.get("features", ""))),
-        ("Waiting for data", _share_of_time(files, "data_wait_s")),
-        ("Waiting for checkpoints", _share_of_time(files, "checkpoint_stall_s")),
     ]
+    waits = [("Waiting for data", _data_wait_share(files)), ("Waiting for checkpoints", _stall_share(summary))]
+    facts += [(name, f"{percent(share)} of the time") for name, share in waits if share is not None]
     return [(name, value) for name, value in facts if value]
 
 
-def _share_of_time(files: RunFiles, name: str) -> str:
-    """Share of the logged time that went to `name`, seconds of each line; `step_s` is the mean of the line's steps."""
-    steps = column(files.metrics, "step")
-    before = dict(zip((step for step, _ in steps[1:]), (step for step, _ in steps), strict=False))
+def _data_wait_share(files: RunFiles) -> float | None:
+    """Share of the logged time spent waiting for data. `step_s` is the mean of the steps since the line before."""
+    steps = [step for step, _ in column(files.metrics, "step")]
+    before = dict(zip(steps[1:], steps, strict=False))
     whole = sum((step - before.get(step, step - 1)) * seconds for step, seconds in column(files.metrics, "step_s"))
-    waited = sum(value for _, value in column(files.metrics, name))
-    return f"{100 * waited / whole:.1f}% of the time" if whole else ""
+    return sum(value for _, value in column(files.metrics, "data_wait_s")) / whole if whole else None
+
+
+def _stall_share(summary: dict[str, Any]) -> float | None:
+    stalled, whole = number(summary.get("checkpoint_stall_s")), number(summary.get("wall_s"))
+    return stalled / whole if stalled is not None and whole else None
 
 
 def _processes(summary: dict[str, Any]) -> str:
@@ -272,29 +277,3 @@ def _processes(summary: dict[str, Any]) -> str:
 
 def _pair(first: Any, second: Any) -> str:
     return "" if number(first) is None or number(second) is None else f"{count(first)} → {count(second)}"
-
-
-def count(value: Any) -> str:
-    """A whole number with thousands separated, any other number with four digits; "" for what is no number."""
-    plain = number(value)
-    if plain is None:
-        return ""
-    return f"{value:,}" if isinstance(value, int) else f"{plain:.4g}"
-
-
-def percent(value: float | None) -> str:
-    """A share as people read it."""
-    return "not measured" if value is None else f"{100 * value:.1f}%"
-
-
-def duration(value: Any) -> str:
-    """Seconds as 0.4 s, 12 s, 2 min 5 s or 3 h 20 min; "" for what is no number."""
-    seconds = number(value)
-    if seconds is None:
-        return ""
-    if seconds < 9.95:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min {rest} s" if minutes else f"{rest} s"
-    return f"{minutes // 60} h {minutes % 60} min"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Literal
 from pipelines.config import RunConfig, warnings
 from pipelines.problems import RunFileError
 from trainer.config import ModelConfig, RunPaths, WeightsConfig
-from trainer.errors import ExitCode, UserError
+from trainer.errors import ExitCode, UserError, os_errors
 
 FIRST_SAMPLES = 8
 LEAST_FREE_GIB = 2
@@ -147,9 +148,8 @@ def _output(config: RunConfig) -> Iterator[Finding]:
         return
     root = Path(root_uri).expanduser().absolute()
     existing = next(folder for folder in (root, *root.parents) if folder.exists())
-    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
-        yield Finding("output", "failed", f"cannot write to {existing} (output.root_uri)", ExitCode.NO_PERMISSION)
-        return
+    with os_errors("trying to write to output.root_uri"), tempfile.TemporaryDirectory(prefix=".tmp-", dir=existing):
+        pass
     free_gib = shutil.disk_usage(existing).free / 2**30
     state: Literal["ok", "warning"] = "ok" if free_gib >= LEAST_FREE_GIB else "warning"
     yield Finding("output", state, f"{root_uri} can be written, {free_gib:,.0f} GiB free")

@@ -1,1 +1,1 @@
-"""Where a pipeline runs. Targets differ only in how a job step is executed, and in what the service is told of a step."""
+"""Where a pipeline runs. Targets differ only in how a job step is executed and what the service is told."""

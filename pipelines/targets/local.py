@@ -2,8 +2,8 @@
 
     python -m pipelines.targets.local --config runs/runs/digits-1/run_file.json --run-id digits-1
 
-The program consists of two processes. The outer one passes requests to stop on; the inner one runs the steps, contained:
-when it ends, or when the outer one is killed, nothing that it started is left.
+The program consists of two processes. The outer one passes requests to stop on; the inner one runs the steps,
+contained: when it ends, or when the outer one is killed, nothing that it started is left.
 """
 
 from __future__ import annotations
@@ -16,11 +16,13 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from components.contained import contained
 from components.shell import STOPPED_VARIABLE, run_uri_of
 from trainer.errors import ExitCode, run_main
+from trainer.progress import StepRecord
 from trainer.storage import join_uri, open_storage
 
 if TYPE_CHECKING:
@@ -67,14 +69,18 @@ def run_local(config: RunConfig, *, run_id: str) -> int:
     root_uri = open_storage(config.root_uri("local")).root_uri
     config = config.model_copy(update={"output": config.output.model_copy(update={"root_uri": root_uri})})
     run_uri = run_uri_of(root_uri, run_id, "")
-    local.init(local.SubprocessRunner(use_venv=False), pipeline_root=join_uri(run_uri, "kfp"), raise_on_error=False)
+    local.init(local.SubprocessRunner(use_venv=False), pipeline_root=join_uri(run_uri, "kfp"))
     pipeline = build(config, "local")
     started_s = time.time()
     _pass_on_stop_requests()
     with tempfile.TemporaryDirectory(prefix="vlmpipe-") as scratch:
         os.environ["TMPDIR"] = scratch  # kfp leaves each step's program there
-        pipeline(run_id=run_id)
-    return _exit_code(run_uri, since_s=started_s)
+        try:
+            pipeline(run_id=run_id)
+        except RuntimeError as error:  # kfp's way to say that a step failed; the step itself has said why
+            print(error, flush=True)
+            return _exit_code(run_uri, since_s=started_s)
+    return ExitCode.OK
 
 
 def _pass_on_stop_requests() -> None:
@@ -87,14 +93,22 @@ def _pass_on_stop_requests() -> None:
 
 
 def _exit_code(run_uri: str, *, since_s: float) -> int:
-    """The exit code that the failed step left in its record. kfp.local itself only logs that it failed."""
+    """The exit code that the failed step left in its record, as kfp only tells that it failed.
+
+    A record that is still open belongs to a step that was killed. It is closed here.
+    """
     store = open_storage(run_uri)
-    records = [json.loads(store.read(info.name)) for info in store.list("steps")]
-    failed = [record for record in records if record["state"] == "failed" and record["started_s"] >= since_s]
-    if failed:
-        first = min(failed, key=lambda record: record["started_s"])
-        return int(first["detail"].get("exit_code", ExitCode.UNEXPECTED))
-    return ExitCode.PREEMPTED if os.environ.get(STOPPED_VARIABLE) else ExitCode.OK
+    records = [StepRecord(**json.loads(store.read(info.name))) for info in store.list("steps")]
+    for record in sorted(records, key=lambda record: record.started_s):
+        if record.started_s < since_s or record.state not in ("failed", "running"):
+            continue
+        if record.state == "running":
+            record.state, record.ended_s = "failed", time.time()
+            record.message = "ended without saying why: it may have been killed for lack of memory"
+            record.detail["exit_code"] = int(ExitCode.UNEXPECTED)
+            store.write(f"steps/{record.step}.json", json.dumps(asdict(record)).encode())
+        return int(record.detail.get("exit_code", ExitCode.UNEXPECTED))
+    return ExitCode.PREEMPTED if os.environ.get(STOPPED_VARIABLE) else ExitCode.UNEXPECTED
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -1,7 +1,8 @@
 """Stand-ins for the pipeline's steps: same names, inputs and outputs, but each only notes that it ran.
 
 They show the graph at work under the real kfp.local. What they answer comes from the environment: TEST_FEATURES and
-TEST_DECISION, TEST_FAIL (a job's step that ends with exit code 65) and TEST_TRACE, the file they append their names to.
+TEST_DECISION ("killed" ends the step with SIGKILL), TEST_FAIL (a job that ends with exit code 65) and TEST_TRACE,
+the file they append their names to.
 """
 
 from typing import Any, NamedTuple
@@ -10,9 +11,9 @@ import pytest
 from kfp.dsl import HTML, Metrics, Model, Output, PipelineTaskFinalStatus
 
 
-def prepare_data(
-    run_uri: str, metrics: Output[Metrics]
-) -> NamedTuple("Outputs", [("prepared_uri", str), ("features", str)]):  # type: ignore[valid-type]
+def prepare_data(run_uri: str, metrics: Output[Metrics]) -> NamedTuple(
+    "Outputs", [("prepared_uri", str), ("features", str)]
+):  # type: ignore[valid-type]
     import os
 
     with open(os.environ["TEST_TRACE"], "a") as trace:
@@ -20,19 +21,18 @@ def prepare_data(
     return ("somewhere", os.environ["TEST_FEATURES"])
 
 
-def hold_data(
-    run_uri: str, metrics: Output[Metrics]
-) -> NamedTuple("Outputs", [("prepared_uri", str), ("features", str)]):  # type: ignore[valid-type]
+def hold_data(run_uri: str, metrics: Output[Metrics]) -> NamedTuple(
+    "Outputs", [("prepared_uri", str), ("features", str)]
+):  # type: ignore[valid-type]
     import os
     import signal
 
     from components.shell import step
 
-    alive = open(os.environ["TEST_ALIVE"], "w")
-    with step(run_uri, "prepare-data"):
+    with open(os.environ["TEST_ALIVE"], "w"), step(run_uri, "prepare-data"):
         print("ready", flush=True)
         signal.pause()
-    return (alive.name, "off")
+    return ("somewhere", "off")
 
 
 def run_job(
@@ -90,9 +90,15 @@ def sync_checkpoint(run_uri: str, model: Output[Model]) -> str:
 
 def decide(run_uri: str, metrics: Output[Metrics], report: Output[HTML]) -> str:
     import os
+    import signal
+
+    from components.shell import step
 
     with open(os.environ["TEST_TRACE"], "a") as trace:
         trace.write("decide\n")
+    with step(run_uri, "decide"):
+        if os.environ["TEST_DECISION"] == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
     return os.environ["TEST_DECISION"]
 
 

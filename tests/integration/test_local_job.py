@@ -246,7 +246,9 @@ def test_a_spec_that_vertex_would_refuse_is_refused_before_anything_starts(
 
 def test_a_chosen_port_that_is_in_use_is_refused(tmp_path: Path) -> None:
     with socket.socket() as taken:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as any server does
         taken.bind(("localhost", 0))
+        taken.listen()
         env = [{"name": "VLMPIPE_LOCAL_PORT", "value": str(taken.getsockname()[1])}]
         error = run_failing(spec(tmp_path, pool(tmp_path, "", env=env)))
     assert error.code == ExitCode.UNAVAILABLE and "is in use" in str(error)

@@ -84,6 +84,14 @@ def test_a_failing_job_ends_the_run_with_its_exit_code_and_notify_still_runs(
     assert "kfp" in os.listdir(Path(config.output.root_uri, "runs/r1")), "kfp's own files lie in the run's folder"
 
 
+def test_a_step_that_is_killed_fails_the_run_and_is_recorded_as_failed(
+    config: RunConfig, trace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run(config, monkeypatch, features="off", decision="killed") == ExitCode.UNEXPECTED
+    assert trace.read_text().splitlines() == [*BEFORE, *TRAINING, "notify r1 FAILED"]
+    assert step_record(config, "decide")["state"] == "failed" and "killed" in step_record(config, "decide")["message"]
+
+
 OUTER = """
 import sys
 from pipelines.targets import local

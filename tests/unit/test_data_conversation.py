@@ -94,7 +94,9 @@ def test_the_chat_template_gives_the_tokens_of_training(
 ) -> None:
     turns = tuple(Turn(question, answer) for question, answer in texts)
     turns = (Turn(f"<image>\n{turns[0].question}", turns[0].answer), *turns[1:])
-    assert through_template(messages_of(turns), tokenizer, [count]) == encode_sample(turns, [count], tokenizer).input_ids
+    assert (
+        through_template(messages_of(turns), tokenizer, [count]) == encode_sample(turns, [count], tokenizer).input_ids
+    )
 
 
 @BOTH
@@ -144,9 +146,7 @@ def test_a_saved_tokenizer_loads_with_its_template(tmp_path: Path) -> None:
 def test_a_pretrained_tokenizer_gets_what_it_lacks(tmp_path: Path) -> None:
     bare = Tokenizer(models.BPE())
     bare.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    bare.train_from_iterator(
-        TEXTS, trainers.BpeTrainer(vocab_size=300, special_tokens=["<end>"], show_progress=False)
-    )
+    bare.train_from_iterator(TEXTS, trainers.BpeTrainer(vocab_size=300, special_tokens=["<end>"], show_progress=False))
     PreTrainedTokenizerFast(tokenizer_object=bare, eos_token="<end>").save_pretrained(tmp_path)
     tokenizer = make_tokenizer(str(tmp_path), [])
     assert tokenizer.eos_token == "<end>" and tokenizer.pad_token == "<pad>"

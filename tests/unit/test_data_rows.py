@@ -50,7 +50,7 @@ def test_seed_and_epoch_each_change_the_order() -> None:
 
 
 def test_the_order_never_changes_between_versions() -> None:
-    # A run that resumes after an upgrade must read on where it stopped: with another order it would repeat and skip data.
+    # A run that resumes after an upgrade must read on where it stopped; another order would repeat and skip data.
     samples = [(10 + n % 7, 1) for n in range(12)]
     made = plan(samples, seed=7, epoch=3)
     assert [made.row(number).tolist() for number in range(len(made))] == [[10, 3, 2, 9], [6, 5, 11, 4], [1, 8, 0, 7]]

@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 
 from components.report import build_report, write_report
 from components.report.charts import line_chart, nice_ticks, thin_out
+from components.report.formats import duration
 from components.report.pictures import choose, thumbnail
-from components.report.tables import confusions, duration, wilson
+from components.report.tables import confusions, wilson
 from tests.report_fixture import make_run, write_json
 from trainer.errors import UserError
 

@@ -192,11 +192,14 @@ class LlavaRowModel(nn.Module):
         return F.cross_entropy(logits.float(), label_ids, reduction="sum")
 
     def _encode(self, pixel_values: Tensor) -> Tensor:
-        tower = self.model.model.vision_tower
-        if not self.tower_is_frozen:
-            return _tower_output(self.config, tower, pixel_values)
-        with torch.no_grad():
-            return _tower_output(self.config, tower, pixel_values).to(torch.bfloat16)
+        tower, num_images = self.model.model.vision_tower, len(pixel_values)
+        if not num_images:
+            # A blank image whose features are dropped: towers cannot reshape nothing, and a tower that is trained must
+            # take part in its collectives on every rank.
+            pixel_values = pixel_values.new_zeros(1, *pixel_values.shape[1:])
+        with torch.set_grad_enabled(not self.tower_is_frozen and torch.is_grad_enabled()):
+            features = _tower_output(self.config, tower, pixel_values)[:num_images]
+        return features.to(torch.bfloat16) if self.tower_is_frozen else features
 
 
 def vision_config(config: ModelConfig) -> PreTrainedConfig:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -28,7 +29,10 @@ class Ddp:
         module = module.to(worker.device)
         self._module: nn.Module = module
         if worker.world_size > 1:
-            self._module = DistributedDataParallel(module, broadcast_buffers=False, gradient_as_bucket_view=True)
+            with warnings.catch_warnings():
+                # torch 2.13 renames broadcast_buffers; 2.11 and 2.12 know no other name.
+                warnings.simplefilter("ignore", FutureWarning)
+                self._module = DistributedDataParallel(module, broadcast_buffers=False, gradient_as_bucket_view=True)
         self._optimizer = build_optimizer(module, config.optimizer)
 
     def forward_backward(self, batches: Sequence[RowBatch], total_label_tokens: int) -> Tensor:

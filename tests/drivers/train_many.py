@@ -1,0 +1,27 @@
+"""Trains several runs in one process group."""
+
+from __future__ import annotations
+
+import argparse
+
+import torch
+
+from trainer.config import JobConfig
+from trainer.loop import train
+from trainer.worker import StopRequest, run_worker, start_worker
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--configs", nargs="+", required=True)
+    worker, stop = start_worker(), StopRequest()
+    torch.use_deterministic_algorithms(True)
+    for config in parser.parse_args().configs:
+        code = train(JobConfig.load(config), worker, stop)
+        if code:
+            return code
+    return 0
+
+
+if __name__ == "__main__":
+    run_worker(main)

@@ -1,0 +1,142 @@
+"""The run report in a real browser: it asks for nothing, nothing overflows, all text can be read, pictures are there.
+
+Needs a Chromium on PATH and the package playwright; screenshots go to build/report/ for people to look at.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from components.report import write_report
+from tests.report_fixture import make_run
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="the package playwright is not installed")
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+pytestmark = [pytest.mark.browser, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on PATH")]
+
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+SCREENSHOTS = Path(__file__).parents[2] / "build" / "report"
+WIDTHS = [400, 1400]
+SCHEMES = ["light", "dark"]
+
+# Every text whose contrast with what lies behind it is below 4.5, or 3 for large text (WCAG 2.2, 1.4.3 AA).
+LOW_CONTRAST = """() => {
+  const parse = color => {
+    const parts = color.match(/[\\d.]+/g).map(Number);
+    return {rgb: parts.slice(0, 3), alpha: parts.length > 3 ? parts[3] : 1};
+  };
+  const over = (top, below) => top.rgb.map((value, i) => value * top.alpha + below[i] * (1 - top.alpha));
+  const behind = element => {
+    if (!element) return [255, 255, 255];
+    const own = parse(getComputedStyle(element).backgroundColor);
+    return own.alpha === 1 ? own.rgb : over(own, behind(element.parentElement));
+  };
+  const luminance = rgb => {
+    const [r, g, b] = rgb.map(v => v / 255).map(v => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const found = [];
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (walker.nextNode()) {
+    const text = walker.currentNode.textContent.trim(), element = walker.currentNode.parentElement;
+    if (!text || element.closest('title') || !element.getClientRects().length) continue;
+    const style = getComputedStyle(element), back = behind(element);
+    const front = over(parse(element instanceof SVGElement ? style.fill : style.color), back);
+    const [high, low] = [luminance(front), luminance(back)].sort((a, b) => b - a);
+    const size = parseFloat(style.fontSize), large = size >= 24 || (size >= 18.66 && style.fontWeight >= 600);
+    const contrast = (high + 0.05) / (low + 0.05);
+    if (contrast < (large ? 3 : 4.5)) found.push(`${contrast.toFixed(2)}: ${text.slice(0, 40)} (${element.className})`);
+  }
+  return [...new Set(found)];
+}"""
+
+# Every chart text as tall as it is drawn, in CSS pixels of its font.
+CHART_TEXT_PIXELS = """() => [...document.querySelectorAll('svg.chart text')].map(
+  text => parseFloat(getComputedStyle(text).fontSize) * text.ownerSVGElement.getScreenCTM().a)"""
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_report(str(make_run(tmp_path_factory.mktemp("report"))))
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[sync_api.Browser]:
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def page(browser: sync_api.Browser) -> Iterator[sync_api.Page]:
+    page = browser.new_page()
+    yield page
+    page.close()
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("width", WIDTHS)
+def test_the_report_reads_well(page: sync_api.Page, report: str, width: int, scheme: str) -> None:
+    complaints: list[str] = []
+    requests: list[str] = []
+    page.on("console", lambda message: complaints.append(message.text))
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.on("request", lambda request: requests.append(request.url))
+    page.set_viewport_size({"width": width, "height": 900})
+    page.emulate_media(color_scheme=scheme)
+    page.goto(f"file://{report}")
+    SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+    page.screenshot(path=str(SCREENSHOTS / f"{width}-{scheme}.png"), full_page=True)
+
+    assert complaints == []
+    assert [url for url in requests if not url.startswith("data:")] == [f"file://{report}"]
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    loaded = page.evaluate("[...document.images].map(image => image.naturalWidth)")
+    assert len(loaded) == 16
+    assert min(loaded) > 0
+    assert page.evaluate(LOW_CONTRAST) == []
+    sizes = page.evaluate(CHART_TEXT_PIXELS)
+    assert len(sizes) > 40
+    assert min(sizes) >= 11
+
+
+def test_hovering_a_line_shows_its_point(page: sync_api.Page, report: str) -> None:
+    page.goto(f"file://{report}")
+    point = page.locator("svg.chart circle.hover").nth(3)
+    assert point.evaluate("point => getComputedStyle(point).opacity") == "0"
+    point.hover()
+    assert point.evaluate("point => getComputedStyle(point).opacity") == "1"
+    assert point.locator("title").text_content().startswith("step 20: ")
+
+
+def test_the_configuration_opens_by_keyboard(page: sync_api.Page, report: str) -> None:
+    page.goto(f"file://{report}")
+    section = page.locator("details", has_text="optimizer.learning_rate")
+    assert not section.locator("table").is_visible()
+    section.locator("summary").focus()
+    page.keyboard.press("Enter")
+    assert section.locator("table").is_visible()
+
+
+def test_paper_shows_the_whole_configuration_and_no_links(page: sync_api.Page, report: str) -> None:
+    page.goto(f"file://{report}")
+    page.emulate_media(media="print", color_scheme="dark")
+    assert not page.locator("nav").is_visible()
+    tables = page.locator("details table")
+    assert tables.count() > 8
+    assert all(tables.nth(number).is_visible() for number in range(tables.count()))
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"

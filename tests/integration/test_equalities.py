@@ -1,0 +1,143 @@
+"""The trainer's argument: five equalities, for every strategy of the table, over two real processes.
+
+The reference is one process, no accumulation, cached features, packed rows. Each strategy then trains the same run on two
+processes with accumulation, with the tower online, unpacked, and interrupted; the losses of every step must be the same.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.trainer_runs import encode_features, losses, make_run, metrics, summary, train_runs
+from trainer.checkpoint.commit import committed, fetch_folder, newest_good
+from trainer.checkpoint.export import load_trained
+from trainer.config import JobConfig
+from trainer.data.conversation import load_tokenizer
+from trainer.models.table import family_of
+from trainer.storage import open_storage
+from trainer.strategies.table import strategy_names
+
+RELATIVE = 1e-5  # fp32 sums in another order
+WHOLE_SET_ROWS = 64  # more rows than there are samples: one step reads the whole split, packed or not
+STOP_STEP = 3
+
+
+@dataclass(frozen=True)
+class Runs:
+    """Runs of one strategy on two processes."""
+
+    accumulated: JobConfig
+    online: JobConfig
+    packed: JobConfig
+    unpacked: JobConfig
+    resumed: JobConfig
+    stopped_steps: int
+    stopped_checkpoints: list[str]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("equalities")
+    encode_features(make_run(root, "features"))
+    return root
+
+
+@pytest.fixture(scope="module")
+def reference(root: Path) -> JobConfig:
+    job = make_run(root, "reference", {"train.micro_batch_rows": 8})
+    train_runs([job], processes=1)
+    return job
+
+
+@pytest.fixture(scope="module")
+def runs_of(root: Path) -> Callable[[str], Runs]:
+    """Trains a strategy's runs once, when the first test asks for them."""
+    trained: dict[str, Runs] = {}
+
+    def runs(strategy: str) -> Runs:
+        if strategy not in trained:
+            trained[strategy] = _train(root, strategy)
+        return trained[strategy]
+
+    return runs
+
+
+def _train(root: Path, strategy: str) -> Runs:
+    base = {"train.strategy": strategy}
+    whole = {**base, "train.global_batch_rows": WHOLE_SET_ROWS, "train.micro_batch_rows": 8}
+    accumulated = make_run(root, f"{strategy}-accumulated", base)
+    online = make_run(root, f"{strategy}-online", base, features="off")
+    packed = make_run(root, f"{strategy}-packed", whole)
+    unpacked = make_run(root, f"{strategy}-unpacked", {**whole, "data.pack": False})
+    stopped = make_run(root, f"{strategy}-resumed", {**base, "train.max_steps": STOP_STEP})
+    train_runs([accumulated, online, packed, unpacked, stopped], processes=2)
+    stopped_steps, checkpoints = len(losses(stopped)), committed(open_storage(stopped.run.run_uri))
+    resumed = make_run(root, f"{strategy}-resumed", base)
+    train_runs([resumed], processes=2)
+    return Runs(accumulated, online, packed, unpacked, resumed, stopped_steps, checkpoints)
+
+
+@pytest.mark.parametrize("strategy", strategy_names())
+def test_strategy_equals_one_process(strategy: str, reference: JobConfig, runs_of: Callable[[str], Runs]) -> None:
+    """Also: the loss does not depend on accumulation or world size."""
+    job = runs_of(strategy).accumulated
+    assert summary(job)["world_size"] == 2
+    assert len(losses(reference)) > STOP_STEP
+    assert losses(job) == pytest.approx(losses(reference), rel=RELATIVE)
+    norms, expected = ([line["grad_norm"] for line in metrics(each)] for each in (job, reference))
+    assert norms == pytest.approx(expected, rel=1e-4)
+    assert max(expected) > reference.train.clip_grad_norm, "clipping must be active for its equality to mean anything"
+
+
+@pytest.mark.parametrize("strategy", strategy_names())
+def test_final_weights_equal_one_process(strategy: str, reference: JobConfig, runs_of: Callable[[str], Runs]) -> None:
+    weights, expected = trained_weights(runs_of(strategy).accumulated), trained_weights(reference)
+    assert weights.keys() == expected.keys()
+    for name, tensor in expected.items():
+        torch.testing.assert_close(weights[name], tensor, rtol=1e-4, atol=2e-5, msg=lambda text, n=name: f"{n}: {text}")
+
+
+@pytest.mark.parametrize("strategy", strategy_names())
+def test_cached_equals_online(strategy: str, runs_of: Callable[[str], Runs]) -> None:
+    runs = runs_of(strategy)
+    assert (summary(runs.accumulated)["features"], summary(runs.online)["features"]) == ("cached", "online")
+    assert losses(runs.online) == pytest.approx(losses(runs.accumulated), rel=RELATIVE)
+
+
+@pytest.mark.parametrize("strategy", strategy_names())
+def test_packed_equals_unpacked(strategy: str, runs_of: Callable[[str], Runs]) -> None:
+    runs = runs_of(strategy)
+    rows = {job.run.run_id: summary(job)["tokens"] for job in (runs.packed, runs.unpacked)}
+    assert len(set(rows.values())) == 1, "both read the same samples"
+    fills = [metrics(job)[0]["fill"] for job in (runs.packed, runs.unpacked)]
+    assert fills[0] > 2 * fills[1], "packing must have happened"
+    assert losses(runs.packed) == pytest.approx(losses(runs.unpacked), rel=RELATIVE)
+
+
+@pytest.mark.parametrize("strategy", strategy_names())
+def test_resumed_equals_uninterrupted(strategy: str, runs_of: Callable[[str], Runs]) -> None:
+    """Bit for bit: same world size, deterministic kernels, one thread."""
+    runs = runs_of(strategy)
+    assert runs.stopped_steps == STOP_STEP and len(runs.stopped_checkpoints) == 1
+    assert summary(runs.resumed)["resumed_from_step"] == STOP_STEP
+    assert losses(runs.resumed) == losses(runs.accumulated)
+    resumed, straight = trained_weights(runs.resumed), trained_weights(runs.accumulated)
+    assert all(torch.equal(resumed[name], straight[name]) for name in straight)
+
+
+def trained_weights(job: JobConfig) -> dict[str, torch.Tensor]:
+    """The trained parameters of the newest checkpoint, in a model that was built with other random weights."""
+    store = open_storage(job.run.run_uri)
+    checkpoint, passed_over = newest_good(store)
+    assert checkpoint is not None and not passed_over
+    tokenizer = load_tokenizer(open_storage(job.pointers().prepared_uri))
+    model = family_of(job.model).build(job.model.model_copy(update={"seed": 1}), tokenizer)
+    with tempfile.TemporaryDirectory() as scratch:
+        load_trained(model, fetch_folder(store, checkpoint, Path(scratch)), checkpoint.record.checkpoint_format)
+    return {name: parameter.detach() for name, parameter in model.named_parameters() if parameter.requires_grad}

@@ -1,0 +1,133 @@
+"""Tiny but real training runs for tests: prepared digits, cached features, and many runs in one process group."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from trainer.config import DataPointers, JobConfig
+from trainer.data.prepare import prepare
+from trainer.features.store import features_uri
+from trainer.progress import Progress
+from trainer.storage import open_storage
+
+REPOSITORY = Path(__file__).parent.parent
+
+TINY: dict[str, Any] = {
+    "version": 1,
+    "name": "tiny",
+    "model": {
+        "tower": {
+            "config": {
+                "model_type": "siglip_vision_model",
+                "hidden_size": 32,
+                "intermediate_size": 64,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 4,
+                "patch_size": 8,
+                "vision_use_head": False,
+            }
+        },
+        "language_model": {
+            "config": {
+                "model_type": "qwen2",
+                "hidden_size": 32,
+                "intermediate_size": 64,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 4,
+                "num_key_value_heads": 2,
+                "max_position_embeddings": 512,
+            }
+        },
+        "tokenizer": "train:300",
+        "image_size": 32,
+    },
+    "data": {"source": "builtin:digits", "max_samples": 60, "row_tokens": 256, "shard_samples": 20},
+    "features": {"cache": "on", "shard_images": 16},
+    "train": {
+        "strategy": "ddp",
+        "epochs": 3,
+        "global_batch_rows": 8,
+        "micro_batch_rows": 2,
+        "optimizer": {"learning_rate": 3e-3, "weight_decay": 0.01},
+        "schedule": "constant",
+        "warmup_fraction": 0.0,
+        "clip_grad_norm": 0.5,
+        "precision": "fp32",
+        "log_every_steps": 1,
+        "checkpoint_every_steps": 1000,
+        "deterministic": True,
+    },
+    "evaluate": {"max_new_tokens": 4, "batch_questions": 16},
+}
+
+
+def merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """`base` with dotted keys replaced: {"train.strategy": "fsdp"}."""
+    result = json.loads(json.dumps(base))
+    for dotted, value in changes.items():
+        *path, last = dotted.split(".")
+        section = result
+        for part in path:
+            section = section.setdefault(part, {})
+        section[last] = value
+    return result
+
+
+def make_run(root: Path, run_id: str, changes: dict[str, Any] | None = None, *, features: str = "reuse") -> JobConfig:
+    """Write run.json and prepared.json of a run, preparing its data if nothing like it was prepared under `root`."""
+    content = merged(TINY, changes or {}) | {"run": {"run_id": run_id, "root_uri": str(root)}}
+    store = open_storage(str(root / "runs" / run_id))
+    store.write("run.json", json.dumps(content).encode())
+    job = JobConfig.load(store.uri("run.json"))
+    prepared = prepare(job, Progress(job.run.run_uri, "prepare-data", quiet=True))
+    pointers = DataPointers(
+        prepared_uri=prepared.uri, features_uri=features_uri(job.run.features_root, job.model), features=features
+    )
+    store.write("prepared.json", pointers.model_dump_json().encode())
+    return job
+
+
+def torchrun(module: str, arguments: list[str], *, processes: int, timeout_s: float = 240) -> subprocess.CompletedProcess[str]:
+    """Run a module under the real torchrun on this machine; a failure shows what it printed."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(processes)]
+    command += ["--master-addr", "127.0.0.1", "--master-port", str(port), "-m", module, *arguments]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
+    done = subprocess.run(
+        command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=timeout_s, check=False
+    )
+    assert done.returncode == 0, (done.stdout + done.stderr)[-20000:]
+    return done
+
+
+def train_runs(jobs: list[JobConfig], *, processes: int) -> None:
+    """Train several runs one after another in one process group: start-up costs more than these runs do."""
+    arguments = ["--configs", *[f"{job.run.run_uri}/run.json" for job in jobs]]
+    torchrun("tests.drivers.train_many", arguments, processes=processes)
+
+
+def encode_features(job: JobConfig) -> None:
+    """Run the `cache_features` job."""
+    torchrun("trainer.features.build", ["--config", f"{job.run.run_uri}/run.json"], processes=1)
+
+
+def metrics(job: JobConfig) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl."""
+    text = open_storage(job.run.run_uri).read("metrics.jsonl").decode()
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def losses(job: JobConfig) -> list[float]:
+    return [line["loss"] for line in metrics(job)]
+
+
+def summary(job: JobConfig) -> dict[str, Any]:
+    return dict(json.loads(open_storage(job.run.run_uri).read("summary.json")))

@@ -1,0 +1,247 @@
+"""The compiled pipeline: equal on all targets, deterministic, and what Vertex AI can take."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from google.auth.credentials import AnonymousCredentials
+
+from pipelines.compile import check_pipeline, compile_pipeline
+from pipelines.config import RunConfig, load_run_file
+from pipelines.planner.job_spec import JOBS, check_job_spec, job_spec, worker_pools
+from pipelines.targets.table import TargetName
+from trainer.errors import ConfigError
+
+ROOT = Path(__file__).parents[2]
+RUN_FILES = [
+    path for path in sorted((ROOT / "configs").glob("*.yaml")) if "service_account:" in path.read_text()
+]  # those that may be compiled for Vertex AI
+JOB_STEPS = ("cache-features", "train", "evaluate")
+DIGITS = ROOT / "configs/digits.yaml"
+RUN_URI = "gs://example-bucket/vlmpipe/runs/r1"
+
+Spec = dict[str, Any]
+
+
+@pytest.fixture
+def digits() -> RunConfig:
+    return load_run_file(DIGITS)
+
+
+def compiled(config: RunConfig, target: TargetName, folder: Path) -> Spec:
+    path = compile_pipeline(config, target, folder / f"{config.name}.{target}.yaml").path
+    spec: Spec = yaml.safe_load(path.read_text())
+    return spec
+
+
+def all_tasks(spec: Spec) -> Iterator[tuple[str, Spec, Spec]]:
+    """(path of the task in the graph, the task, its component), groups such as conditions too."""
+
+    def walk(dag: Spec, above: str) -> Iterator[tuple[str, Spec, Spec]]:
+        for name, task in dag["tasks"].items():
+            component = spec["components"][task["componentRef"]["name"]]
+            yield f"{above}/{name}", task, component
+            if "dag" in component:
+                yield from walk(component["dag"], f"{above}/{name}")
+
+    yield from walk(spec["root"]["dag"], "")
+
+
+def steps(spec: Spec) -> dict[str, Spec]:
+    """Tasks that run something, by name."""
+    return {path.rpartition("/")[2]: task for path, task, component in all_tasks(spec) if "executorLabel" in component}
+
+
+def shape(spec: Spec) -> dict[str, Any]:
+    """What must not depend on the target: each task's place, dependencies, and where its inputs come from."""
+
+    def source(given: Spec) -> Any:
+        return "constant" if "runtimeValue" in given else given
+
+    def names(definitions: Spec) -> dict[str, list[str]]:
+        return {
+            kind: sorted(f"{name}: {content.get('parameterType', 'artifact')}" for name, content in group.items())
+            for kind, group in definitions.items()
+        }
+
+    return {
+        path: {
+            "after": task.get("dependentTasks", []),
+            "inputs": {name: source(given) for name, given in task.get("inputs", {}).get("parameters", {}).items()},
+            "condition": task.get("triggerPolicy"),
+            "input names": names(component.get("inputDefinitions", {})),
+            "output names": names(component.get("outputDefinitions", {})),
+        }
+        for path, task, component in all_tasks(spec)
+    }
+
+
+def constants(task: Spec) -> Spec:
+    return {
+        name: given["runtimeValue"]["constant"]
+        for name, given in task["inputs"]["parameters"].items()
+        if "runtimeValue" in given
+    }
+
+
+@pytest.mark.parametrize("path", RUN_FILES, ids=lambda path: path.stem)
+def test_the_graph_is_the_same_on_both_targets(path: Path, tmp_path: Path) -> None:
+    config = load_run_file(path)
+    vertex, local = compiled(config, "vertex", tmp_path), compiled(config, "local", tmp_path)
+    assert shape(vertex) == shape(local)
+    assert set(steps(vertex)) == {
+        "resolve-run", "prepare-data", "cache-features", "collect-cache-features", "reuse-features", "train",
+        "collect-train", "sync-checkpoint", "evaluate", "collect-evaluate", "decide", "register-model", "notify",
+    }  # fmt: skip
+    for name in JOB_STEPS:
+        assert constants(steps(vertex)[name]) == constants(steps(local)[name])
+
+
+def test_a_job_step_has_the_same_defaults_on_both_targets(digits: RunConfig, tmp_path: Path) -> None:
+    def defaults(target: TargetName) -> dict[str, Any]:
+        spec = compiled(digits, target, tmp_path)
+        inputs = spec["components"]["comp-train"]["inputDefinitions"]["parameters"]
+        values = {name: content.get("defaultValue") for name, content in inputs.items()}
+        # Only the service knows these three; on this machine they are empty.
+        return {name: "" if "{{$" in str(value) else value for name, value in values.items()}
+
+    assert defaults("local") == defaults("vertex")
+
+
+@pytest.mark.parametrize("path", RUN_FILES, ids=lambda path: path.stem)
+def test_every_job_of_a_shipped_run_file_is_one_that_vertex_takes(path: Path) -> None:
+    config = load_run_file(path)
+    for job in JOBS:
+        message = check_job_spec(job_spec(config, job, RUN_URI))
+        assert message.worker_pool_specs[0].replica_count == 1
+        assert message.base_output_directory.output_uri_prefix == RUN_URI
+        assert message.worker_pool_specs[0].container_spec.args[-1] == f"{RUN_URI}/run.json"
+
+
+def test_compiling_again_in_another_process_gives_the_same_bytes(digits: RunConfig, tmp_path: Path) -> None:
+    program = (
+        "import sys; from pathlib import Path; from pipelines.config import load_run_file; "
+        "from pipelines.compile import compile_pipeline; "
+        "compile_pipeline(load_run_file(sys.argv[1]), 'vertex', Path(sys.argv[2]))"
+    )
+    here, there = tmp_path / "here.yaml", tmp_path / "there.yaml"
+    compile_pipeline(digits, "vertex", here)
+    environment = {**os.environ, "PYTHONHASHSEED": "1"}  # another order of sets
+    subprocess.run([sys.executable, "-c", program, str(DIGITS), str(there)], cwd=ROOT, env=environment, check=True)
+    assert here.read_bytes() == there.read_bytes()
+
+
+def test_two_documents_are_never_written(digits: RunConfig, tmp_path: Path) -> None:
+    data = compile_pipeline(digits, "vertex", tmp_path / "p.yaml").path.read_bytes()
+    assert check_pipeline(data).pipeline_info.name == "digits"
+    with pytest.raises(AssertionError, match="2 documents"):
+        check_pipeline(data + b"---\nplatforms: {kubernetes: {}}\n")
+
+
+@pytest.mark.parametrize("target", ["vertex", "local"])
+def test_caching_is_off_for_every_step(digits: RunConfig, target: TargetName, tmp_path: Path) -> None:
+    options = {name: task["cachingOptions"] for name, task in steps(compiled(digits, target, tmp_path)).items()}
+    assert len(options) == 13 and all(option == {} for option in options.values())
+
+
+def test_no_step_installs_anything(digits: RunConfig, tmp_path: Path) -> None:
+    executors = compiled(digits, "vertex", tmp_path)["deploymentSpec"]["executors"]
+    assert len(executors) == 13
+    assert not [name for name, executor in executors.items() if "pip install" in str(executor["container"])]
+    images = {executor["container"]["image"] for executor in executors.values()}
+    assert images == {digits.gcp.pipeline_image, "gcr.io/ml-pipeline/google-cloud-pipeline-components:2.22.0"}
+
+
+def test_the_vertex_sdk_reads_the_file_and_knows_its_parameters(digits: RunConfig, tmp_path: Path) -> None:
+    from google.cloud import aiplatform
+
+    path = compile_pipeline(digits, "vertex", tmp_path / "p.yaml").path
+    service = {"project": "example-project", "location": "us-central1", "credentials": AnonymousCredentials()}
+    arguments = {"display_name": "d", "template_path": str(path), "pipeline_root": "gs://example-bucket/vlmpipe"}
+    job = aiplatform.PipelineJob(parameter_values={"epochs": 2, "run_id": "r1"}, **arguments, **service)
+    assert job.pipeline_spec["pipelineInfo"]["name"] == "digits"
+    with pytest.raises(ValueError, match="epoch "):
+        aiplatform.PipelineJob(parameter_values={"epoch ": 2}, **arguments, **service)
+
+
+def test_parameters_are_few_described_and_need_no_value(digits: RunConfig, tmp_path: Path) -> None:
+    parameters = compiled(digits, "vertex", tmp_path)["root"]["inputDefinitions"]["parameters"]
+    assert 0 < len(parameters) <= 12
+    assert all(parameter["description"] and "defaultValue" in parameter for parameter in parameters.values())
+    assert load_run_file_text(parameters["run_file"]["defaultValue"], tmp_path) == digits
+
+
+def load_run_file_text(text: str, folder: Path) -> RunConfig:
+    (folder / "run_file.json").write_text(text)
+    return load_run_file(folder / "run_file.json")
+
+
+def test_settings_of_the_run_file_reach_the_job_step(tmp_path: Path) -> None:
+    overrides = [
+        "cluster.strategy=flex_start",
+        "cluster.accelerator_type=NVIDIA_L4",
+        "cluster.accelerator_count=1",
+        "cluster.timeout=3600s",
+        "cluster.max_wait_duration=600s",
+        "cluster.restart_job_on_worker_restart=true",
+        "gcp.persistent_resource_id=pool",
+        "gcp.network=projects/1/global/networks/n",
+        "gcp.tensorboard=projects/1/locations/us-central1/tensorboards/2",
+        "gcp.enable_web_access=true",
+        "gcp.encryption_spec_key_name=key",
+        "gcp.labels={team: vision}",
+    ]
+    spec = compiled(load_run_file(DIGITS, overrides), "vertex", tmp_path)
+    given = constants(steps(spec)["train"])
+    assert given == {
+        "display_name": "digits-train",
+        "project": "example-project",
+        "location": "us-central1",
+        "service_account": "vlmpipe@example-project.iam.gserviceaccount.com",
+        "strategy": "FLEX_START",
+        "timeout": "3600s",
+        "max_wait_duration": "600s",
+        "restart_job_on_worker_restart": True,
+        "persistent_resource_id": "pool",
+        "network": "projects/1/global/networks/n",
+        "tensorboard": "projects/1/locations/us-central1/tensorboards/2",
+        "enable_web_access": True,
+        "encryption_spec_key_name": "key",
+        "labels": {"team": "vision", "vlmpipe-step": "train"},
+    }
+    assert "tensorboard" not in constants(steps(spec)["evaluate"]), "only training writes TensorBoard files"
+
+
+def test_a_reduction_server_is_pool_2_of_the_training_job_alone() -> None:
+    config = load_run_file(ROOT / "configs/llava-7b-zero2-spot.yaml")
+    chief, workers, reducers = worker_pools(config, "train", RUN_URI)
+    assert (chief["replica_count"], workers["replica_count"], reducers["replica_count"]) == (1, 3, 13)
+    assert "reductionserver" in reducers["container_spec"]["image_uri"]
+    assert set(reducers["container_spec"]) == {"image_uri"} and "accelerator_type" not in reducers["machine_spec"]
+    assert len(worker_pools(config, "evaluate", RUN_URI)) == 1
+
+
+def test_what_vertex_needs_and_the_run_file_lacks_is_named(tmp_path: Path) -> None:
+    config = load_run_file(DIGITS, ["gcp.service_account="])
+    with pytest.raises(ConfigError, match=r"gcp\.service_account: missing"):
+        compile_pipeline(config, "vertex", tmp_path / "p.yaml")
+    assert not list(tmp_path.iterdir())
+    compile_pipeline(config, "local", tmp_path / "p.yaml")
+
+
+def test_large_steps_get_machines_on_vertex_and_a_job_is_not_retried(digits: RunConfig, tmp_path: Path) -> None:
+    spec = compiled(digits, "vertex", tmp_path)
+    resources = spec["deploymentSpec"]["executors"]["exec-sync-checkpoint"]["container"]["resources"]
+    assert resources["resourceMemoryLimit"] == "64G"
+    assert {name for name, task in steps(spec).items() if "retryPolicy" in task} == {
+        "sync-checkpoint", "register-model", "notify"
+    }  # fmt: skip
+    assert steps(spec)["sync-checkpoint"]["taskInfo"]["name"] == "Sync checkpoint"
+    assert spec["root"]["dag"]["tasks"]["notify"]["triggerPolicy"]["strategy"] == "ALL_UPSTREAM_TASKS_COMPLETED"

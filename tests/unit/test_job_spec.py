@@ -1,0 +1,125 @@
+"""Strict reading of CustomJob specs: wrong specs are refused in words, right ones pass."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from components.custom_job import parse_job_spec
+from pipelines.config import load_run_file
+from pipelines.planner.job_spec import check_job_spec, job_spec, worker_pools
+from trainer.errors import ConfigError
+
+ROOT = Path(__file__).parents[2]
+REDUCERS = "us-docker.pkg.dev/vertex-ai-restricted/training/reductionserver:latest"
+
+Pool = dict[str, Any]
+
+
+def node(replica_count: float, machine_type: str = "a2-highgpu-1g") -> Pool:
+    return {
+        "machine_spec": {
+            "machine_type": machine_type, "accelerator_type": "NVIDIA_TESLA_A100", "accelerator_count": 1.0
+        },
+        "replica_count": replica_count,
+        "container_spec": {"image_uri": "trainer", "env": [{"name": "A", "value": "b"}]},
+        "disk_spec": {"boot_disk_type": "pd-ssd", "boot_disk_size_gb": 500.0},
+    }  # fmt: skip
+
+
+def reducers(replica_count: float = 2.0) -> Pool:
+    return {
+        "machine_spec": {"machine_type": "n1-highcpu-16"},
+        "replica_count": replica_count,
+        "container_spec": {"image_uri": REDUCERS},
+    }
+
+
+def test_whole_numbers_that_arrive_as_floats_become_integers() -> None:
+    job = parse_job_spec({"worker_pool_specs": [node(1.0), node(3.0), reducers()]})
+    assert [pool.replica_count for pool in job.worker_pool_specs] == [1, 3, 2]
+    assert job.worker_pool_specs[1].machine_spec.accelerator_count == 1
+    assert job.worker_pool_specs[0].disk_spec.boot_disk_size_gb == 500
+
+
+def test_the_given_spec_is_not_changed() -> None:
+    spec = {"worker_pool_specs": [node(1.0)]}
+    before = copy.deepcopy(spec)
+    parse_job_spec(spec)
+    assert spec == before
+
+
+@pytest.mark.parametrize(
+    ("pools", "words"),
+    [
+        ([], "worker_pool_specs is empty"),
+        ([node(2)], "exactly 1: pool 0 is the chief"),
+        ([node(1), reducers()], "runs the Reduction Server image"),
+        ([node(1), {}, reducers()], "worker_pool_specs[1] has no replica"),
+        ([node(1), node(0), reducers()], "worker_pool_specs[1] has no replica"),
+        ([node(1), node(1), node(1), node(1), node(1)], "has 5 pools"),
+        ([{"replica_count": 1, "machine_spec": {"machine_type": "a"}}], "image_uri is missing"),
+        ([{"replica_count": 1, "container_spec": {"image_uri": "a"}}], "machine_type is missing"),
+        ([node(1) | {"disk_spec": {"persistent_disk_size_gb": 1}}], "did you mean boot_disk_size_gb?"),
+        ([node(1) | {"network": "n"}], "worker_pool_specs[0].network is no field of WorkerPoolSpec"),
+        ([node(1) | {"container_spec": {"image_uri": "a", "args": "--x"}}], "expected: a list"),
+        ([node(1) | {"container_spec": {"image_uri": "a", "env": [{"name": "A", "value": 1}]}}], "expected: text"),
+        ([node(1) | {"replica_count": True}], "expected: a whole number"),
+        (["chief"], "expected: an object with fields of WorkerPoolSpec"),
+    ],
+)
+def test_pools_that_vertex_would_misunderstand_are_refused(pools: list[Any], words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_job_spec({"worker_pool_specs": pools})
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"scheduling": {"strategy": "spot"}}, "did you mean SPOT?"),
+        ({"scheduling": {"timeout": "3600"}}, 'for example "3600s"'),
+        ({"scheduling": {"timeout": 3600}}, 'for example "3600s"'),
+        ({"enableWebAccess": True}, "write enable_web_access"),
+        ({"enable_web_access": "yes"}, "expected: true or false"),
+        ({"service_acount": "a@b"}, "did you mean service_account?"),
+    ],
+)
+def test_fields_of_the_job_are_checked_too(fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_job_spec({"worker_pool_specs": [node(1)], **fields})
+    assert words in str(caught.value)
+
+
+def test_flex_start_needs_the_same_machine_in_all_pools() -> None:
+    spec = {"worker_pool_specs": [node(1), node(1), reducers()], "scheduling": {"strategy": "FLEX_START"}}
+    with pytest.raises(ConfigError, match="the same machine in all pools"):
+        check_job_spec(spec)
+
+
+def test_pools_follow_the_number_of_nodes() -> None:
+    overrides = ["cluster.replica_count=4", "cluster.evaluate_replica_count=2", "train.global_batch_rows=64"]
+    config = load_run_file(ROOT / "configs/digits.yaml", overrides)
+    counts = {
+        job: [pool["replica_count"] for pool in worker_pools(config, job, "r")]
+        for job in ("cache_features", "train", "evaluate")
+    }
+    assert counts == {"cache_features": [1], "train": [1, 3], "evaluate": [1, 1]}
+
+
+def test_a_node_runs_the_launcher_with_the_run_file_of_its_run() -> None:
+    config = load_run_file(ROOT / "configs/digits.yaml", ["cluster.local_port=29400", "cluster.env={A: b}"])
+    (chief, *_) = worker_pools(config, "train", "out/runs/r1")
+    container = chief["container_spec"]
+    assert container["command"] == ["python", "-m", "trainer.launch"]
+    assert container["args"] == ["--nproc-per-node", "1", "--", "trainer.train", "--config", "out/runs/r1/run.json"]
+    assert container["env"] == [{"name": "A", "value": "b"}, {"name": "VLMPIPE_LOCAL_PORT", "value": "29400"}]
+
+
+def test_a_spec_holds_nothing_that_was_not_set() -> None:
+    spec = job_spec(load_run_file(ROOT / "configs/digits.yaml", ["gcp={}"]), "train", "out")
+    assert set(spec) == {"worker_pool_specs", "scheduling", "base_output_directory"}
+    assert set(spec["scheduling"]) == {"timeout", "strategy"}

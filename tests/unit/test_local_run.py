@@ -1,0 +1,222 @@
+"""Which run a command continues, and how the process behind it is started, stopped and swept."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from pipelines.config import RunConfig, load_run_file
+from pipelines.local_process import execute
+from pipelines.local_run import Choice, LocalRun, Marker, choose_run, is_running, open_run, read_marker
+from pipelines.run_state import RunState
+from pipelines.run_summary import report_of
+from trainer.errors import ConfigError, ExitCode, UserError
+
+ROOT = Path(__file__).parents[2]
+NOW = datetime(2026, 11, 20, 15, 30, 0)
+ARGUMENTS = ["configs/digits.yaml", "train.epochs=2"]
+
+# A pipeline of one step, in place of the real one: it tells its process id, then does as it is told.
+PIPELINE = """
+import json, os, pathlib, signal, sys, time
+folder, what = pathlib.Path(sys.argv[1]), sys.argv[2]
+(folder / "steps").mkdir(exist_ok=True)
+(folder / "pid").write_text(str(os.getpid()))
+def record(state, **fields):
+    text = json.dumps({"step": "train", "state": state, "started_s": time.time(), **fields})
+    (folder / "steps" / "new").write_text(text)
+    (folder / "steps" / "new").rename(folder / "steps" / "train.json")
+def stop(*_):
+    checkpoint = folder / "checkpoints" / "0000-00000007-abc"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "COMMIT").write_text("{}")
+    record("failed", message="stopped on request", detail={"exit_code": 75})
+    sys.exit(75)
+if what == "stoppable":
+    signal.signal(signal.SIGINT, stop)
+if what == "deaf":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+record("running", total=10)
+if what == "fail":
+    record("failed", message="bad data", detail={"exit_code": 65})
+    print("error: bad data")
+    sys.exit(1)
+if what == "pass":
+    record("done")
+    sys.exit(0)
+while True:
+    signal.pause()
+"""
+
+
+class Watcher:
+    """A view that presses Ctrl-C each time it sees training run, up to `presses` times."""
+
+    def __init__(self, presses: int = 0) -> None:
+        self.presses, self.notes, self.closed = presses, list[str](), False
+
+    def update(self, state: RunState) -> None:
+        if state.step("train").state == "running" and self.presses:
+            self.presses -= 1
+            os.kill(os.getpid(), signal.SIGINT)
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> RunConfig:
+    return load_run_file(ROOT / "configs" / "digits.yaml", [f"output.root_uri={tmp_path}"])
+
+
+@pytest.fixture
+def carry_out() -> Callable[[LocalRun, str, Watcher], int]:
+    def carry_out(run: LocalRun, what: str, view: Watcher) -> int:
+        return execute(run, view, [sys.executable, "-c", PIPELINE, str(run.folder), what])
+
+    return carry_out
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def marker(run_id: str, *, started_s: float = 0.0, exit_code: int | None = None, digest: str = "d") -> Marker:
+    return Marker(run_id, digest, ("c.yaml",), started_s, exit_code=exit_code)
+
+
+def choose(*markers: Marker, run_id: str = "", fresh: bool = False) -> Choice:
+    return choose_run(markers, name="x", config_digest="d", run_id=run_id, fresh=fresh, now=NOW)
+
+
+@pytest.mark.parametrize("exit_code", [None, 130, 65])
+def test_the_newest_unfinished_run_is_continued(exit_code: int | None) -> None:
+    old, new = marker("old", started_s=1), marker("new", started_s=2, exit_code=exit_code)
+    assert choose(new, old) == Choice("new", new)
+
+
+def test_a_finished_run_is_followed_by_a_new_one() -> None:
+    assert choose(marker("old", started_s=1), marker("new", started_s=2, exit_code=0)) == Choice("x-20261120-153000")
+
+
+def test_a_run_of_other_settings_is_not_continued() -> None:
+    assert choose(marker("other", digest="e")) == Choice("x-20261120-153000")
+
+
+def test_fresh_starts_a_new_run() -> None:
+    assert choose(marker("old"), fresh=True) == Choice("x-20261120-153000")
+
+
+def test_two_runs_of_the_same_second_have_different_names() -> None:
+    assert choose(marker("x-20261120-153000", exit_code=0)) == Choice("x-20261120-153000-2")
+
+
+def test_a_named_run_is_started_or_continued() -> None:
+    there = marker("mine")
+    assert choose(run_id="mine") == Choice("mine")
+    assert choose(there, run_id="mine") == Choice("mine", there)
+
+
+@pytest.mark.parametrize(
+    ("existing", "run_id", "fresh", "said"),
+    [
+        (marker("mine", exit_code=0), "mine", False, "is finished"),
+        (marker("mine", digest="e"), "mine", False, "settings have changed"),
+        (marker("mine"), "mine", True, "exists already"),
+        (marker("mine"), "../mine", False, "--run-id is"),
+    ],
+)
+def test_a_run_id_that_cannot_be_used_is_refused(existing: Marker, run_id: str, fresh: bool, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        choose(existing, run_id=run_id, fresh=fresh)
+
+
+def test_a_run_on_another_machine_is_refused(config: RunConfig) -> None:
+    remote = config.model_copy(update={"output": config.output.model_copy(update={"root_uri": "gs://b/x"})})
+    with pytest.raises(ConfigError, match=r"output\.root_uri is gs://b/x"):
+        open_run(remote, ARGUMENTS)
+
+
+def test_a_run_belongs_to_one_process_at_a_time(config: RunConfig) -> None:
+    run = open_run(config, ARGUMENTS)
+    with pytest.raises(UserError) as caught:
+        open_run(config, ARGUMENTS)
+    assert caught.value.code == ExitCode.UNAVAILABLE
+    assert is_running(run.folder)
+    run.close(1)
+    assert not is_running(run.folder)
+    open_run(config, ARGUMENTS).close(1)
+
+
+def test_the_copy_of_the_run_file_holds_the_overrides(tmp_path: Path, config: RunConfig) -> None:
+    changed = load_run_file(ROOT / "configs" / "digits.yaml", [f"output.root_uri={tmp_path}", "train.epochs=7"])
+    run = open_run(changed, ARGUMENTS)
+    assert load_run_file(run.folder / "run_file.json") == changed != config
+    run.close(0)
+
+
+def test_a_run_that_goes_through_is_recorded_as_done(config: RunConfig, carry_out: Callable[..., int]) -> None:
+    run, view = open_run(config, ARGUMENTS), Watcher()
+    assert carry_out(run, "pass", view) == 0
+    assert view.closed
+    assert report_of(run.folder).outcome == "done"
+    assert open_run(config, ARGUMENTS).folder != run.folder
+
+
+def test_the_exit_code_is_the_failing_steps(config: RunConfig, carry_out: Callable[..., int]) -> None:
+    run = open_run(config, ARGUMENTS)
+    assert carry_out(run, "fail", Watcher()) == ExitCode.DATA
+    lines = report_of(run.folder).lines()
+    assert lines[0].startswith("error: step train failed with exit code 65")
+    assert lines.count("  bad data") == 1
+    assert lines[-1] == "  continue: vlmpipe run configs/digits.yaml train.epochs=2"
+
+
+def test_ctrl_c_waits_for_the_checkpoint_and_the_same_command_continues(
+    config: RunConfig, carry_out: Callable[..., int]
+) -> None:
+    run, view = open_run(config, ARGUMENTS), Watcher(presses=1)
+    assert carry_out(run, "stoppable", view) == ExitCode.INTERRUPTED
+    assert view.notes == ["Stopping: waiting for the checkpoint. Ctrl-C again stops at once."]
+    lines = report_of(run.folder).lines()
+    assert lines[0].startswith("Stopped in train")
+    assert "  a checkpoint at step 7 is saved" in lines
+    assert "  to continue:  vlmpipe run configs/digits.yaml train.epochs=2" in lines
+    again = open_run(config, ARGUMENTS)
+    assert again.folder == run.folder
+    assert "which was stopped" in again.introduction()[0]
+    again.close(0)
+
+
+def test_a_pipeline_that_does_not_stop_is_killed(config: RunConfig, carry_out: Callable[..., int]) -> None:
+    run = open_run(config, ARGUMENTS)
+    assert carry_out(run, "deaf", Watcher(presses=3)) == ExitCode.INTERRUPTED
+    assert not is_alive(int((run.folder / "pid").read_text()))
+
+
+def test_signal_handlers_are_put_back(config: RunConfig, carry_out: Callable[..., int]) -> None:
+    before = signal.getsignal(signal.SIGINT)
+    carry_out(open_run(config, ARGUMENTS), "pass", Watcher())
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_killed_attempt_counts_as_stopped(config: RunConfig) -> None:
+    run = open_run(config, ARGUMENTS)
+    os.close(run.lock)  # as the kernel does when the process dies
+    stored = read_marker(run.folder)
+    assert stored and stored.exit_code is None and stored.started_s <= time.time()
+    assert report_of(run.folder).outcome == "stopped"

@@ -1,0 +1,103 @@
+"""What a person sets for one run: merged, checked, and written where the jobs read it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipelines.config import RunConfig, load_run_file
+from pipelines.resolve import Resolved, compiled_settings, resolve
+from trainer.config import JobConfig
+from trainer.errors import ConfigError
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> RunConfig:
+    return load_run_file(ROOT / "configs/digits.yaml", [f"output.root_uri={tmp_path}"])
+
+
+def resolved(config: RunConfig, target: str = "local", **inputs: Any) -> Resolved:
+    compiled = compiled_settings(config, target, config.output.root_uri)
+    inputs = {"job_name": "digits-1", "run_file": json.dumps(config.to_dict()), **inputs}
+    return resolve(inputs.pop("run_file"), compiled, **inputs)
+
+
+def refusal(config: RunConfig, **inputs: Any) -> str:
+    with pytest.raises(ConfigError) as caught:
+        resolved(config, **inputs)
+    assert caught.value.code == 64
+    return str(caught.value)
+
+
+def test_empty_zero_and_negative_parameters_leave_the_run_file_as_it_is(config: RunConfig) -> None:
+    answer = resolved(
+        config, data_uri="", epochs=0, max_steps=-1, learning_rate=0.0, seed=0, resume=" ", min_exact_match=-1.0,
+        overrides="",
+    )  # fmt: skip
+    assert answer.config == config
+
+
+def test_parameters_and_overrides_take_the_place_of_the_run_files_values(config: RunConfig) -> None:
+    overrides = json.dumps({"train.micro_batch_rows": 4, "evaluate": {"max_new_tokens": 4}})
+    answer = resolved(
+        config, data_uri="builtin:easy-vqa", epochs=2, max_steps=5, learning_rate=0.5, seed=3, resume="never",
+        min_exact_match=0.25, overrides=overrides,
+    ).config  # fmt: skip
+    assert (answer.data.source, answer.train.epochs, answer.train.max_steps) == ("builtin:easy-vqa", 2, 5)
+    assert (answer.train.optimizer.learning_rate, answer.train.seed, answer.train.resume) == (0.5, 3, "never")
+    assert (answer.gate.min_exact_match, answer.train.micro_batch_rows) == (0.25, 4)
+    assert answer.evaluate.max_new_tokens == 4
+
+
+def test_run_json_is_what_the_jobs_read(config: RunConfig, tmp_path: Path) -> None:
+    answer = resolved(config, run_id="mine", epochs=7)
+    assert answer.run_uri == str(tmp_path / "runs/mine")
+    job = JobConfig.load(f"{answer.run_uri}/run.json")
+    assert job.train.epochs == 7 and job.run.run_id == "mine" and job.run.root_uri == str(tmp_path)
+    for pools in (answer.features_pools, answer.train_pools, answer.evaluate_pools):
+        assert pools[0]["container_spec"]["args"][-1] == f"{answer.run_uri}/run.json"
+
+
+def test_without_a_run_id_the_job_name_is_the_run(config: RunConfig, tmp_path: Path) -> None:
+    assert resolved(config).run_uri == str(tmp_path / "runs/digits-1")
+
+
+def test_a_local_root_becomes_absolute(config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    answer = resolved(config.model_copy(update={"output": config.output.model_copy(update={"root_uri": "here"})}))
+    assert answer.run_uri == str(tmp_path / "here/runs/digits-1")
+
+
+@pytest.mark.parametrize(
+    ("inputs", "words"),
+    [
+        ({"overrides": '{"train.epoch": 3}'}, "train.epoch: unknown key, did you mean train.epochs?"),
+        ({"overrides": "train.epochs=3"}, "parameter overrides is not JSON"),
+        ({"overrides": "[1]"}, "expected: a JSON object such as"),
+        ({"overrides": '{"train.epochs": 3}', "epochs": 2}, "train.epochs is given as a parameter and in overrides"),
+        ({"run_file": "name: digits"}, "parameter run_file is not JSON"),
+        ({"run_file": '"digits"'}, "expected: a JSON object such as"),
+        ({"resume": "sometimes"}, "train.resume"),
+        ({"min_exact_match": 80.0}, "gate.min_exact_match"),
+        ({"run_id": "../other"}, "run_id is '../other'"),
+        ({"overrides": '{"cluster.timeout": "60s"}'}, "cluster.timeout differs from the compiled pipeline"),
+        ({"overrides": '{"gcp.labels": {"a": "b"}}'}, "gcp differs from the compiled pipeline"),
+    ],
+)
+def test_a_wrong_parameter_is_refused_in_words_and_nothing_is_written(
+    config: RunConfig, tmp_path: Path, inputs: dict[str, Any], words: str
+) -> None:
+    assert words in refusal(config, **inputs)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_run_on_vertex_needs_what_vertex_needs(config: RunConfig) -> None:
+    compiled = compiled_settings(config, "vertex", "gs://bucket/root")
+    content = config.to_dict() | {"data": config.to_dict()["data"] | {"source": "samples.json"}}
+    with pytest.raises(ConfigError, match=r"expected a gs:// path"):
+        resolve(json.dumps(content), compiled, job_name="digits-1")
