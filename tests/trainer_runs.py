@@ -93,7 +93,9 @@ def make_run(root: Path, run_id: str, changes: dict[str, Any] | None = None, *, 
     return job
 
 
-def torchrun(module: str, arguments: list[str], *, processes: int, timeout_s: float = 240) -> subprocess.CompletedProcess[str]:
+def torchrun(
+    module: str, arguments: list[str], *, processes: int, timeout_s: float = 240
+) -> subprocess.CompletedProcess[str]:
     """Run a module under the real torchrun on this machine; a failure shows what it printed."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

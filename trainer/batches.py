@@ -39,7 +39,7 @@ class RowBatch:
 
 @dataclass(frozen=True)
 class StepBatches:
-    """What one rank needs for one step, and what the metrics say of it. Counts are of this rank unless named otherwise."""
+    """What one rank needs for one step. Counts are of this rank unless they are named global."""
 
     step: int
     epoch: int
@@ -86,7 +86,7 @@ def online_images(prepare: PixelPreparer) -> ImageSource:
 
 
 class BatchStream:
-    """Iterates over the steps' batches of one rank, a few steps ahead of use. `waited_s` is the time the loop waited."""
+    """The batches of one rank, step by step, made a few steps ahead of use. `waited_s` is how long the loop waited."""
 
     def __init__(
         self,

@@ -1,7 +1,8 @@
 """Who takes part in this job: the nodes that Vertex's CLUSTER_SPEC describes, as seen by one replica.
 
 Vertex sets CLUSTER_SPEC on every replica of a CustomJob; TF_CONFIG only on jobs of several replicas. RANK, WORLD_SIZE,
-MASTER_ADDR and MASTER_PORT, where set, count nodes and not processes, so they are never passed on to torchrun's workers.
+MASTER_ADDR and MASTER_PORT, where set, count nodes and not processes, so they are never passed on to torchrun's
+workers.
 """
 
 from __future__ import annotations
@@ -59,8 +60,10 @@ def _parse(variable: str, text: str) -> dict[str, Any]:
             f"{variable} is not JSON: {error.msg} at character {error.pos}",
             expected='{"cluster": {"workerpool0": ["host:port"], ...}, "task": {"type": "workerpool0", "index": 0}}',
         ) from error
-    if not isinstance(value, dict) or not isinstance(value.get("cluster"), dict) or not isinstance(value.get("task"), dict):
-        raise ConfigError(f"{variable} has no cluster and task objects: {text[:200]}", expected="the form Vertex AI sets")
+    if not isinstance(value, dict) or not all(isinstance(value.get(part), dict) for part in ("cluster", "task")):
+        raise ConfigError(
+            f"{variable} has no cluster and task objects: {text[:200]}", expected="the form Vertex AI sets"
+        )
     return value
 
 

@@ -181,7 +181,9 @@ class DataPointers(Section):
 
     prepared_uri: str = Field(description="Prepared data of this run.")
     features_uri: str = Field(description="Feature store of this run's tower.")
-    features: Literal["encode", "reuse", "off"] = Field(description="Whether features are used, and if any are missing.")
+    features: Literal["encode", "reuse", "off"] = Field(
+        description="Whether features are used, and if any are missing."
+    )
 
 
 class JobConfig(BaseModel):

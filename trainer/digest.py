@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 
 import torch
-
 from torch import nn
 
 

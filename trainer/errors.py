@@ -10,7 +10,6 @@ import traceback
 from collections.abc import Callable, Iterator
 from enum import IntEnum
 
-
 EXIT_FOLDER_VARIABLE = "VLMPIPE_EXIT_FOLDER"  # where each worker leaves its exit code for the launcher
 
 
@@ -32,9 +31,7 @@ class ExitCode(IntEnum):
 class UserError(Exception):
     """A problem the user can fix: says what was found, what was expected and what to do."""
 
-    def __init__(
-        self, found: str, *, expected: str = "", fix: str = "", code: int = ExitCode.CONFIG
-    ) -> None:
+    def __init__(self, found: str, *, expected: str = "", fix: str = "", code: int = ExitCode.CONFIG) -> None:
         self.found, self.expected, self.fix, self.code = found, expected, fix, code
         super().__init__(self.text())
 

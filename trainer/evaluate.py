@@ -1,7 +1,8 @@
-"""The evaluation job: held-out loss and exact match by generation, per slice, with controls that keep the result honest.
+"""The evaluation job: held-out loss, and exact match by generation per slice, with controls that keep it honest.
 
-Every held-out question is asked alone, with its sample's images. The same questions are asked again with another sample's
-images (`shuffled_image`) and with features of zero (`no_image`): what the model still gets right then, it got from the text.
+Every held-out question is asked alone, with its sample's images. The same questions are asked again with another
+sample's images (`shuffled_image`) and with features of zero (`no_image`): what the model still gets right then, it got
+from the text.
 """
 
 from __future__ import annotations
@@ -77,7 +78,8 @@ def evaluate(job: JobConfig, worker: Worker) -> None:
     if not progress:
         return
     predictions = {
-        control: sorted((p for part in everyone for p in part[control]), key=lambda p: (p.id, p.turn)) for control in rounds
+        control: sorted((p for part in everyone for p in part[control]), key=lambda p: (p.id, p.turn))
+        for control in rounds
     }
     stats = json.loads(subject.prepared.read("stats.json"))
     by_chance = chance(questions, {name: each["majority_answer"] or "" for name, each in stats["slices"].items()})
@@ -91,7 +93,9 @@ def evaluate(job: JobConfig, worker: Worker) -> None:
         "loss": loss,
         "perplexity": math.exp(min(loss, 100.0)),
         "controls": {control: exact_match(predictions[control]) for control in job.evaluate.controls},
-        "held_out_sha256": hashlib.sha256(repr([(q.id, q.turn, q.question, q.answer) for q in questions]).encode()).hexdigest(),
+        "held_out_sha256": hashlib.sha256(
+            repr([(q.id, q.turn, q.question, q.answer) for q in questions]).encode()
+        ).hexdigest(),
         "wall_s": time.perf_counter() - started,
     }
     store = open_storage(job.run.run_uri)
@@ -130,7 +134,7 @@ def load_subject(job: JobConfig, worker: Worker) -> Subject:
 
 
 def held_out_questions(subject: Subject, max_samples: int) -> list[Question]:
-    """Every turn of the held-out samples as a question of its own; of `max_samples` evenly spread ones if that is not 0."""
+    """Every turn of the held-out samples (or of `max_samples` evenly spread ones) as a question of its own."""
     count = len(subject.split)
     chosen = min(count, max_samples or count)
     questions = []
@@ -150,7 +154,9 @@ def answer(
     for question in questions:
         counts = subject.split.image_token_counts(question.sample)
         prompts.append(prompt(question.question, counts, subject.tokenizer))
-        samples.append(_other_sample(subject.split, question.sample) if control == "shuffled_image" else question.sample)
+        samples.append(
+            _other_sample(subject.split, question.sample) if control == "shuffled_image" else question.sample
+        )
     features = image_features(job, subject, samples, worker)
     if control == "no_image":
         features = torch.zeros_like(features)
@@ -172,7 +178,7 @@ def image_features(job: JobConfig, subject: Subject, samples: Sequence[int], wor
     if subject.features:
         features = {sha256: subject.features.read(sha256) for _, sha256 in order}
     else:
-        encoded = {}
+        encoded: dict[str, bytes] = {}
         for sample in set(samples):
             images = subject.shards.images(subject.split.sample_location(sample))
             encoded |= dict(zip(subject.split.image_sha256(sample), images, strict=True))

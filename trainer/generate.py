@@ -15,8 +15,8 @@ def generate_answers(
 ) -> list[str]:
     """Continue each prompt greedily to its end token.
 
-    `features` are the projected image features of all prompts in order, (images, tokens, hidden); their tokens fill the image
-    tokens of the prompts. Prompts are padded on the left, so that every answer starts at the same place.
+    `features` are the projected image features of all prompts in order, (images, tokens, hidden); their tokens fill
+    the image tokens of the prompts. Prompts are padded on the left, so that every answer starts at the same place.
     """
     device = features.device
     longest = max(len(ids) for ids in prompts)

@@ -1,6 +1,6 @@
 """Starts one node of a distributed job: CLUSTER_SPEC in, torchrun out, one meaningful exit code back.
 
-    python -m trainer.launch --nproc-per-node auto -- trainer.train --config gs://bucket/runs/1/run.json
+python -m trainer.launch --nproc-per-node auto -- trainer.train --config gs://bucket/runs/1/run.json
 """
 
 from __future__ import annotations
@@ -90,7 +90,8 @@ def _wait_until_resolvable(host: str) -> None:
 
 
 def _torchrun(arguments: list[str]) -> int:
-    """Run torchrun in this process. Its agent passes SIGTERM and SIGINT on to the workers, which can then save and leave.
+    """Run torchrun in this process. Its agent passes SIGTERM and SIGINT on to the workers, which can then save and
+    leave.
 
     Workers have said themselves what went wrong, so the agent's own stack traces are left out of the log.
     """

@@ -96,5 +96,5 @@ def require_finite(loss: float, data: StepBatches) -> None:
         raise DataError(
             f"the loss of step {data.step} is {loss}; this rank's samples: {', '.join(data.sample_ids[:8])}",
             expected="a finite loss",
-            fix="lower train.optimizer.learning_rate, clip gradients, or look at these samples; the last checkpoint is good",
+            fix="lower train.optimizer.learning_rate or look at these samples; the last checkpoint is good",
         )

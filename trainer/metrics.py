@@ -17,7 +17,7 @@ REMOTE_INTERVAL_S = 15.0  # one object may be written about once a second
 
 
 class MetricsLog:
-    """Appends one JSON object a logged step. Lines after the step resumed from are dropped: that future did not happen."""
+    """One JSON object a logged step. Lines after the step resumed from are dropped: that future did not happen."""
 
     def __init__(self, run_uri: str, *, resumed_from_step: int) -> None:
         self._store = open_storage(run_uri)

@@ -6,8 +6,6 @@ import hashlib
 import json
 from dataclasses import dataclass
 
-from torch import nn
-
 from trainer.batches import ImageSource, cached_images, online_images
 from trainer.checkpoint.commit import CommitRecord
 from trainer.checkpoint.save import versions

@@ -1,8 +1,8 @@
 """Progress of a step, for people and for the view that watches a run.
 
-Each step keeps `steps/<step>.json` in the run's folder: state, start and end times, counts and a short message. The local
-view draws bars and ETA from it, and the run report takes each step's time from it. Where nobody watches, a line is printed
-every few seconds.
+Each step keeps `steps/<step>.json` in the run's folder: state, start and end times, counts and a short message. The
+local view draws bars and ETA from it, and the run report takes each step's time from it. Where nobody watches, a line
+is printed every few seconds.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class StepRecord:
     """State of one pipeline step. Times are Unix seconds."""
 
     step: str
-    state: str = "running"  # running | done | reused | failed
+    state: str = "running"  # running | done | reused | stopped (resumable) | failed
     started_s: float = field(default_factory=time.time)
     ended_s: float = 0.0
     done: float = 0
@@ -48,9 +48,7 @@ class Progress:
         self._written_s = self._printed_s = time.monotonic()
         self._write()
 
-    def update(
-        self, done: float, total: float = 0, *, unit: str = "", message: str = "", **detail: Any
-    ) -> None:
+    def update(self, done: float, total: float = 0, *, unit: str = "", message: str = "", **detail: Any) -> None:
         """Say how far the step is: `done` of `total` `unit`s, with a short message."""
         record = self.record
         record.done, record.total = done, total or record.total
@@ -65,7 +63,7 @@ class Progress:
             self._print()
 
     def finish(self, state: str = "done", message: str = "") -> None:
-        """Close the record: `done`, `reused` or `failed`."""
+        """Close the record: `done`, `reused`, `stopped` or `failed`."""
         record = self.record
         record.state, record.ended_s = state, time.time()
         record.message = message or record.message

@@ -61,7 +61,8 @@ def _by_slice(scored: Iterable[tuple[str, bool]]) -> dict[str, Any]:
         "questions": len(everything),
         "exact_match": _share(everything),
         "slices": {
-            name: {"questions": len(correct), "exact_match": _share(correct)} for name, correct in sorted(slices.items())
+            name: {"questions": len(correct), "exact_match": _share(correct)}
+            for name, correct in sorted(slices.items())
         },
     }
 

@@ -70,7 +70,7 @@ class StepReport:
         self._log.close()
         open_storage(self._job.run.run_uri).write("summary.json", json.dumps(self._summary(checkpoint)).encode())
         if stopped:
-            self._progress.finish("failed", f"stopped on request after step {self._last_step}; resumable")
+            self._progress.finish("stopped", f"stopped on request after step {self._last_step}; resumable")
         else:
             self._progress.update(self._last_step, self._parts.total_steps)
             self._progress.finish(message=f"loss {self._last_loss:.4f} after {self._last_step} steps")

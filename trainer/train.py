@@ -1,6 +1,6 @@
 """The training job: builds the parts and runs the loop.
 
-    torchrun ... -m trainer.train --config <run>/run.json
+torchrun ... -m trainer.train --config <run>/run.json
 """
 
 from __future__ import annotations

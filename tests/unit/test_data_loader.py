@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import threading
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -46,10 +43,10 @@ class Fixture:
         budget = {"row_tokens": ROW_TOKENS, "row_images": 8, "seed": 3, "global_batch_rows": GLOBAL_BATCH}
         return RowSequence(self.split, **budget | options)
 
-    def loader(self, *, images: bool = False, stop_step: int | None = None, **options: Any) -> RowLoader:
+    def loader(self, *, images: bool = False, **options: Any) -> RowLoader:
         reader = ShardReader(self.storage)
         sequence = self.sequence(**options)
-        return RowLoader(self.split, sequence, self.tokenizer, reader, images=images, stop_step=stop_step)
+        return RowLoader(self.split, sequence, self.tokenizer, reader, images=images)
 
 
 @pytest.fixture(scope="module")
@@ -65,8 +62,8 @@ def test_a_step_has_the_same_rows_whatever_the_world_size(data: Fixture) -> None
     def rows(world_size: int, step: int) -> list[tuple[Any, ...]]:
         by_rank = []
         for rank in range(world_size):
-            with data.loader() as loader:
-                by_rank.append(loader.rows_for_step(step, rank, world_size))
+            loader = data.loader()
+            by_rank.append(loader.rows_for_step(step, rank, world_size))
         assert len({len(of_rank) for of_rank in by_rank}) == 1, "every rank makes as many micro steps"
         dealt = [of_rank[turn] for turn in range(len(by_rank[0])) for of_rank in by_rank]
         return [content(row) for row in dealt if row.sample_ids]
@@ -79,12 +76,12 @@ def test_a_step_has_the_same_rows_whatever_the_world_size(data: Fixture) -> None
 def test_each_sample_is_read_once_an_epoch(data: Fixture) -> None:
     sequence = data.sequence()
     steps = sequence.num_steps(1)
-    with data.loader() as loader:
-        for epoch in range(2):
-            first = sequence.num_steps(epoch)
-            rows = [row for step in range(first, first + steps) for row in loader.rows_for_step(step, 0, 1)]
-            seen = Counter(identity for row in rows for identity in row.sample_ids)
-            assert seen == Counter(data.split.ids)
+    loader = data.loader()
+    for epoch in range(2):
+        first = sequence.num_steps(epoch)
+        rows = [row for step in range(first, first + steps) for row in loader.rows_for_step(step, 0, 1)]
+        seen = Counter(identity for row in rows for identity in row.sample_ids)
+        assert seen == Counter(data.split.ids)
 
 
 def test_epochs_have_unlike_orders(data: Fixture) -> None:
@@ -118,26 +115,26 @@ def test_one_integer_is_the_whole_state(rows: list[int], batch: int, world_size:
 
 def test_resuming_at_a_step_equals_continuing(data: Fixture) -> None:
     steps = data.sequence().num_steps(2)
-    with data.loader() as loader:
-        straight = [[content(row) for row in loader.rows_for_step(step, 1, 2)] for step in range(steps)]
+    loader = data.loader()
+    straight = [[content(row) for row in loader.rows_for_step(step, 1, 2)] for step in range(steps)]
     for start in (1, steps // 2, steps - 1):
-        with data.loader() as resumed:
-            rest = [[content(row) for row in resumed.rows_for_step(step, 1, 2)] for step in range(start, steps)]
+        resumed = data.loader()
+        rest = [[content(row) for row in resumed.rows_for_step(step, 1, 2)] for step in range(start, steps)]
         assert rest == straight[start:]
 
 
 def test_label_tokens_of_a_step_are_known_without_reading(data: Fixture) -> None:
-    with data.loader() as loader:
-        for step in range(data.sequence().num_steps(2)):
-            rows = loader.rows_for_step(step, 0, 1)
-            assert loader.total_label_tokens(step) == sum(row.label_tokens for row in rows)
-            assert all(row.label_tokens == int((row.labels != IGNORED).sum()) for row in rows)
+    loader = data.loader()
+    for step in range(data.sequence().num_steps(2)):
+        rows = loader.rows_for_step(step, 0, 1)
+        assert loader.total_label_tokens(step) == sum(row.label_tokens for row in rows)
+        assert all(row.label_tokens == int((row.labels != IGNORED).sum()) for row in rows)
 
 
 def test_a_row_is_its_samples_one_after_another(data: Fixture) -> None:
     reader, number_of = ShardReader(data.storage), {identity: n for n, identity in enumerate(data.split.ids)}
-    with data.loader(images=True) as loader:
-        row = next(row for row in loader.rows_for_step(0, 0, 1) if len(row.sample_ids) > 1)
+    loader = data.loader(images=True)
+    row = next(row for row in loader.rows_for_step(0, 0, 1) if len(row.sample_ids) > 1)
     start, images = 0, []
     for identity in row.sample_ids:
         place = data.split.sample_location(number_of[identity])
@@ -157,68 +154,33 @@ def test_a_row_is_its_samples_one_after_another(data: Fixture) -> None:
 
 
 def test_a_row_without_samples_is_all_padding(data: Fixture) -> None:
-    with data.loader() as loader:
-        empty = loader.build_row([])
+    loader = data.loader()
+    empty = loader.build_row([])
     assert (empty.tokens, empty.label_tokens, empty.sample_ids, empty.image_sha256) == (0, 0, (), ())
     assert empty.position_ids.tolist() == list(range(ROW_TOKENS))
 
 
 def test_images_are_read_only_when_asked_for(data: Fixture) -> None:
-    with data.loader(images=False) as without, data.loader(images=True) as with_images:
-        bare, full = without.rows_for_step(0, 0, 1)[0], with_images.rows_for_step(0, 0, 1)[0]
+    without, with_images = data.loader(images=False), data.loader(images=True)
+    bare, full = without.rows_for_step(0, 0, 1)[0], with_images.rows_for_step(0, 0, 1)[0]
     assert bare.images == () and len(full.images) == len(full.image_sha256) == len(bare.image_sha256) > 0
-
-
-def prefetch_threads() -> int:
-    return sum(thread.name == "row-prefetch" for thread in threading.enumerate())
-
-
-def test_closing_ends_the_thread_wherever_it_stands(data: Fixture) -> None:
-    before = prefetch_threads()
-    with data.loader(stop_step=2) as loader:
-        loader.rows_for_step(0, 0, 1)
-        assert loader.data_wait_s > 0
-        loader.rows_for_step(1, 0, 1)
-    with data.loader() as loader:
-        loader.rows_for_step(0, 0, 1)
-        loader.rows_for_step(7, 0, 1)  # another place: the first thread is replaced
-        assert prefetch_threads() == before + 1
-    assert prefetch_threads() == before
-
-
-def test_a_loader_left_open_does_not_hold_up_the_exit(data: Fixture) -> None:
-    program = f"""
-from trainer.data.index import Index
-from trainer.data.conversation import load_tokenizer
-from trainer.data.loader import RowLoader
-from trainer.data.sequence import RowSequence
-from trainer.data.shards import ShardReader
-from trainer.storage import open_storage
-storage = open_storage({data.uri!r})
-split = Index.load({data.uri!r}).split("train")
-sequence = RowSequence(split, row_tokens={ROW_TOKENS}, row_images=8, seed=0, global_batch_rows=1)
-loader = RowLoader(split, sequence, load_tokenizer(storage), ShardReader(storage))
-print(len(loader.rows_for_step(0, 0, 1)))
-"""
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=120)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "1\n", "")
 
 
 def test_a_damaged_shard_stops_the_step_again_and_again(tmp_path: Path) -> None:
     data = Fixture(tmp_path)
     shard = next(Path(data.uri, "shards").glob("train-*.tar"))
     shard.write_bytes(shard.read_bytes()[:-1])
-    with data.loader() as loader:
-        for _ in range(2):
-            with pytest.raises(DataError, match="is damaged"):
-                loader.rows_for_step(0, 0, 1)
+    loader = data.loader()
+    for _ in range(2):
+        with pytest.raises(DataError, match="is damaged"):
+            loader.rows_for_step(0, 0, 1)
 
 
 def test_another_tokenizer_is_noticed(tmp_path: Path) -> None:
     data = Fixture(tmp_path)
     data.tokenizer.add_tokens(["picture"])
-    with data.loader() as loader, pytest.raises(DataError, match="the index says"):
-        loader.rows_for_step(0, 0, 1)
+    with pytest.raises(DataError, match="the index says"):
+        data.loader().rows_for_step(0, 0, 1)
 
 
 def test_an_empty_split_is_refused(tmp_path: Path) -> None:

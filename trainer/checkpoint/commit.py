@@ -4,8 +4,9 @@
                                       /node-N.json   sizes and CRC32C of that node's files
                                       /COMMIT        names every manifest by its checksum; without it nothing exists
 
-A reader takes the newest checkpoint whose COMMIT, manifests and files all verify, and falls back to the one before if they
-do not. Nothing is deserialised before its checksum is confirmed, because DCP's metadata and DeepSpeed's files are pickles.
+A reader takes the newest checkpoint whose COMMIT, manifests and files all verify, and falls back to the one before if
+they do not. Nothing is deserialised before its checksum is confirmed, because DCP's metadata and DeepSpeed's files are
+pickles.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ def commit(store: Storage, name: str, record: CommitRecord) -> None:
     try:
         store.create(f"{FOLDER}/{name}/COMMIT", body)
     except AlreadyExistsError:
-        # The name holds a nonce of ours: only an earlier try of this very write, whose answer was lost, can have made it.
+        # The name holds our nonce: only an earlier try of this write, whose answer was lost, can have made it.
         if store.read(f"{FOLDER}/{name}/COMMIT") != body:
             raise
 
@@ -88,7 +89,7 @@ def committed(store: Storage) -> list[str]:
 
 
 def verify(store: Storage, name: str) -> Checkpoint:
-    """Check COMMIT, manifests and every file's size and CRC32C. Raises DamagedError with the first thing that is wrong."""
+    """Check COMMIT, manifests and every file's size and CRC32C. Raises DamagedError with the first fault."""
     try:
         record = CommitRecord(**json.loads(store.read(f"{FOLDER}/{name}/COMMIT")))
     except (ValueError, TypeError) as error:
@@ -109,10 +110,10 @@ def verify(store: Storage, name: str) -> Checkpoint:
 def newest_good(store: Storage) -> tuple[Checkpoint | None, list[str]]:
     """The newest checkpoint that verifies, and why each newer one was passed over.
 
-    Returns (None, []) when nothing was ever committed. Raises UserError (exit 74) when checkpoints exist but none verifies:
-    starting afresh in silence would throw a run away.
+    Returns (None, []) when nothing was ever committed. Raises UserError (exit 74) when checkpoints exist but none
+    verifies: starting afresh in silence would throw a run away.
     """
-    passed_over = []
+    passed_over: list[str] = []
     for name in reversed(committed(store)):
         try:
             return verify(store, name), passed_over

@@ -27,8 +27,8 @@ MODULE_PREFIX = "model."  # the training module holds the Hugging Face model und
 def export_run(job: JobConfig) -> dict[str, Any]:
     """Write `<run>/export/` from the newest good checkpoint. Does nothing when it already holds that checkpoint.
 
-    Returns the export's description. Raises ConfigError when the run has no checkpoint or the frozen tower is not the one it
-    was trained with.
+    Returns the export's description. Raises ConfigError when the run has no checkpoint or the frozen tower is not the
+    one it was trained with.
     """
     store = open_storage(job.run.run_uri)
     checkpoint, passed_over = newest_good(store)
@@ -42,7 +42,9 @@ def export_run(job: JobConfig) -> dict[str, Any]:
         described = dict(json.loads(store.read(f"export/{MARKER}")))
         if described["checkpoint"] == checkpoint.name:
             return {**described, "reused": True}
-        store.delete(f"export/{MARKER}")  # what follows overwrites the other files: until it ends, nothing vouches for them
+        store.delete(
+            f"export/{MARKER}"
+        )  # what follows overwrites the other files: until it ends, nothing vouches for them
     tokenizer = load_tokenizer(open_storage(job.pointers().prepared_uri))
     family = family_of(job.model)
     model = family.build(job.model, tokenizer)

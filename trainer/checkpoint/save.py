@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import platform
 import shutil
 import tempfile
 import uuid
@@ -32,13 +33,11 @@ VERSIONED = ("torch", "transformers", "deepspeed", "safetensors")
 
 
 def versions() -> dict[str, str]:
-    """Versions of the libraries whose files a checkpoint holds."""
-    return {name: importlib.metadata.version(name) for name in VERSIONED}
+    """Versions of Python and of the libraries whose files a checkpoint holds."""
+    return {"python": platform.python_version(), **{name: importlib.metadata.version(name) for name in VERSIONED}}
 
 
-def save_checkpoint(
-    store: Storage, strategy: Strategy, record: CommitRecord, worker: Worker, *, keep: int
-) -> str:
+def save_checkpoint(store: Storage, strategy: Strategy, record: CommitRecord, worker: Worker, *, keep: int) -> str:
     """Save this step on all ranks. Collective. Returns the checkpoint's name; when it returns, COMMIT exists."""
     nonce = _agree(uuid.uuid4().hex[:12])
     name = checkpoint_name(record.epoch, record.step, nonce)
@@ -132,4 +131,3 @@ def _agree_or_fail(choose: Callable[[], Checkpoint | None], worker: Worker) -> C
         raise UserError(found, expected=wanted, fix=fix, code=ExitCode(code))
     assert shared[0] is None or isinstance(shared[0], Checkpoint)
     return shared[0]
-

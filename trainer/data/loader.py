@@ -1,14 +1,8 @@
-"""Rows of tokens for one rank, read from shards ahead of time by one background thread."""
+"""Rows of tokens for one rank, read from shards."""
 
 from __future__ import annotations
 
-import atexit
-import queue
-import threading
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -40,10 +34,7 @@ class Row:
 
 
 class RowLoader:
-    """Rows of any step for any rank; steps asked for one after another are read ahead.
-
-    Use it as a context manager, or call `close`. `data_wait_s` grows by the time that callers waited for rows.
-    """
+    """Rows of any step for any rank: a pure function of the sequence, so there is no state to save."""
 
     def __init__(
         self,
@@ -53,15 +44,10 @@ class RowLoader:
         reader: ShardReader,
         *,
         images: bool = False,
-        prefetch_steps: int = 4,
-        stop_step: int | None = None,
     ) -> None:
-        """`images`: also read the encoded images. `stop_step`: the step at which training ends, never read."""
+        """`images`: also read the encoded images."""
         self._split, self._sequence, self._tokenizer, self._reader = split, sequence, tokenizer, reader
-        self._images, self._prefetch_steps, self._stop_step = images, prefetch_steps, stop_step
-        self._prefetcher: _Prefetcher | None = None
-        self._next: tuple[int, int, int] | None = None  # step, rank, world size that the prefetcher gives next
-        self.data_wait_s = 0.0
+        self._images = images
 
     def rows_for_step(self, step: int, rank: int, world_size: int) -> list[Row]:
         """This rank's rows of an optimizer step: rows rank, rank + world_size, ... of the global batch.
@@ -69,18 +55,10 @@ class RowLoader:
         Every rank gets equally many; where the batch has no row left it is empty, all padding and no image. Raises
         DataError when a shard is damaged.
         """
-        assert self._stop_step is None or step < self._stop_step, f"step {step} is beyond stop_step {self._stop_step}"
-        started_s = time.perf_counter()
-        if self._prefetcher is None or self._next != (step, rank, world_size):
-            self.close()
-            self._prefetcher = _Prefetcher(
-                lambda ahead: self._build_step(ahead, rank, world_size), step, self._stop_step, self._prefetch_steps
-            )
-        self._next = None  # after an error the thread is gone and the next call starts another
-        rows = self._prefetcher.get()
-        self._next = (step + 1, rank, world_size)
-        self.data_wait_s += time.perf_counter() - started_s
-        return rows
+        batch = self._sequence.batch(step)
+        plan = self._sequence.plan(batch.epoch)
+        rows = batch.rows_of(rank, world_size)
+        return [self.build_row([] if row is None else plan.row(row).tolist()) for row in rows]
 
     def total_label_tokens(self, step: int) -> int:
         """Label tokens of the step over all ranks; known everywhere without communication."""
@@ -93,26 +71,6 @@ class RowLoader:
     def rows_consumed(self, step: int) -> int:
         """Rows before this step: the state to save when `step` is the next one."""
         return self._sequence.batch(step).rows_consumed
-
-    def close(self) -> None:
-        """Stop the background thread. The loader can be used again."""
-        if self._prefetcher:
-            self._prefetcher.close()
-        self._prefetcher = self._next = None
-
-    def __enter__(self) -> RowLoader:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def _build_step(self, step: int, rank: int, world_size: int) -> list[Row]:
-        batch = self._sequence.batch(step)
-        plan = self._sequence.plan(batch.epoch)
-        rows = batch.rows_of(rank, world_size)
-        return [self.build_row([] if row is None else plan.row(row).tolist()) for row in rows]
 
     def build_row(self, samples: list[int]) -> Row:
         """The row that holds these samples, by number in the split; none gives the empty row."""
@@ -151,42 +109,3 @@ class RowLoader:
                 fix="use the tokenizer saved with the prepared data, or delete its DONE file to prepare it anew",
             )
         return encoded
-
-
-class _Prefetcher:
-    """Calls `build` for step after step in a thread and keeps at most `depth` results."""
-
-    def __init__(self, build: Callable[[int], list[Row]], first_step: int, stop_step: int | None, depth: int) -> None:
-        self._build, self._step, self._stop_step = build, first_step, stop_step
-        self._results: queue.Queue[list[Row] | BaseException] = queue.Queue()
-        self._room = threading.Semaphore(depth)
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._work, name="row-prefetch", daemon=True)
-        # A thread still inside a compiled library while the interpreter is torn down would crash the process.
-        atexit.register(self.close)
-        self._thread.start()
-
-    def get(self) -> list[Row]:
-        result = self._results.get()
-        self._room.release()
-        if isinstance(result, BaseException):
-            raise result
-        return result
-
-    def close(self) -> None:
-        self._stopped.set()
-        self._room.release()
-        self._thread.join()
-        atexit.unregister(self.close)
-
-    def _work(self) -> None:
-        while self._step != self._stop_step:
-            self._room.acquire()
-            if self._stopped.is_set():
-                return
-            try:
-                self._results.put(self._build(self._step))
-            except BaseException as error:  # handed to the caller of get(), in whose thread it can be handled
-                self._results.put(error)
-                return
-            self._step += 1

@@ -1,7 +1,7 @@
 """The `cache_features` job: encode each distinct image that has no features yet, once.
 
-Ranks take every n-th shard of the missing images. A shard's name follows from its images, so a killed job loses only the
-shards it had not finished, and running it again does the rest.
+Ranks take every n-th shard of the missing images. A shard's name follows from its images, so a killed job loses only
+the shards it had not finished, and running it again does the rest.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from trainer.config import JobConfig
 from trainer.data.index import Index
@@ -45,7 +46,7 @@ def build(job: JobConfig, worker: Worker) -> int:
         for number, shard in enumerate(shards):
             if number % worker.world_size != worker.rank or store.stat(f"{shard_name(shard)}.json"):
                 continue
-            features = {}
+            features: dict[str, Tensor] = {}
             for start in range(0, len(shard), job.features.batch_images):
                 batch = shard[start : start + job.features.batch_images]
                 pixels = prepare([reader.image(places[sha256]) for sha256 in batch]).to(worker.device)

@@ -1,8 +1,9 @@
 """The feature store: what a frozen tower outputs, by image content.
 
-`features/<key>/` holds immutable safetensors shards, each with a JSON sidecar that names its images and its checksum. A
-shard counts only when its sidecar exists, and its name follows from the images in it, so writing it again is harmless and
-new images only add shards. `key` covers what decides the numbers: tower weights, image processing, layer and dtype.
+`features/<key>/` holds immutable safetensors shards, each with a JSON sidecar that names its images and its checksum.
+A shard counts only when its sidecar exists, and its name follows from the images in it, so writing it again is
+harmless and new images only add shards. `key` covers what decides the numbers: tower weights, image processing, layer
+and dtype.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The `llava` family: any Hugging Face vision tower, a two-layer projector and any causal language model.
 
-The model is transformers' own `LlavaForConditionalGeneration`, so an export loads with plain `from_pretrained`. Projected
-features enter through the library's hook for precomputed encoder outputs, whether the tower ran now or long ago.
+The model is transformers' own `LlavaForConditionalGeneration`, so an export loads with plain `from_pretrained`.
+Projected features enter through the library's hook for precomputed encoder outputs, whether the tower ran now or long
+ago.
 """
 
 from __future__ import annotations
@@ -171,10 +172,12 @@ class LlavaRowModel(nn.Module):
     ) -> Tensor:
         """Summed cross-entropy of the label tokens, a scalar in fp32.
 
-        input_ids, position_ids: (rows, tokens). Positions restart at 0 for each sample, which keeps packed samples apart.
-        label_index: (labels,) positions in the flattened rows whose *next* token is a label; label_ids: (labels,) that token.
-        images: cached features (images, tokens, tower_hidden), or pixel values (images, 3, side, side). May hold 0 images:
-        the projector still runs, so that every rank takes part in every collective.
+        input_ids: (rows, tokens).
+        position_ids: (rows, tokens), restarting at 0 for each sample, which keeps packed samples apart.
+        label_index: (labels,), positions in the flattened rows whose *next* token is a label.
+        label_ids: (labels,), that token.
+        images: cached features (images, tokens, tower_hidden), or pixel values (images, 3, side, side). With 0 images
+            the projector still runs, so that every rank takes part in every collective.
         """
         base = self.model.model
         features = images if base.vision_tower is None else self._encode(images)  # (images, tokens, tower_hidden)

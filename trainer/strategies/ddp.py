@@ -41,9 +41,7 @@ class Ddp:
         loss_sum = torch.zeros((), device=self._worker.device)
         for number, batch in enumerate(batches, start=1):
             with self._synchronise(number == len(batches)):
-                with torch.autocast(
-                    self._worker.device.type, torch.bfloat16, enabled=self._config.precision == "bf16"
-                ):
+                with torch.autocast(self._worker.device.type, torch.bfloat16, enabled=self._config.precision == "bf16"):
                     loss = self._module(**batch.to(self._worker.device))
                 (loss * scale).backward()
             loss_sum += loss.detach()

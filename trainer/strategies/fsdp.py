@@ -54,14 +54,12 @@ class Fsdp:
 
 
 def shard(module: nn.Module, blocks: Blocks, config: TrainConfig, worker: Worker) -> FSDPModule:
-    """Apply `fully_shard` to each layer, then to the rest. Layers of the tower, never the tower module itself: renaming its
-    class would break transformers' capture of hidden states."""
+    """Apply `fully_shard` to each layer, then to the rest. Layers of the tower, never the tower module itself:
+    renaming its class would break transformers' capture of hidden states."""
     mesh = init_device_mesh(worker.device.type, (worker.world_size,))
     policy = MixedPrecisionPolicy()
     if config.precision == "bf16":
-        policy = MixedPrecisionPolicy(
-            param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False
-        )
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False)
     ignored = set(blocks.frozen)
     layers = [*blocks.tower_layers, *blocks.language_layers]
     for layer in layers:

@@ -31,8 +31,8 @@ class Strategy(Protocol):
     def forward_backward(self, batches: Sequence[RowBatch], total_label_tokens: int) -> Tensor:
         """Gradients of one global step from this rank's micro-batches.
 
-        Returns this rank's share of the loss (its summed token loss / the label tokens of ALL ranks and micro-batches); the
-        sum over ranks is the loss of the global step, whatever the accumulation or the world size.
+        Returns this rank's share of the loss (its summed token loss / the label tokens of ALL ranks and
+        micro-batches); the sum over ranks is the loss of the global step, whatever the accumulation or the world size.
         """
         ...
 

@@ -1,0 +1,97 @@
+"""Micro-batches: what collation keeps, and the background thread that makes them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+
+from trainer.batches import IGNORED, BatchStream, StepBatches, collate
+from trainer.data.loader import Row
+from trainer.errors import DataError
+
+ROW_TOKENS = 8
+
+
+def row(labels: list[int], images: int = 0) -> Row:
+    ids = np.arange(ROW_TOKENS, dtype=np.int64)
+    return Row(
+        input_ids=ids,
+        labels=np.array(labels, dtype=np.int64),
+        position_ids=ids,
+        image_sha256=tuple(f"image{number}" for number in range(images)),
+        image_token_counts=(1,) * images,
+        images=(),
+        sample_ids=("sample",),
+        tokens=ROW_TOKENS,
+        label_tokens=sum(label != IGNORED for label in labels),
+    )
+
+
+def no_images(rows: Sequence[Row]) -> torch.Tensor:
+    return torch.empty(sum(len(each.image_sha256) for each in rows), 1, 4)
+
+
+class Loader:
+    """Stands in for RowLoader: one row a step, and an error at one step if wanted."""
+
+    def __init__(self, fails_at: int | None = None) -> None:
+        self.fails_at, self.asked = fails_at, []
+
+    def rows_for_step(self, step: int, rank: int, world_size: int) -> list[Row]:
+        self.asked.append(step)
+        if step == self.fails_at:
+            raise DataError("this step cannot be read")
+        return [row([IGNORED] * 4 + [4, 5, IGNORED, 7]), row([IGNORED] * ROW_TOKENS), row([IGNORED, 1] + [IGNORED] * 6)]
+
+    def total_label_tokens(self, step: int) -> int:
+        return 4
+
+    def epoch(self, step: int) -> int:
+        return 0
+
+
+def stream(loader: Loader, end_step: int, first_step: int = 0) -> BatchStream:
+    return BatchStream(
+        loader,  # type: ignore[arg-type]
+        no_images,
+        micro_batch_rows=2,
+        first_step=first_step,
+        end_step=end_step,
+        rank=0,
+        world_size=1,
+    )
+
+
+def test_a_label_is_predicted_from_the_token_before_it() -> None:
+    batch = collate([row([IGNORED] * 4 + [4, 5, IGNORED, 7]), row([IGNORED, 1] + [IGNORED] * 6)], no_images)
+    assert batch.label_index.tolist() == [3, 4, 6, ROW_TOKENS]
+    assert batch.label_ids.tolist() == [4, 5, 7, 1]
+
+
+def test_steps_come_in_order_and_in_micro_batches() -> None:
+    steps: list[StepBatches] = list(stream(Loader(), end_step=5, first_step=2))
+    assert [data.step for data in steps] == [2, 3, 4]
+    assert [len(batch.input_ids) for batch in steps[0].batches] == [2, 1]
+    assert steps[0].slot_tokens == 3 * ROW_TOKENS
+
+
+def test_an_error_of_the_thread_reaches_the_loop() -> None:
+    seen = []
+    with pytest.raises(DataError, match="cannot be read"):
+        for data in stream(Loader(fails_at=2), end_step=9):
+            seen.append(data.step)
+    assert seen == [0, 1]
+
+
+@pytest.mark.parametrize("taken", [0, 1, 3])
+def test_closing_ends_the_thread_wherever_it_stands(taken: int) -> None:
+    before = threading.active_count()
+    batches = stream(Loader(), end_step=1000)
+    for _, _ in zip(range(taken), batches, strict=False):
+        pass
+    batches.close()
+    assert threading.active_count() == before
