@@ -1,7 +1,8 @@
 """The trainer's argument: five equalities, for every strategy of the table, over two real processes.
 
-The reference is one process, no accumulation, cached features, packed rows. Each strategy then trains the same run on two
-processes with accumulation, with the tower online, unpacked, and interrupted; the losses of every step must be the same.
+The reference is one process, no accumulation, cached features, packed rows. Each strategy then trains the same run on
+two processes with accumulation, with the tower online, unpacked, and interrupted; the losses of every step must be the
+same.
 """
 
 from __future__ import annotations

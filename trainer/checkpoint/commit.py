@@ -2,7 +2,7 @@
 
     checkpoints/<epoch>-<step>-<nonce>/<file>        written by the node that holds it
                                       /node-N.json   sizes and CRC32C of that node's files
-                                      /COMMIT        names every manifest by its checksum; without it nothing exists
+                                      /COMMIT        the checksums of all manifests and its own; without it nothing exists
 
 A reader takes the newest checkpoint whose COMMIT, manifests and files all verify, and falls back to the one before if
 they do not. Nothing is deserialised before its checksum is confirmed, because DCP's metadata and DeepSpeed's files are
@@ -72,7 +72,8 @@ def commit(store: Storage, name: str, record: CommitRecord) -> None:
     for node in range(record.num_nodes):
         manifest = f"node-{node}.json"
         manifests[manifest] = crc32c_of(store.read(f"{FOLDER}/{name}/{manifest}"))
-    body = json.dumps({**asdict(record), "manifests": manifests}).encode()
+    text = json.dumps({**asdict(record), "manifests": manifests}).encode()
+    body = text + f"\n{crc32c_of(text):08x}".encode()
     try:
         store.create(f"{FOLDER}/{name}/COMMIT", body)
     except AlreadyExistsError:
@@ -90,12 +91,7 @@ def committed(store: Storage) -> list[str]:
 
 def verify(store: Storage, name: str) -> Checkpoint:
     """Check COMMIT, manifests and every file's size and CRC32C. Raises DamagedError with the first fault."""
-    try:
-        record = CommitRecord(**json.loads(store.read(f"{FOLDER}/{name}/COMMIT")))
-    except (ValueError, TypeError) as error:
-        raise DamagedError(f"{name}: COMMIT is not readable ({error})") from error
-    if record.format_version != FORMAT_VERSION:
-        raise DamagedError(f"{name}: format version {record.format_version}, this program reads {FORMAT_VERSION}")
+    record = _read_commit(store, name)
     for manifest, checksum in record.manifests.items():
         if store.stat(f"{FOLDER}/{name}/{manifest}") is None:
             raise DamagedError(f"{name}: {manifest} is missing")
@@ -152,6 +148,16 @@ def delete_old(store: Storage, keep: int) -> list[str]:
 
 class DamagedError(Exception):
     """A checkpoint that must not be loaded, and why."""
+
+
+def _read_commit(store: Storage, name: str) -> CommitRecord:
+    text, _, checksum = store.read(f"{FOLDER}/{name}/COMMIT").rpartition(b"\n")
+    if checksum != f"{crc32c_of(text):08x}".encode():
+        raise DamagedError(f"{name}: COMMIT differs from its CRC32C")
+    content = json.loads(text)
+    if content["format_version"] != FORMAT_VERSION:
+        raise DamagedError(f"{name}: format version {content['format_version']}, this program reads {FORMAT_VERSION}")
+    return CommitRecord(**content)
 
 
 def _manifest(store: Storage, name: str, manifest: str) -> Iterable[str]:

@@ -8,6 +8,7 @@ ago.
 from __future__ import annotations
 
 import copy
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +27,14 @@ from transformers import (
     SiglipImageProcessorPil,
 )
 from transformers.modeling_outputs import BaseModelOutputWithPooling
+from transformers.utils import logging as transformers_logging
 
 from trainer.config import ModelConfig, WeightsConfig
 from trainer.errors import ConfigError, ExitCode, UserError
 from trainer.models.table import Blocks
+
+if not sys.stderr.isatty():
+    transformers_logging.disable_progress_bar()  # in a log, every redraw of a bar is a line
 
 SELECT_STRATEGY = {"full": "full", "drop_cls": "default"}  # our word -> Hugging Face's
 
@@ -183,7 +188,7 @@ class LlavaRowModel(nn.Module):
         features = images if base.vision_tower is None else self._encode(images)  # (images, tokens, tower_hidden)
         weight = base.multi_modal_projector.linear_1.weight
         projected = base.multi_modal_projector(features.to(weight.dtype))  # (images, tokens, hidden)
-        # attention_mask stays None: with a mask given, transformers no longer isolates samples by their positions.
+        # No mask and no cache: with either, transformers no longer keeps packed samples apart by their positions.
         hidden = base(
             input_ids=input_ids,
             position_ids=position_ids,
@@ -206,9 +211,14 @@ class LlavaRowModel(nn.Module):
 
 
 def vision_config(config: ModelConfig) -> PreTrainedConfig:
-    """The tower's transformers configuration. Raises UserError (exit 69) when a hub id cannot be reached."""
+    """The tower's transformers configuration. Raises UserError for a hub id out of reach, ConfigError for text models."""
     whole = _part_config(config.tower)
     vision = copy.deepcopy(getattr(whole, "vision_config", whole))
+    if not hasattr(vision, "patch_size"):
+        raise ConfigError(
+            f"model.tower is {whole.model_type!r}, which is no vision tower",
+            expected="a vision model or a dual encoder such as CLIP or SigLIP",
+        )
     vision.image_size = config.image_size
     return vision
 

@@ -1,0 +1,83 @@
+"""CLUSTER_SPEC and TF_CONFIG as Vertex sets them, and as they must not be."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from trainer.cluster import Cluster, read_cluster
+from trainer.errors import ConfigError
+from trainer.launch import torchrun_arguments
+
+POOLS = {
+    "workerpool0": ["cmle-training-workerpool0-ab-0:2222"],
+    "workerpool1": ["cmle-training-workerpool1-ab-0:2222", "cmle-training-workerpool1-ab-1:2222"],
+    "workerpool2": [f"cmle-training-workerpool2-ab-{number}:2222" for number in range(4)],
+}
+
+
+def spec(pool: str, index: Any, pools: dict[str, list[str]] = POOLS) -> dict[str, str]:
+    content = {"cluster": pools, "environment": "cloud", "task": {"type": pool, "index": index}}
+    return {"CLUSTER_SPEC": json.dumps(content)}
+
+
+@pytest.mark.parametrize(
+    ("pool", "index", "node_rank"), [("workerpool0", 0, 0), ("workerpool1", 0, 1), ("workerpool1", 1, 2)]
+)
+def test_nodes_are_the_chief_then_the_workers_and_reducers_do_not_count(pool: str, index: int, node_rank: int) -> None:
+    cluster = read_cluster(spec(pool, index))
+    assert cluster is not None
+    assert (cluster.node_rank, cluster.num_nodes, cluster.num_reducers) == (node_rank, 3, 4)
+    assert (cluster.master_host, cluster.master_port) == ("cmle-training-workerpool0-ab-0", 2222)
+
+
+def test_cluster_spec_wins_over_tf_config() -> None:
+    tf_config = {"cluster": {"chief": ["other:1"]}, "task": {"type": "chief", "index": 0}}
+    cluster = read_cluster({**spec("workerpool1", 1), "TF_CONFIG": json.dumps(tf_config)})
+    assert cluster is not None and cluster.node_rank == 2
+
+
+@pytest.mark.parametrize(("role", "index", "node_rank"), [("chief", 0, 0), ("worker", 0, 1), ("worker", 1, 2)])
+def test_tf_config_is_a_fallback(role: str, index: int, node_rank: int) -> None:
+    content = {
+        "cluster": {"chief": ["a:1"], "worker": ["b:1", "c:1"], "ps": ["d:1"]},
+        "task": {"type": role, "index": index},
+    }
+    cluster = read_cluster({"TF_CONFIG": json.dumps(content)})
+    assert cluster == Cluster(("a:1", "b:1", "c:1"), node_rank, num_reducers=1)
+
+
+def test_without_either_there_is_no_cluster() -> None:
+    assert read_cluster({"RANK": "3", "WORLD_SIZE": "8"}) is None
+
+
+@pytest.mark.parametrize(
+    ("environment", "said"),
+    [
+        ({"CLUSTER_SPEC": "{"}, "not JSON"),
+        ({"CLUSTER_SPEC": "[]"}, "no cluster and task"),
+        ({"CLUSTER_SPEC": '{"cluster": {"worker": ["10.0.0.2:2222"]}}'}, "no cluster and task"),
+        (spec("worker", 0), "task.type is 'worker'"),
+        (spec("workerpool2", 0), "does not train"),
+        (spec("workerpool1", 2), "from 0 to 1"),
+        (spec("workerpool1", "0"), "task.index is '0'"),
+        (spec("workerpool0", 0, {"workerpool0": ["a:1", "b:1"]}), "2 replicas"),
+        (spec("workerpool0", 0, {"workerpool0": ["a"]}), "expected: host:port"),
+        ({"TF_CONFIG": '{"cluster": {}, "task": {"type": "evaluator"}}'}, "task.type is 'evaluator'"),
+    ],
+)
+def test_a_malformed_spec_is_refused_in_words(environment: dict[str, str], said: str) -> None:
+    with pytest.raises(ConfigError, match=said.replace("(", r"\(")):
+        read_cluster(environment)
+
+
+def test_torchrun_counts_nodes_and_processes_apart() -> None:
+    arguments = torchrun_arguments(
+        Cluster(("chief:2222", "worker:2222"), node_rank=1), 8, "trainer.train", ["--config", "x"]
+    )
+    options = dict(zip(arguments[:-4:2], arguments[1:-4:2], strict=True))
+    assert options["--nnodes"] == "2" and options["--node-rank"] == "1" and options["--nproc-per-node"] == "8"
+    assert options["--master-addr"] == "chief" and options["--master-port"] == "2222"
+    assert arguments[-4:] == ["-m", "trainer.train", "--config", "x"]
