@@ -23,6 +23,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from trainer.batches import cached_images, collate, online_images
+from trainer.checkpoint.export import MARKER
 from trainer.config import JobConfig
 from trainer.data.conversation import load_tokenizer, prompt
 from trainer.data.index import Index, SplitIndex
@@ -118,6 +119,12 @@ def load_subject(job: JobConfig, worker: Worker) -> Subject:
         )
     family = family_of(job.model)
     run = open_storage(job.run.run_uri)
+    if run.stat(f"export/{MARKER}") is None:
+        raise DataError(
+            f"run {job.run.run_id} has no exported model",
+            expected=f"a whole export in {run.uri('export')}",
+            fix="run the sync_checkpoint step first",
+        )
     with tempfile.TemporaryDirectory(prefix="vlmpipe-evaluate-") as scratch:
         for info in run.list("export"):
             Path(scratch, Path(info.name).name).symlink_to(run.fetch(info.name).resolve())

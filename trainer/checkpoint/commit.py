@@ -2,7 +2,7 @@
 
     checkpoints/<epoch>-<step>-<nonce>/<file>        written by the node that holds it
                                       /node-N.json   sizes and CRC32C of that node's files
-                                      /COMMIT        the checksums of all manifests and its own; without it nothing exists
+                                      /COMMIT        checksums of all manifests and its own; without it nothing exists
 
 A reader takes the newest checkpoint whose COMMIT, manifests and files all verify, and falls back to the one before if
 they do not. Nothing is deserialised before its checksum is confirmed, because DCP's metadata and DeepSpeed's files are

@@ -211,7 +211,7 @@ class LlavaRowModel(nn.Module):
 
 
 def vision_config(config: ModelConfig) -> PreTrainedConfig:
-    """The tower's transformers configuration. Raises UserError for a hub id out of reach, ConfigError for text models."""
+    """The tower's transformers configuration. Raises UserError for a hub id out of reach or a model without vision."""
     whole = _part_config(config.tower)
     vision = copy.deepcopy(getattr(whole, "vision_config", whole))
     if not hasattr(vision, "patch_size"):
