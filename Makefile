@@ -97,11 +97,11 @@ reference: $(INSTALLED_DEV)  ## write the run file's reference and JSON Schema f
 
 .PHONY: bench-data
 bench-data: $(INSTALLED_DEV)  ## benchmarks of the data path, as ratios measured side by side
-	$(BIN)/python benchmarks/bench_data.py $(args)
+	$(BIN)/python -m benchmarks.bench_data $(args)
 
 .PHONY: bench-train
 bench-train: $(INSTALLED_DEV)  ## benchmarks of training, as ratios measured side by side
-	$(BIN)/python benchmarks/bench_train.py $(args)
+	$(BIN)/python -m benchmarks.bench_train $(args)
 
 .PHONY: clean
 clean:  ## remove build outputs and tool caches; keeps .venv and runs/

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import contextlib
+import io
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -20,31 +21,44 @@ from trainer.data.sequence import RowSequence
 from trainer.data.shards import ShardReader
 from trainer.features.build import build
 from trainer.features.store import features_uri
+from trainer.models.table import family_of
 from trainer.progress import Progress
 from trainer.storage import open_storage
 from trainer.worker import Worker
 
 CONFIGS = Path(__file__).parent.parent / "configs"
-# A rate that stays the same needs no schedule on the other side of a comparison.
-SETTINGS = ("cluster.replica_count=1", "train.schedule=constant", "train.warmup_fraction=0")
+# One process; every run from the start; a constant rate, so that the other side of a comparison needs no schedule.
+SETTINGS = ("cluster.replica_count=1", "train.resume=never", "train.schedule=constant", "train.warmup_fraction=0")
 
 
 @dataclass(frozen=True)
 class Workload:
-    """A run file's model and data, ready to train on. `cached` and `online` differ in where features come from."""
+    """A run file's model and data, ready to train on: the same job with cached features and with online ones."""
 
     name: str
     cached: JobConfig
     online: JobConfig
 
-    def split(self) -> SplitIndex:
-        return Index.load(self.online.pointers().prepared_uri).split("train")
-
+    @cached_property
     def tokenizer(self) -> Any:
         return load_tokenizer(open_storage(self.online.pointers().prepared_uri))
 
+    @cached_property
+    def num_steps(self) -> int:
+        """Steps of the first epoch."""
+        return self.sequence().num_steps(1)
+
+    @property
+    def image_tokens(self) -> int:
+        """Tokens of one image."""
+        model = self.online.model
+        return family_of(model).image_tokens(model, model.image_size, model.image_size)
+
+    def split(self) -> SplitIndex:
+        return Index.load(self.online.pointers().prepared_uri).split("train")
+
     def sequence(self) -> RowSequence:
-        """The rows of all epochs, as training reads them."""
+        """The rows that training reads."""
         job = self.online
         return RowSequence(
             self.split(),
@@ -54,19 +68,16 @@ class Workload:
             global_batch_rows=job.train.global_batch_rows,
         )
 
-    @contextmanager
-    def loader(self) -> Iterator[RowLoader]:
-        """Rows with their encoded images."""
+    def loader(self) -> RowLoader:
+        """Rows with their encoded images; a new one verifies the shards anew."""
         reader = ShardReader(open_storage(self.online.pointers().prepared_uri))
-        with RowLoader(self.split(), self.sequence(), self.tokenizer(), reader, images=True) as loader:
-            yield loader
+        return RowLoader(self.split(), self.sequence(), self.tokenizer, reader, images=True)
 
 
 def job_of(run_file: str, root: Path, run_id: str, overrides: tuple[str, ...] = ()) -> JobConfig:
     """A shipped run file as the job that a container sees."""
-    run = RunPaths(run_id=run_id, root_uri=str(root))
     config = load_run_file(CONFIGS / f"{run_file}.yaml", [*SETTINGS, *overrides])
-    return JobConfig.model_validate(config.to_run_json(run))
+    return JobConfig.model_validate(config.to_run_json(RunPaths(run_id=run_id, root_uri=str(root))))
 
 
 def prepare_job(job: JobConfig) -> str:
@@ -74,17 +85,17 @@ def prepare_job(job: JobConfig) -> str:
     return prepare(job, Progress(job.run.run_uri, "prepare-data", quiet=True)).uri
 
 
-def workload(run_file: str, root: Path, worker: Worker, overrides: tuple[str, ...] = ()) -> Workload:
+def workload(run_file: str, root: Path, worker: Worker, overrides: tuple[str, ...] = (), *, name: str = "") -> Workload:
     """Prepared data and cached features of a shipped run file. Needs the process group."""
-    jobs = {}
-    for name, features in (("cached", "reuse"), ("online", "off")):
-        job = jobs[name] = job_of(run_file, root, f"{run_file}-{name}", overrides)
-        pointers = DataPointers(
-            prepared_uri=prepare_job(job),
-            features_uri=features_uri(job.run.features_root, job.model),
-            features=features,
-        )
-        open_storage(job.run.run_uri).write("prepared.json", pointers.model_dump_json().encode())
-    with torch.no_grad():
-        build(jobs["cached"], worker)
-    return Workload(run_file, **jobs)
+    cached = _job_with_data(run_file, root, "reuse", overrides)
+    with torch.no_grad(), contextlib.redirect_stdout(io.StringIO()):
+        build(cached, worker)
+    return Workload(name or run_file, cached, _job_with_data(run_file, root, "off", overrides))
+
+
+def _job_with_data(run_file: str, root: Path, features: str, overrides: tuple[str, ...]) -> JobConfig:
+    job = job_of(run_file, root, f"{run_file}-{features}", overrides)
+    pointers = {"prepared_uri": prepare_job(job), "features_uri": features_uri(job.run.features_root, job.model)}
+    content = DataPointers.model_validate(pointers | {"features": features}).model_dump_json()
+    open_storage(job.run.run_uri).write("prepared.json", content.encode())
+    return job

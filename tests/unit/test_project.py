@@ -107,3 +107,13 @@ def test_env_sh_reaches_make_and_becomes_fields_of_the_run_file(tmp_path: Path) 
     assert [fields["project"], fields["encryption_spec_key_name"]] == in_shell
     assert fields.keys() <= GcpConfig.model_fields.keys()
     assert len(fields) == 6
+
+
+def test_every_program_of_the_makefile_exists() -> None:
+    text = (ROOT / "Makefile").read_text()
+    modules = re.findall(r"-m (benchmarks\.\w+)", text)
+    scripts = re.findall(r"\bcontainer/\S+\.sh\b", text)
+    assert modules
+    assert scripts
+    files = [f"{module.replace('.', '/')}.py" for module in modules] + scripts
+    assert [file for file in files if not (ROOT / file).is_file()] == []

@@ -1,0 +1,107 @@
+"""What the training step gains: cached features, packing, our loop beside Hugging Face's. `make bench-train`"""
+
+from __future__ import annotations
+
+import tempfile
+from functools import partial
+from pathlib import Path
+
+from benchmarks.common import Measured, close, interleaved, options
+from benchmarks.report import Report, Side
+from benchmarks.training_sides import (
+    Length,
+    Trained,
+    bare_steps,
+    hugging_face_trainer,
+    our_loop,
+    ready_steps,
+)
+from benchmarks.workloads import Workload, workload
+from trainer.batches import cached_images
+from trainer.features.store import FeatureReader
+from trainer.models.table import family_of
+from trainer.worker import Worker, start_worker
+
+TOLERANCE = 1e-4  # relative, of losses in fp32; sums in another order differ by less
+QUICK = {"digits": ("digits", ("train.global_batch_rows=4", "train.micro_batch_rows=2", "data.max_samples=250"))}
+WIDE_TOWER = ("hidden_size=256", "intermediate_size=1024", "num_hidden_layers=6")  # costs about as much as the rest
+FULL = {
+    "digits": ("digits", ("data.max_samples=1000",)),
+    "easy-vqa": ("easy-vqa", ("data.max_samples=800",)),
+    "easy-vqa, wide tower": (
+        "easy-vqa",
+        ("data.max_samples=800", *[f"model.tower.config.{setting}" for setting in WIDE_TOWER]),
+    ),
+}
+
+
+def main() -> None:
+    chosen = options(__doc__)
+    rounds = chosen.rounds or (2 if chosen.quick else 7)
+    length = Length(warm_up=1, steps=2) if chosen.quick else Length(warm_up=2, steps=5)
+    report = Report("Training step", {"rounds": rounds, "steps a round": length.steps, "warm-up steps": length.warm_up})
+    worker = start_worker()
+    with tempfile.TemporaryDirectory(prefix="vlmpipe-bench-") as scratch:
+        for name, (run_file, overrides) in (QUICK if chosen.quick else FULL).items():
+            load = workload(run_file, Path(scratch), worker, overrides, name=name)
+            loops(report, load, worker, length, rounds, Path(scratch))
+            layouts(report, load, worker, length.steps, rounds)
+    report.publish(chosen)
+
+
+def loops(report: Report, load: Workload, worker: Worker, length: Length, rounds: int, scratch: Path) -> None:
+    """Whole training loops on the same rows: reading, collating, the step, metrics."""
+    sides = {
+        "cached": partial(our_loop, load.cached, worker, length),
+        "online": partial(our_loop, load.online, worker, length),
+        "trainer": partial(hugging_face_trainer, load, length, scratch / "trainer"),
+    }
+    found = interleaved(sides, rounds, warm_up=False)
+    cached, online, trainer = (found[name] for name in sides)
+    report.require(same_losses(cached, online), "the loss of every step is the same with cached and online features")
+    report.require(same_losses(online, trainer), "the loss of every step is the same in our loop and in the HF Trainer")
+    ours_online = ("our loop, online features", measured(online))
+    ours_cached = ("our loop, cached features", measured(cached))
+    theirs = ("HF Trainer, online features", measured(trainer))
+    report.compare_rates("step: cached or online", load.name, "steps", ours_cached, ours_online)
+    report.compare_rates("step: ours or HF Trainer", load.name, "steps", ours_online, theirs)
+    report.compare_rates("step: ours cached or HF Trainer", load.name, "steps", ours_cached, theirs)
+    for label, side in (("our loop, cached features", cached), ("our loop, online features", online)):
+        shares = [100 * (1 - each.engine_cpu_s / each.measured.cpu_s) for each in side]
+        claim = "outside forward, backward, optimizer"
+        report.figure(claim, load.name, "% of CPU time", Side(label, shares))
+
+
+def layouts(report: Report, load: Workload, worker: Worker, steps: int, rounds: int) -> None:
+    """Steps of which each micro-batch holds the same samples, packed or one to a row; only the layout differs."""
+    shape = (load.image_tokens, family_of(load.cached.model).feature_width(load.cached.model))
+    reader = FeatureReader(load.cached.pointers().features_uri)
+    packed, padded = ready_steps(load, cached_images(reader, shape), steps + 1)
+    sides = {
+        "packed": partial(bare_steps, load.cached, worker, packed),
+        "padded": partial(bare_steps, load.cached, worker, padded),
+    }
+    found = interleaved(sides, rounds, warm_up=False)
+    same = same_losses(found["packed"], found["padded"])
+    report.require(same, "the loss of each step is the same for packed and for padded samples")
+    labels = {"packed": f"rows of {load.cached.data.row_tokens} tokens", "padded": "padded to the longest of a batch"}
+    rates = [(label, measured(found[name])) for name, label in labels.items()]
+    report.compare_rates("step: packed or padded", load.name, "useful tokens", *rates)
+    fills = [
+        Side(label, [100 * sum(step.useful_tokens for step in ready) / sum(step.slots for step in ready)])
+        for label, ready in zip(labels.values(), (packed, padded), strict=True)
+    ]
+    report.compare("fill of these steps", load.name, "% of slots", *fills)
+
+
+def measured(side: list[Trained]) -> list[Measured]:
+    return [trained.measured for trained in side]
+
+
+def same_losses(left: list[Trained], right: list[Trained]) -> bool:
+    """Whether both sides had the same loss at every step of every round."""
+    return all(close(one.losses, other.losses, TOLERANCE) for one, other in zip(left, right, strict=True))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+"""What the data path is compared with: padding, packing as a stream does it, and webdataset's reader."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import webdataset
+
+from benchmarks.workloads import Workload
+from trainer.data.conversation import encode_sample
+from trainer.data.rows import Int64Array
+from trainer.data.samples import Turn
+from trainer.data.shards import FOLDER
+
+RowContent = tuple[Sequence[str], Sequence[bytes]]  # sample ids; encoded images, one a sample in the built-in sets
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """What packing depends on."""
+
+    tokens: Int64Array  # (samples,)
+    images: Int64Array  # (samples,)
+    row_tokens: int
+    row_images: int
+
+
+def padded_slots(order: Int64Array, lengths: Lengths, batch: int) -> int:
+    """Tokens computed when the samples of each batch are padded to the longest among them."""
+    tokens = lengths.tokens[order]
+    batches = [tokens[start : start + batch] for start in range(0, len(tokens), batch)]
+    return sum(len(padded) * int(padded.max()) for padded in batches)
+
+
+def first_come_rows(order: Int64Array, lengths: Lengths) -> int:
+    """Rows that a stream fills: a row is closed as soon as the next sample does not fit."""
+    rows, free_tokens, free_images = 0, 0, 0
+    for tokens, images in zip(lengths.tokens[order].tolist(), lengths.images[order].tolist(), strict=True):
+        if tokens > free_tokens or images > free_images:
+            rows, free_tokens, free_images = rows + 1, lengths.row_tokens, lengths.row_images
+        free_tokens, free_images = free_tokens - tokens, free_images - images
+    return rows
+
+
+def webdataset_rows(load: Workload) -> Iterator[RowContent]:
+    """One epoch from webdataset's own reader: the same parsing and tokenizing, packed as a stream can be."""
+    job, tokenizer = load.online, load.tokenizer
+    counts, length = [load.image_tokens], job.data.row_tokens
+    shards = sorted(str(path) for path in Path(job.pointers().prepared_uri, FOLDER).glob("train-*.tar"))
+    ids: list[str] = []
+    images: list[bytes] = []
+    row, start = _empty_row(length, tokenizer.pad_token_id), 0
+    for sample in webdataset.WebDataset(shards, shardshuffle=False):
+        record = json.loads(sample["json"])
+        encoded = encode_sample([Turn(**turn) for turn in record["turns"]], counts, tokenizer)
+        size = len(encoded.input_ids)
+        if start + size > length:
+            yield ids, images
+            ids, images, row, start = [], [], _empty_row(length, tokenizer.pad_token_id), 0
+        row[:, start : start + size] = encoded.input_ids, encoded.labels, range(size)
+        start += size
+        ids.append(record["id"])
+        images.append(next(content for member, content in sample.items() if member.startswith("0.")))
+    yield ids, images
+
+
+def _empty_row(length: int, pad: int) -> Int64Array:
+    """Token ids, labels and positions: (3, length)."""
+    row = np.zeros((3, length), np.int64)
+    row[0], row[1] = pad, -100
+    return row

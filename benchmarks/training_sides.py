@@ -1,0 +1,252 @@
+"""The sides of the training benchmark: our loop, Hugging Face's Trainer, and bare steps over given batches."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+from transformers import Trainer, TrainerCallback, TrainingArguments
+
+from benchmarks.common import Clock, Measured
+from benchmarks.workloads import Workload
+from trainer import loop
+from trainer.batches import ImageSource, RowBatch, collate
+from trainer.config import JobConfig
+from trainer.data.loader import Row
+from trainer.models.pixels import PixelPreparer
+from trainer.models.table import family_of
+from trainer.optim import build_optimizer
+from trainer.parts import Parts, build_parts
+from trainer.strategies.table import StepResult, Strategy
+from trainer.worker import StopRequest, Worker
+
+# Batches are made ahead of use: with steps to come when the clock stops, as much is in the making as when it started.
+STEPS_AFTER = 4
+
+
+@dataclass(frozen=True)
+class Length:
+    """How long a side trains: steps before the clock starts, and steps in it."""
+
+    warm_up: int
+    steps: int
+
+    @property
+    def end(self) -> int:
+        return self.warm_up + self.steps
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What one side measured over the steps in the clock, and the loss of every step up to its end."""
+
+    measured: Measured  # units: steps, or useful tokens
+    losses: list[float]
+    engine_cpu_s: float = 0.0  # of the main thread, in forward, backward and optimizer
+
+
+class Enough(StopRequest):
+    """Stops the loop when the clock has stopped, and leaves Ctrl-C to the benchmark."""
+
+    def __init__(self) -> None:
+        self.requested = False
+
+
+class ClockedStrategy:
+    """A strategy with a clock round it. Asks the loop to stop when it has seen enough."""
+
+    def __init__(self, strategy: Strategy, length: Length, stop: Enough) -> None:
+        self._strategy, self._length, self._stop = strategy, length, stop
+        self._step, self._engine_cpu_s, self._clock = 0, 0.0, Clock()
+        self._losses: list[float] = []
+        self.trained: Trained | None = None
+
+    def forward_backward(self, batches: Sequence[RowBatch], total_label_tokens: int) -> Tensor:
+        if self._step == self._length.warm_up:
+            self._engine_cpu_s, self._clock = 0.0, Clock()
+        if self._step == self._length.end:
+            self.trained = Trained(self._clock.stop(self._length.steps), self._losses[:], self._engine_cpu_s)
+            self._stop.requested = True
+        started_s = time.thread_time()
+        loss = self._strategy.forward_backward(batches, total_label_tokens)
+        self._engine_cpu_s += time.thread_time() - started_s
+        self._losses.append(loss.item())
+        return loss
+
+    def step(self, rate_factor: float) -> StepResult:
+        started_s = time.thread_time()
+        result = self._strategy.step(rate_factor)
+        self._engine_cpu_s += time.thread_time() - started_s
+        self._step += 1
+        return result
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._strategy, name)
+
+
+def our_loop(job: JobConfig, worker: Worker, length: Length) -> Trained:
+    """`trainer.loop.train` itself, with metrics and TensorBoard; its last checkpoint comes after the clock."""
+    stop = Enough()
+    made: list[ClockedStrategy] = []  # by the loop, one
+
+    def clocked_parts(job: JobConfig, worker: Worker) -> Parts:
+        parts = build_parts(job, worker)
+        made.append(ClockedStrategy(parts.strategy, length, stop))
+        return dataclasses.replace(parts, strategy=made[0], total_steps=length.end + STEPS_AFTER)
+
+    with mock.patch.object(loop, "build_parts", clocked_parts), contextlib.redirect_stdout(io.StringIO()):
+        loop.train(job, worker, stop)
+    assert made[0].trained
+    return made[0].trained
+
+
+@dataclass(frozen=True)
+class ReadyStep:
+    """A step's micro-batches, made before any clock starts."""
+
+    batches: list[RowBatch]
+    useful_tokens: int
+
+    @property
+    def slots(self) -> int:
+        """Tokens that are computed, padding included."""
+        return sum(batch.input_ids.numel() for batch in self.batches)
+
+
+def bare_steps(job: JobConfig, worker: Worker, steps: Sequence[ReadyStep]) -> Trained:
+    """Forward, backward and optimizer over steps that are ready; the first warms up. Units: useful tokens."""
+    strategy = build_parts(job, worker).strategy
+    losses, clock = [], Clock()
+    for number, step in enumerate(steps):
+        if number == 1:
+            clock = Clock()
+        losses.append(strategy.forward_backward(step.batches, sum(len(batch.label_ids) for batch in step.batches)))
+        strategy.step(1.0)
+    return Trained(clock.stop(sum(step.useful_tokens for step in steps[1:])), [loss.item() for loss in losses])
+
+
+def ready_steps(load: Workload, image_source: ImageSource, steps: int) -> tuple[list[ReadyStep], list[ReadyStep]]:
+    """The first steps twice: packed as planned, and with the samples of each micro-batch one to a row."""
+    loader, sequence, size = load.loader(), load.sequence(), load.online.train.micro_batch_rows
+    packed, padded = [], []
+    for step in range(steps):
+        batch = sequence.batch(step)
+        rows = [sequence.plan(batch.epoch).row(number).tolist() for number in range(batch.start, batch.stop)]
+        micro_batches = [rows[start : start + size] for start in range(0, len(rows), size)]
+        tokens = sum(loader.build_row(row).tokens for row in rows)
+        packed_batches = [collate([loader.build_row(row) for row in micro], image_source) for micro in micro_batches]
+        packed.append(ReadyStep(packed_batches, tokens))
+        singles = [[loader.build_row([sample]) for row in micro for sample in row] for micro in micro_batches]
+        padded.append(ReadyStep([_padded(micro, image_source) for micro in singles], tokens))
+    return packed, padded
+
+
+def _padded(rows: Sequence[Row], image_source: ImageSource) -> RowBatch:
+    """Rows of one sample each, padded to the longest.
+
+    Positions run on through the padding: it lies behind the sample, where causal attention never looks, and the model
+    then takes its fast path without a mask. That is the best this layout can do.
+    """
+    length = max(row.tokens for row in rows)
+    positions = np.arange(length)
+    cut = {"input_ids", "labels"}
+    trimmed = [
+        dataclasses.replace(row, position_ids=positions, **{name: getattr(row, name)[:length] for name in cut})
+        for row in rows
+    ]
+    return collate(trimmed, image_source)
+
+
+class PlannedRows(Dataset[Row]):
+    """The rows of the first steps, in the order in which our loop reads them; each is made when it is asked for."""
+
+    def __init__(self, load: Workload, steps: int) -> None:
+        self._loader, self._rows = load.loader(), []
+        sequence = load.sequence()
+        for step in range(steps):
+            batch = sequence.batch(step)
+            assert len(batch) == sequence.global_batch_rows, "too few samples: the last batch of an epoch is short"
+            self._rows += [sequence.plan(batch.epoch).row(row).tolist() for row in range(batch.start, batch.stop)]
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, number: int) -> Row:
+        return self._loader.build_row(self._rows[number])
+
+
+class StepClock(TrainerCallback):
+    """The same clock for Hugging Face's Trainer: from the start of one step to the start of another."""
+
+    def __init__(self, length: Length) -> None:
+        self._length, self._clock = length, Clock()
+        self.measured: Measured | None = None
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.global_step == self._length.warm_up:
+            self._clock = Clock()
+        if state.global_step == self._length.end:
+            self.measured = self._clock.stop(self._length.steps)
+
+
+def hugging_face_trainer(load: Workload, length: Length, scratch: Path) -> Trained:
+    """`transformers.Trainer` on the same LlavaForConditionalGeneration, optimizer, rows and collated pictures."""
+    job = load.online
+    model = family_of(job.model).build(job.model, load.tokenizer)
+    # The Trainer turns use_cache off for the whole model only (5.23). With the language model's own left on, a cache is
+    # passed along, packed samples are no longer kept apart, and the losses differ from the first step.
+    model.config.text_config.use_cache = False
+    # Features are rounded to bf16 as ours are.
+    projector = model.model.multi_modal_projector
+    projector.register_forward_pre_hook(lambda _module, inputs: (inputs[0].bfloat16().float(),))
+    losses: list[Tensor] = []
+    model.register_forward_hook(lambda _module, _inputs, output: losses.append(output.loss.detach()))
+    pixels = PixelPreparer(job.model)
+
+    def collate_rows(rows: Sequence[Row]) -> dict[str, Tensor]:
+        names = ("input_ids", "labels", "position_ids")
+        batch = {name: torch.from_numpy(np.stack([getattr(row, name) for row in rows])) for name in names}
+        return batch | {"pixel_values": pixels([image for row in rows for image in row.images])}
+
+    settings = job.train
+    accumulation = settings.global_batch_rows // settings.micro_batch_rows
+    arguments = TrainingArguments(
+        output_dir=str(scratch),
+        max_steps=length.end + 1,
+        per_device_train_batch_size=settings.micro_batch_rows,
+        gradient_accumulation_steps=accumulation,
+        max_grad_norm=settings.clip_grad_norm,
+        train_sampling_strategy="sequential",
+        logging_steps=settings.log_every_steps,
+        remove_unused_columns=False,
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+        use_cpu=True,
+    )
+    optimizer, clock = build_optimizer(model, settings.optimizer), StepClock(length)
+    trainer = Trainer(
+        model,
+        arguments,
+        data_collator=collate_rows,
+        train_dataset=PlannedRows(load, length.end + 1),
+        optimizers=(optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _step: 1.0)),
+        callbacks=[clock],
+    )
+    with contextlib.redirect_stdout(io.StringIO()):
+        trainer.train()
+    assert clock.measured
+    # The loss of a step is the sum of its micro-batches' shares.
+    steps = torch.stack(losses).view(-1, accumulation).sum(1)
+    return Trained(clock.measured, steps[: length.end].tolist())
