@@ -153,6 +153,12 @@ def _wanted_port(spec: api.WorkerPoolSpec) -> int:
     return int(given)
 
 
+def require_free_port(port: int) -> None:
+    """Raise UserError (exit 69) when a chosen port is in use; 0 asks for any free one and is never refused."""
+    with contextlib.ExitStack() as held:
+        _bind(held, port)
+
+
 def _bind(held: contextlib.ExitStack, port: int) -> int:
     probe = held.enter_context(socket.socket())
     if port:  # the step before used it too: its closed connections are no reason to refuse, a listener is
@@ -162,8 +168,8 @@ def _bind(held: contextlib.ExitStack, port: int) -> int:
     except OSError as error:
         reason = "is in use" if error.errno == errno.EADDRINUSE else f"cannot be used: {error.strerror}"
         raise UserError(
-            f"port {port} of this machine {reason}",
-            expected="a free port for the chief (cluster.local_port)",
+            f"port {port} of this machine {reason} (cluster.local_port)",
+            expected="a free port for the chief",
             fix="choose another port, or leave cluster.local_port at 0 to take a free one",
             code=ExitCode.UNAVAILABLE,
         ) from error

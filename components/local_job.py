@@ -22,7 +22,7 @@ from google.cloud.aiplatform_v1.types import custom_job as api
 
 from components.custom_job import REDUCTION_SERVER_POOL, parse_job_spec
 from components.local_cluster import STARTED_POOLS, replica_environment, replicas, take_addresses
-from components.local_supervisor import Process, Supervisor
+from components.local_supervisor import Process, Supervisor, Verdict
 from trainer.errors import ConfigError, ExitCode, UserError, os_errors
 from trainer.progress import StepRecord
 from trainer.storage import LocalStorage, Storage, open_storage
@@ -34,7 +34,6 @@ MEANINGS = {
     ExitCode.UNAVAILABLE: "something it needs is not reachable",
     ExitCode.CANNOT_WRITE: "cannot write its output",
     ExitCode.CHECKPOINT_CORRUPT: "checkpoint corrupt",
-    ExitCode.PREEMPTED: "stopped on request, resumable",
     ExitCode.NO_PERMISSION: "no permission",
     128 + signal.SIGKILL: "killed, often for lack of memory",
     128 + signal.SIGTERM: "terminated",
@@ -68,11 +67,20 @@ def run_local_job(
         verdict = Supervisor(processes, timeout_s=job.scheduling.timeout.total_seconds()).run()
         detail.update(replica=verdict.replica, log=str(log_folder / f"{verdict.replica}.log"))
         if verdict.code:
-            meaning = f" ({MEANINGS[verdict.code]})" if verdict.code in MEANINGS else ""
-            found = f"{step}: replica {verdict.replica} ended with exit code {verdict.code}{meaning}"
-            found += f": {verdict.reason}" if verdict.reason else ""
-            raise UserError(found, fix=f"read {detail['log']}", code=verdict.code)
+            raise _failure(verdict, log=detail["log"])
     return json.dumps({"resources": [{"resourceType": "LocalJob", "resourceUri": str(log_folder)}]})
+
+
+def _failure(verdict: Verdict, *, log: str) -> UserError:
+    """The job's error. The replica's own sentence comes first: who said it matters less."""
+    if verdict.code == ExitCode.PREEMPTED:
+        return UserError("stopped on request, resumable", fix="run again to continue", code=verdict.code)
+    meaning = f" ({MEANINGS[verdict.code]})" if verdict.code in MEANINGS else ""
+    if not verdict.reason:
+        found = f"replica {verdict.replica} ended with exit code {verdict.code}{meaning}"
+        return UserError(found, fix=f"read {log}", code=verdict.code)
+    where = f"  where:    replica {verdict.replica}, exit code {verdict.code}{meaning}"
+    return UserError(f"{verdict.reason}\n{where}", code=verdict.code)
 
 
 def _processes(job: api.CustomJobSpec, log_folder: Path, project: str) -> list[Process]:
@@ -100,7 +108,11 @@ def _recorded(store: Storage, step: str) -> Iterator[dict[str, Any]]:
     try:
         yield detail
     except UserError as error:
-        _close_record(store, step, "failed", error.found, started_s, {**detail, "exit_code": int(error.code)})
+        state = "stopped" if error.code == ExitCode.PREEMPTED else "failed"
+        detail.update(exit_code=int(error.code), error=error.text())
+        # Where the record cannot be written, on a full disk for example, the error itself is what matters.
+        with contextlib.suppress(UserError):
+            _close_record(store, step, state, error.found.splitlines()[0], started_s, detail)
         raise
     _close_record(store, step, "done", "", started_s, {**detail, "exit_code": 0})
 
@@ -111,7 +123,7 @@ def _close_record(
     """The job's own program writes the record too, and what it says of itself stays."""
     record = StepRecord(**json.loads(store.read(f"steps/{step}.json")))
     record.started_s = started_s  # of the job, before the program's own start
-    if record.state == "running" or (state == "failed" and record.state != "failed"):
+    if record.state == "running" or (state != "done" and record.state != state):
         record.state, record.message = state, message or record.message
     record.ended_s = time.time()
     record.detail.update(detail)

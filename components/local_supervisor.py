@@ -15,16 +15,12 @@ from pathlib import Path
 from typing import IO
 
 from components.contained import contained
-from trainer.errors import ExitCode, os_errors
+from trainer.errors import CAUSES, UNEXPECTED_PREFIX, ExitCode, os_errors
 
 FINISH_S = 10.0  # for the others to finish on their own after the chief is done
-REASON_S = 2.0  # for a replica with a telling exit code, when another merely lost its peer
+REASON_S = 2.0  # for a replica whose exit code names a cause, when another merely lost its peer
 FAILED_GRACE_S = 10.0  # from SIGTERM to SIGKILL after a failure
 STOP_GRACE_S = 30.0  # the same when asked to stop: time to save a checkpoint
-TELLING = {
-    ExitCode.CONFIG, ExitCode.DATA, ExitCode.UNAVAILABLE, ExitCode.CANNOT_WRITE, ExitCode.CHECKPOINT_CORRUPT,
-    ExitCode.NO_PERMISSION,
-}  # fmt: skip
 
 
 class Process:
@@ -63,13 +59,20 @@ class Process:
         errors.join()
         code = self._process.wait()
         self._log.close()
-        ended(self, code)
+        ended(self, code if code >= 0 else 128 - code)
 
     def _copy(self, lines: IO[bytes], show: bool) -> None:
+        in_error = False
         for line in lines:
             text = line.decode("utf-8", "replace").rstrip("\n")
             if text.startswith("error: "):
-                self.last_error = text.removeprefix("error: ")
+                self.last_error, in_error = text.removeprefix("error: "), True
+            elif in_error and text.startswith("  "):  # what was expected, what to do
+                self.last_error += f"\n{text}"
+            else:
+                in_error = False
+                if text.startswith(UNEXPECTED_PREFIX):
+                    self.last_error = self.last_error or text
             # A full disk or a closed terminal must not stop the reading: the replica would hang on a full pipe.
             with contextlib.suppress(OSError):
                 self._log.write(line)
@@ -81,7 +84,7 @@ class Process:
 
 @dataclass(frozen=True)
 class Verdict:
-    """How a job ended: the exit code, the replica it is from, and the last error line that this replica printed."""
+    """How a job ended: the exit code, the replica it is from, and the last error sentence that this replica printed."""
 
     code: int
     replica: str
@@ -157,7 +160,7 @@ class Supervisor:
             return
         if code:
             self._failures.append(Verdict(code, process.name, process.last_error))
-            if code in TELLING:
+            if code in CAUSES:
                 self._end(FAILED_GRACE_S)
             elif len(self._failures) == 1:
                 self._later(REASON_S, lambda: self._end(FAILED_GRACE_S))
@@ -184,12 +187,23 @@ class Supervisor:
         self._next = (time.monotonic() + delay_s, action)
 
     def _verdict(self) -> Verdict:
-        telling = [failure for failure in self._failures if failure.code in TELLING]
         if self._failures:
-            return (telling or self._failures)[0]
-        if not self._stopping:
+            return min(self._failures, key=lambda failure: _rank(failure.code))
+        if not self._stopping or self._codes[self._chief.name] == 0:
             return Verdict(0, self._chief.name)
-        # Asked to stop: "resumable" from any replica says that a checkpoint was saved.
-        saved = [process for process in self._processes if self._codes[process.name] == ExitCode.PREEMPTED]
-        process = (saved or [self._chief])[0]
-        return Verdict(self._codes[process.name], process.name, process.last_error)
+        # Asked to stop. Whatever ended it, the signal, the kill after it or a checkpoint, it is resumable; but what
+        # went wrong on the way, such as a full disk, must be told.
+        process = min(self._processes, key=lambda process: _rank(self._codes[process.name]))
+        code = self._codes[process.name]
+        if code in CAUSES:
+            return Verdict(code, process.name, process.last_error)
+        return Verdict(ExitCode.PREEMPTED, process.name)
+
+
+def _rank(code: int) -> int:
+    """Which exit code tells most, the lowest first: one that names a cause, "resumable", a kill, any other, success."""
+    if code in CAUSES:
+        return 0
+    if code == ExitCode.PREEMPTED:
+        return 1
+    return 4 if code == 0 else 2 if code > 128 else 3

@@ -14,9 +14,12 @@ def notify(run_id: str, job_name: str, root_uri: str, status: PipelineTaskFinalS
         root_uri: Root of the compiled pipeline.
         status: How the steps ended; given by the pipeline service.
     """
-    from components.shell import run_uri_of, step
+    import os
+
+    from components.shell import STOPPED_VARIABLE, run_uri_of, step
     from components.steps import close_run
 
     run_uri = run_uri_of(root_uri, run_id, job_name)
     with step(run_uri, "notify", even_when_stopped=True) as progress:
-        progress.finish(message=close_run(run_uri, status.state))
+        state = "stopped" if os.environ.get(STOPPED_VARIABLE) else status.state
+        progress.finish(message=close_run(run_uri, state))

@@ -5,11 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import sys
-import traceback
 from collections.abc import Iterator
 
-from trainer.errors import ExitCode, UserError, from_os_error
+from trainer.errors import ExitCode, UserError, os_errors, print_error
 from trainer.progress import Progress, step_progress
 from trainer.storage import join_uri
 
@@ -25,21 +23,15 @@ def run_uri_of(root_uri: str, run_id: str, job_name: str) -> str:
 def step(run_uri: str, name: str, *, even_when_stopped: bool = False) -> Iterator[Progress]:
     """The body of step `name`: keeps `steps/<name>.json` and ends the process as `exiting` does.
 
-    The error's first line and the exit code land in the record, because kfp itself only tells that a step failed.
+    The error and its exit code land in the record, because kfp itself only tells that a step failed.
     """
-    with exiting(even_when_stopped=even_when_stopped), _stop_as_error(name), step_progress(run_uri, name) as progress:
-        try:
-            yield progress
-        except UserError as error:
-            progress.record.detail["exit_code"] = int(error.code)
-            raise
-        except OSError as error:
-            user_error = from_os_error(error, f"running {name}")
-            progress.record.detail["exit_code"] = int(user_error.code)
-            raise user_error from error
-        except BaseException:
-            progress.record.detail["exit_code"] = int(ExitCode.UNEXPECTED)
-            raise
+    with (
+        exiting(even_when_stopped=even_when_stopped),
+        _stop_as_error(name),
+        step_progress(run_uri, name) as progress,
+        os_errors(f"running {name}"),
+    ):
+        yield progress
 
 
 @contextlib.contextmanager
@@ -58,7 +50,7 @@ def _stop_as_error(name: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def exiting(*, even_when_stopped: bool = False) -> Iterator[None]:
-    """Turn a UserError into its sentence on stderr and a SystemExit with its code; the traceback is for VLMPIPE_DEBUG.
+    """Turn a UserError into its sentence on stderr and a SystemExit with its code.
 
     Unexpected errors keep their traceback and end the process with 1. After a request to stop, the block is not begun.
     """
@@ -68,7 +60,5 @@ def exiting(*, even_when_stopped: bool = False) -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        if os.environ.get("VLMPIPE_DEBUG"):
-            traceback.print_exc()
-        print(f"error: {error.text()}", file=sys.stderr, flush=True)
+        print_error(error)
         raise SystemExit(int(error.code)) from None

@@ -6,6 +6,7 @@ Nothing here needs KFP, so that it can be tested without.
 from __future__ import annotations
 
 import json
+import math
 from typing import TYPE_CHECKING, Any, Literal
 
 from trainer.config import DataPointers, JobConfig
@@ -66,4 +67,5 @@ def close_run(run_uri: str, pipeline_state: str) -> str:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    """A finite number: a metric that is not cannot be written into a pipeline's metadata."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

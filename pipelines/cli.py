@@ -14,13 +14,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trainer import __version__
-from trainer.errors import ConfigError, UserError, from_os_error
+from trainer.errors import DEBUG_VARIABLE, ConfigError, ExitCode, UserError, from_os_error
 
 if TYPE_CHECKING:
     from pipelines.config import RunConfig
     from pipelines.live_view import View
-
-DEBUG_VARIABLE = "VLMPIPE_DEBUG"
 
 app = typer.Typer(
     name="vlmpipe",
@@ -140,7 +138,7 @@ def run(
     for line in this.introduction():
         say(line)
     code = execute(this, _view(plain or as_json, say))
-    found = report_of(this.folder)
+    found = report_of(this.folder, this.marker)
     if as_json:
         _print_json(found.as_json())
     else:
@@ -191,6 +189,9 @@ def main() -> None:
     """The console script: errors for people become a sentence and their exit code."""
     try:
         app()
+    except KeyboardInterrupt:
+        _to_stderr("stopped before anything was started")
+        sys.exit(int(ExitCode.INTERRUPTED))
     except (UserError, OSError) as error:
         if os.environ.get(DEBUG_VARIABLE):
             traceback.print_exc()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
 import re
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -13,8 +15,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipelines.run_state import RunState, read_json, read_state
-from trainer.errors import ConfigError, ExitCode, UserError, os_errors
+from pipelines.run_state import STOPPED, RunState, read_json, read_state
+from trainer.errors import ConfigError, ExitCode, UserError, from_os_error, os_errors
 from trainer.storage import LocalStorage, join_uri
 
 if TYPE_CHECKING:
@@ -130,7 +132,7 @@ class LocalRun:
         if self.earlier is None:
             return [f"Starting run {self.folder.name}", f"Log: {self.log}"]
         ended = self.earlier.exit_code
-        how = "was stopped" if ended in (None, ExitCode.INTERRUPTED) else f"failed with exit code {ended}"
+        how = "was stopped" if ended in STOPPED else f"failed with exit code {ended}"
         return [f"Continuing run {self.folder.name}, which {how} (--fresh starts a new one)", f"Log: {self.log}"]
 
     def state(self) -> RunState:
@@ -139,7 +141,9 @@ class LocalRun:
     def close(self, exit_code: int) -> None:
         """Record how this attempt ended, and let go of the run."""
         self.marker = replace(self.marker, exit_code=exit_code, ended_s=time.time())
-        self.marker.write(self.folder)
+        # On a full disk the record stays as it was at the start, like a killed attempt's: it is continued as well.
+        with contextlib.suppress(UserError):
+            self.marker.write(self.folder)
         os.close(self.lock)
 
 
@@ -155,6 +159,31 @@ def runs_folder(config: RunConfig) -> Path:
     return Path(join_uri(root, "runs")).expanduser()
 
 
+def require_writable(root: Path) -> Path:
+    """Raise UserError unless a folder can be made in `root`, the output folder, or in the nearest one above it.
+
+    Returns the one that exists.
+    """
+    existing = next(path for path in (root, *root.parents) if path.exists())
+    if not existing.is_dir():
+        raise ConfigError(
+            f"output.root_uri is {root}, but {existing} is not a folder",
+            expected="a folder, or the path of one to make",
+            fix="set output.root_uri to another path",
+        )
+    try:
+        with tempfile.TemporaryDirectory(prefix=".tmp-", dir=existing):
+            return existing
+    except OSError as error:
+        forbidden = from_os_error(error, "").code == ExitCode.NO_PERMISSION
+        raise UserError(
+            f"output.root_uri is {root}, and nothing can be made in {existing}: {error.strerror}",
+            expected="a folder that this user may write, on a disk with free space",
+            fix="change its permissions, free space, or set output.root_uri to another folder",
+            code=ExitCode.NO_PERMISSION if forbidden else ExitCode.CANNOT_WRITE,
+        ) from error
+
+
 def all_markers(folder: Path) -> list[Marker]:
     """The markers of all runs in a folder of runs, oldest first."""
     found = (read_marker(path.parent) for path in folder.glob("*/" + MARKER))
@@ -164,9 +193,15 @@ def all_markers(folder: Path) -> list[Marker]:
 def open_run(config: RunConfig, arguments: Sequence[str], *, run_id: str = "", fresh: bool = False) -> LocalRun:
     """Choose the run, take its lock and write what the pipeline needs into its folder.
 
-    Raises ConfigError for a run id that cannot be used, UserError (exit 69) when the run is going on elsewhere.
+    Raises ConfigError for a run id that cannot be used, UserError when the run is going on elsewhere or the chosen port
+    is in use (exit 69), or when nothing can be written to the output folder (exit 73 or 77).
     """
     folder = runs_folder(config)
+    require_writable(folder.parent.absolute())
+    if config.cluster.local_port:  # found here rather than after hours of preparing data
+        from components.local_cluster import require_free_port
+
+        require_free_port(config.cluster.local_port)
     digest = config.digest()
     choice = choose_run(
         all_markers(folder), name=config.name, config_digest=digest, run_id=run_id, fresh=fresh, now=datetime.now()

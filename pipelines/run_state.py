@@ -9,12 +9,14 @@ from __future__ import annotations
 import itertools
 import json
 import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from trainer.errors import UNEXPECTED_PREFIX, ExitCode
 from trainer.progress import StepRecord
 
 STEPS = (
@@ -33,9 +35,12 @@ LOG_TAIL_BYTES = 1 << 17
 RATE_LINES = 5  # metrics lines that the remaining time is judged by
 CHECKPOINT_NAME = re.compile(r"^(\d{4,})-(\d{8,})-")
 # kfp indents what a step prints, and a job puts the replica's name before it.
-ERROR_LINE = re.compile(r"^(?P<prefix>\s*(\[[^]]*\] ?)*)error: (?P<text>.*)$")
+ERROR_LINES = [
+    re.compile(rf"^(?P<prefix>\s*(\[[^]]*\] )?){start}(?P<text>.*)$")
+    for start in ("error: ", f"(?={UNEXPECTED_PREFIX})")  # an unexpected one may be the consequence of another
+]
 ATTEMPT_LINE = "vlmpipe: this attempt started at"  # in pipeline.log, which holds all attempts
-ERROR_CLAUSE = re.compile(r"^ {2,}(expected|to do):")
+STOPPED = (None, int(ExitCode.INTERRUPTED), int(ExitCode.PREEMPTED))  # exit codes of a run that goes on when asked to
 
 _RECORD = TypeAdapter(StepRecord)
 
@@ -57,6 +62,11 @@ class Step:
     def share(self) -> float:
         """How much of the step is done, 0 to 1; 0 when it does not say."""
         return min(1.0, max(0.0, self.done / self.total)) if self.total > 0 else 0.0
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code in the record of a step that failed."""
+        return int(self.detail.get("exit_code", ExitCode.UNEXPECTED))
 
     @property
     def eta_s(self) -> float | None:
@@ -83,15 +93,21 @@ class RunState:
         """The first step that failed."""
         return next((step for step in self.steps if step.state == "failed"), None)
 
-    def ended(self, *, by_request: bool = False) -> RunState:
-        """The same when nothing runs any more: what did not start was skipped, what did not end was stopped."""
+    def ended(self, exit_code: int | None) -> RunState:
+        """The same when nothing runs any more: what did not start was skipped, what did not end was stopped or failed.
+
+        `exit_code` is the run's, None when it was killed. In a run that was stopped no step failed, whatever the record
+        says of the signal that ended it; in one that failed, a step that did not end failed and could not say so.
+        """
+        by_request = exit_code in STOPPED
+        cut_off = "stopped" if by_request else "failed"
 
         def close(step: Step) -> Step:
             if step.state == "waiting":
                 return replace(step, state="skipped")
-            if step.state == "running" or (by_request and step.state == "failed"):
-                return replace(step, state="stopped")
-            return step
+            if step.state == "running":
+                return replace(step, state=cut_off)
+            return replace(step, state="stopped") if by_request and step.state == "failed" else step
 
         return replace(self, steps=tuple(map(close, self.steps)))
 
@@ -167,13 +183,22 @@ def newest_checkpoint_step(folder: Path) -> int | None:
     return max(steps, default=None)
 
 
-def last_error(folder: Path) -> list[str]:
-    """The last error sentence in the log of this attempt: what was found, what was expected, what to do."""
+def first_error(folder: Path) -> list[str]:
+    """The first error sentence in the log of this attempt: what was found, what was expected, what to do.
+
+    Those after it are consequences. Each step's record holds its own; the log is for when that could not be written.
+    """
     tail = read_tail(folder / "pipeline.log", LOG_TAIL_BYTES)
     lines = tail.rpartition(ATTEMPT_LINE)[2].splitlines()
-    for number in range(len(lines) - 1, -1, -1):
-        if match := ERROR_LINE.match(lines[number]):
-            following = (line.removeprefix(match["prefix"]) for line in lines[number + 1 :])
-            clauses = itertools.takewhile(ERROR_CLAUSE.match, following)
-            return [match["text"], *(clause.strip() for clause in clauses)]
+    for form, (number, line) in itertools.product(ERROR_LINES, enumerate(lines)):
+        if match := form.match(line):
+            return [match["text"], *_clauses(lines[number + 1 :], match["prefix"])]
     return []
+
+
+def _clauses(lines: Iterable[str], prefix: str) -> Iterator[str]:
+    """What follows an error's first line: as much as is indented by two spaces more."""
+    for line in lines:
+        if not line.startswith(f"{prefix}  "):
+            return
+        yield line.removeprefix(prefix)

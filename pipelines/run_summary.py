@@ -10,7 +10,15 @@ from typing import Any
 
 from pipelines.live_view import clock
 from pipelines.local_run import DEFAULT_ROOT, LOG, MARKER, RUN_FILE_COPY, Marker, all_markers, is_running, read_marker
-from pipelines.run_state import RunState, last_error, newest_checkpoint_step, read_json, read_state, read_tail
+from pipelines.run_state import (
+    STOPPED,
+    RunState,
+    first_error,
+    newest_checkpoint_step,
+    read_json,
+    read_state,
+    read_tail,
+)
 from trainer.errors import ConfigError, ExitCode
 from trainer.storage import join_uri
 
@@ -42,7 +50,9 @@ class RunReport:
         """In one word: running, done, stopped or failed."""
         if self.running:
             return "running"
-        return {0: "done", None: "stopped", int(ExitCode.INTERRUPTED): "stopped"}.get(self.marker.exit_code, "failed")
+        if self.marker.exit_code in STOPPED:
+            return "stopped"
+        return "failed" if self.marker.exit_code else "done"
 
     def lines(self) -> list[str]:
         """What to tell a person."""
@@ -50,10 +60,10 @@ class RunReport:
             case "running":
                 return [f"Running: {self.folder.name}", f"  log:  {self.folder / LOG}"]
             case "done":
-                return success(self)
+                return [*success(self), *notes(self)]
             case "stopped":
-                return stopped(self)
-        return failure(self)
+                return [*stopped(self), *notes(self)]
+        return [*failure(self), *notes(self)]
 
     def as_json(self) -> dict[str, Any]:
         """Everything about the run as one JSON object, for programs."""
@@ -77,15 +87,17 @@ class RunReport:
         }
 
 
-def report_of(folder: Path) -> RunReport:
-    """The report of the run in `folder`. Raises ConfigError when there is none."""
-    marker = read_marker(folder)
+def report_of(folder: Path, marker: Marker | None = None) -> RunReport:
+    """The report of the run in `folder`. Raises ConfigError when there is none.
+
+    `marker` is given by who knows better than the folder, which may be on a full disk.
+    """
+    marker = marker or read_marker(folder)
     if marker is None:
         raise ConfigError(f"no run in {folder}", expected=f"a folder with {MARKER}, which vlmpipe run writes")
     running = is_running(folder)
     state = read_state(folder, now_s=time.time(), since_s=marker.started_s)
-    by_request = marker.exit_code in (None, ExitCode.INTERRUPTED)
-    return RunReport(folder, marker, state if running else state.ended(by_request=by_request), running)
+    return RunReport(folder, marker, state if running else state.ended(marker.exit_code), running)
 
 
 def find_run(root: str, name: str) -> RunReport:
@@ -188,18 +200,30 @@ def failure(report: RunReport) -> list[str]:
     folder, step, code = report.folder, report.state.failed, report.marker.exit_code or ExitCode.UNEXPECTED
     where = f"step {step.name}" if step else "the pipeline"
     lines = [f"error: {where} failed with exit code {code}: run {folder.name}"]
-    said = last_error(folder)
-    if step and step.message and not (said and said[0].startswith(step.message[:40])):
-        lines.append(f"  {step.message}")
-    lines += [f"  {line}" for line in said]
-    if not step and not said:
+    said = _said(report)
+    lines += [f"  {said[0]}", *said[1:]] if said else []
+    if not said:
         tail = read_tail(folder / LOG, LAST_LOG_BYTES).splitlines()[-LAST_LOG_LINES:]
         lines += ["  the last lines of its log:", *(f"    {line}" for line in tail)]
     logs = [str(folder / LOG)]
     if step and step.detail.get("log"):
         logs.insert(0, str(step.detail["log"]))
     lines += [f"  log:      {log}" for log in logs]
-    if not any(line.startswith("to do:") for line in said):
+    if not any(line.startswith("  to do:") for line in said):
         known = TO_DO.get(ExitCode(code)) if code in set(ExitCode) else None
         lines.append(f"  to do:    {known or 'read the log; the same command tries again and continues this run'}")
     return [*lines, f"  continue: {shlex.join(report.marker.command)}"]
+
+
+def _said(report: RunReport) -> list[str]:
+    """What the failed step said: its error as a whole, else what the log holds of one, else its message."""
+    step = report.state.failed
+    recorded = str(step.detail.get("error", "")).splitlines() if step else []
+    message = [step.message] if step and step.message else []
+    return recorded or first_error(report.folder) or message
+
+
+def notes(report: RunReport) -> list[str]:
+    """What a step did otherwise than expected and went on, such as passing over a damaged checkpoint."""
+    found = [note for step in report.state.steps for note in step.detail.get("notes") or []]
+    return ["", *(f"note: {note}" for note in found)] if found else []

@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from enum import IntEnum
 
+DEBUG_VARIABLE = "VLMPIPE_DEBUG"  # set to anything: sentences for people come with their traceback
 EXIT_FOLDER_VARIABLE = "VLMPIPE_EXIT_FOLDER"  # where each worker leaves its exit code for the launcher
 
 
@@ -28,8 +29,22 @@ class ExitCode(IntEnum):
     INTERRUPTED = 130  # Ctrl-C at the command line
 
 
+CAUSES = frozenset(
+    {
+        ExitCode.CONFIG, ExitCode.DATA, ExitCode.UNAVAILABLE, ExitCode.CANNOT_WRITE, ExitCode.CHECKPOINT_CORRUPT,
+        ExitCode.NO_PERMISSION,
+    }
+)  # fmt: skip
+"""Codes that name something which a person can put right. They win over codes that only say that something ended."""
+
+UNEXPECTED_PREFIX = "unexpected error: "  # of the line after a traceback
+
+
 class UserError(Exception):
-    """A problem the user can fix: says what was found, what was expected and what to do."""
+    """A problem the user can fix: says what was found, what was expected and what to do.
+
+    Further lines of a `found` that has several start with two spaces: readers of logs tell by them what belongs to it.
+    """
 
     def __init__(self, found: str, *, expected: str = "", fix: str = "", code: int = ExitCode.CONFIG) -> None:
         self.found, self.expected, self.fix, self.code = found, expected, fix, code
@@ -39,10 +54,14 @@ class UserError(Exception):
         """The message, one clause a line."""
         lines = [self.found]
         if self.expected:
-            lines.append(f"  expected: {self.expected}")
+            lines.append(f"  expected: {_indented(self.expected)}")
         if self.fix:
-            lines.append(f"  to do:    {self.fix}")
+            lines.append(f"  to do:    {_indented(self.fix)}")
         return "\n".join(lines)
+
+
+def _indented(text: str) -> str:
+    return text.replace("\n", "\n            ")
 
 
 class ConfigError(UserError):
@@ -93,24 +112,31 @@ def os_errors(doing: str) -> Iterator[None]:
         raise from_os_error(error, doing) from error
 
 
+def print_error(error: UserError) -> None:
+    """Say it on stderr, in one write: several ranks share one stream. VLMPIPE_DEBUG adds the traceback."""
+    if os.environ.get(DEBUG_VARIABLE):
+        traceback.print_exc()
+    sys.stderr.write(f"error: {error.text()}\n")
+    sys.stderr.flush()
+
+
 def run_main(main: Callable[[], int | None]) -> int:
     """Run a job's main function; print a UserError as a sentence and return the exit code.
 
-    A traceback is shown for unexpected errors, and for user errors when VLMPIPE_DEBUG is set.
+    An unexpected error shows its traceback, then itself in one line.
     """  # The outermost frame of a process: here, and only here, every exception becomes an exit code.
     try:
         return int(main() or 0)
     except UserError as error:
-        if os.environ.get("VLMPIPE_DEBUG"):
-            traceback.print_exc()
-        print(f"error: {error.text()}", file=sys.stderr, flush=True)
+        print_error(error)
         return int(error.code)
     except OSError as error:
-        if os.environ.get("VLMPIPE_DEBUG"):
-            traceback.print_exc()
         user_error = from_os_error(error, "running the job")
-        print(f"error: {user_error.text()}", file=sys.stderr, flush=True)
+        print_error(user_error)
         return int(user_error.code)
-    except Exception:
+    except Exception as error:
         traceback.print_exc()
+        first_line = (str(error).splitlines() or [""])[0]
+        sys.stderr.write(f"{UNEXPECTED_PREFIX}{type(error).__name__}: {first_line}\n")
+        sys.stderr.flush()
         return int(ExitCode.UNEXPECTED)

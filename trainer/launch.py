@@ -9,14 +9,16 @@ import argparse
 import glob
 import logging
 import os
+import signal
 import socket
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 from trainer.cluster import NODE_LEVEL_VARIABLES, Cluster, read_cluster
-from trainer.errors import EXIT_FOLDER_VARIABLE, ConfigError, ExitCode, UserError, run_main
+from trainer.errors import CAUSES, EXIT_FOLDER_VARIABLE, ConfigError, ExitCode, UserError, run_main
 
 RENDEZVOUS_TIMEOUT_S = 900  # Vertex starts each replica when its machine is ready, minutes apart
 RESOLVE_POLL_S = 2.0
@@ -38,8 +40,8 @@ def main(arguments: list[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="vlmpipe-exit-") as exit_folder:
         os.environ[EXIT_FOLDER_VARIABLE] = exit_folder
         processes = _processes(options.nproc_per_node)
-        code = _torchrun(torchrun_arguments(cluster, processes, options.module, options.module_arguments))
-        return _exit_code(Path(exit_folder), code)
+        ended = _torchrun(torchrun_arguments(cluster, processes, options.module, options.module_arguments))
+        return _exit_code(Path(exit_folder), ended)
 
 
 def torchrun_arguments(cluster: Cluster, num_processes: int, module: str, arguments: list[str]) -> list[str]:
@@ -89,7 +91,15 @@ def _wait_until_resolvable(host: str) -> None:
             time.sleep(RESOLVE_POLL_S)
 
 
-def _torchrun(arguments: list[str]) -> int:
+@dataclass(frozen=True)
+class TorchrunEnd:
+    """How torchrun ended: 0 or 1, and the first worker that a signal ended, as (rank, signal)."""
+
+    code: int
+    killed: tuple[int, int] | None = None
+
+
+def _torchrun(arguments: list[str]) -> TorchrunEnd:
     """Run torchrun in this process. Its agent passes SIGTERM and SIGINT on to the workers, which can then save and
     leave.
 
@@ -103,25 +113,39 @@ def _torchrun(arguments: list[str]) -> int:
         logging.getLogger(f"torch.distributed.elastic.{name}").setLevel(logging.CRITICAL)
     try:
         run(parse_args(arguments))
-    except (ChildFailedError, SignalException):
-        return ExitCode.UNEXPECTED
-    return ExitCode.OK
+    except ChildFailedError as error:
+        killed = [(rank, -failure.exitcode) for rank, failure in error.failures.items() if failure.exitcode < 0]
+        return TorchrunEnd(ExitCode.UNEXPECTED, killed[0] if killed else None)
+    except SignalException:
+        return TorchrunEnd(ExitCode.UNEXPECTED)
+    return TorchrunEnd(ExitCode.OK)
 
 
-def _exit_code(exit_folder: Path, torchrun_code: int) -> int:
+def _exit_code(exit_folder: Path, ended: TorchrunEnd) -> int:
     """The job's exit code from what each worker left, because torchrun itself ends with 1 whatever happened.
 
-    A named cause (64 to 74) beats an unexpected error, which beats "preempted"; a worker that left nothing was killed.
+    A named cause beats a kill, which beats an unexpected error, which beats "preempted": a rank that is killed leaves
+    nothing, and the others then lose their connection to it. Raises UserError for a kill, with the code that a shell
+    gives it (128 + the signal's number).
     """
     codes = [int(file.read_text()) for file in exit_folder.glob("rank-*")]
-    named = [code for code in codes if code not in (ExitCode.OK, ExitCode.UNEXPECTED, ExitCode.PREEMPTED)]
+    named = [code for code in codes if code in CAUSES]
     if named:
         return max(named, key=named.count)
-    if ExitCode.UNEXPECTED in codes or not codes:
-        return ExitCode.UNEXPECTED if torchrun_code else ExitCode.OK
-    if ExitCode.PREEMPTED in codes:
+    if ended.killed:
+        raise _killed(*ended.killed)
+    if ExitCode.PREEMPTED in codes and ExitCode.UNEXPECTED not in codes:
         return ExitCode.PREEMPTED
-    return ExitCode.UNEXPECTED if torchrun_code else ExitCode.OK
+    return ended.code
+
+
+def _killed(rank: int, number: int) -> UserError:
+    memory = "if that was for lack of memory, lower train.micro_batch_rows or data.row_tokens; "
+    return UserError(
+        f"the process of rank {rank} was ended by {signal.Signals(number).name}",
+        fix=f"{memory if number == signal.SIGKILL else ''}start again: the run continues from what it has saved",
+        code=128 + number,
+    )
 
 
 def _free_port() -> int:

@@ -30,9 +30,9 @@ def train(job: JobConfig, worker: Worker, stop: StopRequest) -> ExitCode:
     parts = build_parts(job, worker)
     store, strategy, loader = open_storage(job.run.run_uri), parts.strategy, parts.loader
 
-    checkpoint = resume(store, strategy, parts.record, worker) if settings.resume == "auto" else None
-    first_step = checkpoint.record.step if checkpoint else 0
-    report = StepReport(job, worker, parts, first_step=first_step)
+    resumed = resume(store, strategy, parts.record, worker) if settings.resume == "auto" else None
+    first_step = resumed.checkpoint.record.step if resumed else 0
+    report = StepReport(job, worker, parts, first_step=first_step, damaged=resumed.passed_over if resumed else ())
     stream = BatchStream(
         loader,
         parts.image_source,
@@ -42,14 +42,14 @@ def train(job: JobConfig, worker: Worker, stop: StopRequest) -> ExitCode:
         rank=worker.rank,
         world_size=worker.world_size,
     )
-    name, stopping = checkpoint.name if checkpoint else "", False
+    name, stopping = resumed.checkpoint.name if resumed else "", False
     if settings.freeze_gc:
         gc.disable()  # collected between steps below, on all ranks at the same step, so that none waits for another
     for data in stream:
         loss_share = strategy.forward_backward(data.batches, data.global_label_tokens)
         result = strategy.step(rate_factor(settings, data.step, parts.total_steps))
         totals = sum_over_ranks(loss_share, data, stop.requested, worker)
-        require_finite(totals.loss, data)
+        require_finite(totals.loss, float(result.grad_norm), data)
         done = data.step + 1
         finished = done == parts.total_steps
         report.step(done, data, totals, result.grad_norm, strategy.learning_rate(), stream.waited_s)
@@ -90,11 +90,13 @@ def sum_over_ranks(loss_share: torch.Tensor, data: StepBatches, stop: bool, work
     return StepTotals(loss, int(useful), int(slots), int(images), stops > 0)
 
 
-def require_finite(loss: float, data: StepBatches) -> None:
-    """Stop on a loss that is not a number: every later step would be wasted. The last checkpoint stands."""
-    if not math.isfinite(loss):
-        raise DataError(
-            f"the loss of step {data.step} is {loss}; this rank's samples: {', '.join(data.sample_ids[:8])}",
-            expected="a finite loss",
-            fix="lower train.optimizer.learning_rate or look at these samples; the last checkpoint is good",
-        )
+def require_finite(loss: float, grad_norm: float, data: StepBatches) -> None:
+    """Stop on a loss or gradient that is not a number: every later step would be wasted, and a checkpoint of it too."""
+    for name, value in (("loss", loss), ("gradient norm", grad_norm)):
+        if not math.isfinite(value):
+            samples = ", ".join(data.sample_ids[:8])
+            raise DataError(
+                f"the {name} of step {data.step + 1} is {value}; this rank's samples: {samples}",
+                expected=f"a finite {name}",
+                fix="lower train.optimizer.learning_rate, or look at these samples",
+            )

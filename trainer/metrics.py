@@ -39,6 +39,10 @@ class MetricsLog:
         self._written_s = time.monotonic()
         self._store.write(FILE, ("\n".join(self._lines) + "\n").encode())
 
+    def column(self, name: str) -> list[float]:
+        """One metric of every step that was logged, earlier attempts included."""
+        return [json.loads(line)[name] for line in self._lines]
+
     def close(self) -> None:
         self.flush()
         self._tensorboard.close()

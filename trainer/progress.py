@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from trainer.errors import UNEXPECTED_PREFIX, ExitCode, UserError
 from trainer.storage import Storage, open_storage
 
 LOCAL_INTERVAL_S = 0.5
@@ -83,12 +84,27 @@ class Progress:
 
 @contextlib.contextmanager
 def step_progress(run_uri: str, step: str) -> Iterator[Progress]:
-    """A Progress that is closed as done at the end of the block, or as failed with the error's first line."""
+    """A Progress that is closed as done at the end of the block, as stopped, or as failed with the error's first line.
+
+    The error as a whole and the exit code that it means land in the record's detail.
+    """
     progress = Progress(run_uri, step)
     try:
         yield progress
+    except UserError as error:
+        progress.record.detail.update(exit_code=int(error.code), error=error.text())
+        _finish_after(error.found, progress, "stopped" if error.code == ExitCode.PREEMPTED else "failed")
+        raise
     except BaseException as error:
-        progress.finish("failed", (str(error) or type(error).__name__).splitlines()[0][:300])
+        found = f"{UNEXPECTED_PREFIX}{type(error).__name__}: {error}"
+        progress.record.detail.update(exit_code=int(ExitCode.UNEXPECTED), error=found)
+        _finish_after(found, progress, "failed")
         raise
     if not progress.record.ended_s:
         progress.finish()
+
+
+def _finish_after(found: str, progress: Progress, state: str) -> None:
+    # Where the record cannot be written, on a full disk for example, the error itself is what matters.
+    with contextlib.suppress(UserError):
+        progress.finish(state, found.splitlines()[0][:300])

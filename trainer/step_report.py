@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from trainer.batches import StepBatches
@@ -11,27 +12,47 @@ from trainer.config import JobConfig
 from trainer.metrics import MetricsLog
 from trainer.parts import Parts
 from trainer.progress import Progress
-from trainer.storage import open_storage
+from trainer.storage import Storage, open_storage
 from trainer.worker import Worker
 
 if TYPE_CHECKING:
     from trainer.loop import StepTotals
 
 
-class StepReport:
-    """Keeps the counts of a run. Only rank 0 writes; the other ranks' calls do nothing."""
+SUMMARY = "summary.json"
 
-    def __init__(self, job: JobConfig, worker: Worker, parts: Parts, *, first_step: int) -> None:
+
+def _is_of_step(store: Storage, step: int) -> bool:
+    """Whether there is a summary of training up to this step."""
+    return store.stat(SUMMARY) is not None and json.loads(store.read(SUMMARY))["steps"] == step
+
+
+class StepReport:
+    """Keeps the counts of a run. Only rank 0 writes; the other ranks' calls do nothing.
+
+    `damaged` says what is wrong with checkpoints newer than the one that training continues from.
+    """
+
+    def __init__(
+        self, job: JobConfig, worker: Worker, parts: Parts, *, first_step: int, damaged: Sequence[str] = ()
+    ) -> None:
         self._job, self._worker, self._parts, self._first_step = job, worker, parts, first_step
         self._last_step = first_step
         self._started = self._window_started = time.perf_counter()
         self._window = dict.fromkeys(("tokens", "slots", "images", "label_tokens", "steps"), 0)
         self._totals = {"tokens": 0, "label_tokens": 0}
         self._stall_s = self._window_stall_s = self._waited_s = 0.0
-        self._first_loss = self._last_loss = float("nan")
+        self._first_loss: float | None = None
+        self._last_loss: float | None = None
         if worker.is_first:
             self._log = MetricsLog(job.run.run_uri, resumed_from_step=first_step)
+            if losses := self._log.column("loss"):
+                self._first_loss, self._last_loss = losses[0], losses[-1]
             self._progress = Progress(job.run.run_uri, "train")
+            for reason in damaged:
+                note = f"training continued after step {first_step}, because a newer checkpoint is damaged: {reason}"
+                print(f"train: {note}", flush=True)
+                self._progress.record.detail.setdefault("notes", []).append(note)
             if first_step:
                 print(f"train: continuing after step {first_step} of {parts.total_steps}", flush=True)
 
@@ -52,7 +73,7 @@ class StepReport:
             if name in self._totals:
                 self._totals[name] += count
         self._last_loss = totals.loss
-        if done == self._first_step + 1:
+        if self._first_loss is None:
             self._first_loss = totals.loss
         due = done % self._job.train.log_every_steps == 0 or done in (self._first_step + 1, self._parts.total_steps)
         if self._worker.is_first and due:
@@ -68,8 +89,13 @@ class StepReport:
         if not self._worker.is_first:
             return
         self._log.close()
-        open_storage(self._job.run.run_uri).write("summary.json", json.dumps(self._summary(checkpoint)).encode())
-        if stopped:
+        store = open_storage(self._job.run.run_uri)
+        nothing_left = self._last_step == self._first_step  # an earlier attempt made the last step
+        if not (nothing_left and _is_of_step(store, self._last_step)):
+            store.write(SUMMARY, json.dumps(self._summary(checkpoint), allow_nan=False).encode())
+        if nothing_left:
+            self._progress.finish("reused", f"all {self._last_step} steps were made before")
+        elif stopped:
             self._progress.finish("stopped", f"stopped on request after step {self._last_step}; resumable")
         else:
             self._progress.update(self._last_step, self._parts.total_steps)

@@ -119,11 +119,16 @@ def read_run(run_uri: str) -> RunFiles:
 
 
 def _steps(run: _Reader) -> list[dict[str, Any]]:
-    """The step records in the order of the graph; steps it does not know come last."""
+    """The records of the last attempt's steps in the order of the graph; steps it does not know come last.
+
+    Every attempt begins with resolve-run; a record from before that is of an earlier one.
+    """
     names = [info.name for info in run.store.list("steps") if info.name.endswith(".json")]
     records = [run.object(name, "that it is named after") for name in names]
     rank = {name: number for number, name in enumerate(STEP_ORDER)}
     known = [record for record in records if "step" in record]
+    started_s = {record["step"]: number(record.get("started_s")) or 0.0 for record in known}
+    known = [record for record in known if started_s[record["step"]] >= started_s.get("resolve-run", 0.0)]
     return sorted(known, key=lambda record: (rank.get(record["step"], len(rank)), record["step"]))
 
 

@@ -15,7 +15,7 @@ MOST_CONFUSION_ANSWERS = 12
 MOST_CONFUSIONS = 6
 OTHER = "other"
 CONTROL_NAMES = {"shuffled_image": "Shuffled image", "no_image": "No image"}
-STATE_SYMBOLS = {"done": "✓", "reused": "↻", "failed": "✕", "running": "…"}
+STATE_SYMBOLS = {"done": "✓", "reused": "↻", "stopped": "■", "failed": "✕", "running": "…"}
 
 
 @dataclass(frozen=True)
@@ -81,6 +81,11 @@ def outcome(files: RunFiles) -> Outcome:
     if failed:
         message = failed[0].get("message") or "no message was recorded"
         return Outcome("failed", "✕", f"Failed in step {failed[0]['step']}", message)
+    stopped = [record for record in files.steps if record.get("state") == "stopped"]
+    if stopped:
+        message = _sentence(stopped[0].get("message") or "stopped on request")
+        title = f"Stopped in step {stopped[0]['step']}"
+        return Outcome("unfinished", "■", title, f"{message}. Run it again to continue.")
     if "accepted" not in files.decision:
         running = [record["step"] for record in files.steps if record.get("state") == "running"]
         done = [record["step"] for record in files.steps if record.get("state") in ("done", "reused")]

@@ -5,16 +5,16 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from pipelines.config import RunConfig, warnings
+from pipelines.local_run import require_writable
 from pipelines.problems import RunFileError
 from trainer.config import ModelConfig, RunPaths, WeightsConfig
-from trainer.errors import ExitCode, UserError, os_errors
+from trainer.errors import ExitCode, UserError
 
 FIRST_SAMPLES = 8
 LEAST_FREE_GIB = 2
@@ -23,7 +23,7 @@ EXAMPLE_PROJECT = "example-project"
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the answer: what was checked, how it went, and a sentence. `code` is the exit code of a failure."""
+    """One part of the answer: what was checked, how it went, and a sentence. `code` is the exit code of a failure."""
 
     subject: str
     state: Literal["ok", "warning", "failed", "unchecked"]
@@ -39,6 +39,7 @@ def check_run(config: RunConfig) -> list[Finding]:
         ("data", _data),
         ("batch", _batch),
         ("output", _output),
+        ("port", _port),
         ("jobs", _jobs),
         ("vertex", _vertex),
     ]
@@ -46,8 +47,7 @@ def check_run(config: RunConfig) -> list[Finding]:
         try:
             findings += check(config)
         except UserError as error:
-            text = "; ".join(line.strip() for line in error.text().splitlines())
-            findings.append(Finding(subject, "failed", text, int(error.code)))
+            findings.append(Finding(subject, "failed", error.text(), int(error.code)))
     findings += [Finding("settings", "warning", str(problem)) for problem in warnings(config)]
     return findings
 
@@ -147,12 +147,17 @@ def _output(config: RunConfig) -> Iterator[Finding]:
         yield Finding("output", "unchecked", f"{root_uri} is written when the run starts")
         return
     root = Path(root_uri).expanduser().absolute()
-    existing = next(folder for folder in (root, *root.parents) if folder.exists())
-    with os_errors("trying to write to output.root_uri"), tempfile.TemporaryDirectory(prefix=".tmp-", dir=existing):
-        pass
-    free_gib = shutil.disk_usage(existing).free / 2**30
+    free_gib = shutil.disk_usage(require_writable(root)).free / 2**30
     state: Literal["ok", "warning"] = "ok" if free_gib >= LEAST_FREE_GIB else "warning"
     yield Finding("output", state, f"{root_uri} can be written, {free_gib:,.0f} GiB free")
+
+
+def _port(config: RunConfig) -> Iterator[Finding]:
+    if config.cluster.local_port:
+        from components.local_cluster import require_free_port
+
+        require_free_port(config.cluster.local_port)
+        yield Finding("port", "ok", f"{config.cluster.local_port} is free")
 
 
 def _jobs(config: RunConfig) -> Iterator[Finding]:

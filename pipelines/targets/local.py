@@ -2,8 +2,8 @@
 
     python -m pipelines.targets.local --config runs/runs/digits-1/run_file.json --run-id digits-1
 
-The program consists of two processes. The outer one passes requests to stop on; the inner one runs the steps,
-contained: when it ends, or when the outer one is killed, nothing that it started is left.
+`vlmpipe run` starts this program contained (components/contained.py): when it ends, or when whoever started it is
+killed, nothing of it is left. SIGTERM asks it to stop.
 """
 
 from __future__ import annotations
@@ -12,14 +12,12 @@ import argparse
 import json
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from components.contained import contained
 from components.shell import STOPPED_VARIABLE, run_uri_of
 from trainer.errors import ExitCode, run_main
 from trainer.progress import StepRecord
@@ -31,9 +29,7 @@ if TYPE_CHECKING:
 
     from pipelines.config import RunConfig
 
-INNER_COMMAND = (sys.executable, "-m", "pipelines.targets.local")
-GRACE_S = 60.0  # longer than a job's own grace, so that its checkpoint and the run's report are written
-INSIDE = "--inside"
+GRACE_S = 60.0  # from SIGTERM to SIGKILL: longer than a job's own, so that its checkpoint and the report are written
 
 
 def check(config: RunConfig) -> None:
@@ -100,7 +96,7 @@ def _exit_code(run_uri: str, *, since_s: float) -> int:
     store = open_storage(run_uri)
     records = [StepRecord(**json.loads(store.read(info.name))) for info in store.list("steps")]
     for record in sorted(records, key=lambda record: record.started_s):
-        if record.started_s < since_s or record.state not in ("failed", "running"):
+        if record.started_s < since_s or record.state not in ("failed", "stopped", "running"):
             continue
         if record.state == "running":
             record.state, record.ended_s = "failed", time.time()
@@ -116,27 +112,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="pipelines.targets.local", description=__doc__)
     parser.add_argument("--config", required=True, help="path of the run file")
     parser.add_argument("--run-id", required=True, help="name of the run and of its folder")
-    parser.add_argument(INSIDE, action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
-    if options.inside:
-        from pipelines.config import load_run_file
+    from pipelines.config import load_run_file
 
-        return run_local(load_run_file(options.config), run_id=options.run_id)
-    return _run_contained(["--config", options.config, "--run-id", options.run_id])
-
-
-def _run_contained(arguments: list[str]) -> int:
-    inner = [*INNER_COMMAND, *arguments, INSIDE]
-    # What the caller lets this process inherit, such as the run's lock, the inner one holds as well.
-    process = subprocess.Popen(contained(inner, grace_s=GRACE_S), start_new_session=True, close_fds=False)
-
-    def pass_on(_number: int, _frame: object) -> None:
-        if process.poll() is None:
-            process.send_signal(signal.SIGTERM)
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, pass_on)
-    return process.wait()
+    return run_local(load_run_file(options.config), run_id=options.run_id)
 
 
 if __name__ == "__main__":

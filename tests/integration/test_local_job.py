@@ -163,11 +163,11 @@ signal.pause()
     worker = '(here / "ready").read_text(); print("error: no such image", file=sys.stderr); sys.exit(65)'
     error = run_failing(spec(tmp_path, pool(tmp_path, chief), pool(tmp_path, worker)))
     assert error.code == ExitCode.DATA
-    assert "workerpool1-0 ended with exit code 65 (data): no such image" in str(error)
+    assert str(error) == "no such image\n  where:    replica workerpool1-0, exit code 65 (data)"
     assert (tmp_path / "terminated").exists() and os.read(alive, 1) == b""
     assert "[workerpool1-0] error: no such image" in capsys.readouterr().out
     assert record(tmp_path)["state"] == "failed" and record(tmp_path)["detail"]["exit_code"] == 65
-    assert "no such image" in record(tmp_path)["message"]
+    assert record(tmp_path)["message"] == "no such image" and record(tmp_path)["detail"]["error"] == str(error)
 
 
 def test_a_telling_exit_code_beats_that_of_a_replica_that_lost_its_peer(tmp_path: Path, alive: int) -> None:
@@ -303,7 +303,7 @@ def test_a_request_to_stop_reaches_the_replicas_and_their_exit_code_comes_back(
     step.send_signal(number)
     assert step.wait() == ExitCode.PREEMPTED
     assert os.read(alive, 1) == b""
-    assert record(tmp_path)["detail"]["exit_code"] == 75 and "resumable" in record(tmp_path)["message"]
+    assert record(tmp_path)["detail"]["exit_code"] == 75 and record(tmp_path)["state"] == "stopped"
 
 
 def test_nothing_is_left_when_the_step_itself_is_killed(tmp_path: Path, alive: int) -> None:

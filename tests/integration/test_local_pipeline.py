@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from kfp import local
 
+from components.contained import contained
 from pipelines.config import RunConfig, load_run_file
 from pipelines.targets.local import run_local
 from tests.fakes.steps import replace_steps
@@ -92,13 +93,12 @@ def test_a_step_that_is_killed_fails_the_run_and_is_recorded_as_failed(
     assert step_record(config, "decide")["state"] == "failed" and "killed" in step_record(config, "decide")["message"]
 
 
-OUTER = """
-import sys
-from pipelines.targets import local
-local.INNER_COMMAND = (sys.executable, sys.argv[1])
-sys.exit(local.main(sys.argv[2:]))
+PARENT = """
+import subprocess, sys
+from components.contained import contained
+sys.exit(subprocess.call(contained(sys.argv[1:])))
 """
-INNER = """
+PROGRAM = """
 import sys
 import pytest
 from pipelines import training
@@ -121,15 +121,20 @@ def alive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     os.close(reader)
 
 
-def start(config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> subprocess.Popen[str]:
-    """The program as `vlmpipe run` starts it, up to the moment when data preparation holds."""
+def prepare(config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The command of the program that `vlmpipe run` starts; data preparation will hold."""
     monkeypatch.setenv("TEST_TRACE", str(tmp_path / "trace"))
     monkeypatch.setenv("PYTHONUNBUFFERED", "1")
     (tmp_path / "run_file.json").write_text(json.dumps(config.to_dict()))
-    (tmp_path / "inner.py").write_text(f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{INNER}")
-    arguments = [str(tmp_path / "inner.py"), "--config", str(tmp_path / "run_file.json"), "--run-id", "r1"]
+    (tmp_path / "program.py").write_text(f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{PROGRAM}")
+    arguments = ["--config", str(tmp_path / "run_file.json"), "--run-id", "r1"]
+    return [sys.executable, str(tmp_path / "program.py"), *arguments]
+
+
+def start(command: list[str]) -> subprocess.Popen[str]:
+    """Start it, up to the moment when data preparation holds."""
     process = subprocess.Popen(
-        [sys.executable, "-c", OUTER, *arguments],
+        command,
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -143,23 +148,23 @@ def start(config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     raise AssertionError("data preparation did not start")
 
 
-def test_ctrl_c_ends_the_step_runs_notify_and_leaves_nothing(
+def test_a_request_to_stop_ends_the_step_runs_notify_and_leaves_nothing(
     config: RunConfig, tmp_path: Path, alive: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    program = start(config, tmp_path, monkeypatch)
-    os.killpg(program.pid, signal.SIGINT)
+    program = start(contained(prepare(config, tmp_path, monkeypatch)))
+    program.terminate()
     output, _ = program.communicate()
     assert program.returncode == ExitCode.PREEMPTED, output
     assert os.read(alive, 1) == b""
     assert "error: prepare-data was stopped on request" in output and "Traceback" not in output
     assert (tmp_path / "trace").read_text().splitlines() == ["notify r1 FAILED"]
-    assert step_record(config, "prepare-data")["detail"]["exit_code"] == 75
+    assert step_record(config, "prepare-data")["state"] == "stopped"
 
 
-def test_nothing_is_left_when_the_program_is_killed(
+def test_nothing_is_left_when_whoever_started_the_program_is_killed(
     config: RunConfig, tmp_path: Path, alive: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    program = start(config, tmp_path, monkeypatch)
-    os.killpg(program.pid, signal.SIGKILL)
-    program.wait()
+    parent = start([sys.executable, "-c", PARENT, *prepare(config, tmp_path, monkeypatch)])
+    parent.kill()
+    parent.wait()
     assert os.read(alive, 1) == b""

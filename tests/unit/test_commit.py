@@ -129,9 +129,19 @@ def test_all_damaged_is_an_error_and_deletes_nothing(store: LocalStorage, tmp_pa
 
 def test_old_ones_are_deleted_and_the_newest_kept(store: LocalStorage, tmp_path: Path) -> None:
     names = [save(store, tmp_path, step) for step in (1, 2, 3)]
-    assert delete_old(store, keep=2) == names[:1]
+    assert delete_old(store, keep=2, newest=names[-1]) == names[:1]
     assert committed(store) == names[1:]
     assert not store.list(f"checkpoints/{names[0]}")
+
+
+def test_checkpoints_of_a_future_that_did_not_happen_never_outlive_the_one_just_saved(
+    store: LocalStorage, tmp_path: Path
+) -> None:
+    resumed_from = save(store, tmp_path, 1)
+    save(store, tmp_path, 9)  # passed over as damaged
+    newest = save(store, tmp_path, 2)
+    delete_old(store, keep=1, newest=newest)
+    assert committed(store) == [newest] != [resumed_from]
 
 
 def test_committing_again_after_a_lost_answer_is_success(store: LocalStorage, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from pipelines.run_state import (
     STEPS,
     RunState,
     Step,
-    last_error,
+    first_error,
     newest_checkpoint_step,
     read_state,
 )
@@ -117,7 +117,7 @@ def test_steps_of_an_earlier_attempt_wait(tmp_path: Path) -> None:
 
 
 def test_a_failed_step_shows_its_message_and_what_to_do(tmp_path: Path) -> None:
-    report = report_of(lay_out(tmp_path, RUN_FILES))
+    report = report_of(lay_out(tmp_path, {**RUN_FILES, "steps/train.json": json.dumps(record("train", "done"))}))
     assert "the export is not there" in drawn(report.state)
     lines = report.lines()
     assert lines[0] == f"error: step evaluate failed with exit code 65: run {tmp_path.name}"
@@ -151,7 +151,7 @@ def test_a_view_never_fails_on_what_a_run_may_leave_behind(
         view = PlainView(lambda line: None)
         view.update(state)
         marker = Marker("r", "d", ("c.yaml",), 0.0, exit_code=exit_code)
-        assert RunReport(run, marker, state.ended(), running=False).lines()
+        assert RunReport(run, marker, state.ended(exit_code), running=False).lines()
 
 
 def test_plain_output_has_one_line_for_each_change_and_every_few_seconds() -> None:
@@ -179,17 +179,28 @@ def test_plain_output_has_one_line_for_each_change_and_every_few_seconds() -> No
 def test_what_is_not_over_when_a_run_ends_was_stopped_or_skipped() -> None:
     states = ("done", "failed", "running", "waiting")
     run = RunState("r", tuple(Step(name, state) for name, state in zip(STEPS, states, strict=False)))
-    assert [step.state for step in run.ended().steps] == ["done", "failed", "stopped", "skipped"]
-    assert [step.state for step in run.ended(by_request=True).steps] == ["done", "stopped", "stopped", "skipped"]
+    assert [step.state for step in run.ended(65).steps] == ["done", "failed", "failed", "skipped"]
+    for stopped in (None, 130, 75):
+        assert [step.state for step in run.ended(stopped).steps] == ["done", "stopped", "stopped", "skipped"]
 
 
 def test_only_committed_checkpoints_count(tmp_path: Path) -> None:
     assert newest_checkpoint_step(lay_out(tmp_path, RUN_FILES)) == 120
 
 
+def test_of_several_errors_the_first_is_the_cause(tmp_path: Path) -> None:
+    log = f"""{ATTEMPT_LINE} now
+    [workerpool0-0] error: no space left
+    [workerpool0-0]   to do:    free space
+    error: no space left
+      where:    replica workerpool0-0
+    """
+    assert first_error(lay_out(tmp_path, {"pipeline.log": log})) == ["no space left", "  to do:    free space"]
+
+
 def test_an_error_of_an_earlier_attempt_is_not_repeated(tmp_path: Path) -> None:
     log = f"error: of an earlier attempt\n{ATTEMPT_LINE} now\nnothing\n"
-    assert last_error(lay_out(tmp_path, {"pipeline.log": log})) == []
+    assert first_error(lay_out(tmp_path, {"pipeline.log": log})) == []
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(3.21, "3.2 s"), (41, "0:41"), (3723, "1:02:03"), (59.7, "1:00")])

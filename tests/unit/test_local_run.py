@@ -37,12 +37,12 @@ def stop(*_):
     checkpoint = folder / "checkpoints" / "0000-00000007-abc"
     checkpoint.mkdir(parents=True)
     (checkpoint / "COMMIT").write_text("{}")
-    record("failed", message="stopped on request", detail={"exit_code": 75})
+    record("stopped", message="stopped on request")
     sys.exit(75)
 if what == "stoppable":
-    signal.signal(signal.SIGINT, stop)
+    signal.signal(signal.SIGTERM, stop)
 if what == "deaf":
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
 record("running", total=10)
 if what == "fail":
     record("failed", message="bad data", detail={"exit_code": 65})
@@ -191,7 +191,7 @@ def test_ctrl_c_waits_for_the_checkpoint_and_the_same_command_continues(
 ) -> None:
     run, view = open_run(config, ARGUMENTS), Watcher(presses=1)
     assert carry_out(run, "stoppable", view) == ExitCode.INTERRUPTED
-    assert view.notes == ["Stopping: waiting for the checkpoint. Ctrl-C again stops at once."]
+    assert view.notes == ["Stopping: what is done so far is being saved. Ctrl-C again stops at once."]
     lines = report_of(run.folder).lines()
     assert lines[0].startswith("Stopped in train")
     assert "  a checkpoint at step 7 is saved" in lines
@@ -204,7 +204,7 @@ def test_ctrl_c_waits_for_the_checkpoint_and_the_same_command_continues(
 
 def test_a_pipeline_that_does_not_stop_is_killed(config: RunConfig, carry_out: Callable[..., int]) -> None:
     run = open_run(config, ARGUMENTS)
-    assert carry_out(run, "deaf", Watcher(presses=3)) == ExitCode.INTERRUPTED
+    assert carry_out(run, "deaf", Watcher(presses=2)) == ExitCode.INTERRUPTED
     assert not is_alive(int((run.folder / "pid").read_text()))
 
 

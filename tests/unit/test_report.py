@@ -178,6 +178,16 @@ def test_a_failed_run_says_which_step_failed_and_why(run: Path) -> None:
     assert "There is no evaluate.json: the step evaluate did not get that far." in page.text
 
 
+def test_a_stopped_run_says_so_whatever_an_earlier_attempt_left(run: Path) -> None:
+    (run / "decision.json").unlink()
+    edit(run / "steps" / "evaluate.json", state="failed", message="of an earlier attempt", started_s=1.0)
+    edit(run / "steps" / "train.json", state="stopped", message="stopped on request after step 7")
+    page = Page(build_report(str(run)))
+    assert "Stopped in step train" in page.text
+    assert "Stopped on request after step 7. Run it again to continue." in page.text
+    assert "of an earlier attempt" not in page.text
+
+
 def test_a_rejected_run_shows_the_failed_checks(run: Path) -> None:
     (run / "registered.json").unlink()
     decision = json.loads((run / "decision.json").read_text())

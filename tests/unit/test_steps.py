@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 from pathlib import Path
@@ -85,6 +86,7 @@ def test_an_empty_run_id_stands_for_the_job_name() -> None:
 
 def test_metrics_of_a_job_are_its_plain_numbers(tmp_path: Path) -> None:
     summary = {"steps": 3, "final_loss": 0.5, "resumed_from_step": None, "strategy": "ddp", "flag": True, "v": {"a": 1}}
+    summary["perplexity"] = math.inf
     (tmp_path / "summary.json").write_text(json.dumps(summary))
     assert steps.job_metrics(str(tmp_path), "train") == {"steps": 3, "final_loss": 0.5}
 

@@ -119,7 +119,7 @@ def newest_good(store: Storage) -> tuple[Checkpoint | None, list[str]]:
         raise UserError(
             "no checkpoint of this run verifies: " + "; ".join(passed_over),
             expected="at least one whole checkpoint",
-            fix="restore the files, or start anew with train.resume=never (nothing was deleted)",
+            fix="restore the files (nothing was deleted), or start a new run (--fresh, on Vertex AI another run_id)",
             code=ExitCode.CHECKPOINT_CORRUPT,
         )
     return None, []
@@ -136,9 +136,15 @@ def fetch_folder(store: Storage, checkpoint: Checkpoint, scratch: Path) -> Path:
     return folder
 
 
-def delete_old(store: Storage, keep: int) -> list[str]:
-    """Delete all but the newest `keep` checkpoints, COMMIT first: a half-deleted checkpoint must not look whole."""
-    old = committed(store)[:-keep]
+def delete_old(store: Storage, keep: int, *, newest: str) -> list[str]:
+    """Delete all checkpoints but `newest` and the `keep - 1` before it.
+
+    Those after it are of a future that did not happen: they were passed over as damaged, or training was started anew.
+    COMMIT goes first: a half-deleted checkpoint must not look whole.
+    """
+    names = committed(store)
+    end = names.index(newest) + 1
+    old = [name for name in names if name not in names[max(0, end - keep) : end]]
     for name in old:
         store.delete(f"{FOLDER}/{name}/COMMIT")
         for info in store.list(f"{FOLDER}/{name}"):

@@ -8,6 +8,7 @@ import shutil
 import tempfile
 import uuid
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -52,7 +53,7 @@ def save_checkpoint(store: Storage, strategy: Strategy, record: CommitRecord, wo
         dist.barrier()
         if worker.is_first:
             commit(store, name, record)
-            delete_old(store, keep)
+            delete_old(store, keep, newest=name)
         dist.barrier()
     finally:
         if worker.is_node_leader:
@@ -60,32 +61,39 @@ def save_checkpoint(store: Storage, strategy: Strategy, record: CommitRecord, wo
     return name
 
 
-def resume(store: Storage, strategy: Strategy, expected: CommitRecord, worker: Worker) -> Checkpoint | None:
+@dataclass(frozen=True)
+class Resumed:
+    """The checkpoint that training continues from, and what is wrong with newer ones."""
+
+    checkpoint: Checkpoint
+    passed_over: list[str]
+
+
+def resume(store: Storage, strategy: Strategy, expected: CommitRecord, worker: Worker) -> Resumed | None:
     """Load the newest good checkpoint on all ranks. Collective. Returns None when there is none.
 
     Rank 0 chooses and verifies; every rank loads its choice. Raises ConfigError when the checkpoint belongs to another
     plan, model or layout.
     """
-    checkpoint = _agree_or_fail(lambda: _choose(store, expected), worker)
-    if checkpoint is None:
+    resumed = _agree_or_fail(lambda: _choose(store, expected), worker)
+    if resumed is None:
         return None
     with tempfile.TemporaryDirectory(prefix="vlmpipe-load-") as scratch:
-        folder = fetch_folder(store, checkpoint, Path(scratch))
+        folder = fetch_folder(store, resumed.checkpoint, Path(scratch))
         strategy.load(folder)
         rng = folder / RNG_FILE.format(rank=worker.rank)
         if rng.exists():
             torch.set_rng_state(torch.load(rng, weights_only=True))
         dist.barrier()
-    return checkpoint
+    return resumed
 
 
-def _choose(store: Storage, expected: CommitRecord) -> Checkpoint | None:
+def _choose(store: Storage, expected: CommitRecord) -> Resumed | None:
     checkpoint, passed_over = newest_good(store)
-    for reason in passed_over:
-        print(f"resume: passed over {reason}", flush=True)
-    if checkpoint is not None:
-        _require_same_run(checkpoint, expected)
-    return checkpoint
+    if checkpoint is None:
+        return None
+    _require_same_run(checkpoint, expected)
+    return Resumed(checkpoint, passed_over)
 
 
 def _require_same_run(checkpoint: Checkpoint, expected: CommitRecord) -> None:
@@ -117,7 +125,7 @@ def _agree(value: str) -> str:
     return shared[0]
 
 
-def _agree_or_fail(choose: Callable[[], Checkpoint | None], worker: Worker) -> Checkpoint | None:
+def _agree_or_fail(choose: Callable[[], Resumed | None], worker: Worker) -> Resumed | None:
     """Rank 0's choice, or its error, on every rank: an error on one rank alone would leave the others waiting."""
     shared: list[object] = [None]
     if worker.is_first:
@@ -129,5 +137,5 @@ def _agree_or_fail(choose: Callable[[], Checkpoint | None], worker: Worker) -> C
     if isinstance(shared[0], tuple):
         found, wanted, fix, code = shared[0]
         raise UserError(found, expected=wanted, fix=fix, code=ExitCode(code))
-    assert shared[0] is None or isinstance(shared[0], Checkpoint)
+    assert shared[0] is None or isinstance(shared[0], Resumed)
     return shared[0]

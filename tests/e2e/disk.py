@@ -1,0 +1,49 @@
+"""A disk that can be filled at will."""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.e2e.terminal import Terminal
+
+SIZE_BYTES = 16 << 20
+LARGEST_FILE_BYTES = 32 << 10  # more than a run's small files have, less than a shard or a checkpoint
+
+
+class SmallDisk:
+    """A small file system of its own; where the user may not mount one, a limit on the size of files stands in."""
+
+    def __init__(self, folder: Path, *, mounted: bool) -> None:
+        self.folder, self._mounted = folder, mounted
+
+    def fill(self, command: Terminal, *, leave_bytes: int) -> None:
+        """Leave no more room than this to what the command writes."""
+        if self._mounted:
+            (self.folder / "ballast").write_bytes(bytes(shutil.disk_usage(self.folder).free - leave_bytes))
+            return
+        limit = max(leave_bytes, LARGEST_FILE_BYTES)
+        for pid in command.left():
+            with contextlib.suppress(ProcessLookupError):
+                resource.prlimit(pid, resource.RLIMIT_FSIZE, (limit, limit))
+
+    def free(self) -> None:
+        """Make room again. The limit on files ends with the command that it was set for."""
+        (self.folder / "ballast").unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def small_disk(folder: Path) -> Iterator[SmallDisk]:
+    """A disk at `folder` for as long as the block lasts."""
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={SIZE_BYTES}", "tmpfs", str(folder)]
+    mounted = subprocess.run(mount, capture_output=True, check=False).returncode == 0
+    try:
+        yield SmallDisk(folder, mounted=mounted)
+    finally:
+        if mounted:
+            subprocess.run(["umount", "--lazy", str(folder)], check=True)

@@ -1,0 +1,368 @@
+"""What a person gets for a mistake or a mishap: a sentence, an exit code, and a second run that goes on from there.
+
+Each command is a real one in a terminal of its own. The training is tiny but real: two nodes, a process each.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.data_fixture import llava_folder, record, write_json
+from tests.e2e.disk import small_disk
+from tests.e2e.terminal import Answer, Terminal, vlmpipe
+from tests.trainer_runs import TINY, merged
+from trainer.errors import ExitCode
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+
+RUN_FILE = "tiny.yaml"
+NUM_STEPS = 600
+EVERY_STEPS = 20  # between checkpoints
+CHANGES = {
+    "train.max_steps": NUM_STEPS,
+    "train.epochs": 1000,
+    "train.checkpoint_every_steps": EVERY_STEPS,
+    "evaluate.controls": [],
+    "cluster": {"replica_count": 2},
+}
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A folder with a run file, to run commands in."""
+    return with_run_file(tmp_path / "place")
+
+
+def with_run_file(folder: Path, **changes: Any) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / RUN_FILE).write_text(json.dumps(merged(TINY, CHANGES | changes), indent=1))
+    return folder
+
+
+def refused(answer: Answer, code: int, *words: str) -> None:
+    """Assert that the command ended as a mistake should: in words, with this code, and without a stack trace."""
+    assert answer.code == code, answer.said
+    assert "error: " in answer.said and "Traceback" not in answer.said
+    for word in words:
+        assert word in answer.words, answer.said
+
+
+def only_run(folder: Path) -> Path:
+    (run,) = (folder / "runs" / "runs").iterdir()
+    return run
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(path.read_text())
+    return content
+
+
+def logged_steps(run: Path) -> list[int]:
+    """The steps in metrics.jsonl."""
+    path = run / "metrics.jsonl"
+    return [json.loads(line)["step"] for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def committed_steps(run: Path) -> list[int]:
+    """The steps of the run's checkpoints, the newest last."""
+    return sorted(int(commit.parent.name.split("-")[1]) for commit in run.glob("checkpoints/*/COMMIT"))
+
+
+# Mistakes that are found before anything starts
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([RUN_FILE, "train.global_batch_row=8"], ["train.global_batch_row: unknown key, did you mean train.global"]),
+        (["tini.yaml"], ["no run file tini.yaml", "expected: the path of a YAML run file"]),
+        ([RUN_FILE, "train.micro_batch_rows=3"], ["global_batch_rows 8 must be a multiple of micro_batch_rows 3"]),
+        (
+            [RUN_FILE, "cluster.replica_count=3"],
+            ["train.global_batch_rows: found 8, expected a multiple of 6", "cluster.replica_count 3"],
+        ),
+        (
+            [RUN_FILE, f"output.root_uri={RUN_FILE}/runs"],
+            [f"{RUN_FILE} is not a folder", "set output.root_uri to another"],
+        ),
+    ],
+)
+def test_a_run_file_that_cannot_be_run_is_refused_before_anything_is_written(
+    place: Path, arguments: list[str], words: list[str]
+) -> None:
+    refused(vlmpipe(place, "run", *arguments), ExitCode.CONFIG, *words)
+    assert os.listdir(place) == [RUN_FILE]
+
+
+def test_an_output_folder_that_cannot_be_written_is_a_matter_of_permission(place: Path) -> None:
+    """Nobody may make a folder in /sys, not even root, whom permission bits do not bind."""
+    answer = vlmpipe(place, "run", RUN_FILE, "output.root_uri=/sys/vlmpipe")
+    refused(answer, ExitCode.NO_PERMISSION, "output.root_uri is /sys/vlmpipe", "set output.root_uri to another folder")
+
+
+def test_a_port_in_use_is_refused_before_data_is_prepared(place: Path) -> None:
+    with socket.create_server(("localhost", 0)) as taken:
+        port = taken.getsockname()[1]
+        answer = vlmpipe(place, "run", RUN_FILE, f"cluster.local_port={port}")
+    refused(answer, ExitCode.UNAVAILABLE, f"port {port} of this machine is in use", "leave cluster.local_port at 0")
+    assert os.listdir(place) == [RUN_FILE]
+
+
+# Mistakes in the data
+
+
+@pytest.mark.parametrize(
+    ("content", "code", "words"),
+    [
+        (None, ExitCode.CONFIG, ["data.source 'data.json' does not exist", "an existing LLaVA file"]),
+        ("cats, dogs", ExitCode.DATA, ["data.json is not JSON", "one JSON array of LLaVA records"]),
+        (
+            '[{"question": "What is this?", "answer": "A cat."}]',
+            ExitCode.DATA,
+            ["data.json is not in LLaVA's format: found an object with the keys 'question', 'answer'"],
+        ),
+    ],
+    ids=["missing", "not JSON", "not LLaVA"],
+)
+def test_check_says_what_is_wrong_with_a_source(place: Path, content: str | None, code: int, words: list[str]) -> None:
+    if content is not None:
+        (place / "data.json").write_text(content)
+    answer = vlmpipe(place, "check", RUN_FILE, "data.source=data.json")
+    assert answer.code == code and "Traceback" not in answer.said
+    for word in words:
+        assert word in answer.words
+
+
+def test_an_image_folder_without_images_ends_the_run_in_words(place: Path) -> None:
+    write_json(place / "data.json", [record(number) for number in range(20)])
+    (place / "images").mkdir()
+    answer = vlmpipe(place, "run", RUN_FILE, "data.source=data.json", "data.image_folder=images")
+    refused(answer, ExitCode.DATA, "step prepare-data failed", "data.image_folder 'images' holds no images")
+    assert not list(place.glob("runs/prepared/*"))
+
+
+def test_too_many_bad_samples_end_the_run_with_examples_and_nothing_prepared(place: Path) -> None:
+    _, records = llava_folder(place, count=20)
+    for number in range(5):
+        (place / "images" / f"{number}.png").write_bytes(b"no picture")
+    write_json(place / "data.json", records)
+    answer = vlmpipe(place, "run", RUN_FILE, "data.source=data.json", "data.image_folder=images")
+    refused(
+        answer,
+        ExitCode.DATA,
+        "5 of 20 samples cannot be used",
+        "image.unidentified (5), for example data.json record 1",
+        "at most 2.0% rejected (data.max_reject_fraction)",
+        "to do: correct the samples",
+    )
+    assert not list(place.glob("runs/prepared/*/DONE"))
+
+
+# Mishaps in the middle of training
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One `vlmpipe run` of the same run. Steps are optimizer steps."""
+
+    answer: Answer
+    left: list[int]  # processes that were still there when the command had ended
+    resumed_from: int | None  # step of the checkpoint that it continued from
+    newest_before: int  # of the checkpoints that it found
+    newest_after: int  # of those that it left
+
+
+class Story:
+    """A run that is interrupted in every way, one after the other, and started again with the same command."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.attempts = folder, dict[str, Attempt]()
+
+    @contextlib.contextmanager
+    def attempt(self, name: str) -> Iterator[Terminal]:
+        """The block is entered when this attempt has made steps and saved two checkpoints or, later on, one."""
+        before = self._newest_step()
+        enough = before + EVERY_STEPS if before else 2 * EVERY_STEPS
+        with Terminal(self.folder, "run", RUN_FILE) as terminal:
+            terminal.when(lambda: self._newest_step() >= enough)
+            yield terminal
+            answer, left = terminal.answer(), terminal.left()
+            terminal.wait_until_nothing_is_left()
+        self._remember(name, answer, left, before)
+
+    def last_attempt(self, name: str) -> None:
+        """Run to the end."""
+        before = self._newest_step()
+        with Terminal(self.folder, "run", RUN_FILE) as terminal:
+            answer, left = terminal.answer(), terminal.left()
+        self._remember(name, answer, left, before)
+
+    def _remember(self, name: str, answer: Answer, left: list[int], before: int) -> None:
+        run = only_run(self.folder)
+        said = re.search(r"continuing after step (\d+)", (run / "logs/train/workerpool0-0.log").read_text())
+        resumed_from = int(said[1]) if said else None
+        self.attempts[name] = Attempt(answer, left, resumed_from, before, self._newest_step())
+
+    def _newest_step(self) -> int:
+        runs = self.folder / "runs" / "runs"
+        return max((step for run in runs.glob("*") for step in committed_steps(run)), default=0)
+
+
+@pytest.fixture(scope="module")
+def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
+    story = Story(with_run_file(tmp_path_factory.mktemp("story") / "place"))
+    with story.attempt("Ctrl-C") as terminal:
+        terminal.press_ctrl_c()
+    with story.attempt("terminated") as terminal:
+        terminal.process.terminate()
+    with story.attempt("worker killed") as terminal:
+        os.kill(terminal.workers()[-1], signal.SIGKILL)
+    with story.attempt("command killed") as terminal:
+        terminal.process.kill()
+    shutil.copytree(story.folder, story.folder.parent / "halted")
+    damage(sorted(only_run(story.folder).glob("checkpoints/*/COMMIT"))[-1].parent)
+    story.last_attempt("newest checkpoint damaged")
+    return story
+
+
+@pytest.fixture
+def halted(story: Story, tmp_path: Path) -> Path:
+    """A copy of the story's folder as it was in the middle of training: data are prepared, checkpoints are there."""
+    return shutil.copytree(story.folder.parent / "halted", tmp_path / "halted")
+
+
+def damage(checkpoint: Path) -> None:
+    """Flip a bit in the middle of each of its data files."""
+    for file in checkpoint.glob("*.distcp"):
+        data = bytearray(file.read_bytes())
+        data[len(data) // 2] ^= 1
+        file.write_bytes(data)
+
+
+@pytest.mark.parametrize("name", ["Ctrl-C", "terminated"])
+def test_a_request_to_stop_saves_a_checkpoint_and_says_how_the_run_goes_on(story: Story, name: str) -> None:
+    attempt = story.attempts[name]
+    assert attempt.answer.code == ExitCode.INTERRUPTED and "Traceback" not in attempt.answer.said
+    assert "■ train stopped" in attempt.answer.words and "✗" not in attempt.answer.said
+    assert "Stopped in train: run tiny-" in attempt.answer.words
+    assert f"a checkpoint at step {attempt.newest_after} of {NUM_STEPS} is saved" in attempt.answer.words
+    assert f"to continue: vlmpipe run {RUN_FILE} to start anew: add --fresh" in attempt.answer.words
+
+
+def test_a_killed_worker_fails_the_run_in_words(story: Story) -> None:
+    refused(
+        story.attempts["worker killed"].answer,
+        128 + signal.SIGKILL,
+        "step train failed with exit code 137",
+        "the process of rank 1 was ended by SIGKILL",
+        "if that was for lack of memory, lower train.micro_batch_rows or data.row_tokens",
+        "logs/train/workerpool1-0.log",
+        f"continue: vlmpipe run {RUN_FILE}",
+    )
+
+
+def test_a_killed_command_saves_a_checkpoint_and_leaves_nothing(story: Story) -> None:
+    """`Story.attempt` has waited until nothing was left."""
+    attempt = story.attempts["command killed"]
+    assert attempt.answer.code == -signal.SIGKILL
+    assert attempt.newest_after >= attempt.newest_before + EVERY_STEPS
+
+
+def test_no_process_outlives_a_command_that_ends_by_itself(story: Story) -> None:
+    assert {name: one.left for name, one in story.attempts.items() if name != "command killed" and one.left} == {}
+
+
+@pytest.mark.parametrize("name", ["terminated", "worker killed", "command killed"])
+def test_the_same_command_continues_the_run_from_its_newest_checkpoint(story: Story, name: str) -> None:
+    attempt = story.attempts[name]
+    assert "Continuing run tiny-" in attempt.answer.words
+    assert attempt.resumed_from == attempt.newest_before > 0
+
+
+def test_a_damaged_checkpoint_is_passed_over_for_the_one_before_and_the_user_is_told(story: Story) -> None:
+    attempt = story.attempts["newest checkpoint damaged"]
+    assert attempt.resumed_from is not None and 0 < attempt.resumed_from < attempt.newest_before
+    assert f"note: training continued after step {attempt.resumed_from}, because a newer" in attempt.answer.words
+    assert re.search(
+        rf"is damaged: \d+-0*{attempt.newest_before}-\w+: \S+ differs from its CRC32C", attempt.answer.words
+    )
+
+
+def test_after_all_that_the_run_ends_well_with_every_step_made_once(story: Story) -> None:
+    run = only_run(story.folder)
+    assert story.attempts["newest checkpoint damaged"].answer.code == 0
+    assert logged_steps(run) == list(range(1, NUM_STEPS + 1))
+    assert read_json(run / "summary.json")["steps"] == NUM_STEPS
+    assert (run / "export" / "model.safetensors").is_file() and (run / "report.html").is_file()
+
+
+def test_when_no_checkpoint_is_whole_nothing_is_deleted_and_nothing_starts_anew(halted: Path) -> None:
+    run = only_run(halted)
+    for commit in run.glob("checkpoints/*/COMMIT"):
+        damage(commit.parent)
+    before = {path: path.stat().st_mtime_ns for path in run.glob("checkpoints/*/*")}
+    answer = vlmpipe(halted, "run", RUN_FILE)
+    refused(
+        answer,
+        ExitCode.CHECKPOINT_CORRUPT,
+        "no checkpoint of this run verifies",
+        "restore the files (nothing was deleted), or start a new run (--fresh",
+    )
+    assert {path: path.stat().st_mtime_ns for path in run.glob("checkpoints/*/*")} == before
+
+
+def test_fresh_starts_another_run_and_leaves_the_unfinished_one_alone(halted: Path) -> None:
+    old = only_run(halted)
+    steps = logged_steps(old)
+    with Terminal(halted, "run", RUN_FILE, "--fresh") as terminal:
+        terminal.when(lambda: [run for run in (halted / "runs" / "runs").iterdir() if run != old and logged_steps(run)])
+    (new,) = (run for run in (halted / "runs" / "runs").iterdir() if run != old)
+    assert f"Starting run {new.name}" in terminal.said
+    assert logged_steps(new)[0] == 1
+    assert logged_steps(old) == steps
+
+
+def test_a_loss_that_is_not_a_number_ends_training_with_the_samples_that_it_came_from(halted: Path) -> None:
+    answer = vlmpipe(halted, "run", RUN_FILE, "train.optimizer.learning_rate=1e30")
+    refused(
+        answer,
+        ExitCode.DATA,
+        "of step 2 is nan; this rank's samples: digits-",
+        "lower train.optimizer.learning_rate",
+    )
+
+
+def test_a_full_disk_is_a_sentence_and_with_room_the_same_command_goes_on(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk") as disk:
+        folder = with_run_file(disk.folder, **{"train.max_steps": 100})
+        for where, leave_bytes in (("prepare-data", 64 << 10), ("train", 0)):
+            with Terminal(folder, "run", RUN_FILE) as terminal:
+                if where == "train":
+                    terminal.when(lambda: committed_steps(only_run(folder)))
+                disk.fill(terminal, leave_bytes=leave_bytes)
+                answer = terminal.answer()
+            disk.free()
+            refused(
+                answer,
+                ExitCode.CANNOT_WRITE,
+                f"step {where} failed with exit code 73",
+                "no space left while writing",
+                "to do: free space or set output.root_uri to another disk; the same command then continues",
+            )
+            assert bool(list(folder.glob("runs/prepared/*/DONE"))) == (where == "train")
+        answer = vlmpipe(folder, "run", RUN_FILE)
+        assert answer.code == 0, answer.said
+        assert read_json(only_run(folder) / "summary.json")["resumed_from_step"] > 0
+        assert logged_steps(only_run(folder)) == list(range(1, 101))

@@ -1,0 +1,91 @@
+"""The benchmarks run in their short form: every claim has figures, and both sides of it did the same work."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.report import Report, Side, UnfairError
+
+ROOT = Path(__file__).parents[2]
+IMAGES = "600 x 400 JPEG, 224 pixels"
+
+CLAIMS = {
+    "bench_data": {
+        "fill: packed or padded": {"digits", "easy-vqa", "synthetic VLM mix"},
+        "fill: best fit or first come": {"digits", "easy-vqa", "synthetic VLM mix"},
+        "time to plan an epoch": {"digits", "easy-vqa", "synthetic VLM mix"},
+        "rows read": {"digits", "easy-vqa"},
+        "rows read, images decoded": {"digits", "easy-vqa"},
+        "images of a step": {"digits", "easy-vqa", IMAGES},
+        "preparation": {"digits", "easy-vqa"},
+    },
+    "bench_train": {
+        "step: cached or online": {"digits"},
+        "step: ours or HF Trainer": {"digits"},
+        "step: ours cached or HF Trainer": {"digits"},
+        "outside forward, backward, optimizer": {"digits"},
+        "step: packed or padded": {"digits"},
+        "fill of these steps": {"digits"},
+    },
+}
+FIGURES = {"time to plan an epoch", "preparation", "outside forward, backward, optimizer"}  # without a baseline
+CHECKS = {
+    "bench_data": {
+        "every sample is in exactly one row",
+        "our loader and webdataset give the same samples with the same image bytes",
+        "a stored feature is what the tower gives now",
+        "as many features are read as images are decoded",
+    },
+    "bench_train": {
+        "the loss of every step is the same with cached and online features",
+        "the loss of every step is the same in our loop and in the HF Trainer",
+        "the loss of each step is the same for packed and for padded samples",
+    },
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CLAIMS)
+def test_a_short_run_gives_every_claim_with_figures_and_fairness(name: str, tmp_path: Path) -> None:
+    figures, table = tmp_path / "figures.json", tmp_path / "table.md"
+    command = [sys.executable, "-m", f"benchmarks.{name}", "--quick", "--json", str(figures), "--markdown", str(table)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=280)
+    assert done.returncode == 0, done.stdout + done.stderr
+    content = json.loads(figures.read_text())
+    assert {(row["claim"], row["data"]) for row in content["rows"]} == {
+        (claim, data) for claim, sets in CLAIMS[name].items() for data in sets
+    }
+    for row in content["rows"]:
+        assert all(math.isfinite(number) and number > 0 for number in _numbers(row)), row
+        assert (row["ratio"] is None) == (row["baseline"] is None) == (row["claim"] in FIGURES), row
+        assert row["claim"] in table.read_text()
+    assert set(content["checks"]) == CHECKS[name]
+    assert content["command"] == f"python -m benchmarks.{name} --quick"
+    assert str(tmp_path) not in figures.read_text() + table.read_text()
+
+
+def test_a_comparison_that_is_not_fair_gives_no_figures() -> None:
+    report = Report("test", {})
+    with pytest.raises(UnfairError, match="the same losses"):
+        report.require(False, "the same losses")
+    assert report.checks == []
+
+
+def test_a_ratio_is_the_median_of_each_rounds_own() -> None:
+    report = Report("test", {})
+    # The second round was slow for both sides: that is the machine, and no round says anything but two.
+    report.compare("claim", "data", "samples / CPU s", Side("ours", [10, 2, 12]), Side("theirs", [5, 1, 6]))
+    (row,) = report.rows
+    assert (row.ratio, row.quartiles, row.ours, row.baseline) == (2.0, (2.0, 2.0), 10, 5)
+
+
+def _numbers(row: dict[str, Any]) -> list[float]:
+    given = [row[name] for name in ("ours", "baseline", "ratio", "wall_ratio") if row[name] is not None]
+    return [*given, *row["quartiles"], row["rounds"]]
