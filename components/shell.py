@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 from collections.abc import Iterator
@@ -11,7 +12,9 @@ from trainer.errors import ExitCode, UserError, os_errors, print_error
 from trainer.progress import Progress, step_progress
 from trainer.storage import join_uri
 
-STOPPED_VARIABLE = "VLMPIPE_STOPPED"  # set by a local run for the steps that would start after a request to stop
+# Set by a local run for its steps:
+STOPPED_VARIABLE = "VLMPIPE_STOPPED"  # not to begin, because the run was asked to stop
+FAILURE_VARIABLE = "VLMPIPE_FAILURE_FILE"  # leave the error here: on a full disk the record cannot be written
 
 
 def run_uri_of(root_uri: str, run_id: str, job_name: str) -> str:
@@ -61,4 +64,12 @@ def exiting(*, even_when_stopped: bool = False) -> Iterator[None]:
         yield
     except UserError as error:
         print_error(error)
+        _leave_failure(error)
         raise SystemExit(int(error.code)) from None
+
+
+def _leave_failure(error: UserError) -> None:
+    """The first step that fails is the cause: the ones after it, such as notify, find the file there."""
+    if path := os.environ.get(FAILURE_VARIABLE):
+        with contextlib.suppress(OSError), open(path, "x", encoding="utf-8") as file:
+            json.dump({"exit_code": int(error.code), "error": error.text()}, file)

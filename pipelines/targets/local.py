@@ -9,6 +9,7 @@ killed, nothing of it is left. SIGTERM asks it to stop.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import signal
@@ -16,10 +17,11 @@ import sys
 import tempfile
 import time
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from components.shell import STOPPED_VARIABLE, run_uri_of
-from trainer.errors import ExitCode, run_main
+from components.shell import FAILURE_VARIABLE, STOPPED_VARIABLE, run_uri_of
+from trainer.errors import ExitCode, UserError, run_main
 from trainer.progress import StepRecord
 from trainer.storage import join_uri, open_storage
 
@@ -29,6 +31,10 @@ if TYPE_CHECKING:
 
     from pipelines.config import RunConfig
 
+KILLED = {
+    "exit_code": int(ExitCode.UNEXPECTED),
+    "error": "ended without saying why: it may have been killed for lack of memory",
+}
 GRACE_S = 60.0  # from SIGTERM to SIGKILL: longer than a job's own, so that its checkpoint and the report are written
 
 
@@ -71,11 +77,12 @@ def run_local(config: RunConfig, *, run_id: str) -> int:
     _pass_on_stop_requests()
     with tempfile.TemporaryDirectory(prefix="vlmpipe-") as scratch:
         os.environ["TMPDIR"] = scratch  # kfp leaves each step's program there
+        os.environ[FAILURE_VARIABLE] = join_uri(scratch, "failure.json")
         try:
             pipeline(run_id=run_id)
         except RuntimeError as error:  # kfp's way to say that a step failed; the step itself has said why
             print(error, flush=True)
-            return _exit_code(run_uri, since_s=started_s)
+            return _exit_code(run_uri, Path(os.environ[FAILURE_VARIABLE]), since_s=started_s)
     return ExitCode.OK
 
 
@@ -88,10 +95,11 @@ def _pass_on_stop_requests() -> None:
     signal.signal(signal.SIGTERM, stop)
 
 
-def _exit_code(run_uri: str, *, since_s: float) -> int:
+def _exit_code(run_uri: str, failure: Path, *, since_s: float) -> int:
     """The exit code that the failed step left in its record, as kfp only tells that it failed.
 
-    A record that is still open belongs to a step that was killed. It is closed here.
+    A record that is still open belongs to a step that could not write it, but left its `failure`, or to one that was
+    killed. It is closed here.
     """
     store = open_storage(run_uri)
     records = [StepRecord(**json.loads(store.read(info.name))) for info in store.list("steps")]
@@ -100,9 +108,10 @@ def _exit_code(run_uri: str, *, since_s: float) -> int:
             continue
         if record.state == "running":
             record.state, record.ended_s = "failed", time.time()
-            record.message = "ended without saying why: it may have been killed for lack of memory"
-            record.detail["exit_code"] = int(ExitCode.UNEXPECTED)
-            store.write(f"steps/{record.step}.json", json.dumps(asdict(record)).encode())
+            record.detail |= json.loads(failure.read_text()) if failure.exists() else KILLED
+            record.message = record.detail["error"].splitlines()[0]
+            with contextlib.suppress(UserError):
+                store.write(f"steps/{record.step}.json", json.dumps(asdict(record)).encode())
         return int(record.detail.get("exit_code", ExitCode.UNEXPECTED))
     return ExitCode.PREEMPTED if os.environ.get(STOPPED_VARIABLE) else ExitCode.UNEXPECTED
 

@@ -90,7 +90,7 @@ class Terminal:
 
     @property
     def said(self) -> str:
-        return CONTROL_SEQUENCE.sub("", self._screen.decode("utf-8", "replace")).replace("\r", "\n")
+        return CONTROL_SEQUENCE.sub("", self._screen.decode("utf-8", "replace")).replace("\r\n", "\n")
 
     def left(self) -> list[int]:
         """Processes that this command started, directly or not, and that are still there."""

@@ -14,6 +14,7 @@ from PIL import Image
 from transformers import (
     AutoProcessor,
     CLIPConfig,
+    CLIPImageProcessorPil,
     CLIPModel,
     CLIPVisionConfig,
     LlavaForConditionalGeneration,
@@ -163,6 +164,16 @@ def test_pretrained_parts_keep_their_weights(
     assert len(embeddings) == len(tokenizer) > 280, "the tokenizer's own tokens get rows of their own"
     assert torch.equal(embeddings[:280], language.get_input_embeddings().weight)
     assert torch.equal(model.lm_head.weight[:280], language.lm_head.weight)
+
+
+def test_a_pretrained_tower_keeps_its_normalisation(tmp_path: Path) -> None:
+    save_clip(tmp_path)
+    CLIPImageProcessorPil(image_mean=[0.1, 0.2, 0.3], image_std=[0.4, 0.5, 0.6]).save_pretrained(tmp_path)
+    pixels = PixelPreparer(config_of(tower={"weights": str(tmp_path)}))([picture(1)])
+    assert pixels.shape == (1, 3, 32, 32)
+    stock = PixelPreparer(config_of())([picture(1)]) * 0.5 + 0.5  # back to 0..1
+    expected = (stock - torch.tensor([0.1, 0.2, 0.3]).view(3, 1, 1)) / torch.tensor([0.4, 0.5, 0.6]).view(3, 1, 1)
+    torch.testing.assert_close(pixels, expected, atol=0.02, rtol=0.02)
 
 
 def test_weights_without_a_vision_tower_are_refused(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import (
     AutoConfig,
+    AutoImageProcessor,
     AutoModel,
     AutoModelForCausalLM,
     CLIPImageProcessorPil,
@@ -62,11 +63,16 @@ class LlavaFamily:
         return {**description, "config": tower.config, "seed": config.seed}
 
     def image_processor(self, config: ModelConfig) -> Any:
-        """Resize to the square, rescale and normalise as the tower expects; bicubic."""
-        size = {"height": config.image_size, "width": config.image_size}
+        """Resize to the square, then rescale and normalise as the tower was trained with (or as its class does).
+
+        Always by Pillow: a machine with torchvision must give the pixels of one without, or cached features differ.
+        """
+        square = {"size": {"height": config.image_size, "width": config.image_size}, "do_center_crop": False}
+        if config.tower.weights:
+            return _pretrained(AutoImageProcessor, config.tower, backend="pil", **square)
         if vision_config(config).model_type == "clip_vision_model":
-            return CLIPImageProcessorPil(size=size, do_center_crop=False)
-        return SiglipImageProcessorPil(size=size)
+            return CLIPImageProcessorPil(**square)
+        return SiglipImageProcessorPil(size=square["size"])
 
     def build(self, config: ModelConfig, tokenizer: Any) -> nn.Module:
         """The whole model on the CPU in fp32: pretrained parts where weights are named, else drawn from the seed."""
@@ -241,14 +247,14 @@ def _part_config(part: WeightsConfig) -> PreTrainedConfig:
 def _pretrained(loader: Any, part: WeightsConfig, **arguments: Any) -> Any:
     if part.revision:
         arguments["revision"] = part.revision
-    if loader is not AutoConfig:
+    if loader not in (AutoConfig, AutoImageProcessor):
         arguments["dtype"] = torch.float32
     try:
         return loader.from_pretrained(part.weights, **arguments)
     except (OSError, ValueError, RuntimeError) as error:
         raise UserError(
             f"cannot load {part.weights!r}: {str(error).splitlines()[0]}",
-            expected="a local folder with config.json and weights, or a hub id that this machine can reach",
+            expected="a hub id in reach, or a local folder with config, weights and (a tower) preprocessor_config.json",
             fix="download it once and give the folder, or check the network and HF_TOKEN",
             code=ExitCode.UNAVAILABLE,
         ) from error
