@@ -113,11 +113,17 @@ def os_errors(doing: str) -> Iterator[None]:
 
 
 def print_error(error: UserError) -> None:
-    """Say it on stderr, in one write: several ranks share one stream. VLMPIPE_DEBUG adds the traceback."""
-    if os.environ.get(DEBUG_VARIABLE):
-        traceback.print_exc()
-    sys.stderr.write(f"error: {error.text()}\n")
-    sys.stderr.flush()
+    """Say it on stderr. VLMPIPE_DEBUG adds the traceback."""
+    _say(f"error: {error.text()}\n", with_traceback=bool(os.environ.get(DEBUG_VARIABLE)))
+
+
+def _say(text: str, *, with_traceback: bool) -> None:
+    """Write to stderr at once: several ranks share one stream. A log on a full disk must not change the exit code."""
+    if with_traceback:
+        text = traceback.format_exc() + text
+    with contextlib.suppress(OSError):
+        sys.stderr.write(text)
+        sys.stderr.flush()
 
 
 def run_main(main: Callable[[], int | None]) -> int:
@@ -135,8 +141,6 @@ def run_main(main: Callable[[], int | None]) -> int:
         print_error(user_error)
         return int(user_error.code)
     except Exception as error:
-        traceback.print_exc()
         first_line = (str(error).splitlines() or [""])[0]
-        sys.stderr.write(f"{UNEXPECTED_PREFIX}{type(error).__name__}: {first_line}\n")
-        sys.stderr.flush()
+        _say(f"{UNEXPECTED_PREFIX}{type(error).__name__}: {first_line}\n", with_traceback=True)
         return int(ExitCode.UNEXPECTED)

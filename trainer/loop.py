@@ -56,6 +56,7 @@ def train(job: JobConfig, worker: Worker, stop: StopRequest) -> ExitCode:
         stopping = totals.stop and not finished
         if stopping or finished or done % settings.checkpoint_every_steps == 0:
             started = time.perf_counter()
+            report.flush()
             record = dataclasses.replace(
                 parts.record, step=done, epoch=data.epoch, rows_consumed=loader.rows_consumed(done)
             )
@@ -66,6 +67,7 @@ def train(job: JobConfig, worker: Worker, stop: StopRequest) -> ExitCode:
         if settings.freeze_gc and done % COLLECT_GARBAGE_EVERY_STEPS == 0:
             gc.collect()
     stream.close()
+    gc.enable()
     report.close(checkpoint=name, stopped=stopping)
     return ExitCode.PREEMPTED if stopping else ExitCode.OK
 

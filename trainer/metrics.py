@@ -13,6 +13,7 @@ from torch.utils.tensorboard import SummaryWriter
 from trainer.storage import LocalStorage, open_storage
 
 FILE = "metrics.jsonl"
+LOCAL_INTERVAL_S = 0.5  # every write repeats the whole file
 REMOTE_INTERVAL_S = 15.0  # one object may be written about once a second
 
 
@@ -22,7 +23,7 @@ class MetricsLog:
     def __init__(self, run_uri: str, *, resumed_from_step: int) -> None:
         self._store = open_storage(run_uri)
         self._lines = self._earlier_lines(resumed_from_step)
-        self._interval_s = 0.0 if isinstance(self._store, LocalStorage) else REMOTE_INTERVAL_S
+        self._interval_s = LOCAL_INTERVAL_S if isinstance(self._store, LocalStorage) else REMOTE_INTERVAL_S
         self._written_s = time.monotonic()
         self._tensorboard = SummaryWriter(tensorboard_folder(run_uri))
 

@@ -79,6 +79,11 @@ class StepReport:
         if self._worker.is_first and due:
             self._write(done, data.epoch, float(grad_norm), rate, waited_s)
 
+    def flush(self) -> None:
+        """Write out the log: a run that resumes from the checkpoint made next must find its lines."""
+        if self._worker.is_first:
+            self._log.flush()
+
     def checkpoint_stalled(self, seconds: float) -> None:
         """Count time in which training waited for a checkpoint."""
         self._stall_s += seconds

@@ -77,12 +77,17 @@ def run_local(config: RunConfig, *, run_id: str) -> int:
     _pass_on_stop_requests()
     with tempfile.TemporaryDirectory(prefix="vlmpipe-") as scratch:
         os.environ["TMPDIR"] = scratch  # kfp leaves each step's program there
-        os.environ[FAILURE_VARIABLE] = join_uri(scratch, "failure.json")
+        failure = Path(scratch, "failure.json")
+        os.environ[FAILURE_VARIABLE] = str(failure)
         try:
             pipeline(run_id=run_id)
         except RuntimeError as error:  # kfp's way to say that a step failed; the step itself has said why
             print(error, flush=True)
-            return _exit_code(run_uri, Path(os.environ[FAILURE_VARIABLE]), since_s=started_s)
+            return _exit_code(run_uri, failure, since_s=started_s)
+        except OSError:  # of kfp's own files or the log, on a full disk: what a step met there before says more
+            if not failure.exists():
+                raise
+            return _exit_code(run_uri, failure, since_s=started_s)
     return ExitCode.OK
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.trainer_runs import make_run, torchrun, train_runs
+from tests.trainer_runs import make_run, metrics, summary, torchrun, train_runs
 from trainer.checkpoint.export import export_run
 from trainer.config import JobConfig, ModelConfig
 from trainer.data.index import Index
@@ -26,7 +26,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> JobConfig:
     """A run whose features are encoded and whose model is trained a little, exported and evaluated."""
     job = make_run(tmp_path_factory.mktemp("jobs"), "run", {"train.epochs": 1})
     torchrun("trainer.features.build", ["--config", f"{job.run.run_uri}/run.json"], processes=2)
-    train_runs([job], processes=1)
+    train_runs([job, job], processes=1)  # the second time nothing is left to do
     export_run(job)
     torchrun("trainer.evaluate", ["--config", f"{job.run.run_uri}/run.json"], processes=2)
     return job
@@ -40,6 +40,13 @@ def result(job: JobConfig) -> dict[str, Any]:
 def predictions(job: JobConfig) -> Iterator[dict[str, Any]]:
     for line in open_storage(job.run.run_uri).read("predictions.jsonl").decode().splitlines():
         yield json.loads(line)
+
+
+def test_training_that_was_finished_before_is_left_as_it_is(job: JobConfig) -> None:
+    record = json.loads(open_storage(job.run.run_uri).read("steps/train.json"))
+    assert (record["state"], record["message"]) == ("reused", f"all {summary(job)['steps']} steps were made before")
+    assert summary(job)["resumed_from_step"] is None, "the summary is of the attempt that trained"
+    assert [line["step"] for line in metrics(job)] == list(range(1, summary(job)["steps"] + 1))
 
 
 def test_every_image_has_features_of_the_tower(job: JobConfig) -> None:

@@ -190,10 +190,11 @@ def test_weights_that_are_nowhere_are_an_unavailable_dependency(tmp_path: Path) 
     assert caught.value.code == ExitCode.UNAVAILABLE
 
 
+@pytest.mark.parametrize("layer", [0, 1, -2])
 def test_an_export_gives_the_same_answers_in_plain_transformers(
-    tmp_path: Path, tokenizer: PreTrainedTokenizerFast
+    layer: int, tmp_path: Path, tokenizer: PreTrainedTokenizerFast
 ) -> None:
-    config = config_of()
+    config = config_of(feature_layer=layer)
     family = family_of(config)
     model = family.build(config, tokenizer).eval()
     family.export(config, model, tokenizer, tmp_path)

@@ -178,6 +178,17 @@ def test_a_telling_exit_code_beats_that_of_a_replica_that_lost_its_peer(tmp_path
     assert error.code == ExitCode.CANNOT_WRITE
 
 
+def test_a_killed_replica_beats_one_that_merely_lost_it_and_both_may_speak(tmp_path: Path, alive: int) -> None:
+    os.mkfifo(tmp_path / "worker")
+    worker = 'print("unexpected error: RuntimeError: connection closed", file=sys.stderr); sys.exit(1)'
+    chief = '(here / "worker").read_text(); print("error: killed\\n  to do:    again", file=sys.stderr); sys.exit(137)'
+    error = run_failing(
+        spec(tmp_path, pool(tmp_path, chief), pool(tmp_path, f'link = open(here / "worker", "w"); {worker}'))
+    )
+    assert error.code == 137
+    assert str(error).splitlines()[:2] == ["killed", "  to do:    again"]
+
+
 def test_a_replica_that_ignores_sigterm_is_killed_with_all_it_started(
     tmp_path: Path, alive: int, short_graces: None
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -14,8 +15,17 @@ import pytest
 
 from pipelines.config import RunConfig, load_run_file
 from pipelines.local_process import execute
-from pipelines.local_run import Choice, LocalRun, Marker, choose_run, is_running, open_run, read_marker
-from pipelines.run_state import RunState
+from pipelines.local_run import (
+    Choice,
+    LocalRun,
+    Marker,
+    choose_run,
+    is_running,
+    open_run,
+    read_marker,
+    require_writable,
+)
+from pipelines.run_state import RunState, newest_checkpoint_step
 from pipelines.run_summary import report_of
 from trainer.errors import ConfigError, ExitCode, UserError
 
@@ -41,6 +51,11 @@ def stop(*_):
     sys.exit(75)
 if what == "stoppable":
     signal.signal(signal.SIGTERM, stop)
+def fill(*_):
+    record("failed", message="no space left", detail={"exit_code": 73, "error": "no space left"})
+    sys.exit(73)
+if what == "full disk":
+    signal.signal(signal.SIGTERM, fill)
 if what == "deaf":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 record("running", total=10)
@@ -151,6 +166,27 @@ def test_a_run_on_another_machine_is_refused(config: RunConfig) -> None:
         open_run(remote, ARGUMENTS)
 
 
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [
+        (errno.EACCES, ExitCode.NO_PERMISSION),
+        (errno.EROFS, ExitCode.NO_PERMISSION),
+        (errno.ENOSPC, ExitCode.CANNOT_WRITE),
+        (errno.ENOENT, ExitCode.CANNOT_WRITE),
+    ],
+)
+def test_an_output_folder_that_cannot_be_written_is_refused(
+    number: int, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def make(**_: object) -> None:
+        raise OSError(number, os.strerror(number), str(tmp_path))
+
+    monkeypatch.setattr("pipelines.local_run.tempfile.TemporaryDirectory", make)
+    with pytest.raises(UserError, match=rf"nothing can be made in {tmp_path}: {os.strerror(number)}") as caught:
+        require_writable(tmp_path / "runs" / "deep")
+    assert caught.value.code == code
+
+
 def test_a_run_belongs_to_one_process_at_a_time(config: RunConfig) -> None:
     run = open_run(config, ARGUMENTS)
     with pytest.raises(UserError) as caught:
@@ -200,6 +236,28 @@ def test_ctrl_c_waits_for_the_checkpoint_and_the_same_command_continues(
     assert again.folder == run.folder
     assert "which was stopped" in again.introduction()[0]
     again.close(0)
+
+
+def test_what_goes_wrong_while_stopping_is_a_failure(config: RunConfig, carry_out: Callable[..., int]) -> None:
+    run = open_run(config, ARGUMENTS)
+    assert carry_out(run, "full disk", Watcher(presses=1)) == ExitCode.CANNOT_WRITE
+    lines = report_of(run.folder).lines()
+    assert lines[:2] == [f"error: step train failed with exit code 73: run {run.folder.name}", "  no space left"]
+
+
+def test_a_view_that_breaks_stops_the_run_but_does_not_abandon_it(
+    config: RunConfig, carry_out: Callable[..., int]
+) -> None:
+    class BrokenView(Watcher):
+        def update(self, state: RunState) -> None:
+            if state.step("train").state == "running":
+                raise OSError(errno.EIO, "the terminal is gone")
+
+    run, view = open_run(config, ARGUMENTS), BrokenView()
+    with pytest.raises(OSError, match="the terminal is gone"):
+        carry_out(run, "stoppable", view)
+    assert not is_alive(int((run.folder / "pid").read_text()))
+    assert newest_checkpoint_step(run.folder) == 7 and view.closed
 
 
 def test_a_pipeline_that_does_not_stop_is_killed(config: RunConfig, carry_out: Callable[..., int]) -> None:

@@ -84,7 +84,7 @@ class LlavaFamily:
             vision_config=vision,
             text_config=text,
             image_token_index=tokenizer.convert_tokens_to_ids("<image>"),
-            vision_feature_layer=config.feature_layer,
+            vision_feature_layer=_counted_from_the_end(config.feature_layer, vision),
             vision_feature_select_strategy=SELECT_STRATEGY[config.feature_select],
             image_seq_length=self.image_tokens(config, config.image_size, config.image_size),
             tie_word_embeddings=bool(getattr(text, "tie_word_embeddings", False)),
@@ -280,6 +280,11 @@ def _load_language_model(model: nn.Module, part: WeightsConfig, num_tokens: int)
         source.resize_token_embeddings(num_tokens)
     model.model.language_model.load_state_dict(source.model.state_dict())
     model.lm_head.load_state_dict(source.get_output_embeddings().state_dict())
+
+
+def _counted_from_the_end(layer: int, vision: PreTrainedConfig) -> int:
+    """The same hidden state as a negative number: transformers takes layer 0 (the embeddings) for none asked for."""
+    return layer if layer < 0 else layer - (int(vision.num_hidden_layers) + 1)
 
 
 def _parts(model: nn.Module) -> dict[str, list[nn.Module]]:

@@ -1,8 +1,8 @@
 """Built-in set `digits`: the 1,797 scans of handwritten digits in scikit-learn, with questions made from their labels.
 
-Every picture is a grey 64 x 64 canvas with one scan, or with one scan in its left and one in its right half, each high
-or low; scans keep one scale. No scan appears in both splits, alone or on a canvas with another. (Scans: Alpaydin and
-Kaynak, "Optical Recognition of Handwritten Digits", UCI repository.)
+Every picture is a 64 x 64 canvas of four cells. One cell holds a coloured scan, or two cells hold a red and a blue one.
+No scan appears in both splits, alone or on a canvas with another. (Scans: Alpaydin and Kaynak, "Optical Recognition of
+Handwritten Digits", UCI repository.)
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from trainer.data.samples import (
     Split,
     Turn,
     split_of,
-    stable_digest,
     stable_shuffle,
 )
 from trainer.data.sources import require
 
-GENERATOR_VERSION = 2  # raise it when pictures or questions change
-CANVAS_SIDE = 64  # pixels
+GENERATOR_VERSION = 3  # raise it when pictures or questions change
 SCAN_SCALE = 4  # an 8 x 8 scan becomes 32 x 32
-SCAN_SIDE = 8 * SCAN_SCALE
-CANVASES_PER_SCAN = 2  # two-digit canvases in which a scan is the left one
+CELL_SIDE = 8 * SCAN_SCALE  # pixels
+CELLS = ((0, 0), (0, 1), (1, 0), (1, 1))  # row and column of each cell
+COLOURS = {"red": (255, 64, 64), "green": (64, 224, 64), "blue": (80, 128, 255), "yellow": (255, 224, 64)}
+CANVASES_PER_SCAN = 2  # two-digit canvases in which a scan is the red one
 SCAN_MAX = 16  # scikit-learn's grey levels are 0 to 16
 
 
@@ -64,7 +64,7 @@ class DigitsSource:
         return self._dataset[1]
 
     def _partners(self) -> list[list[int]]:
-        """For each scan, the right digits of its canvases: its successors on a shuffled circle of its own split."""
+        """For each scan, the blue ones on canvases where it is red: its successors on a shuffled circle of its split."""
         partners: list[list[int]] = [[] for _ in self._labels]
         scans = range(len(self._labels))
         for split in SPLITS:
@@ -75,25 +75,26 @@ class DigitsSource:
         return partners
 
     def _single(self, scan: int) -> Sample:
-        digit = self._labels[scan]
-        slot = "left" if int(stable_digest("slot", scan), 16) % 2 else "right"
+        digit, name = self._labels[scan], f"digit-{scan}"
+        colour = stable_shuffle(COLOURS, name)[0]
         questions = [
             ("what digit is this?", str(digit), "digit"),
             ("is it even?", _yes_no(digit % 2 == 0), "even"),
             ("is it greater than 4?", _yes_no(digit > 4), "greater_than_4"),
+            ("what colour is it?", colour, "colour"),
         ]
-        return self._sample(f"digit-{scan}", {slot: scan}, questions)
+        return self._sample(name, {colour: scan}, questions)
 
-    def _pair(self, left: int, right: int) -> Sample:
-        a, b = self._labels[left], self._labels[right]
-        larger = "same" if a == b else "left" if a > b else "right"
+    def _pair(self, red: int, blue: int) -> Sample:
+        a, b = self._labels[red], self._labels[blue]
+        larger = "same" if a == b else "red" if a > b else "blue"
         questions = [
-            ("what is the left digit?", str(a), "left_digit"),
-            ("what is the right digit?", str(b), "right_digit"),
-            ("which is larger, left or right?", larger, "larger"),
+            ("what is the red digit?", str(a), "red_digit"),
+            ("what is the blue digit?", str(b), "blue_digit"),
+            ("which is larger, red or blue?", larger, "larger"),
             ("what is the sum?", str(a + b), "sum"),
         ]
-        return self._sample(f"digits-{left}-{right}", {"left": left, "right": right}, questions)
+        return self._sample(f"digits-{red}-{blue}", {"red": red, "blue": blue}, questions)
 
     def _sample(self, name: str, scans: dict[str, int], questions: list[tuple[str, str, str]]) -> Sample:
         # Shuffled, so that a question is asked sometimes before and sometimes after those that give its answer away.
@@ -104,12 +105,12 @@ class DigitsSource:
         return Sample(name, tuple(turns), (image,), f"builtin:digits {name}", split)
 
     def _png(self, name: str, scans: dict[str, int]) -> bytes:
-        canvas = np.zeros((CANVAS_SIDE, CANVAS_SIDE), np.uint8)
-        for slot, scan in scans.items():
-            top = SCAN_SIDE * (int(stable_digest("height", name, slot), 16) % 2)
-            grey = (self._dataset[0][scan] * (255 / SCAN_MAX)).astype(np.uint8)
-            start = 0 if slot == "left" else SCAN_SIDE
-            canvas[top : top + SCAN_SIDE, start : start + SCAN_SIDE] = grey.repeat(SCAN_SCALE, 0).repeat(SCAN_SCALE, 1)
+        canvas = np.zeros((2 * CELL_SIDE, 2 * CELL_SIDE, 3), np.uint8)
+        cells = stable_shuffle(CELLS, name)
+        for (row, column), (colour, scan) in zip(cells, scans.items(), strict=False):
+            share = (self._dataset[0][scan] / SCAN_MAX).repeat(SCAN_SCALE, 0).repeat(SCAN_SCALE, 1)
+            top, left = row * CELL_SIDE, column * CELL_SIDE
+            canvas[top : top + CELL_SIDE, left : left + CELL_SIDE] = share[..., None] * np.array(COLOURS[colour])
         buffer = io.BytesIO()
         Image.fromarray(canvas).save(buffer, "PNG")
         return buffer.getvalue()
