@@ -21,7 +21,7 @@ from trainer.batches import ImageSource, RowBatch, collate
 from trainer.config import JobConfig
 from trainer.data.loader import Row
 from trainer.parts import Parts, build_parts
-from trainer.strategies.table import StepResult, Strategy
+from trainer.strategies.strategy import StepResult, Strategy
 from trainer.worker import StopRequest, Worker
 
 # Batches are made ahead of use: with steps to come when the clock stops, as much is in the making as when it started.

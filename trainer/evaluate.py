@@ -33,8 +33,9 @@ from trainer.data.shards import ShardReader
 from trainer.errors import DataError
 from trainer.features.store import FeatureReader
 from trainer.generate import generate_answers
+from trainer.models.family import Family
 from trainer.models.pixels import PixelPreparer
-from trainer.models.table import Family, family_of
+from trainer.models.table import family_of
 from trainer.progress import Progress
 from trainer.scoring import Prediction, Question, chance, exact_match, is_right
 from trainer.storage import Storage, open_storage

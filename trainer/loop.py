@@ -6,7 +6,6 @@ import dataclasses
 import gc
 import math
 import time
-from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -17,7 +16,7 @@ from trainer.config import JobConfig
 from trainer.errors import DataError, ExitCode
 from trainer.optim import rate_factor
 from trainer.parts import build_parts
-from trainer.step_report import StepReport
+from trainer.step_report import StepReport, StepTotals
 from trainer.storage import open_storage
 from trainer.worker import StopRequest, Worker
 
@@ -70,17 +69,6 @@ def train(job: JobConfig, worker: Worker, stop: StopRequest) -> ExitCode:
     gc.enable()
     report.close(checkpoint=name, stopped=stopping)
     return ExitCode.PREEMPTED if stopping else ExitCode.OK
-
-
-@dataclass(frozen=True)
-class StepTotals:
-    """Sums over all ranks of one step."""
-
-    loss: float  # mean over the label tokens of the global step
-    useful_tokens: int
-    slot_tokens: int
-    images: int
-    stop: bool  # some rank was asked to stop
 
 
 def sum_over_ranks(loss_share: torch.Tensor, data: StepBatches, stop: bool, worker: Worker) -> StepTotals:

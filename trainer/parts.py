@@ -18,10 +18,12 @@ from trainer.data.shards import ShardReader
 from trainer.digest import weights_sha256
 from trainer.errors import ConfigError
 from trainer.features.store import FeatureReader
+from trainer.models.family import Family
 from trainer.models.pixels import PixelPreparer
-from trainer.models.table import Family, family_of
+from trainer.models.table import family_of
 from trainer.storage import open_storage
-from trainer.strategies.table import Strategy, build_strategy
+from trainer.strategies.strategy import Strategy
+from trainer.strategies.table import build_strategy
 from trainer.worker import Worker
 
 

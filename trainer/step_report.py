@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 from trainer.batches import StepBatches
 from trainer.config import JobConfig
@@ -15,16 +16,23 @@ from trainer.progress import Progress
 from trainer.storage import Storage, open_storage
 from trainer.worker import Worker
 
-if TYPE_CHECKING:
-    from trainer.loop import StepTotals
-
-
 SUMMARY = "summary.json"
 
 
 def _is_of_step(store: Storage, step: int) -> bool:
     """Whether there is a summary of training up to this step."""
     return store.stat(SUMMARY) is not None and json.loads(store.read(SUMMARY))["steps"] == step
+
+
+@dataclass(frozen=True)
+class StepTotals:
+    """Sums over all ranks of one step."""
+
+    loss: float  # mean over the label tokens of the global step
+    useful_tokens: int
+    slot_tokens: int
+    images: int
+    stop: bool  # some rank was asked to stop
 
 
 class StepReport:

@@ -26,7 +26,7 @@ from trainer.checkpoint.commit import (
 )
 from trainer.errors import ConfigError, ExitCode, UserError
 from trainer.storage import Storage
-from trainer.strategies.table import Strategy
+from trainer.strategies.strategy import Strategy
 from trainer.worker import Worker
 
 RNG_FILE = "rng-{rank}.pt"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from trainer.data.samples import SPLITS, Split
-from trainer.data.shards import Members
+from trainer.data.shards import ImageLocation, Members
 from trainer.errors import DataError
 from trainer.storage import Storage, open_storage
 
@@ -57,15 +56,6 @@ class IndexWriter:
     def write(self, folder: Path) -> None:
         table = pa.table(self._columns, schema=SCHEMA)
         pq.write_table(table.sort_by([("split", "ascending"), ("id", "ascending")]), folder / NAME)
-
-
-@dataclass(frozen=True, slots=True)
-class ImageLocation:
-    """Where the encoded bytes of one image lie."""
-
-    shard: str
-    offset: int
-    bytes: int
 
 
 class SplitIndex:

@@ -11,14 +11,10 @@ import threading
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from trainer.data.samples import Turn, stable_digest
 from trainer.errors import DataError, os_errors
 from trainer.storage import Storage, crc32c_of_file
-
-if TYPE_CHECKING:
-    from trainer.data.index import ImageLocation
 
 KEY = re.compile(r"[A-Za-z0-9_-]{1,100}")
 FOLDER = "shards"
@@ -33,6 +29,15 @@ class Members:
     json_bytes: int
     image_offsets: list[int]
     image_bytes: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class ImageLocation:
+    """Where the encoded bytes of one image lie."""
+
+    shard: str
+    offset: int
+    bytes: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,1 +1,1 @@
-"""Model families: one file each, behind the `Family` protocol of `trainer.models.table`."""
+"""Model families: one file each, behind the `Family` protocol of `trainer.models.family`."""

@@ -32,7 +32,7 @@ from transformers.utils import logging as transformers_logging
 
 from trainer.config import ModelConfig, WeightsConfig
 from trainer.errors import ConfigError, ExitCode, UserError
-from trainer.models.table import Blocks
+from trainer.models.family import Blocks
 
 if not sys.stderr.isatty():
     transformers_logging.disable_progress_bar()  # in a log, every redraw of a bar is a line
@@ -41,7 +41,7 @@ SELECT_STRATEGY = {"full": "full", "drop_cls": "default"}  # our word -> Hugging
 
 
 class LlavaFamily:
-    """See `trainer.models.table.Family`."""
+    """See `trainer.models.family.Family`."""
 
     def image_tokens(self, config: ModelConfig, width: int, height: int) -> int:
         """Language-model tokens of one image. Constant: every image is resized to one square."""

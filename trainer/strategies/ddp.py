@@ -15,12 +15,12 @@ from trainer.batches import RowBatch
 from trainer.config import TrainConfig
 from trainer.optim import build_optimizer
 from trainer.strategies.native import clip_and_step, load_dcp, save_dcp
-from trainer.strategies.table import StepResult
+from trainer.strategies.strategy import StepResult
 from trainer.worker import Worker
 
 
 class Ddp:
-    """See `trainer.strategies.table.Strategy`. One rank runs the bare module: the reference of every equality test."""
+    """A `Strategy`. One rank runs the bare module: the reference of every equality test."""
 
     checkpoint_format = "dcp"
 

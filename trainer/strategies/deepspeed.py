@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from trainer.batches import RowBatch
 from trainer.config import TrainConfig
 from trainer.optim import build_optimizer, set_rates
-from trainer.strategies.table import StepResult
+from trainer.strategies.strategy import StepResult
 from trainer.worker import Worker
 
 TAG = "zero"  # one fixed folder name: which checkpoint this is, is said by COMMIT and not by DeepSpeed's `latest`
@@ -21,7 +21,7 @@ MODULE_FILE = f"{TAG}/mp_rank_00_model_states.pt"  # the weights, whole for stag
 
 
 class Zero:
-    """See `trainer.strategies.table.Strategy`."""
+    """A `Strategy`."""
 
     checkpoint_format = "deepspeed"
 

@@ -12,15 +12,15 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from trainer.batches import RowBatch
 from trainer.config import TrainConfig
-from trainer.models.table import Blocks
+from trainer.models.family import Blocks
 from trainer.optim import build_optimizer
 from trainer.strategies.native import clip_and_step, load_dcp, save_dcp
-from trainer.strategies.table import StepResult
+from trainer.strategies.strategy import StepResult
 from trainer.worker import Worker
 
 
 class Fsdp:
-    """See `trainer.strategies.table.Strategy`. Frozen parameters stay whole on every rank: they need no collective."""
+    """A `Strategy`. Frozen parameters stay whole on every rank: they need no collective."""
 
     checkpoint_format = "dcp"
 

@@ -12,7 +12,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_
 from torch.distributed.tensor import DTensor
 
 from trainer.optim import set_rates
-from trainer.strategies.table import StepResult
+from trainer.strategies.strategy import StepResult
 
 # Frozen parameters are rebuilt from their source and compared by digest: they would only fill checkpoints.
 STATE_OPTIONS = StateDictOptions(ignore_frozen_params=True, strict=False)

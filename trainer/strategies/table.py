@@ -1,54 +1,17 @@
-"""The seam between the loop and distribution, and the table of strategies."""
+"""The table of strategies."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from trainer.batches import RowBatch
 from trainer.config import TrainConfig
-from trainer.models.table import Blocks
+from trainer.models.family import Blocks
+from trainer.strategies.strategy import Strategy
 from trainer.worker import Worker
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-
-@dataclass(frozen=True)
-class StepResult:
-    """What one optimizer step did. `grad_norm` is the global norm before clipping."""
-
-    grad_norm: Tensor | float
-
-
-class Strategy(Protocol):
-    """One way to train. Built from a module whose weights are equal on all ranks."""
-
-    checkpoint_format: str
-
-    def forward_backward(self, batches: Sequence[RowBatch], total_label_tokens: int) -> Tensor:
-        """Gradients of one global step from this rank's micro-batches.
-
-        Returns this rank's share of the loss (its summed token loss / the label tokens of ALL ranks and
-        micro-batches); the sum over ranks is the loss of the global step, whatever the accumulation or the world size.
-        """
-        ...
-
-    def step(self, rate_factor: float) -> StepResult:
-        """Clip by the global norm, update at `rate_factor` of the peak learning rates, clear the gradients."""
-        ...
-
-    def learning_rate(self) -> float: ...
-
-    def save(self, folder: Path) -> None:
-        """Write this rank's part of the state into its node's staging folder. Collective."""
-        ...
-
-    def load(self, folder: Path) -> None:
-        """Take the state from a folder that holds every rank's files. Collective; the files are already verified."""
-        ...
+    from torch import nn
 
 
 def build_strategy(config: TrainConfig, module: nn.Module, blocks: Blocks, worker: Worker) -> Strategy:

@@ -64,7 +64,7 @@ class DigitsSource:
         return self._dataset[1]
 
     def _partners(self) -> list[list[int]]:
-        """For each scan, the blue ones on canvases where it is red: its successors on a shuffled circle of its split."""
+        """For each scan, the blue ones where it is red: its successors on a shuffled circle of its own split."""
         partners: list[list[int]] = [[] for _ in self._labels]
         scans = range(len(self._labels))
         for split in SPLITS:
