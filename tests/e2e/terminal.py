@@ -97,9 +97,15 @@ class Terminal:
         mark = f"{TAG_VARIABLE}={self.tag}".encode()
         return [pid for pid in _processes() if mark in _read(f"/proc/{pid}/environ").split(b"\0")]
 
-    def workers(self) -> list[int]:
-        """The training processes (ranks) of the command."""
-        return [pid for pid in self.left() if b"trainer.train\0--config" in _read(f"/proc/{pid}/cmdline")]
+    def worker(self, rank: int) -> int:
+        """The training process of this rank."""
+        trains, mine = b"-m\0trainer.train\0", f"RANK={rank}".encode()
+        (pid,) = (
+            pid
+            for pid in self.left()
+            if trains in _read(f"/proc/{pid}/cmdline") and mine in _read(f"/proc/{pid}/environ").split(b"\0")
+        )
+        return pid
 
     def wait_until_nothing_is_left(self, *, deadline_s: float = 60) -> None:
         deadline = time.monotonic() + deadline_s
