@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -37,6 +38,8 @@ CAUSES = frozenset(
 )  # fmt: skip
 """Codes that name something which a person can put right. They win over codes that only say that something ended."""
 
+# How tokenizers, safetensors and torch.save say it: native code raises no OSError.
+NO_SPACE_TEXT = re.compile(r"No space left on device|File too large|inline_container\.cc:\d+\] \. unexpected pos")
 UNEXPECTED_PREFIX = "unexpected error: "  # of the line after a traceback
 
 
@@ -81,8 +84,8 @@ def from_os_error(error: OSError, doing: str) -> UserError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return UserError(
             f"no space left while {doing}{where}",
-            expected="enough free disk for the run's output",
-            fix="free space or set output.root_uri to another disk; the same command then continues",
+            expected="enough free disk for the run's output and, in TMPDIR, for temporary files",
+            fix="free space, or set output.root_uri or TMPDIR to another disk; the same command then continues",
             code=ExitCode.CANNOT_WRITE,
         )
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
@@ -105,11 +108,17 @@ def from_os_error(error: OSError, doing: str) -> UserError:
 
 @contextlib.contextmanager
 def os_errors(doing: str) -> Iterator[None]:
-    """Re-raise an OSError inside the block as a UserError that names what was being done."""
+    """Re-raise an OSError inside the block, or what stands for one, as a UserError that names what was being done."""
     try:
         yield
     except OSError as error:
         raise from_os_error(error, doing) from error
+    except UserError:
+        raise
+    except Exception as error:
+        if not NO_SPACE_TEXT.search(str(error)):
+            raise
+        raise from_os_error(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), doing) from error
 
 
 def print_error(error: UserError) -> None:
@@ -132,14 +141,11 @@ def run_main(main: Callable[[], int | None]) -> int:
     An unexpected error shows its traceback, then itself in one line.
     """  # The outermost frame of a process: here, and only here, every exception becomes an exit code.
     try:
-        return int(main() or 0)
+        with os_errors("running the job"):
+            return int(main() or 0)
     except UserError as error:
         print_error(error)
         return int(error.code)
-    except OSError as error:
-        user_error = from_os_error(error, "running the job")
-        print_error(user_error)
-        return int(user_error.code)
     except Exception as error:
         first_line = (str(error).splitlines() or [""])[0]
         _say(f"{UNEXPECTED_PREFIX}{type(error).__name__}: {first_line}\n", with_traceback=True)

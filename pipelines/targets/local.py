@@ -9,7 +9,6 @@ killed, nothing of it is left. SIGTERM asks it to stop.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import signal
@@ -21,7 +20,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from components.shell import FAILURE_VARIABLE, STOPPED_VARIABLE, run_uri_of
-from trainer.errors import ExitCode, UserError, run_main
+from pipelines.run_state import read_json
+from trainer.errors import ExitCode, run_main
 from trainer.progress import StepRecord
 from trainer.storage import join_uri, open_storage
 
@@ -104,7 +104,7 @@ def _exit_code(run_uri: str, failure: Path, *, since_s: float) -> int:
     """The exit code that the failed step left in its record, as kfp only tells that it failed.
 
     A record that is still open belongs to a step that could not write it, but left its `failure`, or to one that was
-    killed. It is closed here.
+    killed. It is closed here; when that fails too, on a full disk, the error is raised (exit 73).
     """
     store = open_storage(run_uri)
     records = [StepRecord(**json.loads(store.read(info.name))) for info in store.list("steps")]
@@ -113,10 +113,9 @@ def _exit_code(run_uri: str, failure: Path, *, since_s: float) -> int:
             continue
         if record.state == "running":
             record.state, record.ended_s = "failed", time.time()
-            record.detail |= json.loads(failure.read_text()) if failure.exists() else KILLED
+            record.detail |= read_json(failure) or KILLED
             record.message = record.detail["error"].splitlines()[0]
-            with contextlib.suppress(UserError):
-                store.write(f"steps/{record.step}.json", json.dumps(asdict(record)).encode())
+            store.write(f"steps/{record.step}.json", json.dumps(asdict(record)).encode())
         return int(record.detail.get("exit_code", ExitCode.UNEXPECTED))
     return ExitCode.PREEMPTED if os.environ.get(STOPPED_VARIABLE) else ExitCode.UNEXPECTED
 

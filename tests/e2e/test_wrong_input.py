@@ -230,7 +230,7 @@ def full_disk_story(folder: Path) -> Story:
     with small_disk(folder) as disk:
         story = Story(with_run_file(folder, **{"train.max_steps": FEW_STEPS, "cluster.replica_count": 1}))
         with story.attempt("preparing", more_steps=0) as terminal:
-            disk.fill(terminal, leave_bytes=64 << 10)
+            disk.fill(terminal, leave_bytes=32 << 10)
         disk.free()
         with story.attempt("training") as terminal:
             disk.fill(terminal, leave_bytes=0)

@@ -37,6 +37,25 @@ def test_an_error_of_the_system_becomes_a_sentence_with_its_own_code(number: int
     assert caught.value.code == code
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "No space left on device (os error 28)",  # tokenizers
+        "Error while serializing: I/O error: No space left on device (os error 28)",  # safetensors
+        "[enforce fail at inline_container.cc:672] . unexpected pos 576 vs 534",  # torch.save
+    ],
+)
+def test_native_libraries_mean_a_full_disk_without_saying_so_by_type(text: str) -> None:
+    with pytest.raises(UserError, match="no space left while saving") as caught, os_errors("saving"):
+        raise RuntimeError(text)
+    assert caught.value.code == ExitCode.CANNOT_WRITE
+
+
+def test_other_errors_pass_through() -> None:
+    with pytest.raises(RuntimeError, match="shapes differ"), os_errors("saving"):
+        raise RuntimeError("shapes differ")
+
+
 def test_clauses_of_several_lines_are_indented_under_their_label() -> None:
     error = DataError("not LLaVA", expected="records like\n[{\n}]", fix="convert\nthe file")
     assert error.text().splitlines() == [

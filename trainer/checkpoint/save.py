@@ -24,7 +24,7 @@ from trainer.checkpoint.commit import (
     newest_good,
     upload_node_files,
 )
-from trainer.errors import ConfigError, ExitCode, UserError
+from trainer.errors import ConfigError, ExitCode, UserError, os_errors
 from trainer.storage import Storage
 from trainer.strategies.strategy import Strategy
 from trainer.worker import Worker
@@ -43,10 +43,12 @@ def save_checkpoint(store: Storage, strategy: Strategy, record: CommitRecord, wo
     nonce = _agree(uuid.uuid4().hex[:12])
     name = checkpoint_name(record.epoch, record.step, nonce)
     staging = Path(tempfile.gettempdir(), f"vlmpipe-save-{nonce}-{worker.node}")
-    staging.mkdir(exist_ok=True)
+    with os_errors(f"creating {staging}"):
+        staging.mkdir(exist_ok=True)
     try:
-        strategy.save(staging)
-        torch.save(torch.get_rng_state(), staging / RNG_FILE.format(rank=worker.rank))
+        with os_errors(f"writing a checkpoint to {staging}"):
+            strategy.save(staging)
+            torch.save(torch.get_rng_state(), staging / RNG_FILE.format(rank=worker.rank))
         dist.barrier()
         if worker.is_node_leader:
             upload_node_files(store, name, worker.node, staging)

@@ -66,7 +66,7 @@ def prepare(config: JobConfig, progress: Progress) -> Prepared:
     counts = _done_counts(storage)
     if counts is not None:
         return Prepared(uri, identity, True, counts)
-    with tempfile.TemporaryDirectory(prefix="vlmpipe-prepare-") as scratch, os_errors("preparing data"):
+    with tempfile.TemporaryDirectory(prefix="vlmpipe-prepare-") as scratch, os_errors(f"preparing data in {scratch}"):
         counts = _build(config, source, Path(scratch), progress)
         _publish(storage, Path(scratch), identity, counts)
     return Prepared(uri, identity, False, counts)

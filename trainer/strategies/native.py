@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.tensor import DTensor
 
@@ -34,13 +37,15 @@ def clip_and_step(
 
 def save_dcp(module: nn.Module, optimizer: torch.optim.Optimizer, folder: Path) -> None:
     """Write model and optimizer state by parameter name, which any world size and either strategy can read."""
-    dcp.save(_state(module, optimizer), storage_writer=dcp.FileSystemWriter(folder, single_file_per_rank=True))
+    with _plain_errors():
+        dcp.save(_state(module, optimizer), storage_writer=dcp.FileSystemWriter(folder, single_file_per_rank=True))
 
 
 def load_dcp(module: nn.Module, optimizer: torch.optim.Optimizer, folder: Path) -> None:
     """Read what `save_dcp` wrote, resharded for the present layout."""
     state = _state(module, optimizer)
-    dcp.load(state, storage_reader=dcp.FileSystemReader(folder))
+    with _plain_errors():
+        dcp.load(state, storage_reader=dcp.FileSystemReader(folder))
     set_state_dict(
         module,
         optimizer,
@@ -48,6 +53,16 @@ def load_dcp(module: nn.Module, optimizer: torch.optim.Optimizer, folder: Path) 
         optim_state_dict=state["optimizer"],
         options=STATE_OPTIONS,
     )
+
+
+@contextlib.contextmanager
+def _plain_errors() -> Iterator[None]:
+    """Raise the first rank's own error on every rank: DCP wraps the errors of all into one that is no Exception."""
+    try:
+        yield
+    except CheckpointException as error:
+        cause, _ = next(iter(error.failures.values()))
+        raise cause from None
 
 
 def _state(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:

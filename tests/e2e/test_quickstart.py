@@ -1,0 +1,137 @@
+"""The quickstart as a user has it: the shipped run file, the whole graph, real training on two replicas; then again."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from transformers import AutoModelForImageTextToText, AutoProcessor
+
+from trainer.data.index import Index
+from trainer.data.shards import ShardReader
+from trainer.storage import open_storage
+
+ROOT = Path(__file__).parents[2]
+STEPS = {
+    "resolve-run", "prepare-data", "cache-features", "train", "sync-checkpoint", "evaluate", "decide", "register-model",
+    "notify",
+}  # fmt: skip
+
+pytestmark = [pytest.mark.slow, pytest.mark.e2e, pytest.mark.timeout(900)]
+
+
+def run_quickstart(root: Path, *overrides: str) -> tuple[Path, str]:
+    """Run it to its end. Returns the run's folder and what the terminal said."""
+    before = set(root.glob("runs/*"))
+    command = [
+        sys.executable,
+        "-m",
+        "pipelines.cli",
+        "run",
+        "configs/digits.yaml",
+        f"output.root_uri={root}",
+        *overrides,
+    ]
+    done = subprocess.run(
+        command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    (run,) = set(root.glob("runs/*")) - before
+    return run, done.stdout
+
+
+def read(run: Path, name: str) -> dict[str, Any]:
+    return dict(json.loads((run / name).read_text()))
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("quickstart")
+
+
+@pytest.fixture(scope="module")
+def first(root: Path) -> tuple[Path, str]:
+    return run_quickstart(root)
+
+
+@pytest.fixture(scope="module")
+def second(root: Path, first: tuple[Path, str]) -> tuple[Path, str]:
+    """The same data, but a model that is hardly trained."""
+    return run_quickstart(root, "train.max_steps=30", "evaluate.max_samples=60")
+
+
+def test_every_step_ran(first: tuple[Path, str]) -> None:
+    states = {path.stem: json.loads(path.read_text())["state"] for path in (first[0] / "steps").glob("*.json")}
+    assert {name: states.get(name) for name in STEPS} == dict.fromkeys(STEPS, "done")
+
+
+def test_training_was_two_replicas_with_cached_features(first: tuple[Path, str]) -> None:
+    summary = read(first[0], "summary.json")
+    assert (summary["nodes"], summary["world_size"], summary["features"]) == (2, 2, "cached")
+    assert {path.name for path in (first[0] / "logs" / "train").iterdir()} >= {"workerpool0-0.log", "workerpool1-0.log"}
+
+
+def test_the_model_reads_digits_and_needs_the_picture_for_it(first: tuple[Path, str]) -> None:
+    result = read(first[0], "evaluate.json")
+    assert result["exact_match"] > 0.8
+    assert result["chance"] < 0.35
+    for control in ("shuffled_image", "no_image"):
+        assert result["controls"][control]["exact_match"] < 0.4
+    assert f"{100 * result['exact_match']:.1f} %" in first[1]
+
+
+def test_it_is_accepted_registered_and_reported(first: tuple[Path, str]) -> None:
+    run, said = first
+    assert read(run, "decision.json")["accepted"]
+    assert read(run, "registered.json")["version"] == 1
+    report = (run / "report.html").read_text()
+    assert "data:image/png;base64" in report and "Accepted" in report
+    for shown in (str(run / "export"), str(run / "report.html"), "vlmpipe compile"):
+        assert shown in said
+
+
+def test_plain_transformers_answers_as_the_evaluation_did(first: tuple[Path, str]) -> None:
+    run, _ = first
+    model = AutoModelForImageTextToText.from_pretrained(run / "export").eval()
+    processor = AutoProcessor.from_pretrained(run / "export")
+    prepared = read(run, "prepared.json")["prepared_uri"]
+    held_out, shards = Index.load(prepared).split("eval"), ShardReader(open_storage(prepared))
+    number_of = {identity: number for number, identity in enumerate(held_out.ids)}
+    lines = [json.loads(line) for line in (run / "predictions.jsonl").read_text().splitlines()]
+    for line in lines[:: len(lines) // 20]:
+        (data,) = shards.images(held_out.sample_location(number_of[line["id"]]))
+        question = line["question"].removeprefix("<image>\n")
+        content = [{"type": "image"}, {"type": "text", "text": question}]
+        text = processor.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True)
+        picture = Image.open(io.BytesIO(data)).convert("RGB")
+        inputs = processor(images=picture, text=text, return_tensors="pt", add_special_tokens=False)
+        with torch.inference_mode():
+            answer = model.generate(**inputs, max_new_tokens=4, do_sample=False)
+        said = processor.decode(answer[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True).strip()
+        assert said == line["prediction"], line
+
+
+def test_a_second_run_reuses_data_and_features_and_says_so(second: tuple[Path, str]) -> None:
+    run, said = second
+    assert {name: read(run, f"steps/{name}.json")["state"] for name in ("prepare-data", "cache-features")} == {
+        "prepare-data": "reused",
+        "cache-features": "reused",
+    }
+    assert "prepare-data: reused" in said and "cache-features: reused" in said
+
+
+def test_a_model_that_has_not_learnt_is_rejected_and_not_registered(second: tuple[Path, str], root: Path) -> None:
+    run, said = second
+    decision = read(run, "decision.json")
+    assert not decision["accepted"] and decision["reason"] in said
+    assert decision["champion"]["version"] == 1
+    assert not (run / "registered.json").exists()
+    assert [path.name for path in (root / "registry" / "digits" / "versions").iterdir() if path.is_dir()] == ["000001"]
