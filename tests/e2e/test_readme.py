@@ -31,7 +31,7 @@ def _ids(value: object) -> str:
 def test_the_readme_starts_with_the_two_commands() -> None:
     assert [line for page, line in COMMANDS if page.name == "README.md"][:2] == [
         "make quickstart",
-        "make compile-pipeline",
+        "make test",
     ]
 
 
