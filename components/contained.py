@@ -7,6 +7,8 @@ SIGKILL cleans up nothing. So this small process stands between, as the init pro
 told when its parent dies (PR_SET_PDEATHSIG) and inherits every orphan among its descendants (PR_SET_CHILD_SUBREAPER).
 Elsewhere it falls back to the command's process group, and a parent's SIGKILL goes unnoticed.
 
+TMPDIR is a folder of its own, which is removed at the end: a killed command cannot clean up what it left there.
+
 The first SIGTERM or SIGINT reaches the command as SIGTERM; a second one, or the end of the grace period, kills
 everything. Exits with the command's code, or 128 + n when signal n ended it. Standard library only: it starts in 30 ms.
 """
@@ -20,6 +22,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -48,14 +51,15 @@ def main(arguments: list[str]) -> int:
     _tie_to_parent(options.parent_pid)
     stop = _Stop(options.grace_s)
     try:
-        process = subprocess.Popen(command, start_new_session=True)
+        with tempfile.TemporaryDirectory(prefix="vlmpipe-", ignore_cleanup_errors=True) as scratch:
+            process = subprocess.Popen(command, start_new_session=True, env={**os.environ, "TMPDIR": scratch})
+            stop.attach(process.pid)
+            code = _wait_for(process.pid)
+            _sweep(process.pid)
+            return code
     except OSError as error:
         print(f"error: cannot start {command[0]}: {error.strerror}", file=sys.stderr, flush=True)
         return CANNOT_START
-    stop.attach(process.pid)
-    code = _wait_for(process.pid)
-    _sweep(process.pid)
-    return code
 
 
 def _tie_to_parent(parent_pid: int) -> None:

@@ -72,7 +72,9 @@ def execute(run: LocalRun, view: View, command: Sequence[str] | None = None) -> 
     """
     process = PipelineProcess(command or pipeline_command(run), run)
 
-    def stop(_number: int, _frame: FrameType | None) -> None:
+    def stop(number: int, _frame: FrameType | None) -> None:
+        if number == signal.SIGHUP and process.num_requests:
+            return  # a terminal that closes may say so several times
         process.request_stop()
         first = "Stopping: what is done so far is being saved. Ctrl-C again stops at once."
         view.note(first if process.num_requests == 1 else "Stopping at once.")

@@ -106,18 +106,20 @@ def _exit_code(run_uri: str, failure: Path, *, since_s: float) -> int:
     A record that is still open belongs to a step that could not write it, but left its `failure`, or to one that was
     killed. It is closed here; when that fails too, on a full disk, the error is raised (exit 73).
     """
-    store = open_storage(run_uri)
+    store, left = open_storage(run_uri), read_json(failure)
     records = [StepRecord(**json.loads(store.read(info.name))) for info in store.list("steps")]
     for record in sorted(records, key=lambda record: record.started_s):
         if record.started_s < since_s or record.state not in ("failed", "stopped", "running"):
             continue
         if record.state == "running":
             record.state, record.ended_s = "failed", time.time()
-            record.detail |= read_json(failure) or KILLED
+            record.detail |= left or KILLED
             record.message = record.detail["error"].splitlines()[0]
             store.write(f"steps/{record.step}.json", json.dumps(asdict(record)).encode())
         return int(record.detail.get("exit_code", ExitCode.UNEXPECTED))
-    return ExitCode.PREEMPTED if os.environ.get(STOPPED_VARIABLE) else ExitCode.UNEXPECTED
+    if os.environ.get(STOPPED_VARIABLE):
+        return ExitCode.PREEMPTED
+    return int(left.get("exit_code", ExitCode.UNEXPECTED))
 
 
 def main(arguments: list[str] | None = None) -> int:

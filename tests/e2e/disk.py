@@ -26,10 +26,9 @@ class SmallDisk:
         if self._mounted:
             (self.folder / "ballast").write_bytes(bytes(shutil.disk_usage(self.folder).free - leave_bytes))
             return
-        limit = max(leave_bytes, LARGEST_FILE_BYTES)
         for pid in command.left():
             with contextlib.suppress(ProcessLookupError):
-                resource.prlimit(pid, resource.RLIMIT_FSIZE, (limit, limit))
+                resource.prlimit(pid, resource.RLIMIT_FSIZE, (LARGEST_FILE_BYTES, LARGEST_FILE_BYTES))
 
     def free(self) -> None:
         """Make room again. The limit on files ends with the command that it was set for."""

@@ -9,6 +9,7 @@ import re
 import struct
 import subprocess
 import sys
+import tempfile
 import termios
 import threading
 import time
@@ -38,14 +39,25 @@ class Answer:
 
 
 class Terminal:
-    """`vlmpipe` with these arguments, started in `folder`. Use it as a context: what is left at the end is killed."""
+    """`vlmpipe` with these arguments, started in `folder`.
+
+    Use it as a context: at its end the command is killed if it still runs. Nothing of it may be left then, neither
+    processes nor temporary files.
+    """
 
     def __init__(self, folder: Path, *arguments: str) -> None:
         self.tag = uuid.uuid4().hex
         self._screen = bytearray()
         keyboard, terminal = pty.openpty()
         fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm", TAG_VARIABLE: self.tag}
+        self._temporary = tempfile.TemporaryDirectory(prefix="terminal-")
+        environment = {
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "TERM": "xterm",
+            "TMPDIR": self._temporary.name,
+            TAG_VARIABLE: self.tag,
+        }
         environment.pop("COLUMNS", None)
         self.process = subprocess.Popen(
             [sys.executable, "-c", IN_TERMINAL, *arguments],
@@ -70,6 +82,8 @@ class Terminal:
         self._reader.join()
         os.close(self._keyboard)
         self.wait_until_nothing_is_left()
+        with self._temporary as folder:
+            assert os.listdir(folder) == [], "temporary files are left"
 
     def press_ctrl_c(self) -> None:
         os.write(self._keyboard, b"\x03")

@@ -25,6 +25,7 @@ from trainer.storage import open_storage
 from trainer.strategies.table import strategy_names
 
 RELATIVE = 1e-5  # fp32 sums in another order
+RELATIVE_BF16 = 5e-3
 WHOLE_SET_ROWS = 64  # more rows than there are samples: one step reads the whole split, packed or not
 STOP_STEP = 3
 
@@ -37,6 +38,8 @@ class Runs:
     online: JobConfig
     packed: JobConfig
     unpacked: JobConfig
+    checkpointing: JobConfig  # activations are computed again in the backward pass
+    bf16: JobConfig
     resumed: JobConfig
     stopped_steps: int
     stopped_checkpoints: list[str]
@@ -76,12 +79,14 @@ def _train(root: Path, strategy: str) -> Runs:
     online = make_run(root, f"{strategy}-online", base, features="off")
     packed = make_run(root, f"{strategy}-packed", whole)
     unpacked = make_run(root, f"{strategy}-unpacked", {**whole, "data.pack": False})
+    checkpointing = make_run(root, f"{strategy}-checkpointing", {**base, "train.activation_checkpointing": "full"})
+    bf16 = make_run(root, f"{strategy}-bf16", {**base, "train.precision": "bf16"})
     stopped = make_run(root, f"{strategy}-resumed", {**base, "train.max_steps": STOP_STEP})
-    train_runs([accumulated, online, packed, unpacked, stopped], processes=2)
+    train_runs([accumulated, online, packed, unpacked, checkpointing, bf16, stopped], processes=2)
     stopped_steps, checkpoints = len(losses(stopped)), committed(open_storage(stopped.run.run_uri))
     resumed = make_run(root, f"{strategy}-resumed", base)
     train_runs([resumed], processes=2)
-    return Runs(accumulated, online, packed, unpacked, resumed, stopped_steps, checkpoints)
+    return Runs(accumulated, online, packed, unpacked, checkpointing, bf16, resumed, stopped_steps, checkpoints)
 
 
 @pytest.mark.parametrize("strategy", strategy_names())
@@ -119,6 +124,19 @@ def test_packed_equals_unpacked(strategy: str, runs_of: Callable[[str], Runs]) -
     fills = [metrics(job)[0]["fill"] for job in (runs.packed, runs.unpacked)]
     assert fills[0] > 2 * fills[1], "packing must have happened"
     assert losses(runs.packed) == pytest.approx(losses(runs.unpacked), rel=RELATIVE)
+
+
+@pytest.mark.parametrize("strategy", strategy_names())
+def test_activation_checkpointing_changes_no_number(strategy: str, runs_of: Callable[[str], Runs]) -> None:
+    runs = runs_of(strategy)
+    assert losses(runs.checkpointing) == pytest.approx(losses(runs.accumulated), rel=RELATIVE)
+
+
+@pytest.mark.parametrize("strategy", strategy_names())
+def test_bf16_stays_close_to_fp32_and_is_not_fp32(strategy: str, runs_of: Callable[[str], Runs]) -> None:
+    runs = runs_of(strategy)
+    assert losses(runs.bf16) == pytest.approx(losses(runs.accumulated), rel=RELATIVE_BF16)
+    assert losses(runs.bf16) != pytest.approx(losses(runs.accumulated), rel=RELATIVE)
 
 
 @pytest.mark.parametrize("strategy", strategy_names())

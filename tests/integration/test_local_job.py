@@ -205,6 +205,12 @@ signal.pause()
     assert error.code == 3 and os.read(alive, 1) == b""
 
 
+def test_temporary_files_of_a_killed_replica_are_removed(tmp_path: Path, alive: int) -> None:
+    chief = 'import tempfile; (here / "left").write_text(tempfile.mkdtemp()); os.kill(os.getpid(), signal.SIGKILL)'
+    assert run_failing(spec(tmp_path, pool(tmp_path, chief))).code == 128 + signal.SIGKILL
+    assert not Path((tmp_path / "left").read_text()).exists()
+
+
 def test_a_job_that_runs_longer_than_its_timeout_is_ended(tmp_path: Path, alive: int) -> None:
     error = run_failing(spec(tmp_path, pool(tmp_path, HOLD), scheduling={"timeout": "1s"}))
     assert "longer than its timeout of 1 s" in str(error) and os.read(alive, 1) == b""
