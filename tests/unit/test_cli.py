@@ -83,8 +83,8 @@ def test_check_prints_a_line_for_each_check(vlmpipe: Vlmpipe) -> None:
     ("override", "subject", "code"),
     [
         ("data.source=nowhere.json", "data", 64),
-        ("model.image_size=64", "image tokens", 64),
-        ("data.row_tokens=16", "image tokens", 64),
+        ("model.image_size=32", "image tokens", 64),
+        ("data.row_tokens=4", "image tokens", 64),
         ("output.root_uri=README.md/runs", "output", 64),
     ],
 )

@@ -43,15 +43,15 @@ def test_empty_zero_and_negative_parameters_leave_the_run_file_as_it_is(config: 
 
 
 def test_parameters_and_overrides_take_the_place_of_the_run_files_values(config: RunConfig) -> None:
-    overrides = json.dumps({"train.micro_batch_rows": 4, "evaluate": {"max_new_tokens": 4}})
+    overrides = json.dumps({"train.micro_batch_rows": 1, "evaluate": {"max_new_tokens": 5}})
     answer = resolved(
         config, data_uri="builtin:easy-vqa", epochs=2, max_steps=5, learning_rate=0.5, seed=3, resume="never",
         min_exact_match=0.25, overrides=overrides,
     ).config  # fmt: skip
     assert (answer.data.source, answer.train.epochs, answer.train.max_steps) == ("builtin:easy-vqa", 2, 5)
     assert (answer.train.optimizer.learning_rate, answer.train.seed, answer.train.resume) == (0.5, 3, "never")
-    assert (answer.gate.min_exact_match, answer.train.micro_batch_rows) == (0.25, 4)
-    assert answer.evaluate.max_new_tokens == 4
+    assert (answer.gate.min_exact_match, answer.train.micro_batch_rows) == (0.25, 1)
+    assert answer.evaluate.max_new_tokens == 5
 
 
 def test_run_json_is_what_the_jobs_read(config: RunConfig, tmp_path: Path) -> None:
