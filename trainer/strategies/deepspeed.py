@@ -16,6 +16,7 @@ from trainer.optim import build_optimizer, set_rates
 from trainer.strategies.strategy import StepResult
 from trainer.worker import Worker
 
+LARGEST_BUCKET_ELEMENTS = 500_000_000  # DeepSpeed's default
 TAG = "zero"  # one fixed folder name: which checkpoint this is, is said by COMMIT and not by DeepSpeed's `latest`
 MODULE_FILE = f"{TAG}/mp_rank_00_model_states.pt"  # the weights, whole for stages 1 and 2
 
@@ -30,7 +31,8 @@ class Zero:
         deepspeed = _import_deepspeed(worker)
         micro_steps = config.global_batch_rows // (config.micro_batch_rows * worker.world_size)
         optimizer = build_optimizer(module, config.optimizer)
-        settings = engine_settings(config, stage=stage, world_size=worker.world_size, micro_steps=micro_steps)
+        trainable = sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
+        settings = engine_settings(config, stage=stage, micro_steps=micro_steps, trainable=trainable)
         self._engine, self._optimizer, _, _ = deepspeed.initialize(
             model=module, optimizer=optimizer, config=settings, dist_init_required=False
         )
@@ -67,14 +69,21 @@ class Zero:
             raise RuntimeError(f"DeepSpeed found no checkpoint in {folder}")
 
 
-def engine_settings(config: TrainConfig, *, stage: int, world_size: int, micro_steps: int) -> dict[str, Any]:
+def engine_settings(config: TrainConfig, *, stage: int, micro_steps: int, trainable: int) -> dict[str, Any]:
     """DeepSpeed's configuration. Every value that its defaults would set behind our back is named."""
+    bucket_elements = min(LARGEST_BUCKET_ELEMENTS, trainable)  # allocated whole, however small the model is
     settings: dict[str, Any] = {
         "train_batch_size": config.global_batch_rows,
         "train_micro_batch_size_per_gpu": config.micro_batch_rows,
         "gradient_accumulation_steps": micro_steps,
         "gradient_clipping": config.clip_grad_norm,  # left out, DeepSpeed clips at 1.0
-        "zero_optimization": {"stage": stage, "overlap_comm": False, "contiguous_gradients": True},
+        "zero_optimization": {
+            "stage": stage,
+            "overlap_comm": False,
+            "contiguous_gradients": True,
+            "reduce_bucket_size": bucket_elements,
+            "allgather_bucket_size": bucket_elements,
+        },
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
         "steps_per_print": 10**9,  # our metrics are the log
