@@ -10,7 +10,7 @@ from typing import Any
 
 from torch.utils.tensorboard import SummaryWriter
 
-from trainer.storage import LocalStorage, open_storage
+from trainer.storage import LocalStorage, join_uri, mounted, open_storage
 
 FILE = "metrics.jsonl"
 LOCAL_INTERVAL_S = 0.5  # every write repeats the whole file
@@ -55,10 +55,6 @@ class MetricsLog:
         return [line for line in lines if json.loads(line)["step"] <= resumed_from_step]
 
 
-def tensorboard_folder(run_uri: str) -> str:
-    """Where TensorBoard files go: AIP_TENSORBOARD_LOG_DIR when the service sets it, else the run's own folder.
-
-    A gs:// folder is written through the mount that Vertex makes of every bucket at /gcs.
-    """
-    folder = os.environ.get("AIP_TENSORBOARD_LOG_DIR") or str(Path(run_uri, "logs", "tensorboard"))
-    return folder.replace("gs://", "/gcs/", 1) if folder.startswith("gs://") else folder
+def tensorboard_folder(run_uri: str) -> Path:
+    """Where TensorBoard files go: AIP_TENSORBOARD_LOG_DIR when the service sets it, else the run's own folder."""
+    return mounted(os.environ.get("AIP_TENSORBOARD_LOG_DIR") or join_uri(run_uri, "logs"))

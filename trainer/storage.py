@@ -22,6 +22,7 @@ import google_crc32c
 
 from trainer.errors import ConfigError, ExitCode, UserError, os_errors
 
+BUCKETS_MOUNT = Path("/gcs")
 CHUNK_BYTES = 8 << 20
 TEMPORARY_PREFIX = ".tmp-"  # files that are not objects: half-written ones and locks
 
@@ -105,6 +106,16 @@ def clean_name(name: str) -> str:
     if not parts or name.startswith("/") or ".." in parts or not name.isprintable():
         raise ConfigError(f"unsafe object name {name!r}", expected="a relative path of printable parts without '..'")
     return "/".join(parts)
+
+
+def mounted(uri: str) -> Path:
+    """A URI as a path of the file system: Vertex AI mounts every bucket at /gcs in every container.
+
+    Good for reading files that others wrote and for TensorBoard, which only appends; never for what must be atomic.
+    """
+    if uri.startswith("gs://"):
+        return BUCKETS_MOUNT / uri.removeprefix("gs://")
+    return Path(uri).expanduser()
 
 
 def join_uri(base: str, *parts: str) -> str:

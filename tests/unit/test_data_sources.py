@@ -175,6 +175,17 @@ def test_optional_keys_set_slice_and_split_and_ids_may_be_missing_or_numbers(tmp
     assert again[2].id == samples[1].id  # an id from content does not depend on the place in the file
 
 
+def test_a_file_in_a_bucket_is_read_through_the_mount(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainer.storage.BUCKETS_MOUNT", tmp_path)
+    folder = tmp_path / "bucket" / "set"
+    (folder / "images").mkdir(parents=True)
+    Image.new("RGB", (4, 4)).save(folder / "images" / "1.png")
+    turns = [{"from": "human", "value": "<image>\nwhat is it?"}, {"from": "gpt", "value": "black"}]
+    (folder / "llava.json").write_text(json.dumps([{"id": "1", "image": "1.png", "conversations": turns}]))
+    (sample,) = LlavaSource("gs://bucket/set/llava.json", "gs://bucket/set/images")
+    assert isinstance(sample, Sample) and sample.images[0].read() == (folder / "images" / "1.png").read_bytes()
+
+
 def test_the_split_of_an_id_does_not_move() -> None:
     held_out = [number for number in range(1000) if split_of(f"sample-{number}", 0.1) == "eval"]
     assert 70 < len(held_out) < 130

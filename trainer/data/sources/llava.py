@@ -15,7 +15,7 @@ from trainer.data.checks import IMAGE_SUFFIXES
 from trainer.data.rejects import Reject, RejectCode, RejectedError
 from trainer.data.samples import DEFAULT_SLICE, ImageRef, Sample, Split, Turn, stable_digest
 from trainer.errors import ConfigError, DataError, os_errors
-from trainer.storage import CHUNK_BYTES
+from trainer.storage import CHUNK_BYTES, mounted
 
 QUESTION_ROLES = {"human", "user"}
 ANSWER_ROLES = {"gpt", "assistant"}
@@ -31,7 +31,7 @@ class LlavaSource:
     """Samples of a `.json` or `.jsonl` file. JSON lines are read one by one, an array as a whole."""
 
     def __init__(self, path: str, image_folder: str) -> None:
-        self._path = Path(path).expanduser()
+        self._path = mounted(path)
         if self._path.suffix not in (".json", ".jsonl"):
             raise ConfigError(
                 f"data.source {path!r} is neither a built-in set nor a .json or .jsonl file",
@@ -183,7 +183,7 @@ def _image_folder(image_folder: str, source: Path) -> Path:
     """The folder that image paths start at. A folder that is named must exist and hold images."""
     if not image_folder:
         return source.parent.resolve()
-    folder = Path(image_folder).expanduser().resolve()
+    folder = mounted(image_folder).resolve()
     if not folder.is_dir():
         raise ConfigError(
             f"data.image_folder {image_folder!r} is not a folder (looked for {folder})",
