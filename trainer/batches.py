@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from trainer.data.conversation import IGNORED
 from trainer.data.loader import Row, RowLoader
 from trainer.features.store import FeatureReader
 from trainer.models.pixels import PixelPreparer
 
-IGNORED = -100
 STEPS_AHEAD = 2
 
 ImageSource = Callable[[Sequence[Row]], Tensor]  # rows -> features or pixel values of their images, in order

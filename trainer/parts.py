@@ -69,11 +69,12 @@ def build_parts(job: JobConfig, worker: Worker) -> Parts:
     module = family.training_module(job.model, model, cached=cached).train()
     if job.train.activation_checkpointing == "full":
         family.enable_activation_checkpointing(module)
+    strategy = build_strategy(job.train, module, family.blocks(module), worker)
     return Parts(
-        strategy=build_strategy(job.train, module, family.blocks(module), worker),
+        strategy=strategy,
         loader=loader,
         image_source=_image_source(job, family, pointers, tower_sha256),
-        record=_record(job, _plan_sha256(pointers, sequence), worker, tower_sha256),
+        record=_record(job, strategy, _plan_sha256(pointers, sequence), worker, tower_sha256),
         total_steps=min(total_steps, job.train.max_steps) if job.train.max_steps else total_steps,
         num_parameters=num_parameters,
         num_trainable=num_trainable,
@@ -118,7 +119,7 @@ def _plan_sha256(pointers: DataPointers, sequence: RowSequence) -> str:
     return hashlib.sha256(json.dumps(decides).encode()).hexdigest()
 
 
-def _record(job: JobConfig, plan_sha256: str, worker: Worker, tower_sha256: str) -> CommitRecord:
+def _record(job: JobConfig, strategy: Strategy, plan_sha256: str, worker: Worker, tower_sha256: str) -> CommitRecord:
     return CommitRecord(
         epoch=0,
         step=0,
@@ -126,7 +127,7 @@ def _record(job: JobConfig, plan_sha256: str, worker: Worker, tower_sha256: str)
         world_size=worker.world_size,
         num_nodes=worker.num_nodes,
         strategy=job.train.strategy,
-        checkpoint_format="deepspeed" if job.train.strategy.startswith("zero") else "dcp",
+        checkpoint_format=strategy.checkpoint_format,
         plan_sha256=plan_sha256,
         model_sha256=model_sha256(job),
         tower_sha256=tower_sha256,

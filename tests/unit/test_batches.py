@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from trainer.batches import IGNORED, BatchStream, StepBatches, collate
+from trainer.batches import BatchStream, StepBatches, collate
+from trainer.data.conversation import IGNORED
 from trainer.data.loader import Row
 from trainer.errors import DataError
 
