@@ -221,7 +221,7 @@ def _said(report: RunReport) -> list[str]:
     recorded = str(step.detail.get("error", "")).splitlines() if step else []
     message = [step.message] if step and step.message else []
     if report.marker.exit_code == ExitCode.CANNOT_WRITE:  # a full disk takes the last words of log and record, too
-        message = ["the disk is full: not even the log could be written to its end"]
+        message = ["no space left while writing: not even the log could be written to its end"]
     return recorded or first_error(report.folder) or message
 
 
