@@ -194,6 +194,39 @@ class ScheduleConfig(Section):
     allow_queueing: bool = Field(False, description="Queue a run that is due while too many are active, or skip it.")
 
 
+class PlanConfig(Section):
+    """What the plan assumes where nothing is known yet, and what may be spent without asking. Changes no result."""
+
+    samples: int = Field(
+        0, ge=0, description="Training samples, for data that is not prepared yet; 0 leaves hours and cost open."
+    )
+    sample_tokens: int = Field(
+        0, ge=0, description="Mean tokens of a sample, image tokens included, for data that is not prepared yet."
+    )
+    sample_images: float = Field(1.0, ge=0, description="Mean images of a sample, for data that is not prepared yet.")
+    confirm_above_usd: float = Field(
+        100.0, ge=0, description="vlmpipe submit asks before it starts a run that is planned to cost more, in US dollars."
+    )
+    prices_file: str = Field(
+        "", description="Prices of your own contract, in the form of the built-in prices.yaml, whose entries they replace."
+    )
+    preemptions_per_node_hour: float = Field(
+        0.02, ge=0, le=60, description="Assumed rate at which a Spot node is taken away; no platform states one."
+    )
+    restart_s: float = Field(
+        600.0, ge=0, description="Assumed time from a preemption to the first step after it, in seconds."
+    )
+    checkpoint_save_s: float = Field(
+        0.0, ge=0, description="Measured time that a checkpoint holds training up, in seconds; 0 estimates it."
+    )
+    efficiency: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="Measured share of the GPU's peak that computing reaches; 0 takes the planner's assumption.",
+    )
+
+
 class PscInterfaceConfig(Section):
     """Private Service Connect interface of the jobs."""
 

@@ -1,0 +1,95 @@
+"""How each strategy spreads a training step over ranks: what is whole on a rank, and over how many it is split."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import get_args
+
+from pipelines.config import RunConfig
+from trainer.config import TrainConfig
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A strategy on `nodes` x `ranks_per_node` ranks.
+
+    A model replica takes `tensor_parallel` x `pipeline_parallel` ranks. Over the replicas, weights, gradients and
+    optimizer state may be split again: `weight_shards` ranks hold one whole set of weights, and so on; 1 is no split.
+    """
+
+    strategy: str
+    nodes: int
+    ranks_per_node: int
+    tensor_parallel: int = 1
+    pipeline_parallel: int = 1
+    weight_shards: int = 1
+    gradient_shards: int = 1
+    optimizer_shards: int = 1
+
+    @property
+    def world_size(self) -> int:
+        return self.nodes * self.ranks_per_node
+
+    @property
+    def model_ranks(self) -> int:
+        """Ranks that together hold one replica's layers."""
+        return self.tensor_parallel * self.pipeline_parallel
+
+    @property
+    def data_parallel(self) -> int:
+        """Replicas, each with rows of its own."""
+        return self.world_size // self.model_ranks
+
+    @property
+    def is_known_to_trainer(self) -> bool:
+        """Whether `train.strategy` takes it. The others are computed for comparison."""
+        return self.strategy in get_args(TrainConfig.model_fields["strategy"].annotation)
+
+
+def _sharded(weights: bool, gradients: bool, optimizer: bool) -> Callable[[Layout], Layout]:
+    def apply(layout: Layout) -> Layout:
+        replicas = layout.data_parallel
+        return replace(
+            layout,
+            weight_shards=replicas if weights else 1,
+            gradient_shards=replicas if gradients else 1,
+            optimizer_shards=replicas if optimizer else 1,
+        )
+
+    return apply
+
+
+def _hybrid(layout: Layout) -> Layout:
+    """Sharded inside a node, replicated across nodes."""
+    shards = layout.ranks_per_node // min(layout.model_ranks, layout.ranks_per_node)
+    return replace(layout, weight_shards=shards, gradient_shards=shards, optimizer_shards=shards)
+
+
+STRATEGIES: dict[str, Callable[[Layout], Layout]] = {
+    "ddp": _sharded(False, False, False),
+    "zero1": _sharded(False, False, True),
+    "zero2": _sharded(False, True, True),
+    "zero3": _sharded(True, True, True),
+    "fsdp": _sharded(True, True, True),
+    "fsdp_hybrid": _hybrid,
+    "tensor": _sharded(False, False, False),
+    "tensor_fsdp": _sharded(True, True, True),
+    "pipeline": _sharded(False, False, True),
+    "3d": _sharded(False, False, True),
+}
+
+
+def layout_of(config: RunConfig) -> Layout:
+    """The layout that the run file asks for."""
+    cluster = config.cluster
+    return make_layout(config.train.strategy, cluster.replica_count, cluster.processes)
+
+
+def make_layout(
+    strategy: str, nodes: int, ranks_per_node: int, *, tensor_parallel: int = 1, pipeline_parallel: int = 1
+) -> Layout:
+    """Raises KeyError for a strategy that is not in STRATEGIES; the ranks must divide by the model's."""
+    bare = Layout(strategy, nodes, ranks_per_node, tensor_parallel, pipeline_parallel)
+    assert bare.world_size % bare.model_ranks == 0, bare
+    return STRATEGIES[strategy](bare)
