@@ -27,12 +27,14 @@ from transformers import (
     PreTrainedConfig,
     SiglipImageProcessorPil,
 )
+from transformers.initialization import no_init_weights
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.utils import logging as transformers_logging
 
 from trainer.config import ModelConfig, WeightsConfig
 from trainer.errors import ConfigError, ExitCode, UserError
 from trainer.models.family import Blocks
+from trainer.models.shape import ModelShape, Part, Stack
 
 if not sys.stderr.isatty():
     transformers_logging.disable_progress_bar()  # in a log, every redraw of a bar is a line
@@ -76,28 +78,63 @@ class LlavaFamily:
 
     def build(self, config: ModelConfig, tokenizer: Any) -> nn.Module:
         """The whole model on the CPU in fp32: pretrained parts where weights are named, else drawn from the seed."""
-        vision, text = vision_config(config), _text_config(config)
+        text = _text_config(config)
         text.vocab_size = max(len(tokenizer), text.vocab_size if config.language_model.weights else 0)
         text.pad_token_id, text.eos_token_id = tokenizer.pad_token_id, tokenizer.eos_token_id
         text.bos_token_id = tokenizer.bos_token_id
-        llava = LlavaConfig(
-            vision_config=vision,
-            text_config=text,
-            image_token_index=tokenizer.convert_tokens_to_ids("<image>"),
-            vision_feature_layer=_counted_from_the_end(config.feature_layer, vision),
-            vision_feature_select_strategy=SELECT_STRATEGY[config.feature_select],
-            image_seq_length=self.image_tokens(config, config.image_size, config.image_size),
-            tie_word_embeddings=bool(getattr(text, "tie_word_embeddings", False)),
-        )
         torch.manual_seed(config.seed)
-        model = LlavaForConditionalGeneration(llava).float()
+        model = LlavaForConditionalGeneration(
+            self._whole_config(config, text, image_token=tokenizer.convert_tokens_to_ids("<image>"))
+        ).float()
         model.model.vision_tower.load_state_dict(self.build_tower(config).state_dict())
         if config.language_model.weights:
             _load_language_model(model, config.language_model, len(tokenizer))
+        return _freeze(model, config)
+
+    def skeleton(self, config: ModelConfig, *, vocabulary: int, language_layers: int | None = None) -> nn.Module:
+        """What `build` makes, but for the numbers in it: for the meta device and for tensors without data."""
+        text = _text_config(config)
+        text.vocab_size = vocabulary
+        if language_layers is not None:
+            text.num_hidden_layers = language_layers
+            if getattr(text, "layer_types", None):
+                text.layer_types = text.layer_types[:language_layers]
+        with no_init_weights():  # drawing numbers looks at numbers, which such tensors do not have
+            model = LlavaForConditionalGeneration(self._whole_config(config, text, image_token=vocabulary - 1))
+        return _freeze(model, config)
+
+    def shape(self, config: ModelConfig) -> ModelShape:
+        """Sizes, with the parameters counted on the meta device."""
+        vision, text = vision_config(config), _text_config(config)
+        trained = config.tokenizer.removeprefix("train:")
+        vocabulary = int(trained) if trained != config.tokenizer else int(text.vocab_size)
+        with torch.device("meta"):
+            model = self.skeleton(config, vocabulary=vocabulary)
+        language, tower = model.model.language_model, model.model.vision_tower
+        tied = bool(getattr(text, "tie_word_embeddings", False))
+        parameters: dict[Part, int] = {
+            "tower": _count(tower),
+            "projector": _count(model.model.multi_modal_projector),
+            "embedding": _count(language.embed_tokens),
+            "language_layers": _count(language) - _count(language.embed_tokens),
+            "head": 0 if tied else _count(model.lm_head),
+        }
+        side = config.image_size // int(vision.patch_size)
+        frozen: set[Part] = set()
         for name in config.freeze:
-            for part in _parts(model)[name]:
-                part.requires_grad_(False)
-        return model
+            frozen |= {"embedding", "language_layers", "head"} if name == "language_model" else {name}
+        return ModelShape(
+            tower=_stack(vision, _layers_of(tower)[0]),
+            tower_tokens=side * side + (1 if vision.model_type == "clip_vision_model" else 0),
+            image_tokens=self.image_tokens(config, config.image_size, config.image_size),
+            feature_width=self.feature_width(config),
+            patch_pixels=int(getattr(vision, "num_channels", 3)) * int(vision.patch_size) ** 2,
+            language=_stack(text, language.layers[0]),
+            vocabulary=vocabulary,
+            tied_head=tied,
+            parameters=parameters,
+            frozen=frozenset(frozen),
+        )
 
     def build_tower(self, config: ModelConfig) -> nn.Module:
         """The tower alone, on the CPU in fp32 and in evaluation mode. Random weights depend on the seed only."""
@@ -129,10 +166,9 @@ class LlavaFamily:
     def blocks(self, module: nn.Module) -> Blocks:
         model = module.model
         tower = model.model.vision_tower
-        layers = [m for m in tower.modules() if type(m).__name__.endswith("EncoderLayer")] if tower else []
         return Blocks(
             language_layers=list(model.model.language_model.layers),
-            tower_layers=layers,
+            tower_layers=_layers_of(tower) if tower else [],
             frozen=[parameter for parameter in module.parameters() if not parameter.requires_grad],
         )
 
@@ -154,6 +190,18 @@ class LlavaFamily:
             num_additional_image_tokens=1 if vision_config(config).model_type == "clip_vision_model" else 0,
         )
         processor.save_pretrained(folder)
+
+    def _whole_config(self, config: ModelConfig, text: PreTrainedConfig, *, image_token: int) -> LlavaConfig:
+        vision = vision_config(config)
+        return LlavaConfig(
+            vision_config=vision,
+            text_config=text,
+            image_token_index=image_token,
+            vision_feature_layer=_counted_from_the_end(config.feature_layer, vision),
+            vision_feature_select_strategy=SELECT_STRATEGY[config.feature_select],
+            image_seq_length=self.image_tokens(config, config.image_size, config.image_size),
+            tie_word_embeddings=bool(getattr(text, "tie_word_embeddings", False)),
+        )
 
     def load(self, folder: Path) -> nn.Module:
         """What `export` wrote."""
@@ -285,6 +333,46 @@ def _load_language_model(model: nn.Module, part: WeightsConfig, num_tokens: int)
 def _counted_from_the_end(layer: int, vision: PreTrainedConfig) -> int:
     """The same hidden state as a negative number: transformers takes layer 0 (the embeddings) for none asked for."""
     return layer if layer < 0 else layer - (int(vision.num_hidden_layers) + 1)
+
+
+def _freeze(model: nn.Module, config: ModelConfig) -> nn.Module:
+    for name in config.freeze:
+        for part in _parts(model)[name]:
+            part.requires_grad_(False)
+    for part in _behind_the_features(model.model.vision_tower, config):
+        part.requires_grad_(False)
+    return model
+
+
+def _behind_the_features(tower: nn.Module, config: ModelConfig) -> list[nn.Module]:
+    """Parts of the tower that come after the layer whose output is used: they never get a gradient, for which DDP
+    would wait, and weight decay would wear them away."""
+    layers = _layers_of(tower)
+    used = config.feature_layer if config.feature_layer >= 0 else len(layers) + 1 + config.feature_layer
+    last = [part for name, part in tower.named_modules() if name.rpartition(".")[2] in ("post_layernorm", "head")]
+    return [*layers[used:], *last]
+
+
+def _layers_of(tower: nn.Module) -> list[nn.Module]:
+    return [module for module in tower.modules() if type(module).__name__.endswith("EncoderLayer")]
+
+
+def _count(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def _stack(config: PreTrainedConfig, layer: nn.Module) -> Stack:
+    hidden, heads = int(config.hidden_size), int(config.num_attention_heads)
+    return Stack(
+        layers=int(config.num_hidden_layers),
+        hidden=hidden,
+        heads=heads,
+        kv_heads=int(getattr(config, "num_key_value_heads", None) or heads),
+        head_dim=int(getattr(config, "head_dim", None) or hidden // heads),
+        intermediate=int(config.intermediate_size),
+        gated=any("gate_proj" in name or "gate_up_proj" in name for name, _ in layer.named_parameters()),
+        layer_parameters=_count(layer),
+    )
 
 
 def _parts(model: nn.Module) -> dict[str, list[nn.Module]]:

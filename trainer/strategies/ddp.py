@@ -48,7 +48,10 @@ class Ddp:
         return loss_sum / total_label_tokens
 
     def step(self, rate_factor: float) -> StepResult:
-        return clip_and_step(self._module, self._optimizer, self._config.clip_grad_norm, rate_factor)
+        # Gradients are views of DDP's buckets. Let go of, they would be made again beside the buckets while micro-batches
+        # are summed: all of them twice in memory.
+        settings = self._config
+        return clip_and_step(self._module, self._optimizer, settings.clip_grad_norm, rate_factor, keep_gradients=True)
 
     def learning_rate(self) -> float:
         return float(self._optimizer.param_groups[0]["lr"])

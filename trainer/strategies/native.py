@@ -22,16 +22,24 @@ STATE_OPTIONS = StateDictOptions(ignore_frozen_params=True, strict=False)
 
 
 def clip_and_step(
-    module: nn.Module, optimizer: torch.optim.Optimizer, clip_grad_norm: float, rate_factor: float
+    module: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    clip_grad_norm: float,
+    rate_factor: float,
+    *,
+    keep_gradients: bool = False,
 ) -> StepResult:
-    """Clip by the global norm (0: measure only), set the rates, update, clear."""
+    """Clip by the global norm (0: measure only), set the rates, update, clear.
+
+    `keep_gradients` sets gradients to zero where they are, instead of letting go of them.
+    """
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
     norm = torch.nn.utils.clip_grad_norm_(parameters, clip_grad_norm or float("inf"))
     if isinstance(norm, DTensor):
         norm = norm.full_tensor()
     set_rates(optimizer, rate_factor)
     optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
+    optimizer.zero_grad(set_to_none=not keep_gradients)
     return StepResult(norm)
 
 

@@ -1,0 +1,130 @@
+"""Builds strategies for real, trains two steps under a memory tracker and writes what was held, case by case."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import weakref
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from tests.memory_cases import CASES, Case
+from trainer.batches import RowBatch
+from trainer.config import ModelConfig
+from trainer.models.table import family_of
+from trainer.strategies.strategy import Strategy
+from trainer.strategies.table import build_strategy
+from trainer.tracing import inputs_of
+from trainer.worker import Worker, run_worker, start_worker
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--cases", nargs="+", required=True)
+    arguments = parser.parse_args()
+    worker = start_worker()
+    measured = {}
+    for name in arguments.cases:
+        measured[name] = measure(CASES[name], worker)
+        gc.collect()
+    if worker.is_first:
+        arguments.output.write_text(json.dumps(measured))
+    return 0
+
+
+class Scales(TorchDispatchMode):
+    """Weighs every storage that is alive after each operation. Unlike a running count it sees storages that are made
+    smaller in place, which is how FSDP lets go of gathered weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._storages: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
+        self.peak_bytes = 0
+
+    def held_bytes(self) -> int:
+        return sum(storage.nbytes() for storage in self._storages)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, Tensor):
+                # A DTensor itself has no bytes, though it says so; its local part has them.
+                self._storages.add(getattr(tensor, "_local_tensor", tensor).untyped_storage())
+        self.peak_bytes = max(self.peak_bytes, self.held_bytes())
+        return result
+
+
+def measure(case: Case, worker: Worker) -> dict[str, int]:
+    """Bytes on this rank: weights, gradients and optimizer state as found, and the most held in a step."""
+    job = case.config(worker.world_size)
+    family = family_of(job.model)
+    torch.manual_seed(0)
+    with Scales() as scales:
+        model = family.skeleton(job.model, vocabulary=case.vocabulary)
+        for parameter in model.parameters():
+            nn.init.normal_(parameter, std=0.02)
+        module = family.training_module(job.model, model, cached=case.cached).train()
+        if job.train.activation_checkpointing == "full":
+            family.enable_activation_checkpointing(module)
+        strategy = build_strategy(job.train, module, family.blocks(module), worker)
+        batches = [batch(case, job.model) for _ in range(case.passes)]
+        for _ in range(2):  # the second step has the optimizer's state
+            gc.collect()
+            scales.peak_bytes = 0
+            strategy.forward_backward(batches, sum(len(one.label_ids) for one in batches) * worker.world_size)
+            gradients = gradient_bytes(strategy, module)
+            strategy.step(1.0)
+    return {
+        "weights": storage_bytes(module.parameters()),
+        "gradients": gradients,
+        "optimizer": storage_bytes(optimizer_tensors(strategy)),
+        "held": scales.held_bytes(),
+        "peak": scales.peak_bytes,
+    }
+
+
+def batch(case: Case, model: ModelConfig) -> RowBatch:
+    """Rows of two samples each: packed, so that attention has its mask."""
+    inputs = inputs_of(model, case.rows, case.vocabulary, cached=case.cached)
+    tokens = case.rows.tokens
+    inputs["position_ids"] = torch.cat([torch.arange(tokens // 2), torch.arange(tokens - tokens // 2)]).repeat(
+        case.rows.rows, 1
+    )
+    inputs["label_index"] = torch.arange(case.rows.label_tokens)
+    return RowBatch(**inputs)
+
+
+def gradient_bytes(strategy: Strategy, module: nn.Module) -> int:
+    """Before the step. DeepSpeed keeps its gradients to itself."""
+    engine = getattr(strategy, "_engine", None)
+    if engine is not None:
+        averaged = getattr(engine.optimizer, "averaged_gradients", {})
+        return storage_bytes(tensor for tensors in averaged.values() if tensors for tensor in tensors)
+    return storage_bytes(parameter.grad for parameter in module.parameters() if parameter.grad is not None)
+
+
+def optimizer_tensors(strategy: Any) -> list[Tensor]:
+    optimizer = strategy._optimizer
+    inner = getattr(optimizer, "optimizer", optimizer)
+    return [value for state in inner.state.values() for value in state.values() if isinstance(value, Tensor)]
+
+
+def storage_bytes(tensors: Any) -> int:
+    """Bytes of the storages behind tensors, each once. A DTensor is its local part."""
+    storages = {}
+    for tensor in tensors:
+        local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+        storage = local.untyped_storage()
+        storages[storage.data_ptr()] = storage.nbytes()
+    return sum(storages.values())
+
+
+if __name__ == "__main__":
+    run_worker(main)

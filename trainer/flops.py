@@ -1,0 +1,182 @@
+"""Floating-point operations of one packed row, from the model's sizes alone. A multiply-add counts as two.
+
+What `LlavaRowModel.forward` computes is counted, as torch's own counter does (matrix products, convolutions and
+attention; not norms, activations or lookups): the tower runs all its layers even when an earlier one feeds the
+projector; attention covers the whole padded row, because packed samples are kept apart by a dense mask; only label
+positions go through the head. Products per layer: Kaplan et al. 2020 (arXiv 2001.08361), section 2.1; a backward pass
+takes one product for a weight's gradient and one for its input's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from trainer.models.shape import ModelShape, Part, Stack
+
+LANGUAGE: tuple[Part, ...] = ("embedding", "language_layers", "head")
+
+
+@dataclass(frozen=True)
+class PartFlops:
+    """Of one part of the model."""
+
+    forward: float = 0
+    backward: float = 0
+    recompute: float = 0  # forward work done again in the backward pass
+
+    @property
+    def total(self) -> float:
+        return self.forward + self.backward + self.recompute
+
+    def times(self, count: float) -> PartFlops:
+        return PartFlops(self.forward * count, self.backward * count, self.recompute * count)
+
+    def __add__(self, other: PartFlops) -> PartFlops:
+        return PartFlops(self.forward + other.forward, self.backward + other.backward, self.recompute + other.recompute)
+
+
+@dataclass(frozen=True)
+class RowFlops:
+    """Of one row, by part. Whole numbers for whole numbers of tokens and images."""
+
+    tower: PartFlops
+    projector: PartFlops
+    language_layers: PartFlops  # matrix products with weights
+    attention: PartFlops  # scores and weighted sums in the language layers
+    head: PartFlops
+
+    def parts(self) -> Iterator[tuple[str, PartFlops]]:
+        for field in dataclasses.fields(self):
+            yield field.name, getattr(self, field.name)
+
+    @property
+    def forward(self) -> float:
+        return sum(part.forward for _, part in self.parts())
+
+    @property
+    def backward(self) -> float:
+        return sum(part.backward for _, part in self.parts())
+
+    @property
+    def recompute(self) -> float:
+        return sum(part.recompute for _, part in self.parts())
+
+    @property
+    def total(self) -> float:
+        return self.forward + self.backward + self.recompute
+
+    def times(self, count: float) -> RowFlops:
+        return RowFlops(**{name: part.times(count) for name, part in self.parts()})
+
+
+def flops_per_row(
+    shape: ModelShape,
+    *,
+    row_tokens: float,
+    images: float,
+    label_tokens: float,
+    cached: bool,
+    activation_checkpointing: Literal["none", "full"],
+    feature_layer: int = -1,
+) -> RowFlops:
+    """What the hardware computes for one row of `row_tokens` slots with `images` images and `label_tokens` labels.
+
+    `cached` drops the tower. `full` checkpointing runs the language layers again, without the last product of each,
+    which torch leaves out because nothing in the backward pass needs it. `feature_layer` is the run file's: layers of
+    a trained tower behind it get no gradient.
+    """
+    reaches_projector = "projector" not in shape.frozen or (not cached and "tower" not in shape.frozen)
+    reaches_language = reaches_projector or any(part not in shape.frozen for part in LANGUAGE)
+    layers_products = int(reaches_language) + int("language_layers" not in shape.frozen)
+    head_products = int(reaches_language) + int("head" not in shape.frozen)
+
+    language = shape.language
+    layers = language.layers * row_tokens * _weight_flops_per_token(language)
+    attention = language.layers * _attention_flops(language, row_tokens)
+    again = activation_checkpointing == "full" and reaches_language
+    last_products = language.layers * row_tokens * 2 * language.hidden * language.intermediate
+    head = 2 * label_tokens * language.hidden * shape.vocabulary
+    return RowFlops(
+        tower=PartFlops() if cached else _tower(shape, feature_layer).times(images),
+        projector=_projector(shape, reaches_inputs=not cached and "tower" not in shape.frozen).times(images),
+        language_layers=PartFlops(layers, layers_products * layers, layers - last_products if again else 0),
+        # Two products forward; four backward, for both operands of each, whether weights are frozen or not.
+        attention=PartFlops(attention, 2 * attention if reaches_language else 0, attention if again else 0),
+        head=PartFlops(head, head_products * head),
+    )
+
+
+def model_flops_per_row(
+    shape: ModelShape, *, useful_tokens: float, samples: float, images: float, label_tokens: float, cached: bool
+) -> float:
+    """What a row asks for, however it is computed: the numerator of model FLOPs utilisation (MFU).
+
+    Padding and recomputation do not count, a sample attends to itself only, a frozen tower counts forward only. Samples
+    are taken as equally long, which undercounts attention a little. MFU: Chowdhery et al. 2022 (arXiv 2204.02311), B.
+    """
+    return (
+        flops_per_row(
+            shape,
+            row_tokens=useful_tokens / samples,
+            images=images / samples,
+            label_tokens=label_tokens / samples,
+            cached=cached,
+            activation_checkpointing="none",
+        )
+        .times(samples)
+        .total
+    )
+
+
+def tower_flops_per_image(shape: ModelShape) -> float:
+    """Forward FLOPs of the tower for one image: what a cached feature saves each time, and costs once."""
+    return _tower(shape, feature_layer=-1).forward
+
+
+def _weight_flops_per_token(stack: Stack) -> int:
+    """Forward, one layer: query and output, key and value, and the two or three matrices of the feed-forward part."""
+    attention = 2 * stack.heads * stack.head_dim + 2 * stack.kv_heads * stack.head_dim
+    return 2 * stack.hidden * (attention + (3 if stack.gated else 2) * stack.intermediate)
+
+
+def _attention_flops(stack: Stack, tokens: float) -> float:
+    """Forward, one layer, every token with every token: scores and the weighted sum of values."""
+    return 4 * tokens * tokens * stack.heads * stack.head_dim
+
+
+def _tower(shape: ModelShape, feature_layer: int) -> PartFlops:
+    stack, tokens = shape.tower, shape.tower_tokens
+    layer = tokens * _weight_flops_per_token(stack) + _attention_flops(stack, tokens)
+    patches = 2 * tokens * shape.patch_pixels * stack.hidden  # with a class token, one too many: below a thousandth
+    forward = patches + stack.layers * layer + _pooling_head(shape)
+    if "tower" in shape.frozen:
+        return PartFlops(int(forward))
+    used_layers = feature_layer if feature_layer >= 0 else stack.layers + 1 + feature_layer
+    return PartFlops(int(forward), int(patches + 2 * used_layers * layer))  # pixels need no gradient
+
+
+def _pooling_head(shape: ModelShape) -> int:
+    """SigLIP towers end in attention from one learned query, computed in each forward pass and used by nobody here.
+
+    It is told by the parameters that layers, patches and positions leave over.
+    """
+    stack, tokens = shape.tower, shape.tower_tokens
+    left = shape.parameters["tower"] - stack.layers * stack.layer_parameters
+    left -= (shape.patch_pixels + tokens) * stack.hidden
+    if left < 4 * stack.hidden**2:
+        return 0
+    projections = 2 * stack.hidden**2 * (2 * tokens + 2)
+    return projections + 4 * tokens * stack.hidden + 4 * stack.hidden * stack.intermediate
+
+
+def _projector(shape: ModelShape, *, reaches_inputs: bool) -> PartFlops:
+    """Two layers on each image token; `reaches_inputs`: a trained tower before it needs gradients through it."""
+    first = 2 * shape.image_tokens * shape.feature_width * shape.language.hidden
+    second = 2 * shape.image_tokens * shape.language.hidden**2
+    trained = "projector" not in shape.frozen
+    backward = first * (int(trained) + int(reaches_inputs))
+    backward += second * (int(trained) + int(trained or reaches_inputs))
+    return PartFlops(first + second, backward)

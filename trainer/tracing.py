@@ -1,0 +1,234 @@
+"""What a training step holds and computes, found by running it on tensors without data.
+
+The very module that strategies wrap runs forward and backward under torch's fake tensors: every operation gives its
+output's shape and no numbers, so the largest model is traced in a second on any machine. What is counted is therefore
+what the code does and not what a formula says it should do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import weakref
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from trainer.config import ModelConfig
+from trainer.models.table import family_of
+
+# autocast: fp32 weights, cast where an operation computes in bf16 (DDP, ZeRO).
+# bf16 weights: the strategy hands the module weights that are bf16 already (FSDP).
+Compute = Literal["fp32", "autocast", "bf16 weights"]
+Category = Literal["weight copies", "vision", "language", "head", "backward"]
+
+# transformers checks the count of image tokens by reading numbers, of which fake tensors have none.
+CHECK_VARIABLE = "TRANSFORMERS_DISABLE_TORCH_CHECK"
+
+
+@dataclass(frozen=True)
+class RowShape:
+    """One forward pass: `rows` rows of `tokens` tokens, with these images and label tokens in all of them together."""
+
+    rows: int
+    tokens: int
+    images: int
+    label_tokens: int
+
+
+@dataclass(frozen=True)
+class Held:
+    """Bytes held at one moment by category, without parameters, gradients and the inputs."""
+
+    bytes_by_category: dict[Category, int]
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(self.bytes_by_category.values())
+
+
+@dataclass(frozen=True)
+class StepTrace:
+    """The two moments that matter: the fullest of the forward pass, and the fullest of the backward pass."""
+
+    forward: Held
+    backward: Held
+    input_bytes: int
+
+
+def trace_step(
+    config: ModelConfig,
+    shape: RowShape,
+    *,
+    vocabulary: int,
+    cached: bool,
+    compute: Compute,
+    activation_checkpointing: bool,
+    language_layers: int,
+) -> StepTrace:
+    """Trace one micro-batch of the model with `language_layers` layers of its language model.
+
+    Gradients are there before, as from the second micro-batch on and as in the buckets of DDP.
+    """
+    with _without_checks(), FakeTensorMode():
+        family = family_of(config)
+        model = family.skeleton(config, vocabulary=vocabulary, language_layers=language_layers)
+        module = family.training_module(config, model, cached=cached).train()
+        if activation_checkpointing:
+            family.enable_activation_checkpointing(module)
+        if compute == "bf16 weights":
+            for parameter in module.parameters():
+                if parameter.requires_grad:
+                    parameter.data = parameter.data.bfloat16()
+        return trace_module(module, inputs_of(config, shape, vocabulary, cached=cached), compute)
+
+
+def trace_module(module: nn.Module, inputs: dict[str, Tensor], compute: Compute) -> StepTrace:
+    """Trace forward and backward of a training module, with real tensors or fake ones."""
+    held = [*module.parameters(), *module.buffers(), *inputs.values()]
+    for parameter in module.parameters():
+        if parameter.requires_grad:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            held.append(parameter.grad)
+    with MemoryTracker(held, module.parameters(), _regions(module)) as tracker:
+        with torch.autocast("cpu", torch.bfloat16, enabled=compute == "autocast"):
+            loss = module(**inputs)
+        forward = tracker.take_peak(next_category="backward")
+        loss.backward()
+        backward = tracker.take_peak(next_category="backward")
+    return StepTrace(forward, backward, sum(tensor.nbytes for tensor in inputs.values()))
+
+
+def inputs_of(config: ModelConfig, shape: RowShape, vocabulary: int, *, cached: bool) -> dict[str, Tensor]:
+    """Inputs of the training module with the right shapes: zeros, and image tokens where images are."""
+    family = family_of(config)
+    image_tokens = family.image_tokens(config, config.image_size, config.image_size)
+    input_ids = torch.zeros(shape.rows * shape.tokens, dtype=torch.int64)
+    input_ids[: shape.images * image_tokens] = vocabulary - 1
+    side = config.image_size
+    if cached:
+        images = torch.zeros(shape.images, image_tokens, family.feature_width(config), dtype=torch.bfloat16)
+    else:
+        images = torch.zeros(shape.images, 3, side, side)
+    return {
+        "input_ids": input_ids.view(shape.rows, shape.tokens),
+        "position_ids": torch.arange(shape.tokens).repeat(shape.rows, 1),
+        "label_index": torch.zeros(shape.label_tokens, dtype=torch.int64),
+        "label_ids": torch.zeros(shape.label_tokens, dtype=torch.int64),
+        "images": images,
+    }
+
+
+class MemoryTracker(TorchDispatchMode):
+    """Counts the bytes of every storage that an operation makes, from then until nobody holds it.
+
+    Args:
+        held: tensors that are not counted, because they are there before.
+        parameters: copies of these by casting get a category of their own.
+        regions: modules and the category of what is made while their forward runs.
+    """
+
+    def __init__(
+        self,
+        held: Iterable[Tensor] = (),
+        parameters: Iterable[nn.Parameter] = (),
+        regions: Sequence[tuple[nn.Module, Category]] = (),
+    ) -> None:
+        super().__init__()
+        self._known = weakref.WeakSet(tensor.untyped_storage() for tensor in held)
+        self._parameters = {id(parameter) for parameter in parameters}
+        self._regions = regions
+        self._hooks: list[Any] = []
+        self._category: Category = "head"
+        self._held: Counter[Category] = Counter()
+        self._held_bytes = 0
+        self._start_peak()
+
+    def __enter__(self) -> MemoryTracker:
+        for module, category in self._regions:
+            self._hooks += [
+                module.register_forward_pre_hook(lambda *_, category=category: self._enter_region(category)),
+                module.register_forward_hook(lambda *_: self._enter_region("head")),
+            ]
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self._forget_regions()
+
+    def take_peak(self, *, next_category: Category) -> Held:
+        """The fullest moment since the last call. What is made from here on belongs to `next_category`."""
+        fullest = Held(dict(self._peak))
+        self._forget_regions()  # recomputation runs forward passes inside the backward pass
+        self._category = next_category
+        self._start_peak()
+        return fullest
+
+    @property
+    def held_bytes(self) -> int:
+        """What is held now."""
+        return self._held_bytes
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        is_cast = func is torch.ops.aten._to_copy.default and id(args[0]) in self._parameters
+        category: Category = "weight copies" if is_cast else self._category
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, Tensor):
+                self._count(tensor.untyped_storage(), category)
+        return result
+
+    def _start_peak(self) -> None:
+        self._peak, self._peak_bytes = self._held.copy(), self._held_bytes
+
+    def _enter_region(self, category: Category) -> None:
+        self._category = category
+
+    def _forget_regions(self) -> None:
+        while self._hooks:
+            self._hooks.pop().remove()
+
+    def _count(self, storage: torch.UntypedStorage, category: Category) -> None:
+        if storage in self._known:
+            return
+        self._known.add(storage)
+        num_bytes = storage.nbytes()
+        weakref.finalize(storage, self._release, category, num_bytes).atexit = False
+        self._held[category] += num_bytes
+        self._held_bytes += num_bytes
+        if self._held_bytes > self._peak_bytes:
+            self._start_peak()
+
+    def _release(self, category: Category, num_bytes: int) -> None:
+        self._held[category] -= num_bytes
+        self._held_bytes -= num_bytes
+
+
+def _regions(module: nn.Module) -> list[tuple[nn.Module, Category]]:
+    """The parts of a LLaVA-like model whose activations have names of their own; the rest is the head and the loss."""
+    base = module.model.model
+    regions: list[tuple[nn.Module, Category]] = [
+        (base.multi_modal_projector, "vision"),
+        (base.language_model, "language"),
+    ]
+    return [*regions, (base.vision_tower, "vision")] if base.vision_tower is not None else regions
+
+
+@contextlib.contextmanager
+def _without_checks() -> Iterator[None]:
+    before = os.environ.get(CHECK_VARIABLE)
+    os.environ[CHECK_VARIABLE] = "1"
+    try:
+        yield
+    finally:
+        os.environ.pop(CHECK_VARIABLE)
+        if before is not None:
+            os.environ[CHECK_VARIABLE] = before
