@@ -9,6 +9,8 @@ from pipelines.config import RunConfig, parse_run_config
 from tests.trainer_runs import TINY, merged
 from trainer.tracing import RowShape
 
+ROWS = RowShape(rows=2, tokens=128, images=4, label_tokens=96)
+
 
 @dataclass(frozen=True)
 class Case:
@@ -18,7 +20,7 @@ class Case:
     changes: dict[str, Any] = field(default_factory=dict)
     passes: int = 2
     cached: bool = True
-    rows: RowShape = RowShape(2, 128, 4, 96)
+    rows: RowShape = ROWS
     vocabulary: int = 300
 
     def config(self, world_size: int) -> RunConfig:

@@ -6,11 +6,16 @@ Layers are equal, so two traces with one and two language layers give any number
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from pipelines.config import RunConfig
 from trainer.models.shape import ModelShape
+
+if TYPE_CHECKING:
+    from trainer.tracing import Held
 
 WEIGHT_COPIES = "weight copies"
 Bytes = Mapping[str, int]  # by category, see trainer.tracing.Category
@@ -105,14 +110,13 @@ def _of_mix(
     )
     layers = key.shape.language.layers
     return Activations(
-        forward=_extended(one.forward.bytes_by_category, two.forward.bytes_by_category, layers),
-        backward=_extended(one.backward.bytes_by_category, two.backward.bytes_by_category, layers),
-        backward_end=dict(one.backward.bytes_by_category),
+        forward=_extended(one.forward, two.forward, layers),
+        backward=_extended(one.backward, two.backward, layers),
+        backward_end={str(name): count for name, count in one.backward.bytes_by_category.items()},
         input_bytes=one.input_bytes,
     )
 
 
-def _extended(one: Mapping[str, int], two: Mapping[str, int], layers: int) -> dict[str, int]:
-    return {
-        name: one.get(name, 0) + (layers - 1) * (two.get(name, 0) - one.get(name, 0)) for name in sorted({*one, *two})
-    }
+def _extended(one: Held, two: Held, layers: int) -> dict[str, int]:
+    first, second = Counter(one.bytes_by_category), Counter(two.bytes_by_category)
+    return {name: first[name] + (layers - 1) * (second[name] - first[name]) for name in sorted({*first, *second})}

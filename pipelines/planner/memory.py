@@ -1,8 +1,8 @@
 """Memory of one rank, by part, at the fullest moment of a training step.
 
-Activations are traced from the real code (`activations.py`); weights, gradients and optimizer state are counted from the
-model's shape; what a strategy adds was found by weighing every storage of real runs (tests/integration/test_memory.py
-holds these numbers to what is measured).
+Activations are traced from the real code (`activations.py`); weights, gradients and optimizer state are counted from
+the model's shape; what a strategy adds was found by weighing every storage of real runs, to which
+tests/integration/test_memory.py holds these numbers.
 """
 
 from __future__ import annotations
@@ -117,6 +117,15 @@ class Weights:
         return cls(trainable, sum(per_rank.values()) - trainable, layer, max(0, trainable - layers))
 
 
+@dataclass(frozen=True)
+class _Run:
+    weights: Weights
+    layout: Layout
+    precision: str
+    passes: int
+    checkpointing: bool
+
+
 def training_parts(
     shape: ModelShape,
     layout: Layout,
@@ -125,11 +134,13 @@ def training_parts(
     cached: bool,
     precision: str,
     passes: int,
+    checkpointing: bool,
 ) -> tuple[str, list[MemoryPart]]:
     """The fullest moment of a step and what is held then: all that torch allocates.
 
     Args:
         passes: micro-batches that are summed for one step.
+        checkpointing: activations are computed again, so that the backward pass is fullest inside of a layer.
     """
     weights = Weights.of(shape, layout, cached=cached)
     static = [
@@ -142,13 +153,12 @@ def training_parts(
         ),
         MemoryPart("inputs", passes * activations.input_bytes, "tokens, labels and images of a step"),
     ]
+    run = _Run(weights, layout, precision, passes, checkpointing)
     moments = {
-        "forward": _moment(activations.forward, layout, _extra(weights, layout, precision, passes, "forward")),
-        "backward": _moment(activations.backward, layout, _extra(weights, layout, precision, passes, "backward")),
-        "backward, at its end": _moment(
-            activations.backward_end, layout, _extra(weights, layout, precision, passes, "end")
-        ),
-        "step": _extra(weights, layout, precision, passes, "step"),
+        "forward": _moment(activations.forward, layout, _extra(run, "forward")),
+        "backward": _moment(activations.backward, layout, _extra(run, "backward")),
+        "backward, at its end": _moment(activations.backward_end, layout, _extra(run, "end")),
+        "step": _extra(run, "step"),
     }
     moment, parts = max(moments.items(), key=lambda item: sum(part.bytes for part in item[1]))
     return moment, [part for part in [*static, *parts] if part.bytes]
@@ -167,41 +177,42 @@ def device_parts(parts: list[MemoryPart], layout: Layout) -> list[MemoryPart]:
     ]
 
 
-def _extra(weights: Weights, layout: Layout, precision: str, passes: int, when: str) -> list[MemoryPart]:
+def _extra(run: _Run, when: str) -> list[MemoryPart]:
     """Gradients and what the strategy needs at a moment: forward, backward (its start), end (of backward), step."""
+    weights, layout = run.weights, run.layout
     mine = _split(weights.trainable, layout.gradient_shards)
-    whole, compute_bytes = weights.trainable, BF16_BYTES if precision == "bf16" else FP32_BYTES
+    whole, compute_bytes = weights.trainable, BF16_BYTES if run.precision == "bf16" else FP32_BYTES
     temporaries = MemoryPart(
         "optimizer's temporaries", FP32_BYTES * _split(weights.trainable, layout.optimizer_shards), "one moment's root"
     )
     if layout.strategy in ("zero1", "zero2", "zero3"):
-        return _zero(weights, layout, precision, passes, when, temporaries)
+        return _zero(run, when, temporaries)
     if layout.weight_shards == 1:  # ddp, tensor, pipeline: gradients live in buckets that stay
         gradients = MemoryPart("gradients", FP32_BYTES * whole, "fp32, in the buckets of all-reduce")
         return [gradients, temporaries] if when == "step" else [gradients]
-    summed = FP32_BYTES * whole if passes > 1 else 0
     sharded = MemoryPart("gradients", FP32_BYTES * mine, "fp32, sharded")
     if when == "step":
         return [sharded, temporaries]
     gathered = weights.root + FSDP_GATHERED_LAYERS * weights.layer
     parts = [MemoryPart("gathered weights", compute_bytes * gathered, "the rest and two layers, whole")]
-    if when == "end":  # each layer's sum has become the rank's share of it
-        return [*parts, sharded]
-    return [*parts, MemoryPart("summed gradients", summed, "fp32, whole on every rank between micro-batches")]
+    if when == "end" or (run.checkpointing and when == "backward"):
+        moving = (compute_bytes + FP32_BYTES) * weights.layer
+        parts.append(MemoryPart("gradients on their way", moving, "one layer's, and in fp32 that of the layer before"))
+    # The first micro-batch of a step makes the shards; those after it add to them.
+    return [*parts, sharded] if run.passes > 1 or when == "end" else parts
 
 
-def _zero(
-    weights: Weights, layout: Layout, precision: str, passes: int, when: str, temporaries: MemoryPart
-) -> list[MemoryPart]:
+def _zero(run: _Run, when: str, temporaries: MemoryPart) -> list[MemoryPart]:
     """DeepSpeed 0.19: an fp32 copy of the rank's partition, buckets of which the old ones outlive the new, and the
     partition's gradients, which exist from the end of the first backward pass on."""
+    weights, layout = run.weights, run.layout
     partition = _split(weights.trainable, layout.gradient_shards)
     copy = MemoryPart(
         "optimizer's weights", FP32_BYTES * _split(weights.trainable, layout.optimizer_shards), "the partition, fp32"
     )
     bucket_bytes = FP32_BYTES * min(ZERO_BUCKET_ELEMENTS, weights.trainable)
     buckets = MemoryPart(
-        "buckets", (3 if precision == "bf16" else 2) * bucket_bytes, "gradients on their way, one set per dtype"
+        "buckets", (3 if run.precision == "bf16" else 2) * bucket_bytes, "gradients on their way, one set per dtype"
     )
     gradients = MemoryPart("gradients", FP32_BYTES * partition, "fp32, the partition")
     if when == "step":
@@ -210,7 +221,7 @@ def _zero(
     if layout.weight_shards > 1:
         gathered = weights.root + FSDP_GATHERED_LAYERS * weights.layer
         parts.append(MemoryPart("gathered weights", FP32_BYTES * gathered, "the rest and two layers, whole"))
-    if passes > 1 or when == "end":
+    if run.passes > 1 or when == "end":
         parts.append(gradients)
     return parts
 

@@ -1,40 +1,201 @@
-"""`vlmpipe plan`: the machines of each job, and rows and steps where the data is already prepared."""
+"""`vlmpipe plan`: whether a run is valid and fits, how long it takes, what it costs, and what would pay."""
 
 from __future__ import annotations
 
-from typing import Any
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, Literal
 
-from pipelines.config import RunConfig
-from pipelines.planner.job_spec import JOBS, check_job_spec, job_spec
+from pipelines.config import RunConfig, warnings
+from pipelines.planner import cost, feature_cache, reduction_server
+from pipelines.planner.architecture import Architecture, architecture
+from pipelines.planner.catalog import Gpu, Machine, load_catalog
+from pipelines.planner.cost import Cost
+from pipelines.planner.device_memory import estimate_memory
+from pipelines.planner.feature_cache import CacheAdvice
+from pipelines.planner.job_spec import JOBS, job_spec, job_violations
+from pipelines.planner.layout import layout_of
+from pipelines.planner.memory import GIB, Memory
+from pipelines.planner.prices import load_prices
+from pipelines.planner.reduction_server import Advice
+from pipelines.planner.row_load import RowLoad
+from pipelines.planner.rules.rule import Violation
+from pipelines.planner.throughput import Time, estimate_time
 from trainer.config import JobConfig, RunPaths
 from trainer.errors import UserError
 from trainer.storage import join_uri, open_storage
 
 ROLES = ("chief", "workers", "Reduction Server", "evaluators")
-NOT_ESTIMATED = "Memory, time and cost are not estimated by this version."
+LITTLE_SPARE = 0.05  # of the device; the estimate's own error is of this size
+State = Literal["green", "amber", "red"]
 
 
-def plan_run(config: RunConfig) -> dict[str, Any]:
-    """The plan in JSON's types: name, jobs (worker pools by job), data (or None) and notes, sentences for people.
+@dataclass(frozen=True)
+class Plan:
+    """The whole answer. What is None is not known, and a note says why."""
 
-    Raises ConfigError for a job that Vertex AI would refuse.
+    name: str
+    findings: tuple[Violation, ...]
+    jobs: dict[str, list[dict[str, Any]]]
+    model: Architecture | None
+    load: RowLoad | None
+    memory: Memory | None
+    time: Time | None
+    features_cache: CacheAdvice | None
+    reduction_server: Advice | None
+    cost: Cost | None
+    notes: tuple[str, ...]
+
+    @property
+    def errors(self) -> list[str]:
+        """Why the run would fail, a line each."""
+        found = [finding.text() for finding in self.findings if finding.severity == "error"]
+        if self.memory and not self.memory.fits:
+            need, there = self.memory.total_bytes / GIB, self.memory.capacity_bytes / GIB
+            found.append(
+                f"does not fit: {need:,.1f} GiB on {self.memory.device} with {there:,.1f} GiB; "
+                f"the largest part is {self.memory.binding}"
+            )
+        return found
+
+    @property
+    def state(self) -> State:
+        """red: it would fail. amber: look before you start it. green: nothing speaks against it."""
+        if self.errors:
+            return "red"
+        memory = self.memory
+        tight = memory is not None and memory.spare_bytes < LITTLE_SPARE * memory.capacity_bytes
+        unknown = memory is None or self.cost is None or self.cost.usd is None
+        return "amber" if self.findings or tight or unknown else "green"
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        shape = self.model.shape if self.model else None
+        return {
+            "name": self.name,
+            "state": self.state,
+            "errors": self.errors,
+            "findings": [dataclasses.asdict(finding) for finding in self.findings],
+            "model": {
+                "parameters": shape.total_parameters,
+                "trainable_parameters": shape.trainable_parameters,
+                "parts": dict(shape.parameters),
+                "frozen": sorted(shape.frozen),
+                "origin": self.model.origin,
+            }
+            if self.model and shape
+            else None,
+            "load": _as_dict(self.load),
+            "jobs": self.jobs,
+            "memory": self.memory.as_dict() if self.memory else None,
+            "time": _as_dict(self.time),
+            "features_cache": _as_dict(self.features_cache),
+            "reduction_server": _as_dict(self.reduction_server),
+            "cost": _as_dict(self.cost),
+            "notes": list(self.notes),
+        }
+
+
+def plan_run(config: RunConfig) -> Plan:
+    """Plan a run. Reads no data but an index of data that is prepared already, and downloads no weights.
+
+    What cannot be found out is left open with a note, so that the rest is still said.
     """
     paths = RunPaths(run_id=config.name, root_uri=config.root_uri("local"))
-    jobs = {}
+    jobs: dict[str, list[dict[str, Any]]] = {}
+    findings: list[Violation] = []
     for job in JOBS:
-        spec = job_spec(config, job, paths.run_uri)
-        check_job_spec(spec)
-        jobs[job] = [_pool(number, pool) for number, pool in enumerate(spec["worker_pool_specs"])]
-    data, note = _data(config, paths)
-    cluster, train = config.cluster, config.train
-    passes = train.global_batch_rows // (cluster.world_size * train.micro_batch_rows)
-    notes = [
-        f"Training: {train.strategy} on {cluster.world_size} ranks, {train.global_batch_rows} rows a step; "
-        f"each rank runs {passes} x {train.micro_batch_rows}.",
-        note,
-        NOT_ESTIMATED,
-    ]
-    return {"name": config.name, "jobs": jobs, "data": data, "notes": notes}
+        pools = job_spec(config, job, paths.run_uri)["worker_pool_specs"]
+        jobs[job] = [_pool(number, pool) for number, pool in enumerate(pools)]
+        findings += [one for one in job_violations(config, job, paths.run_uri) if one not in findings]
+    notes = [str(problem) for problem in warnings(config)]
+    catalog = load_catalog()
+    machine = catalog.machines.get(config.cluster.machine_type)
+    gpu = catalog.gpus.get(config.cluster.accelerator_type)
+    bare = Plan(config.name, tuple(findings), jobs, None, None, None, None, None, None, None, tuple(notes))
+    if machine is None:
+        note = f"Memory, time and cost are open: nothing is known of the machine {config.cluster.machine_type}."
+        return dataclasses.replace(bare, notes=(*notes, note))
+    try:
+        model = architecture(config)
+    except UserError as error:
+        note = f"Memory, time and cost are open: the model's sizes are not known. {error.text()}"
+        return dataclasses.replace(bare, notes=(*notes, note))
+    return _estimated(bare, config, model, machine, gpu, paths)
+
+
+def _estimated(
+    bare: Plan, config: RunConfig, model: Architecture, machine: Machine, gpu: Gpu | None, paths: RunPaths
+) -> Plan:
+    shape, layout = model.shape, layout_of(config)
+    prices = load_prices(config.plan.prices_file)
+    load, note = _load(config, model, paths)
+    cache = feature_cache.advise(config, shape, layout, load, gpu, prices)
+    time = estimate_time(config, shape, layout, load, machine, gpu, cached=cache.state == "on")
+    notes = [*bare.notes, *([note] if note else [])]
+    for what in (machine, gpu):
+        if what is not None and not what.confirmed:
+            named = getattr(what, "machine_type", None) or getattr(what, "accelerator_type", "")
+            notes.append(f"{named}: {', '.join(what.unconfirmed)} of the catalogue are not confirmed by a document.")
+    return dataclasses.replace(
+        bare,
+        model=model,
+        load=load,
+        memory=estimate_memory(config, model, machine, gpu),
+        time=time,
+        features_cache=cache,
+        reduction_server=reduction_server.advise(config, layout, time, machine, prices),
+        cost=cost.estimate_cost(config, shape, layout, load, time, cache, machine, gpu, prices),
+        notes=tuple(dict.fromkeys(notes)),
+    )
+
+
+def _load(config: RunConfig, model: Architecture, paths: RunPaths) -> tuple[RowLoad, str]:
+    """Rows from prepared data under the local root, else from what the run file says of its data."""
+    prepared = _prepared(config, paths)
+    if prepared:
+        return prepared, ""
+    if config.plan.samples:
+        return RowLoad.assumed(config, model.shape), ""
+    note = (
+        "How much data there is is not known before it is prepared; plan.samples and plan.sample_tokens tell the plan."
+    )
+    return RowLoad.assumed(config, model.shape), note
+
+
+def _prepared(config: RunConfig, paths: RunPaths) -> RowLoad | None:
+    from trainer.data.index import Index
+    from trainer.data.prepare import DONE, fingerprint
+    from trainer.data.sequence import RowSequence
+
+    if "://" in config.data.source + paths.root_uri:
+        return None
+    job = JobConfig.model_validate(config.to_run_json(paths))
+    try:
+        uri = join_uri(paths.prepared_root, fingerprint(job))
+    except UserError:
+        return None
+    if open_storage(uri).stat(DONE) is None:
+        return None
+    split = Index.load(uri).split("train")
+    sequence = RowSequence(
+        split,
+        row_tokens=job.data.row_tokens,
+        row_images=job.data.row_images,
+        seed=job.train.seed,
+        global_batch_rows=job.train.global_batch_rows,
+        pack=job.data.pack,
+    )
+    steps = sequence.num_steps(job.train.epochs)
+    return RowLoad.from_index(
+        config,
+        samples=len(split),
+        tokens=int(split.tokens.sum()),
+        images=int(split.image_count.sum()),
+        label_tokens=int(split.label_tokens.sum()),
+        rows=len(sequence.plan(0)),
+        steps=min(steps, job.train.max_steps) if job.train.max_steps else steps,
+    )
 
 
 def _pool(number: int, pool: dict[str, Any]) -> dict[str, Any]:
@@ -53,36 +214,5 @@ def _pool(number: int, pool: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _data(config: RunConfig, paths: RunPaths) -> tuple[dict[str, Any] | None, str]:
-    """Rows and steps from prepared data under the local root, and a sentence about them."""
-    from trainer.data.index import Index
-    from trainer.data.prepare import DONE, fingerprint
-    from trainer.data.sequence import RowSequence
-
-    if "://" in config.data.source + paths.root_uri:
-        return None, "Data: rows and steps are known after preparation, which happens in the run."
-    job = JobConfig.model_validate(config.to_run_json(paths))
-    try:
-        uri = join_uri(paths.prepared_root, fingerprint(job))
-    except UserError as error:
-        return None, f"Data: {error.found}."
-    if open_storage(uri).stat(DONE) is None:
-        return None, "Data: not prepared yet; rows and steps are known after preparation."
-    split = Index.load(uri).split("train")
-    sequence = RowSequence(
-        split,
-        row_tokens=job.data.row_tokens,
-        row_images=job.data.row_images,
-        seed=job.train.seed,
-        global_batch_rows=job.train.global_batch_rows,
-        pack=job.data.pack,
-    )
-    first = sequence.plan(0)
-    steps = sequence.num_steps(job.train.epochs)
-    if job.train.max_steps:
-        steps = min(steps, job.train.max_steps)
-    data = {"prepared_uri": uri, "samples": len(split), "rows": len(first), "fill": first.fill, "steps": steps}
-    return data, (
-        f"Data: {len(split):,} training samples in {len(first):,} rows of {job.data.row_tokens:,} tokens "
-        f"({100 * first.fill:.0f} % filled); {steps:,} steps."
-    )
+def _as_dict(value: Any) -> dict[str, Any] | None:
+    return None if value is None else dataclasses.asdict(value)

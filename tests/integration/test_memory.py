@@ -41,6 +41,7 @@ def predicted(name: str) -> dict[str, int]:
         cached=is_cached(config),
         precision=config.train.precision,
         passes=case.passes,
+        checkpointing=config.train.activation_checkpointing == "full",
     )
     sizes = {part.name: part.bytes for part in parts}
     return {

@@ -48,8 +48,8 @@ class Ddp:
         return loss_sum / total_label_tokens
 
     def step(self, rate_factor: float) -> StepResult:
-        # Gradients are views of DDP's buckets. Let go of, they would be made again beside the buckets while micro-batches
-        # are summed: all of them twice in memory.
+        # Gradients are views of DDP's buckets. Let go of, they would be made anew beside the buckets while micro-
+        # batches are summed: all of them twice in memory.
         settings = self._config
         return clip_and_step(self._module, self._optimizer, settings.clip_grad_norm, rate_factor, keep_gradients=True)
 

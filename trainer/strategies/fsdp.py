@@ -33,8 +33,8 @@ class Fsdp:
         # FSDP averages over ranks; the loss is a sum over ranks: multiply by their number.
         scale = self._worker.world_size / total_label_tokens
         loss_sum = torch.zeros((), device=self._worker.device)
-        for number, batch in enumerate(batches, start=1):
-            self._module.set_requires_gradient_sync(number == len(batches))
+        for batch in batches:
+            # Gradients are sharded after every micro-batch: kept for the last one, each rank would hold all of them.
             loss = self._module(**batch.to(self._worker.device))
             (loss * scale).backward()
             loss_sum += loss.detach()
