@@ -69,6 +69,10 @@ run: $(INSTALLED)  ## run a run file's pipeline on this machine
 compile-pipeline: $(INSTALLED)  ## compile the Vertex AI pipeline of every run file in configs/ into build/pipelines
 	@$(BIN)/vlmpipe compile configs/*.yaml $(GCP_FIELDS) $(args)
 
+.PHONY: submit
+submit: $(INSTALLED)  ## start a run on Vertex AI; asks before much is spent: make submit config=configs/x.yaml
+	@$(BIN)/vlmpipe submit $(config) $(GCP_FIELDS) $(args)
+
 .PHONY: build
 build:  ## build the container images (needs Docker here, or gcloud: make build builder=gcloud)
 	@container/build.sh $(builder)
@@ -102,6 +106,10 @@ bench-data: $(INSTALLED_DEV)  ## benchmarks of the data path, as ratios measured
 .PHONY: bench-train
 bench-train: $(INSTALLED_DEV)  ## benchmarks of training, as ratios measured side by side
 	$(BIN)/python -m benchmarks.bench_train $(args)
+
+.PHONY: bench-planner
+bench-planner: $(INSTALLED_DEV)  ## the planner's memory, FLOPs and step times beside what is measured here
+	@OMP_NUM_THREADS=1 $(BIN)/python -W ignore -m benchmarks.bench_planner $(args)
 
 .PHONY: clean
 clean:  ## remove build outputs and tool caches; keeps .venv and runs/

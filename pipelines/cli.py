@@ -7,6 +7,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -62,8 +63,28 @@ def _global_options(
 
 
 @app.command()
-def check(config: RunFile, overrides: Overrides = None, as_json: AsJson = False) -> None:
-    """Check a run file in seconds, offline: fields, model, data, batch, output and job specs."""
+def check(
+    config: Annotated[
+        Path | None,
+        typer.Argument(metavar="[CONFIG]", help="The run file, for example configs/digits.yaml.", show_default=False),
+    ] = None,
+    overrides: Overrides = None,
+    job_spec: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Check a CustomJob's spec (YAML or JSON) instead.", show_default=False),
+    ] = None,
+    region: Annotated[str, typer.Option(help="With --job-spec: region of the job.", show_default=False)] = "",
+    as_json: AsJson = False,
+) -> None:
+    """Check a run file in seconds, offline: fields, model, data, batch, output and job specs. Or any job spec."""
+    if (config is None) == (job_spec is None):
+        found = "neither a run file nor a job spec given" if config is None else "both a run file and a job spec given"
+        raise ConfigError(found, expected="vlmpipe check CONFIG [a.b=c]..., or vlmpipe check --job-spec FILE")
+    if job_spec is not None:
+        raise typer.Exit(_check_job_spec(job_spec, region, as_json))
+    assert config is not None
+    if region:
+        raise ConfigError("--region is given with a run file", fix="set gcp.location=REGION in the run file instead")
     from pipelines.planner.checks import check_run, exit_code
 
     findings = check_run(_load(config, overrides))
@@ -80,15 +101,15 @@ def check(config: RunFile, overrides: Overrides = None, as_json: AsJson = False)
 
 @app.command()
 def plan(config: RunFile, overrides: Overrides = None, as_json: AsJson = False) -> None:
-    """Say what a run would do: the machines of each job, rows and steps."""
+    """Say whether a run is valid and fits, how long it takes and what it costs. Starts nothing."""
     from pipelines.planner.plan import plan_run
-    from pipelines.tables import print_plan
+    from pipelines.planner.tables import print_plan_tables
 
-    answer = plan_run(_load(config, overrides))
+    answer = plan_run(_load(config, overrides)).as_dict()
     if as_json:
         _print_json(answer)
     else:
-        print_plan(answer)
+        print_plan_tables(answer)
 
 
 @app.command(name="compile")
@@ -144,6 +165,31 @@ def run(
     else:
         _print_lines(["", *found.lines()])
     raise typer.Exit(code)
+
+
+@app.command()
+def submit(
+    config: RunFile,
+    overrides: Overrides = None,
+    force: Annotated[bool, typer.Option("--force", help="Submit although memory is planned not to fit.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask, whatever it costs.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be sent, and send nothing.")] = False,
+    run_id: Annotated[
+        str, typer.Option(help="An earlier run on Vertex AI to continue; default a new one.", show_default=False)
+    ] = "",
+    as_json: AsJson = False,
+) -> None:
+    """Start a run on Vertex AI: plan, compile, ask before much is spent, send. Does not wait for its end."""
+    from pipelines.planner.consent import terminal_question
+    from pipelines.submit import submit_run
+
+    answer = submit_run(
+        _load(config, overrides), run_id=run_id, force=force, yes=yes, dry_run=dry_run, ask=terminal_question()
+    )
+    if as_json:
+        _print_json(answer.as_json())
+    else:
+        _print_lines(answer.lines())
 
 
 @app.command()
@@ -207,6 +253,23 @@ def _load(config: Path, overrides: Sequence[str] | None) -> RunConfig:
     from pipelines.config import load_run_file
 
     return load_run_file(config, overrides or [])
+
+
+def _check_job_spec(path: Path, region: str, as_json: bool) -> int:
+    from pipelines.planner.catalog import load_catalog
+    from pipelines.planner.spec_file import read_spec_file
+
+    file = read_spec_file(path)
+    violations = file.check(load_catalog(), region)
+    failed = any(violation.severity == "error" for violation in violations)
+    if as_json:
+        found = [asdict(violation) for violation in violations]
+        _print_json({"ok": not failed, "job_spec": str(path), "spelling": file.spelling, "violations": found})
+    else:
+        from pipelines.tables import print_violations
+
+        print_violations(violations, region or file.region)
+    return ExitCode.CONFIG if failed else ExitCode.OK
 
 
 def _view(plain: bool, say: Callable[[str], None]) -> View:

@@ -70,7 +70,9 @@ class RunConfig(Section):
         default_factory=RegisterConfig, alias="register", description="How an accepted model is registered."
     )
     schedule: ScheduleConfig | None = Field(None, description="Recurring runs on Vertex AI; null for none.")
-    plan: PlanConfig = Field(default_factory=PlanConfig, description="What vlmpipe plan assumes, and what needs asking.")
+    plan: PlanConfig = Field(
+        default_factory=PlanConfig, description="What vlmpipe plan assumes, and what needs asking."
+    )
     gcp: GcpConfig = Field(default_factory=GcpConfig, description="The Google Cloud project. Vertex AI only.")
 
     @model_validator(mode="after")

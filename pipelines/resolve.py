@@ -14,6 +14,7 @@ from typing import Any
 from components.shell import run_uri_of
 from pipelines.config import RunConfig, parse_run_config
 from pipelines.planner.job_spec import check_jobs, worker_pools
+from pipelines.planner.plan import Plan, plan_run
 from pipelines.run_file import apply_overrides
 from trainer.config import RunPaths
 from trainer.errors import ConfigError
@@ -73,7 +74,7 @@ def resolve(
     overrides: str = "",
     **parameters: str | int | float,
 ) -> Resolved:
-    """Merge, check and write `run.json` into the run's folder.
+    """Merge, check, plan and write `run.json` and `plan.json` into the run's folder.
 
     Args:
         run_file: the run file as a JSON text.
@@ -100,9 +101,15 @@ def resolve(
     if not root_uri.startswith("gs://"):
         root_uri = open_storage(root_uri).root_uri  # absolute: a job may run in another folder
         uri = run_uri_of(root_uri, run_id, job_name)
-    check_jobs(config, uri)
+    plan = plan_run(config)
+    if settings["target"] == "vertex" and config.plan.refuse_red:
+        check_jobs(config, uri)
+        _require_not_red(plan)
+    config = _with_decided_cache(config, plan)
     paths = RunPaths(run_id=run_id or job_name, root_uri=root_uri)
-    open_storage(uri).write("run.json", json.dumps(config.to_run_json(paths), indent=1, ensure_ascii=False).encode())
+    run = open_storage(uri)
+    run.write("plan.json", json.dumps(plan.as_dict(), indent=1, ensure_ascii=False).encode())
+    run.write("run.json", json.dumps(config.to_run_json(paths), indent=1, ensure_ascii=False).encode())
     return Resolved(
         config=config,
         run_uri=uri,
@@ -110,6 +117,25 @@ def resolve(
         train_pools=worker_pools(config, "train", uri),
         evaluate_pools=worker_pools(config, "evaluate", uri),
     )
+
+
+def _require_not_red(plan: Plan) -> None:
+    if plan.errors:
+        settings = plan.memory.nearest[:1] if plan.memory else ()
+        nearest = [f"{key}={json.dumps(value)}" for setting in settings for key, value in setting.change.items()]
+        raise ConfigError(
+            "\n".join(["the plan is red: this run would fail", *(f"  {error}" for error in plan.errors)]),
+            expected="a plan without errors, before machines are paid for",
+            fix=f"for example {' '.join(nearest)}" if nearest else "see vlmpipe plan; plan.refuse_red=false goes on",
+        )
+
+
+def _with_decided_cache(config: RunConfig, plan: Plan) -> RunConfig:
+    """`features.cache: auto` becomes what the plan found to pay; open where the plan could not say."""
+    if config.features.cache != "auto" or plan.features_cache is None:
+        return config
+    features = config.features.model_copy(update={"cache": plan.features_cache.state})
+    return config.model_copy(update={"features": features})
 
 
 def _is_given(value: str | int | float) -> bool:

@@ -205,10 +205,16 @@ class PlanConfig(Section):
     )
     sample_images: float = Field(1.0, ge=0, description="Mean images of a sample, for data that is not prepared yet.")
     confirm_above_usd: float = Field(
-        100.0, ge=0, description="vlmpipe submit asks before it starts a run that is planned to cost more, in US dollars."
+        100.0,
+        ge=0,
+        description="vlmpipe submit asks before it starts a run that is planned to cost more, in US dollars.",
+    )
+    refuse_red: bool = Field(
+        True, description="End a run on Vertex AI in its first step when the plan says that it would fail."
     )
     prices_file: str = Field(
-        "", description="Prices of your own contract, in the form of the built-in prices.yaml, whose entries they replace."
+        "",
+        description="Prices of your own contract, in the form of the built-in prices.yaml, whose entries they replace.",
     )
     preemptions_per_node_hour: float = Field(
         0.02, ge=0, le=60, description="Assumed rate at which a Spot node is taken away; no platform states one."

@@ -5,9 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -16,6 +15,7 @@ from pipelines.live_view import LOOKS, render
 
 if TYPE_CHECKING:
     from pipelines.planner.checks import Finding
+    from pipelines.planner.rules import Violation
     from pipelines.run_state import RunState
     from pipelines.run_summary import RunReport
 
@@ -28,7 +28,7 @@ FINDING_LOOKS = {
 }
 
 
-def _console() -> Console:
+def standard_output() -> Console:
     # A pipe or file has no width; without one, rich would break lines at 80 columns.
     return Console(highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
 
@@ -39,7 +39,7 @@ def print_findings(findings: Sequence[Finding]) -> None:
     for finding in findings:
         sign, style = FINDING_LOOKS[finding.state]
         table.add_row(Text(sign, style=style), Text(finding.subject, style=style), Text(finding.text))
-    console = _console()
+    console = standard_output()
     console.print(table)
     counts = [
         f"{number} {state}"
@@ -49,33 +49,32 @@ def print_findings(findings: Sequence[Finding]) -> None:
     console.print(Text(", ".join(counts)))
 
 
-def print_plan(answer: dict[str, Any]) -> None:
-    """The worker pools of each job, then rows and steps."""
-    table = Table(title=f"Jobs of {answer['name']}", title_justify="left", header_style="bold", box=SIMPLE_HEAD)
-    for column in ("job", "pool", "replicas", "machine", "accelerators", "disk"):
-        table.add_column(column, justify="right" if column == "replicas" else "left")
-    for job, pools in answer["jobs"].items():
-        for pool in pools:
-            count, disk_gb = pool["accelerator_count"], pool["boot_disk_size_gb"]
-            table.add_row(
-                job,
-                pool["role"],
-                str(pool["replica_count"]),
-                pool["machine_type"],
-                f"{count} x {pool['accelerator_type']}" if count else "–",
-                f"{disk_gb} GB {pool['boot_disk_type']}" if disk_gb else "–",
-            )
-            job = ""  # named once, in its first line
-        table.add_section()
-    console = _console()
-    console.print(table)
-    for line in answer["notes"]:
-        console.print(Text(line))
+def print_violations(violations: Sequence[Violation], region: str) -> None:
+    """What is wrong with a job spec: a block each, errors first, and the count."""
+    console = standard_output()
+    for violation in sorted(violations, key=lambda one: one.severity):  # "error" comes before "warning"
+        sign, style = FINDING_LOOKS["failed" if violation.severity == "error" else "warning"]
+        title = Text.assemble((f"{sign} {violation.code}", style), f"  {violation.path}")
+        console.print(title, soft_wrap=True)
+        lines = {
+            "found": violation.found, "expected": violation.expected,
+            "to do": violation.fix, "source": violation.source,
+        }  # fmt: skip
+        table = Table.grid(padding=(0, 1))
+        for name, text in lines.items():
+            if text:
+                table.add_row(f"    {name}", Text(text, style="dim" if name == "source" else ""))
+        console.print(table)
+    counts = {name: sum(one.severity == name for one in violations) for name in ("error", "warning")}
+    words = [f"{number} {name}{'' if number == 1 else 's'}" for name, number in counts.items() if number]
+    console.print(Text(", ".join(words) or "nothing wrong with this job spec"))
+    if not region:
+        console.print(Text("Not checked: what the region offers. Give --region, for example --region us-central1."))
 
 
 def print_runs(runs: Sequence[RunReport], root: str) -> None:
     """All runs of this machine, the newest last."""
-    console = _console()
+    console = standard_output()
     if not runs:
         console.print(Text(f"No runs under {root}. Start with: vlmpipe run configs/digits.yaml"))
         return
@@ -99,6 +98,6 @@ def print_runs(runs: Sequence[RunReport], root: str) -> None:
 
 def print_state(state: RunState) -> None:
     """The steps of one run."""
-    console = _console()
+    console = standard_output()
     console.print(Text(state.run_id, style="bold"))
     console.print(render(state))

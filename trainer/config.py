@@ -90,7 +90,8 @@ class FeaturesConfig(Section):
     """Caching of what the frozen tower outputs."""
 
     cache: Literal["on", "off", "auto"] = Field(
-        "auto", description="on encodes each image once before training; auto does so when the tower is frozen."
+        "auto",
+        description="on encodes each image once before training; auto does so where the plan finds that it pays.",
     )
     shard_images: Positive = Field(512, description="Images per feature shard.")
     batch_images: Positive = Field(64, description="Images encoded at once.")

@@ -8,14 +8,14 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pipelines.config import RunConfig
 from trainer.models.shape import ModelShape
 
 if TYPE_CHECKING:
-    from trainer.tracing import Held
+    from trainer.tracing import Held, StepTrace
 
 WEIGHT_COPIES = "weight copies"
 Bytes = Mapping[str, int]  # by category, see trainer.tracing.Category
@@ -31,13 +31,13 @@ class Activations:
     backward_end: Bytes
     input_bytes: int
 
+    def of_rows(self, rows: int) -> Activations:
+        """The same for `rows` rows at once, when these are of one: all but the copies of weights grows with them."""
 
-@dataclass(frozen=True)
-class ModelKey:
-    """A model section that can be a key: configurations of parts are dictionaries."""
+        def times(held: Bytes) -> dict[str, int]:
+            return {name: count * (1 if name == WEIGHT_COPIES else rows) for name, count in held.items()}
 
-    json: str
-    shape: ModelShape = field(compare=False)
+        return Activations(times(self.forward), times(self.backward), times(self.backward_end), rows * self.input_bytes)
 
 
 def worst_rows(config: RunConfig, shape: ModelShape) -> list[tuple[int, int]]:
@@ -53,20 +53,30 @@ def activations(config: RunConfig, shape: ModelShape, mixes: Sequence[tuple[int,
     Imports torch and transformers, which takes seconds.
     """
     train, data = config.train, config.data
-    found = [
-        _of_mix(
-            ModelKey(config.model.model_dump_json(), shape),
-            rows=train.micro_batch_rows,
-            row_tokens=data.row_tokens,
-            images=images,
-            label_tokens=labels,
+
+    def traced(images: int, labels: int, layers: int) -> StepTrace:
+        return _traced(
+            config.model.model_dump_json(),
+            shape.vocabulary,
+            rows=(train.micro_batch_rows, data.row_tokens, images, labels),
             cached=is_cached(config),
             compute=compute_of(config),
             checkpointing=train.activation_checkpointing == "full",
+            layers=layers,
         )
-        for images, labels in mixes or worst_rows(config, shape)
-    ]
-    return max(found, key=lambda one: max(sum(one.forward.values()), sum(one.backward.values())))
+
+    def fullest(mix: tuple[int, int]) -> int:
+        return max(traced(*mix, 1).forward.total_bytes, traced(*mix, 1).backward.total_bytes)
+
+    mix = max(mixes or worst_rows(config, shape), key=fullest)
+    one, two = traced(*mix, 1), traced(*mix, 2)
+    layers = shape.language.layers
+    return Activations(
+        forward=_extended(one.forward, two.forward, layers),
+        backward=_extended(one.backward, two.backward, layers),
+        backward_end={str(name): count for name, count in one.backward.bytes_by_category.items()},
+        input_bytes=one.input_bytes,
+    )
 
 
 def is_cached(config: RunConfig) -> bool:
@@ -82,38 +92,29 @@ def compute_of(config: RunConfig) -> str:
 
 
 @functools.cache
-def _of_mix(
-    key: ModelKey,
+def _traced(
+    model: str,
+    vocabulary: int,
     *,
-    rows: int,
-    row_tokens: int,
-    images: int,
-    label_tokens: int,
+    rows: tuple[int, int, int, int],
     cached: bool,
     compute: str,
     checkpointing: bool,
-) -> Activations:
+    layers: int,
+) -> StepTrace:
+    """`model` is the model section as JSON; `rows` are their number and of one row tokens, images and label tokens."""
     from trainer.config import ModelConfig
     from trainer.tracing import RowShape, trace_step
 
-    one, two = (
-        trace_step(
-            ModelConfig.model_validate_json(key.json),
-            RowShape(rows, row_tokens, rows * images, rows * label_tokens),
-            vocabulary=key.shape.vocabulary,
-            cached=cached,
-            compute=compute,  # type: ignore[arg-type]
-            activation_checkpointing=checkpointing,
-            language_layers=layers,
-        )
-        for layers in (1, 2)
-    )
-    layers = key.shape.language.layers
-    return Activations(
-        forward=_extended(one.forward, two.forward, layers),
-        backward=_extended(one.backward, two.backward, layers),
-        backward_end={str(name): count for name, count in one.backward.bytes_by_category.items()},
-        input_bytes=one.input_bytes,
+    num_rows, row_tokens, images, label_tokens = rows
+    return trace_step(
+        ModelConfig.model_validate_json(model),
+        RowShape(num_rows, row_tokens, num_rows * images, num_rows * label_tokens),
+        vocabulary=vocabulary,
+        cached=cached,
+        compute=compute,  # type: ignore[arg-type]
+        activation_checkpointing=checkpointing,
+        language_layers=layers,
     )
 
 

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
+import urllib.parse
+import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 
 from pipelines.config import RunConfig
 from pipelines.planner.catalog import load_models
 from trainer.config import ModelConfig, WeightsConfig
+from trainer.errors import ExitCode, UserError
 from trainer.models.shape import ModelShape
+
+HUB_TIMEOUT_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -45,7 +52,27 @@ def _configuration(part: WeightsConfig) -> tuple[WeightsConfig, str]:
     known = load_models().get(part.weights)
     if known:
         return WeightsConfig(config=dict(known.config)), f"the catalogue of {known.date}"
+    _require_hub(part.weights)
     return part, "the Hugging Face hub"
+
+
+def _require_hub(name: str) -> None:
+    """The hub's own client tries for half a minute before it gives up. Behind a proxy only the client knows the way."""
+    from huggingface_hub import constants
+
+    host = urllib.parse.urlsplit(constants.ENDPOINT).hostname or ""
+    if not constants.HF_HUB_OFFLINE:
+        if urllib.request.getproxies():
+            return
+        with contextlib.suppress(OSError):
+            socket.create_connection((host, 443), timeout=HUB_TIMEOUT_S).close()
+            return
+    raise UserError(
+        f"the configuration of {name!r} is not here, and {host} is not reachable",
+        expected="a hub id in the Hugging Face cache or in the planner's catalogue, or a local folder with config.json",
+        fix="give a folder with its config.json, or connect to the network",
+        code=ExitCode.UNAVAILABLE,
+    )
 
 
 def _in_cache(part: WeightsConfig) -> bool:

@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from pipelines.config import RunConfig, warnings
 from pipelines.local_run import require_writable
@@ -16,9 +16,14 @@ from pipelines.problems import RunFileError
 from trainer.config import ModelConfig, RunPaths, WeightsConfig
 from trainer.errors import ExitCode, UserError
 
+if TYPE_CHECKING:
+    from pipelines.planner.rules import Violation
+
 FIRST_SAMPLES = 8
 LEAST_FREE_GIB = 2
 EXAMPLE_PROJECT = "example-project"
+# Rules that `pipelines.config.warnings` has in the run file's own terms: a longest wait, a restart, an image by tag.
+SAID_OF_RUN_FILES = ("VP405", "VP407", "VP603")
 
 
 @dataclass(frozen=True)
@@ -161,23 +166,42 @@ def _port(config: RunConfig) -> Iterator[Finding]:
 
 
 def _jobs(config: RunConfig) -> Iterator[Finding]:
-    from pipelines.planner.job_spec import JOBS, check_job_spec, job_spec, step_of
+    """A job that has errors, or on Vertex AI warnings, gets a finding for each; the same one in several jobs is one."""
+    from pipelines.planner.job_spec import JOBS, job_spec, job_violations, step_of
 
     paths = RunPaths(run_id=config.name, root_uri=config.root_uri("local"))
+    said: set[str] = set()
     for job in JOBS:
-        spec = job_spec(config, job, paths.run_uri)
-        check_job_spec(spec)
-        replicas = ", ".join(str(pool["replica_count"]) for pool in spec["worker_pool_specs"])
-        yield Finding(f"job {step_of(job)}", "ok", f"a valid CustomJob; replicas by pool: {replicas}")
+        subject = f"job {step_of(job)}"
+        found = [one for one in job_violations(config, job, paths.run_uri) if _concerns(config, one)]
+        new = [one for one in found if one.text() not in said]
+        said |= {one.text() for one in new}
+        for one in new:
+            state: Literal["failed", "warning"] = "failed" if one.severity == "error" else "warning"
+            yield Finding(subject, state, one.text(), ExitCode.CONFIG if state == "failed" else ExitCode.OK)
+        if not any(one.severity == "error" for one in found):
+            replicas = ", ".join(str(pool["replica_count"]) for pool in job_spec(config, job, "")["worker_pool_specs"])
+            yield Finding(subject, "ok", f"a valid CustomJob; replicas by pool: {replicas}")
 
 
-def _vertex(config: RunConfig) -> Iterator[Finding]:
+def _concerns(config: RunConfig, violation: Violation) -> bool:
+    """Whether to say it of a run file: what only costs something on Vertex AI does not concern a run on a laptop."""
+    if violation.severity == "error":
+        return True
+    return violation.code not in SAID_OF_RUN_FILES and not list(_missing_for_vertex(config))
+
+
+def _missing_for_vertex(config: RunConfig) -> Iterator[str]:
     try:
         config.require_vertex()
     except RunFileError as error:
-        yield Finding("vertex", "unchecked", f"runs here, not on Vertex AI: {'; '.join(map(str, error.problems))}")
-        return
-    if config.gcp.project == EXAMPLE_PROJECT:
+        yield from map(str, error.problems)
+
+
+def _vertex(config: RunConfig) -> Iterator[Finding]:
+    if missing := list(_missing_for_vertex(config)):
+        yield Finding("vertex", "unchecked", f"runs here, not on Vertex AI: {'; '.join(missing)}")
+    elif config.gcp.project == EXAMPLE_PROJECT:
         yield Finding("vertex", "unchecked", f"complete, with the example values of the project {EXAMPLE_PROJECT}")
     else:
         yield Finding("vertex", "ok", f"project {config.gcp.project} in {config.gcp.location}")

@@ -1,4 +1,4 @@
-"""From the run file to the CustomJobs: worker pools and settings, checked back through the API's own message types."""
+"""From the run file to the CustomJobs: worker pools and settings, checked by the rules and the API's own types."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from components.custom_job import parse_job_spec
 from components.local_cluster import LOCAL_PORT_VARIABLE
 from components.local_job import STEP_LABEL
 from pipelines.config import RunConfig
+from pipelines.planner.catalog import load_catalog
+from pipelines.planner.rules import Violation, check_spec
 from trainer.errors import ConfigError
 from trainer.storage import join_uri
 
@@ -109,23 +111,52 @@ def job_spec(config: RunConfig, job: Job, run_uri: str) -> dict[str, Any]:
     }
 
 
-def check_job_spec(spec: Mapping[str, Any]) -> api.CustomJobSpec:
-    """`spec` as the API's message. Raises ConfigError for what Vertex AI would refuse or misunderstand."""
-    job = parse_job_spec(spec)
-    if job.scheduling.strategy.name == FLEX_START:
-        machines = {pool.machine_spec.machine_type for pool in job.worker_pool_specs}
-        if len(machines) > 1:
-            raise ConfigError(
-                f"a FLEX_START job has pools of different machines: {', '.join(sorted(machines))}",
-                expected="the same machine in all pools, so no Reduction Server",
-            )
-    return job
+def job_violations(config: RunConfig, job: Job, run_uri: str) -> list[Violation]:
+    """Everything that is wrong with the job, in its region where the run file names a project."""
+    return _violations(job_spec(config, job, run_uri), _region(config))
+
+
+def check_job_spec(spec: Mapping[str, Any], *, region: str = "") -> api.CustomJobSpec:
+    """`spec` as the API's message.
+
+    Raises ConfigError that lists all that Vertex AI would refuse or misunderstand. Warnings raise nothing.
+    """
+    _raise_errors({"the job's spec": _violations(spec, region)})
+    return parse_job_spec(spec)
 
 
 def check_jobs(config: RunConfig, run_uri: str) -> None:
-    """Check every job of the pipeline. Raises ConfigError for the first that Vertex AI would not take."""
-    for job in JOBS:
-        check_job_spec(job_spec(config, job, run_uri))
+    """Check every job of the pipeline. Raises ConfigError that lists all that Vertex AI would not take."""
+    specs = {job: job_spec(config, job, run_uri) for job in JOBS}
+    region = _region(config)
+    _raise_errors({f"job {step_of(job)}": _violations(spec, region) for job, spec in specs.items()})
+    for spec in specs.values():
+        parse_job_spec(spec)
+
+
+def _region(config: RunConfig) -> str:
+    return config.gcp.location if config.gcp.project else ""
+
+
+def _violations(spec: Mapping[str, Any], region: str) -> list[Violation]:
+    return check_spec(spec, region=region, catalog=load_catalog())
+
+
+def _raise_errors(violations: Mapping[str, list[Violation]]) -> None:
+    """One error for all: the same mistake in several jobs, as in the machine that they share, is said once."""
+    where: dict[Violation, list[str]] = {}
+    for name, found in violations.items():
+        for violation in found:
+            if violation.severity == "error":
+                where.setdefault(violation, []).append(name)
+    if not where:
+        return
+    if len(where) == 1:
+        ((error, names),) = where.items()
+        sentence = f"{error.path} is {error.found} ({error.code}, {', '.join(names)})"
+        raise ConfigError(sentence, expected=error.expected, fix=error.fix)
+    lines = [f"  {error.text()} ({', '.join(names)})" for error, names in where.items()]
+    raise ConfigError("\n".join([f"{len(where)} errors in the job specs", *lines]))
 
 
 def _node(config: RunConfig, job: Job, run_uri: str) -> dict[str, Any]:

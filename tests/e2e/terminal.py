@@ -88,6 +88,9 @@ class Terminal:
     def press_ctrl_c(self) -> None:
         os.write(self._keyboard, b"\x03")
 
+    def type(self, text: str) -> None:
+        os.write(self._keyboard, text.encode())
+
     def when(self, condition: Callable[[], object], *, deadline_s: float = 120) -> None:
         """Wait for a condition that the running command brings about."""
         deadline = time.monotonic() + deadline_s

@@ -186,6 +186,7 @@ def load_run_file_text(text: str, folder: Path) -> RunConfig:
 def test_settings_of_the_run_file_reach_the_job_step(tmp_path: Path) -> None:
     overrides = [
         "cluster.strategy=flex_start",
+        "cluster.machine_type=g2-standard-8",
         "cluster.accelerator_type=NVIDIA_L4",
         "cluster.accelerator_count=1",
         "cluster.timeout=3600s",

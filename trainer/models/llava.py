@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -173,7 +174,11 @@ class LlavaFamily:
         )
 
     def enable_activation_checkpointing(self, module: nn.Module) -> None:
-        module.model.model.language_model.gradient_checkpointing_enable({"use_reentrant": False})
+        language_model = module.model.model.language_model
+        with warnings.catch_warnings():
+            # transformers 5.23 renames this; the older ones that are supported know no other name.
+            warnings.simplefilter("ignore", FutureWarning)
+            language_model.gradient_checkpointing_enable({"use_reentrant": False})
 
     def export(self, config: ModelConfig, model: nn.Module, tokenizer: Any, folder: Path) -> None:
         """Write weights (safetensors), configuration, tokenizer and processor for plain `from_pretrained`."""

@@ -1,0 +1,190 @@
+"""What each strategy sends between GPUs in one step, and how long links and network cards take for it.
+
+Collectives are hierarchical: inside a node each GPU works on its part over the node's own links, and only then do nodes
+exchange, so that a node's network card carries the same bytes however many GPUs stand behind it. NCCL's rings through
+all GPUs come to nearly the same. For S bytes over n members, one member sends 2(n-1)/n S in an all-reduce and (n-1)/n S
+in an all-gather or a reduce-scatter (Patarasuk and Yuan 2009, "Bandwidth optimal all-reduce algorithms").
+
+Ranks are numbered as in a device mesh (pipeline, data, tensor): tensor-parallel neighbours share a node first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from pipelines.planner.catalog import Gpu, Machine
+from pipelines.planner.layout import Layout
+from trainer.models.shape import ModelShape, Part
+
+Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "send"]
+Scope = Literal["intra", "inter"]
+What = Literal["gradients", "weights", "activations"]
+
+# Shares of the nominal bandwidth that large collectives reach. Published nccl-tests: 208-230 of 300 GB/s on NVLink 3
+# (NVIDIA/nccl-tests#178, NVIDIA/nccl#583); between nodes 45-95 % on Google Cloud (NVIDIA/nccl#209, eight and one GPU a
+# node; GoogleCloudPlatform/ai-infra-cluster-provisioning#376) and 85-96 % on InfiniBand (NVIDIA/nccl-tests#119).
+LINK_SHARE = 0.75
+NIC_SHARE = 0.7
+
+FP32_BYTES, BF16_BYTES = 4, 2
+LANGUAGE: tuple[Part, ...] = ("embedding", "language_layers", "head")
+PARTS: tuple[Part, ...] = ("tower", "projector", *LANGUAGE)
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """One kind of traffic of a step, over one scope."""
+
+    what: What
+    collective: Collective
+    scope: Scope
+    payload_bytes: float  # the whole tensor that one group of ranks works on, summed over the step
+    bytes_per_rank: float  # sent by one GPU; between nodes, its share of the node's network card
+    bytes_per_nic: float  # sent by a node's network card; 0 inside a node
+
+    @property
+    def name(self) -> str:
+        return f"{self.collective.replace('_', '-')} of {self.what}"
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a rank computes in one step, as far as its traffic depends on it."""
+
+    micro_steps: int  # forward and backward passes before an update
+    micro_batch_rows: int
+    row_tokens: int
+    precision: Literal["fp32", "bf16"]
+    activation_checkpointing: Literal["none", "full"]
+
+    @property
+    def compute_bytes(self) -> int:
+        """Of one number in the compute precision."""
+        return BF16_BYTES if self.precision == "bf16" else FP32_BYTES
+
+
+@dataclass(frozen=True)
+class _Group:
+    """`size` ranks, `stride` apart, that work together; all such groups of the job do the same at the same time."""
+
+    size: int
+    stride: int
+    ranks_per_node: int
+
+    @property
+    def ranks_in_node(self) -> int:
+        return min(self.size, max(1, self.ranks_per_node // self.stride))
+
+    @property
+    def nodes(self) -> int:
+        return -(-self.size // self.ranks_in_node)
+
+    def collective(self, what: What, collective: Collective, payload_bytes: float) -> Iterator[Transfer]:
+        """The traffic of one collective, inside nodes and between them; nothing for a group of one."""
+        passes = 2 if collective == "all_reduce" else 1
+        if self.ranks_in_node > 1:
+            sent = passes * (self.ranks_in_node - 1) / self.ranks_in_node * payload_bytes
+            yield Transfer(what, collective, "intra", payload_bytes, sent, 0.0)
+        if self.nodes > 1:
+            sent = passes * (self.nodes - 1) / self.nodes * payload_bytes / self.ranks_in_node
+            yield Transfer(what, collective, "inter", payload_bytes, sent, sent * self.ranks_per_node)
+
+
+def traffic(layout: Layout, shape: ModelShape, work: Work) -> list[Transfer]:
+    """All traffic of one training step.
+
+    What is sent is what `trainer/strategies` does; tests/integration/test_traffic.py counts it. DDP all-reduces fp32
+    gradients once a step. ZeRO-2 does so after each micro-batch, matrices in the autocast type (DeepSpeed 0.19,
+    stage_1_and_2.py, `reduce_ready_partitions_and_remove_grads`), and then gathers fp32 weights once. FSDP2 gathers the
+    layers' weights in the compute type twice a micro-batch, those outside layers once, and reduce-scatters fp32
+    gradients after each; frozen parameters stay whole. Hybrid does so inside a node and all-reduces a shard's gradients
+    across nodes. `zero1`, `zero3` and the parallel layouts are not in the trainer: they follow DeepSpeed, and
+    Megatron-LM with two all-reduces a layer forward and two backward (Shoeybi et al. 2019, arXiv 1909.08053).
+    """
+    strategy = layout.strategy
+    found = list(_activations(layout, shape, work))
+    data = _Group(layout.data_parallel, layout.tensor_parallel, layout.ranks_per_node)
+    fp32 = _trainable_bytes(layout, shape, lambda part: FP32_BYTES)
+    compute = _trainable_bytes(layout, shape, lambda part: work.compute_bytes)
+    # DeepSpeed under autocast: what matrix products use travels in the compute type, an embedding's gradient does not.
+    mixed = _trainable_bytes(layout, shape, lambda part: FP32_BYTES if part == "embedding" else work.compute_bytes)
+    in_layers = _trainable_bytes(
+        layout, shape, lambda part: work.compute_bytes * (part in ("tower", "language_layers"))
+    )
+    match strategy:
+        case "ddp" | "tensor":
+            found += data.collective("gradients", "all_reduce", fp32)
+        case "zero1" | "pipeline" | "3d":
+            found += data.collective("gradients", "all_reduce", mixed if strategy == "zero1" else fp32)
+            found += data.collective("weights", "all_gather", fp32)
+        case "zero2":
+            found += data.collective("gradients", "all_reduce", mixed * work.micro_steps)
+            found += data.collective("weights", "all_gather", fp32)
+        case "zero3":
+            found += data.collective("weights", "all_gather", 2 * compute * work.micro_steps)
+            found += data.collective("gradients", "reduce_scatter", mixed * work.micro_steps)
+        case "fsdp" | "tensor_fsdp" | "fsdp_hybrid":
+            shards = _Group(layout.weight_shards, layout.tensor_parallel, layout.ranks_per_node)
+            copies = _Group(
+                layout.data_parallel // layout.weight_shards,
+                layout.tensor_parallel * layout.weight_shards,
+                layout.ranks_per_node,
+            )
+            found += shards.collective("weights", "all_gather", (compute + in_layers) * work.micro_steps)
+            found += shards.collective("gradients", "reduce_scatter", fp32 * work.micro_steps)
+            found += copies.collective("gradients", "all_reduce", fp32 / layout.weight_shards * work.micro_steps)
+        case _:
+            raise KeyError(strategy)
+    return found
+
+
+def seconds(transfer: Transfer, machine: Machine, gpu: Gpu) -> float:
+    """Time on the links inside a node, or on its network card, at the assumed shares of their bandwidth.
+
+    The time to start a collective is left out: it counts only where tensors are small.
+    """
+    if transfer.scope == "intra":
+        return transfer.bytes_per_rank / (gpu.link_gbytes_per_s * 1e9 * LINK_SHARE)
+    return transfer.bytes_per_nic / (machine.nic_gbps / 8 * 1e9 * NIC_SHARE)
+
+
+def bytes_between_nodes(transfers: Sequence[Transfer]) -> float:
+    """Sent by one node's network card in a step."""
+    return sum(transfer.bytes_per_nic for transfer in transfers)
+
+
+def pipeline_bubble(stages: int, micro_steps: int) -> float:
+    """Share of a step in which a stage of a 1F1B schedule waits: (p - 1) / (m + p - 1).
+
+    Source: Narayanan et al. 2021 (arXiv 2104.04473), section 2.2.1, as a share of the whole step.
+    """
+    return (stages - 1) / (micro_steps + stages - 1)
+
+
+def _trainable_bytes(layout: Layout, shape: ModelShape, bytes_of: Callable[[Part], int]) -> float:
+    """Of one rank's replica. Model parallelism cuts the language model; tower and projector are whole on each rank."""
+    total = 0.0
+    for part in PARTS:
+        if part not in shape.frozen:
+            cut = layout.model_ranks if part in LANGUAGE else 1
+            total += shape.parameters[part] * bytes_of(part) / cut
+    return total
+
+
+def _activations(layout: Layout, shape: ModelShape, work: Work) -> Iterator[Transfer]:
+    hidden_bytes = work.micro_batch_rows * work.row_tokens * shape.language.hidden * work.compute_bytes
+    tensor = _Group(layout.tensor_parallel, 1, layout.ranks_per_node)
+    passes = 2 + (work.activation_checkpointing == "full")  # forward, backward, and forward again
+    layers = shape.language.layers / layout.pipeline_parallel
+    yield from tensor.collective("activations", "all_reduce", 2 * passes * layers * hidden_bytes * work.micro_steps)
+    stages = layout.pipeline_parallel
+    if stages > 1:
+        payload = 2 * hidden_bytes * work.micro_steps  # to the next stage forward, to the one before backward
+        stage_ranks = layout.tensor_parallel * layout.data_parallel
+        if stage_ranks * stages <= layout.ranks_per_node:
+            yield Transfer("activations", "send", "intra", payload, payload, 0.0)
+        else:
+            senders = min(stage_ranks, layout.ranks_per_node)
+            yield Transfer("activations", "send", "inter", payload, payload, payload * senders)

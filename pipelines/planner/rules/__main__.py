@@ -1,0 +1,5 @@
+"""Print the reference page of the rules."""
+
+from pipelines.planner.rules import markdown
+
+print(markdown(), end="")

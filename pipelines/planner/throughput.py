@@ -1,0 +1,289 @@
+"""How long a training step takes, what it consists of, and what binds it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pipelines.config import RunConfig
+from pipelines.planner.catalog import Gpu, Machine
+from pipelines.planner.layout import Layout
+from pipelines.planner.network import Transfer, Work, pipeline_bubble, seconds, traffic
+from pipelines.planner.row_load import RowLoad
+from trainer.flops import RowFlops, flops_per_row, model_flops_per_row
+from trainer.models.shape import ModelShape
+
+# Share of the peak that computing reaches, recomputation and padding included. Read: 39-43 % of an H100's bf16 peak in
+# NeMo AutoModel and torchtitan, 30-40 % with packed images on A800 in lmms-engine, 41-48 % in Megatron-LM.
+ASSUMED_EFFICIENCY = 0.40
+GPUS_WITH_PUBLISHED_EFFICIENCY = frozenset(
+    {
+        "NVIDIA_TESLA_A100",
+        "NVIDIA_A100_80GB",
+        "NVIDIA_H100_80GB",
+        "NVIDIA_H100_MEGA_80GB",
+        "NVIDIA_H200_141GB",  # an H100 with more memory
+    }
+)
+DATA_WAIT_SHARE = 0.02  # the loader's goal; benchmarks/bench_data.py measures it
+
+# Memory traffic per fp32 parameter of torch's foreach AdamW, summed over its kernels (torch/optim/adam.py: decay 8,
+# lerp 12, mul 8, addcmul 12, sqrt 8, div 8, add 8, addcdiv 16), and of clipping (norm 4, scaling 8).
+UPDATE_BYTES_PER_PARAMETER = 92
+ADAM_STATE_BYTES = 12  # fp32 weight and two moments: what a checkpoint holds of a trained parameter
+DEEPSPEED_WEIGHT_BYTES = 4  # its checkpoints hold the module's weights besides the fp32 partitions
+
+# Bytes a second that a node saves. Read: 419 MB in 0.66-1.39 s by torch.distributed.checkpoint on one rank; 148.8 s for
+# a 7B model at IBM, which is 0.56 GB/s if it was weights and moments.
+SAVE_BYTES_PER_S = 0.5e9
+SHARDED_BY_FSDP = ("fsdp", "fsdp_hybrid", "tensor_fsdp")
+
+OVERLAPPED = "communication behind computing"
+
+
+@dataclass(frozen=True)
+class TimePart:
+    """Seconds of a step; hidden ones run at the same time as others and add nothing."""
+
+    name: str
+    s: float
+    hidden: bool = False
+
+
+@dataclass(frozen=True)
+class Time:
+    """Of the training job. None: not known, and an assumption says why."""
+
+    step_s: float | None
+    parts: tuple[TimePart, ...]
+    mfu: float | None  # useful model FLOPs of a step / (peak in the compute precision x step_s)
+    binds: str  # the largest part
+    steps: int | None
+    train_hours: float | None
+    tokens_per_s_per_gpu: float | None  # useful tokens
+    save_s: float | None  # that one checkpoint holds training up
+    exposed_all_reduce_s: float  # between nodes, in a step: what a Reduction Server could shorten
+    assumptions: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Rates:
+    """FLOPs a second that one GPU reaches."""
+
+    trained: float  # in the run's precision
+    frozen: float  # frozen parts of the model in the training step
+    fp32: float  # jobs that compute in fp32: encoding features, evaluation
+    peak: float  # nominal, of the run's precision
+
+
+@dataclass(frozen=True)
+class Exposed:
+    """Communication that computing does not hide."""
+
+    name: str
+    s: float
+    between_nodes: bool
+    all_reduce: bool
+
+
+def estimate_time(
+    config: RunConfig,
+    shape: ModelShape,
+    layout: Layout,
+    load: RowLoad,
+    machine: Machine,
+    gpu: Gpu | None,
+    *,
+    cached: bool,
+) -> Time:
+    """Time of a step and of the training job. `cached`: features are read instead of computed. `gpu` None: CPU only."""
+    if gpu is None:
+        why = "Training on CPUs: how fast they compute is not known, so there is no time and no cost."
+        return Time(None, (), None, "", load.steps, None, None, None, 0.0, (why, load.origin))
+    rates, assumptions = reached(config, layout, gpu, cached=cached)
+    work = work_of(config, layout)
+    row = row_flops(config, shape, load, cached=cached)
+    rank_rows = work.micro_steps * work.micro_batch_rows
+    compute_s = rank_rows * compute_seconds(row, shape, layout, rates)
+    transfers = traffic(layout, shape, work)
+    backward_s = compute_s * (1 - row.forward / row.total)
+    exposed = exposed_communication(layout, transfers, machine, gpu, work.micro_steps, compute_s, backward_s)
+    hidden_s = sum(_by_name(transfers, machine, gpu).values()) - sum(each.s for each in exposed)
+    save_s = config.plan.checkpoint_save_s or checkpoint_bytes(shape, layout) / layout.nodes / SAVE_BYTES_PER_S
+
+    parts = [TimePart("computing", compute_s), *(TimePart(each.name, each.s) for each in exposed)]
+    if layout.pipeline_parallel > 1:
+        share = pipeline_bubble(layout.pipeline_parallel, work.micro_steps)
+        parts.append(TimePart("pipeline bubble", compute_s * share / (1 - share)))
+    parts.append(TimePart("optimizer update", _update_s(shape, layout, gpu)))
+    parts.append(TimePart("waiting for data", DATA_WAIT_SHARE * sum(part.s for part in parts)))
+    parts.append(TimePart("saving checkpoints", save_s / config.train.checkpoint_every_steps))
+    step_s = sum(part.s for part in parts)
+    if hidden_s > 0:
+        parts.append(TimePart(OVERLAPPED, hidden_s, hidden=True))
+
+    rows = load.rows_per_step
+    useful = rows * model_flops_per_row(
+        shape,
+        useful_tokens=load.useful_tokens_per_row,
+        samples=load.samples_per_row,
+        images=load.images_per_row,
+        label_tokens=load.label_tokens_per_row,
+        cached=cached,
+    )
+    return Time(
+        step_s=step_s,
+        parts=tuple(parts),
+        mfu=useful / layout.world_size / rates.peak / step_s,
+        binds=max((part for part in parts if not part.hidden), key=lambda part: part.s).name,
+        steps=load.steps,
+        train_hours=None if load.steps is None else load.steps * step_s / 3600,
+        tokens_per_s_per_gpu=rows * load.useful_tokens_per_row / step_s / layout.world_size,
+        save_s=save_s,
+        exposed_all_reduce_s=sum(each.s for each in exposed if each.between_nodes and each.all_reduce),
+        assumptions=(*assumptions, *_sentences(config, layout, save_s), load.origin),
+    )
+
+
+def work_of(config: RunConfig, layout: Layout) -> Work:
+    """One rank's share of a step."""
+    train = config.train
+    return Work(
+        micro_steps=max(1, train.global_batch_rows // (layout.data_parallel * train.micro_batch_rows)),
+        micro_batch_rows=train.micro_batch_rows,
+        row_tokens=config.data.row_tokens,
+        precision=train.precision,
+        activation_checkpointing=train.activation_checkpointing,
+    )
+
+
+def row_flops(config: RunConfig, shape: ModelShape, load: RowLoad, *, cached: bool) -> RowFlops:
+    """What the hardware computes for a row of this run."""
+    return flops_per_row(
+        shape,
+        row_tokens=load.row_tokens,
+        images=load.images_per_row,
+        label_tokens=load.label_tokens_per_row,
+        cached=cached,
+        activation_checkpointing=config.train.activation_checkpointing,
+        feature_layer=config.model.feature_layer,
+    )
+
+
+def reached(config: RunConfig, layout: Layout, gpu: Gpu, *, cached: bool) -> tuple[Rates, list[str]]:
+    """The rates to reckon with, and sentences that say where they come from."""
+    said = []
+    fp32 = gpu.fp32_tflops * 1e12
+    peak = fp32
+    if config.train.precision == "bf16" and gpu.bf16_tflops is None:
+        said.append(f"{gpu.accelerator_type} has no bf16 units: bf16 is taken as no faster than fp32.")
+    elif config.train.precision == "bf16":
+        assert gpu.bf16_tflops is not None
+        peak = gpu.bf16_tflops * 1e12
+    efficiency = config.plan.efficiency
+    if efficiency:
+        said.append(f"Computing reaches {efficiency:.0%} of the peak (plan.efficiency).")
+    else:
+        efficiency = ASSUMED_EFFICIENCY
+        text = f"Computing is taken to reach {efficiency:.0%} of the GPU's peak; published runs on A100 and H100 "
+        text += "reach 30-48 %."
+        if gpu.accelerator_type not in GPUS_WITH_PUBLISHED_EFFICIENCY:
+            text += f" None is known for {gpu.accelerator_type}."
+        said.append(f"{text} Set plan.efficiency to what a run of yours measured.")
+    frozen = peak
+    computes_frozen = set(config.model.freeze) - ({"tower"} if cached else set())
+    if layout.strategy in SHARDED_BY_FSDP and peak > fp32 and computes_frozen:
+        frozen = fp32
+        said.append("FSDP leaves frozen parts in fp32, so they compute at the fp32 rate.")
+    return Rates(peak * efficiency, frozen * efficiency, fp32 * efficiency, peak), said
+
+
+def compute_seconds(row: RowFlops, shape: ModelShape, layout: Layout, rates: Rates) -> float:
+    """One rank's time for one row. Tensor parallelism cuts the language model only, a pipeline is taken as balanced."""
+    language_rate = rates.frozen if "language_layers" in shape.frozen else rates.trained
+    tower_rate = rates.frozen if "tower" in shape.frozen else rates.trained
+    projector_rate = rates.frozen if "projector" in shape.frozen else rates.trained
+    language = row.language_layers.total + row.attention.total + row.head.total
+    whole = row.tower.total / tower_rate + row.projector.total / projector_rate
+    return (whole + language / language_rate / layout.tensor_parallel) / layout.pipeline_parallel
+
+
+def exposed_communication(
+    layout: Layout,
+    transfers: Sequence[Transfer],
+    machine: Machine,
+    gpu: Gpu,
+    micro_steps: int,
+    compute_s: float,
+    backward_s: float,
+) -> list[Exposed]:
+    """What stays visible of each collective.
+
+    A collective takes as long as its slower scope, as chunks move through both at once. DDP's all-reduce hides behind
+    the backward pass of the last micro-batch; FSDP's gathers hide behind forward and backward passes, half and half,
+    and its reductions behind what then is left of the backward passes; activations between stages hide behind the next
+    micro-batch. Nothing hides of ZeRO (our engine sets overlap_comm false), of tensor parallelism (the next product
+    needs the sum) and of a pipeline's gradients.
+    """
+    times = _by_name(transfers, machine, gpu)
+    one_of = {transfer.name: transfer for transfer in transfers}
+    room = {"weights": 0.0, "gradients": 0.0, "activations": compute_s}
+    if layout.strategy in ("ddp", "tensor"):
+        room["gradients"] = backward_s / micro_steps
+    if layout.strategy in SHARDED_BY_FSDP:
+        half_s = sum(s for name, s in times.items() if one_of[name].what == "weights") / 2
+        in_backward_s = min(half_s, backward_s)
+        room["weights"] = min(half_s, compute_s - backward_s) + in_backward_s
+        room["gradients"] = backward_s - in_backward_s
+    exposed = []
+    for name, s in times.items():
+        same = [transfer for transfer in transfers if transfer.name == name]
+        slowest = max(same, key=lambda transfer: seconds(transfer, machine, gpu))
+        is_tensor_parallel = slowest.what == "activations" and slowest.collective == "all_reduce"
+        hidden_s = 0.0 if is_tensor_parallel else min(s, room[slowest.what])
+        room[slowest.what] -= hidden_s
+        if s > hidden_s:
+            exposed.append(Exposed(name, s - hidden_s, slowest.scope == "inter", slowest.collective == "all_reduce"))
+    return exposed
+
+
+def checkpoint_bytes(shape: ModelShape, layout: Layout) -> int:
+    """Of one checkpoint: what is trained, in fp32, with its moments. Frozen parts are not saved."""
+    per_parameter = ADAM_STATE_BYTES
+    if layout.strategy.startswith("zero"):
+        per_parameter += DEEPSPEED_WEIGHT_BYTES
+    return shape.trainable_parameters * per_parameter
+
+
+def _by_name(transfers: Sequence[Transfer], machine: Machine, gpu: Gpu) -> dict[str, float]:
+    times: dict[str, float] = {}
+    for transfer in transfers:
+        times[transfer.name] = max(times.get(transfer.name, 0.0), seconds(transfer, machine, gpu))
+    return times
+
+
+def _update_s(shape: ModelShape, layout: Layout, gpu: Gpu) -> float:
+    """AdamW is bound by memory: bytes it moves over the memory's bandwidth, for the parameters that a rank updates."""
+    owned = shape.trainable_parameters / (layout.optimizer_shards * layout.model_ranks)
+    return owned * UPDATE_BYTES_PER_PARAMETER / (gpu.memory_gbytes_per_s * 1e9)
+
+
+def _sentences(config: RunConfig, layout: Layout, save_s: float) -> list[str]:
+    said = [f"The loop waits for data {DATA_WAIT_SHARE:.0%} of the time, the loader's goal."]
+    if config.plan.checkpoint_save_s:
+        said.append(f"A checkpoint holds training up for {save_s:.0f} s (plan.checkpoint_save_s).")
+    else:
+        said.append(
+            f"A checkpoint holds training up for {save_s:.0f} s: a node is taken to save "
+            f"{SAVE_BYTES_PER_S / 1e9:g} GB/s. Set plan.checkpoint_save_s to what a run of yours measured."
+        )
+    if layout.world_size > 1:
+        said.append(
+            "Links inside a node are taken at 75 % and network cards at 70 % of their nominal rate, between the 45 % "
+            "and 96 % of published tests."
+        )
+    if config.cluster.reduction_server:
+        said.append("Steps are timed without the Reduction Server: only the NCCL log of a run shows that it works.")
+    if not layout.is_known_to_trainer:
+        said.append(f"The trainer has no strategy {layout.strategy}; it is computed for comparison.")
+    return said

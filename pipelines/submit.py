@@ -1,0 +1,119 @@
+"""`vlmpipe submit`: plan, compile, find credentials, ask, send. So a yes is followed by the run, not by an error."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipelines.compile import Compiled, compile_pipeline
+from pipelines.planner.checks import EXAMPLE_PROJECT
+from pipelines.planner.consent import Spending, dollars, refuse_red, require_consent, spending_of, what_needs_a_yes
+from pipelines.planner.plan import plan_run
+from pipelines.vertex_api import endpoint, pipeline_client
+from pipelines.vertex_job import Submission, job_id_at, prepare, send
+from trainer.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pipelines.config import RunConfig
+
+FOLDER = Path("build/pipelines")
+
+
+@dataclass(frozen=True)
+class Submitted:
+    """What was sent, or with --dry-run would be. `resource_name` is empty when nothing was sent."""
+
+    submission: Submission
+    compiled: Compiled
+    spending: Spending
+    question: str  # what needs a yes; empty for a run that may go without
+    endpoint: str
+    resource_name: str
+
+    def as_json(self) -> dict[str, Any]:
+        spending = self.spending
+        return {
+            "sent": bool(self.resource_name),
+            "resource_name": self.resource_name or None,
+            "console_url": self.submission.console_url,
+            "run_uri": self.submission.run_uri,
+            "pipeline": str(self.compiled.path),
+            "endpoint": self.endpoint,
+            "request": self.submission.as_dict(),
+            "plan": {
+                "state": spending.state,
+                "usd": spending.usd,
+                "hours": spending.hours,
+                "machines": spending.machines,
+                "term": spending.term,
+                "needs_a_yes": self.question or None,
+            },
+        }
+
+    def lines(self) -> list[str]:
+        submission = self.submission
+        table = {
+            "plan": f"{self.spending.state}, {self._cost()} on {self.spending.machines}, {self.spending.term}",
+            "pipeline": f"{self.compiled.path} ({self.compiled.steps} steps, {self.compiled.jobs} jobs)",
+            "results": submission.run_uri,
+        }
+        if self.resource_name:
+            first = [f"{submission.job_id} is started on Vertex AI"]
+            table |= {"job": self.resource_name, "console": submission.console_url}
+        else:
+            first = [f"Nothing was sent. Without --dry-run, to {self.endpoint}:"]
+            first += json.dumps(submission.as_dict(), indent=2, ensure_ascii=False).splitlines()
+            if self.question:
+                table["asks"] = f"{self.question}; --yes answers"
+        return [*first, *(f"  {name:<9} {value}" for name, value in table.items())]
+
+    def _cost(self) -> str:
+        return "cost not known" if self.spending.usd is None else f"about {dollars(self.spending.usd)}"
+
+
+def submit_run(
+    config: RunConfig, *, run_id: str, force: bool, yes: bool, dry_run: bool, ask: Callable[[str], bool] | None
+) -> Submitted:
+    """Start a run of `config` on Vertex AI, and do not wait for its end.
+
+    The pipeline is left in build/pipelines/<name>.vertex.yaml, as `vlmpipe compile` leaves it.
+
+    Args:
+        run_id: an earlier run on Vertex AI to continue; empty for a new one.
+        force: submit although the plan is red. Jobs that Vertex AI would refuse are not compiled all the same.
+        yes: do not ask, whatever it costs.
+        dry_run: do everything but ask and send.
+        ask: puts a question to a person; None where nobody is there.
+
+    Raises UserError for everything that keeps the run from starting. Nothing was sent then, or the error says that this
+    is not known.
+    """
+    config.require_vertex()
+    config.require_vertex_data()
+    address = endpoint(config.gcp.location)
+    spending = spending_of(config, plan_run(config))
+    refuse_red(spending, force=force)  # before compiling, which would name only the jobs' errors
+    limit_usd = config.plan.confirm_above_usd
+    compiled = compile_pipeline(config, "vertex", FOLDER / f"{config.name}.vertex.yaml")
+    submission = prepare(config, compiled.path, job_id=job_id_at(config, datetime.now()), run_id=run_id)
+    client = None
+    if not dry_run:
+        _require_own_project(config)
+        client = pipeline_client(config.gcp.location)
+    require_consent(spending, confirm_above_usd=limit_usd, force=force, yes=yes or dry_run, ask=ask)
+    resource_name = send(submission, client).name if client else ""
+    question = what_needs_a_yes(spending, limit_usd)
+    return Submitted(submission, compiled, spending, question, address, resource_name)
+
+
+def _require_own_project(config: RunConfig) -> None:
+    if config.gcp.project == EXAMPLE_PROJECT:
+        raise ConfigError(
+            f"gcp.project is {EXAMPLE_PROJECT}, the shipped example's",
+            expected="your own project, and your own bucket, service account and images with it",
+            fix="set the gcp section, cluster.image_uri and output.root_uri; env.sh.example shows what make fills in",
+        )

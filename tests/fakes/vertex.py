@@ -1,0 +1,267 @@
+"""A small, strict stand-in for Vertex AI's pipeline jobs (REST: create and get), for tests.
+
+It parses what it is sent into the API's own message, and the pipeline in it into kfp's, and refuses what either does
+not know. It checks what the real service does, as far as its documentation says: names, types of parameters, forms of
+URIs. Whatever it does not know is answered 501, never guessed. Fault rules break chosen requests on purpose.
+
+    with FakeVertex(project="my-project") as server:
+        monkeypatch.setenv("VLMPIPE_VERTEX_ENDPOINT", server.endpoint)
+        server.faults.append(Fault("drop_after", method="POST"))
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import struct
+import threading
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, Literal
+from urllib.parse import parse_qs, urlsplit
+
+from google.cloud.aiplatform_v1.types import PipelineJob
+from google.protobuf import json_format
+from kfp.pipeline_spec import pipeline_spec_pb2
+
+STATUS = {
+    400: "INVALID_ARGUMENT", 401: "UNAUTHENTICATED", 403: "PERMISSION_DENIED", 404: "NOT_FOUND", 409: "ALREADY_EXISTS",
+    429: "RESOURCE_EXHAUSTED", 500: "INTERNAL", 501: "UNIMPLEMENTED", 503: "UNAVAILABLE",
+}  # fmt: skip
+JOB_ID = re.compile(r"[a-z][-a-z0-9]{0,127}")
+LABEL_KEY, LABEL_VALUE = re.compile(r"[a-z][a-z0-9_-]{0,62}"), re.compile(r"[a-z0-9_-]{0,63}")
+NETWORK = re.compile(r"projects/[0-9]+/global/networks/[a-z][a-z0-9-]*")
+SERVICE_ACCOUNT = re.compile(r"[a-z0-9-]+@[a-z0-9.-]+\.gserviceaccount\.com")
+OUTPUT_ONLY = ("name", "create_time", "start_time", "end_time", "update_time", "state", "job_detail", "error")
+MOST_LABELS = 64
+KNOWN_QUERY = {"pipelineJobId", "$alt"}
+
+
+@dataclass
+class Fault:
+    """Break the next `times` requests of this method.
+
+    status: answer `code` and do nothing. drop_before: cut the connection, nothing done. drop_after: do it, then cut.
+    reset: like drop_before, with a TCP reset.
+    """
+
+    action: Literal["status", "drop_before", "drop_after", "reset"]
+    method: str = "POST"
+    times: int = 1
+    code: int = 503
+    message: str = "fault rule"
+    reason: str = ""  # of the ErrorInfo that the real service adds, such as SERVICE_DISABLED
+
+
+class ApiError(Exception):
+    """An answer that is not 200."""
+
+    def __init__(self, code: int, message: str, reason: str = "") -> None:
+        super().__init__(message)
+        self.code, self.message, self.reason = code, message, reason
+
+    def body(self) -> dict[str, Any]:
+        error: dict[str, Any] = {"code": self.code, "message": self.message, "status": STATUS[self.code]}
+        if self.reason:
+            info = {"@type": "type.googleapis.com/google.rpc.ErrorInfo", "reason": self.reason}
+            error["details"] = [{**info, "domain": "googleapis.com"}]
+        return {"error": error}
+
+
+class FakeVertex:
+    """The server: one project in one location, state in memory, one lock around each request's effect."""
+
+    def __init__(self, project: str = "test-project", location: str = "us-central1") -> None:
+        self.parent = f"projects/{project}/locations/{location}"
+        self.jobs: dict[str, PipelineJob] = {}
+        self.faults: list[Fault] = []
+        self.requests: list[str] = []  # "METHOD path?query" of every request that arrived
+        self.lock = threading.Lock()
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler_class(self))
+        self._server.daemon_threads = True
+        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01})
+
+    def __enter__(self) -> FakeVertex:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    @property
+    def endpoint(self) -> str:
+        return f"http://127.0.0.1:{self._server.server_port}"
+
+    def take_fault(self, method: str) -> Fault | None:
+        with self.lock:
+            fault = next((fault for fault in self.faults if fault.times > 0 and fault.method == method), None)
+            if fault:
+                fault.times -= 1
+            return fault
+
+    def create(self, parent: str, job_id: str, body: bytes) -> PipelineJob:
+        """pipelineJobs.create. Raises ApiError for what the real service refuses."""
+        self._require_parent(parent)
+        if not JOB_ID.fullmatch(job_id):
+            raise ApiError(400, f"pipeline_job_id: {job_id!r} does not match {JOB_ID.pattern}")
+        job = _parse(body)
+        _check(job)
+        name = f"{parent}/pipelineJobs/{job_id}"
+        if name in self.jobs:
+            raise ApiError(409, f"PipelineJob {name} already exists")
+        job.name = name
+        self.jobs[name] = job
+        return job
+
+    def get(self, name: str) -> PipelineJob:
+        """pipelineJobs.get."""
+        self._require_parent(name.partition("/pipelineJobs/")[0])
+        if name not in self.jobs:
+            raise ApiError(404, f"The PipelineJob does not exist: {name}")
+        return self.jobs[name]
+
+    def _require_parent(self, parent: str) -> None:
+        if parent.split("/")[1] != self.parent.split("/")[1]:
+            # The real service does not tell strangers which projects exist.
+            raise ApiError(403, f"Permission denied on resource {parent} (or it may not exist).")
+        if parent != self.parent:
+            raise ApiError(404, f"The location {parent} does not exist")
+
+
+def _parse(body: bytes) -> PipelineJob:
+    job = PipelineJob()
+    try:
+        json_format.Parse(body, PipelineJob.pb(job))
+    except json_format.ParseError as error:
+        raise ApiError(400, f"Invalid JSON payload received. {error}") from None
+    return job
+
+
+def _check(job: PipelineJob) -> None:
+    fields = {descriptor.name for descriptor, _ in PipelineJob.pb(job).ListFields()}
+    if given := fields.intersection(OUTPUT_ONLY):
+        raise ApiError(400, f"output-only fields are set: {sorted(given)}")
+    for field in ("display_name", "pipeline_spec", "runtime_config"):
+        if field not in fields:
+            raise ApiError(400, f"Required field {field} is missing")
+    if not re.fullmatch(r"gs://[a-z0-9][a-z0-9._-]{1,61}[a-z0-9](/.*)?", job.runtime_config.gcs_output_directory):
+        raise ApiError(400, f"runtime_config.gcs_output_directory: not a gs:// path: {_shown(job)}")
+    if len(job.labels) > MOST_LABELS:
+        raise ApiError(400, f"labels: {len(job.labels)} are more than {MOST_LABELS}")
+    for key, value in job.labels.items():
+        if not LABEL_KEY.fullmatch(key) or not LABEL_VALUE.fullmatch(value):
+            raise ApiError(400, f"labels: {key}={value} is not a label")
+    for field, form in (("service_account", SERVICE_ACCOUNT), ("network", NETWORK)):
+        if (value := getattr(job, field)) and not form.fullmatch(value):
+            raise ApiError(400, f"{field}: {value!r} does not match {form.pattern}")
+    if job.network and job.psc_interface_config.network_attachment:
+        raise ApiError(400, "network and psc_interface_config are both set")
+    _check_parameters(job, _pipeline_spec(job))
+
+
+def _shown(job: PipelineJob) -> str:
+    return repr(job.runtime_config.gcs_output_directory)
+
+
+def _pipeline_spec(job: PipelineJob) -> pipeline_spec_pb2.PipelineSpec:
+    spec = pipeline_spec_pb2.PipelineSpec()
+    try:
+        json_format.ParseDict(json_format.MessageToDict(PipelineJob.pb(job).pipeline_spec), spec)
+    except json_format.ParseError as error:
+        raise ApiError(400, f"pipeline_spec: {error}") from None
+    if not spec.root.dag.tasks:
+        raise ApiError(400, "pipeline_spec: the root has no tasks")
+    return spec
+
+
+def _check_parameters(job: PipelineJob, spec: pipeline_spec_pb2.PipelineSpec) -> None:
+    known = spec.root.input_definitions.parameters
+    given = json_format.MessageToDict(PipelineJob.pb(job).runtime_config).get("parameterValues", {})
+    kinds = pipeline_spec_pb2.ParameterType
+    fits = {
+        kinds.STRING: lambda value: isinstance(value, str),
+        kinds.NUMBER_INTEGER: lambda value: _is_number(value) and float(value).is_integer(),
+        kinds.NUMBER_DOUBLE: _is_number,
+        kinds.BOOLEAN: lambda value: isinstance(value, bool),
+        kinds.LIST: lambda value: isinstance(value, list),
+        kinds.STRUCT: lambda value: isinstance(value, dict),
+    }
+    for name, value in given.items():
+        if name not in known:
+            raise ApiError(400, f"The pipeline parameter {name} is not found in the pipeline job input definitions.")
+        kind = known[name].parameter_type
+        if not fits[kind](value):
+            raise ApiError(400, f"Parameter {name} is {value!r}, not a {kinds.ParameterTypeEnum.Name(kind)}")
+    optional = {name for name, one in known.items() if one.is_optional or one.HasField("default_value")}
+    if missing := known.keys() - optional - given.keys():
+        raise ApiError(400, f"Parameters without a value: {sorted(missing)}")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _handler_class(server: FakeVertex) -> type[BaseHTTPRequestHandler]:
+    class Handler(_Handler):
+        fake = server
+
+    return Handler
+
+
+class _Handler(BaseHTTPRequestHandler):
+    fake: FakeVertex
+    protocol_version = "HTTP/1.1"  # keep-alive, as the real service
+    disable_nagle_algorithm = True  # else each answer waits 40 ms for the client's delayed ACK
+
+    def _serve(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        self.fake.requests.append(f"{self.command} {self.path}")
+        fault = self.fake.take_fault(self.command)
+        if fault and fault.action in ("drop_before", "reset"):
+            self._cut(reset=fault.action == "reset")
+            return
+        code = 200
+        try:
+            if fault and fault.action == "status":
+                raise ApiError(fault.code, fault.message, fault.reason)
+            with self.fake.lock:
+                answer = json_format.MessageToDict(PipelineJob.pb(self._route(body)))
+        except ApiError as error:
+            code, answer = error.code, error.body()
+        if fault and fault.action == "drop_after":
+            self._cut(reset=False)
+            return
+        data = json.dumps(answer).encode()
+        self.send_response(code)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    do_GET = do_POST = do_PUT = do_DELETE = do_PATCH = _serve
+
+    def _route(self, body: bytes) -> PipelineJob:
+        url = urlsplit(self.path)
+        query = {key: values[0] for key, values in parse_qs(url.query, keep_blank_values=True).items()}
+        if unknown := query.keys() - KNOWN_QUERY:
+            raise ApiError(
+                400, f"Invalid JSON payload received. Unknown name {sorted(unknown)}: Cannot bind query parameter."
+            )
+        match = re.fullmatch(r"/v1/(projects/[^/]+/locations/[^/]+)/pipelineJobs(/[^/]+)?", url.path)
+        if match and self.command == "POST" and not match[2]:
+            return self.fake.create(match[1], query.get("pipelineJobId", ""), body)
+        if match and self.command == "GET" and match[2]:
+            return self.fake.get(f"{match[1]}/pipelineJobs{match[2]}")
+        raise ApiError(501, f"no such route in this fake: {self.command} {url.path}")
+
+    def _cut(self, *, reset: bool) -> None:
+        if reset:  # closing with unsent time 0 sends RST instead of FIN
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            self.connection.close()
+        self.close_connection = True
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Requests are kept in `FakeVertex.requests`; printing them would drown the tests' output."""

@@ -1,0 +1,346 @@
+"""Job specs for tests: valid ones, and for every rule one that breaks it alone, beside one that just does not."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+DIGEST = "@sha256:" + 64 * "a"
+IMAGE = f"us-central1-docker.pkg.dev/example-project/vlmpipe/trainer{DIGEST}"
+REDUCERS = "us-docker.pkg.dev/vertex-ai-restricted/training/reductionserver:latest"
+NETWORK = "projects/123456789012/global/networks/training"
+# Made up, in the form of real ones.
+HUB_TOKEN = "hf_" + "Qw3rTy" * 6
+RANDOM_SECRET = "aZ3kP9xQ7mB2vN8sL5tR1wY6uE4cH0dJ"
+HEX_KEY = "0123456789abcdef0123456789abcdef01234567"
+
+Spec = dict[str, Any]
+ABSENT = object()  # a field to take away
+
+
+def pool(machine_type: str, accelerator_type: str = "", accelerator_count: int = 0, replica_count: int = 1) -> Spec:
+    """A pool that trains."""
+    machine: Spec = {"machine_type": machine_type}
+    if accelerator_type:
+        machine |= {"accelerator_type": accelerator_type, "accelerator_count": accelerator_count}
+    return {
+        "machine_spec": machine,
+        "replica_count": replica_count,
+        "container_spec": {"image_uri": IMAGE, "command": ["python", "-m", "trainer.launch"], "args": ["--seed", "1"]},
+    }
+
+
+def job(*pools: Spec) -> Spec:
+    """A job of these pools with nothing to complain about."""
+    return {
+        "worker_pool_specs": list(pools),
+        "scheduling": {"timeout": "86400s", "restart_job_on_worker_restart": True},
+        "service_account": "trainer@example-project.iam.gserviceaccount.com",
+        "base_output_directory": {"output_uri_prefix": "gs://example-bucket/run"},
+    }
+
+
+def a100(replica_count: int = 1) -> Spec:
+    """A pool of the machines that most fixtures use."""
+    return pool("a2-highgpu-8g", "NVIDIA_TESLA_A100", 8, replica_count)
+
+
+def reducers() -> Spec:
+    return {
+        "machine_spec": {"machine_type": "n1-highcpu-16"},
+        "replica_count": 4,
+        "container_spec": {"image_uri": REDUCERS},
+    }
+
+
+CPU = job(pool("n1-standard-8"))
+ONE = job(a100())
+CLUSTER = job(a100(), a100(3))
+REDUCED = job(a100(), a100(3), reducers())
+TPU = job(pool("ct5lp-hightpu-4t") | {"machine_spec": {"machine_type": "ct5lp-hightpu-4t", "tpu_topology": "2x2"}})
+MEGA = job(*(pool("a3-megagpu-8g", "NVIDIA_H100_MEGA_80GB", 8) for _ in range(2)))
+PACKAGE = {
+    "executor_image_uri": "us-docker.pkg.dev/vertex-ai/training/pytorch-gpu.2-4.py310:latest",
+    "package_uris": ["gs://example-bucket/trainer.tar.gz"],
+    "python_module": "trainer.task",
+}
+
+
+def changed(spec: Spec, changes: Mapping[str, Any]) -> Spec:
+    """A copy with fields set or, with ABSENT, taken away. Paths are dotted, numbers are positions in lists."""
+    spec = copy.deepcopy(spec)
+    for path, value in changes.items():
+        place: Any = spec
+        *parents, last = [int(part) if part.isdigit() else part for part in path.split(".")]
+        for part in parents:
+            place = place.setdefault(part, {}) if isinstance(place, dict) else place[part]
+        if value is ABSENT:
+            del place[last]
+        elif isinstance(place, list) and last == len(place):
+            place.append(value)
+        else:
+            place[last] = value
+    return spec
+
+
+def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Paths of all values that hold no others."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from leaves(inner, (*path, key))
+    elif isinstance(value, list):
+        for index, inner in enumerate(value):
+            yield from leaves(inner, (*path, index))
+    else:
+        yield path
+
+
+@dataclass(frozen=True)
+class Case:
+    """Changes to `base` that break the rule `code` and no other, and changes close by that break none."""
+
+    code: str
+    broken: Mapping[str, Any]
+    neighbour: Mapping[str, Any]
+    base: Spec = field(default_factory=lambda: ONE)
+    region: str = ""
+
+
+P0, P1, P2 = (f"worker_pool_specs.{index}" for index in range(3))
+MACHINE, CONTAINER, DISK = f"{P0}.machine_spec", f"{P0}.container_spec", f"{P0}.disk_spec"
+COUNT, GPU = f"{MACHINE}.accelerator_count", f"{MACHINE}.accelerator_type"
+RESTART = "scheduling.restart_job_on_worker_restart"
+
+
+def variable(name: str, value: str) -> list[dict[str, str]]:
+    return [{"name": name, "value": value}]
+
+
+CASES = [
+    Case("VP101", {f"{P0}.use_spot": True}, {"scheduling.strategy": "SPOT"}),
+    Case("VP101", {f"{DISK}.persistent_disk_size_gb": 500}, {f"{DISK}.boot_disk_size_gb": 500}),
+    Case("VP101", {f"{P0}.network": NETWORK}, {"network": NETWORK}),
+    Case("VP101", {"enable_webaccess": True}, {"enable_web_access": True}),
+    Case("VP101", {"display_name": "job"}, {"experiment": "projects/1/locations/r/metadataStores/default/contexts/e"}),
+    Case(
+        "VP101",
+        {f"{CONTAINER}.image_uri": ABSENT, f"{P0}.container_uri": IMAGE},
+        {f"{CONTAINER}.image_uri": IMAGE},
+    ),
+    Case(
+        "VP101",
+        {f"{MACHINE}.machine_type": ABSENT, f"{P0}.machine_type": "a2-highgpu-8g"},
+        {f"{MACHINE}.machine_type": "a2-highgpu-8g"},
+    ),
+    Case("VP101", {f"{P0}.replica_count": ABSENT, f"{P0}.replicas": 1}, {f"{P0}.replica_count": 1}),
+    Case("VP101", {"timeout": "60s", "scheduling": ABSENT}, {"scheduling.timeout": "60s"}),
+    Case(
+        "VP101",
+        {f"{CONTAINER}.env": [{"name": "A", "value_from": {"secret": "s"}}]},
+        {f"{CONTAINER}.env": variable("A", "b")},
+    ),
+    Case("VP102", {"enableWebAccess": True}, {"enable_web_access": True}),
+    Case("VP102", {DISK: {"bootDiskSize_gb": 200}}, {DISK: {"boot_disk_size_gb": 200}}),
+    Case("VP103", {f"{CONTAINER}.args": "--seed 1"}, {f"{CONTAINER}.args": ["--seed", "1"]}),
+    Case("VP103", {f"{CONTAINER}.env": [{"name": "A", "value": 1}]}, {f"{CONTAINER}.env": variable("A", "1")}),
+    Case("VP103", {"enable_web_access": "true"}, {"enable_web_access": False}),
+    Case("VP104", {COUNT: 4.5}, {COUNT: 8}),
+    Case("VP104", {f"{P0}.replica_count": "one"}, {f"{P0}.replica_count": "1"}),
+    Case("VP104", {f"{DISK}.boot_disk_size_gb": True}, {f"{DISK}.boot_disk_size_gb": 100}),
+    Case("VP105", {COUNT: 8.0}, {COUNT: 8}),
+    Case("VP105", {f"{DISK}.boot_disk_size_gb": "200"}, {f"{P0}.replica_count": 1.0}),
+    Case("VP106", {"scheduling.strategy": "SPOTTY"}, {"scheduling.strategy": "SPOT"}),
+    Case("VP106", {"scheduling.strategy": "spot"}, {"scheduling.strategy": "STANDARD"}),
+    Case("VP106", {GPU: "NVIDIA_A100"}, {GPU: "NVIDIA_TESLA_A100"}),
+    Case("VP107", {"scheduling.strategy": "LOW_COST"}, {"scheduling.strategy": "SPOT"}),
+    Case("VP108", {"scheduling.timeout": "24h"}, {"scheduling.timeout": "86400s"}),
+    Case("VP108", {"scheduling.timeout": 3600}, {"scheduling.timeout": "3600.5s"}),
+    Case("VP110", {f"{CONTAINER}.env": {"A": "b"}}, {f"{CONTAINER}.env": variable("A", "b")}),
+    Case("VP110", {f"{CONTAINER}.env": ["A=b"]}, {f"{CONTAINER}.env": []}),
+    Case("VP110", {f"{CONTAINER}.env": [{"value": "b"}]}, {f"{CONTAINER}.env": [{"name": "A"}]}),
+    Case(
+        "VP111",
+        {f"{CONTAINER}.env": [{"name": f"A{index}", "value": "b"} for index in range(101)]},
+        {f"{CONTAINER}.env": [{"name": f"A{index}", "value": "b"} for index in range(100)]},
+    ),
+    Case("VP112", {"worker_pool_specs": a100()}, {"worker_pool_specs": [a100()]}),
+    Case("VP201", {"worker_pool_specs": []}, {}),
+    Case("VP201", {"worker_pool_specs": ABSENT}, {}),
+    Case("VP202", {"worker_pool_specs": [a100()] * 5}, {"worker_pool_specs": [a100()] * 4}),
+    Case("VP203", {f"{P0}.replica_count": 4}, {P1: a100(3)}),
+    Case("VP203", {P0: {}}, {}),
+    Case("VP203", {f"{P0}.replica_count": 0}, {f"{P0}.replica_count": 1}),
+    Case("VP204", {P1: {}, f"{P2}": a100()}, {f"{P2}": a100()}, base=CLUSTER),
+    Case("VP204", {f"{P1}.replica_count": 0}, {f"{P1}.replica_count": 1}, base=CLUSTER),
+    Case("VP205", {f"{P0}.python_package_spec": PACKAGE}, {}),
+    Case("VP205", {CONTAINER: ABSENT}, {CONTAINER: ABSENT, f"{P0}.python_package_spec": PACKAGE}),
+    Case("VP206", {MACHINE: ABSENT}, {MACHINE: {"machine_type": "n1-standard-8"}}),
+    Case("VP207", {P1: reducers()}, {P1: a100(), P2: reducers()}),
+    Case("VP207", {P0: reducers() | {"replica_count": 1}, P1: a100(4)}, {P1: a100(4), P2: reducers()}),
+    Case("VP208", {f"{P2}.machine_spec.accelerator_type": "NVIDIA_TESLA_T4"}, {}, base=REDUCED),
+    Case("VP208", {f"{P2}.container_spec.command": ["python"]}, {f"{P2}.container_spec.command": []}, base=REDUCED),
+    Case("VP208", {f"{P2}.container_spec.args": ["-v"]}, {f"{P2}.container_spec.args": []}, base=REDUCED),
+    Case(
+        "VP209",
+        {f"{P2}.machine_spec.machine_type": "n1-standard-16"},
+        {f"{P2}.machine_spec.machine_type": "n2-highcpu-16"},
+        base=REDUCED,
+    ),
+    Case("VP210", {P1: {}}, {f"{P1}.replica_count": 1}, base=REDUCED),
+    Case("VP210", {f"{P1}.replica_count": 0}, {f"{P1}.replica_count": 7}, base=REDUCED),
+    Case("VP211", {P2: reducers()}, {}, base=MEGA),
+    Case("VP212", {P1: pool("n1-standard-8"), P2: reducers()}, {P1: pool("n1-standard-8")}, base=CPU),
+    Case("VP213", {P1: pool("n1-standard-8")}, {}, base=TPU),
+    Case("VP301", {f"{MACHINE}.machine_type": "a2-highgpu-3g"}, {f"{MACHINE}.machine_type": "a2-highgpu-8g"}),
+    Case("VP301", {f"{MACHINE}.machine_type": "n1standard8"}, {}, base=CPU),
+    Case("VP302", {f"{MACHINE}.machine_type": "c9d-standard-8"}, {}, base=CPU),
+    Case(
+        "VP303",
+        {f"{MACHINE}.machine_type": "n1-highmem-16"},
+        {MACHINE: {"machine_type": "n1-highmem-16", "accelerator_type": "NVIDIA_TESLA_T4", "accelerator_count": 4}},
+    ),
+    Case("VP304", {COUNT: 4}, {COUNT: 4, f"{MACHINE}.machine_type": "a2-highgpu-4g"}),
+    Case("VP305", {COUNT: ABSENT}, {}),
+    Case("VP306", {GPU: ABSENT}, {}),
+    Case("VP307", {COUNT: ABSENT, GPU: ABSENT}, {}),
+    Case("VP308", {}, {MACHINE: {"machine_type": "n1-standard-8"}}, region="africa-south1"),
+    Case(
+        "VP309",
+        {MACHINE: pool("a4x-highgpu-4g", "NVIDIA_GB200", 4)["machine_spec"]},
+        {
+            MACHINE: pool("a4x-highgpu-4g", "NVIDIA_GB200", 4)["machine_spec"]
+            | {
+                "reservation_affinity": {
+                    "reservation_affinity_type": "SPECIFIC_RESERVATION",
+                    "key": "k",
+                    "values": ["v"],
+                }
+            }
+        },
+    ),
+    Case("VP310", {f"{DISK}.boot_disk_type": "hyperdisk-balanced"}, {f"{DISK}.boot_disk_type": "pd-ssd"}),
+    Case("VP310", {f"{DISK}.boot_disk_type": "pd-sdd"}, {f"{DISK}.boot_disk_type": "pd-standard"}, base=CPU),
+    Case("VP311", {f"{DISK}.boot_disk_size_gb": 99}, {f"{DISK}.boot_disk_size_gb": 100}),
+    Case("VP311", {f"{DISK}.boot_disk_size_gb": 64001}, {f"{DISK}.boot_disk_size_gb": 64000}),
+    Case("VP401", {"scheduling.strategy": "SPOT"}, {"scheduling.strategy": "STANDARD"}, base=TPU),
+    Case("VP402", {"scheduling.strategy": "FLEX_START"}, {"scheduling.strategy": "SPOT"}, base=CPU),
+    Case(
+        "VP402",
+        {"scheduling.strategy": "FLEX_START", MACHINE: pool("n1-standard-8", "NVIDIA_TESLA_V100", 1)["machine_spec"]},
+        {"scheduling.strategy": "FLEX_START"},
+    ),
+    Case("VP403", {"scheduling.strategy": "FLEX_START"}, {"scheduling.strategy": "SPOT"}, base=REDUCED),
+    Case(
+        "VP403",
+        {"scheduling.strategy": "FLEX_START", P1: pool("a2-highgpu-4g", "NVIDIA_TESLA_A100", 4)},
+        {"scheduling.strategy": "FLEX_START"},
+        base=CLUSTER,
+    ),
+    Case(
+        "VP404",
+        {"scheduling.strategy": "FLEX_START", "scheduling.timeout": "604801s"},
+        {"scheduling.strategy": "FLEX_START", "scheduling.timeout": "604800s"},
+    ),
+    Case(
+        "VP405",
+        {"scheduling.max_wait_duration": "3600s"},
+        {"scheduling.max_wait_duration": "3600s", "scheduling.strategy": "FLEX_START"},
+    ),
+    Case("VP406", {"scheduling.disable_retries": True}, {"scheduling.disable_retries": True, RESTART: False}),
+    Case("VP407", {RESTART: ABSENT}, {RESTART: True}, base=CLUSTER),
+    Case("VP407", {RESTART: False, "scheduling.strategy": "SPOT"}, {"scheduling.strategy": "SPOT"}, base=CLUSTER),
+    Case("VP501", {"network": NETWORK, "psc_interface_config.network_attachment": "a"}, {"network": NETWORK}),
+    Case("VP502", {"network": "projects/example-project/global/networks/default"}, {"network": NETWORK}),
+    Case(
+        "VP503",
+        {"network": NETWORK, "reserved_ip_ranges": ["10.0.0.0/16"]},
+        {"network": NETWORK, "reserved_ip_ranges": ["vertex-range"]},
+    ),
+    Case(
+        "VP504",
+        {"network": NETWORK, f"{CONTAINER}.env": variable("WANDB_PROJECT", "vlm")},
+        {"network": NETWORK, f"{CONTAINER}.env": variable("WANDB_MODE", "offline")},
+    ),
+    Case(
+        "VP504",
+        {"psc_interface_config.network_attachment": "a", f"{CONTAINER}.args": ["--report_to", "wandb"]},
+        {f"{CONTAINER}.args": ["--report_to", "wandb"]},
+    ),
+    Case(
+        "VP504",
+        {"network": NETWORK, f"{CONTAINER}.env": variable("HF_HUB_ENABLE_HF_TRANSFER", "1")},
+        {"network": NETWORK, f"{CONTAINER}.env": variable("HF_HUB_OFFLINE", "1")},
+    ),
+    Case("VP505", {"service_account": ABSENT}, {}),
+    Case("VP505", {"service_account": ""}, {}),
+    Case("VP601", {f"{CONTAINER}.image_uri": ""}, {}),
+    Case(
+        "VP602",
+        {f"{CONTAINER}.image_uri": "gcr.io/example-project/trainer:1"},
+        {f"{CONTAINER}.image_uri": "gcr.io/ml-pipeline/google-cloud-pipeline-components:2.22.0"},
+    ),
+    Case(
+        "VP603",
+        {f"{CONTAINER}.image_uri": IMAGE.removesuffix(DIGEST) + ":latest"},
+        {f"{CONTAINER}.image_uri": "us-docker.pkg.dev/vertex-ai/training/pytorch-gpu.2-4.py310:latest"},
+    ),
+    Case("VP604", {f"{CONTAINER}.image_uri": "pytorch/pytorch:2.7.0"}, {f"{CONTAINER}.image_uri": IMAGE}),
+    Case(
+        "VP605",
+        {CONTAINER: ABSENT, f"{P0}.python_package_spec": PACKAGE | {"package_uris": []}},
+        {CONTAINER: ABSENT, f"{P0}.python_package_spec": PACKAGE},
+    ),
+    Case(
+        "VP701",
+        {f"{CONTAINER}.env": variable("WANDB_API_KEY", HEX_KEY)},
+        {f"{CONTAINER}.env": variable("WANDB_API_KEY_SECRET", "projects/p/secrets/wandb/versions/1")},
+    ),
+    Case(
+        "VP702",
+        {f"{CONTAINER}.env": variable("SETTING", HUB_TOKEN)},
+        {f"{CONTAINER}.env": variable("SETTING", "hf_home")},
+    ),
+    Case(
+        "VP702",
+        {f"{CONTAINER}.env": variable("SETTING", RANDOM_SECRET)},
+        {f"{CONTAINER}.env": variable("REVISION", HEX_KEY)},
+    ),
+    Case(
+        "VP703",
+        {f"{CONTAINER}.args": [f"--wandb-api-key={HEX_KEY}"]},
+        {f"{CONTAINER}.args": ["--wandb-api-key-secret=projects/p/secrets/wandb/versions/1"]},
+    ),
+    Case(
+        "VP703",
+        {f"{CONTAINER}.args": ["--hf-token", "letmein2026"]},
+        {f"{CONTAINER}.args": ["--pad-token", "<pad>", "--eos-token", "2", "--max-tokens", "4096"]},
+    ),
+    Case(
+        "VP703",
+        {f"{CONTAINER}.command": ["sh", "-c", f"export HF_TOKEN={HUB_TOKEN} && python train.py"]},
+        {f"{CONTAINER}.command": ["sh", "-c", "export HF_TOKEN=$(cat /run/token) && python train.py"]},
+    ),
+    Case(
+        "VP704",
+        {f"{CONTAINER}.args": ["--master_addr=$MASTER_ADDR"]},
+        {f"{CONTAINER}.command": ["bash", "-c"], f"{CONTAINER}.args": ["torchrun --master_addr=$MASTER_ADDR t.py"]},
+    ),
+    Case(
+        "VP705",
+        {f"{CONTAINER}.args": ["--epochs", "{{$.inputs.parameters['epochs']}}"]},
+        {f"{CONTAINER}.args": ["--epochs", "3", "--prompt", "{{ question }}"]},
+    ),
+    Case(
+        "VP706",
+        {f"{CONTAINER}.env": variable("WORLD_SIZE", "32")},
+        {f"{CONTAINER}.env": variable("NCCL_DEBUG", "INFO")},
+    ),
+]
+
+# What is no CustomJobSpec at all cannot be made by changing one.
+WHOLE: list[tuple[str, Any, Any]] = [
+    ("VP109", {"display_name": "job", "job_spec": ONE}, ONE),
+    ("VP109", ONE["worker_pool_specs"], ONE),
+]

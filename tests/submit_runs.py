@@ -1,0 +1,66 @@
+"""Google's real client against our fake Vertex API: what the fixtures of `vlmpipe submit` are made of."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from pipelines import cli, submit, vertex_api, vertex_job
+from pipelines.planner.consent import Spending
+from tests.fakes.vertex import FakeVertex
+
+CONFIG = str(Path(__file__).parents[1] / "configs" / "llava-7b-zero2-spot.yaml")
+MINE = "gcp.project=test-project"
+CHEAP = Spending("llava-7b-zero2-spot", "green", (), 20.0, 2.0, "1 x a2-highgpu-1g", "spot")
+DEAR = replace(CHEAP, usd=412.0)
+RED = replace(CHEAP, state="red", errors=("VP101 machine_type: no such machine",))
+
+
+class Answer(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+Submit = Callable[..., Answer]
+
+
+@contextlib.contextmanager
+def running_vertex(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeVertex]:
+    """The server, where `vlmpipe` finds it, and a client that does not wait long for it."""
+    with FakeVertex() as running:
+        monkeypatch.setenv(vertex_api.ENDPOINT_VARIABLE, running.endpoint)
+        monkeypatch.setattr(vertex_job, "RETRY", vertex_job.RETRY.with_delay(0.01, 0.02).with_timeout(0.5))
+        yield running
+
+
+def submitter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Submit:
+    """`vlmpipe submit` in an empty folder, without a terminal, with this plan; None for the planner's own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(cli.DEBUG_VARIABLE, "")
+
+    def submitting(*arguments: str, plan: Spending | None = CHEAP, project: str = MINE) -> Answer:
+        with monkeypatch.context() as planner:
+            if plan:
+                planner.setattr(submit, "plan_run", lambda config: None)
+                planner.setattr(submit, "spending_of", lambda config, answer: plan)
+            return run(project, *arguments)
+
+    def run(*arguments: str) -> Answer:
+        monkeypatch.setattr(sys, "argv", ["vlmpipe", "submit", CONFIG, *arguments])
+        with pytest.raises(SystemExit) as caught:
+            cli.main()
+        return Answer(int(caught.value.code or 0), *capfd.readouterr())
+
+    return submitting

@@ -1,0 +1,164 @@
+"""When a plan may be submitted: not when red, and not above the threshold without a yes."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pipelines.config import load_run_file
+from pipelines.planner.consent import Spending, dollars, require_consent, spending_of, terminal_question
+from pipelines.planner.cost import Cost, StepCost
+from trainer.errors import ExitCode, UserError
+
+PLAN = Spending("llava", "green", (), 412.0, 11.25, "4 x a2-ultragpu-8g", "spot")
+RED = dataclasses.replace(PLAN, state="red", errors=("VP101 machine_type: no such machine", "memory: 12 GiB too much"))
+UNKNOWN = dataclasses.replace(PLAN, usd=None, hours=None, unknown="no price of a4x-highgpu-4g")
+
+CONFIG = load_run_file(Path(__file__).parents[2] / "configs" / "llava-7b-zero2-spot.yaml")
+
+
+class Person:
+    """Somebody who always answers the same."""
+
+    def __init__(self, answer: bool) -> None:
+        self.answer = answer
+        self.heard: list[str] = []
+
+    def __call__(self, question: str) -> bool:
+        self.heard.append(question)
+        return self.answer
+
+
+def _refusal(
+    plan: Spending, *, above: float = 100.0, force: bool = False, yes: bool = False, person: Person | None = None
+) -> UserError:
+    with pytest.raises(UserError) as caught:
+        require_consent(plan, confirm_above_usd=above, force=force, yes=yes, ask=person)
+    return caught.value
+
+
+def test_a_cheap_plan_is_not_asked_about() -> None:
+    person = Person(False)
+    require_consent(PLAN, confirm_above_usd=412.0, force=False, yes=False, ask=person)
+    assert person.heard == []
+
+
+def test_more_than_the_threshold_is_asked_about_with_all_that_matters() -> None:
+    person = Person(True)
+    require_consent(PLAN, confirm_above_usd=411.99, force=False, yes=False, ask=person)
+    (question,) = person.heard
+    for part in ("llava", "$412", "11.2 h", "4 x a2-ultragpu-8g", "spot", "plan.confirm_above_usd", "Submit it?"):
+        assert part in question
+
+
+def test_no_is_no() -> None:
+    refusal = _refusal(PLAN, person=Person(False))
+    assert refusal.code == ExitCode.INTERRUPTED
+    assert "nothing was sent" in refusal.found
+
+
+def test_without_a_terminal_the_way_is_yes() -> None:
+    refusal = _refusal(PLAN)
+    assert (refusal.code, "--yes" in refusal.fix, "$412" in refusal.found) == (ExitCode.CONFIG, True, True)
+
+
+def test_yes_is_the_answer_beforehand() -> None:
+    person = Person(False)
+    require_consent(PLAN, confirm_above_usd=0, force=False, yes=True, ask=person)
+    assert person.heard == []
+
+
+def test_a_cost_that_nobody_knows_is_asked_about_and_says_why() -> None:
+    person = Person(True)
+    require_consent(UNKNOWN, confirm_above_usd=1e9, force=False, yes=False, ask=person)
+    assert "not known: no price of a4x-highgpu-4g" in person.heard[0]
+    assert "hours not known" in person.heard[0]
+
+
+@pytest.mark.parametrize("person", [None, Person(True)], ids=["nobody", "somebody"])
+def test_a_red_plan_is_refused_with_every_error_whoever_is_there(person: Person | None) -> None:
+    refusal = _refusal(RED, yes=True, person=person)
+    assert refusal.code == ExitCode.CONFIG
+    assert [error in refusal.found for error in RED.errors] == [True, True]
+    assert "--force" in refusal.fix
+
+
+def test_force_is_no_yes() -> None:
+    assert "$412" in _refusal(RED, force=True).found
+    require_consent(RED, confirm_above_usd=100, force=True, yes=True, ask=None)
+
+
+def test_cents_are_said_only_where_they_matter() -> None:
+    assert [dollars(usd) for usd in (0.5, 99.994, 100, 12345.6)] == ["$0.50", "$99.99", "$100", "$12,346"]
+
+
+def _cost(*steps: StepCost, missing: tuple[str, ...] = ()) -> Cost:
+    usd = [step.usd for step in steps]
+    return Cost(
+        by_term={}, term="spot", usd=None if None in usd else sum(map(float, usd)), steps=steps, storage_bytes=0,
+        storage_usd_per_month=None, schedule_runs_per_month=None, schedule_usd_per_month=None, checkpoint_every_s=None,
+        checkpoint_every_steps=None, expected_lost_hours=None, least_lost_hours=None, assumptions=(), missing=missing,
+    )  # fmt: skip
+
+
+def _plan(**fields: Any) -> Any:
+    return SimpleNamespace(**{"state": "green", "errors": [], "cost": None, "load": None, "notes": ()} | fields)
+
+
+LOAD = SimpleNamespace(steps=100)
+TRAIN, EVALUATE = StepCost("train", 4, 10.0, 30.0, 300.0), StepCost("evaluate", 1, 2.0, 8.0, 16.0)
+
+
+def test_the_plans_cost_is_that_of_all_jobs() -> None:
+    spending = spending_of(CONFIG, _plan(cost=_cost(TRAIN, EVALUATE)))
+    assert (spending.usd, spending.hours, spending.term) == (316.0, 12.0, "spot")
+    assert spending.machines == "4 x a2-ultragpu-8g + 13 x n1-highcpu-16"
+
+
+def test_what_is_not_known_is_named_with_what_is_known_of_it() -> None:
+    unpriced = dataclasses.replace(EVALUATE, usd_per_hour=None, usd=None)
+    spending = spending_of(CONFIG, _plan(cost=_cost(TRAIN, unpriced, missing=("disk d", "machine m")), load=LOAD))
+    assert (spending.usd, spending.hours) == (None, 12.0)
+    assert spending.unknown == "no price of disk d, no price of machine m; $300 of it are known"
+    unmeasured = dataclasses.replace(EVALUATE, hours=None, usd=None)
+    spending = spending_of(CONFIG, _plan(cost=_cost(TRAIN, unmeasured), load=LOAD))
+    assert (spending.hours, spending.unknown) == (None, "no hours of evaluate; $300 of it are known")
+
+
+def test_without_a_number_of_samples_the_field_that_says_it_is_named() -> None:
+    untimed = dataclasses.replace(TRAIN, hours=None, usd=None)
+    assert "plan.samples" in spending_of(CONFIG, _plan(cost=_cost(untimed))).unknown
+
+
+def test_a_plan_without_a_cost_is_explained_by_its_own_note() -> None:
+    assert spending_of(CONFIG, _plan(notes=("The model's sizes are not known.",))).unknown == (
+        "The model's sizes are not known."
+    )
+
+
+class Keyboard(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("typed", "answer"), [("y\n", True), ("Yes \n", True), ("n\n", False), ("\n", False), ("", False), ("ja\n", False)]
+)
+def test_only_yes_is_yes(monkeypatch: pytest.MonkeyPatch, typed: str, answer: bool) -> None:
+    screen = Keyboard()
+    monkeypatch.setattr("sys.stdin", Keyboard(typed))
+    monkeypatch.setattr("sys.stderr", screen)
+    ask = terminal_question()
+    assert ask is not None
+    assert ask("Submit it?") is answer
+    assert screen.getvalue() == "Submit it? [y/N] "
+
+
+def test_without_a_terminal_nobody_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
+    assert terminal_question() is None

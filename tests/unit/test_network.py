@@ -1,0 +1,148 @@
+"""Traffic of each strategy: the laws that any layout keeps, and what known layouts send."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipelines.planner.layout import STRATEGIES, Layout, make_layout
+from pipelines.planner.network import (
+    LINK_SHARE,
+    NIC_SHARE,
+    Transfer,
+    Work,
+    bytes_between_nodes,
+    pipeline_bubble,
+    seconds,
+    traffic,
+)
+from tests.planner_fixture import A100_80, LLAVA_7B, machine
+
+TRAINABLE = LLAVA_7B.trainable_parameters
+WORK = Work(micro_steps=4, micro_batch_rows=1, row_tokens=4096, precision="bf16", activation_checkpointing="full")
+NODES, RANKS = st.sampled_from([1, 2, 4, 8]), st.sampled_from([1, 2, 4, 8])
+STRATEGY = st.sampled_from(sorted(STRATEGIES))
+
+
+def layout(strategy: str, nodes: int, ranks_per_node: int) -> Layout:
+    """The strategy with model parallelism of two where it has any, as far as the ranks allow."""
+    pair = 2 if nodes * ranks_per_node >= 4 else 1
+    tensor = pair if strategy in ("tensor", "tensor_fsdp", "3d") else 1
+    pipeline = pair if strategy in ("pipeline", "3d") else 1
+    return make_layout(strategy, nodes, ranks_per_node, tensor_parallel=tensor, pipeline_parallel=pipeline)
+
+
+def sent(strategy: str, nodes: int, ranks_per_node: int, **work: Any) -> list[Transfer]:
+    return traffic(layout(strategy, nodes, ranks_per_node), LLAVA_7B, replace(WORK, **work))
+
+
+@given(STRATEGY, NODES, RANKS, st.sampled_from(["fp32", "bf16"]), st.integers(1, 16))
+def test_traffic_is_never_negative(strategy: str, nodes: int, ranks: int, precision: Any, micro_steps: int) -> None:
+    for transfer in sent(strategy, nodes, ranks, precision=precision, micro_steps=micro_steps):
+        assert transfer.bytes_per_rank > 0
+        assert transfer.bytes_per_nic >= 0
+
+
+@given(STRATEGY, RANKS)
+def test_one_node_sends_nothing_to_others(strategy: str, ranks: int) -> None:
+    assert bytes_between_nodes(sent(strategy, 1, ranks)) == 0
+
+
+@given(STRATEGY)
+def test_one_rank_sends_nothing(strategy: str) -> None:
+    assert sent(strategy, 1, 1) == []
+
+
+@given(STRATEGY, st.sampled_from([2, 4, 8]), RANKS)
+def test_traffic_between_nodes_needs_network_cards(strategy: str, nodes: int, ranks: int) -> None:
+    for transfer in sent(strategy, nodes, ranks):
+        assert (transfer.bytes_per_nic > 0) == (transfer.scope == "inter")
+
+
+@given(STRATEGY, st.sampled_from([1, 2, 4]), st.sampled_from([4, 8]))
+def test_more_nodes_never_send_less_per_network_card(strategy: str, nodes: int, ranks: int) -> None:
+    assert bytes_between_nodes(sent(strategy, nodes, ranks)) <= bytes_between_nodes(sent(strategy, 2 * nodes, ranks))
+
+
+@given(st.sampled_from([2, 3, 4, 8]), RANKS)
+def test_reduce_scatter_and_all_gather_are_an_all_reduce(nodes: int, ranks: int) -> None:
+    """FSDP's fp32 gradients one way and ZeRO's fp32 weights the other, against DDP's all-reduce of the same bytes."""
+    fsdp = [t for t in sent("fsdp", nodes, ranks, micro_steps=1) if t.collective == "reduce_scatter"]
+    zero = [t for t in sent("zero2", nodes, ranks) if t.collective == "all_gather"]
+    ddp = sent("ddp", nodes, ranks)
+    for scope in ("intra", "inter"):
+        halves = sum(t.bytes_per_rank for t in (*fsdp, *zero) if t.scope == scope)
+        assert halves == pytest.approx(sum(t.bytes_per_rank for t in ddp if t.scope == scope))
+
+
+@given(st.sampled_from([2, 3, 4, 8]), RANKS)
+def test_each_rank_of_a_hybrid_takes_one_shard_of_the_gradients_across_nodes(nodes: int, ranks: int) -> None:
+    """The rings of a node's ranks share its card, which so carries what it carries for DDP."""
+    (hybrid,) = [t for t in sent("fsdp_hybrid", nodes, ranks, micro_steps=1) if t.scope == "inter"]
+    (ddp,) = [t for t in sent("ddp", nodes, ranks) if t.scope == "inter"]
+    assert hybrid.collective == ddp.collective == "all_reduce"
+    assert hybrid.payload_bytes == pytest.approx(ddp.payload_bytes / ranks)
+    assert hybrid.bytes_per_nic == pytest.approx(ddp.bytes_per_nic)
+
+
+def test_ddp_sends_fp32_gradients_once_a_step() -> None:
+    intra, inter = sent("ddp", 4, 8)
+    assert intra.bytes_per_rank == pytest.approx(2 * 7 / 8 * 4 * TRAINABLE)
+    assert inter.bytes_per_nic == pytest.approx(2 * 3 / 4 * 4 * TRAINABLE)
+    assert sent("ddp", 4, 8, micro_steps=1) == [intra, inter]
+
+
+def test_zero2_reduces_after_each_micro_batch_in_the_autocast_type() -> None:
+    embedding = LLAVA_7B.parameters["embedding"]
+    reduced = next(t for t in sent("zero2", 2, 8) if t.what == "gradients")
+    assert reduced.payload_bytes == 4 * (2 * (TRAINABLE - embedding) + 4 * embedding)
+    gathered = next(t for t in sent("zero2", 2, 8) if t.what == "weights")
+    assert gathered.payload_bytes == 4 * TRAINABLE
+
+
+def test_fsdp_gathers_layers_twice_and_reduces_once_a_micro_batch() -> None:
+    layers = LLAVA_7B.parameters["language_layers"]
+    gathered = next(t for t in sent("fsdp", 2, 8) if t.what == "weights")
+    reduced = next(t for t in sent("fsdp", 2, 8) if t.what == "gradients")
+    assert gathered.payload_bytes == 4 * 2 * (TRAINABLE + layers)
+    assert reduced.payload_bytes == 4 * 4 * TRAINABLE
+    assert reduced.collective == "reduce_scatter"
+
+
+def test_frozen_parts_are_not_sent() -> None:
+    projector_only = replace(LLAVA_7B, frozen=frozenset({"tower", "embedding", "language_layers", "head"}))
+    for strategy in STRATEGIES:
+        for transfer in traffic(make_layout(strategy, 2, 8), projector_only, WORK):
+            assert transfer.payload_bytes <= 4 * 4 * LLAVA_7B.parameters["projector"]
+
+
+def test_tensor_parallel_neighbours_share_a_node() -> None:
+    whole = make_layout("tensor", 2, 8, tensor_parallel=8)
+    activations = [t for t in traffic(whole, LLAVA_7B, WORK) if t.what == "activations"]
+    assert [t.scope for t in activations] == ["intra"]
+    # Forward, backward and recomputed, two sums a layer each, of bf16 numbers, for four micro-batches.
+    assert activations[0].payload_bytes == 6 * 32 * 4096 * 4096 * 2 * 4
+
+
+def test_stages_on_several_nodes_send_over_the_network() -> None:
+    apart = make_layout("pipeline", 2, 8, pipeline_parallel=2)
+    together = make_layout("pipeline", 1, 8, pipeline_parallel=2)
+    scopes = [{t.scope for t in traffic(each, LLAVA_7B, WORK) if t.collective == "send"} for each in (apart, together)]
+    assert scopes == [{"inter"}, {"intra"}]
+
+
+def test_seconds_are_bytes_over_the_reached_bandwidth() -> None:
+    intra, inter = sent("ddp", 4, 8)
+    node = machine(nic_gbps=100)
+    assert seconds(inter, node, A100_80) == pytest.approx(inter.bytes_per_nic / (12.5e9 * NIC_SHARE))
+    fast = replace(A100_80, link_gbytes_per_s=300)
+    assert seconds(intra, node, fast) == pytest.approx(intra.bytes_per_rank / (300e9 * LINK_SHARE))
+
+
+@pytest.mark.parametrize(("stages", "micro_steps", "bubble"), [(1, 8, 0), (4, 1, 0.75), (4, 9, 0.25), (2, 1, 0.5)])
+def test_pipeline_bubble(stages: int, micro_steps: int, bubble: float) -> None:
+    assert pipeline_bubble(stages, micro_steps) == bubble

@@ -1,0 +1,244 @@
+"""Time of a step: against published runs, and part by part."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from pipelines.config import RunConfig
+from pipelines.planner.catalog import Gpu
+from pipelines.planner.layout import layout_of, make_layout
+from pipelines.planner.throughput import (
+    ASSUMED_EFFICIENCY,
+    OVERLAPPED,
+    SAVE_BYTES_PER_S,
+    UPDATE_BYTES_PER_PARAMETER,
+    RowLoad,
+    Time,
+    estimate_time,
+    row_flops,
+)
+from tests.planner_fixture import A100_80, H100, LLAVA_7B, T4, TEXT_8B, machine, run_config
+from trainer.models.shape import ModelShape
+
+NODE = machine()
+
+
+def timed(
+    config: RunConfig, shape: ModelShape = LLAVA_7B, gpu: Gpu | None = A100_80, *, cached: bool = False, **node: Any
+) -> Time:
+    load = RowLoad.assumed(config, shape)
+    return estimate_time(config, shape, layout_of(config), load, replace(NODE, **node), gpu, cached=cached)
+
+
+def part(time: Time, name: str) -> float:
+    return sum(each.s for each in time.parts if each.name == name)
+
+
+def test_llava_7b_takes_somewhat_less_than_the_ten_hours_of_the_unpacked_original() -> None:
+    """haotian-liu/LLaVA: 665K samples in 10 h on 8 A100 80 GB, ZeRO-3 with checkpointing, at 21-24 % MFU."""
+    time = timed(run_config(train__global_batch_rows=24, train__checkpoint_every_steps=1000))
+    print(f"LLaVA-1.5 7B packed: {time.train_hours:.2f} h, MFU {time.mfu:.3f}")
+    assert time.train_hours == pytest.approx(10, rel=0.25) and time.train_hours < 10
+    assert time.mfu is not None and 0.24 < time.mfu < 0.30
+
+
+def test_llama_8b_trains_at_about_torchtitans_rate() -> None:
+    """torchtitan: 6,667 tokens/s/GPU on 8 H100, FSDP2, compiled, selective checkpointing, 2 rows of 8192."""
+    changes: dict[str, Any] = {
+        "train__strategy": "fsdp",
+        "train__global_batch_rows": 16,
+        "train__micro_batch_rows": 2,
+        "train__checkpoint_every_steps": 10_000,
+        "data__row_tokens": 8192,
+        "plan__sample_tokens": 8192,
+        "plan__sample_images": 0,
+    }
+    without, full = (
+        timed(run_config(**changes, train__activation_checkpointing=kind), TEXT_8B, H100, nic_gbps=800)
+        for kind in ("none", "full")
+    )
+    print(f"8B: {without.tokens_per_s_per_gpu:,.0f} tokens/s/GPU, {full.tokens_per_s_per_gpu:,.0f} checkpointed")
+    assert without.tokens_per_s_per_gpu == pytest.approx(6667, rel=0.1)
+    assert full.tokens_per_s_per_gpu == pytest.approx(5762, rel=0.15)  # torchtitan's, not compiled
+
+
+def test_parts_that_are_not_hidden_make_the_step() -> None:
+    for strategy in ("ddp", "fsdp", "zero2"):
+        time = timed(run_config(train__strategy=strategy, cluster__replica_count=2))
+        assert sum(each.s for each in time.parts if not each.hidden) == pytest.approx(time.step_s)
+
+
+def test_computing_is_flops_over_the_reached_rate() -> None:
+    config = run_config()
+    load = RowLoad.assumed(config, LLAVA_7B)
+    flops = row_flops(config, LLAVA_7B, load, cached=False).total
+    assert part(timed(config), "computing") == pytest.approx(8 * flops / (312e12 * ASSUMED_EFFICIENCY))
+    assert part(timed(run_config(plan__efficiency=0.8)), "computing") == pytest.approx(8 * flops / (312e12 * 0.8))
+
+
+def test_a_measured_efficiency_replaces_the_assumption_and_its_sentence() -> None:
+    said = timed(run_config(plan__efficiency=0.31)).assumptions
+    assert any("31% of the peak (plan.efficiency)" in sentence for sentence in said)
+    assert not any("is taken to reach" in sentence for sentence in said)
+
+
+def test_fp32_computes_at_the_fp32_rate() -> None:
+    bf16, fp32 = (part(timed(run_config(train__precision=kind)), "computing") for kind in ("bf16", "fp32"))
+    assert fp32 / bf16 == pytest.approx(312 / 19.5)
+
+
+def test_a_gpu_without_bf16_is_said_and_taken_as_fp32() -> None:
+    bf16, fp32 = (timed(run_config(train__precision=kind), gpu=T4) for kind in ("bf16", "fp32"))
+    assert part(bf16, "computing") == pytest.approx(part(fp32, "computing"))
+    assert any("no bf16 units" in sentence for sentence in bf16.assumptions)
+    assert not any("no bf16 units" in sentence for sentence in fp32.assumptions)
+    assert any("None is known for NVIDIA_TESLA_T4" in sentence for sentence in bf16.assumptions)
+
+
+def test_fsdp_computes_a_frozen_tower_in_fp32() -> None:
+    fsdp, ddp = (timed(run_config(train__strategy=name)) for name in ("fsdp", "ddp"))
+    assert part(fsdp, "computing") > 1.1 * part(ddp, "computing")
+    cached_fsdp, cached_ddp = (timed(run_config(train__strategy=name), cached=True) for name in ("fsdp", "ddp"))
+    assert part(cached_fsdp, "computing") == pytest.approx(part(cached_ddp, "computing"))
+    assert any("FSDP leaves" in sentence for sentence in fsdp.assumptions)
+    assert not any("FSDP leaves" in sentence for sentence in cached_fsdp.assumptions)
+
+
+def test_ddp_hides_its_sum_behind_the_backward_pass_and_zero_does_not() -> None:
+    ddp, zero = (timed(run_config(train__strategy=name)) for name in ("ddp", "zero2"))
+    assert part(ddp, "all-reduce of gradients") == 0
+    assert part(ddp, OVERLAPPED) > 0
+    assert part(zero, "all-reduce of gradients") > 0
+    assert part(zero, OVERLAPPED) == 0
+
+
+def test_fsdp_hides_its_traffic_until_the_network_is_slower_than_computing() -> None:
+    fast, slow = (
+        timed(run_config(train__strategy="fsdp", cluster__replica_count=2), nic_gbps=gbps) for gbps in (3200, 20)
+    )
+    names = ("all-gather of weights", "reduce-scatter of gradients")
+    assert [part(fast, name) for name in names] == [0, 0]
+    assert all(part(slow, name) > 0 for name in names)
+    assert slow.exposed_all_reduce_s == 0  # nothing that a Reduction Server could do
+
+
+def test_tensor_parallelism_hides_no_sum_of_activations() -> None:
+    config = run_config(train__global_batch_rows=32)
+    layout = make_layout("tensor", 1, 8, tensor_parallel=8)
+    load = RowLoad.assumed(config, LLAVA_7B)
+    time = estimate_time(config, LLAVA_7B, layout, load, NODE, A100_80, cached=False)
+    assert part(time, "all-reduce of activations") > 0
+
+
+def test_a_slow_network_binds() -> None:
+    time = timed(run_config(cluster__replica_count=4), nic_gbps=10)
+    assert time.binds == "all-reduce of gradients"
+    assert time.exposed_all_reduce_s == pytest.approx(part(time, "all-reduce of gradients"))
+    assert timed(run_config()).binds == "computing"
+
+
+def test_a_reduction_server_is_not_counted_on() -> None:
+    reducers = {"replica_count": 13}
+    without, with_them = (
+        timed(run_config(cluster__replica_count=4, cluster__reduction_server=value)) for value in (None, reducers)
+    )
+    assert with_them.step_s == without.step_s
+    assert any("without the Reduction Server" in sentence for sentence in with_them.assumptions)
+
+
+def test_one_node_waits_for_no_network() -> None:
+    assert timed(run_config()).exposed_all_reduce_s == 0
+
+
+def test_the_update_moves_its_bytes_through_memory() -> None:
+    update = {name: part(timed(run_config(train__strategy=name)), "optimizer update") for name in ("ddp", "zero2")}
+    assert update["ddp"] == pytest.approx(LLAVA_7B.trainable_parameters * UPDATE_BYTES_PER_PARAMETER / 2039e9)
+    assert update["zero2"] == pytest.approx(update["ddp"] / 8)
+
+
+def test_a_pipeline_waits_in_its_bubble() -> None:
+    config = run_config(train__global_batch_rows=32)
+    layout = make_layout("pipeline", 1, 8, pipeline_parallel=4)
+    load = RowLoad.assumed(config, LLAVA_7B)
+    time = estimate_time(config, LLAVA_7B, layout, load, NODE, A100_80, cached=False)
+    assert part(time, "pipeline bubble") == pytest.approx(part(time, "computing") * 3 / 16)
+    assert any("computed for comparison" in sentence for sentence in time.assumptions)
+
+
+def test_checkpoints_stall_by_their_bytes_or_as_measured() -> None:
+    assert timed(run_config(train__strategy="fsdp")).save_s == pytest.approx(
+        12 * LLAVA_7B.trainable_parameters / SAVE_BYTES_PER_S
+    )
+    measured = timed(run_config(plan__checkpoint_save_s=30, train__checkpoint_every_steps=10))
+    assert measured.save_s == 30
+    assert part(measured, "saving checkpoints") == pytest.approx(3)
+
+
+def test_cpu_jobs_have_no_time_and_say_why() -> None:
+    config = run_config(
+        cluster__accelerator_type="", cluster__accelerator_count=0, cluster__machine_type="n1-standard-8"
+    )
+    time = timed(config, gpu=None)
+    assert time.step_s is None and time.train_hours is None and time.mfu is None
+    assert time.steps == RowLoad.assumed(config, LLAVA_7B).steps
+    assert "CPU" in time.assumptions[0]
+
+
+def test_mfu_counts_neither_padding_nor_recomputation() -> None:
+    base = timed(run_config())
+    assert base.mfu is not None
+    padded = timed(run_config(data__pack=False))
+    assert padded.mfu is not None and padded.mfu < 0.3 * base.mfu
+    lean = timed(run_config(train__activation_checkpointing="none"))
+    assert lean.mfu is not None and lean.mfu > base.mfu
+
+
+def test_hours_are_steps_of_that_time() -> None:
+    time = timed(run_config())
+    assert time.steps is not None and time.step_s is not None
+    assert time.train_hours == pytest.approx(time.steps * time.step_s / 3600)
+
+
+def test_without_samples_a_step_is_known_and_the_run_is_not() -> None:
+    time = timed(run_config(plan__samples=0))
+    assert time.step_s is not None and time.steps is None and time.train_hours is None
+    assert timed(run_config(plan__samples=0, train__max_steps=10)).steps == 10
+
+
+def test_load_from_the_plan_section() -> None:
+    load = RowLoad.assumed(run_config(plan__sample_tokens=1000, plan__samples=8192, train__epochs=2), LLAVA_7B)
+    assert load.rows_per_epoch == 2041  # 8192 samples of 1000 tokens in rows of 0.98 x 4096
+    assert load.steps == 2 * 32
+    assert load.images_per_row == pytest.approx(0.94 * 0.98 * 4.096)
+    assert load.label_tokens_per_row == pytest.approx(load.useful_tokens_per_row - 576 * load.images_per_row)
+    assert load.passes == 2
+
+
+def test_a_rows_image_budget_bounds_its_samples() -> None:
+    load = RowLoad.assumed(run_config(plan__sample_tokens=580, plan__sample_images=1, data__row_images=4), LLAVA_7B)
+    assert load.images_per_row == 4
+    assert load.fill == pytest.approx(4 * 580 / 4096)
+
+
+def test_load_of_nothing_known_is_the_most_a_row_can_hold() -> None:
+    load = RowLoad.assumed(run_config(plan__sample_tokens=0), LLAVA_7B)
+    assert load.images_per_row == 7 and load.steps is None and load.rows_per_epoch is None
+    assert "not known" in load.origin
+
+
+def test_max_steps_and_max_samples_bound_the_load() -> None:
+    few = RowLoad.assumed(run_config(data__max_samples=1000), LLAVA_7B)
+    assert few.samples == 1000
+    short = RowLoad.assumed(run_config(train__max_steps=5, train__epochs=3), LLAVA_7B)
+    assert short.steps == 5 and 0 < short.passes < 1
+
+
+def test_load_from_prepared_data() -> None:
+    load = RowLoad.from_index(
+        run_config(), samples=300, tokens=200 * 2048, images=150, label_tokens=4000, rows=200, steps=4
+    )
+    assert (load.fill, load.samples_per_row, load.images_per_row) == (0.5, 1.5, 0.75)
+    assert (load.label_tokens_per_row, load.steps, load.images_per_epoch) == (20, 4, 150)
