@@ -118,27 +118,16 @@ class Report:
 
     def publish(self, options: argparse.Namespace) -> None:
         """Print the table; write the files that were asked for."""
-        facts = self._facts()
+        found = facts(self.title, self.load_at_start)
         console = Console(width=None if sys.stdout.isatty() else 200)
         console.print(self._table())
-        console.print(f"{facts['machine']}; {facts['shared']}. {HOW_TO_READ}")
+        console.print(f"{found['machine']}; {found['shared']}. {HOW_TO_READ}")
         console.print("Checked: " + "; ".join(self.checks) + ".")
         if options.json:
-            content = facts | {"settings": self.settings, "checks": self.checks}
+            content = found | {"settings": self.settings, "checks": self.checks}
             options.json.write_text(json.dumps(content | {"rows": [asdict(row) for row in self.rows]}, indent=1) + "\n")
         if options.markdown:
-            options.markdown.write_text(self._markdown(facts))
-
-    def _facts(self) -> dict[str, Any]:
-        load = max(self.load_at_start, os.getloadavg()[0])
-        return {
-            "title": self.title,
-            "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-            "command": _command(),
-            "machine": machine(),
-            "shared": f"load {load:.1f}" + (", shared with other work" if load > SHARED_ABOVE_LOAD else ""),
-            "versions": {"python": platform.python_version(), **_versions()},
-        }
+            options.markdown.write_text(self._markdown(found))
 
     def _table(self) -> Table:
         table = Table(title=self.title, title_justify="left")
@@ -148,14 +137,32 @@ class Report:
             table.add_row(*_cells(row))
         return table
 
-    def _markdown(self, facts: dict[str, Any]) -> str:
-        settings = ", ".join(f"{name} {value}" for name, value in self.settings.items())
-        versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
-        lines = [f"# {self.title}", "", f"{facts['date']}. {facts['machine']}; {facts['shared']}.", ""]
-        lines += [f"`{facts['command']}` ({settings}). Versions: {versions}.", "", HOW_TO_READ, ""]
-        lines += [_line(COLUMNS), _line(["---"] * 5 + ["--:"] * 5), *[_line(_cells(row)) for row in self.rows]]
+    def _markdown(self, found: dict[str, Any]) -> str:
+        lines = [*heading(found, self.settings), HOW_TO_READ, ""]
+        lines += [line(COLUMNS), line(["---"] * 5 + ["--:"] * 5), *[line(_cells(row)) for row in self.rows]]
         lines += ["", "Checked in this run:", "", *[f"- {check}" for check in self.checks]]
         return "\n".join(lines) + "\n"
+
+
+def facts(title: str, load_at_start: float) -> dict[str, Any]:
+    """What is needed to judge figures and to repeat them."""
+    load = max(load_at_start, os.getloadavg()[0])
+    return {
+        "title": title,
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "command": _command(),
+        "machine": machine(),
+        "shared": f"load {load:.1f}" + (", shared with other work" if load > SHARED_ABOVE_LOAD else ""),
+        "versions": {"python": platform.python_version(), **_versions()},
+    }
+
+
+def heading(found: dict[str, Any], settings: dict[str, Any]) -> list[str]:
+    """The first lines of a Markdown file with figures."""
+    said = ", ".join(f"{name} {value}" for name, value in settings.items())
+    versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
+    lines = [f"# {found['title']}", "", f"{found['date']}. {found['machine']}; {found['shared']}.", ""]
+    return [*lines, f"`{found['command']}` ({said}). Versions: {versions}.", ""]
 
 
 def machine() -> str:
@@ -176,7 +183,8 @@ def _cells(row: Row) -> list[str]:
     return [row.claim, row.data, row.ours_label, row.baseline_label, row.unit, *numbers]
 
 
-def _line(cells: Sequence[str]) -> str:
+def line(cells: Sequence[str]) -> str:
+    """A line of a Markdown table."""
     return f"| {' | '.join(cells)} |"
 
 

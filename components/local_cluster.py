@@ -19,12 +19,11 @@ from typing import Any
 from google.cloud.aiplatform_v1.types import custom_job as api
 from google.protobuf import json_format
 
-from components.custom_job import CHIEF_POOL, WORKER_POOL
+from components.worker_pools import CHIEF_POOL, LOCAL_PORT_VARIABLE, WORKER_POOL
 from trainer.errors import ConfigError, ExitCode, UserError
 from trainer.storage import join_uri
 
 HOST = "localhost"
-LOCAL_PORT_VARIABLE = "VLMPIPE_LOCAL_PORT"
 STARTED_POOLS = (CHIEF_POOL, WORKER_POOL)
 TF_ROLES = ("chief", "worker", "ps")  # by pool; evaluators are not in TF_CONFIG
 # Set by this machine's own jobs or by whatever started this process; a container would not see them.

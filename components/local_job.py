@@ -20,14 +20,14 @@ from typing import Any
 
 from google.cloud.aiplatform_v1.types import custom_job as api
 
-from components.custom_job import REDUCTION_SERVER_POOL, parse_job_spec
+from components.custom_job import parse_job_spec
 from components.local_cluster import STARTED_POOLS, replica_environment, replicas, take_addresses
 from components.local_supervisor import Process, Supervisor, Verdict
+from components.worker_pools import REDUCTION_SERVER_POOL, STEP_LABEL
 from trainer.errors import ConfigError, ExitCode, UserError, os_errors
 from trainer.progress import StepRecord
 from trainer.storage import LocalStorage, Storage, open_storage
 
-STEP_LABEL = "vlmpipe-step"  # which step of the pipeline a job is; also in the project's billing
 MEANINGS = {
     ExitCode.CONFIG: "configuration",
     ExitCode.DATA: "data",

@@ -10,6 +10,8 @@ from components.job_fields import FieldPath, Kind, Problem
 CHIEF_POOL, WORKER_POOL, REDUCTION_SERVER_POOL, EVALUATOR_POOL = range(4)
 REDUCTION_SERVER_IMAGE = "reductionserver"
 POOLS = "worker_pool_specs"
+STEP_LABEL = "vlmpipe-step"  # which step of the pipeline a job is; also in the project's billing
+LOCAL_PORT_VARIABLE = "VLMPIPE_LOCAL_PORT"  # in a job on this machine: where its replicas meet
 
 
 def is_unread(path: FieldPath, unread: Collection[FieldPath]) -> bool:

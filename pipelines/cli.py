@@ -100,16 +100,48 @@ def check(
 
 
 @app.command()
-def plan(config: RunFile, overrides: Overrides = None, as_json: AsJson = False) -> None:
-    """Say whether a run is valid and fits, how long it takes and what it costs. Starts nothing."""
+def plan(
+    config: RunFile,
+    overrides: Overrides = None,
+    suggest: Annotated[
+        str,
+        typer.Option(
+            metavar="GOAL",
+            help="Compare machines and strategies instead: cheapest, fastest, under:USD (the fastest for that much) or "
+            "by:HOURS (the cheapest in that time).",
+            show_default=False,
+        ),
+    ] = "",
+    as_json: AsJson = False,
+) -> None:
+    """Say whether a run is valid and fits, how long it takes and what it costs. Starts nothing; exit 64 on red."""
+    settings = _load(config, overrides)
+    if suggest:
+        _suggest(settings, str(config), suggest, as_json)
+        return
     from pipelines.planner.plan import plan_run
     from pipelines.planner.tables import print_plan_tables
 
-    answer = plan_run(_load(config, overrides)).as_dict()
+    found = plan_run(settings)
     if as_json:
-        _print_json(answer)
+        _print_json(found.as_dict())
     else:
-        print_plan_tables(answer)
+        print_plan_tables(found.as_dict())
+    raise typer.Exit(ExitCode.CONFIG if found.state == "red" else ExitCode.OK)
+
+
+def _suggest(settings: RunConfig, config: str, goal: str, as_json: bool) -> None:
+    from pipelines.planner.plan import plan_basis
+    from pipelines.planner.suggest import Goal, suggest
+    from pipelines.planner.suggest_table import print_suggestions
+
+    wanted = Goal.parse(goal)
+    model, load, prices = plan_basis(settings)
+    found = suggest(settings, model, load, prices, wanted)
+    if as_json:
+        _print_json({"goal": goal, "suggestions": [vars(one) for one in found]})
+    else:
+        print_suggestions(found, wanted, settings, config)
 
 
 @app.command(name="compile")
@@ -231,8 +263,20 @@ def schema(
         print(path)
 
 
+def console() -> None:
+    """The console script. Once torch is imported, Python takes a second to take everything apart, for nothing."""
+    try:
+        main()
+    except SystemExit as leaving:
+        if "torch" not in sys.modules or not isinstance(leaving.code, int | None):
+            raise
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(leaving.code or 0)
+
+
 def main() -> None:
-    """The console script: errors for people become a sentence and their exit code."""
+    """Run the command line: errors for people become a sentence and their exit code."""
     try:
         app()
     except KeyboardInterrupt:
@@ -305,4 +349,4 @@ def _to_stderr(text: str) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    console()

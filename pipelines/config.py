@@ -141,11 +141,11 @@ def warnings(config: RunConfig) -> list[Problem]:
         found.append(Problem("data.image_folder", f"has no effect: {data.source} brings its own pictures"))
     if "max_wait_duration" in cluster.model_fields_set and cluster.strategy != "flex_start":
         found.append(Problem("cluster.max_wait_duration", "has no effect: only cluster.strategy flex_start waits"))
-    if cluster.strategy == "spot" and cluster.replica_count > 1 and not cluster.restart_job_on_worker_restart:
+    if cluster.replica_count > 1 and not cluster.restart_job_on_worker_restart:
         found.append(
             Problem(
                 "cluster.restart_job_on_worker_restart",
-                "is false with spot on several nodes: a restarted node cannot rejoin the others, and the job hangs",
+                "is false with several nodes: one that Vertex AI restarts cannot rejoin the others, and the job hangs",
             )
         )
     if not config.gate.checks_something:

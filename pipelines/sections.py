@@ -128,7 +128,7 @@ class ClusterConfig(Section):
     )
     restart_job_on_worker_restart: bool = Field(
         False,
-        description="Restart all nodes when one restarts; needed with spot, as ranks cannot rejoin a running job.",
+        description="Restart all nodes when one restarts; needed with several: ranks cannot rejoin a running job.",
     )
     reduction_server: ReductionServerConfig | None = Field(
         None, description="Pool of reducers for the training job; null for none."
@@ -251,7 +251,9 @@ class GcpConfig(Section):
     psc_interface_config: PscInterfaceConfig | None = Field(
         None, description="Private Service Connect interface, instead of network."
     )
-    labels: dict[str, str] = Field(default_factory=dict, max_length=64, description="Labels of pipeline and jobs.")
+    labels: dict[str, str] = Field(
+        default_factory=dict, max_length=63, description="Labels of pipeline and jobs; vlmpipe adds one of its own."
+    )
     tensorboard: str = Field("", description="Vertex AI TensorBoard instance, full resource name.")
     encryption_spec_key_name: str = Field("", description="Customer-managed encryption key, full resource name.")
     persistent_resource_id: str = Field("", description="Persistent resource to run the jobs on.")

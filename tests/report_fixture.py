@@ -21,6 +21,7 @@ from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
 
 from components.gate import GateConfig, decide
+from tests.plan_fixture import red
 from trainer.data.index import IndexWriter
 from trainer.data.samples import Turn
 from trainer.data.shards import ShardWriter, key_of, sample_json
@@ -56,6 +57,7 @@ def make_run(root: Path) -> Path:
     (run / "predictions.jsonl").write_text("".join(json.dumps(line) + "\n" for line in predictions))
     write_json(run / "evaluate.json", evaluation)
     write_json(run / "run.json", run_settings(root))
+    write_json(run / "plan.json", red())
     write_json(
         run / "prepared.json",
         {

@@ -21,6 +21,7 @@ from components.report.charts import SMOOTH_FROM, Chart, compact, line_chart
 from components.report.data import RunFiles, column, flatten, number, read_run
 from components.report.formats import count, duration, percent
 from components.report.pictures import choose, sample_cards
+from components.report.plan import plan_view
 from trainer.storage import open_storage
 
 SHOWN_SAMPLES = 16
@@ -82,6 +83,7 @@ def _context(files: RunFiles) -> dict[str, Any]:
         "timings": timings,
         "whole_s": whole_s,
         "reused": tables.reused(files),
+        "plan": plan_view(files),
         "splits": splits,
         "split_rows": split_rows,
         "config": _config(files.config),

@@ -31,6 +31,7 @@ class RunFiles:
     run_uri: str
     run_id: str
     config: dict[str, Any] = field(default_factory=dict)
+    plan: dict[str, Any] = field(default_factory=dict)
     steps: list[dict[str, Any]] = field(default_factory=list)
     metrics: list[dict[str, Any]] = field(default_factory=list)
     summary: dict[str, Any] = field(default_factory=dict)
@@ -102,6 +103,8 @@ def read_run(run_uri: str) -> RunFiles:
         raise UserError(f"no run in {run_uri}", expected="the folder of a run, with run.json", code=ExitCode.CONFIG)
     files = RunFiles(run_uri=run_uri, run_id=run_uri.rstrip("/").rpartition("/")[2], missing=missing)
     files.config = run.object("run.json", "resolve-run")
+    if run.store.stat("plan.json"):  # earlier versions wrote none
+        files.plan = run.object("plan.json", "resolve-run")
     files.steps = _steps(run)
     files.metrics = _last_of_each_step(run.lines("metrics.jsonl", "train"))
     files.summary = run.object("summary.json", "train")

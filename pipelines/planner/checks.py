@@ -119,8 +119,12 @@ def _data(config: RunConfig) -> Iterator[Finding]:
         yield Finding("data", "unchecked", f"{config.data.source} is read when the run starts")
         return
     from trainer.data.rejects import Reject
-    from trainer.data.sources import open_source
+    from trainer.data.sources import BUILTIN_PREFIX, open_source, require_builtin
 
+    if config.data.source.startswith(BUILTIN_PREFIX):
+        require_builtin(config.data.source)
+        yield Finding("data", "ok", f"{config.data.source} comes inside an installed package")
+        return
     first = list(itertools.islice(open_source(config.data), FIRST_SAMPLES))
     bad = [item for item in first if isinstance(item, Reject)]
     if not first:

@@ -28,7 +28,8 @@ def estimate_memory(
     layout = layout_of(config)
     moment, parts = _parts(config, model, layout)
     if gpu is None:
-        device = f"{machine.machine_type}, {layout.ranks_per_node} processes"
+        processes = "1 process" if layout.ranks_per_node == 1 else f"{layout.ranks_per_node} processes"
+        device = f"{machine.machine_type}, {processes}"
         capacity = int(CPU_SHARE * machine.memory_gib * GIB / layout.ranks_per_node)
         parts.append(MemoryPart("process", PROCESS_BYTES, "Python, torch and transformers, assumed"))
     else:

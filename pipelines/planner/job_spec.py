@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from google.cloud.aiplatform_v1.types import custom_job as api
-
-from components.custom_job import parse_job_spec
-from components.local_cluster import LOCAL_PORT_VARIABLE
-from components.local_job import STEP_LABEL
+from components.worker_pools import LOCAL_PORT_VARIABLE, STEP_LABEL
 from pipelines.config import RunConfig
 from pipelines.planner.catalog import load_catalog
 from pipelines.planner.rules import Violation, check_spec
 from trainer.errors import ConfigError
 from trainer.storage import join_uri
+
+if TYPE_CHECKING:
+    from google.cloud.aiplatform_v1.types import custom_job as api
 
 Job = Literal["cache_features", "train", "evaluate"]
 JOBS: tuple[Job, ...] = get_args(Job)
@@ -122,6 +121,8 @@ def check_job_spec(spec: Mapping[str, Any], *, region: str = "") -> api.CustomJo
     Raises ConfigError that lists all that Vertex AI would refuse or misunderstand. Warnings raise nothing.
     """
     _raise_errors({"the job's spec": _violations(spec, region)})
+    from components.custom_job import parse_job_spec  # the API's client takes a second to import
+
     return parse_job_spec(spec)
 
 
@@ -130,6 +131,8 @@ def check_jobs(config: RunConfig, run_uri: str) -> None:
     specs = {job: job_spec(config, job, run_uri) for job in JOBS}
     region = _region(config)
     _raise_errors({f"job {step_of(job)}": _violations(spec, region) for job, spec in specs.items()})
+    from components.custom_job import parse_job_spec
+
     for spec in specs.values():
         parse_job_spec(spec)
 

@@ -16,7 +16,7 @@ from pipelines.planner.feature_cache import CacheAdvice
 from pipelines.planner.job_spec import JOBS, job_spec, job_violations
 from pipelines.planner.layout import layout_of
 from pipelines.planner.memory import GIB, Memory
-from pipelines.planner.prices import load_prices
+from pipelines.planner.prices import Prices, load_prices
 from pipelines.planner.reduction_server import Advice
 from pipelines.planner.row_load import RowLoad
 from pipelines.planner.rules.rule import Violation
@@ -124,6 +124,13 @@ def plan_run(config: RunConfig) -> Plan:
     return _estimated(bare, config, model, machine, gpu, paths)
 
 
+def plan_basis(config: RunConfig) -> tuple[Architecture, RowLoad, Prices]:
+    """What every estimate starts from: the model's sizes, the rows to train on, and prices. Raises UserError."""
+    model = architecture(config)
+    paths = RunPaths(run_id=config.name, root_uri=config.root_uri("local"))
+    return model, _load(config, model, paths)[0], load_prices(config.plan.prices_file)
+
+
 def _estimated(
     bare: Plan, config: RunConfig, model: Architecture, machine: Machine, gpu: Gpu | None, paths: RunPaths
 ) -> Plan:
@@ -164,12 +171,12 @@ def _load(config: RunConfig, model: Architecture, paths: RunPaths) -> tuple[RowL
 
 
 def _prepared(config: RunConfig, paths: RunPaths) -> RowLoad | None:
+    if "://" in config.data.source + paths.root_uri:
+        return None
     from trainer.data.index import Index
     from trainer.data.prepare import DONE, fingerprint
     from trainer.data.sequence import RowSequence
 
-    if "://" in config.data.source + paths.root_uri:
-        return None
     job = JobConfig.model_validate(config.to_run_json(paths))
     try:
         uri = join_uri(paths.prepared_root, fingerprint(job))

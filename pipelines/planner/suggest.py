@@ -102,7 +102,8 @@ def suggest(
     gpu = catalog.gpus.get(config.cluster.accelerator_type)
     cache = feature_cache.advise(config, model.shape, layout_of(config), load, gpu, prices)
     features = config.features.model_copy(update={"cache": cache.state})
-    search = _Search(config.model_copy(update={"features": features}), model, load, cache, prices, catalog)
+    config = config.model_copy(update={"features": features})
+    search = _Search(config, model, load, cache, prices, catalog)
     found = sorted((one for one in _candidates(search) if goal.allows(one)), key=goal.order)
     checked = list(itertools.islice((one for one in found if _holds(search, one)), most))
     if not checked:

@@ -71,6 +71,25 @@ def test_a_short_run_gives_every_claim_with_figures_and_fairness(name: str, tmp_
     assert str(tmp_path) not in figures.read_text() + table.read_text()
 
 
+@pytest.mark.slow
+def test_a_short_run_of_the_planner_predicts_what_it_measures(tmp_path: Path) -> None:
+    figures, table = tmp_path / "figures.json", tmp_path / "table.md"
+    command = [sys.executable, "-m", "benchmarks.bench_planner", "--quick"]
+    command += ["--json", str(figures), "--markdown", str(table)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=280)
+    assert done.returncode == 0, done.stdout + done.stderr
+    content = json.loads(figures.read_text())
+    kinds = {row["what"] for row in content["rows"]}
+    assert kinds == {"memory, weights", "memory, optimizer", "memory, peak", "FLOPs", "step time"}
+    for row in content["rows"]:
+        assert row["predicted"] == pytest.approx((1 + row["error"]) * row["measured"])
+        most = 0.5 if row["what"] == "step time" else 0.03  # a short run on a busy machine proves little of time
+        assert abs(row["error"]) < most, row
+        assert row["case"] in table.read_text()
+    assert content["command"] == "python -m benchmarks.bench_planner --quick"
+    assert str(tmp_path) not in figures.read_text() + table.read_text()
+
+
 def test_a_comparison_that_is_not_fair_gives_no_figures() -> None:
     report = Report("test", {})
     with pytest.raises(UnfairError, match="the same losses"):

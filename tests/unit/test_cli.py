@@ -57,7 +57,7 @@ def test_loading_the_command_line_loads_nothing_slow() -> None:
 def test_help_names_every_command(vlmpipe: Vlmpipe) -> None:
     answer = vlmpipe("--help")
     assert answer.code == 0
-    for command in ("check", "plan", "compile", "run", "status", "schema"):
+    for command in ("check", "plan", "compile", "submit", "run", "status", "schema"):
         assert f" {command} " in answer.out
 
 
@@ -120,12 +120,35 @@ def test_debug_shows_the_traceback_too(vlmpipe: Vlmpipe) -> None:
     assert answer.err.splitlines()[-3].startswith("error: no run file nowhere.yaml")
 
 
-def test_plan_shows_the_pools_and_says_what_it_does_not_estimate(vlmpipe: Vlmpipe) -> None:
-    answer = vlmpipe("plan", "configs/llava-7b-zero2-spot.yaml")
+def test_plan_shows_the_pools_and_says_what_is_unknown(vlmpipe: Vlmpipe) -> None:
+    answer = vlmpipe("plan", "configs/llava-7b-zero2-spot.yaml", "plan.samples=0")
     assert answer.code == 0
     pools = [line.split() for line in answer.out.splitlines() if "a2-ultragpu-8g" in line or "n1-highcpu-16" in line]
-    assert ["2", "Reduction", "Server", "13", "n1-highcpu-16", "–", "–"] in pools
-    assert "Memory, time and cost are not estimated by this version." in answer.out
+    assert ["2", "Reduction", "Server", "13", "x", "n1-highcpu-16", "–", "–"] in pools
+    assert "training hours unknown" in answer.out
+
+
+def test_a_red_plan_ends_with_64_and_names_settings_that_fit(vlmpipe: Vlmpipe) -> None:
+    answer = vlmpipe("plan", "configs/llava-7b-zero2-spot.yaml", "train.strategy=ddp", "--json")
+    plan = json.loads(answer.out)
+    assert (answer.code, plan["state"]) == (64, "red")
+    assert {"train.strategy": "zero2"} in [setting["change"] for setting in plan["memory"]["nearest"]]
+
+
+def test_suggestions_keep_to_the_bound_and_can_be_planned_as_printed(vlmpipe: Vlmpipe) -> None:
+    answer = vlmpipe("plan", "configs/llava-7b-zero2-spot.yaml", "--suggest", "by:8", "--json")
+    suggestions = json.loads(answer.out)["suggestions"]
+    assert suggestions and all(one["hours"] <= 8 for one in suggestions)
+    assert [one["usd"] for one in suggestions] == sorted(one["usd"] for one in suggestions)
+    best = [f"{field}={json.dumps(value)}" for field, value in suggestions[0]["change"].items()]
+    plan = json.loads(vlmpipe("plan", "configs/llava-7b-zero2-spot.yaml", *best, "--json").out)
+    assert plan["memory"]["fits"] and plan["cost"]["usd"] == pytest.approx(suggestions[0]["usd"])
+
+
+@pytest.mark.parametrize("goal", ["best", "under", "by:soon", "cheapest:3"])
+def test_an_unknown_goal_is_a_sentence(vlmpipe: Vlmpipe, goal: str) -> None:
+    answer = vlmpipe("plan", DIGITS, "--suggest", goal)
+    assert answer.code == 64 and "expected: cheapest, fastest, under:USD or by:HOURS" in answer.err
 
 
 def test_compile_writes_one_file_for_each_run_file(vlmpipe: Vlmpipe, tmp_path: Path) -> None:

@@ -122,4 +122,4 @@ def test_a_node_runs_the_launcher_with_the_run_file_of_its_run() -> None:
 def test_a_spec_holds_nothing_that_was_not_set() -> None:
     spec = job_spec(load_run_file(ROOT / "configs/digits.yaml", ["gcp={}"]), "train", "out")
     assert set(spec) == {"worker_pool_specs", "scheduling", "base_output_directory"}
-    assert set(spec["scheduling"]) == {"timeout", "strategy"}
+    assert set(spec["scheduling"]) == {"timeout", "strategy", "restart_job_on_worker_restart"}

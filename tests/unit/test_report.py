@@ -19,14 +19,15 @@ from components.report.charts import line_chart, nice_ticks, thin_out
 from components.report.formats import duration
 from components.report.pictures import choose, thumbnail
 from components.report.tables import confusions, wilson
+from tests.plan_fixture import amber, make_plan
 from tests.report_fixture import make_run, write_json
 from trainer.errors import UserError
 
-SECTIONS = ["decision", "training", "slices", "samples", "steps", "data", "configuration", "environment"]
+SECTIONS = ["decision", "training", "slices", "samples", "steps", "plan", "data", "configuration", "environment"]
 VOID = {"meta", "br", "img", "link", "input", "hr"}
 RUN_FILES = [
     "run.json", "metrics.jsonl", "summary.json", "evaluate.json", "predictions.jsonl", "decision.json", "prepared.json",
-    "registered.json",
+    "registered.json", "plan.json",
 ]  # fmt: skip
 
 
@@ -145,8 +146,10 @@ def test_a_missing_or_damaged_file_becomes_a_sentence(run: Path, name: str, dama
     else:
         path.write_text('{"step": 1, "a' if damage == "cut off" else "[1, 2]")
     page = Page(build_report(str(run)))
-    assert [found for found in page.attributes("section", "id") if found in SECTIONS] == SECTIONS
-    if not (name == "registered.json" and damage == "missing"):
+    left_out = damage == "missing" and name in ("registered.json", "plan.json")  # not every run has them
+    wanted = [section for section in SECTIONS if not (left_out and name == f"{section}.json")]
+    assert [found for found in page.attributes("section", "id") if found in SECTIONS] == wanted
+    if not left_out:
         assert name in page.text
 
 
@@ -217,6 +220,41 @@ def test_pictures_that_cannot_be_read_are_replaced_by_a_reason(tmp_path: Path, b
     assert "cannot be read" in page.text
     assert len(page.attributes("img", "src")) < 16
     assert "Which digit is on the left?" in page.text
+
+
+def test_the_plan_shows_memory_by_part_and_dollars_by_step(run: Path) -> None:
+    page = Page(build_report(str(run)))
+    assert "60.0 of 40.0 GiB on one NVIDIA_H100_MEGA_80GB, 20.0 GiB too much." in page.text
+    assert "optimizer 39.00 65.0% two moments in fp32" in page.text
+    assert "2 smaller parts 1.00 1.7% logits, inputs" in page.text
+    assert "train 10.00 h 2 min 9 s $1,600 $800 –" in page.text
+    assert "whole run $1,620 $810 –" in page.text
+    assert "✕ red" in page.text
+    assert "VP101 job_spec.worker_pool_specs[0].machine_spec.machine_type a3-megagpu-9g → a3-megagpu-8g" in page.text
+    assert "18,000 (400 done)" in page.text
+    styles = [style for style in page.attributes("div", "style") if style.startswith("left:")]
+    assert "left:66.67%" in styles  # the capacity
+
+
+def test_a_plan_without_prices_says_unknown_and_names_them(run: Path) -> None:
+    write_json(run / "plan.json", amber())
+    page = Page(build_report(str(run)))
+    assert "No price is known for: a3-megagpu-8g in us-central1, spot." in page.text
+    assert "train unknown 2 min 9 s unknown unknown –" in page.text
+    assert "$0" not in page.text
+
+
+@pytest.mark.parametrize("value", [None, 3, "text", [1], {"a": 1}], ids=str)
+def test_a_plan_of_another_form_never_breaks_the_report(run: Path, value: Any) -> None:
+    for name in make_plan():
+        write_json(run / "plan.json", make_plan() | {name: value})
+        assert "plan" in Page(build_report(str(run))).attributes("section", "id")
+    for part in ("memory", "time", "cost"):
+        for name in make_plan()[part]:
+            plan = make_plan()
+            plan[part][name] = value
+            write_json(run / "plan.json", plan)
+            assert "plan" in Page(build_report(str(run))).attributes("section", "id")
 
 
 def test_without_any_run_there_is_no_report(tmp_path: Path) -> None:

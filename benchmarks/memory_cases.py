@@ -5,8 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from benchmarks.tiny_runs import TINY, merged
 from pipelines.config import RunConfig, parse_run_config
-from tests.trainer_runs import TINY, merged
+from pipelines.planner.activations import activations, is_cached
+from pipelines.planner.layout import layout_of
+from pipelines.planner.memory import training_parts
+from trainer.models.table import family_of
 from trainer.tracing import RowShape
 
 ROWS = RowShape(rows=2, tokens=128, images=4, label_tokens=96)
@@ -66,3 +70,26 @@ CASES = {
         for strategy in STRATEGIES
     },
 }
+
+
+def predicted(case: Case, processes: int) -> dict[str, int]:
+    """The planner's bytes on one rank: what can be counted, and all that is held at the fullest moment."""
+    config = case.config(processes)
+    shape = family_of(config.model).shape(config.model)
+    _, parts = training_parts(
+        shape,
+        layout_of(config),
+        activations(
+            config, shape, mixes=[(case.rows.images // case.rows.rows, case.rows.label_tokens // case.rows.rows)]
+        ),
+        cached=is_cached(config),
+        precision=config.train.precision,
+        passes=case.passes,
+        checkpointing=config.train.activation_checkpointing == "full",
+    )
+    sizes = {part.name: part.bytes for part in parts}
+    return {
+        "weights": sizes["weights"] + sizes.get("frozen weights", 0),
+        "optimizer": sizes["optimizer"],
+        "peak": sum(sizes.values()),
+    }

@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from tests.memory_cases import CASES, Case
+from benchmarks.memory_cases import CASES, Case
 from trainer.batches import RowBatch
 from trainer.config import ModelConfig
 from trainer.models.table import family_of
 from trainer.strategies.strategy import Strategy
 from trainer.strategies.table import build_strategy
-from trainer.tracing import inputs_of
+from trainer.tracing import RowShape, inputs_of
 from trainer.worker import Worker, run_worker, start_worker
 
 
@@ -74,7 +74,7 @@ def measure(case: Case, worker: Worker) -> dict[str, int]:
         if job.train.activation_checkpointing == "full":
             family.enable_activation_checkpointing(module)
         strategy = build_strategy(job.train, module, family.blocks(module), worker)
-        batches = [batch(case, job.model) for _ in range(case.passes)]
+        batches = [row_batch(job.model, case.rows, case.vocabulary, cached=case.cached) for _ in range(case.passes)]
         for _ in range(2):  # the second step has the optimizer's state
             gc.collect()
             scales.peak_bytes = 0
@@ -90,14 +90,13 @@ def measure(case: Case, worker: Worker) -> dict[str, int]:
     }
 
 
-def batch(case: Case, model: ModelConfig) -> RowBatch:
+def row_batch(model: ModelConfig, rows: RowShape, vocabulary: int, *, cached: bool) -> RowBatch:
     """Rows of two samples each: packed, so that attention has its mask."""
-    inputs = inputs_of(model, case.rows, case.vocabulary, cached=case.cached)
-    tokens = case.rows.tokens
-    inputs["position_ids"] = torch.cat([torch.arange(tokens // 2), torch.arange(tokens - tokens // 2)]).repeat(
-        case.rows.rows, 1
-    )
-    inputs["label_index"] = torch.arange(case.rows.label_tokens)
+    inputs = inputs_of(model, rows, vocabulary, cached=cached)
+    half = rows.tokens // 2
+    positions = torch.cat([torch.arange(half), torch.arange(rows.tokens - half)])
+    inputs["position_ids"] = positions.repeat(rows.rows, 1)
+    inputs["label_index"] = torch.arange(rows.label_tokens)
     return RowBatch(**inputs)
 
 

@@ -1,0 +1,102 @@
+"""The planner's figures beside what is measured: memory of every strategy, FLOPs, step time. `make bench-planner`
+
+All on the CPU, all in this run. It checks what is counted and the proportions of step times, not a GPU.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from benchmarks import flop_cases, memory_cases, step_times
+from benchmarks.common import interleaved, options
+from benchmarks.predictions import Predictions
+from trainer.worker import Worker, start_worker
+
+PROCESSES = 2
+MIB = 2**20
+QUICK_CASES = 2
+NOTES = [
+    f"Memory: bytes on the first of {PROCESSES} processes, weighed storage by storage in a real step. What a GPU adds "
+    "(CUDA context, NCCL buffers, holes between allocations) is not in it, and not measured by anything here.",
+    "FLOPs: of one forward and backward pass, beside torch's FlopCounterMode.",
+    "Step time: the rates of this processor are taken from one configuration, and the others are predicted from it by "
+    "the planner's own functions. That checks whether time grows with width, depth, rows and passes as the planner "
+    "says. It says nothing about the rate of a GPU, or about communication.",
+]
+
+
+def main() -> None:
+    chosen = options(__doc__)
+    rounds = chosen.rounds or (2 if chosen.quick else 5)
+    report = Predictions("The planner, predicted and measured", {"rounds of a step": rounds, "processes": PROCESSES})
+    memory(report, quick=chosen.quick)
+    flops(report, quick=chosen.quick)
+    steps(report, start_worker(), rounds, quick=chosen.quick)
+    report.notes += NOTES
+    report.publish(chosen)
+
+
+def memory(report: Predictions, *, quick: bool) -> None:
+    """Each case in two real processes."""
+    names = list(memory_cases.CASES)[: QUICK_CASES if quick else None]
+    measured = measured_memory(names)
+    predicted = {name: memory_cases.predicted(memory_cases.CASES[name], PROCESSES) for name in names}
+    for part in ("weights", "optimizer", "peak"):
+        for name in names:
+            report.add(f"memory, {part}", name, "MiB", predicted[name][part] / MIB, measured[name][part] / MIB)
+
+
+def measured_memory(names: list[str]) -> dict[str, Any]:
+    """Bytes by case and part, from processes of their own."""
+    with tempfile.TemporaryDirectory(prefix="vlmpipe-bench-") as scratch:
+        output = Path(scratch) / "measured.json"
+        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(PROCESSES)]
+        command = [*launcher, "-m", "benchmarks.measure_memory", "--output", str(output), "--cases", *names]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise SystemExit(f"measuring memory failed:\n{done.stdout}{done.stderr}")
+        return dict(json.loads(output.read_text()))
+
+
+def flops(report: Predictions, *, quick: bool) -> None:
+    """Models of every kind, with and without features and checkpointing."""
+    cases = [*((name, False) for name in flop_cases.CASES), *flop_cases.CACHEABLE]
+    for name, cached in cases[: QUICK_CASES if quick else None]:
+        config = flop_cases.model_config(**flop_cases.CASES[name])
+        for checkpointing in ("none", "full"):
+            found, truth = (
+                take(config, cached=cached, checkpointing=checkpointing)
+                for take in (flop_cases.by_formula, flop_cases.counted)
+            )
+            label = name + (", cached" if cached else "") + (", checkpointing" if checkpointing == "full" else "")
+            report.add("FLOPs", label, "MFLOP", found / 1e6, truth / 1e6)
+
+
+def steps(report: Predictions, worker: Worker, rounds: int, *, quick: bool) -> None:
+    """One configuration gives the rates; the others are predicted from them. CPU time, sides in turn."""
+    names = list(step_times.CASES)[: QUICK_CASES + 1 if quick else None]
+    sides = {name: step_times.RealSteps(step_times.CASES[name], worker) for name in names}
+    found = interleaved(sides, rounds)
+    calibration = found[step_times.CALIBRATION]
+    known = step_times.medians(calibration)
+    device = step_times.device_like(known)
+    for name in names:
+        if name != step_times.CALIBRATION:
+            planned = step_times.planned(step_times.CASES[name], device)
+            measured_s = known.total * step_times.times_calibration(found[name], calibration)
+            report.add("step time", name, "CPU ms", 1000 * planned.total, 1000 * measured_s)
+    report.notes.append(
+        f"Step times are calibrated by a step of {1000 * known.compute:.0f} CPU ms of computing and "
+        f"{1000 * known.update:.0f} of updating; what was measured is the median of each round's ratio to it."
+    )
+
+
+if __name__ == "__main__":
+    main()

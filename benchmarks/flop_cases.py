@@ -1,0 +1,98 @@
+"""Small models of every kind, whose FLOPs by formula are compared with what torch counts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from trainer.config import ModelConfig
+from trainer.flops import flops_per_row
+from trainer.models.llava import LlavaFamily
+
+SIGLIP = {
+    "model_type": "siglip_vision_model",
+    "hidden_size": 48,
+    "intermediate_size": 112,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "patch_size": 8,
+    "vision_use_head": False,
+}
+CLIP = SIGLIP | {"model_type": "clip_vision_model"}
+QWEN2 = {
+    "model_type": "qwen2",
+    "hidden_size": 64,
+    "intermediate_size": 160,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+}
+LLAMA = QWEN2 | {"model_type": "llama", "num_key_value_heads": 4, "num_hidden_layers": 2, "tie_word_embeddings": True}
+WIDE_HEADS = QWEN2 | {"model_type": "qwen3", "head_dim": 32}
+ROWS, ROW_TOKENS, IMAGES, LABELS = 2, 192, 3, 50
+IMAGE = 32  # side, in pixels
+
+CASES: dict[str, dict[str, Any]] = {
+    "siglip and qwen2 with grouped queries": {},
+    "clip and llama with a tied head": {"tower": CLIP, "language_model": LLAMA, "feature_select": "drop_cls"},
+    "clip with its class token, the layer before the last": {"tower": CLIP, "feature_layer": -2},
+    "heads wider than the hidden size": {"language_model": WIDE_HEADS},
+    "siglip with its pooling head": {"tower": SIGLIP | {"vision_use_head": True}},
+    "nothing frozen": {"freeze": ()},
+    "nothing frozen, an early feature layer": {"freeze": (), "feature_layer": 1},
+    "nothing frozen, clip, the layer before the last": {"tower": CLIP, "freeze": (), "feature_layer": -2},
+    "only the projector is trained": {"freeze": ("tower", "language_model")},
+    "only the tower is trained": {"freeze": ("projector", "language_model")},
+    "only the language model is trained": {"freeze": ("tower", "projector")},
+}
+
+
+def model_config(tower: dict[str, Any] = SIGLIP, language_model: dict[str, Any] = QWEN2, **more: Any) -> ModelConfig:
+    parts = {"tower": {"config": tower}, "language_model": {"config": language_model}}
+    return ModelConfig.model_validate(parts | {"tokenizer": "train:300", "image_size": IMAGE} | more)
+
+
+def counted(config: ModelConfig, *, cached: bool, checkpointing: str) -> int:
+    """FLOPs of one forward and backward pass over rows of two samples each, by torch's counter."""
+    family = LlavaFamily()
+    model = family.skeleton(config, vocabulary=300)
+    module = family.training_module(config, model, cached=cached).train()
+    if checkpointing == "full":
+        family.enable_activation_checkpointing(module)
+    image_tokens = family.image_tokens(config, IMAGE, IMAGE)
+    input_ids = torch.zeros(ROWS, ROW_TOKENS, dtype=torch.long)
+    input_ids.view(-1)[: IMAGES * image_tokens] = 299  # <image>
+    half = torch.arange(ROW_TOKENS // 2)
+    images = torch.rand(IMAGES, image_tokens, 48) if cached else torch.rand(IMAGES, 3, IMAGE, IMAGE)
+    # The CPU's fused attention kernel has no formula in torch's counter: it would count as nothing.
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        module(
+            input_ids=input_ids,
+            position_ids=torch.cat([half, half]).expand(ROWS, -1),
+            label_index=torch.arange(ROWS * LABELS),
+            label_ids=torch.zeros(ROWS * LABELS, dtype=torch.long),
+            images=images,
+        ).backward()
+    return counter.get_total_flops()
+
+
+def by_formula(config: ModelConfig, *, cached: bool, checkpointing: Any) -> float:
+    """The same FLOPs from the model's sizes."""
+    row = flops_per_row(
+        LlavaFamily().shape(config),
+        row_tokens=ROW_TOKENS,
+        images=IMAGES / ROWS,
+        label_tokens=LABELS,
+        cached=cached,
+        activation_checkpointing=checkpointing,
+        feature_layer=config.feature_layer,
+    )
+    return ROWS * row.total
+
+
+# Features of a trained tower cannot be cached.
+CACHEABLE = [(name, True) for name, parts in CASES.items() if "tower" in parts.get("freeze", ("tower",))]

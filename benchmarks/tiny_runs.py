@@ -1,0 +1,66 @@
+"""A tiny model and its run file, on which real steps take milliseconds. Tests train it too."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+TINY: dict[str, Any] = {
+    "version": 1,
+    "name": "tiny",
+    "model": {
+        "tower": {
+            "config": {
+                "model_type": "siglip_vision_model",
+                "hidden_size": 32,
+                "intermediate_size": 64,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 4,
+                "patch_size": 8,
+                "vision_use_head": False,
+            }
+        },
+        "language_model": {
+            "config": {
+                "model_type": "qwen2",
+                "hidden_size": 32,
+                "intermediate_size": 64,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 4,
+                "num_key_value_heads": 2,
+                "max_position_embeddings": 512,
+            }
+        },
+        "tokenizer": "train:300",
+        "image_size": 32,
+    },
+    "data": {"source": "builtin:digits", "max_samples": 60, "row_tokens": 256, "shard_samples": 20},
+    "features": {"cache": "on", "shard_images": 16},
+    "train": {
+        "strategy": "ddp",
+        "epochs": 3,
+        "global_batch_rows": 8,
+        "micro_batch_rows": 2,
+        "optimizer": {"learning_rate": 3e-3, "weight_decay": 0.01},
+        "schedule": "constant",
+        "warmup_fraction": 0.0,
+        "clip_grad_norm": 0.5,
+        "precision": "fp32",
+        "log_every_steps": 1,
+        "checkpoint_every_steps": 1000,
+        "deterministic": True,
+    },
+    "evaluate": {"max_new_tokens": 4, "batch_questions": 16},
+}
+
+
+def merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """`base` with dotted keys replaced: {"train.strategy": "fsdp"}."""
+    result = json.loads(json.dumps(base))
+    for dotted, value in changes.items():
+        *path, last = dotted.split(".")
+        section = result
+        for part in path:
+            section = section.setdefault(part, {})
+        section[last] = value
+    return result

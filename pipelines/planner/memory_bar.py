@@ -1,0 +1,95 @@
+"""The memory of one device as a bar with a legend, for a terminal.
+
+Each segment of the bar is its letter over and over, in the segment's own colour on the same colour: a solid block in a
+terminal with colours, and still readable in a file without.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from rich.text import Text
+
+GIB = 2**30
+COLORS = ("blue", "cyan", "green", "yellow", "magenta", "red", "white")
+LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+SMALL_SHARE = 0.01  # of the whole: below it, parts share a line
+SPARE, MARK = "·", "┃"
+
+
+def merged_parts(parts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The largest first; several parts of less than a hundredth become one."""
+    ordered = sorted(parts, key=lambda part: -part["bytes"])
+    total = sum(part["bytes"] for part in ordered)
+    small = [part for part in ordered if part["bytes"] < SMALL_SHARE * total]
+    if len(small) < 2:
+        return [dict(part) for part in ordered]
+    rest = {
+        "name": f"{len(small)} smaller parts",
+        "bytes": sum(part["bytes"] for part in small),
+        "why": ", ".join(part["name"] for part in small),
+    }
+    return [*(dict(part) for part in ordered if part not in small), rest]
+
+
+def cells(sizes: Sequence[int], scale: int, width: int) -> list[int]:
+    """Characters of each segment in a bar of `width` for `scale` bytes. Ends are rounded, so errors do not add up."""
+    ends, end = [0], 0
+    for size in sizes:
+        end += size
+        ends.append(round(width * end / scale))
+    return [after - before for before, after in pairwise(ends)]
+
+
+def memory_bar(memory: Mapping[str, Any], width: int) -> list[Text | Table]:
+    """The bar, the mark of the capacity under it, and the legend."""
+    parts = merged_parts(memory["parts"])
+    total, capacity = memory["total_bytes"], memory["capacity_bytes"]
+    lengths = cells([part["bytes"] for part in parts], max(total, capacity, 1), width)
+    bar = Text(no_wrap=True)
+    for (letter, color), length in zip(_looks(), lengths, strict=False):
+        if length:
+            bar.append(letter, style=f"black on {color}")
+            bar.append(letter * (length - 1), style=f"{color} on {color}")
+    bar.append(SPARE * (width - len(bar)), style="dim")
+    lines: list[Text | Table] = [bar]
+    if capacity:
+        place = cells([capacity], max(total, capacity), width)[0]
+        label = f"{capacity / GIB:,.1f} GiB on the device"
+        style = "bold" if total <= capacity else "bold red"
+        left = f"{label} {MARK}" if place > len(label) + 1 else f"{MARK} {label}"
+        lines.append(Text(" " * max(0, place - (len(left) if left.endswith(MARK) else 1)) + left, style, no_wrap=True))
+    return [*lines, _legend(parts, total)]
+
+
+def share_text(share: float) -> str:
+    """A share in per cent; a small one is not called 0."""
+    return f"{share:.0%}" if share >= 0.005 else "<1%"
+
+
+def _legend(parts: Sequence[Mapping[str, Any]], total: int) -> Table:
+    table = Table(box=SIMPLE_HEAD, header_style="bold", show_edge=False, pad_edge=False)
+    table.add_column("", no_wrap=True)
+    table.add_column("memory", no_wrap=True)
+    table.add_column("GiB", justify="right", no_wrap=True)
+    table.add_column("share", justify="right", no_wrap=True)
+    table.add_column("")
+    for (letter, color), part in zip(_looks(), parts, strict=False):
+        table.add_row(
+            Text(letter, style=f"black on {color}"),
+            part["name"],
+            f"{part['bytes'] / GIB:,.2f}" if part["bytes"] >= GIB / 100 else "<0.01",
+            share_text(part["bytes"] / max(1, total)),
+            Text(part["why"], style="dim"),
+        )
+    table.add_row("", Text("sum", style="bold"), Text(f"{total / GIB:,.2f}", style="bold"), "", "")
+    return table
+
+
+def _looks() -> Iterator[tuple[str, str]]:
+    for number, letter in enumerate(LETTERS):
+        yield letter, COLORS[number % len(COLORS)]

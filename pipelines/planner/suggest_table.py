@@ -1,0 +1,49 @@
+"""Suggestions side by side, as `vlmpipe plan --suggest` prints them."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Sequence
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from rich.text import Text
+
+from pipelines.config import RunConfig
+from pipelines.planner.consent import dollars
+from pipelines.planner.suggest import Goal, Suggestion
+from pipelines.tables import standard_output
+
+WORDS = {
+    "cheapest": "The cheapest",
+    "fastest": "The fastest",
+    "under": "The fastest for ${:,.0f}",
+    "by": "In {:g} hours",
+}
+
+
+def print_suggestions(found: Sequence[Suggestion], goal: Goal, config: RunConfig, path: str) -> None:
+    """The best first, and the command that plans with it."""
+    title = f"{WORDS[goal.kind].format(goal.bound)} ways to train {config.name}"
+    where = f"on {config.cluster.strategy} capacity in {config.gcp.location}, the same rows and steps"
+    table = Table(title=f"{title} ({where})", title_justify="left", header_style="bold", box=SIMPLE_HEAD)
+    for column in ("machines", "strategy", "GiB of each GPU", "step", "MFU", "hours", "whole run"):
+        table.add_column(column, justify="left" if column in ("machines", "strategy") else "right")
+    for one in found:
+        table.add_row(
+            one.machines,
+            one.strategy,
+            f"{one.memory_gib:.0f} of {one.capacity_gib:.0f}",
+            f"{one.step_s:.2f} s",
+            f"{one.mfu:.0%}",
+            f"{one.hours:,.1f}",
+            dollars(one.usd),
+        )
+    screen = standard_output()
+    screen.print(table)
+    best = [
+        f"{field}={value if isinstance(value, str) else json.dumps(value)}" for field, value in found[0].change.items()
+    ]
+    screen.print(Text("All of the first: "), Text(shlex.join(["vlmpipe", "plan", path, *best])), soft_wrap=True)
+    screen.print(Text("Estimates, not measurements: docs/reference/planner.md says how they are made.", style="dim"))

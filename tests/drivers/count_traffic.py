@@ -1,0 +1,74 @@
+"""Count the numbers that each strategy's collectives carry in one step on two ranks; print them as JSON.
+
+torchrun ... -m tests.drivers.count_traffic --strategies ddp fsdp
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections import Counter
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from tests.unit.test_flops import IMAGE, model_config
+from trainer.batches import RowBatch
+from trainer.config import TrainConfig
+from trainer.models.llava import LlavaFamily
+from trainer.strategies.table import build_strategy
+from trainer.worker import Worker, run_worker, start_worker
+
+MICRO_STEPS, MICRO_ROWS, ROW_TOKENS, VOCABULARY = 2, 2, 64, 300
+MARK = "traffic: "
+
+
+def count(strategy_name: str, worker: Worker) -> dict[str, int]:
+    """Numbers that went into each kind of collective on this rank, in the second of two steps, in fp32."""
+    family, config = LlavaFamily(), model_config()
+    torch.manual_seed(0)
+    model = family.skeleton(config, vocabulary=VOCABULARY)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.02)
+    module = family.training_module(config, model, cached=False).train()
+    settings = TrainConfig.model_validate(
+        {
+            "strategy": strategy_name,
+            "global_batch_rows": MICRO_STEPS * MICRO_ROWS * worker.world_size,
+            "micro_batch_rows": MICRO_ROWS,
+            "precision": "fp32",
+            "optimizer": {"learning_rate": 1e-3},
+            "clip_grad_norm": 0.0,
+        }
+    )
+    strategy = build_strategy(settings, module, family.blocks(module), worker)
+    ids = torch.zeros(MICRO_ROWS, ROW_TOKENS, dtype=torch.long)
+    ids[0, : family.image_tokens(config, 32, 32)] = VOCABULARY - 1  # <image>
+    positions, labels = torch.arange(ROW_TOKENS).expand(MICRO_ROWS, -1), torch.arange(20)
+    batch = RowBatch(ids, positions, labels, torch.zeros_like(labels), torch.rand(1, 3, IMAGE, IMAGE))
+    for _ in range(2):  # the first step also meets: ranks compare their models
+        with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiled:
+            strategy.forward_backward([batch] * MICRO_STEPS, total_label_tokens=100)
+            strategy.step(1.0)
+    found: Counter[str] = Counter()
+    for event in profiled.events():
+        if event.name.startswith("gloo:"):
+            found[event.name.removeprefix("gloo:")] += sum(
+                math.prod(sizes) for sizes in event.input_shapes if sizes and isinstance(sizes[0], int)
+            )
+    return dict(found)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--strategies", nargs="+", required=True)
+    strategies = parser.parse_args().strategies
+    worker = start_worker()
+    counted = {name: count(name, worker) for name in strategies}
+    if worker.is_first:
+        print(MARK + json.dumps(counted))
+
+
+if __name__ == "__main__":
+    run_worker(main)

@@ -1,0 +1,190 @@
+"""The plan as a whole: what it answers, what it leaves open, and what the numbers say of strategies."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipelines.config import RunConfig, load_run_file
+from pipelines.planner import architecture as architectures
+from pipelines.planner.activations import activations
+from pipelines.planner.architecture import architecture
+from pipelines.planner.catalog import load_catalog
+from pipelines.planner.device_memory import estimate_memory
+from pipelines.planner.layout import STRATEGIES, make_layout
+from pipelines.planner.memory import GIB, training_parts
+from pipelines.planner.plan import Plan, plan_run
+from trainer.config import ModelConfig
+from trainer.tracing import RowShape, trace_step
+
+ROOT = Path(__file__).parents[2]
+SEVEN_B = ROOT / "configs/llava-7b-zero2-spot.yaml"
+
+
+def planned(*overrides: str) -> Plan:
+    return plan_run(load_run_file(SEVEN_B, overrides))
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    return planned()
+
+
+def test_the_shipped_run_files_have_no_error(plan: Plan) -> None:
+    others = [plan_run(load_run_file(path)) for path in sorted((ROOT / "configs").glob("*.yaml")) if path != SEVEN_B]
+    assert [one.errors for one in (plan, *others)] == [[]] * (len(others) + 1)
+
+
+def test_a_complete_plan_of_a_spot_run_is_green_and_has_a_price(plan: Plan) -> None:
+    assert plan.state == "green"
+    assert plan.cost is not None and plan.cost.usd is not None and plan.cost.usd > 0
+    assert plan.memory is not None and plan.memory.fits
+
+
+def test_sizes_are_those_of_the_published_model(plan: Plan) -> None:
+    assert plan.model is not None
+    parts = plan.model.shape.parameters
+    assert parts["language_layers"] + parts["embedding"] + parts["head"] == 6_738_415_616  # vicuna-7b-v1.5
+    assert parts["projector"] == 1024 * 4096 + 4096 + 4096 * 4096 + 4096
+
+
+def test_what_does_not_fit_is_red_and_the_nearest_settings_do_fit() -> None:
+    plan = planned("train.strategy=ddp")
+    assert plan.state == "red" and plan.memory is not None and not plan.memory.fits
+    assert plan.memory.nearest
+    for setting in plan.memory.nearest:
+        change = {"train.strategy": "ddp", **setting.change}
+        again = planned(*(f"{field}={json.dumps(value)}" for field, value in change.items()))
+        assert again.memory is not None and again.memory.fits
+        assert again.memory.total_bytes == setting.total_bytes
+
+
+def test_an_impossible_machine_is_red_and_one_that_nobody_knows_leaves_the_rest_open() -> None:
+    impossible = planned("cluster.machine_type=n1-standard-8")
+    assert impossible.state == "red" and any("n1-standard-8" in error for error in impossible.errors)
+    unknown = planned("cluster.machine_type=z9-giant-8g")
+    assert unknown.memory is None and "z9-giant-8g" in " ".join(unknown.notes)
+
+
+def test_without_a_number_of_samples_the_price_is_open_and_a_note_says_what_to_give() -> None:
+    plan = planned("plan.samples=0")
+    assert plan.state == "amber"
+    assert plan.cost is not None and plan.cost.usd is None
+    assert plan.time is not None and plan.time.step_s and plan.time.train_hours is None
+    assert any("plan.samples" in note for note in plan.notes)
+
+
+def test_a_hub_out_of_reach_is_said_at_once_and_the_rest_is_still_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> socket.socket:
+        raise OSError("no network")
+
+    monkeypatch.setattr(architectures.socket, "create_connection", refuse)
+    monkeypatch.setattr(architectures.urllib.request, "getproxies", dict)
+    plan = planned("model.tower.weights=nobody/has-this-tower", "model.tower.revision=")
+    assert plan.memory is None and plan.jobs and plan.state == "amber"
+    assert any("nobody/has-this-tower" in note and "not reachable" in note for note in plan.notes)
+
+
+def test_two_layers_say_what_many_hold() -> None:
+    """The extrapolation against a trace of the whole depth."""
+    config = _small({"num_hidden_layers": 7})
+    shape = architecture(config).shape
+    found = activations(config, shape, mixes=[(2, 40)])
+    whole = trace_step(
+        ModelConfig.model_validate(config.model.model_dump()),
+        RowShape(config.train.micro_batch_rows, config.data.row_tokens, 4, 80),
+        vocabulary=shape.vocabulary,
+        cached=False,
+        compute="autocast",
+        activation_checkpointing=False,
+        language_layers=7,
+    )
+    assert sum(found.forward.values()) == whole.forward.total_bytes
+    assert sum(found.backward.values()) == whole.backward.total_bytes
+
+
+def test_memory_of_several_rows_is_that_of_one_times_their_number() -> None:
+    one, three = _small(rows=1), _small(rows=3)
+    shape = architecture(one).shape
+    many = activations(three, shape, mixes=[(2, 40)])
+    scaled = activations(one, shape, mixes=[(2, 40)]).of_rows(3)
+    assert sum(scaled.forward.values()) == pytest.approx(sum(many.forward.values()), rel=0.02)
+    assert sum(scaled.backward.values()) == pytest.approx(sum(many.backward.values()), rel=0.02)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_more_ranks_never_take_more_memory_of_each(strategy: str) -> None:
+    config = load_run_file(SEVEN_B)
+    model = architecture(config)
+    held = activations(config.model_copy(update={"model": model.model}), model.shape)
+
+    def total(nodes: int) -> int:
+        parallel = {"tensor": (8, 1), "tensor_fsdp": (8, 1), "pipeline": (1, 4), "3d": (4, 2)}.get(strategy, (1, 1))
+        layout = make_layout(strategy, nodes, 8, tensor_parallel=parallel[0], pipeline_parallel=parallel[1])
+        _, parts = training_parts(
+            model.shape, layout, held, cached=False, precision="bf16", passes=2, checkpointing=True
+        )
+        return sum(part.bytes for part in parts)
+
+    assert total(1) >= total(2) >= total(8)
+
+
+def test_the_classic_guidance_comes_out_of_the_numbers() -> None:
+    """On machines of 8 x A100 80 GB: which of the trainer's strategies is the plainest that fits."""
+    plainest = {
+        ("Qwen/Qwen2.5-1.5B", 1): "ddp",
+        ("Qwen/Qwen2.5-3B", 1): "ddp",
+        ("lmsys/vicuna-7b-v1.5", 1): "zero2",
+        ("lmsys/vicuna-13b-v1.5", 1): "fsdp",
+        ("01-ai/Yi-34B", 1): None,
+        ("01-ai/Yi-34B", 2): "fsdp",
+        ("meta-llama/Llama-2-70b-hf", 2): None,
+        ("meta-llama/Llama-2-70b-hf", 4): "fsdp",
+    }
+    assert {case: _plainest(*case) for case in plainest} == plainest
+
+
+def _plainest(language_model: str, nodes: int) -> str | None:
+    catalog = load_catalog()
+    for strategy in ("ddp", "zero2", "fsdp"):
+        config = load_run_file(
+            SEVEN_B,
+            [
+                f"model.language_model.weights={language_model}",
+                "model.language_model.revision=",
+                f"cluster.replica_count={nodes}",
+                "cluster.reduction_server=null",
+                f"train.strategy={strategy}",
+            ],
+        )
+        machine, gpu = catalog.machines["a2-ultragpu-8g"], catalog.gpus["NVIDIA_A100_80GB"]
+        if estimate_memory(config, architecture(config), machine, gpu, nearest=False).fits:
+            return strategy
+    return None
+
+
+def _small(language_model: dict[str, Any] | None = None, *, rows: int = 2) -> RunConfig:
+    config = load_run_file(ROOT / "configs/digits.yaml")
+    part = config.model.language_model
+    changed = part.model_copy(update={"config": {**part.config, "num_hidden_layers": 3, **(language_model or {})}})
+    return config.model_copy(
+        update={
+            "model": config.model.model_copy(update={"language_model": changed}),
+            "features": config.features.model_copy(update={"cache": "off"}),
+            "train": config.train.model_copy(update={"micro_batch_rows": rows, "precision": "bf16"}),
+            "data": config.data.model_copy(update={"row_tokens": 512}),
+        }
+    )
+
+
+def test_the_bar_has_no_part_that_is_not_in_the_sum(plan: Plan) -> None:
+    assert plan.memory is not None
+    written = plan.as_dict()["memory"]
+    assert sum(part["bytes"] for part in written["parts"]) == written["total_bytes"]
+    assert written["capacity_bytes"] == 80 * GIB
+    assert dataclasses.is_dataclass(plan.memory)
