@@ -13,7 +13,7 @@ from collections import Counter
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from tests.unit.test_flops import IMAGE, model_config
+from benchmarks.flop_cases import IMAGE, model_config
 from trainer.batches import RowBatch
 from trainer.config import TrainConfig
 from trainer.models.llava import LlavaFamily

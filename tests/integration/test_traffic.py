@@ -6,11 +6,11 @@ import json
 
 import pytest
 
+from benchmarks.flop_cases import model_config
 from pipelines.planner.layout import make_layout
 from pipelines.planner.network import FP32_BYTES, Work, traffic
 from tests.drivers.count_traffic import MARK, MICRO_ROWS, MICRO_STEPS, ROW_TOKENS
 from tests.trainer_runs import torchrun
-from tests.unit.test_flops import model_config
 from trainer.models.llava import LlavaFamily
 from trainer.strategies.table import strategy_names
 
