@@ -111,6 +111,10 @@ bench-train: $(INSTALLED_DEV)  ## benchmarks of training, as ratios measured sid
 bench-planner: $(INSTALLED_DEV)  ## the planner's memory, FLOPs and step times beside what is measured here
 	@OMP_NUM_THREADS=1 $(BIN)/python -W ignore -m benchmarks.bench_planner $(args)
 
+.PHONY: bench-checkpoint
+bench-checkpoint: $(INSTALLED_DEV)  ## what checkpoints cost: stall, overhead of a run, upload, resolve
+	@OMP_NUM_THREADS=1 $(BIN)/python -W ignore -m benchmarks.bench_checkpoint $(args)
+
 .PHONY: clean
 clean:  ## remove build outputs and tool caches; keeps .venv and runs/
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

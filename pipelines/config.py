@@ -28,7 +28,7 @@ from pipelines.sections import (
     ScheduleConfig,
     duration_s,
 )
-from trainer.config import DataConfig, EvaluateConfig, FeaturesConfig, ModelConfig, RunPaths, Section, TrainConfig
+from trainer.config import CheckpointConfig, DataConfig, EvaluateConfig, FeaturesConfig, ModelConfig, RunPaths, Section, TrainConfig
 
 BUILTIN_SOURCES = ("builtin:digits", "builtin:easy-vqa", "builtin:openmoji")
 ALL_REDUCE_STRATEGIES = ("ddp", "zero2")
@@ -61,6 +61,9 @@ class RunConfig(Section):
     data: Annotated[DataConfig, AfterValidator(_known_source)] = Field(description="Where samples come from.")
     features: FeaturesConfig = Field(default_factory=FeaturesConfig, description="Caching of the tower's output.")
     train: TrainConfig = Field(description="The training step.")
+    checkpoint: CheckpointConfig = Field(
+        default_factory=CheckpointConfig, description="How checkpoints are written and kept."
+    )
     evaluate: EvaluateConfig = Field(default_factory=EvaluateConfig, description="Evaluation on held-out samples.")
     output: OutputConfig = Field(default_factory=OutputConfig, description="Where everything is written.")
     cluster: ClusterConfig = Field(default_factory=ClusterConfig, description="The machines of the jobs.")

@@ -131,6 +131,12 @@ class TrainConfig(Section):
     resume: Literal["auto", "never"] = Field("auto", description="auto continues from the newest good checkpoint.")
     deterministic: bool = Field(False, description="Deterministic kernels: bit-equal reruns, slower on GPUs.")
     freeze_gc: bool = Field(True, description="Collect garbage between steps only, so that ranks do not stall apart.")
+    stall_factor: float = Field(
+        20.0, ge=0, description="End the job when no step is done for this many median steps; 0 never does."
+    )
+    stall_floor_s: float = Field(
+        300.0, gt=0, description="Seconds without a step that are never a stall, whatever train.stall_factor says."
+    )
 
     @model_validator(mode="after")
     def _divisible(self) -> TrainConfig:
@@ -140,6 +146,30 @@ class TrainConfig(Section):
                 f"{self.micro_batch_rows}"
             )
         return self
+
+
+class CheckpointConfig(Section):
+    """How checkpoints are written and kept. How often is train.checkpoint_every_steps."""
+
+    asynchronous: bool = Field(
+        True, description="Training goes on while a checkpoint is written and uploaded; false waits for its COMMIT."
+    )
+    keep_every_steps: int = Field(
+        0, ge=0, description="Keep checkpoints at multiples of this step for ever, beside train.keep_checkpoints."
+    )
+    keep_best: bool = Field(False, description="Keep the checkpoint with the lowest training loss as well.")
+    mirror_uri: str = Field(
+        "", description="Second folder or gs:// prefix, such as another region's bucket, for the last checkpoint."
+    )
+    signing_key_file: str = Field(
+        "", description="File with a secret key: COMMITs are signed with it, and none without its signature is loaded."
+    )
+    preemption_notice_s: float = Field(
+        30.0, ge=0, description="Time from SIGTERM to the end of the machine; a save that takes longer is not begun."
+    )
+    max_starts_without_progress: int = Field(
+        5, ge=0, description="Starts at the same step, after crashes, before the job gives up; 0 never does."
+    )
 
 
 class EvaluateConfig(Section):
@@ -199,6 +229,7 @@ class JobConfig(BaseModel):
     data: DataConfig
     features: FeaturesConfig
     train: TrainConfig
+    checkpoint: CheckpointConfig = CheckpointConfig()
     evaluate: EvaluateConfig
 
     @classmethod

@@ -23,6 +23,9 @@ class ExitCode(IntEnum):
     CONFIG = 64
     DATA = 65
     UNAVAILABLE = 69  # a dependency (service, package, weights, port) is not reachable
+    NO_PROGRESS = 70  # training started again and again at the same step
+    STALLED = 71  # no step for much longer than steps take: the watchdog ended the job
+    SUPERSEDED = 72  # a later start of the same run took over
     CANNOT_WRITE = 73  # disk full or output not creatable
     CHECKPOINT_CORRUPT = 74
     PREEMPTED = 75  # stopped on request, resumable
@@ -33,7 +36,7 @@ class ExitCode(IntEnum):
 CAUSES = frozenset(
     {
         ExitCode.CONFIG, ExitCode.DATA, ExitCode.UNAVAILABLE, ExitCode.CANNOT_WRITE, ExitCode.CHECKPOINT_CORRUPT,
-        ExitCode.NO_PERMISSION,
+        ExitCode.NO_PERMISSION, ExitCode.NO_PROGRESS, ExitCode.STALLED, ExitCode.SUPERSEDED,
     }
 )  # fmt: skip
 """Codes that name something which a person can put right. They win over codes that only say that something ended."""

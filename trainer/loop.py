@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 import math
 import time
@@ -11,13 +10,15 @@ import torch
 import torch.distributed as dist
 
 from trainer.batches import BatchStream, StepBatches
-from trainer.checkpoint.save import resume, save_checkpoint
+from trainer.checkpoint.run import Checkpoints
 from trainer.config import JobConfig
 from trainer.errors import DataError, ExitCode
 from trainer.optim import rate_factor
 from trainer.parts import build_parts
+from trainer.preflight import require_room
 from trainer.step_report import StepReport, StepTotals
 from trainer.storage import open_storage
+from trainer.watchdog import Watchdog
 from trainer.worker import StopRequest, Worker
 
 COLLECT_GARBAGE_EVERY_STEPS = 200
@@ -27,9 +28,11 @@ def train(job: JobConfig, worker: Worker, stop: StopRequest) -> ExitCode:
     """Train the run to its end, or to the next stop request. Collective. Returns OK or PREEMPTED."""
     settings = job.train
     parts = build_parts(job, worker)
+    require_room(job.run.run_uri, parts, worker)
     store, strategy, loader = open_storage(job.run.run_uri), parts.strategy, parts.loader
 
-    resumed = resume(store, strategy, parts.record, worker) if settings.resume == "auto" else None
+    checkpoints = Checkpoints(job, store, strategy, parts.record, worker)
+    resumed = checkpoints.resume()
     first_step = resumed.checkpoint.record.step if resumed else 0
     report = StepReport(job, worker, parts, first_step=first_step, damaged=resumed.passed_over if resumed else ())
     stream = BatchStream(
@@ -41,9 +44,10 @@ def train(job: JobConfig, worker: Worker, stop: StopRequest) -> ExitCode:
         rank=worker.rank,
         world_size=worker.world_size,
     )
-    name, stopping = resumed.checkpoint.name if resumed else "", False
+    stopping = False
     if settings.freeze_gc:
         gc.disable()  # collected between steps below, on all ranks at the same step, so that none waits for another
+    watchdog = Watchdog(job, worker)
     for data in stream:
         loss_share = strategy.forward_backward(data.batches, data.global_label_tokens)
         result = strategy.step(rate_factor(settings, data.step, parts.total_steps))
@@ -52,21 +56,22 @@ def train(job: JobConfig, worker: Worker, stop: StopRequest) -> ExitCode:
         done = data.step + 1
         finished = done == parts.total_steps
         report.step(done, data, totals, result.grad_norm, strategy.learning_rate(), stream.waited_s)
+        watchdog.beat(done)
         stopping = totals.stop and not finished
         if stopping or finished or done % settings.checkpoint_every_steps == 0:
             started = time.perf_counter()
             report.flush()
-            record = dataclasses.replace(
-                parts.record, step=done, epoch=data.epoch, rows_consumed=loader.rows_consumed(done)
-            )
-            name = save_checkpoint(store, strategy, record, worker, keep=settings.keep_checkpoints)
+            with watchdog.pause():
+                checkpoints.save(done, data.epoch, loader.rows_consumed(done), totals.loss, stop)
             report.checkpoint_stalled(time.perf_counter() - started)
         if stopping:
             break
         if settings.freeze_gc and done % COLLECT_GARBAGE_EVERY_STEPS == 0:
             gc.collect()
+    watchdog.close()
     stream.close()
     gc.enable()
+    name = checkpoints.finish("preempted" if stopping else "done")
     report.close(checkpoint=name, stopped=stopping)
     return ExitCode.PREEMPTED if stopping else ExitCode.OK
 

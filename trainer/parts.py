@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from trainer.batches import ImageSource, cached_images, online_images
 from trainer.checkpoint.commit import CommitRecord
-from trainer.checkpoint.save import versions
+from trainer.checkpoint.resume import versions
 from trainer.config import DataPointers, JobConfig
 from trainer.data.conversation import load_tokenizer
 from trainer.data.index import Index
@@ -121,6 +121,7 @@ def _plan_sha256(pointers: DataPointers, sequence: RowSequence) -> str:
 
 def _record(job: JobConfig, strategy: Strategy, plan_sha256: str, worker: Worker, tower_sha256: str) -> CommitRecord:
     return CommitRecord(
+        attempt=0,
         epoch=0,
         step=0,
         rows_consumed=0,

@@ -34,6 +34,7 @@ class ObjectInfo:
     name: str
     size_bytes: int
     version: str
+    crc32c: int | None = None  # as the store itself keeps it; None where it keeps none, as a folder does
 
 
 class AlreadyExistsError(Exception):
@@ -91,8 +92,17 @@ class Storage(Protocol):
 
     def delete(self, name: str) -> None: ...
 
-    def upload(self, path: Path, name: str) -> None:
-        """Write the bytes of a local file of any size, replacing what is there."""
+    def delete_folder(self, prefix: str) -> None:
+        """Delete every object in the folder and below it. Not atomic: a reader may see some of them."""
+        ...
+
+    def upload(self, path: Path, name: str, *, crc32c: int | None = None) -> None:
+        """Write the bytes of a local file of any size, replacing what is there.
+
+        Args:
+            crc32c: what the bytes must sum to, by whoever wrote them; without it the file is taken as it is. Raises
+                CorruptObjectError, and writes nothing, when they do not.
+        """
         ...
 
     def fetch(self, name: str) -> Path:
@@ -201,10 +211,14 @@ class LocalStorage:
         with os_errors(f"deleting {self.uri(name)}"):
             self.path(name).unlink(missing_ok=True)
 
-    def upload(self, path: Path, name: str) -> None:
+    def delete_folder(self, prefix: str) -> None:
+        with os_errors(f"deleting {self.uri(prefix)}"), contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(self.path(prefix))
+
+    def upload(self, path: Path, name: str, *, crc32c: int | None = None) -> None:
         with os_errors(f"reading {path}"):
             source = path.open("rb")
-        with source, self._durable(name, source) as temporary:
+        with source, self._durable(name, source, crc32c) as temporary:
             os.replace(temporary, self.path(name))
 
     def fetch(self, name: str) -> Path:
@@ -215,7 +229,7 @@ class LocalStorage:
         return path
 
     @contextlib.contextmanager
-    def _durable(self, name: str, source: IO[bytes]) -> Iterator[str]:
+    def _durable(self, name: str, source: IO[bytes], crc32c: int | None = None) -> Iterator[str]:
         """A temporary file with the bytes of `source`, on the disk, beside its target; the block puts it in place."""
         target = self.path(name)
         with os_errors(f"writing {target}"):
@@ -223,7 +237,9 @@ class LocalStorage:
             handle, temporary = tempfile.mkstemp(prefix=TEMPORARY_PREFIX, dir=target.parent)
             try:
                 with os.fdopen(handle, "wb") as sink:
-                    shutil.copyfileobj(source, sink, CHUNK_BYTES)
+                    checksum = _copy(source, sink)
+                    if crc32c not in (None, checksum):
+                        raise changed_before_upload(target)
                     sink.flush()
                     os.chmod(temporary, 0o644)  # mkstemp gives 0600: other users could not read the run's output
                     # The version is made of this time. The kernel's own is only as fine as its tick.
@@ -241,6 +257,20 @@ class LocalStorage:
             return None
         name = path.relative_to(self.root).as_posix()
         return ObjectInfo(name, stat.st_size, f"{stat.st_mtime_ns}-{stat.st_ino}")
+
+
+def changed_before_upload(target: object) -> CorruptObjectError:
+    """The error of an upload whose bytes are not those that its caller vouched for."""
+    return CorruptObjectError(f"the bytes for {target} are not those that were written before")
+
+
+def _copy(source: IO[bytes], sink: IO[bytes]) -> int:
+    """Copy to the end; the CRC32C of what was copied."""
+    checksum = 0
+    while chunk := source.read(CHUNK_BYTES):
+        checksum = google_crc32c.extend(checksum, chunk)
+        sink.write(chunk)
+    return int(checksum)
 
 
 def _fsync_folder(folder: Path) -> None:

@@ -17,6 +17,7 @@ import functools
 import io
 import os
 import tempfile
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +25,7 @@ from typing import IO, Any
 
 import requests.exceptions
 from google.api_core import exceptions as api
+from google.api_core.retry import Retry
 from google.auth import exceptions as auth
 from google.cloud import storage
 from google.cloud.storage.exceptions import DataCorruption
@@ -36,14 +38,16 @@ from trainer.storage import (
     CorruptObjectError,
     ObjectInfo,
     VersionConflictError,
+    changed_before_upload,
     clean_name,
     crc32c_of,
     crc32c_of_file,
 )
 
-RETRY = DEFAULT_RETRY.with_timeout(180.0)
+TIMEOUT_S = 60.0  # without a byte from the server, then the request is broken off and made again
+LONGEST_RETRY_AFTER_S = 60.0
 UPLOAD_CHUNK_BYTES = 16 << 20  # what one upload holds in memory; the library's default is 100 MiB
-DOWNLOAD_ATTEMPTS = 3  # for a body that arrived corrupted; anything else is retried by the library
+TRANSFER_ATTEMPTS = 3  # for a body that arrived corrupted; anything else is retried by the library
 NONCE_KEY = "vlmpipe-write"
 # What is left when the library's retries have come to their end.
 UNANSWERED = (
@@ -55,19 +59,40 @@ UNANSWERED = (
 )
 
 
+def _wait_as_asked(error: Exception) -> None:
+    """Sleep for what a 429 or 503 asks in Retry-After, which the library does not read.
+
+    Source: https://cloud.google.com/storage/docs/retry-strategy and RFC 9110, 10.2.3 (the form in seconds).
+    """
+    headers = getattr(getattr(error, "response", None), "headers", None) or {}
+    asked = headers.get("Retry-After", "")
+    if asked.isdigit():
+        time.sleep(min(float(asked), LONGEST_RETRY_AFTER_S))
+
+
+RETRY = Retry(predicate=DEFAULT_RETRY._predicate, on_error=_wait_as_asked, timeout=180.0)
+
+
 class GcsStorage:
     """Objects under `gs://bucket/path`. Safe to use from several threads.
 
     `fetch` keeps files under VLMPIPE_CACHE_DIR (else the system's temporary folder), by bucket and object name.
     """
 
-    def __init__(self, root_uri: str, *, client: storage.Client | None = None, retry: Any = RETRY) -> None:
+    def __init__(
+        self,
+        root_uri: str,
+        *,
+        client: storage.Client | None = None,
+        retry: Retry = RETRY,
+        timeout_s: float = TIMEOUT_S,
+    ) -> None:
         bucket, _, prefix = root_uri.removeprefix("gs://").partition("/")
         if not root_uri.startswith("gs://") or not bucket:
             raise ConfigError(f"{root_uri!r} is not a Cloud Storage URI", expected="gs://bucket/path")
         self._prefix = clean_name(prefix) + "/" if prefix.strip("/") else ""
         self.root_uri = f"gs://{bucket}/{self._prefix}".rstrip("/")
-        self._retry = retry
+        self._patience: dict[str, Any] = {"retry": retry, "timeout": timeout_s}  # of every request
         with _readable_errors("connecting to", self.root_uri):
             self._bucket = (client or _default_client()).bucket(bucket)
 
@@ -78,7 +103,7 @@ class GcsStorage:
         folder = self._key(prefix) + "/" if prefix else self._prefix
         with _readable_errors("listing", f"gs://{self._bucket.name}/{folder}"):
             blobs = self._bucket.list_blobs(
-                prefix=folder, fields="items(name,size,generation),nextPageToken", retry=self._retry
+                prefix=folder, fields="items(name,size,generation,crc32c),nextPageToken", **self._patience
             )
             # A name with a slash at its end is a folder mark that the console makes, not an object of ours.
             infos = [self._info(blob) for blob in blobs if not blob.name.endswith("/")]
@@ -108,11 +133,15 @@ class GcsStorage:
 
     def delete(self, name: str) -> None:
         with contextlib.suppress(api.NotFound), _readable_errors("deleting", self.uri(name)):
-            self._bucket.blob(self._key(name)).delete(retry=self._retry)
+            self._bucket.blob(self._key(name)).delete(**self._patience)
 
-    def upload(self, path: Path, name: str) -> None:
+    def delete_folder(self, prefix: str) -> None:
+        for info in self.list(prefix):
+            self.delete(info.name)
+
+    def upload(self, path: Path, name: str, *, crc32c: int | None = None) -> None:
         with os_errors(f"reading {path}"):
-            checksum = crc32c_of_file(path)
+            checksum = crc32c_of_file(path) if crc32c is None else crc32c
             with path.open("rb") as source:
                 self._put(name, source, path.stat().st_size, checksum)
 
@@ -135,14 +164,15 @@ class GcsStorage:
         return self._prefix + clean_name(name)
 
     def _info(self, blob: storage.Blob) -> ObjectInfo:
-        return ObjectInfo(blob.name.removeprefix(self._prefix), int(blob.size), str(blob.generation))
+        name = blob.name.removeprefix(self._prefix)
+        return ObjectInfo(name, int(blob.size), str(blob.generation), _checksum(blob))
 
     def _lookup(self, name: str) -> storage.Blob | None:
         """The object with its metadata; None when there is none."""
         blob = self._bucket.blob(self._key(name))
         try:
             with _readable_errors("looking up", self.uri(name)):
-                blob.reload(retry=self._retry)
+                blob.reload(**self._patience)
         except api.NotFound:
             return None
         return blob
@@ -160,10 +190,17 @@ class GcsStorage:
         # The server compares this with what arrives. The library's own check comes after the object exists.
         blob.crc32c = base64.b64encode(checksum.to_bytes(4, "big")).decode()
         blob.metadata = metadata
-        with _readable_errors("writing", self.uri(name)):
-            blob.upload_from_file(
-                source, size=size_bytes, checksum=None, if_generation_match=generation, retry=self._retry
-            )
+        for _ in range(TRANSFER_ATTEMPTS):
+            source.seek(0)
+            try:
+                with _readable_errors("writing", self.uri(name)):
+                    blob.upload_from_file(
+                        source, size=size_bytes, checksum=None, if_generation_match=generation, **self._patience
+                    )
+                return
+            except CorruptObjectError as error:  # on the way, or here: then it stays so
+                corruption = error
+        raise changed_before_upload(self.uri(name)) from corruption
 
     def _put_if(self, name: str, data: bytes, generation: int) -> bool:
         """Write over exactly this generation (0: over nothing). False when something else is there."""
@@ -176,18 +213,18 @@ class GcsStorage:
         return True
 
     def _download(self, name: str, sink: IO[bytes]) -> None:
-        for _ in range(DOWNLOAD_ATTEMPTS):
+        for _ in range(TRANSFER_ATTEMPTS):
             sink.seek(0)
             sink.truncate()
             try:
                 with _readable_errors("reading", self.uri(name)):
-                    self._bucket.blob(self._key(name)).download_to_file(sink, checksum="crc32c", retry=self._retry)
+                    self._bucket.blob(self._key(name)).download_to_file(sink, checksum="crc32c", **self._patience)
                 return
             except api.NotFound as error:
                 raise _no_such_object(self.uri(name)) from error
             except DataCorruption as error:
                 corruption = error
-        raise CorruptObjectError(f"{self.uri(name)} arrived corrupted {DOWNLOAD_ATTEMPTS} times") from corruption
+        raise CorruptObjectError(f"{self.uri(name)} arrived corrupted {TRANSFER_ATTEMPTS} times") from corruption
 
     def _download_file(self, name: str, target: Path) -> None:
         handle, temporary = tempfile.mkstemp(prefix=TEMPORARY_PREFIX, dir=target.parent)
@@ -227,7 +264,11 @@ def _cache_folder() -> Path:
 def _same_bytes(path: Path, blob: storage.Blob) -> bool:
     if not path.is_file() or path.stat().st_size != blob.size:
         return False
-    return crc32c_of_file(path) == int.from_bytes(base64.b64decode(blob.crc32c), "big")
+    return crc32c_of_file(path) == _checksum(blob)
+
+
+def _checksum(blob: storage.Blob) -> int:
+    return int.from_bytes(base64.b64decode(blob.crc32c), "big")
 
 
 def _no_such_object(uri: str) -> UserError:
@@ -265,7 +306,7 @@ def _readable_errors(doing: str, uri: str) -> Iterator[None]:
         ) from error
     except api.BadRequest as error:
         if "crc32c" in error.message.lower():
-            raise CorruptObjectError(f"bytes changed between reading them here and {doing} {uri}") from error
+            raise changed_before_upload(uri) from error
         raise ConfigError(f"Cloud Storage refused {doing} {uri}: {error.message}") from error
     except UNANSWERED as error:
         raise UserError(

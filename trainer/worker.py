@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 import torch.distributed as dist
@@ -74,11 +76,13 @@ class StopRequest:
 
     def __init__(self) -> None:
         self.requested = False
+        self.requested_at: float | None = None  # time.monotonic()
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._remember)
 
     def _remember(self, _signal: int, _frame: object) -> None:
         self.requested = True
+        self.requested_at = self.requested_at or time.monotonic()
 
 
 def run_worker(main: Callable[[], int | None]) -> None:
@@ -91,6 +95,11 @@ def run_worker(main: Callable[[], int | None]) -> None:
     if dist.is_initialized() and code in (ExitCode.OK, ExitCode.PREEMPTED):
         dist.barrier()
         dist.destroy_process_group()
+    leave(code)
+
+
+def leave(code: int) -> NoReturn:
+    """Leave the exit code for the launcher and end this process at once. May be called from any thread."""
     if folder := os.environ.get(EXIT_FOLDER_VARIABLE):
         Path(folder, f"rank-{os.environ.get('RANK', 0)}").write_text(str(code))
     sys.stdout.flush()

@@ -108,3 +108,13 @@ def test_a_ratio_is_the_median_of_each_rounds_own() -> None:
 def _numbers(row: dict[str, Any]) -> list[float]:
     given = [row[name] for name in ("ours", "baseline", "ratio", "wall_ratio") if row[name] is not None]
     return [*given, *row["quartiles"], row["rounds"]]
+
+
+def test_a_short_run_of_the_checkpoint_bench_stalls_less_than_a_save_that_waits(tmp_path: Path) -> None:
+    output = tmp_path / "checkpoint.json"
+    command = [sys.executable, "-m", "benchmarks.bench_checkpoint", "--quick", "--json", str(output)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=200)
+    rows = {row["claim"]: row for row in json.loads(output.read_text())["rows"]}
+    assert rows["stall of a save"]["ratio"] > 1
+    assert 0 < rows["stall as a share of a waiting save"]["ours"] < 100
+    assert rows["resolve the newest checkpoint"]["ours"] > 0

@@ -17,10 +17,8 @@ import torch
 
 from tests.trainer_runs import encode_features, losses, make_run, metrics, summary, train_runs
 from trainer.checkpoint.commit import committed, fetch_folder, newest_good
-from trainer.checkpoint.export import load_trained
+from trainer.checkpoint.weights import open_weights
 from trainer.config import JobConfig
-from trainer.data.conversation import load_tokenizer
-from trainer.models.table import family_of
 from trainer.storage import open_storage
 from trainer.strategies.table import strategy_names
 
@@ -28,6 +26,7 @@ RELATIVE = 1e-5  # fp32 sums in another order
 RELATIVE_BF16 = 5e-3
 WHOLE_SET_ROWS = 64  # more rows than there are samples: one step reads the whole split, packed or not
 STOP_STEP = 3
+TOWER_TRAINED = {"model.freeze": [], "features.cache": "off"}
 
 
 @dataclass(frozen=True)
@@ -40,6 +39,7 @@ class Runs:
     unpacked: JobConfig
     checkpointing: JobConfig  # activations are computed again in the backward pass
     bf16: JobConfig
+    tower_trained: JobConfig
     resumed: JobConfig
     stopped_steps: int
     stopped_checkpoints: list[str]
@@ -55,6 +55,13 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def reference(root: Path) -> JobConfig:
     job = make_run(root, "reference", {"train.micro_batch_rows": 8})
+    train_runs([job], processes=1)
+    return job
+
+
+@pytest.fixture(scope="module")
+def reference_of_tower(root: Path) -> JobConfig:
+    job = make_run(root, "reference-tower", {"train.micro_batch_rows": 8, **TOWER_TRAINED}, features="off")
     train_runs([job], processes=1)
     return job
 
@@ -81,12 +88,14 @@ def _train(root: Path, strategy: str) -> Runs:
     unpacked = make_run(root, f"{strategy}-unpacked", {**whole, "data.pack": False})
     checkpointing = make_run(root, f"{strategy}-checkpointing", {**base, "train.activation_checkpointing": "full"})
     bf16 = make_run(root, f"{strategy}-bf16", {**base, "train.precision": "bf16"})
+    tower_trained = make_run(root, f"{strategy}-tower", {**base, **TOWER_TRAINED}, features="off")
     stopped = make_run(root, f"{strategy}-resumed", {**base, "train.max_steps": STOP_STEP})
-    train_runs([accumulated, online, packed, unpacked, checkpointing, bf16, stopped], processes=2)
+    train_runs([accumulated, online, packed, unpacked, checkpointing, bf16, tower_trained, stopped], processes=2)
     stopped_steps, checkpoints = len(losses(stopped)), committed(open_storage(stopped.run.run_uri))
     resumed = make_run(root, f"{strategy}-resumed", base)
     train_runs([resumed], processes=2)
-    return Runs(accumulated, online, packed, unpacked, checkpointing, bf16, resumed, stopped_steps, checkpoints)
+    trained = (accumulated, online, packed, unpacked, checkpointing, bf16, tower_trained, resumed)
+    return Runs(*trained, stopped_steps, checkpoints)
 
 
 @pytest.mark.parametrize("strategy", strategy_names())
@@ -114,6 +123,15 @@ def test_cached_equals_online(strategy: str, runs_of: Callable[[str], Runs]) -> 
     runs = runs_of(strategy)
     assert (summary(runs.accumulated)["features"], summary(runs.online)["features"]) == ("cached", "online")
     assert losses(runs.online) == pytest.approx(losses(runs.accumulated), rel=RELATIVE)
+
+
+@pytest.mark.parametrize("strategy", strategy_names())
+def test_a_trained_tower_equals_one_process(
+    strategy: str, reference_of_tower: JobConfig, runs_of: Callable[[str], Runs]
+) -> None:
+    """Its layers behind the features get no gradient, for which DDP would wait."""
+    assert losses(runs_of(strategy).tower_trained) == pytest.approx(losses(reference_of_tower), rel=RELATIVE)
+    assert losses(reference_of_tower) != pytest.approx(losses(runs_of(strategy).accumulated), rel=RELATIVE)
 
 
 @pytest.mark.parametrize("strategy", strategy_names())
@@ -151,12 +169,11 @@ def test_resumed_equals_uninterrupted(strategy: str, runs_of: Callable[[str], Ru
 
 
 def trained_weights(job: JobConfig) -> dict[str, torch.Tensor]:
-    """The trained parameters of the newest checkpoint, in a model that was built with other random weights."""
+    """The trained parameters of the newest checkpoint, as its export reads them."""
     store = open_storage(job.run.run_uri)
     checkpoint, passed_over = newest_good(store)
     assert checkpoint is not None and not passed_over
-    tokenizer = load_tokenizer(open_storage(job.pointers().prepared_uri))
-    model = family_of(job.model).build(job.model.model_copy(update={"seed": 1}), tokenizer)
     with tempfile.TemporaryDirectory() as scratch:
-        load_trained(model, fetch_folder(store, checkpoint, Path(scratch)), checkpoint.record.checkpoint_format)
-    return {name: parameter.detach() for name, parameter in model.named_parameters() if parameter.requires_grad}
+        folder = fetch_folder(store, checkpoint, Path(scratch))
+        weights = open_weights(folder, checkpoint.record.checkpoint_format)
+        return {name: weights.read(name).clone() for name in weights.names}

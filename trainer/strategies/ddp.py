@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from torch.distributed import ProcessGroup
 from torch.nn.parallel import DistributedDataParallel
 
 from trainer.batches import RowBatch
 from trainer.config import TrainConfig
 from trainer.optim import build_optimizer
-from trainer.strategies.native import clip_and_step, load_dcp, save_dcp
+from trainer.strategies.native import Snapshots, clip_and_step, load_dcp
 from trainer.strategies.strategy import StepResult
 from trainer.worker import Worker
 
@@ -34,6 +35,7 @@ class Ddp:
                 warnings.simplefilter("ignore", FutureWarning)
                 self._module = DistributedDataParallel(module, broadcast_buffers=False, gradient_as_bucket_view=True)
         self._optimizer = build_optimizer(module, config.optimizer)
+        self._snapshots = Snapshots(self._module, self._optimizer)
 
     def forward_backward(self, batches: Sequence[RowBatch], total_label_tokens: int) -> Tensor:
         # DDP averages over ranks; the loss is a sum over ranks: multiply by their number.
@@ -56,8 +58,8 @@ class Ddp:
     def learning_rate(self) -> float:
         return float(self._optimizer.param_groups[0]["lr"])
 
-    def save(self, folder: Path) -> None:
-        save_dcp(self._module, self._optimizer, folder)
+    def snapshot(self, folder: Path, group: ProcessGroup) -> Callable[[], None]:
+        return self._snapshots.take(folder, group)
 
     def load(self, folder: Path) -> None:
         load_dcp(self._module, self._optimizer, folder)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed import ProcessGroup
 
 from trainer.batches import RowBatch
 from trainer.config import TrainConfig
@@ -60,8 +61,10 @@ class Zero:
     def learning_rate(self) -> float:
         return float(self._optimizer.param_groups[0]["lr"])
 
-    def save(self, folder: Path) -> None:
+    def snapshot(self, folder: Path, group: ProcessGroup) -> Callable[[], None]:
+        # The engine's own save talks to the other ranks throughout: it cannot run beside training.
         self._engine.save_checkpoint(folder, tag=TAG, save_latest=False, exclude_frozen_parameters=True)
+        return lambda: None
 
     def load(self, folder: Path) -> None:
         path, _ = self._engine.load_checkpoint(folder, tag=TAG, load_module_strict=False)

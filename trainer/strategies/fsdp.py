@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
@@ -14,7 +15,7 @@ from trainer.batches import RowBatch
 from trainer.config import TrainConfig
 from trainer.models.family import Blocks
 from trainer.optim import build_optimizer
-from trainer.strategies.native import clip_and_step, load_dcp, save_dcp
+from trainer.strategies.native import Snapshots, clip_and_step, load_dcp
 from trainer.strategies.strategy import StepResult
 from trainer.worker import Worker
 
@@ -28,6 +29,7 @@ class Fsdp:
         self._config, self._worker = config, worker
         self._module = shard(module.to(worker.device), blocks, config, worker)
         self._optimizer = build_optimizer(self._module, config.optimizer)
+        self._snapshots = Snapshots(self._module, self._optimizer)
 
     def forward_backward(self, batches: Sequence[RowBatch], total_label_tokens: int) -> Tensor:
         # FSDP averages over ranks; the loss is a sum over ranks: multiply by their number.
@@ -46,8 +48,8 @@ class Fsdp:
     def learning_rate(self) -> float:
         return float(self._optimizer.param_groups[0]["lr"])
 
-    def save(self, folder: Path) -> None:
-        save_dcp(self._module, self._optimizer, folder)
+    def snapshot(self, folder: Path, group: ProcessGroup) -> Callable[[], None]:
+        return self._snapshots.take(folder, group)
 
     def load(self, folder: Path) -> None:
         load_dcp(self._module, self._optimizer, folder)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed import ProcessGroup
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.tensor import DTensor
 
@@ -43,14 +45,39 @@ def clip_and_step(
     return StepResult(norm)
 
 
-def save_dcp(module: nn.Module, optimizer: torch.optim.Optimizer, folder: Path) -> None:
-    """Write model and optimizer state by parameter name, which any world size and either strategy can read."""
-    with _plain_errors():
-        dcp.save(_state(module, optimizer), storage_writer=dcp.FileSystemWriter(folder, single_file_per_rank=True))
+class Snapshots:
+    """Copies of model and optimizer state in host memory, in the same buffers each time."""
+
+    def __init__(self, module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        self._module, self._optimizer = module, optimizer
+        on_gpu = any(parameter.is_cuda for parameter in module.parameters())
+        self._stager = DefaultStager(
+            StagingOptions(
+                use_pinned_memory=on_gpu,
+                use_shared_memory=False,  # /dev/shm is small in containers
+                use_async_staging=False,
+                use_non_blocking_copy=False,
+            )
+        )
+
+    def take(self, folder: Path, group: ProcessGroup) -> Callable[[], None]:
+        """See `Strategy.snapshot`. Files are by parameter name, which any world size and either strategy can read."""
+        state = self._stager.stage(_state(self._module, self._optimizer))
+        assert isinstance(state, dict)
+
+        def write() -> None:
+            with _plain_errors():
+                dcp.save(
+                    state,
+                    storage_writer=dcp.FileSystemWriter(folder, single_file_per_rank=True),
+                    process_group=group,
+                )
+
+        return write
 
 
 def load_dcp(module: nn.Module, optimizer: torch.optim.Optimizer, folder: Path) -> None:
-    """Read what `save_dcp` wrote, resharded for the present layout."""
+    """Read what a snapshot wrote, resharded for the present layout."""
     state = _state(module, optimizer)
     with _plain_errors():
         dcp.load(state, storage_reader=dcp.FileSystemReader(folder))

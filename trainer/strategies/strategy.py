@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -11,6 +11,7 @@ from trainer.batches import RowBatch
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from torch.distributed import ProcessGroup
 
 
 @dataclass(frozen=True)
@@ -39,8 +40,12 @@ class Strategy(Protocol):
 
     def learning_rate(self) -> float: ...
 
-    def save(self, folder: Path) -> None:
-        """Write this rank's part of the state into its node's staging folder. Collective."""
+    def snapshot(self, folder: Path, group: ProcessGroup) -> Callable[[], None]:
+        """Take this rank's state as it is now, to be written into its node's staging folder. Collective.
+
+        Returns what writes it, or what is left to write; to be called on all ranks, in any thread, while training goes
+        on. `group` is for that alone.
+        """
         ...
 
     def load(self, folder: Path) -> None:

@@ -1,0 +1,109 @@
+"""Starts of one run's training job, counted: a later start outranks what is left of an earlier one.
+
+A platform may start a job again while a process of the earlier start still lives (a zombie: cut off, not dead). Each
+start takes the next number by compare-and-swap, checkpoints carry it in front of their names, and readers prefer the
+highest. So whatever a zombie still commits can never be taken for newer than what the later start has saved.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from trainer.errors import ExitCode, UserError
+from trainer.storage import Storage, VersionConflictError
+
+FILE = "checkpoints/ATTEMPTS.json"
+
+
+@dataclass(frozen=True)
+class Attempts:
+    """What is known of a run's starts. `ended` is how the last one did, as far as it could say."""
+
+    attempt: int = 0  # number of the last start
+    fresh_from: int = 0  # first start that may be resumed: those before were given up by resume=never
+    start_step: int | None = None  # where the last start began
+    without_progress: int = 0  # starts before the last one that began there too and crashed
+    ended: str = ""  # "", done or preempted
+
+
+def read_attempts(store: Storage) -> Attempts:
+    """The present state; all zero where training never started."""
+    return _read(store)[0]
+
+
+def claim_attempt(store: Storage, *, fresh: bool) -> Attempts:
+    """Take the next number. `fresh`: what was saved by the starts before this one is not to be resumed, ever."""
+    while True:
+        found, version = _read(store)
+        number = found.attempt + 1
+        mine = replace(found, attempt=number, fresh_from=number if fresh else found.fresh_from)
+        try:
+            store.replace(FILE, _bytes(mine), version)
+            return mine
+        except VersionConflictError:
+            continue  # another start was quicker: take the number after its
+
+
+def begin_at(store: Storage, mine: Attempts, step: int, *, most: int) -> None:
+    """Record where this start begins. Raises UserError (70) when `most` starts in a row crashed at the same step.
+
+    Without this a platform would restart a job that cannot go on for as long as its budget lasts, on paid machines.
+    """
+    crashed = mine.ended == "" and mine.start_step == step and mine.fresh_from < mine.attempt
+    count = mine.without_progress + 1 if crashed else 0
+    if most and count >= most:
+        raise UserError(
+            f"training crashed {count} times in a row without reaching a checkpoint: each start was at step {step}",
+            expected="at least one more checkpoint between crashes",
+            fix="read the logs of the crashes (vlmpipe diagnose); after a remedy, raise "
+            "checkpoint.max_starts_without_progress or start a new run",
+            code=ExitCode.NO_PROGRESS,
+        )
+    _update(store, mine.attempt, start_step=step, without_progress=count, ended="")
+
+
+def note_end(store: Storage, mine: Attempts, ended: str) -> None:
+    """Record that this start ended well (done) or on request (preempted), unless a later one has taken over."""
+    with contextlib.suppress(UserError):
+        _update(store, mine.attempt, ended=ended)
+
+
+def require_current(store: Storage, attempt: int) -> None:
+    """Raise UserError (72) when a later start of the run has taken over."""
+    latest = read_attempts(store).attempt
+    if latest > attempt:
+        raise _superseded(attempt, latest)
+
+
+def _update(store: Storage, attempt: int, **changes: Any) -> None:
+    while True:
+        found, version = _read(store)
+        if found.attempt != attempt:
+            raise _superseded(attempt, found.attempt)
+        try:
+            return store.replace(FILE, _bytes(replace(found, **changes)), version)
+        except VersionConflictError:
+            continue
+
+
+def _superseded(attempt: int, latest: int) -> UserError:
+    return UserError(
+        f"this is start {attempt} of the run's training, and start {latest} has taken over",
+        expected="to be the only one that trains this run",
+        fix="nothing, if the platform restarted the job; else give each run its own run id",
+        code=ExitCode.SUPERSEDED,
+    )
+
+
+def _read(store: Storage) -> tuple[Attempts, str]:
+    info = store.stat(FILE)
+    if info is None:
+        return Attempts(), ""
+    return Attempts(**json.loads(store.read(FILE))), info.version
+
+
+def _bytes(attempts: Attempts) -> bytes:
+    return json.dumps(asdict(attempts)).encode()

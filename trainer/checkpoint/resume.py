@@ -1,0 +1,143 @@
+"""Resuming: the newest checkpoint that is whole, on all ranks the same one."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import shutil
+import tempfile
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from trainer.checkpoint.commit import (
+    Checkpoint,
+    CommitRecord,
+    DamagedError,
+    Listing,
+    fetch_folder,
+    inspect,
+    none_verifies,
+    reject,
+)
+from trainer.checkpoint.saver import RNG_FILE, agree, raise_together
+from trainer.errors import ConfigError, UserError
+from trainer.storage import Storage
+from trainer.strategies.strategy import Strategy
+from trainer.worker import Worker
+
+VERSIONED = ("torch", "transformers", "deepspeed", "safetensors")
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python and of the libraries whose files a checkpoint holds."""
+    return {"python": platform.python_version(), **{name: importlib.metadata.version(name) for name in VERSIONED}}
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """The checkpoint that training continues from, and what is wrong with newer ones."""
+
+    checkpoint: Checkpoint
+    passed_over: list[str]
+
+
+def resume(
+    store: Storage, strategy: Strategy, expected: CommitRecord, worker: Worker, *, key: bytes = b""
+) -> Resumed | None:
+    """Load the newest good checkpoint on all ranks. Collective. Returns None when there is none.
+
+    Rank 0 chooses by COMMIT, manifests and sizes; each node then compares every file with its CRC32C before any is
+    read. A checkpoint that fails on one node is marked and passed over on all. Raises ConfigError when the checkpoint
+    belongs to another plan, model or layout, UserError (74) when there are checkpoints and none is whole.
+    """
+    listing = agree(Listing.read(store) if worker.is_first else None)
+    assert listing is not None
+    passed_over: list[str] = []
+    for name in reversed(listing.committed):
+        reason = _try_to_load(store, strategy, expected, worker, name, listing, key)
+        if isinstance(reason, Checkpoint):
+            return Resumed(reason, passed_over)
+        passed_over.append(reason)
+        if worker.is_first:
+            reject(store, name, reason)
+    if passed_over:
+        raise none_verifies(passed_over)
+    return None
+
+
+def _try_to_load(
+    store: Storage,
+    strategy: Strategy,
+    expected: CommitRecord,
+    worker: Worker,
+    name: str,
+    listing: Listing,
+    key: bytes,
+) -> Checkpoint | str:
+    """The checkpoint, loaded, or why it cannot be. The same on all ranks."""
+    checkpoint: Checkpoint | None = None
+    reason, error = "", None
+    if worker.is_first:
+        try:
+            checkpoint, _ = inspect(store, name, listing, key=key)
+            _require_same_run(checkpoint, expected)
+        except DamagedError as damaged:
+            reason = str(damaged)
+        except UserError as found:
+            error = found
+    raise_together(error, worker)
+    checkpoint, reason = agree((checkpoint, reason))
+    if reason:
+        return reason
+    assert checkpoint is not None
+    scratch = Path(tempfile.gettempdir(), f"vlmpipe-load-{agree(uuid.uuid4().hex[:12])}-{worker.node}")
+    try:
+        if worker.is_node_leader:
+            try:
+                fetch_folder(store, checkpoint, scratch)
+            except DamagedError as damaged:
+                reason = str(damaged)
+            except UserError as found:
+                error = found
+        raise_together(error, worker)
+        reasons: list[str] = [""] * worker.world_size
+        dist.all_gather_object(reasons, reason)
+        if damaged_somewhere := next(filter(None, reasons), ""):
+            return damaged_somewhere
+        folder = scratch / name
+        strategy.load(folder)
+        rng = folder / RNG_FILE.format(rank=worker.rank)
+        if rng.exists():
+            torch.set_rng_state(torch.load(rng, weights_only=True))
+        dist.barrier()
+    finally:
+        if worker.is_node_leader:
+            shutil.rmtree(scratch, ignore_errors=True)
+    return checkpoint
+
+
+def _require_same_run(checkpoint: Checkpoint, expected: CommitRecord) -> None:
+    found = checkpoint.record
+    differences = [
+        (what, getattr(found, name), getattr(expected, name))
+        for name, what in (
+            ("plan_sha256", "the data or the row plan"),
+            ("model_sha256", "the model section of the run file"),
+            ("checkpoint_format", "the strategy's checkpoint format"),
+            ("tower_sha256", "the frozen tower's weights"),
+        )
+        if getattr(found, name) != getattr(expected, name)
+    ]
+    if found.checkpoint_format == "deepspeed" and found.world_size != expected.world_size:
+        differences.append(("the number of ranks (ZeRO state is cut by it)", found.world_size, expected.world_size))
+    if differences:
+        what, was, now = differences[0]
+        raise ConfigError(
+            f"checkpoint {checkpoint.name} cannot be continued: {what} changed from {was} to {now}",
+            expected="the run file that this run was started with",
+            fix="restore it, or start a new run (train.resume=never, or another run id)",
+        )
