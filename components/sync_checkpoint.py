@@ -1,4 +1,4 @@
-"""Step: the newest good checkpoint becomes a Hugging Face model."""
+"""Step: the newest good checkpoint is copied to a second place and becomes a Hugging Face model."""
 
 from kfp.dsl import Model, Output
 
@@ -6,18 +6,21 @@ from kfp.dsl import Model, Output
 def sync_checkpoint(run_uri: str, model: Output[Model]) -> str:
     """Export the newest checkpoint that verifies to <run_uri>/export, which plain from_pretrained loads.
 
+    Before that it is copied to checkpoint.mirror_uri, if the run file names one.
+
     Args:
         run_uri: The run's folder, which is also the output.
     """
     from components.shell import step
 
     with step(run_uri, "sync-checkpoint") as progress:
-        from trainer.checkpoint.export import export_run
+        from trainer.checkpoint.sync import sync_run
         from trainer.config import JobConfig
 
-        exported = export_run(JobConfig.load(f"{run_uri}/run.json"))
+        exported = sync_run(JobConfig.load(f"{run_uri}/run.json"))
         state = "reused" if exported.get("reused") else "done"
-        progress.finish(state, f"checkpoint {exported['checkpoint']} exported to {run_uri}/export")
+        copied = f", mirrored to {exported['mirror']}" if exported["mirror"] else ""
+        progress.finish(state, f"checkpoint {exported['checkpoint']} exported to {run_uri}/export{copied}")
     model.uri = f"{run_uri}/export"
-    model.metadata.update({"checkpoint": exported["checkpoint"], "step": exported["step"]})
+    model.metadata.update({name: exported[name] for name in ("checkpoint", "step", "weights_sha256", "mirror")})
     return run_uri

@@ -177,20 +177,43 @@ def run(
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Start a new run even if the last one can be continued.")
     ] = False,
+    retries: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            metavar="N",
+            help="How often each replica of a job is started again when it fails without a named cause; default 0, "
+            "with --chaos as often as on Vertex AI.",
+            show_default=False,
+        ),
+    ] = None,
+    chaos: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="EVENT",
+            help="Let training meet a mishap: preempt:node=1,after_step=20,notice=5s, kill:rank=0,after_step=7, "
+            "kill:node=..., stop:node=1,after_step=3,for=2s or random:seed=7,every_steps=15,count=4. Repeatable.",
+            show_default=False,
+        ),
+    ] = None,
     plain: Annotated[bool, typer.Option("--plain", help="Print lines instead of a live table.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Run the whole pipeline on this machine. Continues the last run of the same run file if it did not finish."""
-    from pipelines.local_process import execute
+    from pipelines.local_process import execute, pipeline_command
     from pipelines.local_run import open_run
     from pipelines.run_summary import report_of
 
     settings = _load(config, overrides)
+    if chaos:
+        from components.chaos import parse_chaos
+
+        parse_chaos(chaos, nodes=settings.cluster.replica_count, ranks_per_node=settings.cluster.processes)
     this = open_run(settings, [str(config), *(overrides or [])], run_id=run_id, fresh=fresh)
     say = _to_stderr if as_json else print
     for line in this.introduction():
         say(line)
-    code = execute(this, _view(plain or as_json, say))
+    code = execute(this, _view(plain or as_json, say), pipeline_command(this, retries=retries, chaos=chaos or ()))
     found = report_of(this.folder, this.marker)
     if as_json:
         _print_json(found.as_json())
@@ -244,6 +267,19 @@ def status(
     else:
         tables.print_state(found.state)
         _print_lines(["", *found.lines()])
+
+
+@app.command()
+def diagnose(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Run id or folder.")],
+    root: Annotated[str, typer.Option(help="The runs' output.root_uri.")] = "runs",
+    as_json: AsJson = False,
+) -> None:
+    """Say why a run failed or stopped, and what to do, from its records, logs, exit codes and stacks."""
+    from pipelines.diagnose import diagnose as diagnose_run
+
+    found = diagnose_run(root, run)
+    _print_json(found.as_json()) if as_json else _print_lines(found.lines())
 
 
 @app.command()

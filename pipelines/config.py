@@ -28,7 +28,16 @@ from pipelines.sections import (
     ScheduleConfig,
     duration_s,
 )
-from trainer.config import CheckpointConfig, DataConfig, EvaluateConfig, FeaturesConfig, ModelConfig, RunPaths, Section, TrainConfig
+from trainer.config import (
+    CheckpointConfig,
+    DataConfig,
+    EvaluateConfig,
+    FeaturesConfig,
+    ModelConfig,
+    RunPaths,
+    Section,
+    TrainConfig,
+)
 
 BUILTIN_SOURCES = ("builtin:digits", "builtin:easy-vqa", "builtin:openmoji")
 ALL_REDUCE_STRATEGIES = ("ddp", "zero2")

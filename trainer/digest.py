@@ -5,13 +5,35 @@ from __future__ import annotations
 import hashlib
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+
+
+class WeightsDigest:
+    """SHA-256 over names, shapes, dtypes and bytes of weights that come one at a time, in name order."""
+
+    def __init__(self) -> None:
+        self._digest = hashlib.sha256()
+        self._last = ""
+
+    def add(self, name: str, tensor: Tensor) -> None:
+        """The next weight."""
+        assert name > self._last, f"{name} after {self._last}"
+        self._last = name
+        self._digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+        self._digest.update(raw_bytes(tensor))
+
+    def hexdigest(self) -> str:
+        return self._digest.hexdigest()
 
 
 def weights_sha256(module: nn.Module) -> str:
-    """SHA-256 over names, shapes, dtypes and bytes of every weight, in name order."""
-    digest = hashlib.sha256()
+    """SHA-256 over every weight of a module."""
+    digest = WeightsDigest()
     for name, tensor in sorted(module.state_dict().items()):
-        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
-        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+        digest.add(name, tensor)
     return digest.hexdigest()
+
+
+def raw_bytes(tensor: Tensor) -> memoryview:
+    """The bytes of a tensor, row by row; without a copy where it lies so in the CPU's memory."""
+    return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data

@@ -13,15 +13,14 @@ import signal
 import socket
 import sys
 import tempfile
-import time
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 from trainer.cluster import NODE_LEVEL_VARIABLES, Cluster, read_cluster
 from trainer.errors import CAUSES, EXIT_FOLDER_VARIABLE, ConfigError, ExitCode, UserError, run_main
-
-RENDEZVOUS_TIMEOUT_S = 900  # Vertex starts each replica when its machine is ready, minutes apart
-RESOLVE_POLL_S = 2.0
+from trainer.preflight import announce, check_node
+from trainer.rendezvous import meet, rendezvous_timeout_s
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -33,14 +32,15 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     cluster = read_cluster(os.environ) or Cluster((f"127.0.0.1:{_free_port()}",), node_rank=0)
     _describe(cluster)
-    if cluster.node_rank > 0:
-        _wait_until_resolvable(cluster.master_host)
+    announce(check_node(_run_uri(options.module_arguments), cluster.node_rank))
+    meet(cluster, timeout_s=rendezvous_timeout_s())
     for variable in NODE_LEVEL_VARIABLES:
         os.environ.pop(variable, None)
     with tempfile.TemporaryDirectory(prefix="vlmpipe-exit-") as exit_folder:
         os.environ[EXIT_FOLDER_VARIABLE] = exit_folder
         processes = _processes(options.nproc_per_node)
         ended = _torchrun(torchrun_arguments(cluster, processes, options.module, options.module_arguments))
+        _say_who_ended_first(Path(exit_folder), ended)
         return _exit_code(Path(exit_folder), ended)
 
 
@@ -52,10 +52,17 @@ def torchrun_arguments(cluster: Cluster, num_processes: int, module: str, argume
         "--nproc-per-node", str(num_processes),
         "--master-addr", cluster.master_host,
         "--master-port", str(cluster.master_port),
-        "--rdzv-conf", f"timeout={RENDEZVOUS_TIMEOUT_S}",
+        "--rdzv-conf", f"timeout={rendezvous_timeout_s()}",
         "--max-restarts", "0",
         "-m", module, *arguments,
     ]  # fmt: skip
+
+
+def _run_uri(module_arguments: list[str]) -> str:
+    """The run's folder, where its run.json (--config) lies; "" for a module that has none."""
+    if "--config" not in module_arguments[:-1]:
+        return ""
+    return module_arguments[module_arguments.index("--config") + 1].rpartition("/")[0]
 
 
 def _processes(text: str) -> int:
@@ -74,29 +81,13 @@ def _describe(cluster: Cluster) -> None:
     )
 
 
-def _wait_until_resolvable(host: str) -> None:
-    """The chief's name may enter DNS minutes after this replica starts."""
-    deadline = time.monotonic() + RENDEZVOUS_TIMEOUT_S
-    while True:
-        try:
-            socket.getaddrinfo(host, None)
-            return
-        except socket.gaierror as error:
-            if time.monotonic() > deadline:
-                raise UserError(
-                    f"the chief's host name {host} did not resolve within {RENDEZVOUS_TIMEOUT_S} s: {error}",
-                    fix="look at the chief's log: its replica may not have started",
-                    code=ExitCode.UNAVAILABLE,
-                ) from error
-            time.sleep(RESOLVE_POLL_S)
-
-
 @dataclass(frozen=True)
 class TorchrunEnd:
     """How torchrun ended: 0 or 1, and the first worker that a signal ended, as (rank, signal)."""
 
     code: int
     killed: tuple[int, int] | None = None
+    killed_s: float = 0.0  # Unix seconds
 
 
 def _torchrun(arguments: list[str]) -> TorchrunEnd:
@@ -114,11 +105,31 @@ def _torchrun(arguments: list[str]) -> TorchrunEnd:
     try:
         run(parse_args(arguments))
     except ChildFailedError as error:
-        killed = [(rank, -failure.exitcode) for rank, failure in error.failures.items() if failure.exitcode < 0]
-        return TorchrunEnd(ExitCode.UNEXPECTED, killed[0] if killed else None)
+        for rank, failure in error.failures.items():
+            if failure.exitcode < 0:
+                return TorchrunEnd(ExitCode.UNEXPECTED, (rank, -failure.exitcode), float(failure.timestamp))
+        return TorchrunEnd(ExitCode.UNEXPECTED)
     except SignalException:
         return TorchrunEnd(ExitCode.UNEXPECTED)
     return TorchrunEnd(ExitCode.OK)
+
+
+def _say_who_ended_first(exit_folder: Path, ended: TorchrunEnd) -> None:
+    """Leave the order in which ranks ended in the log: all but the first often say only that they lost a peer."""
+    ends = [
+        (file.stat().st_mtime, file.name.removeprefix("rank-"), f"code {file.read_text()}")
+        for file in exit_folder.glob("rank-*")
+    ]
+    if all(how in ("code 0", f"code {ExitCode.PREEMPTED}") for _, _, how in ends) and not ended.killed:
+        return
+    if ended.killed:
+        rank, number = ended.killed
+        ends.append((ended.killed_s, str(rank), signal.Signals(number).name))
+    told = [
+        f"rank {rank} ({how}, {datetime.fromtimestamp(at_s, UTC):%Y-%m-%dT%H:%M:%S.%f})"
+        for at_s, rank, how in sorted(ends)
+    ]
+    print(f"launcher: ranks ended in this order: {', '.join(told)}", flush=True)
 
 
 def _exit_code(exit_folder: Path, ended: TorchrunEnd) -> int:

@@ -261,7 +261,7 @@ class LocalStorage:
 
 def changed_before_upload(target: object) -> CorruptObjectError:
     """The error of an upload whose bytes are not those that its caller vouched for."""
-    return CorruptObjectError(f"the bytes for {target} are not those that were written before")
+    return CorruptObjectError(f"bytes changed before they reached {target}: on the disk or on the way")
 
 
 def _copy(source: IO[bytes], sink: IO[bytes]) -> int:

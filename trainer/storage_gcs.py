@@ -23,6 +23,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
+import google_crc32c
 import requests.exceptions
 from google.api_core import exceptions as api
 from google.api_core.retry import Retry
@@ -44,6 +45,8 @@ from trainer.storage import (
     crc32c_of_file,
 )
 
+# The library's tracing asks for each bucket's metadata behind our back, which needs a permission that a job has not.
+os.environ.setdefault("DISABLE_GCS_PYTHON_CLIENT_OTEL_BUCKET_METADATA", "true")
 TIMEOUT_S = 60.0  # without a byte from the server, then the request is broken off and made again
 LONGEST_RETRY_AFTER_S = 60.0
 UPLOAD_CHUNK_BYTES = 16 << 20  # what one upload holds in memory; the library's default is 100 MiB
@@ -213,17 +216,23 @@ class GcsStorage:
         return True
 
     def _download(self, name: str, sink: IO[bytes]) -> None:
+        corruption: DataCorruption | None = None
         for _ in range(TRANSFER_ATTEMPTS):
             sink.seek(0)
             sink.truncate()
+            summed = _Summed(sink)
+            blob = self._bucket.blob(self._key(name))
             try:
                 with _readable_errors("reading", self.uri(name)):
-                    self._bucket.blob(self._key(name)).download_to_file(sink, checksum="crc32c", **self._patience)
-                return
+                    blob.download_to_file(summed, checksum="crc32c", **self._patience)
             except api.NotFound as error:
                 raise _no_such_object(self.uri(name)) from error
             except DataCorruption as error:
                 corruption = error
+                continue
+            # The library compares nothing when the download broke off and went on with a range of the object.
+            if summed.crc32c == _checksum(blob):
+                return
         raise CorruptObjectError(f"{self.uri(name)} arrived corrupted {TRANSFER_ATTEMPTS} times") from corruption
 
     def _download_file(self, name: str, target: Path) -> None:
@@ -234,6 +243,17 @@ class GcsStorage:
             os.replace(temporary, target)
         finally:
             Path(temporary).unlink(missing_ok=True)
+
+
+class _Summed:
+    """A sink that keeps the CRC32C of what is written to it."""
+
+    def __init__(self, sink: IO[bytes]) -> None:
+        self._sink, self.crc32c = sink, 0
+
+    def write(self, data: bytes) -> int:
+        self.crc32c = int(google_crc32c.extend(self.crc32c, data))
+        return self._sink.write(data)
 
 
 def _default_client() -> storage.Client:

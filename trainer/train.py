@@ -11,6 +11,7 @@ import torch
 
 from trainer.config import JobConfig
 from trainer.loop import train
+from trainer.preflight import check_ranks
 from trainer.worker import StopRequest, run_worker, start_worker
 
 
@@ -23,6 +24,7 @@ def main() -> int:
     worker = start_worker()
     if job.train.deterministic:
         torch.use_deterministic_algorithms(True)
+    check_ranks(job.run.run_uri, worker)
     return train(job, worker, stop)
 
 

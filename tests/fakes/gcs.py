@@ -14,6 +14,7 @@ import base64
 import json
 import re
 import threading
+import time
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Literal
@@ -23,7 +24,9 @@ import google_crc32c
 from google.auth.credentials import AnonymousCredentials
 from google.cloud import storage
 
-Action = Literal["status", "drop_before", "drop_after", "truncate", "corrupt"]
+Action = Literal[
+    "status", "drop_before", "drop_after", "truncate", "corrupt", "corrupt_request", "stall", "stall_midway"
+]
 
 
 @dataclass
@@ -32,6 +35,10 @@ class Fault:
 
     status: answer `code` and do nothing. drop_before: close the connection, nothing done. drop_after: do it, then close
     without an answer. truncate: send half of the body. corrupt: flip one bit of the body, checksums as they were.
+    corrupt_request: flip the last bit of an object's bytes before they are looked at. stall: do nothing and keep the
+    connection open without an answer. stall_midway: do it, send half of the body and keep the connection open.
+
+    An upload names its object in its body and not in its path: `body`, searched near the start, is how to meet one.
     """
 
     action: Action
@@ -39,9 +46,13 @@ class Fault:
     path: str = ".*"
     times: int = 1
     code: int = 503
+    retry_after_s: int | None = None  # of a status: the header Retry-After
+    body: str = ""
 
-    def matches(self, method: str, path: str) -> bool:
-        return self.times > 0 and bool(re.fullmatch(self.method, method)) and bool(re.search(self.path, path))
+    def matches(self, method: str, path: str, body: bytes) -> bool:
+        if self.times <= 0 or not re.fullmatch(self.method, method) or not re.search(self.path, path):
+            return False
+        return re.search(self.body, body[:1000].decode("latin-1")) is not None
 
 
 @dataclass
@@ -70,9 +81,9 @@ class ResumableUpload:
 class ApiError(Exception):
     """An answer that is not 200."""
 
-    def __init__(self, code: int, message: str) -> None:
+    def __init__(self, code: int, message: str, headers: dict[str, str] | None = None) -> None:
         super().__init__(message)
-        self.code, self.message = code, message
+        self.code, self.message, self.headers = code, message, headers or {}
 
 
 class FakeGcs:
@@ -83,6 +94,8 @@ class FakeGcs:
         self.uploads: dict[str, ResumableUpload] = {}
         self.faults: list[Fault] = []
         self.requests: list[str] = []  # "METHOD path?query" of every request that arrived
+        self.arrivals_s: list[float] = []  # when it did, by the monotonic clock
+        self.closing = threading.Event()
         self.page_size = page_size
         self.lock = threading.Lock()
         self._generation = 1000
@@ -95,6 +108,7 @@ class FakeGcs:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.closing.set()
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
@@ -109,9 +123,9 @@ class FakeGcs:
             project="test", credentials=AnonymousCredentials(), client_options={"api_endpoint": self.endpoint}
         )
 
-    def take_fault(self, method: str, path: str) -> Fault | None:
+    def take_fault(self, method: str, path: str, body: bytes) -> Fault | None:
         with self.lock:
-            fault = next((fault for fault in self.faults if fault.matches(method, path)), None)
+            fault = next((fault for fault in self.faults if fault.matches(method, path, body)), None)
             if fault:
                 fault.times -= 1
             return fault
@@ -176,13 +190,15 @@ class _Handler(BaseHTTPRequestHandler):
     def _serve(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         self.fake.requests.append(f"{self.command} {self.path}")
-        self.fault = self.fake.take_fault(self.command, self.path)
-        if self.fault and self.fault.action == "drop_before":
-            self.close_connection = True
+        self.fake.arrivals_s.append(time.monotonic())
+        self.fault = self.fake.take_fault(self.command, self.path, body)
+        if self.fault and self.fault.action in ("drop_before", "stall"):
+            self._hang_up()
             return
         try:
             if self.fault and self.fault.action == "status":
-                raise ApiError(self.fault.code, "fault rule")
+                wait_s = self.fault.retry_after_s
+                raise ApiError(self.fault.code, "fault rule", {"Retry-After": str(wait_s)} if wait_s else {})
             url = urlsplit(self.path)
             query = {key: values[0] for key, values in parse_qs(url.query, keep_blank_values=True).items()}
             if unknown := query.keys() - KNOWN_QUERY - IGNORED_QUERY - {"upload_id"}:
@@ -190,7 +206,20 @@ class _Handler(BaseHTTPRequestHandler):
             with self.fake.lock:
                 self._route(url.path, query, body)
         except ApiError as error:
-            self._answer_json({"error": {"code": error.code, "message": error.message}}, error.code)
+            self._answer_json({"error": {"code": error.code, "message": error.message}}, error.code, error.headers)
+        if self.fault and self.fault.action == "stall_midway":
+            self._hang_up()
+
+    def _hang_up(self) -> None:
+        """Close the connection; after a stall not before the server itself closes."""
+        if self.fault and self.fault.action.startswith("stall"):
+            self.fake.closing.wait()
+        self.close_connection = True
+
+    def _received(self, data: bytes) -> bytes:
+        if self.fault and self.fault.action == "corrupt_request" and data:
+            return data[:-1] + bytes([data[-1] ^ 1])
+        return data
 
     do_GET = do_POST = do_PUT = do_DELETE = do_PATCH = _serve
 
@@ -222,7 +251,10 @@ class _Handler(BaseHTTPRequestHandler):
         objects = self.fake.objects(bucket)
         names = sorted(name for name in objects if name.startswith(prefix) and name > start)
         size = min(int(query.get("maxResults", self.fake.page_size)), self.fake.page_size)
-        answer: dict[str, Any] = {"items": [_resource(bucket, name, objects[name]) for name in names[:size]]}
+        items = [_resource(bucket, name, objects[name]) for name in names[:size]]
+        if "fields" in query:
+            items = [{key: item[key] for key in _item_fields(query["fields"])} for item in items]
+        answer: dict[str, Any] = {"items": items}
         if len(names) > size:
             answer["nextPageToken"] = names[size - 1]
         self._answer_json(answer)
@@ -231,7 +263,7 @@ class _Handler(BaseHTTPRequestHandler):
         kind = query.get("uploadType")
         if self.command == "POST" and kind == "multipart":
             resource, data = _split_multipart(self.headers["Content-Type"], body)
-            self._answer_json(_resource(bucket, *self.fake.insert(bucket, resource, query, data)))
+            self._answer_json(_resource(bucket, *self.fake.insert(bucket, resource, query, self._received(data))))
         elif self.command == "POST" and kind == "resumable":
             self.fake.objects(bucket)
             session = f"session-{len(self.fake.uploads)}"
@@ -257,7 +289,7 @@ class _Handler(BaseHTTPRequestHandler):
             known = len(upload.data) - int(span[1])  # bytes sent before: ignored, as the real service does
             if known < 0 or int(span[2]) - int(span[1]) + 1 != len(body):
                 raise ApiError(400, "The chunk does not continue what is stored, or has not the size it names.")
-            upload.data += body[known:]
+            upload.data += self._received(body[known:])
         if span[3] == "*" or len(upload.data) < int(span[3]):
             received = {"Range": f"bytes=0-{len(upload.data) - 1}"} if upload.data else {}
             self._answer(308, b"", received)
@@ -277,8 +309,8 @@ class _Handler(BaseHTTPRequestHandler):
             data, status = data[start : end + 1], 206
         self._answer(status, data, headers)
 
-    def _answer_json(self, answer: dict[str, Any], code: int = 200) -> None:
-        self._answer(code, json.dumps(answer).encode(), {"Content-Type": "application/json"})
+    def _answer_json(self, answer: dict[str, Any], code: int = 200, headers: dict[str, str] | None = None) -> None:
+        self._answer(code, json.dumps(answer).encode(), {"Content-Type": "application/json", **(headers or {})})
 
     def _answer(self, code: int, body: bytes, headers: dict[str, str] | None = None) -> None:
         action = self.fault.action if self.fault else None
@@ -291,7 +323,7 @@ class _Handler(BaseHTTPRequestHandler):
         if code != 204:
             self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        if action == "truncate":
+        if action in ("truncate", "stall_midway"):
             self.close_connection = True
             body = body[: len(body) // 2]
         if action == "corrupt" and body:
@@ -313,6 +345,14 @@ def _resource(bucket: str, name: str, stored: StoredObject) -> dict[str, Any]:
         "crc32c": stored.crc32c(),
         "metadata": stored.metadata,
     }
+
+
+def _item_fields(fields: str) -> list[str]:
+    """What a listing asks for of each object: the real service leaves out everything else."""
+    match = re.search(r"items\(([^)]*)\)", fields)
+    if not match:
+        raise ApiError(501, f"fields unknown to this fake: {fields}")
+    return match[1].split(",")
 
 
 def _split_multipart(content_type: str, body: bytes) -> tuple[dict[str, Any], bytes]:

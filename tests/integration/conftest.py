@@ -1,12 +1,14 @@
-"""Stores for the storage tests: a folder, and the Cloud Storage client against our fake server."""
+"""Stores for the storage tests, and what the tests of local jobs with small scripts for replicas share."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from components import local_supervisor
 from tests.fakes.gcs import FakeGcs
 from trainer.storage_gcs import RETRY, GcsStorage
 
@@ -23,3 +25,19 @@ def gcs_server() -> Iterator[FakeGcs]:
 def gcs(gcs_server: FakeGcs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> GcsStorage:
     monkeypatch.setenv("VLMPIPE_CACHE_DIR", str(tmp_path / "cache"))
     return GcsStorage("gs://bucket/some/root", client=gcs_server.client(), retry=QUICK_RETRY)
+
+
+@pytest.fixture
+def alive(tmp_path: Path) -> Iterator[int]:
+    """Read end of the FIFO that every script of the test holds open."""
+    os.mkfifo(tmp_path / "alive")
+    reader = os.open(tmp_path / "alive", os.O_RDONLY | os.O_NONBLOCK)
+    os.set_blocking(reader, True)
+    yield reader
+    os.close(reader)
+
+
+@pytest.fixture
+def short_graces(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("FINISH_S", "REASON_S", "FAILED_GRACE_S"):
+        monkeypatch.setattr(local_supervisor, name, 0.3)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import base64
+
+import google_crc32c
 import pytest
 import requests
 from google.api_core import exceptions as api
 from google.cloud import storage
 
-from tests.fakes.gcs import FakeGcs
+from tests.fakes.gcs import Action, FakeGcs, Fault
 
 WRONG_CRC32C = "AAAAAA=="
 
@@ -96,3 +99,52 @@ def test_a_chunk_of_an_odd_size_is_400(gcs_server: FakeGcs) -> None:
     session = requests.post(start, json={}, timeout=5).headers["Location"]
     answer = requests.put(session, data=b"x" * 1000, headers={"Content-Range": "bytes 0-999/*"}, timeout=5)
     assert answer.status_code == 400
+
+
+def test_a_listing_gives_the_fields_that_were_asked_for_and_no_others(bucket: storage.Bucket) -> None:
+    bucket.blob("a").upload_from_string(b"1")
+    (found,) = bucket.list_blobs(fields="items(name,size),nextPageToken")
+    assert (found.name, found.size, found.crc32c) == ("a", 1, None)
+
+
+def test_a_bit_flipped_on_the_way_in_is_400_and_stores_nothing(
+    bucket: storage.Bucket, gcs_server: FakeGcs, data: bytes
+) -> None:
+    """With a checksum; without one the wrong bytes are stored, as the real service would."""
+    gcs_server.faults.append(Fault("corrupt_request", method="PUT" if len(data) > 100 else "POST"))
+    blob = bucket.blob("a")
+    blob.crc32c = base64.b64encode(google_crc32c.value(data).to_bytes(4, "big")).decode()
+    with pytest.raises(api.BadRequest, match="CRC32C"):
+        blob.upload_from_string(data, checksum=None)
+    assert gcs_server.faults[0].times == 0 and not bucket.blob("a").exists()
+    gcs_server.faults[0].times = 1
+    bucket.blob("a").upload_from_string(data, checksum=None)
+    assert gcs_server.buckets["bucket"]["a"].data == data[:-1] + bytes([data[-1] ^ 1])
+
+
+@pytest.mark.parametrize(("action", "arrives"), [("stall", b""), ("stall_midway", b"01234")])
+def test_a_stall_leaves_the_client_waiting(
+    bucket: storage.Bucket, gcs_server: FakeGcs, action: Action, arrives: bytes
+) -> None:
+    bucket.blob("a").upload_from_string(b"0123456789")
+    gcs_server.faults.append(Fault(action, path="/download/"))
+    received = b""
+    with pytest.raises((requests.ReadTimeout, requests.ConnectionError)):
+        url = f"{gcs_server.endpoint}/download/storage/v1/b/bucket/o/a?alt=media"
+        with requests.get(url, timeout=0.2, stream=True) as answer:
+            for chunk in answer.iter_content(1):
+                received += chunk
+    assert received == arrives
+
+
+def test_a_status_may_say_when_to_come_back(gcs_server: FakeGcs) -> None:
+    gcs_server.faults.append(Fault("status", code=429, retry_after_s=7))
+    answer = requests.get(f"{gcs_server.endpoint}/storage/v1/b/bucket/o", timeout=5)
+    assert (answer.status_code, answer.headers["Retry-After"]) == (429, "7")
+
+
+def test_a_chunk_that_does_not_continue_what_is_stored_is_400(gcs_server: FakeGcs) -> None:
+    start = f"{gcs_server.endpoint}/upload/storage/v1/b/bucket/o?uploadType=resumable&name=a"
+    session = requests.post(start, json={}, timeout=5).headers["Location"]
+    later = {"Content-Range": f"bytes {256 << 10}-{(512 << 10) - 1}/*"}
+    assert requests.put(session, data=b"x" * (256 << 10), headers=later, timeout=5).status_code == 400

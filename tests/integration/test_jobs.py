@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.trainer_runs import make_run, metrics, summary, torchrun, train_runs
-from trainer.checkpoint.export import export_run
+from trainer.checkpoint.sync import sync_run
 from trainer.config import JobConfig, ModelConfig
 from trainer.data.index import Index
 from trainer.digest import weights_sha256
@@ -27,7 +27,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> JobConfig:
     job = make_run(tmp_path_factory.mktemp("jobs"), "run", {"train.epochs": 1})
     torchrun("trainer.features.build", ["--config", f"{job.run.run_uri}/run.json"], processes=2)
     train_runs([job, job], processes=1)  # the second time nothing is left to do
-    export_run(job)
+    sync_run(job)
     torchrun("trainer.evaluate", ["--config", f"{job.run.run_uri}/run.json"], processes=2)
     return job
 
@@ -97,10 +97,10 @@ def test_an_image_that_was_never_encoded_is_named(job: JobConfig) -> None:
 
 
 def test_exporting_again_does_nothing_and_a_run_without_a_checkpoint_is_refused(job: JobConfig) -> None:
-    assert export_run(job)["reused"]
+    assert sync_run(job)["reused"]
     empty = job.model_copy(update={"run": job.run.model_copy(update={"run_id": "never-trained"})})
     with pytest.raises(ConfigError, match="no committed checkpoint"):
-        export_run(empty)
+        sync_run(empty)
 
 
 def test_the_export_is_the_checkpoint(job: JobConfig) -> None:

@@ -10,7 +10,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from trainer.errors import ConfigError, ExitCode, UserError
-from trainer.storage import AlreadyExistsError, LocalStorage, Storage, VersionConflictError, open_storage
+from trainer.storage import (
+    AlreadyExistsError,
+    CorruptObjectError,
+    LocalStorage,
+    Storage,
+    VersionConflictError,
+    crc32c_of,
+    open_storage,
+)
 
 
 @pytest.fixture(params=["local", "gcs"])
@@ -158,6 +166,37 @@ def test_an_uploaded_file_is_fetched_with_equal_bytes(store: Storage, tmp_path: 
     store.upload(tmp_path / "source", "shards/train-000000.tar")
     assert store.fetch("shards/train-000000.tar").read_bytes() == data
     assert store.fetch("shards/train-000000.tar").name == "train-000000.tar"
+
+
+@pytest.mark.parametrize("size_bytes", [1000, 9 << 20])
+def test_an_upload_is_held_to_the_checksum_that_its_caller_gives(
+    store: Storage, tmp_path: Path, size_bytes: int
+) -> None:
+    data = bytes(range(250)) * (size_bytes // 250)
+    source = tmp_path / "source"
+    source.write_bytes(data)
+    store.upload(source, "shard", crc32c=crc32c_of(data))
+    source.write_bytes(data[:-1] + b"!")  # as a disk may do between writing and sending
+    for name in ("shard", "other"):
+        with pytest.raises(CorruptObjectError, match="changed before"):
+            store.upload(source, name, crc32c=crc32c_of(data))
+    assert store.read("shard") == data, "what was there stays"
+    assert [info.name for info in store.list()] == ["shard"]
+
+
+def test_a_checksum_that_the_store_keeps_is_that_of_the_bytes(store: Storage) -> None:
+    store.write("a", b"bytes")
+    (listed,), looked_up = store.list(), store.stat("a")
+    assert looked_up and listed.crc32c == looked_up.crc32c
+    assert listed.crc32c == (crc32c_of(b"bytes") if store.root_uri.startswith("gs://") else None)
+
+
+def test_deleting_a_folder_leaves_its_neighbours(store: Storage) -> None:
+    for name in ("a/1", "a/b/2", "ab/3", "4"):
+        store.write(name, b"")
+    store.delete_folder("a")
+    store.delete_folder("a")
+    assert [info.name for info in store.list()] == ["4", "ab/3"]
 
 
 def test_fetch_sees_a_newer_object(store: Storage) -> None:

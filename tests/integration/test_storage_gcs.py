@@ -85,11 +85,76 @@ def test_a_large_upload_continues_after_a_broken_chunk(
     assert gcs_server.buckets["bucket"]["some/root/shard"].data == data
 
 
+@pytest.mark.parametrize("size_bytes", [1000, 9 << 20])
+def test_an_upload_corrupted_on_the_way_is_sent_again(
+    gcs: GcsStorage, gcs_server: FakeGcs, tmp_path: Path, size_bytes: int
+) -> None:
+    data = bytes(range(250)) * (size_bytes // 250)
+    (tmp_path / "shard").write_bytes(data)
+    gcs_server.faults.append(Fault("corrupt_request", path="/upload/", method="PUT" if size_bytes > 1000 else "POST"))
+    gcs.upload(tmp_path / "shard", "shard")
+    assert gcs_server.faults[0].times == 0
+    assert gcs_server.buckets["bucket"]["some/root/shard"].data == data
+
+
+@pytest.mark.parametrize("operation", ["list", "stat", "read", "write", "create", "upload", "fetch", "delete"])
+def test_a_stalled_request_is_broken_off_and_made_again(
+    gcs_server: FakeGcs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, operation: str
+) -> None:
+    monkeypatch.setenv("VLMPIPE_CACHE_DIR", str(tmp_path / "cache"))
+    store = GcsStorage("gs://bucket", client=gcs_server.client(), retry=QUICK_RETRY, timeout_s=0.3)
+    if operation != "create":
+        store.write("a", b"1")
+    (tmp_path / "file").write_bytes(b"1")
+    gcs_server.faults.append(Fault("stall"))
+    _operations(store, tmp_path / "file")[operation]()
+    assert gcs_server.faults[0].times == 0
+
+
+def test_a_download_that_stalls_midway_continues_where_it_stood(gcs_server: FakeGcs) -> None:
+    store = GcsStorage("gs://bucket", client=gcs_server.client(), retry=QUICK_RETRY, timeout_s=0.3)
+    data = bytes(range(256)) * 4096
+    store.write("a", data)
+    gcs_server.faults.append(Fault("stall_midway", path="/download/"))
+    assert store.read("a") == data
+    assert _downloads(gcs_server) == 2
+
+
+def test_a_service_that_stalls_for_ever_is_given_up(gcs_server: FakeGcs) -> None:
+    retry = QUICK_RETRY.with_timeout(0.2)
+    store = GcsStorage("gs://bucket", client=gcs_server.client(), retry=retry, timeout_s=0.2)
+    gcs_server.faults.append(Fault("stall", times=99))
+    with pytest.raises(UserError, match="did not answer") as caught:
+        store.stat("a")
+    assert caught.value.code == ExitCode.UNAVAILABLE
+
+
+@pytest.mark.parametrize("operation", ["list", "read", "upload"])
+def test_a_wait_that_the_service_asks_for_is_kept(
+    gcs: GcsStorage, gcs_server: FakeGcs, tmp_path: Path, operation: str
+) -> None:
+    """Answers of the API and of uploads and downloads reach the retry as different exceptions."""
+    gcs.write("a", b"1")
+    (tmp_path / "file").write_bytes(b"1")
+    gcs_server.faults.append(Fault("status", path="/o([/?]|$)", code=429, retry_after_s=1))
+    _operations(gcs, tmp_path / "file")[operation]()
+    refused, again = gcs_server.arrivals_s[-2:]
+    assert again - refused >= 1.0
+
+
 def test_a_truncated_download_is_completed(gcs: GcsStorage, gcs_server: FakeGcs) -> None:
     gcs.write("a", bytes(range(256)) * 40)
     gcs_server.faults.append(Fault("truncate", path="/download/"))
     assert gcs.read("a") == bytes(range(256)) * 40
     assert gcs_server.faults[0].times == 0
+
+
+def test_the_rest_of_a_broken_download_is_checked_too(gcs: GcsStorage, gcs_server: FakeGcs) -> None:
+    """The client library compares the checksum only of downloads that come in one piece."""
+    gcs.write("a", bytes(range(256)) * 40)
+    gcs_server.faults += [Fault("truncate", path="/download/"), Fault("corrupt", path="/download/")]
+    assert gcs.read("a") == bytes(range(256)) * 40
+    assert [fault.times for fault in gcs_server.faults] == [0, 0]
 
 
 def test_a_corrupted_download_is_tried_again(gcs: GcsStorage, gcs_server: FakeGcs) -> None:

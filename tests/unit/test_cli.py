@@ -57,7 +57,7 @@ def test_loading_the_command_line_loads_nothing_slow() -> None:
 def test_help_names_every_command(vlmpipe: Vlmpipe) -> None:
     answer = vlmpipe("--help")
     assert answer.code == 0
-    for command in ("check", "plan", "compile", "submit", "run", "status", "schema"):
+    for command in ("check", "plan", "compile", "submit", "run", "status", "diagnose", "schema"):
         assert f" {command} " in answer.out
 
 
@@ -191,7 +191,7 @@ def fake_pipeline(monkeypatch: pytest.MonkeyPatch) -> None:
     program = "import sys, pathlib, json\nfor name, value in json.loads(sys.argv[2]).items():\n"
     program += "    pathlib.Path(sys.argv[1], name).write_text(json.dumps(value))"
 
-    def command(run: LocalRun) -> list[str]:
+    def command(run: LocalRun, **_options: object) -> list[str]:
         return [sys.executable, "-c", program, str(run.folder), json.dumps(results)]
 
     monkeypatch.setattr(local_process, "pipeline_command", command)
@@ -222,7 +222,7 @@ def test_a_rejected_run_is_told_how_to_train_for_longer(
 ) -> None:
     decision = """import sys, pathlib; pathlib.Path(sys.argv[1], "decision.json").write_text('{"accepted": false}')"""
     monkeypatch.setattr(
-        local_process, "pipeline_command", lambda run: [sys.executable, "-c", decision, str(run.folder)]
+        local_process, "pipeline_command", lambda run, **_: [sys.executable, "-c", decision, str(run.folder)]
     )
     answer = vlmpipe("run", DIGITS, f"output.root_uri={tmp_path}", "train.epochs=7", "--plain")
     assert f"vlmpipe run {DIGITS} output.root_uri={tmp_path} train.epochs=14  " in answer.out

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -16,6 +17,7 @@ from trainer.errors import ExitCode, UserError
 from trainer.storage import Storage, VersionConflictError
 
 FILE = "checkpoints/ATTEMPTS.json"
+_NAME = re.compile(r"(?P<attempt>[0-9]{4,})-(?P<step>[0-9]{8,})-[0-9A-Za-z]+")
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,8 @@ def claim_attempt(store: Storage, *, fresh: bool) -> Attempts:
     """Take the next number. `fresh`: what was saved by the starts before this one is not to be resumed, ever."""
     while True:
         found, version = _read(store)
-        number = found.attempt + 1
+        # Checkpoints outlive a lost or rolled-back count: a number below theirs would leave what it saves unread.
+        number = max(found.attempt, _highest_saved(store)) + 1
         mine = replace(found, attempt=number, fresh_from=number if fresh else found.fresh_from)
         try:
             store.replace(FILE, _bytes(mine), version)
@@ -102,7 +105,26 @@ def _read(store: Storage) -> tuple[Attempts, str]:
     info = store.stat(FILE)
     if info is None:
         return Attempts(), ""
-    return Attempts(**json.loads(store.read(FILE))), info.version
+    try:
+        return Attempts(**json.loads(store.read(FILE))), info.version
+    except (ValueError, TypeError) as error:
+        raise UserError(
+            f"{store.uri(FILE)} is damaged: {error}",
+            expected="the count of this run's starts, as JSON",
+            fix="restore the file, or delete it if no start was ever told train.resume=never (--fresh)",
+            code=ExitCode.CHECKPOINT_CORRUPT,
+        ) from error
+
+
+def _highest_saved(store: Storage) -> int:
+    names = {info.name.split("/")[1] for info in store.list("checkpoints")}
+    return max((attempt_of(name) for name in names), default=0)
+
+
+def attempt_of(name: str) -> int:
+    """The start of the training job that made the folder `name`; -1 for a folder that no save has made."""
+    found = _NAME.fullmatch(name)
+    return int(found["attempt"]) if found else -1
 
 
 def _bytes(attempts: Attempts) -> bytes:

@@ -14,23 +14,22 @@ pickles.
 
 from __future__ import annotations
 
+import errno
 import hmac
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from trainer.checkpoint.attempts import read_attempts, require_current
+from trainer.checkpoint.attempts import attempt_of, read_attempts, require_current
 from trainer.checkpoint.crash_points import crash_point
-from trainer.errors import ExitCode, UserError
+from trainer.errors import ConfigError, ExitCode, UserError, os_errors
 from trainer.storage import AlreadyExistsError, CorruptObjectError, Storage, crc32c_of, crc32c_of_file
 
 FORMAT_VERSION = 2
 FOLDER = "checkpoints"
 LATEST = f"{FOLDER}/LATEST"
 REJECTED = "REJECTED.json"
-_NAME = re.compile(r"(?P<attempt>[0-9]{4,})-(?P<step>[0-9]{8,})-[0-9A-Za-z]+")
 
 Files = dict[str, int]  # file -> CRC32C
 
@@ -69,19 +68,14 @@ def checkpoint_name(attempt: int, step: int, nonce: str) -> str:
     return f"{attempt:04d}-{step:08d}-{nonce}"
 
 
-def attempt_of(name: str) -> int:
-    """The start of the training job that made the folder `name`; -1 for a folder that no save has made."""
-    found = _NAME.fullmatch(name)
-    return int(found["attempt"]) if found else -1
-
-
 def upload_node_files(store: Storage, name: str, node: int, staging: Path) -> None:
     """Upload what this node's ranks wrote, then the manifest that vouches for it."""
     entries = {}
     for file in sorted(path for path in staging.rglob("*") if path.is_file()):
         relative = file.relative_to(staging).as_posix()
         entries[relative] = {"bytes": file.stat().st_size, "crc32c": crc32c_of_file(file)}
-        store.upload(file, f"{FOLDER}/{name}/{relative}")
+        # The checksum goes with the file: one that changes on its way from here is refused, and nothing is committed.
+        store.upload(file, f"{FOLDER}/{name}/{relative}", crc32c=entries[relative]["crc32c"])
         crash_point("first file uploaded")
     crash_point("files uploaded")
     store.write(f"{FOLDER}/{name}/{manifest_of(node)}", json.dumps(entries).encode())
@@ -161,12 +155,10 @@ def inspect(store: Storage, name: str, listing: Listing, *, key: bytes = b"") ->
 
     Returns the checkpoint and its files' CRC32C. Raises DamagedError with the first fault.
     """
-    record = _read_commit(store, name, key)
+    record = read_record(store, name, key=key)
     checksums: Files = {}
     for manifest, checksum in record.manifests.items():
-        if f"{name}/{manifest}" not in listing.sizes_bytes:
-            raise DamagedError(f"{name}: {manifest} is missing")
-        data = store.read(f"{FOLDER}/{name}/{manifest}")
+        data = _read(store, name, manifest)
         if crc32c_of(data) != checksum:
             raise DamagedError(f"{name}: {manifest} has changed since COMMIT")
         for file, expected in json.loads(data).items():
@@ -198,10 +190,20 @@ def newest_good(store: Storage, *, key: bytes = b"") -> tuple[Checkpoint | None,
         try:
             return verify(store, name, key=key), passed_over
         except DamagedError as error:
+            if was_uncommitted(store, name):
+                return newest_good(store, key=key)
             passed_over.append(str(error))
     if passed_over:
         raise none_verifies(passed_over)
     return None, []
+
+
+def was_uncommitted(store: Storage, name: str) -> bool:
+    """Whether a committed checkpoint has no COMMIT any more: clearing up went by while it was read.
+
+    Then it was not damaged, and there is a newer one than the reader's listing had.
+    """
+    return store.stat(f"{FOLDER}/{name}/COMMIT") is None
 
 
 def none_verifies(passed_over: Sequence[str]) -> UserError:
@@ -232,7 +234,7 @@ def inspect_committed(store: Storage, checkpoint: Checkpoint) -> tuple[Checkpoin
     """The files of a checkpoint whose COMMIT was read before, by the manifests that this COMMIT vouches for."""
     checksums: Files = {}
     for manifest, checksum in checkpoint.record.manifests.items():
-        data = store.read(f"{FOLDER}/{checkpoint.name}/{manifest}")
+        data = _read(store, checkpoint.name, manifest)
         if crc32c_of(data) != checksum:
             raise DamagedError(f"{checkpoint.name}: {manifest} has changed since COMMIT")
         checksums |= {file: expected["crc32c"] for file, expected in json.loads(data).items()}
@@ -248,31 +250,57 @@ class DamagedError(Exception):
     """A checkpoint that must not be loaded, and why."""
 
 
-def _read_commit(store: Storage, name: str, key: bytes) -> CommitRecord:
-    text, *rest = store.read(f"{FOLDER}/{name}/COMMIT").split(b"\n")
+def read_record(store: Storage, name: str, *, key: bytes = b"") -> CommitRecord:
+    """What COMMIT says. Raises DamagedError when it cannot be believed, ConfigError for another format version."""
+    text, *rest = _read(store, name, "COMMIT").split(b"\n")
     if not rest or rest[0] != f"{crc32c_of(text):08x}".encode():
         raise DamagedError(f"{name}: COMMIT differs from its CRC32C")
     if key and not (len(rest) == 2 and hmac.compare_digest(rest[1], _signature(text, key))):
         raise DamagedError(f"{name}: COMMIT is not signed with this run's key")
-    content = json.loads(text)
-    if content["format_version"] != FORMAT_VERSION:
-        raise DamagedError(f"{name}: format version {content['format_version']}, this program reads {FORMAT_VERSION}")
-    return CommitRecord(**content)
+    try:
+        content = json.loads(text)
+        version = content["format_version"]
+        if version == FORMAT_VERSION:
+            return CommitRecord(**content)
+    except (ValueError, TypeError, KeyError) as error:
+        raise DamagedError(f"{name}: COMMIT is not what this program writes") from error
+    # Whole, and not ours to judge: passing it over would let a later save clear it away.
+    raise ConfigError(
+        f"checkpoint {name} has format version {version}, this program reads {FORMAT_VERSION}",
+        expected="checkpoints of this version of vlmpipe",
+        fix="continue the run with the version that saved it, or start a new run",
+    )
 
 
 def _signature(text: bytes, key: bytes) -> bytes:
     return hmac.new(key, text, "sha256").hexdigest().encode()
 
 
+def _read(store: Storage, name: str, file: str) -> bytes:
+    try:
+        return store.read(f"{FOLDER}/{name}/{file}")
+    except UserError as error:
+        raise _damage(store, name, file, error) from error
+
+
 def _verified(store: Storage, name: str, file: str, checksum: int) -> Path:
     try:
         path = store.fetch(f"{FOLDER}/{name}/{file}").resolve()
-    except CorruptObjectError as error:
-        raise DamagedError(f"{name}: {file}: {error.found}") from error
+        with os_errors(f"reading {path}"):
+            found = crc32c_of_file(path)
     except UserError as error:
-        if store.stat(f"{FOLDER}/{name}/{file}") is None:
-            raise DamagedError(f"{name}: {file} is missing") from error
-        raise
-    if crc32c_of_file(path) != checksum:
+        raise _damage(store, name, file, error) from error
+    if found != checksum:
         raise DamagedError(f"{name}: {file} differs from its CRC32C")
     return path
+
+
+def _damage(store: Storage, name: str, file: str, error: UserError) -> Exception:
+    """A DamagedError when the file itself is at fault, else the error: a store out of reach damages nothing."""
+    if isinstance(error, CorruptObjectError) or (
+        isinstance(error.__cause__, OSError) and error.__cause__.errno == errno.EIO
+    ):
+        return DamagedError(f"{name}: {file}: {error.found}")
+    if store.stat(f"{FOLDER}/{name}/{file}") is None:
+        return DamagedError(f"{name}: {file} is missing")
+    return error

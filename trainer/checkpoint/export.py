@@ -1,4 +1,4 @@
-"""From a checkpoint to a Hugging Face folder that plain `from_pretrained` loads."""
+"""From a checkpoint to a Hugging Face folder that plain `from_pretrained` loads, one tensor at a time."""
 
 from __future__ import annotations
 
@@ -7,97 +7,130 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import torch
-import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 
-from trainer.checkpoint.commit import Checkpoint, fetch_folder, newest_good
+from trainer.checkpoint.commit import Checkpoint, fetch_folder
+from trainer.checkpoint.hf_weights import MAX_SHARD_BYTES, write_weights
+from trainer.checkpoint.weights import WeightReader, open_weights
 from trainer.config import JobConfig
 from trainer.data.conversation import load_tokenizer
 from trainer.digest import weights_sha256
-from trainer.errors import ConfigError
+from trainer.errors import ConfigError, os_errors
+from trainer.models.family import Weights
 from trainer.models.table import family_of
 from trainer.parts import model_sha256
-from trainer.storage import open_storage
+from trainer.storage import Storage, crc32c_of_file, open_storage
 
+FOLDER = "export"
 MARKER = "vlmpipe.json"
-MODULE_PREFIX = "model."  # the training module holds the Hugging Face model under this name
 
 
-def export_run(job: JobConfig) -> dict[str, Any]:
-    """Write `<run>/export/` from the newest good checkpoint. Does nothing when it already holds that checkpoint.
+def export_checkpoint(
+    job: JobConfig,
+    source: Storage,
+    checkpoint: Checkpoint,
+    passed_over: list[str],
+    *,
+    max_shard_bytes: int = MAX_SHARD_BYTES,
+) -> dict[str, Any]:
+    """Write `<run>/export/` from a verified checkpoint in `source`. Does nothing when it is there and whole.
 
-    Returns the export's description. Raises ConfigError when the run has no checkpoint or the frozen tower is not the
-    one it was trained with.
+    Of the model, one tensor and the frozen tower are in memory; of the files, one lies on the disk. Returns the
+    export's description, which is also its marker: it is written last, and without it there is no export. Raises
+    ConfigError when the checkpoint belongs to another model, before anything of an earlier export is touched.
     """
     store = open_storage(job.run.run_uri)
-    checkpoint, passed_over = newest_good(store)
-    if checkpoint is None:
-        raise ConfigError(
-            f"run {job.run.run_id} has no committed checkpoint",
-            expected=f"one under {store.uri('checkpoints')}",
-            fix="let the train step finish",
-        )
-    if store.stat(f"export/{MARKER}") is not None:
-        described = dict(json.loads(store.read(f"export/{MARKER}")))
-        if described["checkpoint"] == checkpoint.name:
-            return {**described, "reused": True}
-        store.delete(
-            f"export/{MARKER}"
-        )  # what follows overwrites the other files: until it ends, nothing vouches for them
-    tokenizer = load_tokenizer(open_storage(job.pointers().prepared_uri))
+    if described := _whole_export(store, checkpoint):
+        return {**described, "reused": True}
+    _require_same_model(job, checkpoint)
     family = family_of(job.model)
-    model = family.build(job.model, tokenizer)
-    _require_same_model(job, checkpoint, model)
+    tokenizer = load_tokenizer(open_storage(job.pointers().prepared_uri))
+    blueprint = family.blueprint(job.model, tokenizer)
+    files: dict[str, dict[str, int]] = {}
+
+    def send(file: Path, name: str) -> None:
+        with os_errors(f"reading {file}"):
+            files[name] = {"bytes": file.stat().st_size, "crc32c": crc32c_of_file(file)}
+            store.upload(file, f"{FOLDER}/{name}", crc32c=files[name]["crc32c"])
+            file.unlink()
+
     with tempfile.TemporaryDirectory(prefix="vlmpipe-export-") as scratch:
-        folder = fetch_folder(store, checkpoint, Path(scratch))
-        load_trained(model, folder, checkpoint.record.checkpoint_format)
-        target = Path(scratch, "export")
-        family.export(job.model, model, tokenizer, target)
+        folder = fetch_folder(source, checkpoint, Path(scratch))
+        target = Path(scratch, FOLDER)
+        with os_errors(f"writing {target}"):
+            target.mkdir()
+        trained = open_weights(folder, checkpoint.record.checkpoint_format)
+        weights = Merged(blueprint, trained, family.initial_weights(job.model, tokenizer))
+        store.delete(f"{FOLDER}/{MARKER}")  # the files are overwritten: until all are, nothing vouches for them
+        written = write_weights(
+            blueprint,
+            weights.read,
+            target,
+            max_shard_bytes=max_shard_bytes,
+            finished=lambda file: send(file, file.name),
+        )
+        with os_errors(f"writing {target}"):
+            family.save_settings(job.model, blueprint, tokenizer, target)
         for file in sorted(path for path in target.rglob("*") if path.is_file()):
-            store.upload(file, f"export/{file.relative_to(target).as_posix()}")
+            send(file, file.relative_to(target).as_posix())
+    for info in store.list(FOLDER):
+        if info.name.removeprefix(f"{FOLDER}/") not in files:
+            store.delete(info.name)  # of an export in other shards: from_pretrained might take it for ours
     described = {
         "checkpoint": checkpoint.name,
         "step": checkpoint.record.step,
-        "weights_sha256": weights_sha256(model),
+        "weights_sha256": written.weights_sha256,
         "passed_over": passed_over,
         "versions": checkpoint.record.versions,
+        "files": files,
     }
-    store.write(f"export/{MARKER}", json.dumps(described).encode())
+    store.write(f"{FOLDER}/{MARKER}", json.dumps(described).encode())
     return {**described, "reused": False}
 
 
-def load_trained(model: nn.Module, folder: Path, checkpoint_format: str) -> None:
-    """Put the trained weights of verified checkpoint files into the Hugging Face model, in place. No process group."""
-    wanted = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-    state = _read_dcp(wanted, folder) if checkpoint_format == "dcp" else _read_deepspeed(folder)
-    missing = sorted(set(wanted) - set(state))
-    if missing:
-        raise ConfigError(f"the checkpoint lacks {len(missing)} trained weights, for example {missing[0]}")
-    with torch.no_grad():
-        for name, parameter in wanted.items():
-            parameter.copy_(state[name])
+class Merged:
+    """Trained weights from the checkpoint, frozen ones from where they came from. See `trainer.models.family.Weights`.
+
+    Raises ConfigError when the checkpoint lacks a weight that is trained.
+    """
+
+    def __init__(self, blueprint: nn.Module, trained: WeightReader, initial: Weights) -> None:
+        self._trained, self._initial = trained, initial
+        self._wanted = {name for name, parameter in blueprint.named_parameters() if parameter.requires_grad}
+        self._same_as = dict(getattr(blueprint, "all_tied_weights_keys", {}))
+        if missing := sorted(self._wanted - trained.names):
+            raise ConfigError(f"the checkpoint lacks {len(missing)} trained weights, for example {missing[0]}")
+
+    def read(self, name: str) -> Tensor:
+        name = self._same_as.get(name, name)
+        return self._trained.read(name) if name in self._wanted else self._initial.read(name)
 
 
-def _read_dcp(wanted: dict[str, nn.Parameter], folder: Path) -> dict[str, Tensor]:
-    state = {"model": {MODULE_PREFIX + name: torch.empty_like(tensor) for name, tensor in wanted.items()}}
-    dcp.load(state, storage_reader=dcp.FileSystemReader(folder), no_dist=True)
-    return {name.removeprefix(MODULE_PREFIX): tensor for name, tensor in state["model"].items()}
+def _whole_export(store: Storage, checkpoint: Checkpoint) -> dict[str, Any] | None:
+    """The description of the export that is there, if it is of this checkpoint and its files are as they were written.
+
+    A file may have been lost since, or overwritten by a process that was thought dead.
+    """
+    if store.stat(f"{FOLDER}/{MARKER}") is None:
+        return None
+    described = dict(json.loads(store.read(f"{FOLDER}/{MARKER}")))
+    there = {info.name.removeprefix(f"{FOLDER}/"): info for info in store.list(FOLDER)}
+    there.pop(MARKER)
+    files = described.get("files", {})
+    if described["checkpoint"] != checkpoint.name or there.keys() != files.keys():
+        return None
+    for name, info in there.items():
+        checksum = crc32c_of_file(store.fetch(info.name)) if info.crc32c is None else info.crc32c
+        if checksum != files[name]["crc32c"]:
+            return None
+    return described
 
 
-def _read_deepspeed(folder: Path) -> dict[str, Tensor]:
-    """ZeRO-1 and 2 keep the whole module on every rank; rank 0's file holds it."""
-    from trainer.strategies.deepspeed import MODULE_FILE
-
-    saved = torch.load(folder / MODULE_FILE, map_location="cpu", weights_only=True)
-    return {name.removeprefix(MODULE_PREFIX): tensor for name, tensor in saved["module"].items()}
-
-
-def _require_same_model(job: JobConfig, checkpoint: Checkpoint, model: nn.Module) -> None:
+def _require_same_model(job: JobConfig, checkpoint: Checkpoint) -> None:
     record = checkpoint.record
     if record.model_sha256 != model_sha256(job):
         raise ConfigError(f"checkpoint {checkpoint.name} belongs to another model section than this run file's")
-    if record.tower_sha256 and record.tower_sha256 != weights_sha256(family_of(job.model).tower(model)):
+    if record.tower_sha256 and record.tower_sha256 != weights_sha256(family_of(job.model).build_tower(job.model)):
         raise ConfigError(
             f"the frozen tower of checkpoint {checkpoint.name} had other weights than the one built now",
             fix="pin model.tower.revision and use the versions named in the checkpoint's COMMIT",

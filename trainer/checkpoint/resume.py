@@ -22,6 +22,7 @@ from trainer.checkpoint.commit import (
     inspect,
     none_verifies,
     reject,
+    was_uncommitted,
 )
 from trainer.checkpoint.saver import RNG_FILE, agree, raise_together
 from trainer.errors import ConfigError, UserError
@@ -61,12 +62,26 @@ def resume(
         reason = _try_to_load(store, strategy, expected, worker, name, listing, key)
         if isinstance(reason, Checkpoint):
             return Resumed(reason, passed_over)
+        if _note_damage(store, worker, name, reason):
+            return resume(store, strategy, expected, worker, key=key)
         passed_over.append(reason)
-        if worker.is_first:
-            reject(store, name, reason)
     if passed_over:
         raise none_verifies(passed_over)
     return None
+
+
+def _note_damage(store: Storage, worker: Worker, name: str, reason: str) -> bool:
+    """Leave a note beside a damaged checkpoint. True when it was not damaged but cleared away meanwhile. Collective."""
+    gone, error = False, None
+    if worker.is_first:
+        try:
+            gone = was_uncommitted(store, name)
+            if not gone:
+                reject(store, name, reason)
+        except UserError as found:
+            error = found
+    raise_together(error, worker)
+    return agree(gone)
 
 
 def _try_to_load(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 from dataclasses import dataclass
 
-from trainer.checkpoint.commit import FOLDER, Listing, attempt_of
+from trainer.checkpoint.attempts import attempt_of
+from trainer.checkpoint.commit import FOLDER, DamagedError, Listing, read_record
 from trainer.checkpoint.crash_points import crash_point
 from trainer.storage import Storage
 
@@ -59,7 +60,10 @@ def sweep_leftovers(store: Storage, attempt: int) -> list[str]:
 
 
 def _best(store: Storage, names: list[str]) -> str | None:
-    losses = {name: json.loads(store.read(f"{FOLDER}/{name}/COMMIT").split(b"\n")[0])["loss"] for name in names}
+    losses = {}
+    for name in names:
+        with contextlib.suppress(DamagedError):  # its loss is not known, and nobody would resume it
+            losses[name] = read_record(store, name).loss
     known = {name: loss for name, loss in losses.items() if loss is not None}
     return min(known, key=lambda name: (known[name], name)) if known else None
 

@@ -20,7 +20,6 @@ from transformers import (
     AutoConfig,
     AutoImageProcessor,
     AutoModel,
-    AutoModelForCausalLM,
     CLIPImageProcessorPil,
     LlavaConfig,
     LlavaForConditionalGeneration,
@@ -33,8 +32,10 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.utils import logging as transformers_logging
 
 from trainer.config import ModelConfig, WeightsConfig
-from trainer.errors import ConfigError, ExitCode, UserError
+from trainer.errors import ConfigError
 from trainer.models.family import Blocks
+from trainer.models.llava_initial import InitialWeights
+from trainer.models.pretrained import LanguageWeights, load_pretrained, load_tower
 from trainer.models.shape import ModelShape, Part, Stack
 
 if not sys.stderr.isatty():
@@ -72,25 +73,28 @@ class LlavaFamily:
         """
         square = {"size": {"height": config.image_size, "width": config.image_size}, "do_center_crop": False}
         if config.tower.weights:
-            return _pretrained(AutoImageProcessor, config.tower, backend="pil", **square)
+            return load_pretrained(AutoImageProcessor, config.tower, backend="pil", **square)
         if vision_config(config).model_type == "clip_vision_model":
             return CLIPImageProcessorPil(**square)
         return SiglipImageProcessorPil(size=square["size"])
 
     def build(self, config: ModelConfig, tokenizer: Any) -> nn.Module:
         """The whole model on the CPU in fp32: pretrained parts where weights are named, else drawn from the seed."""
-        text = _text_config(config)
-        text.vocab_size = max(len(tokenizer), text.vocab_size if config.language_model.weights else 0)
-        text.pad_token_id, text.eos_token_id = tokenizer.pad_token_id, tokenizer.eos_token_id
-        text.bos_token_id = tokenizer.bos_token_id
+        whole = self._config_for(config, tokenizer)
         torch.manual_seed(config.seed)
-        model = LlavaForConditionalGeneration(
-            self._whole_config(config, text, image_token=tokenizer.convert_tokens_to_ids("<image>"))
-        ).float()
+        model = LlavaForConditionalGeneration(whole).float()
         model.model.vision_tower.load_state_dict(self.build_tower(config).state_dict())
         if config.language_model.weights:
-            _load_language_model(model, config.language_model, len(tokenizer))
+            _load_language_model(model, LanguageWeights(config.language_model, len(tokenizer)))
         return _freeze(model, config)
+
+    def blueprint(self, config: ModelConfig, tokenizer: Any) -> nn.Module:
+        """What `build` makes, without numbers: on the meta device."""
+        with torch.device("meta"), no_init_weights():
+            return _freeze(LlavaForConditionalGeneration(self._config_for(config, tokenizer)).float(), config)
+
+    def initial_weights(self, config: ModelConfig, tokenizer: Any) -> InitialWeights:
+        return InitialWeights(self, config, tokenizer)
 
     def skeleton(self, config: ModelConfig, *, vocabulary: int, language_layers: int | None = None) -> nn.Module:
         """What `build` makes, but for the numbers in it: for the meta device and for tensors without data."""
@@ -141,7 +145,7 @@ class LlavaFamily:
         """The tower alone, on the CPU in fp32 and in evaluation mode. Random weights depend on the seed only."""
         vision = vision_config(config)
         if config.tower.weights:
-            return _pretrained_tower(config.tower, vision)
+            return load_tower(config.tower, vision)
         torch.manual_seed(config.seed)
         return AutoModel.from_config(vision).float().eval()
 
@@ -180,12 +184,14 @@ class LlavaFamily:
             warnings.simplefilter("ignore", FutureWarning)
             language_model.gradient_checkpointing_enable({"use_reentrant": False})
 
-    def export(self, config: ModelConfig, model: nn.Module, tokenizer: Any, folder: Path) -> None:
-        """Write weights (safetensors), configuration, tokenizer and processor for plain `from_pretrained`."""
+    def save_settings(self, config: ModelConfig, model: nn.Module, tokenizer: Any, folder: Path) -> None:
+        """Write all that plain `from_pretrained` needs but the weights: configuration, tokenizer and processor."""
         model.generation_config.pad_token_id = tokenizer.pad_token_id
         model.generation_config.eos_token_id = tokenizer.eos_token_id
         model.generation_config.bos_token_id = tokenizer.bos_token_id
-        model.save_pretrained(folder)
+        model.config.dtype, model.config.architectures = "float32", [type(model).__name__]
+        model.config.save_pretrained(folder)
+        model.generation_config.save_pretrained(folder)
         processor = LlavaProcessor(
             image_processor=self.image_processor(config),
             tokenizer=tokenizer,
@@ -195,6 +201,13 @@ class LlavaFamily:
             num_additional_image_tokens=1 if vision_config(config).model_type == "clip_vision_model" else 0,
         )
         processor.save_pretrained(folder)
+
+    def _config_for(self, config: ModelConfig, tokenizer: Any) -> LlavaConfig:
+        text = _text_config(config)
+        text.vocab_size = max(len(tokenizer), text.vocab_size if config.language_model.weights else 0)
+        text.pad_token_id, text.eos_token_id = tokenizer.pad_token_id, tokenizer.eos_token_id
+        text.bos_token_id = tokenizer.bos_token_id
+        return self._whole_config(config, text, image_token=tokenizer.convert_tokens_to_ids("<image>"))
 
     def _whole_config(self, config: ModelConfig, text: PreTrainedConfig, *, image_token: int) -> LlavaConfig:
         vision = vision_config(config)
@@ -209,7 +222,7 @@ class LlavaFamily:
         )
 
     def load(self, folder: Path) -> nn.Module:
-        """What `export` wrote."""
+        """An exported model."""
         return LlavaForConditionalGeneration.from_pretrained(folder, dtype=torch.float32)
 
 
@@ -289,7 +302,7 @@ def _text_config(config: ModelConfig) -> PreTrainedConfig:
 
 def _part_config(part: WeightsConfig) -> PreTrainedConfig:
     if part.weights:
-        return _pretrained(AutoConfig, part)
+        return load_pretrained(AutoConfig, part)
     settings = dict(part.config)
     try:
         return AutoConfig.for_model(settings.pop("model_type"), **settings)
@@ -297,42 +310,10 @@ def _part_config(part: WeightsConfig) -> PreTrainedConfig:
         raise ConfigError(f"model configuration {part.config} is not valid: {error}") from error
 
 
-def _pretrained(loader: Any, part: WeightsConfig, **arguments: Any) -> Any:
-    if part.revision:
-        arguments["revision"] = part.revision
-    if loader not in (AutoConfig, AutoImageProcessor):
-        arguments["dtype"] = torch.float32
-    try:
-        return loader.from_pretrained(part.weights, **arguments)
-    except (OSError, ValueError, RuntimeError) as error:
-        raise UserError(
-            f"cannot load {part.weights!r}: {str(error).splitlines()[0]}",
-            expected="a hub id in reach, or a local folder with config, weights and (a tower) preprocessor_config.json",
-            fix="download it once and give the folder, or check the network and HF_TOKEN",
-            code=ExitCode.UNAVAILABLE,
-        ) from error
-
-
-def _pretrained_tower(part: WeightsConfig, vision: PreTrainedConfig) -> nn.Module:
-    """The vision weights of a tower, or of a dual encoder such as CLIP; every one of them must be there."""
-    with torch.device("meta"):
-        tower_class = type(AutoModel.from_config(vision))
-    tower, info = _pretrained(tower_class, part, config=vision, output_loading_info=True)
-    if missing := sorted(info["missing_keys"]):
-        raise ConfigError(
-            f"model.tower.weights {part.weights!r} lacks {len(missing)} weights of {tower_class.__name__}, "
-            f"for example {missing[0]}",
-            expected="a vision model or a dual encoder such as CLIP or SigLIP",
-        )
-    return tower.eval()
-
-
-def _load_language_model(model: nn.Module, part: WeightsConfig, num_tokens: int) -> None:
-    source = _pretrained(AutoModelForCausalLM, part)
-    if source.get_input_embeddings().num_embeddings < num_tokens:
-        source.resize_token_embeddings(num_tokens)
-    model.model.language_model.load_state_dict(source.model.state_dict())
-    model.lm_head.load_state_dict(source.get_output_embeddings().state_dict())
+def _load_language_model(model: nn.Module, weights: LanguageWeights) -> None:
+    for name, tensor in model.model.language_model.state_dict().items():
+        tensor.copy_(weights.read(name))
+    model.lm_head.weight.detach().copy_(weights.read("head"))
 
 
 def _counted_from_the_end(layer: int, vision: PreTrainedConfig) -> int:

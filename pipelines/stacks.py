@@ -1,0 +1,103 @@
+"""Reads the stacks that the watchdog left (`logs/stacks/rank-N.txt`): where the ranks stand, and which one is apart."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+
+FOLDER = "logs/stacks"
+_FILE = re.compile(r"^rank-(\d+)\.txt$")
+_MAIN = re.compile(r"^main thread: (0x[0-9a-f]+)$", re.MULTILINE)
+_STEP = re.compile(r"^last step: (\d+)", re.MULTILINE)
+_FRAME = re.compile(r'^  File "(?P<file>[^"]*)", line (?P<line>\d+) in (?P<function>.*)$')
+SHOWN_PARTS = 3  # of a file's path
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One call. Frames of two ranks are the same when function and file are: lines differ within a loop."""
+
+    function: str
+    file: str
+    line: int
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.function, self.file
+
+    def text(self) -> str:
+        """For people: the function and the end of its path."""
+        return f"{self.function} ({'/'.join(Path(self.file).parts[-SHOWN_PARTS:])}:{self.line})"
+
+
+@dataclass(frozen=True)
+class Stall:
+    """Where the ranks stood. Frames go from the outermost call to the innermost."""
+
+    last_step: int | None
+    ranks: dict[int, tuple[Frame, ...]]
+    silent: tuple[int, ...]  # ranks that left no stacks: stopped, killed, or on a machine that is gone
+
+    @property
+    def common(self) -> Frame | None:
+        """The deepest call that all ranks with stacks are in."""
+        deepest = None
+        for frames in zip(*self.ranks.values(), strict=False):
+            if len({frame.key for frame in frames}) > 1:
+                break
+            deepest = frames[0]
+        return deepest
+
+    @property
+    def places(self) -> dict[Frame, list[int]]:
+        """The innermost call of each rank, and the ranks that are in it."""
+        found: dict[Frame, list[int]] = defaultdict(list)
+        for rank, frames in sorted(self.ranks.items()):
+            if frames:
+                found[frames[-1]].append(rank)
+        return dict(found)
+
+    def lines(self) -> list[str]:
+        """For people: one line for each place, the ranks apart from most others last."""
+        lines = [f"deepest common call: {self.common.text()}"] if self.common and len(self.ranks) > 1 else []
+        for frame, ranks in sorted(self.places.items(), key=lambda place: -len(place[1])):
+            lines.append(f"{_ranks(ranks)} in {frame.text()}")
+        if self.silent:
+            lines.append(f"{_ranks(self.silent)} left no stacks: stopped, killed, or its machine is gone")
+        return lines
+
+
+def read_stall(folder: Path, *, world_size: int, since_s: float = 0.0) -> Stall | None:
+    """The stacks in a run's folder that were written after `since_s` (Unix seconds); None without any.
+
+    Args:
+        world_size: ranks that there were, 0 when that is not known.
+    """
+    ranks, steps = {}, []
+    for path in sorted((folder / FOLDER).glob("rank-*.txt")):
+        name = _FILE.match(path.name)
+        if name and path.stat().st_mtime >= since_s:
+            text = path.read_text("utf-8", "replace")
+            ranks[int(name[1])] = main_frames(text)
+            steps += [int(step) for step in _STEP.findall(text)]
+    if not ranks:
+        return None
+    silent = tuple(rank for rank in range(world_size) if rank not in ranks)
+    return Stall(min(steps, default=None), ranks, silent)
+
+
+def main_frames(text: str) -> tuple[Frame, ...]:
+    """The main thread's calls from the outermost in; those of the last thread in the file if it is not named."""
+    threads = re.split(r"^(?=(?:Current thread|Thread) 0x)", text, flags=re.MULTILINE)[1:]
+    main = _MAIN.search(text)
+    chosen = [thread for thread in threads if main and f"hread {main[1]} " in thread.split("\n", 1)[0]] or threads[-1:]
+    found = [_FRAME.match(line) for thread in chosen for line in thread.splitlines()]
+    frames = [Frame(match["function"], match["file"], int(match["line"])) for match in found if match]
+    return tuple(reversed(frames))
+
+
+def _ranks(ranks: list[int] | tuple[int, ...]) -> str:
+    listed = ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
+    return f"rank {listed}" if len(ranks) == 1 else f"ranks {listed}"

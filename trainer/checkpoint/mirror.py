@@ -1,0 +1,161 @@
+"""A second copy of a checkpoint in another location, by the same protocol: it exists when its COMMIT does.
+
+The copy has the name, files, manifests and COMMIT of the original, byte for byte, so a signature over COMMIT holds for
+it too. A mirror is one more store to resume from, no backup with rules of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from trainer.checkpoint.attempts import FILE as ATTEMPTS
+from trainer.checkpoint.attempts import read_attempts
+from trainer.checkpoint.commit import (
+    FOLDER,
+    REJECTED,
+    Checkpoint,
+    DamagedError,
+    Listing,
+    attempt_of,
+    committed,
+    inspect,
+    none_verifies,
+    verify,
+)
+from trainer.config import JobConfig
+from trainer.errors import UserError
+from trainer.storage import (
+    AlreadyExistsError,
+    CorruptObjectError,
+    ObjectInfo,
+    Storage,
+    crc32c_of,
+    crc32c_of_file,
+    join_uri,
+    open_storage,
+)
+from trainer.transfer import THREADS, in_parallel
+
+
+def mirror_of(job: JobConfig) -> Storage | None:
+    """The run's folder in `checkpoint.mirror_uri`; None when no mirror is named."""
+    root = job.checkpoint.mirror_uri
+    return open_storage(join_uri(root, "runs", job.run.run_id)) if root else None
+
+
+def mirror_checkpoint(source: Storage, target: Storage, checkpoint: Checkpoint, *, threads: int = THREADS) -> str:
+    """Copy a verified checkpoint; its URI there. Does nothing when it is there and whole.
+
+    What an earlier, killed try has sent is kept where its size and CRC32C are right, so the call may be repeated. A
+    damaged copy is uncommitted, mended and committed again. Raises CorruptObjectError when a file of the source has
+    changed since it was verified, and whatever the two stores raise.
+    """
+    folder = f"{FOLDER}/{checkpoint.name}"
+    body = source.read(f"{folder}/COMMIT")
+    manifests = {name: _manifest(source, checkpoint, name) for name in checkpoint.record.manifests}
+    files = [_File(name, **entry) for data in manifests.values() for name, entry in json.loads(data).items()]
+    there = {info.name.removeprefix(f"{folder}/"): info for info in target.list(folder)}
+
+    kept = list(in_parallel(lambda file: _is_there(target, file, there.get(file.name)), files, threads=threads))
+    missing = [file for file, is_there in zip(files, kept, strict=True) if not is_there]
+    stale = [name for name, data in manifests.items() if name not in there or _read(target, folder, name) != data]
+    is_committed = "COMMIT" in there
+    if is_committed and (missing or stale or _read(target, folder, "COMMIT") != body):
+        target.delete(f"{folder}/COMMIT")  # it vouches for what is not there
+        is_committed = False
+
+    def send(file: _File) -> None:
+        target.upload(source.fetch(f"{folder}/{file.name}"), f"{folder}/{file.name}", crc32c=file.crc32c)
+
+    for _ in in_parallel(send, missing, threads=threads):
+        pass
+    for name in stale:
+        target.write(f"{folder}/{name}", manifests[name])
+    _mirror_attempts(source, target)
+    if not is_committed:
+        _commit(target, f"{folder}/COMMIT", body)
+    if REJECTED in there:  # a reader met the copy while it was damaged
+        target.delete(f"{folder}/{REJECTED}")
+    inspect(target, checkpoint.name, Listing.read(target))
+    return target.uri(folder)
+
+
+def newest_good_of(stores: Sequence[Storage], *, key: bytes = b"") -> tuple[Storage, Checkpoint | None, list[str]]:
+    """The newest checkpoint that verifies over all stores, the one that has it, and why others were passed over.
+
+    Where several have it, the first is taken. Checkpoints of starts that were given up (resume=never) do not count,
+    whichever store knows of that. The first store must be readable; another that is not is passed over as long as there
+    is a checkpoint elsewhere. Returns (first store, None, []) when nothing was ever committed anywhere. Raises
+    UserError (exit 74) when checkpoints exist and none verifies.
+    """
+    candidates: list[tuple[str, int]] = []
+    passed_over: list[str] = []
+    unreadable: UserError | None = None
+    fresh_from = 0
+    for number, store in enumerate(stores):
+        try:
+            fresh_from = max(fresh_from, read_attempts(store).fresh_from)
+            candidates += [(name, -number) for name in committed(store)]
+        except UserError as error:
+            if number == 0:
+                raise
+            unreadable = error
+            passed_over.append(f"{store.root_uri} cannot be read: {error.found}")
+    for name, number in sorted(candidates, reverse=True):
+        store = stores[-number]
+        if attempt_of(name) < fresh_from:
+            continue
+        try:
+            return store, verify(store, name, key=key), passed_over
+        except DamagedError as error:
+            passed_over.append(f"in {store.root_uri}: {error}")
+    if unreadable:
+        raise unreadable  # it may hold the only checkpoint: no fresh start because of it
+    if passed_over:
+        raise none_verifies(passed_over)
+    return stores[0], None, []
+
+
+@dataclass(frozen=True)
+class _File:
+    name: str
+    bytes: int
+    crc32c: int
+
+
+def _manifest(source: Storage, checkpoint: Checkpoint, name: str) -> bytes:
+    data = source.read(f"{FOLDER}/{checkpoint.name}/{name}")
+    if crc32c_of(data) != checkpoint.record.manifests[name]:
+        raise CorruptObjectError(f"{source.uri(f'{FOLDER}/{checkpoint.name}/{name}')} has changed since COMMIT")
+    return data
+
+
+def _is_there(target: Storage, file: _File, info: ObjectInfo | None) -> bool:
+    if info is None or info.size_bytes != file.bytes:
+        return False
+    checksum = crc32c_of_file(target.fetch(info.name)) if info.crc32c is None else info.crc32c
+    return checksum == file.crc32c
+
+
+def _read(target: Storage, folder: str, name: str) -> bytes:
+    """What is there; nothing when that is damaged."""
+    with contextlib.suppress(CorruptObjectError):
+        return target.read(f"{folder}/{name}")
+    return b""
+
+
+def _commit(target: Storage, name: str, body: bytes) -> None:
+    try:
+        target.create(name, body)
+    except AlreadyExistsError:  # of another process that mirrors the same: its bytes are ours
+        if target.read(name) != body:
+            raise
+
+
+def _mirror_attempts(source: Storage, target: Storage) -> None:
+    """Bring the count of starts along: on an empty primary store the next start must outrank what the mirror holds."""
+    if read_attempts(target).attempt < read_attempts(source).attempt:
+        target.write(ATTEMPTS, source.read(ATTEMPTS))

@@ -1,0 +1,32 @@
+"""What the `sync_checkpoint` step does: newest good checkpoint, second copy, export. Each part may be repeated."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trainer.checkpoint.export import export_checkpoint
+from trainer.checkpoint.mirror import mirror_checkpoint, mirror_of, newest_good_of
+from trainer.checkpoint.run import signing_key
+from trainer.config import JobConfig
+from trainer.errors import ConfigError
+from trainer.storage import open_storage
+
+
+def sync_run(job: JobConfig) -> dict[str, Any]:
+    """Verify the run's newest good checkpoint, mirror it if `checkpoint.mirror_uri` says where, and export it.
+
+    Killed at any point, the next call continues: neither a copy nor an export counts before its last object is there.
+    Returns the export's description with the URI of the mirrored checkpoint ("" without a mirror). Raises ConfigError
+    when the run has no checkpoint, UserError (74) when none verifies.
+    """
+    store, mirror = open_storage(job.run.run_uri), mirror_of(job)
+    stores = [store, mirror] if mirror else [store]
+    source, checkpoint, passed_over = newest_good_of(stores, key=signing_key(job.checkpoint))
+    if checkpoint is None:
+        raise ConfigError(
+            f"run {job.run.run_id} has no committed checkpoint",
+            expected=f"one under {store.uri('checkpoints')}",
+            fix="let the train step finish",
+        )
+    mirrored = mirror_checkpoint(source, mirror, checkpoint) if mirror else ""
+    return {**export_checkpoint(job, source, checkpoint, passed_over), "mirror": mirrored}

@@ -1,0 +1,249 @@
+"""Checks before training, in the time of a blink: what a job would otherwise find out after minutes, or as a riddle.
+
+The launcher checks each node (`check_node`); ranks check what they need together (`check_ranks`) and that a checkpoint
+has room (`require_room`). What was found is printed, and kept in `<run>/preflight.json`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import json
+import os
+import secrets
+import shutil
+import tempfile
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trainer.errors import ExitCode, UserError
+from trainer.storage import LocalStorage, Storage, open_storage
+
+if TYPE_CHECKING:
+    from trainer.parts import Parts
+    from trainer.worker import Worker
+
+FILE = "preflight.json"
+REPORT_VARIABLE = "VLMPIPE_PREFLIGHT"  # the launcher's findings, for the ranks that it starts
+GIB = 1 << 30
+# A CustomJob has no field for it, and containers often get 64 MiB. NCCL and data workers fail with less than they need:
+# googleapis/python-aiplatform#3434, kubeflow/pipelines#9147.
+SHARED_MEMORY_MIN_BYTES = GIB
+SHARED_MEMORY = Path("/dev/shm")
+CLOCK_SKEW_MAX_S = 60.0  # signed requests are refused from 15 minutes on; logs of nodes cannot be put in order before
+CLOCK_TIMEOUT_S = 5.0
+# DeepSpeed builds extensions at first use, in minutes. A build that is killed leaves its lock, and all later ones wait
+# for it for ever.
+BUILD_MAX_S = 1800.0
+STATE_BYTES_PER_PARAMETER = 12  # fp32 weight and the two moments of AdamW; what is saved beside them is small
+GPU_BYTES, CPU_BYTES = 16 << 20, 1 << 20
+WARM_UPS, REPETITIONS = 2, 5
+
+
+@dataclass
+class NodeReport:
+    """What was found on one node. `clock_ahead_s` is None where the store has no clock of its own."""
+
+    node: int
+    free_bytes: int
+    shared_memory_bytes: int | None = None
+    output_s: float | None = None  # to write, read and delete a small object
+    clock_ahead_s: float | None = None
+    warnings: list[str] = field(default_factory=list)
+
+    def lines(self) -> list[str]:
+        """For people: what is there, then a line for each warning."""
+        found = [f"{self.free_bytes / GIB:,.1f} GiB free for temporary files"]
+        if self.shared_memory_bytes is not None:
+            found.append(f"{self.shared_memory_bytes / GIB:,.1f} GiB of shared memory")
+        if self.output_s is not None:
+            found.append(f"output written and read in {1000 * self.output_s:,.0f} ms")
+        if self.clock_ahead_s is not None:
+            found.append(f"clock within {abs(self.clock_ahead_s):,.1f} s")
+        return [f"preflight: {', '.join(found)}", *(f"preflight: warning: {text}" for text in self.warnings)]
+
+
+def check_node(run_uri: str, node: int) -> NodeReport:
+    """Check this machine and its way to the run's folder ("" checks the machine only).
+
+    Raises UserError: 73 without room, 77 without permission, 69 when the store does not answer or answers wrongly.
+    """
+    report = NodeReport(node, shutil.disk_usage(tempfile.gettempdir()).free)
+    if glob.glob("/dev/nvidia[0-9]*"):
+        _check_shared_memory(report)
+    _check_extension_locks(report)
+    if run_uri:
+        store = open_storage(run_uri)
+        _check_output(store, report)
+        if not isinstance(store, LocalStorage):
+            _check_clock(report)
+    return report
+
+
+def announce(report: NodeReport) -> None:
+    """Print what was found, and hand it on to this node's ranks."""
+    for line in report.lines():
+        print(line, flush=True)
+    os.environ[REPORT_VARIABLE] = json.dumps(asdict(report))
+
+
+def check_ranks(run_uri: str, worker: Worker) -> dict[str, Any]:
+    """Add up numbers over all ranks, check and time it, and write what all nodes found. Collective.
+
+    Raises UserError when the ranks cannot reach each other (1), or the sum is wrong (69).
+    """
+    import torch.distributed as dist
+
+    speed = _time_all_reduce(worker)
+    found: list[Any] = [None] * worker.world_size
+    dist.all_gather_object(found, os.environ.get(REPORT_VARIABLE, "") if worker.is_node_leader else "")
+    result = {
+        "world_size": worker.world_size,
+        "nodes": [json.loads(text) for text in found if text],
+        "all_reduce": speed,
+    }
+    if worker.is_first:
+        open_storage(run_uri).write(FILE, json.dumps(result).encode())
+        if speed:
+            print(
+                f"preflight: {worker.world_size} ranks on {worker.num_nodes} nodes add {speed['bytes'] / (1 << 20):g} "
+                f"MiB in {1000 * speed['seconds']:,.2f} ms: bus bandwidth {speed['bus_gb_per_s']:,.2f} GB/s",
+                flush=True,
+            )
+    return result
+
+
+def require_room(run_uri: str, parts: Parts, worker: Worker) -> None:
+    """Raise UserError (73) when this node has no room for its share of one checkpoint, in fp32 with AdamW's state."""
+    total_bytes = parts.num_trainable * STATE_BYTES_PER_PARAMETER
+    store = open_storage(run_uri)
+    needs = {Path(tempfile.gettempdir()): total_bytes // worker.num_nodes}
+    if isinstance(store, LocalStorage):
+        needs[store.root] = total_bytes
+    for folder, needed_bytes in needs.items():
+        free_bytes = shutil.disk_usage(folder).free
+        if free_bytes < needed_bytes:
+            raise UserError(
+                f"no space left for a checkpoint: {folder} has {free_bytes / GIB:,.2f} GiB free",
+                expected=f"at least {needed_bytes / GIB:,.2f} GiB, for weights and optimizer state of "
+                f"{parts.num_trainable:,} trained parameters",
+                fix="free space, choose another TMPDIR or output.root_uri, or give the machines a larger boot disk "
+                "(cluster.boot_disk_size_gb)",
+                code=ExitCode.CANNOT_WRITE,
+            )
+
+
+def _check_shared_memory(report: NodeReport) -> None:
+    report.shared_memory_bytes = shutil.disk_usage(SHARED_MEMORY).total if SHARED_MEMORY.is_dir() else 0
+    if report.shared_memory_bytes < SHARED_MEMORY_MIN_BYTES:
+        report.warnings.append(
+            f"{SHARED_MEMORY} has {report.shared_memory_bytes / (1 << 20):,.0f} MiB: NCCL between this machine's GPUs "
+            "may fail (NCCL_SHM_DISABLE=1 does without, slower; docker run --shm-size=8g gives more)"
+        )
+
+
+def _check_extension_locks(report: NodeReport) -> None:
+    folder = Path(os.environ.get("TORCH_EXTENSIONS_DIR", Path.home() / ".cache/torch_extensions"))
+    for lock in folder.glob("**/lock"):
+        with contextlib.suppress(FileNotFoundError):  # a build that has just ended
+            age_s = time.time() - lock.stat().st_mtime
+            if age_s > BUILD_MAX_S:
+                report.warnings.append(
+                    f"{lock} is {age_s / 60:,.0f} minutes old: a build of DeepSpeed's extensions was killed, and the "
+                    "next one waits for it for ever; delete it"
+                )
+
+
+def _check_output(store: Storage, report: NodeReport) -> None:
+    name, data = f"preflight-{report.node}-{secrets.token_hex(6)}", secrets.token_bytes(64)
+    started_s = time.monotonic()
+    store.create(name, data)
+    read = store.read(name)
+    try:
+        store.delete(name)
+    except UserError as error:
+        if error.code != ExitCode.NO_PERMISSION:
+            raise
+        # An account that may not delete protects the history of checkpoints: allowed, but old ones stay.
+        report.warnings.append(f"no permission to delete {store.uri(name)}: old checkpoints will not be deleted either")
+    report.output_s = time.monotonic() - started_s
+    if read != data:
+        raise UserError(
+            f"{store.uri(name)} was read back with other bytes than were written",
+            expected="a store that returns what was written to it",
+            fix="check the disk or the mount under output.root_uri",
+            code=ExitCode.UNAVAILABLE,
+        )
+
+
+def _check_clock(report: NodeReport) -> None:
+    """Compare this clock with the store's, which every answer's Date header tells to the second."""
+    import email.utils  # here, because a local run needs none of them and waits for their import
+    import urllib.error
+    import urllib.request
+
+    address = os.environ.get("STORAGE_EMULATOR_HOST", "https://storage.googleapis.com")
+    request = urllib.request.Request(address, method="HEAD")
+    asked_s = time.time()
+    try:
+        with urllib.request.urlopen(request, timeout=CLOCK_TIMEOUT_S) as answer:
+            date = answer.headers["Date"]
+    except urllib.error.HTTPError as error:  # an answer all the same
+        date = error.headers["Date"]
+    except OSError as error:
+        report.warnings.append(f"{address} does not tell the time: {error}")
+        return
+    if date:
+        there_s = email.utils.parsedate_to_datetime(date).timestamp() + 0.5
+        report.clock_ahead_s = (asked_s + time.time()) / 2 - there_s
+        if abs(report.clock_ahead_s) > CLOCK_SKEW_MAX_S:
+            side = "ahead of" if report.clock_ahead_s > 0 else "behind"
+            report.warnings.append(
+                f"this machine's clock is {abs(report.clock_ahead_s):,.0f} s {side} the store's: set it (NTP), or "
+                "signed requests may be refused and logs cannot be put in order"
+            )
+
+
+def _time_all_reduce(worker: Worker) -> dict[str, float]:
+    """Size, seconds and bus bandwidth of an all-reduce; empty for one rank.
+
+    Bus bandwidth is bytes / seconds * 2 (n - 1) / n, which does not depend on the number of ranks n (nccl-tests,
+    doc/PERFORMANCE.md).
+    """
+    import torch
+    import torch.distributed as dist
+
+    if worker.world_size == 1:
+        return {}
+    on_gpu = worker.device.type == "cuda"
+    num_bytes = GPU_BYTES if on_gpu else CPU_BYTES
+    seconds = []
+    try:
+        for _ in range(WARM_UPS + REPETITIONS):
+            numbers = torch.full((num_bytes // 4,), 1.0, device=worker.device)
+            if on_gpu:
+                torch.cuda.synchronize()
+            started_s = time.perf_counter()
+            dist.all_reduce(numbers)
+            if on_gpu:
+                torch.cuda.synchronize()
+            seconds.append(time.perf_counter() - started_s)
+    except RuntimeError as error:
+        raise UserError(
+            f"the ranks cannot add up a tensor: {str(error).splitlines()[0]}",
+            expected=f"{worker.world_size} ranks that reach each other",
+            fix="look at the other ranks' logs, then at the network between the nodes (NCCL_DEBUG=INFO says more)",
+            code=ExitCode.UNEXPECTED,  # where one rank was killed, all others say this: the kill must win
+        ) from error
+    low, high = numbers.aminmax()
+    if (low.item(), high.item()) != (worker.world_size, worker.world_size):
+        raise UserError(
+            f"the sum of ones over {worker.world_size} ranks came out as {low.item():g} to {high.item():g}",
+            fix="a GPU or network card is broken: start the job on other machines",
+            code=ExitCode.UNAVAILABLE,
+        )
+    best_s = min(seconds[WARM_UPS:])
+    bus_gb_per_s = num_bytes / best_s * 2 * (worker.world_size - 1) / worker.world_size / 1e9
+    return {"bytes": num_bytes, "seconds": best_s, "bus_gb_per_s": bus_gb_per_s}
