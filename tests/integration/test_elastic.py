@@ -14,7 +14,8 @@ import pytest
 
 from tests.trainer_runs import encode_features, losses, make_run, summary, torchrun, train_runs
 from trainer.checkpoint.attempts import read_attempts
-from trainer.checkpoint.commit import committed
+from trainer.checkpoint.commit import committed, newest_good
+from trainer.checkpoint.mirror import mirror_checkpoint, mirror_of
 from trainer.config import JobConfig
 from trainer.storage import open_storage
 
@@ -109,3 +110,21 @@ def _refusal(job: JobConfig, *, processes: int) -> str:
     with pytest.raises(AssertionError) as caught:
         torchrun("tests.drivers.train_many", ["--configs", f"{job.run.run_uri}/run.json"], processes=processes)
     return json.dumps(str(caught.value))
+
+
+def test_training_goes_on_from_the_mirror_when_the_first_location_is_lost(root: Path) -> None:
+    """Another region's bucket, say. What is saved after that outranks everything in the mirror."""
+    changes = {"checkpoint.mirror_uri": str(root / "mirror")}
+    job = make_run(root, "mirrored", {**changes, "train.max_steps": STOP_STEP})
+    train_runs([job], processes=1)
+    store = open_storage(job.run.run_uri)
+    checkpoint, _ = newest_good(store)
+    mirror = mirror_of(job)
+    assert checkpoint is not None and mirror is not None
+    mirror_checkpoint(store, mirror, checkpoint)
+    store.delete_folder("checkpoints")
+    job = make_run(root, "mirrored", changes)
+    train_runs([job], processes=1)
+    assert summary(job)["resumed_from_step"] == STOP_STEP
+    newest, _ = newest_good(store)
+    assert newest is not None and newest.name > checkpoint.name

@@ -36,12 +36,15 @@ def read_attempts(store: Storage) -> Attempts:
     return _read(store)[0]
 
 
-def claim_attempt(store: Storage, *, fresh: bool) -> Attempts:
-    """Take the next number. `fresh`: what was saved by the starts before this one is not to be resumed, ever."""
+def claim_attempt(store: Storage, *, fresh: bool, above: int = 0) -> Attempts:
+    """Take the next number, and one above `above`, the last that a mirror has seen.
+
+    `fresh`: what was saved by the starts before this one is not to be resumed, ever.
+    """
     while True:
         found, version = _read(store)
         # Checkpoints outlive a lost or rolled-back count: a number below theirs would leave what it saves unread.
-        number = max(found.attempt, _highest_saved(store)) + 1
+        number = max(found.attempt, _highest_saved(store), above) + 1
         mine = replace(found, attempt=number, fresh_from=number if fresh else found.fresh_from)
         try:
             store.replace(FILE, _bytes(mine), version)

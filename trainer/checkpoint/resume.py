@@ -7,6 +7,7 @@ import platform
 import shutil
 import tempfile
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from trainer.checkpoint.commit import (
     CommitRecord,
     DamagedError,
     Listing,
+    attempt_of,
     fetch_folder,
     inspect,
     none_verifies,
@@ -47,27 +49,48 @@ class Resumed:
 
 
 def resume(
-    store: Storage, strategy: Strategy, expected: CommitRecord, worker: Worker, *, key: bytes = b""
+    stores: Sequence[Storage], strategy: Strategy, expected: CommitRecord, worker: Worker, *, key: bytes = b""
 ) -> Resumed | None:
-    """Load the newest good checkpoint on all ranks. Collective. Returns None when there is none.
+    """Load the newest good checkpoint of all stores on all ranks. Collective. Returns None when there is none.
 
     Rank 0 chooses by COMMIT, manifests and sizes; each node then compares every file with its CRC32C before any is
-    read. A checkpoint that fails on one node is marked and passed over on all. Raises ConfigError when the checkpoint
-    belongs to another plan, model or layout, UserError (74) when there are checkpoints and none is whole.
+    read. A checkpoint that fails on one node is marked and passed over on all. The first store must be readable;
+    another, a mirror, only where no other has a good one. Raises ConfigError when the checkpoint belongs to another
+    plan, model or layout, UserError (74) when there are checkpoints and none is whole.
     """
-    listing = agree(Listing.read(store) if worker.is_first else None)
-    assert listing is not None
+    looks, error = _look(stores, worker)
+    fresh_from = max(look.fresh_from for look in looks.values())
     passed_over: list[str] = []
-    for name in reversed(listing.committed):
-        reason = _try_to_load(store, strategy, expected, worker, name, listing, key)
+    candidates = [(name, -number) for number, look in looks.items() for name in look.committed]
+    for name, number in sorted(candidates, reverse=True):
+        store = stores[-number]
+        if attempt_of(name) < fresh_from:
+            continue
+        reason = _try_to_load(store, strategy, expected, worker, name, looks[-number], key)
         if isinstance(reason, Checkpoint):
             return Resumed(reason, passed_over)
         if _note_damage(store, worker, name, reason):
-            return resume(store, strategy, expected, worker, key=key)
+            return resume(stores, strategy, expected, worker, key=key)
         passed_over.append(reason)
+    raise_together(error, worker)  # what could not be read may hold the only good one: no fresh start because of it
     if passed_over:
         raise none_verifies(passed_over)
     return None
+
+
+def _look(stores: Sequence[Storage], worker: Worker) -> tuple[dict[int, Listing], UserError | None]:
+    """Rank 0's look at each store, on all ranks, and why a store after the first could not be read. Collective."""
+    looks: dict[int, Listing] = {}
+    fatal: UserError | None = None
+    unread: UserError | None = None
+    if worker.is_first:
+        for number, store in enumerate(stores):
+            try:
+                looks[number] = Listing.read(store)
+            except UserError as error:
+                fatal, unread = (error, unread) if number == 0 else (fatal, error)
+    raise_together(fatal, worker)
+    return agree(looks), unread
 
 
 def _note_damage(store: Storage, worker: Worker, name: str, reason: str) -> bool:

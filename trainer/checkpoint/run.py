@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from trainer.checkpoint.attempts import Attempts, begin_at, claim_attempt, note_end
+from trainer.checkpoint.attempts import Attempts, begin_at, claim_attempt, note_end, read_attempts
 from trainer.checkpoint.commit import CommitRecord
+from trainer.checkpoint.mirror import mirror_of
 from trainer.checkpoint.resume import Resumed, resume
 from trainer.checkpoint.retention import Retention
 from trainer.checkpoint.saver import CheckpointSaver, agree, raise_together
@@ -29,6 +31,7 @@ class Checkpoints:
     ) -> None:
         self._store, self._strategy, self._worker, self._job = store, strategy, worker, job
         self._settings, self._key = job.checkpoint, signing_key(job.checkpoint)
+        self._mirror = mirror_of(job)
         self._mine = self._claim()
         self._record = dataclasses.replace(record, attempt=self._mine.attempt)
         self._name = ""
@@ -45,7 +48,8 @@ class Checkpoints:
         """Load the newest good checkpoint, if the run file wants one and there is one."""
         resumed = None
         if self._job.train.resume == "auto":
-            resumed = resume(self._store, self._strategy, self._record, self._worker, key=self._key)
+            stores = [self._store, *([self._mirror] if self._mirror else [])]
+            resumed = resume(stores, self._strategy, self._record, self._worker, key=self._key)
         step = resumed.checkpoint.record.step if resumed else 0
         self._name = resumed.checkpoint.name if resumed else ""
         most = self._settings.max_starts_without_progress
@@ -76,7 +80,11 @@ class Checkpoints:
 
         def claim() -> None:
             nonlocal mine
-            mine = claim_attempt(self._store, fresh=self._job.train.resume == "never")
+            above = 0
+            if self._mirror:
+                with contextlib.suppress(UserError):  # a mirror out of reach is met again when it is looked into
+                    above = read_attempts(self._mirror).attempt
+            mine = claim_attempt(self._store, fresh=self._job.train.resume == "never", above=above)
 
         self._on_first(claim)
         claimed = agree(mine)
