@@ -81,6 +81,10 @@ build:  ## build the container images (needs Docker here, or gcloud: make build 
 test: $(INSTALLED_DEV)  ## run the tests
 	$(BIN)/python -m pytest $(args)
 
+.PHONY: crash-matrix
+crash-matrix: $(INSTALLED_DEV)  ## every fault of a checkpoint's life, as a table of point and outcome (under 3 minutes)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.crash.matrix
+
 .PHONY: lint
 lint: $(INSTALLED_DEV)  ## style and common mistakes (ruff)
 	$(BIN)/ruff check .
@@ -114,6 +118,12 @@ bench-planner: $(INSTALLED_DEV)  ## the planner's memory, FLOPs and step times b
 .PHONY: bench-checkpoint
 bench-checkpoint: $(INSTALLED_DEV)  ## what checkpoints cost: stall, overhead of a run, upload, resolve
 	@OMP_NUM_THREADS=1 $(BIN)/python -W ignore -m benchmarks.bench_checkpoint $(args)
+
+.PHONY: soak
+soak: N ?= 10
+soak: SEED ?= 1
+soak: $(INSTALLED_DEV)  ## real training under SIGKILL at random times, N rounds: make soak N=50 SEED=1
+	@$(BIN)/python -m tests.soak --rounds $(N) --seed $(SEED) $(args)
 
 .PHONY: clean
 clean:  ## remove build outputs and tool caches; keeps .venv and runs/

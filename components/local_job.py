@@ -1,40 +1,52 @@
 """A CustomJob on this machine: the replicas of its spec as contained processes, ending as a job on Vertex AI ends.
 
 The chief's exit decides: when it leaves with 0, the job is done and the others are shut down. Any replica that leaves
-with another code before that fails the job. Pools 2 (Reduction Server) and 3 (evaluators) are named to the others in
-CLUSTER_SPEC but not started: a reducer needs the GPU nodes' network.
+with another code before that fails the job, unless the run asks for restarts (see components/restart_budget.py). Pools
+2 (Reduction Server) and 3 (evaluators) are named to the others in CLUSTER_SPEC but not started: a reducer needs the GPU
+nodes' network.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from google.cloud.aiplatform_v1.types import custom_job as api
 
+from components.chaos import parse_chaos
+from components.chaos_monkey import ChaosLog, Monkey
 from components.custom_job import parse_job_spec
-from components.local_cluster import STARTED_POOLS, replica_environment, replicas, take_addresses
-from components.local_supervisor import Process, Supervisor, Verdict
+from components.local_cluster import STARTED_POOLS, processes_of, replica_environment, replicas, take_addresses
+from components.local_replica import Process
+from components.local_supervisor import Supervisor, Verdict
+from components.restart_budget import CHAOS_VARIABLE, restart_policy
+from components.restart_history import RestartHistory, steps_done
 from components.worker_pools import REDUCTION_SERVER_POOL, STEP_LABEL
 from trainer.errors import ConfigError, ExitCode, UserError, os_errors
 from trainer.progress import StepRecord
 from trainer.storage import LocalStorage, Storage, open_storage
 
-MEANINGS = {
+TRAIN_STEP = "train"  # the job that chaos is for
+MEANINGS: dict[int, str] = {
     ExitCode.CONFIG: "configuration",
     ExitCode.DATA: "data",
     ExitCode.UNAVAILABLE: "something it needs is not reachable",
+    ExitCode.NO_PROGRESS: "no progress from start to start",
+    ExitCode.STALLED: "no step for much longer than steps take",
+    ExitCode.SUPERSEDED: "a later start took over",
     ExitCode.CANNOT_WRITE: "cannot write its output",
     ExitCode.CHECKPOINT_CORRUPT: "checkpoint corrupt",
     ExitCode.NO_PERMISSION: "no permission",
+    ExitCode.PREEMPTED: "preempted, resumable",
     128 + signal.SIGKILL: "killed, often for lack of memory",
     128 + signal.SIGTERM: "terminated",
 }
@@ -64,22 +76,63 @@ def run_local_job(
         with os_errors(f"creating {log_folder}"):
             log_folder.mkdir(parents=True, exist_ok=True)
         processes = _processes(job, log_folder, project)
-        verdict = Supervisor(processes, timeout_s=job.scheduling.timeout.total_seconds()).run()
+        chaos = os.environ.get(CHAOS_VARIABLE, "") if step == TRAIN_STEP else ""
+        log = ChaosLog(store.root) if chaos else None
+        history = RestartHistory(store, step, _meaning, log)
+        with _chaos(chaos, job, processes, store, log) as let_alone:
+            verdict = Supervisor(
+                processes,
+                timeout_s=job.scheduling.timeout.total_seconds(),
+                policy=restart_policy(job.scheduling),
+                restarting=history.add,
+                stopping=let_alone,
+            ).run()
         detail.update(replica=verdict.replica, log=str(log_folder / f"{verdict.replica}.log"))
+        if history.restarts:
+            detail["restarts"] = [history.in_words(one) for one in history.restarts]
         if verdict.code:
-            raise _failure(verdict, log=detail["log"])
+            raise _failure(verdict, log=detail["log"], restarts=len(history.restarts))
     return json.dumps({"resources": [{"resourceType": "LocalJob", "resourceUri": str(log_folder)}]})
 
 
-def _failure(verdict: Verdict, *, log: str) -> UserError:
+@contextlib.contextmanager
+def _chaos(
+    texts: str, job: api.CustomJobSpec, processes: list[Process], store: LocalStorage, log: ChaosLog | None
+) -> Iterator[Callable[[], None]]:
+    """The events that are ordered happen while the block runs; yields what to call when they must not any more."""
+    if log is None:
+        yield lambda: None
+        return
+    ranks = processes_of(job.worker_pool_specs[0])
+    events = parse_chaos([texts], nodes=len(processes), ranks_per_node=ranks)
+    monkey = Monkey(
+        events,
+        processes,
+        ranks_per_node=ranks,
+        steps_done=lambda since_s: steps_done(store, TRAIN_STEP, since_s),
+        log=log,
+    )
+    monkey.start()
+    try:
+        yield monkey.stop
+    finally:
+        monkey.close()
+
+
+def _meaning(code: int) -> str:
+    return f" ({MEANINGS[code]})" if code in MEANINGS else ""
+
+
+def _failure(verdict: Verdict, *, log: str, restarts: int) -> UserError:
     """The job's error. The replica's own sentence comes first: who said it matters less."""
     if verdict.code == ExitCode.PREEMPTED:
         return UserError("stopped on request, resumable", fix="run again to continue", code=verdict.code)
-    meaning = f" ({MEANINGS[verdict.code]})" if verdict.code in MEANINGS else ""
+    meaning = _meaning(verdict.code)
+    again = f", after {restarts} restart{'s' if restarts > 1 else ''}" if restarts else ""
     if not verdict.reason:
-        found = f"replica {verdict.replica} ended with exit code {verdict.code}{meaning}"
+        found = f"replica {verdict.replica} ended with exit code {verdict.code}{meaning}{again}"
         return UserError(found, fix=f"read {log}", code=verdict.code)
-    where = f"  where:    replica {verdict.replica}, exit code {verdict.code}{meaning}"
+    where = f"  where:    replica {verdict.replica}, exit code {verdict.code}{meaning}{again}"
     return UserError(f"{verdict.reason}\n{where}", code=verdict.code)
 
 

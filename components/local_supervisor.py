@@ -1,21 +1,17 @@
-"""Watches the replicas of a local job, passes requests to stop on, and decides how the job ended."""
+"""Watches the replicas of a local job, passes requests to stop on, starts them again, and decides how the job ended."""
 
 from __future__ import annotations
 
 import contextlib
 import queue
 import signal
-import subprocess
-import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import IO
 
-from components.contained import contained
-from trainer.errors import CAUSES, UNEXPECTED_PREFIX, ExitCode, os_errors
+from components.local_replica import Process
+from components.restart_budget import PERMANENT, Budget, Restart, RestartPolicy
+from trainer.errors import CAUSES, ExitCode
 
 FINISH_S = 10.0  # for the others to finish on their own after the chief is done
 REASON_S = 2.0  # for a replica whose exit code names a cause, when another merely lost its peer
@@ -23,68 +19,9 @@ FAILED_GRACE_S = 10.0  # from SIGTERM to SIGKILL after a failure
 STOP_GRACE_S = 30.0  # the same when asked to stop: time to save a checkpoint
 
 
-class Process:
-    """One replica: a contained process whose lines go to its own log, and those that matter to stdout."""
-
-    def __init__(self, name: str, command: Sequence[str], environment: Mapping[str, str], log: Path, *, is_chief: bool):
-        self.name, self.is_chief, self.last_error = name, is_chief, ""
-        self._command, self._environment = list(command), dict(environment)
-        with os_errors(f"creating {log}"):
-            self._log = log.open("wb", buffering=0)
-
-    def start(self, ended: Callable[[Process, int], None]) -> None:
-        """Start it; `ended(self, exit code)` is called from another thread once all its output is read."""
-        self._process = subprocess.Popen(
-            # Its own grace is longer than any given here: it counts only when this process has died.
-            contained(self._command, grace_s=STOP_GRACE_S + FAILED_GRACE_S),
-            env=self._environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-        )
-        threading.Thread(target=self._follow, args=(ended,), name=self.name, daemon=True).start()
-
-    def stop(self) -> None:
-        """The first call asks the replica to end, a second one kills everything in it."""
-        with contextlib.suppress(ProcessLookupError):
-            self._process.send_signal(signal.SIGTERM)
-
-    def _follow(self, ended: Callable[[Process, int], None]) -> None:
-        assert self._process.stdout and self._process.stderr
-        # What a worker says on stdout repeats the chief's; what it says on stderr may be the only trace of a problem.
-        errors = threading.Thread(target=self._copy, args=(self._process.stderr, True), daemon=True)
-        errors.start()
-        self._copy(self._process.stdout, self.is_chief)
-        errors.join()
-        code = self._process.wait()
-        self._log.close()
-        ended(self, code if code >= 0 else 128 - code)
-
-    def _copy(self, lines: IO[bytes], show: bool) -> None:
-        in_error = False
-        for line in lines:
-            text = line.decode("utf-8", "replace").rstrip("\n")
-            if text.startswith("error: "):
-                self.last_error, in_error = text.removeprefix("error: "), True
-            elif in_error and text.startswith("  "):  # what was expected, what to do
-                self.last_error += f"\n{text}"
-            else:
-                in_error = False
-                if text.startswith(UNEXPECTED_PREFIX):
-                    self.last_error = self.last_error or text
-            # A full disk or a closed terminal must not stop the reading: the replica would hang on a full pipe.
-            with contextlib.suppress(OSError):
-                self._log.write(line)
-            if show:
-                with contextlib.suppress(OSError):
-                    sys.stdout.write(f"[{self.name}] {text}\n")
-                    sys.stdout.flush()
-
-
 @dataclass(frozen=True)
 class Verdict:
-    """How a job ended: the exit code, the replica it is from, and the last error sentence that this replica printed."""
+    """How a job, or one replica of it, ended: the exit code, and the last error sentence that the replica printed."""
 
     code: int
     replica: str
@@ -92,29 +29,53 @@ class Verdict:
 
 
 class Supervisor:
-    """Runs processes as one job. All decisions are made in the thread that calls `run`, one event at a time."""
+    """Runs processes as one job. All decisions are made in the thread that calls `run`, one event at a time.
 
-    def __init__(self, processes: Sequence[Process], *, timeout_s: float = 0.0) -> None:
+    Exit codes that name a lasting cause (`PERMANENT`) end the job at once, as "common errors" of the user's code do on
+    Vertex AI (restart_budget.py has the sources). After any other non-zero exit, a signal or "preempted, resumable"
+    among them, replicas are restarted while `policy` lasts; after a request to stop nothing is. A kill for lack of
+    memory, permanent on Vertex AI, cannot be told from another one here.
+
+    `restarting(restart, cause)` is called right before each restart, `stopping()` when the job is asked to stop.
+    """
+
+    def __init__(
+        self,
+        processes: Sequence[Process],
+        *,
+        timeout_s: float = 0.0,
+        policy: RestartPolicy | None = None,
+        restarting: Callable[[Restart, Verdict], None] = lambda restart, cause: None,
+        stopping: Callable[[], None] = lambda: None,
+    ) -> None:
         self._processes, self._chief = list(processes), processes[0]
+        self._budget = Budget(policy or RestartPolicy())
+        self._on_restart, self._on_stop = restarting, stopping
         self._running: dict[str, Process] = {}
         self._events: queue.SimpleQueue[tuple[Process, int] | signal.Signals] = queue.SimpleQueue()
-        self._failures: list[Verdict] = []  # before anybody was told to end, in order
+        self._fallen: list[Verdict] = []  # failures that may be restarted, not decided yet
+        self._failures: list[Verdict] = []  # that end the job, before anybody was told to end, in order
         self._codes: dict[str, int] = {}
         self._stopping = self._told_to_end = False
+        self._again: tuple[Restart, Verdict] | None = None  # a restart of all, once all have ended, and its cause
         self._next: tuple[float, Callable[[], None]] | None = None
-        self._timeout_s = timeout_s
+        self._timeout_s, self._deadline = timeout_s, 0.0
 
     def run(self) -> Verdict:
         """Start all, wait until all have ended, and say how the job ended. Takes SIGINT and SIGTERM meanwhile."""
         with self._taking_signals():
-            for process in self._processes:
-                self._running[process.name] = process
-                process.start(lambda ended, code: self._events.put((ended, code)))
+            self._start(self._processes)
             if self._timeout_s:
-                self._later(self._timeout_s, self._time_out)
-            while self._running:
+                self._deadline = time.monotonic() + self._timeout_s
+            while self._running or self._fallen:
                 self._handle(self._next_event())
         return self._verdict()
+
+    def _start(self, processes: Sequence[Process]) -> None:
+        for process in processes:
+            self._running[process.name] = process
+            self._codes.pop(process.name, None)
+            process.start(lambda ended, code: self._events.put((ended, code)))
 
     @contextlib.contextmanager
     def _taking_signals(self) -> Iterator[None]:
@@ -130,57 +91,115 @@ class Supervisor:
                 signal.signal(number, handler)
 
     def _next_event(self) -> tuple[Process, int] | signal.Signals | None:
-        if not self._next:
-            return self._events.get()
+        due = [moment for moment in (self._next and self._next[0], self._deadline) if moment]
         try:
-            return self._events.get(timeout=max(0.0, self._next[0] - time.monotonic()))
+            return self._events.get(timeout=max(0.0, min(due) - time.monotonic()) if due else None)
         except queue.Empty:
             return None
 
     def _handle(self, event: tuple[Process, int] | signal.Signals | None) -> None:
         if event is None:
-            assert self._next
-            (_, action), self._next = self._next, None
-            action()
+            self._on_time()
         elif isinstance(event, signal.Signals):
             print(f"{event.name} received: {'killing' if self._stopping else 'stopping'} all replicas", flush=True)
             if self._stopping:
                 self._kill()
             else:
-                self._stopping = True
-                self._end(STOP_GRACE_S)
+                self._stop()
         else:
             self._on_exit(*event)
+
+    def _on_time(self) -> None:
+        now = time.monotonic()
+        if self._deadline and now >= self._deadline:
+            self._deadline = 0.0
+            self._time_out()
+        elif self._next and now >= self._next[0]:
+            (_, action), self._next = self._next, None
+            action()
 
     def _on_exit(self, process: Process, code: int) -> None:
         del self._running[process.name]
         self._codes[process.name] = code
-        chief_done = self._codes.get(self._chief.name) == 0
-        if self._told_to_end or (chief_done and not process.is_chief):
+        if self._again:
+            if code in PERMANENT:  # it met on its way out what would end the next start too
+                self._again = None
+                self._failures.append(Verdict(code, process.name, process.last_error))
+            elif not self._running:
+                self._start_again(*self._again)
             return
-        if code:
-            self._failures.append(Verdict(code, process.name, process.last_error))
-            if code in CAUSES:
-                self._end(FAILED_GRACE_S)
-            elif len(self._failures) == 1:
-                self._later(REASON_S, lambda: self._end(FAILED_GRACE_S))
-        elif process.is_chief and not self._failures:
+        if self._told_to_end or (self._chief_done and not process.is_chief):
+            return
+        if code in PERMANENT:
+            self._failures += [*self._fallen, Verdict(code, process.name, process.last_error)]
+            self._fallen.clear()
+            self._end(FAILED_GRACE_S)
+        elif code:
+            self._fallen.append(Verdict(code, process.name, process.last_error))
+            if not self._running:
+                self._decide()
+            elif len(self._fallen) == 1:
+                self._later(REASON_S, self._decide)
+        elif process.is_chief and not self._fallen:
             self._later(FINISH_S, lambda: self._end(FAILED_GRACE_S))
+
+    @property
+    def _chief_done(self) -> bool:
+        return self._codes.get(self._chief.name) == 0
+
+    def _decide(self) -> None:
+        """What follows from the replicas that failed: a restart if the budget has one, else the job's end."""
+        fallen = sorted(self._fallen, key=lambda failure: _rank(failure.code))
+        if self._chief_done and self._budget.policy.restarts:  # the primary is done, and with it the job
+            self._fallen.clear()
+            self._later(FINISH_S, lambda: self._end(FAILED_GRACE_S))
+            return
+        lost = [process for process in self._processes if process.reclaimed]
+        restart = self._budget.spend([failure.replica for failure in fallen], reclaimed=bool(lost))
+        if restart is None:
+            self._failures += self._fallen
+            self._fallen.clear()
+            self._end(FAILED_GRACE_S)
+            return
+        self._fallen.clear()
+        if restart.whole_job and self._running:
+            self._again = restart, fallen[0]
+            self._end(STOP_GRACE_S if lost else FAILED_GRACE_S)
+        else:
+            self._start_again(restart, fallen[0])
+
+    def _start_again(self, restart: Restart, cause: Verdict) -> None:
+        self._again, self._told_to_end, self._next = None, False, None
+        if restart.reclaimed:  # what fell first may have lost it
+            name = next(process.name for process in self._processes if process.reclaimed)
+            cause = Verdict(self._codes[name], name)
+        self._on_restart(restart, cause)
+        self._start([one for one in self._processes if restart.whole_job or one.name in restart.replicas])
+
+    def _stop(self) -> None:
+        self._on_stop()
+        self._stopping, self._again = True, None
+        if not self._budget.policy.restarts:
+            self._failures += self._fallen
+        self._fallen.clear()
+        self._end(STOP_GRACE_S)
 
     def _time_out(self) -> None:
         reason = f"the job ran longer than its timeout of {self._timeout_s:g} s"
         self._failures.append(Verdict(ExitCode.UNEXPECTED, self._chief.name, reason))
+        self._again = None
+        self._fallen.clear()
         self._end(FAILED_GRACE_S)
 
     def _end(self, grace_s: float) -> None:
         self._told_to_end = True
         for process in self._running.values():
-            process.stop()
+            process.ask_to_stop()
         self._later(grace_s, self._kill)
 
     def _kill(self) -> None:
         for process in self._running.values():
-            process.stop()
+            process.kill()
         self._next = None
 
     def _later(self, delay_s: float, action: Callable[[], None]) -> None:

@@ -59,10 +59,13 @@ class PipelineProcess:
         self._process.terminate()
 
 
-def pipeline_command(run: LocalRun) -> list[str]:
-    """The command line of the pipeline on this machine."""
+def pipeline_command(run: LocalRun, *, retries: int | None = None, chaos: Sequence[str] = ()) -> list[str]:
+    """The command line of the pipeline on this machine. `retries` and `chaos` are what `vlmpipe run` takes."""
     config = str(run.folder / RUN_FILE_COPY)
-    return [sys.executable, "-m", "pipelines.targets.local", "--config", config, "--run-id", run.marker.run_id]
+    command = [sys.executable, "-m", "pipelines.targets.local", "--config", config, "--run-id", run.marker.run_id]
+    if retries is not None:
+        command += ["--retries", str(retries)]
+    return [*command, "--chaos", ";".join(chaos)] if chaos else command
 
 
 def execute(run: LocalRun, view: View, command: Sequence[str] | None = None) -> int:

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from pipelines.chaos_report import chaos_lines, read_chaos, restart_lines
 from pipelines.live_view import clock
 from pipelines.local_run import DEFAULT_ROOT, LOG, MARKER, RUN_FILE_COPY, Marker, all_markers, is_running, read_marker
 from pipelines.run_state import (
@@ -73,6 +74,7 @@ class RunReport:
             "evaluation": read_json(self.folder / "evaluate.json") or None,
             "decision": read_json(self.folder / "decision.json") or None,
             "registered": read_json(self.folder / "registered.json") or None,
+            "chaos": read_chaos(self.folder, since_s=self.marker.started_s) or None,
         }
 
     def as_dict(self) -> dict[str, Any]:
@@ -226,6 +228,9 @@ def _said(report: RunReport) -> list[str]:
 
 
 def notes(report: RunReport) -> list[str]:
-    """What a step did otherwise than expected and went on, such as passing over a damaged checkpoint."""
-    found = [note for step in report.state.steps for note in step.detail.get("notes") or []]
-    return ["", *(f"note: {note}" for note in found)] if found else []
+    """What came otherwise than expected and the run went on: mishaps, restarts, a damaged checkpoint passed over."""
+    chaos = read_chaos(report.folder, since_s=report.marker.started_s)
+    found = [f"note: {note}" for step in report.state.steps for note in step.detail.get("notes") or []]
+    found += chaos_lines(chaos, survived=report.outcome == "done")
+    found += [f"note: {line}" for line in restart_lines(report.state)] if not chaos else []
+    return ["", *found] if found else []

@@ -19,6 +19,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from components.restart_budget import CHAOS_VARIABLE, RETRIES_VARIABLE
 from components.shell import FAILURE_VARIABLE, STOPPED_VARIABLE, run_uri_of
 from pipelines.run_state import read_json
 from trainer.errors import ExitCode, run_main
@@ -127,7 +128,16 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="pipelines.targets.local", description=__doc__)
     parser.add_argument("--config", required=True, help="path of the run file")
     parser.add_argument("--run-id", required=True, help="name of the run and of its folder")
+    parser.add_argument(
+        "--retries", help="restarts of each replica of a job that fails; see components/restart_budget.py"
+    )
+    parser.add_argument("--chaos", help="mishaps of the training job; see components/chaos.py")
     options = parser.parse_args(arguments)
+    # kfp.local's steps inherit the environment; a step's inputs are those of the step on Vertex AI.
+    for variable, value in ((RETRIES_VARIABLE, options.retries), (CHAOS_VARIABLE, options.chaos)):
+        os.environ.pop(variable, None)
+        if value:
+            os.environ[variable] = value
     from pipelines.config import load_run_file
 
     return run_local(load_run_file(options.config), run_id=options.run_id)

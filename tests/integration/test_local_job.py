@@ -12,74 +12,15 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from components import local_supervisor
-from components.local_job import run_local_job
-from trainer.errors import ConfigError, ExitCode, UserError
+from tests.fakes.replicas import pool, record, run, run_failing, spec
+from trainer.errors import ConfigError, ExitCode
 
 pytestmark = pytest.mark.timeout(60)
-
-PRELUDE = """
-import json, os, pathlib, signal, subprocess, sys
-here = pathlib.Path(sys.argv[1])
-me = json.loads(os.environ["CLUSTER_SPEC"])["task"]
-name = f"{me['type']}-{me['index']}"
-alive = open(here / "alive", "w")
-"""
-
-
-@pytest.fixture
-def alive(tmp_path: Path) -> Iterator[int]:
-    """Read end of the FIFO that every script of the test holds open."""
-    os.mkfifo(tmp_path / "alive")
-    reader = os.open(tmp_path / "alive", os.O_RDONLY | os.O_NONBLOCK)
-    os.set_blocking(reader, True)
-    yield reader
-    os.close(reader)
-
-
-@pytest.fixture
-def short_graces(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("FINISH_S", "REASON_S", "FAILED_GRACE_S"):
-        monkeypatch.setattr(local_supervisor, name, 0.3)
-
-
-def pool(tmp_path: Path, script: str, replica_count: float = 1.0, **container: Any) -> dict[str, Any]:
-    command = ["python", "-c", PRELUDE + script]
-    return {
-        "machine_spec": {"machine_type": "n1-standard-4"},
-        "replica_count": replica_count,
-        "container_spec": {"image_uri": "python:3.11", "command": command, "args": [str(tmp_path)], **container},
-    }
-
-
-def spec(tmp_path: Path, *pools: dict[str, Any], **fields: Any) -> dict[str, Any]:
-    return {
-        "worker_pool_specs": list(pools),
-        "base_output_directory": {"output_uri_prefix": str(tmp_path / "run")},
-        **fields,
-    }
-
-
-def record(tmp_path: Path) -> dict[str, Any]:
-    value: dict[str, Any] = json.loads((tmp_path / "run/steps/train.json").read_text())
-    return value
-
-
-def run(job_spec: dict[str, Any]) -> str:
-    return run_local_job("my-run-train", job_spec, labels={"vlmpipe-step": "train"})
-
-
-def run_failing(job_spec: dict[str, Any]) -> UserError:
-    with pytest.raises(UserError) as caught:
-        run(job_spec)
-    return caught.value
-
 
 WRITE_ENVIRONMENT = '(here / f"{name}.json").write_text(json.dumps(dict(os.environ)))'
 HOLD = "signal.pause()"

@@ -25,6 +25,7 @@ from trainer.checkpoint.attempts import attempt_of, read_attempts, require_curre
 from trainer.checkpoint.crash_points import crash_point
 from trainer.errors import ConfigError, ExitCode, UserError, os_errors
 from trainer.storage import AlreadyExistsError, CorruptObjectError, Storage, crc32c_of, crc32c_of_file
+from trainer.transfer import in_parallel
 
 FORMAT_VERSION = 2
 FOLDER = "checkpoints"
@@ -70,13 +71,16 @@ def checkpoint_name(attempt: int, step: int, nonce: str) -> str:
 
 def upload_node_files(store: Storage, name: str, node: int, staging: Path) -> None:
     """Upload what this node's ranks wrote, then the manifest that vouches for it."""
-    entries = {}
-    for file in sorted(path for path in staging.rglob("*") if path.is_file()):
+
+    def upload(file: Path) -> tuple[str, dict[str, int]]:
         relative = file.relative_to(staging).as_posix()
-        entries[relative] = {"bytes": file.stat().st_size, "crc32c": crc32c_of_file(file)}
+        entry = {"bytes": file.stat().st_size, "crc32c": crc32c_of_file(file)}
         # The checksum goes with the file: one that changes on its way from here is refused, and nothing is committed.
-        store.upload(file, f"{FOLDER}/{name}/{relative}", crc32c=entries[relative]["crc32c"])
+        store.upload(file, f"{FOLDER}/{name}/{relative}", crc32c=entry["crc32c"])
         crash_point("first file uploaded")
+        return relative, entry
+
+    entries = dict(in_parallel(upload, sorted(path for path in staging.rglob("*") if path.is_file())))
     crash_point("files uploaded")
     store.write(f"{FOLDER}/{name}/{manifest_of(node)}", json.dumps(entries).encode())
     crash_point("manifest written")

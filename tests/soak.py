@@ -1,0 +1,184 @@
+"""Real training of a tiny model under SIGKILL at random times: nothing may be lost, nothing made differently.
+
+    python -m tests.soak --rounds 50 --seed 1        (make soak N=50 SEED=1)
+
+Two nodes of one rank each, run by the local twin of a Vertex AI job, with its restarts. In each round a random rank,
+rank 0 or a whole node is killed, up to three times, at moments drawn from the seed and the round's number: from the
+start of the program over any step to the writing of a checkpoint. Afterwards the round must agree with a run that
+nothing happened to: each step's rows once and in order, loss and gradient norm of each step bit for bit, and every byte
+of weights, optimizer state and random state in the last checkpoint. Exit code 1 if any round does not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from components.chaos import Event
+from components.chaos_monkey import CHAOS_LOG
+from components.local_job import run_local_job
+from components.restart_budget import CHAOS_VARIABLE, RETRIES_VARIABLE
+from tests.trainer_runs import make_run, metrics
+from trainer.config import JobConfig
+from trainer.errors import UserError
+
+NODES, NUM_STEPS, CHECKPOINT_EVERY_STEPS = 2, 60, 8
+COMPARED = ("step", "epoch", "loss", "grad_norm", "learning_rate", "label_tokens", "rows")
+LONGEST_START_S = 8.0  # a kill drawn for the start comes this long after it, at the latest
+CHANGES = {
+    "train.max_steps": NUM_STEPS,
+    "train.epochs": 1000,
+    "train.global_batch_rows": 16,  # steps long enough to be hit
+    "train.checkpoint_every_steps": CHECKPOINT_EVERY_STEPS,
+    "features.cache": "off",
+}
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run made: each step's numbers, and the checksums of its last checkpoint's files."""
+
+    steps: list[dict[str, Any]]
+    files: dict[str, int]
+
+
+@dataclass(frozen=True)
+class Round:
+    """One disturbed run. `difference` says how it differs from the undisturbed one; empty when it does not."""
+
+    number: int
+    chaos: str
+    kills: int
+    restarts: int
+    steps_repeated: int
+    wall_s: float
+    difference: str
+
+
+def train(root: Path, run_id: str, chaos: str = "") -> JobConfig:
+    """Train a run to its end as a local job of two nodes, with the given mishaps. What it says goes to <run_id>.log."""
+    job = make_run(root, run_id, CHANGES, features="off")
+    pool = {
+        "machine_spec": {"machine_type": "n1-standard-4"},
+        "replica_count": 1,
+        "container_spec": {
+            "image_uri": "python:3.11",
+            "command": ["python", "-m", "trainer.launch"],
+            "args": ["--nproc-per-node", "1", "--", "trainer.train", "--config", f"{job.run.run_uri}/run.json"],
+        },
+    }
+    spec = {
+        "worker_pool_specs": [pool] * NODES,
+        "base_output_directory": {"output_uri_prefix": job.run.run_uri},
+        "scheduling": {"restart_job_on_worker_restart": True},
+    }
+    before = {name: os.environ.pop(name, None) for name in (CHAOS_VARIABLE, RETRIES_VARIABLE)}
+    os.environ |= {CHAOS_VARIABLE: chaos} if chaos else {}
+    try:
+        with (root / f"{run_id}.log").open("w") as log, contextlib.redirect_stdout(log):
+            run_local_job(run_id, spec, labels={"vlmpipe-step": "train"})
+    finally:
+        os.environ.pop(CHAOS_VARIABLE, None)
+        os.environ |= {name: value for name, value in before.items() if value is not None}
+    return job
+
+
+def result_of(job: JobConfig) -> Result:
+    """Read what a run made. Manifests of the last checkpoint hold the checksum of each of its files."""
+    steps = [{name: line[name] for name in COMPARED} for line in metrics(job)]
+    last = max(Path(job.run.run_uri, "checkpoints").glob("*/COMMIT")).parent
+    files: dict[str, int] = {}
+    for manifest in sorted(last.glob("node-*.json")):
+        files |= {name: entry["crc32c"] for name, entry in json.loads(manifest.read_text()).items()}
+    return Result(steps, {name: crc for name, crc in files.items() if name != ".metadata"})  # holds times and names
+
+
+def difference(found: Result, expected: Result) -> str:
+    """How two runs differ, in words, or "" when they do not."""
+    made = [line["step"] for line in found.steps]
+    if made != list(range(1, NUM_STEPS + 1)):
+        return f"steps are not 1 to {NUM_STEPS} once each: {made}"
+    for ours, theirs in zip(found.steps, expected.steps, strict=True):
+        if ours != theirs:
+            return f"step {ours['step']}: {ours}, undisturbed {theirs}"
+    changed = sorted(name for name, _ in set(found.files.items()) ^ set(expected.files.items()))
+    return f"files of the last checkpoint: {', '.join(changed)}" if changed else ""
+
+
+def kills(seed: int, number: int) -> str:
+    """The kills of a round: one to three, of a random rank, of rank 0 or of a node, anywhere from the start on."""
+    draw = random.Random(f"{seed}-{number}").random
+    events = []
+    for _ in range(1 + int(3 * draw())):
+        rank, node = ((int(draw() * NODES), None), (0, None), (None, int(draw() * NODES)))[int(3 * draw())]
+        starting = draw() < 0.2
+        step = 0 if starting else 1 + int(draw() * NUM_STEPS * 0.6)
+        delay_s = round(draw() * (LONGEST_START_S if starting else 0.6), 2)
+        events.append(Event("kill", step, node=node, rank=rank, delay_s=delay_s))
+    return ";".join(map(str, events))
+
+
+def disturbed(root: Path, number: int, chaos: str, expected: Result) -> Round:
+    """One round, compared with the undisturbed run. A job that fails counts as a difference."""
+    run_id, started_s = f"round-{number}", time.monotonic()
+    try:
+        found = difference(result_of(train(root, run_id, chaos)), expected)
+    except UserError as error:
+        found = error.found
+    lines = [json.loads(line) for line in (root / "runs" / run_id / CHAOS_LOG).read_text().splitlines()]
+    restarts = [line for line in lines if line["event"] == "restart"]
+    return Round(
+        number,
+        chaos,
+        kills=sum(line["event"] == "kill" for line in lines),
+        restarts=len(restarts),
+        steps_repeated=sum(line["steps_repeated"] for line in restarts),
+        wall_s=time.monotonic() - started_s,
+        difference=found,
+    )
+
+
+def table(rounds: Sequence[Round]) -> list[str]:
+    """The rounds as lines of text."""
+    lines = [f"{'round':>5} {'kills':>5} {'restarts':>8} {'steps repeated':>14} {'seconds':>7}  outcome"]
+    for one in rounds:
+        counts = f"{one.number:5} {one.kills:5} {one.restarts:8} {one.steps_repeated:14} {one.wall_s:7.1f}"
+        lines.append(f"{counts}  {one.difference or 'same'}   [{one.chaos}]")
+    return lines
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the rounds and print the table as it grows."""
+    parser = argparse.ArgumentParser(prog="tests.soak", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seed", type=int, default=int(time.time()))
+    parser.add_argument("--keep", type=Path, help="folder to keep the runs in; default a temporary one")
+    options = parser.parse_args(arguments)
+    with contextlib.ExitStack() as stack:
+        root = options.keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="vlmpipe-soak-")))
+        root.mkdir(parents=True, exist_ok=True)
+        print(f"soak: {options.rounds} rounds, seed {options.seed}, {NODES} nodes, {NUM_STEPS} steps", flush=True)
+        expected = result_of(train(root, "undisturbed"))
+        rounds: list[Round] = []
+        for number in range(1, options.rounds + 1):
+            rounds.append(disturbed(root, number, kills(options.seed, number), expected))
+            print("\n".join(table(rounds)[-1:] if number > 1 else table(rounds)), flush=True)
+    wrong = sum(bool(one.difference) for one in rounds)
+    killed = sum(one.kills for one in rounds)
+    same = f"{len(rounds) - wrong} of {len(rounds)} rounds the same as undisturbed"
+    print(f"soak: {same}, {killed} kills, seed {options.seed}")
+    return 1 if wrong or not killed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
