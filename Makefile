@@ -119,6 +119,10 @@ bench-planner: $(INSTALLED_DEV)  ## the planner's memory, FLOPs and step times b
 bench-checkpoint: $(INSTALLED_DEV)  ## what checkpoints cost: stall, overhead of a run, upload, resolve
 	@OMP_NUM_THREADS=1 $(BIN)/python -W ignore -m benchmarks.bench_checkpoint $(args)
 
+.PHONY: duel
+duel: $(INSTALLED_DEV)  ## the same damage before torch DCP, torch.load, safetensors and DeepSpeed: who notices
+	@OMP_NUM_THREADS=1 $(BIN)/python -W ignore -m benchmarks.duel_checkpoints
+
 .PHONY: soak
 soak: N ?= 10
 soak: SEED ?= 1

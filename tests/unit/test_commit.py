@@ -3,26 +3,35 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from trainer.checkpoint.attempts import claim_attempt
 from trainer.checkpoint.commit import (
     CommitRecord,
+    DamagedError,
+    Listing,
     checkpoint_name,
     commit,
     committed,
-    delete_old,
     fetch_folder,
+    inspect,
     newest_good,
+    read_record,
+    reject,
     upload_node_files,
+    verify,
 )
-from trainer.errors import ExitCode, UserError
-from trainer.storage import LocalStorage
+from trainer.checkpoint.retention import Retention, delete_old, sweep_leftovers
+from trainer.errors import ConfigError, ExitCode, UserError
+from trainer.storage import LocalStorage, crc32c_of
 
 RECORD = CommitRecord(
+    attempt=1,
     epoch=0,
     step=1,
     rows_consumed=8,
@@ -35,6 +44,7 @@ RECORD = CommitRecord(
     tower_sha256="tower",
     versions={},
 )
+KEY = b"secret"
 
 
 @pytest.fixture
@@ -42,16 +52,25 @@ def store(tmp_path: Path) -> LocalStorage:
     return LocalStorage(tmp_path / "run")
 
 
-def save(store: LocalStorage, tmp_path: Path, step: int, *, commits: bool = True) -> str:
+def save(
+    store: LocalStorage,
+    tmp_path: Path,
+    step: int,
+    *,
+    attempt: int = 1,
+    commits: bool = True,
+    key: bytes = b"",
+    loss: float | None = None,
+) -> str:
     """A checkpoint of two nodes with one file each."""
-    name = checkpoint_name(0, step, f"nonce{step}")
+    name = checkpoint_name(attempt, step, f"nonce{step}")
     for node in range(2):
-        staging = tmp_path / f"staging-{step}-{node}"
+        staging = tmp_path / f"staging-{attempt}-{step}-{node}"
         (staging / "deep").mkdir(parents=True)
         (staging / "deep" / f"shard-{node}").write_bytes(bytes([step, node]) * 1000)
         upload_node_files(store, name, node, staging)
     if commits:
-        commit(store, name, dataclasses.replace(RECORD, step=step))
+        commit(store, name, dataclasses.replace(RECORD, step=step, attempt=attempt, loss=loss), key=key)
     return name
 
 
@@ -129,19 +148,141 @@ def test_all_damaged_is_an_error_and_deletes_nothing(store: LocalStorage, tmp_pa
 
 def test_old_ones_are_deleted_and_the_newest_kept(store: LocalStorage, tmp_path: Path) -> None:
     names = [save(store, tmp_path, step) for step in (1, 2, 3)]
-    assert delete_old(store, keep=2, newest=names[-1]) == names[:1]
+    assert delete_old(store, Retention(2), newest=names[-1]) == names[:1]
     assert committed(store) == names[1:]
     assert not store.list(f"checkpoints/{names[0]}")
+
+
+def test_what_a_later_start_saved_is_newer_whatever_its_step(store: LocalStorage, tmp_path: Path) -> None:
+    save(store, tmp_path, 9, attempt=1)
+    newest = save(store, tmp_path, 2, attempt=2)
+    found, _ = newest_good(store)
+    assert found is not None and found.name == newest
 
 
 def test_checkpoints_of_a_future_that_did_not_happen_never_outlive_the_one_just_saved(
     store: LocalStorage, tmp_path: Path
 ) -> None:
-    resumed_from = save(store, tmp_path, 1)
-    save(store, tmp_path, 9)  # passed over as damaged
-    newest = save(store, tmp_path, 2)
-    delete_old(store, keep=1, newest=newest)
+    resumed_from = save(store, tmp_path, 1, attempt=1)
+    save(store, tmp_path, 9, attempt=1)  # passed over as damaged
+    newest = save(store, tmp_path, 2, attempt=2)
+    delete_old(store, Retention(1), newest=newest)
     assert committed(store) == [newest] != [resumed_from]
+
+
+def test_clearing_spares_what_a_later_start_saved(store: LocalStorage, tmp_path: Path) -> None:
+    zombies = save(store, tmp_path, 9, attempt=1)
+    later = save(store, tmp_path, 2, attempt=2)
+    assert delete_old(store, Retention(1), newest=zombies) == []
+    assert committed(store) == [zombies, later]
+
+
+def test_multiples_of_a_step_and_the_best_stay(store: LocalStorage, tmp_path: Path) -> None:
+    losses = {1: 0.5, 2: 0.9, 3: 0.1, 4: None, 5: 0.7, 6: 0.8}
+    names = {step: save(store, tmp_path, step, loss=loss) for step, loss in losses.items()}
+    delete_old(store, Retention(1, keep_every_steps=4, keep_best=True), newest=names[6])
+    assert committed(store) == [names[step] for step in (3, 4, 6)]
+
+
+def test_a_rejected_one_takes_no_place_among_the_last(store: LocalStorage, tmp_path: Path) -> None:
+    names = [save(store, tmp_path, step) for step in (1, 2, 3)]
+    reject(store, names[1], "damaged")
+    assert delete_old(store, Retention(2), newest=names[-1]) == [names[1]]
+
+
+def test_a_rejection_deletes_nothing_and_keeps_its_reason(store: LocalStorage, tmp_path: Path) -> None:
+    name = save(store, tmp_path, 1)
+    before = store.list(f"checkpoints/{name}")
+    reject(store, name, "a reason")
+    after = store.list(f"checkpoints/{name}")
+    assert [info for info in after if info in before] == before and len(after) == len(before) + 1
+    assert json.loads(store.read(f"checkpoints/{name}/REJECTED.json")) == {"reason": "a reason"}
+    assert Listing.read(store).rejected == {name}
+    verify(store, name)  # another reader judges for itself
+
+
+def test_sweeping_takes_leftovers_of_earlier_starts_only(store: LocalStorage, tmp_path: Path) -> None:
+    kept = save(store, tmp_path, 1, attempt=1)
+    left = save(store, tmp_path, 2, attempt=1, commits=False)
+    own = save(store, tmp_path, 3, attempt=2, commits=False)
+    store.write("checkpoints/notes.txt", b"not ours")
+    assert sweep_leftovers(store, 2) == [left]
+    assert Listing.read(store).folders == {kept, own}
+    assert store.read("checkpoints/notes.txt") == b"not ours"
+
+
+def test_what_was_given_up_does_not_exist_and_is_swept(store: LocalStorage, tmp_path: Path) -> None:
+    given_up = save(store, tmp_path, 9, attempt=claim_attempt(store, fresh=False).attempt)
+    mine = claim_attempt(store, fresh=True)
+    assert newest_good(store) == (None, [])
+    newest = save(store, tmp_path, 1, attempt=mine.attempt)
+    assert sweep_leftovers(store, mine.attempt) == [given_up]
+    assert committed(store) == [newest]
+
+
+def test_a_start_that_was_overtaken_cannot_commit(store: LocalStorage, tmp_path: Path) -> None:
+    name = save(store, tmp_path, 1, attempt=1, commits=False)
+    assert claim_attempt(store, fresh=False).attempt == 2
+    with pytest.raises(UserError, match="start 2 has taken over") as caught:
+        commit(store, name, RECORD)
+    assert caught.value.code == ExitCode.SUPERSEDED and committed(store) == []
+    sweep_leftovers(store, 2)
+    with pytest.raises(UserError, match="start 2 has taken over"):  # its files are gone, which is not the cause
+        commit(store, name, RECORD)
+
+
+def test_latest_names_the_last_one_and_nobody_trusts_it(store: LocalStorage, tmp_path: Path) -> None:
+    name = save(store, tmp_path, 1)
+    assert store.read("checkpoints/LATEST") == name.encode()
+    store.write("checkpoints/LATEST", b"nonsense")
+    found, _ = newest_good(store)
+    assert found is not None and found.name == name
+
+
+def test_a_look_reads_no_shard(store: LocalStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = save(store, tmp_path, 1)
+    monkeypatch.setattr(store, "fetch", lambda _: pytest.fail("a shard was read"))
+    checkpoint, checksums = inspect(store, name, Listing.read(store))
+    assert checkpoint.record.step == 1
+    assert checksums == {f"deep/shard-{node}": crc32c_of(bytes([1, node]) * 1000) for node in range(2)}
+
+
+@pytest.mark.parametrize("how", ["cut", "remove"])
+def test_a_look_finds_what_is_missing_or_of_another_size(store: LocalStorage, tmp_path: Path, how: str) -> None:
+    name = save(store, tmp_path, 1)
+    damage(store.path(f"checkpoints/{name}/deep/shard-1"), how)
+    with pytest.raises(DamagedError, match="deep/shard-1"):
+        inspect(store, name, Listing.read(store))
+
+
+def test_a_signature_is_asked_for_by_who_has_the_key(store: LocalStorage, tmp_path: Path) -> None:
+    signed, unsigned = save(store, tmp_path, 1, key=KEY), save(store, tmp_path, 2)
+    for name in (signed, unsigned):
+        verify(store, name)
+    verify(store, signed, key=KEY)
+    for name, key in ((unsigned, KEY), (signed, b"another")):
+        with pytest.raises(DamagedError, match="not signed with this run's key"):
+            verify(store, name, key=key)
+
+
+def test_a_format_of_another_version_is_refused_rather_than_passed_over(store: LocalStorage, tmp_path: Path) -> None:
+    """Passed over, it would be cleared away by the next save of the older program."""
+    save(store, tmp_path, 1)
+    newest = save(store, tmp_path, 2)
+    text = json.dumps({**dataclasses.asdict(RECORD), "format_version": 3}).encode()
+    store.write(f"checkpoints/{newest}/COMMIT", text + f"\n{crc32c_of(text):08x}".encode())
+    for read in (lambda: newest_good(store), lambda: read_record(store, newest)):
+        with pytest.raises(ConfigError, match="format version 3, this program reads 2"):
+            read()
+
+
+def test_an_upload_is_refused_when_a_file_changes_after_its_checksum(
+    store: LocalStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainer.checkpoint.commit.crc32c_of_file", lambda path: 12345)
+    with pytest.raises(UserError, match="changed before they reached"):
+        save(store, tmp_path, 1)
+    assert committed(store) == []
 
 
 def test_committing_again_after_a_lost_answer_is_success(store: LocalStorage, tmp_path: Path) -> None:

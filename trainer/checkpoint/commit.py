@@ -102,7 +102,11 @@ def commit(store: Storage, name: str, record: CommitRecord, *, key: bytes = b"")
     manifests = {}
     for node in range(record.num_nodes):
         manifest = manifest_of(node)
-        manifests[manifest] = crc32c_of(store.read(f"{FOLDER}/{name}/{manifest}"))
+        try:
+            manifests[manifest] = crc32c_of(store.read(f"{FOLDER}/{name}/{manifest}"))
+        except UserError:
+            require_current(store, record.attempt)  # a later start has swept it: that is the cause to name
+            raise
     text = json.dumps({**asdict(record), "manifests": manifests}).encode()
     body = b"\n".join([text, f"{crc32c_of(text):08x}".encode(), *([_signature(text, key)] if key else [])])
     require_current(store, record.attempt)

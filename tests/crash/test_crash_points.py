@@ -1,0 +1,137 @@
+"""SIGKILL at every registered point of the protocol. A point that nothing reaches fails here: nobody is killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.crash.cases import FULL, case
+from tests.crash.world import after_a_fault, loaded, run_once, save, upload
+from trainer.checkpoint.attempts import claim_attempt
+from trainer.checkpoint.commit import checkpoint_name, committed
+from trainer.checkpoint.crash_points import POINTS, VARIABLE
+from trainer.storage import LocalStorage, Storage
+
+ROOT = Path(__file__).parents[2]
+OF_THE_SAVER = ("snapshot taken", "files written")  # before anything is uploaded: they need tensors and a process group
+COMMITTED_FROM = POINTS.index("after COMMIT")
+
+
+def before_the_crash(store: Storage, scratch: Path) -> str:
+    """A first start saved steps 1 to 3 and was killed in its fourth save. Returns its newest checkpoint."""
+    attempt = claim_attempt(store, fresh=False).attempt
+    newest = [save(store, scratch, step, attempt=attempt) for step in (1, 2, 3)][-1]
+    upload(store, scratch, checkpoint_name(attempt, 4, "left"), 4, nodes=range(1))
+    return newest
+
+
+def killed_at(point: str, module: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, VARIABLE: point, "OMP_NUM_THREADS": "1", **variables}
+    return subprocess.run(
+        [sys.executable, "-m", module, *arguments],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+
+
+def require_old_or_new(store: Storage, scratch: Path, point: str, old: str) -> None:
+    new = set(committed(store)) - {old, *(checkpoint_name(1, step, "a") for step in (1, 2))}
+    assert len(new) == (POINTS.index(point) >= COMMITTED_FROM)
+    after_a_fault(store, scratch, allowed=new or {old})
+
+
+@case(
+    "crash points",
+    "SIGKILL at “{}”",
+    "the old or the new checkpoint, whole; the same command commits and clears up",
+    point=[point for point in POINTS if point not in OF_THE_SAVER],
+)
+def test_killed_at_a_point_of_the_protocol(point: str, store: Storage, scratch: Path, request: Any) -> None:
+    old = before_the_crash(store, scratch)
+    host = (
+        {} if isinstance(store, LocalStorage) else {"STORAGE_EMULATOR_HOST": request.getfixturevalue("server").endpoint}
+    )
+    done = killed_at(point, "tests.crash.program", store.root_uri, str(scratch), **host)
+    assert done.returncode == -signal.SIGKILL, f"never came to {point!r}: {done.stderr}"
+    require_old_or_new(store, scratch, point, old)
+
+
+@pytest.fixture(scope="module")
+def savers(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """The real CheckpointSaver and resume, forked once for each point, so that torch is imported once."""
+    root = tmp_path_factory.mktemp("savers")
+    points = POINTS if FULL else OF_THE_SAVER
+    for number, _ in enumerate(points):
+        before_the_crash(LocalStorage(root / str(number)), root)
+    done = killed_at("", "tests.crash.saver_program", str(root), *points, TMPDIR=str(root))
+    assert done.returncode == 0, done.stderr
+    return root, json.loads(done.stdout)
+
+
+@case(
+    "crash points",
+    "SIGKILL of a training process, saver thread at “{}”",
+    "the old or the new checkpoint, whole; the same command commits and clears up",
+    short=OF_THE_SAVER,
+    point=POINTS,
+)
+def test_the_saver_killed_at_a_point(point: str, savers: tuple[Path, dict[str, Any]], scratch: Path) -> None:
+    root, found = savers
+    assert found["killed"][point] == -signal.SIGKILL, f"never came to {point!r}"
+    number = list(found["killed"]).index(point)
+    require_old_or_new(LocalStorage(root / str(number)), scratch, point, checkpoint_name(1, 3, "a"))
+
+
+def test_a_start_that_is_not_killed_commits(local: LocalStorage, scratch: Path) -> None:
+    """What the killed ones are measured against."""
+    before_the_crash(local, scratch)
+    newest = run_once(local, scratch)
+    assert loaded(local, scratch).name == newest and committed(local) == [newest]
+
+
+REFUSALS = {
+    "another row plan": "the data or the row plan changed",
+    "another model": "the model section of the run file changed",
+    "another strategy's format": "the strategy's checkpoint format changed",
+    "another tower": "the frozen tower's weights changed",
+    "another number of ranks under ZeRO": "the number of ranks (ZeRO state is cut by it) changed from 2 to 1",
+}
+
+
+@case(
+    "topology",
+    "resumed with {}",
+    "refused in words (64); nothing is loaded and nothing deleted",
+    change=REFUSALS,
+)
+def test_a_checkpoint_of_something_else_is_refused(change: str, savers: tuple[Path, dict[str, Any]]) -> None:
+    refused = savers[1]["refused"][change]
+    assert REFUSALS[change] in refused["text"]
+    assert refused["code"] == 64 and refused["loaded"] == [] and refused["kept"]
+
+
+def test_another_number_of_ranks_is_welcome_in_dcp(savers: tuple[Path, dict[str, Any]]) -> None:
+    """Its files are by parameter name. The real reshard is in tests/integration/test_elastic.py."""
+    assert savers[1]["other_ranks_in_dcp"] == 3
+
+
+@case(
+    "bytes",
+    "a flipped bit, found at resume by the training processes themselves",
+    "the one before is loaded on all ranks, the damaged one is marked and kept",
+)
+def test_resume_passes_over_a_flipped_bit(savers: tuple[Path, dict[str, Any]]) -> None:
+    found = savers[1]["damaged"]
+    assert found["loaded"] == [2] and "deep/shard-1 differs from its CRC32C" in found["passed_over"][0]
+    assert found["marked"] and found["kept"]

@@ -1,0 +1,211 @@
+"""A disk that is full, broken or read-only; clocks that lie; signatures."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+import pytest
+
+from tests.crash.cases import case
+from tests.crash.world import (
+    after_a_fault,
+    loaded,
+    run_once,
+    save,
+    sealed,
+    tamper,
+    two_committed,
+    upload,
+)
+from tests.e2e.disk import small_disk
+from trainer import storage
+from trainer.checkpoint.commit import FOLDER, checkpoint_name, committed, newest_good
+from trainer.errors import ExitCode, UserError
+from trainer.storage import LocalStorage, Storage
+
+# In the order of one start: claim and begin, two files of node 0, its manifest, one file of node 1, its manifest, ends.
+LOCAL_WRITES = {
+    "the claim of a start": 0,
+    "the note of where it begins": 1,
+    "a shard": 2,
+    "a node's manifest": 4,
+    "the other node's shard": 5,
+    "the other node's manifest": 6,
+    "COMMIT": 7,
+    "LATEST": 8,
+}
+FAULTS = {errno.ENOSPC: ExitCode.CANNOT_WRITE, errno.EIO: ExitCode.UNEXPECTED, errno.EROFS: ExitCode.NO_PERMISSION}
+
+
+@pytest.fixture
+def old(local: LocalStorage, scratch: Path) -> str:
+    return two_committed(local, scratch)[1]
+
+
+@case(
+    "disk",
+    "the disk is full, broken or read-only (ENOSPC, EIO, EROFS) at the write of {}",
+    "a sentence and its exit code; the old or the new checkpoint; no temporary file is left",
+    write=LOCAL_WRITES,
+)
+def test_a_write_fails(
+    write: str, old: str, local: LocalStorage, scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = storage._copy
+    for number, code in FAULTS.items():
+        writes = iter(range(100))
+
+        def failing(source: IO[bytes], sink: IO[bytes], writes: Iterator[int] = writes, number: int = number) -> int:
+            if next(writes) == LOCAL_WRITES[write]:
+                sink.write(source.read()[:10])
+                raise OSError(number, os.strerror(number), getattr(sink, "name", ""))
+            return copy(source, sink)
+
+        before = committed(local)
+        with monkeypatch.context() as patch:
+            patch.setattr(storage, "_copy", failing)
+            with pytest.raises(UserError, match="while writing") as caught:
+                run_once(local, scratch, keep=9)
+        assert caught.value.code == code
+        assert not [path for path in local.root.rglob(".tmp-*") if "lock" not in path.name]
+        assert len(set(committed(local)) - set(before)) == (write == "LATEST")
+    after_a_fault(local, scratch, allowed={committed(local)[-1]})
+
+
+def test_every_local_write_of_a_start_is_in_the_table(
+    old: str, local: LocalStorage, scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[str] = []
+    copy = storage._copy
+
+    def noting(source: IO[bytes], sink: IO[bytes]) -> int:
+        written.append(Path(f"/proc/self/fd/{sink.fileno()}").resolve().parent.name)
+        return copy(source, sink)
+
+    monkeypatch.setattr(storage, "_copy", noting)
+    run_once(local, scratch)
+    assert len(written) == max(LOCAL_WRITES.values()) + 1
+    assert [written[number] for number in (0, 1, 8)] == [FOLDER] * 3
+    assert "deep" in written[2:4] and written[5] == "deep"  # a node's files are sent at once
+
+
+@case(
+    "disk",
+    "the disk runs full (a real small one, or a limit on files) in the middle of a save",
+    "exit 73; the old one stays",
+)
+def test_a_real_disk_runs_full(tmp_path: Path, scratch: Path) -> None:
+    with small_disk(tmp_path / "disk") as disk:
+        store = LocalStorage(disk.folder / "run")
+        _, old = two_committed(store, scratch)
+        with full(disk.folder), pytest.raises(UserError, match="no space left") as caught:
+            run_once(store, scratch)
+        assert caught.value.code == ExitCode.CANNOT_WRITE
+        after_a_fault(store, scratch, allowed={old})
+
+
+class full:
+    """No room for a shard on the disk of `folder`, for as long as the block lasts."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._ballast = folder, folder / "ballast"
+
+    def __enter__(self) -> None:
+        if os.path.ismount(self._folder):
+            with self._ballast.open("wb", buffering=0) as sink:
+                try:
+                    while sink.write(bytes(1 << 12)):
+                        pass
+                except OSError as error:
+                    assert error.errno == errno.ENOSPC
+        else:
+            self._limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1000, self._limit[1]))
+
+    def __exit__(self, *_: object) -> None:
+        if self._ballast.exists():
+            self._ballast.unlink()
+        else:
+            resource.setrlimit(resource.RLIMIT_FSIZE, self._limit)
+
+
+@case("disk", "the output folder may not be written", "exit 77 before anything is done")
+def test_a_folder_that_may_not_be_written() -> None:
+    with pytest.raises(UserError, match="no permission") as caught:  # the one place that root may not write either
+        run_once(LocalStorage("/sys/kernel/vlmpipe"), Path("/nowhere"))
+    assert caught.value.code == ExitCode.NO_PERMISSION
+
+
+@case("disk", "temporary files of a killed write lie about", "never read as objects; the next start is not disturbed")
+def test_leftover_temporary_files(old: str, local: LocalStorage, scratch: Path) -> None:
+    for folder in (FOLDER, f"{FOLDER}/{old}", f"{FOLDER}/{old}/deep"):
+        (local.root / folder / ".tmp-abc").write_bytes(b"half")
+    after_a_fault(local, scratch, allowed={old})
+
+
+@case(
+    "disk", "a partial checkpoint of an earlier start lies about", "never chosen; swept once a newer one is committed"
+)
+def test_a_leftover_folder(store: Storage, scratch: Path) -> None:
+    _, old = two_committed(store, scratch)
+    for step, nodes in ((3, range(1)), (4, range(2))):
+        upload(store, scratch, checkpoint_name(1, step, "left"), step, nodes=nodes)
+    after_a_fault(store, scratch, allowed={old})
+
+
+@case("clock", "every file has an absurd time, newest first", "the order is that of starts and steps")
+def test_file_times_do_not_matter(local: LocalStorage, scratch: Path) -> None:
+    names = [save(local, scratch, step, attempt=attempt) for attempt, step in ((1, 1), (1, 2), (2, 1))]
+    for number, name in enumerate(names):
+        for path in (local.root / FOLDER / name).rglob("*"):
+            os.utime(path, ns=(0, 4 * 10**18 // (number + 1)))
+    assert loaded(local, scratch).name == names[-1]
+    assert committed(local) == names
+
+
+@case("clock", "a machine's clock is {} hours off", "the order is that of starts and steps", hours=(-24, 24))
+def test_clocks_that_are_off(
+    hours: int, old: str, local: LocalStorage, scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = storage.time.time_ns
+    with monkeypatch.context() as patch:
+        patch.setattr(storage.time, "time_ns", lambda: real() + hours * 3600 * 10**9)
+        newest = run_once(local, scratch, keep=2)
+    assert newest > old and loaded(local, scratch).name == newest
+    after_a_fault(local, scratch, allowed={newest})
+
+
+SIGNED_WITH = {"the right key": b"right", "another key": b"wrong", "no key": b""}
+
+
+@case("signature", "the newest COMMIT is signed with {}", "loaded only with the right one", key=SIGNED_WITH)
+def test_signatures(key: str, store: Storage, scratch: Path) -> None:
+    old = save(store, scratch, 1, key=b"right")
+    newest = save(store, scratch, 2, key=SIGNED_WITH[key])
+    found, passed_over = newest_good(store, key=b"right")
+    assert found is not None and found.name == (newest if key == "the right key" else old)
+    assert passed_over == ([] if key == "the right key" else [f"{newest}: COMMIT is not signed with this run's key"])
+
+
+@case("signature", "a signed COMMIT is changed and given a right CRC32C", "passed over")
+def test_a_forged_commit(store: Storage, scratch: Path) -> None:
+    old, newest = (save(store, scratch, step, key=b"right") for step in (1, 2))
+
+    def forge(body: bytes) -> bytes:
+        text, _, signature = body.split(b"\n")
+        return sealed(text.replace(b'"step": 2', b'"step": 7')) + b"\n" + signature
+
+    tamper(store, newest, "COMMIT", forge)
+    found, _ = newest_good(store, key=b"right")
+    assert found is not None and found.name == old
+
+
+@case("signature", "a run without a key meets signed checkpoints", "loaded: the signature is the reader's choice")
+def test_no_key_reads_signed_ones(store: Storage, scratch: Path) -> None:
+    name = save(store, scratch, 1, key=b"right")
+    after_a_fault(store, scratch, allowed={name})

@@ -1,0 +1,171 @@
+"""A run's checkpoints without tensors: saving, damaging and judging them, on any store. Imports no torch."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from trainer.checkpoint.attempts import begin_at, claim_attempt
+from trainer.checkpoint.commit import (
+    FOLDER,
+    Checkpoint,
+    CommitRecord,
+    Listing,
+    checkpoint_name,
+    commit,
+    committed,
+    fetch_folder,
+    newest_good,
+    upload_node_files,
+    verify,
+)
+from trainer.checkpoint.retention import Retention, delete_old, sweep_leftovers
+from trainer.storage import Storage, crc32c_of
+
+NODES = 2
+
+
+def record(attempt: int, step: int, **changes: Any) -> CommitRecord:
+    """What a save at `step` says of itself."""
+    fields: dict[str, Any] = {
+        "attempt": attempt,
+        "epoch": 0,
+        "step": step,
+        "rows_consumed": 8 * step,
+        "world_size": 2,
+        "num_nodes": NODES,
+        "strategy": "ddp",
+        "checkpoint_format": "dcp",
+        "plan_sha256": "plan",
+        "model_sha256": "model",
+        "tower_sha256": "tower",
+        "versions": {},
+    }
+    return CommitRecord(**{**fields, **changes})
+
+
+def contents(step: int) -> dict[str, bytes]:
+    """Every file of the checkpoint at `step`: of the same names and sizes whatever the step."""
+    return {f"deep/shard-{node}": bytes([step, node]) * 2000 for node in range(NODES)} | {"small-0": bytes([step]) * 9}
+
+
+def stage(scratch: Path, step: int, node: int) -> Path:
+    """A folder with what the ranks of one node have written."""
+    folder = scratch / f"staged-{step}-{node}"
+    shutil.rmtree(folder, ignore_errors=True)
+    for name, data in contents(step).items():
+        if name.endswith(f"-{node}"):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_bytes(data)
+    return folder
+
+
+def upload(store: Storage, scratch: Path, name: str, step: int, nodes: range = range(NODES)) -> None:
+    """What the leaders of `nodes` do of a save."""
+    for node in nodes:
+        upload_node_files(store, name, node, stage(scratch, step, node))
+
+
+def save(store: Storage, scratch: Path, step: int, *, attempt: int = 1, nonce: str = "a", key: bytes = b"") -> str:
+    """A committed checkpoint; its name."""
+    name = checkpoint_name(attempt, step, nonce)
+    upload(store, scratch, name, step)
+    commit(store, name, record(attempt, step), key=key)
+    return name
+
+
+def run_once(store: Storage, scratch: Path, *, keep: int = 1, key: bytes = b"") -> str:
+    """One start of the training job that saves the step after the newest good one, and clears up."""
+    mine = claim_attempt(store, fresh=False)
+    found, _ = newest_good(store, key=key)
+    step = found.record.step if found else 0
+    begin_at(store, mine, step, most=0)
+    name = save(store, scratch, step + 1, attempt=mine.attempt, key=key)
+    sweep_leftovers(store, mine.attempt)
+    delete_old(store, Retention(keep), newest=name)
+    return name
+
+
+def two_committed(store: Storage, scratch: Path) -> tuple[str, str]:
+    """A run whose first start saved steps 1 and 2: what most cases begin with."""
+    attempt = claim_attempt(store, fresh=False).attempt
+    return save(store, scratch, 1, attempt=attempt), save(store, scratch, 2, attempt=attempt)
+
+
+def loaded(store: Storage, scratch: Path, *, key: bytes = b"") -> Checkpoint:
+    """The newest good checkpoint, whose bytes are compared with those that were saved at its step."""
+    found, _ = newest_good(store, key=key)
+    assert found is not None, "a committed checkpoint was lost"
+    folder = fetch_folder(store, found, scratch / "loaded")
+    try:
+        assert {name: (folder / name).read_bytes() for name in contents(1)} == contents(found.record.step)
+    finally:
+        shutil.rmtree(scratch / "loaded")
+    return found
+
+
+def after_a_fault(store: Storage, scratch: Path, *, allowed: set[str], damaged: frozenset[str] = frozenset()) -> str:
+    """The law of every case. Returns the checkpoint that the run goes on from.
+
+    The newest good one is one of `allowed`, byte for byte. Everything that has a COMMIT is whole, but for what the case
+    itself has `damaged`. The same program, started again, commits a newer one and leaves nothing unfinished behind.
+    """
+    found = loaded(store, scratch)
+    assert found.name in allowed
+    for name in set(committed(store)) - damaged:
+        verify(store, name)
+    newest = run_once(store, scratch)
+    assert loaded(store, scratch).name == newest > found.name
+    listing = Listing.read(store)
+    assert listing.folders == set(listing.committed) == {newest}
+    return found.name
+
+
+def put(store: Storage, name: str, file: str, data: bytes) -> None:
+    """Write over a file of a checkpoint, as nothing of ours would."""
+    store.write(f"{FOLDER}/{name}/{file}", data)
+
+
+def tamper(store: Storage, name: str, file: str, change: Callable[[bytes], bytes]) -> None:
+    """Change a file of a checkpoint."""
+    put(store, name, file, change(store.read(f"{FOLDER}/{name}/{file}")))
+
+
+def flip(data: bytes) -> bytes:
+    """One bit in the middle."""
+    middle = len(data) // 2
+    return data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]
+
+
+def half(data: bytes) -> bytes:
+    return data[: len(data) // 2]
+
+
+def sealed(content: dict[str, Any] | list[Any] | bytes) -> bytes:
+    """A COMMIT with a right CRC32C, whatever it says."""
+    text = content if isinstance(content, bytes) else json.dumps(content).encode()
+    return text + f"\n{crc32c_of(text):08x}".encode()
+
+
+class Meanwhile:
+    """A store at which something else happens once, right before one call of `method` on a name that ends so."""
+
+    def __init__(self, store: Storage, method: str, ending: str, action: Callable[[], object]) -> None:
+        self._store, self._method, self._ending, self._action = store, method, ending, action
+        self.happened = False
+
+    def __getattr__(self, attribute: str) -> Any:
+        found = getattr(self._store, attribute)
+        if attribute != self._method:
+            return found
+
+        def call(*arguments: Any, **options: Any) -> Any:
+            if not self.happened and any(str(each).endswith(self._ending) for each in arguments):
+                self.happened = True
+                self._action()
+            return found(*arguments, **options)
+
+        return call

@@ -1,0 +1,153 @@
+"""Starts of a run are numbered, and a run that crashes again and again where it began is given up."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trainer.checkpoint.attempts import (
+    Attempts,
+    attempt_of,
+    begin_at,
+    claim_attempt,
+    note_end,
+    read_attempts,
+    require_current,
+)
+from trainer.errors import ExitCode, UserError
+from trainer.storage import LocalStorage
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> LocalStorage:
+    return LocalStorage(tmp_path)
+
+
+def start(store: LocalStorage, step: int, *, most: int = 2, fresh: bool = False) -> Attempts:
+    mine = claim_attempt(store, fresh=fresh)
+    begin_at(store, mine, step, most=most)
+    return mine
+
+
+def test_a_run_that_never_started_has_none(store: LocalStorage) -> None:
+    assert read_attempts(store) == Attempts()
+
+
+def test_each_start_takes_the_next_number(store: LocalStorage) -> None:
+    assert [claim_attempt(store, fresh=False).attempt for _ in range(3)] == [1, 2, 3]
+
+
+def test_a_fresh_start_gives_up_what_came_before_and_later_ones_keep_to_that(store: LocalStorage) -> None:
+    claim_attempt(store, fresh=False)
+    assert claim_attempt(store, fresh=True).fresh_from == 2
+    assert claim_attempt(store, fresh=False).fresh_from == 2
+    assert claim_attempt(store, fresh=True).fresh_from == 4
+
+
+def test_only_the_last_start_is_current(store: LocalStorage) -> None:
+    first, second = claim_attempt(store, fresh=False), claim_attempt(store, fresh=False)
+    require_current(store, second.attempt)
+    for act in (
+        lambda: require_current(store, first.attempt),
+        lambda: begin_at(store, first, 0, most=0),
+    ):
+        with pytest.raises(UserError, match="start 2 has taken over") as caught:
+            act()
+        assert caught.value.code == ExitCode.SUPERSEDED
+
+
+def test_the_end_of_a_superseded_start_is_nobodys_business(store: LocalStorage) -> None:
+    first = start(store, 0)
+    start(store, 0)
+    note_end(store, first, "done")
+    assert read_attempts(store).ended == ""
+
+
+def test_crashes_at_one_step_are_counted_and_end_the_run(store: LocalStorage) -> None:
+    for count in range(3):
+        start(store, 20, most=3)
+        assert read_attempts(store).without_progress == count
+    with pytest.raises(UserError, match=r"crashed 3 times in a row .* at step 20") as caught:
+        start(store, 20, most=3)
+    assert caught.value.code == ExitCode.NO_PROGRESS
+    with pytest.raises(UserError):  # and it stays so
+        start(store, 20, most=3)
+
+
+def test_with_a_remedy_the_limit_can_be_raised(store: LocalStorage) -> None:
+    start(store, 20, most=1)
+    with pytest.raises(UserError, match="crashed 1 times"):
+        start(store, 20, most=1)
+    start(store, 20, most=5)
+    assert read_attempts(store).start_step == 20
+
+
+def test_without_a_limit_nothing_is_given_up(store: LocalStorage) -> None:
+    for _ in range(30):
+        start(store, 20, most=0)
+
+
+@pytest.mark.parametrize("ended", ["preempted", "done"])
+def test_an_end_on_request_is_no_crash(store: LocalStorage, ended: str) -> None:
+    for _ in range(5):
+        note_end(store, start(store, 20), ended)
+    assert read_attempts(store).without_progress == 0
+
+
+def test_a_checkpoint_between_crashes_is_progress(store: LocalStorage) -> None:
+    for step in (0, 0, 10, 10, 20, 20, 10):  # the last: the newest was damaged
+        start(store, step, most=2)
+
+
+def test_a_fresh_start_owes_nothing_to_the_crashes_before(store: LocalStorage) -> None:
+    start(store, 0, most=2)
+    start(store, 0, most=2)
+    start(store, 0, most=2, fresh=True)
+    assert read_attempts(store).without_progress == 0
+
+
+@settings(max_examples=50, deadline=None)
+@given(ends=st.lists(st.sampled_from(["crash", "preempted", "done", "progress"]), max_size=12))
+def test_only_crashes_in_a_row_at_one_step_are_counted(
+    tmp_path_factory: pytest.TempPathFactory, ends: list[str]
+) -> None:
+    store, step, row = LocalStorage(tmp_path_factory.mktemp("run")), 0, 0
+    for end in ends:
+        mine = start(store, step, most=0)
+        assert read_attempts(store).without_progress == row
+        row = row + 1 if end == "crash" else 0
+        if end == "progress":
+            step += 1
+        elif end != "crash":
+            note_end(store, mine, end)
+
+
+def test_the_number_outranks_what_is_saved_whatever_the_count_says(store: LocalStorage) -> None:
+    store.write("checkpoints/0007-00000010-abc/node-0.json", b"{}")
+    assert claim_attempt(store, fresh=False).attempt == 8
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"attempt": 1, "of_the_future": 2}', b"\xff"])
+def test_a_damaged_count_is_an_error_in_words(store: LocalStorage, content: bytes) -> None:
+    store.write("checkpoints/ATTEMPTS.json", content)
+    with pytest.raises(UserError, match=r"ATTEMPTS\.json is damaged") as caught:
+        claim_attempt(store, fresh=False)
+    assert caught.value.code == ExitCode.CHECKPOINT_CORRUPT
+    assert store.read("checkpoints/ATTEMPTS.json") == content
+
+
+@pytest.mark.parametrize(
+    ("name", "attempt"),
+    [
+        ("0012-00000300-0a1b", 12),
+        ("12345-00000300-0a1b", 12345),
+        ("global_step9", -1),
+        ("0001-9-a", -1),
+        ("LATEST", -1),
+    ],
+)
+def test_the_start_of_a_folder_is_in_its_name(name: str, attempt: int) -> None:
+    assert attempt_of(name) == attempt
