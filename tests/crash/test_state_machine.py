@@ -69,8 +69,8 @@ class Checkpoints(RuleBasedStateMachine):
         step, expected = self.resumable_step(), self.attempts
         if step is None:
             return  # all that counts is damaged: a start ends here with 74
-        crashed = expected.ended == "" and expected.start_step == step and expected.fresh_from < expected.attempt
-        self.note(start_step=step, without_progress=expected.without_progress + 1 if crashed else 0, ended="")
+        crashes = expected.without_progress if expected.start_step in (None, step) else 0
+        self.note(start_step=step, without_progress=crashes)
         begin_at(self.store, found, step, most=0)
 
     @precondition(lambda self: self.attempts.attempt)
@@ -234,8 +234,15 @@ class Checkpoints(RuleBasedStateMachine):
     # -- the model --
 
     def claimed(self, fresh: bool) -> None:
-        number = self.attempts.attempt + 1
-        self.note(attempt=number, fresh_from=number if fresh else self.attempts.fresh_from)
+        before = self.attempts
+        number = before.attempt + 1
+        crashed = before.attempt and not before.ended and not fresh
+        self.note(
+            attempt=number,
+            fresh_from=number if fresh else before.fresh_from,
+            without_progress=before.without_progress + 1 if crashed else 0,
+            ended="",
+        )
 
     def note(self, **changes: Any) -> None:
         self.attempts = Attempts(**{**vars(self.attempts), **changes})

@@ -15,6 +15,7 @@ from trainer.checkpoint.attempts import (
     claim_attempt,
     note_end,
     read_attempts,
+    require_beginning,
     require_current,
 )
 from trainer.errors import ExitCode, UserError
@@ -75,6 +76,23 @@ def test_crashes_at_one_step_are_counted_and_end_the_run(store: LocalStorage) ->
     assert caught.value.code == ExitCode.NO_PROGRESS
     with pytest.raises(UserError):  # and it stays so
         start(store, 20, most=3)
+
+
+def test_crashes_before_a_checkpoint_is_loaded_end_the_run_as_well(store: LocalStorage) -> None:
+    """Such as a lack of memory while it loads."""
+    start(store, 20, most=3)
+    for _ in range(3):
+        require_beginning(claim_attempt(store, fresh=False), most=3)
+    with pytest.raises(UserError, match=r"crashed 4 times in a row .* before they had loaded") as caught:
+        require_beginning(claim_attempt(store, fresh=False), most=3)
+    assert caught.value.code == ExitCode.NO_PROGRESS
+
+
+def test_a_crash_after_progress_never_ends_a_run_before_it_begins(store: LocalStorage) -> None:
+    for step in range(0, 100, 10):
+        mine = claim_attempt(store, fresh=False)
+        require_beginning(mine, most=1)
+        begin_at(store, mine, step, most=1)
 
 
 def test_with_a_remedy_the_limit_can_be_raised(store: LocalStorage) -> None:

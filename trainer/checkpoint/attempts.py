@@ -27,7 +27,7 @@ class Attempts:
     attempt: int = 0  # number of the last start
     fresh_from: int = 0  # first start that may be resumed: those before were given up by resume=never
     start_step: int | None = None  # where the last start began
-    without_progress: int = 0  # starts before the last one that began there too and crashed
+    without_progress: int = 0  # starts in a row before the last one that crashed without a checkpoint
     ended: str = ""  # "", done or preempted
 
 
@@ -45,7 +45,10 @@ def claim_attempt(store: Storage, *, fresh: bool, above: int = 0) -> Attempts:
         found, version = _read(store)
         # Checkpoints outlive a lost or rolled-back count: a number below theirs would leave what it saves unread.
         number = max(found.attempt, _highest_saved(store), above) + 1
-        mine = replace(found, attempt=number, fresh_from=number if fresh else found.fresh_from)
+        # A start that could not say how it ended has crashed, be it while it was still loading.
+        crashes = found.without_progress + 1 if found.attempt and not found.ended and not fresh else 0
+        fresh_from = number if fresh else found.fresh_from
+        mine = replace(found, attempt=number, fresh_from=fresh_from, without_progress=crashes, ended="")
         try:
             store.replace(FILE, _bytes(mine), version)
             return mine
@@ -54,21 +57,31 @@ def claim_attempt(store: Storage, *, fresh: bool, above: int = 0) -> Attempts:
 
 
 def begin_at(store: Storage, mine: Attempts, step: int, *, most: int) -> None:
-    """Record where this start begins. Raises UserError (70) when `most` starts in a row crashed at the same step.
+    """Record where this start begins. Raises UserError (70) when `most` starts in a row crashed at the same step."""
+    crashes = mine.without_progress if mine.start_step in (None, step) else 0
+    if most and crashes >= most:
+        raise _no_progress(crashes, f"each start was at step {step}")
+    _update(store, mine.attempt, start_step=step, without_progress=crashes)
 
-    Without this a platform would restart a job that cannot go on for as long as its budget lasts, on paid machines.
+
+def require_beginning(mine: Attempts, *, most: int) -> None:
+    """Raise UserError (70) when more than `most` starts in a row crashed, the last ones before they began.
+
+    To be called before anything is loaded: loading may be what crashes. Without this a platform would restart a job
+    that cannot go on for as long as its budget lasts, on paid machines.
     """
-    crashed = mine.ended == "" and mine.start_step == step and mine.fresh_from < mine.attempt
-    count = mine.without_progress + 1 if crashed else 0
-    if most and count >= most:
-        raise UserError(
-            f"training crashed {count} times in a row without reaching a checkpoint: each start was at step {step}",
-            expected="at least one more checkpoint between crashes",
-            fix="read the logs of the crashes (vlmpipe diagnose); after a remedy, raise "
-            "checkpoint.max_starts_without_progress or start a new run",
-            code=ExitCode.NO_PROGRESS,
-        )
-    _update(store, mine.attempt, start_step=step, without_progress=count, ended="")
+    if most and mine.without_progress > most:
+        raise _no_progress(mine.without_progress, "the last ones before they had loaded a checkpoint")
+
+
+def _no_progress(crashes: int, where: str) -> UserError:
+    return UserError(
+        f"training crashed {crashes} times in a row without reaching a checkpoint: {where}",
+        expected="at least one more checkpoint between crashes",
+        fix="read the logs of the crashes (vlmpipe diagnose); after a remedy, raise "
+        "checkpoint.max_starts_without_progress or start a new run",
+        code=ExitCode.NO_PROGRESS,
+    )
 
 
 def note_end(store: Storage, mine: Attempts, ended: str) -> None:

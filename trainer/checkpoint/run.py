@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from trainer.checkpoint.attempts import Attempts, begin_at, claim_attempt, note_end, read_attempts
+from trainer.checkpoint.attempts import Attempts, begin_at, claim_attempt, note_end, read_attempts, require_beginning
 from trainer.checkpoint.commit import CommitRecord
 from trainer.checkpoint.mirror import mirror_of
 from trainer.checkpoint.resume import Resumed, resume
@@ -85,6 +85,7 @@ class Checkpoints:
                 with contextlib.suppress(UserError):  # a mirror out of reach is met again when it is looked into
                     above = read_attempts(self._mirror).attempt
             mine = claim_attempt(self._store, fresh=self._job.train.resume == "never", above=above)
+            require_beginning(mine, most=self._settings.max_starts_without_progress)
 
         self._on_first(claim)
         claimed = agree(mine)
