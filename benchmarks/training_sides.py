@@ -54,6 +54,7 @@ class Enough(StopRequest):
 
     def __init__(self) -> None:
         self.requested = False
+        self.requested_at = None
 
 
 class ClockedStrategy:

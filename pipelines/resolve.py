@@ -101,14 +101,18 @@ def resolve(
     if not root_uri.startswith("gs://"):
         root_uri = open_storage(root_uri).root_uri  # absolute: a job may run in another folder
         uri = run_uri_of(root_uri, run_id, job_name)
-    plan = plan_run(config)
-    if settings["target"] == "vertex" and config.plan.refuse_red:
+    on_vertex = settings["target"] == "vertex"
+    # On this machine nothing is paid for, and planning takes seconds: only where something depends on it.
+    plan = plan_run(config) if on_vertex or config.features.cache == "auto" else None
+    if not on_vertex or config.plan.refuse_red:
         check_jobs(config, uri)
+    if plan and on_vertex and config.plan.refuse_red:
         _require_not_red(plan)
     config = _with_decided_cache(config, plan)
     paths = RunPaths(run_id=run_id or job_name, root_uri=root_uri)
     run = open_storage(uri)
-    run.write("plan.json", json.dumps(plan.as_dict(), indent=1, ensure_ascii=False).encode())
+    if plan:
+        run.write("plan.json", json.dumps(plan.as_dict(), indent=1, ensure_ascii=False).encode())
     run.write("run.json", json.dumps(config.to_run_json(paths), indent=1, ensure_ascii=False).encode())
     return Resolved(
         config=config,
@@ -130,9 +134,9 @@ def _require_not_red(plan: Plan) -> None:
         )
 
 
-def _with_decided_cache(config: RunConfig, plan: Plan) -> RunConfig:
+def _with_decided_cache(config: RunConfig, plan: Plan | None) -> RunConfig:
     """`features.cache: auto` becomes what the plan found to pay; open where the plan could not say."""
-    if config.features.cache != "auto" or plan.features_cache is None:
+    if config.features.cache != "auto" or plan is None or plan.features_cache is None:
         return config
     features = config.features.model_copy(update={"cache": plan.features_cache.state})
     return config.model_copy(update={"features": features})

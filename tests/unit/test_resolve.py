@@ -110,9 +110,14 @@ def on_vertex(tmp_path: Path, *overrides: str) -> RunConfig:
     )
 
 
-def test_the_plan_is_written_beside_the_run_file(config: RunConfig) -> None:
-    plan = json.loads(Path(resolved(config).run_uri, "plan.json").read_text())
-    assert plan["name"] == "digits" and plan["memory"]["fits"]
+def test_the_plan_is_written_beside_the_run_file(tmp_path: Path) -> None:
+    plan = json.loads(Path(resolved(on_vertex(tmp_path), "vertex").run_uri, "plan.json").read_text())
+    assert plan["name"] == "llava-7b-zero2-spot" and plan["memory"]["fits"]
+
+
+def test_a_run_on_this_machine_does_not_wait_for_a_plan_that_nothing_needs(config: RunConfig) -> None:
+    assert config.features.cache == "on"
+    assert not Path(resolved(config).run_uri, "plan.json").exists()
 
 
 def test_a_run_from_the_console_that_does_not_fit_ends_in_its_first_step(tmp_path: Path) -> None:
