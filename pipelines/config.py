@@ -175,15 +175,35 @@ def _cross_section_problems(config: RunConfig) -> Iterator[Problem]:
             "features.cache",
             "found on, but the tower is trained, so its output changes; expected tower in model.freeze, or off",
         )
-    step_rows = cluster.world_size * train.micro_batch_rows
+    if train.model_ranks > 1:
+        yield from _parallel_problems(config)
+    copies = max(1, cluster.world_size // train.model_ranks)
+    step_rows = copies * train.micro_batch_rows
     if train.global_batch_rows % step_rows:
+        each = f", {train.model_ranks} for each copy of the model" if train.model_ranks > 1 else ""
         yield Problem(
             "train.global_batch_rows",
-            f"found {train.global_batch_rows}, expected a multiple of {step_rows} = {cluster.world_size} ranks "
-            f"(cluster.replica_count {cluster.replica_count} x {cluster.processes} processes) x "
-            f"train.micro_batch_rows {train.micro_batch_rows}",
+            f"found {train.global_batch_rows}, expected a multiple of {step_rows} = {copies} "
+            f"{'copies' if each else 'ranks'} (cluster.replica_count {cluster.replica_count} x {cluster.processes} "
+            f"processes{each}) x train.micro_batch_rows {train.micro_batch_rows}",
         )
     yield from _cluster_problems(config)
+
+
+def _parallel_problems(config: RunConfig) -> Iterator[Problem]:
+    train, cluster = config.train, config.cluster
+    if cluster.processes % train.tensor_parallel:
+        yield Problem(
+            "train.tensor_parallel",
+            f"found {train.tensor_parallel}, expected a divisor of the {cluster.processes} processes of a node: layers "
+            "are split inside a node",
+        )
+    if cluster.world_size % train.model_ranks:
+        yield Problem(
+            "train.pipeline_parallel",
+            f"found {train.pipeline_parallel} with train.tensor_parallel {train.tensor_parallel}, expected ranks "
+            f"({cluster.world_size}) that are a multiple of {train.model_ranks}",
+        )
 
 
 def _cluster_problems(config: RunConfig) -> Iterator[Problem]:

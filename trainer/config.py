@@ -14,6 +14,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from trainer.storage import join_uri, open_storage
 
 RUN_JSON_VERSION = 1
+TENSOR_PARALLEL = ("tp", "tp+fsdp", "tp+pp+dp")  # strategies in which ranks split each layer
+PIPELINE_PARALLEL = ("pp", "tp+pp+dp")  # and those in which they split the stack of layers
+OFFLOADING = {"optimizer": ("zero1", "zero2", "zero3"), "optimizer+weights": ("zero3", "fsdp", "hsdp")}
 
 
 class Section(BaseModel):
@@ -110,7 +113,20 @@ class OptimizerConfig(Section):
 class TrainConfig(Section):
     """The training step."""
 
-    strategy: Literal["ddp", "fsdp", "zero2"] = Field("ddp", description="How training is distributed.")
+    strategy: Literal["ddp", "zero1", "zero2", "zero3", "fsdp", "hsdp"] = Field(
+        "ddp", description="How training is distributed."
+    )
+    offload: Literal["none", "optimizer", "optimizer+weights"] = Field(
+        "none",
+        description="What is kept, and updated, in the machine's memory instead of the GPU's: slower steps, less GPU "
+        "memory. optimizer is for the zero strategies, optimizer+weights for zero3, fsdp and hsdp.",
+    )
+    tensor_parallel: Positive = Field(
+        1, description="Ranks of one node that split each layer between them. For the tp strategies."
+    )
+    pipeline_parallel: Positive = Field(
+        1, description="Stages that the layers are divided into. For the pp strategies."
+    )
     epochs: Positive = Field(1, description="Passes over the training split.")
     max_steps: int = Field(0, ge=0, description="Stop after N optimizer steps; 0 trains all epochs.")
     global_batch_rows: Positive = Field(description="Rows per optimizer step over all ranks.")
@@ -137,6 +153,34 @@ class TrainConfig(Section):
     stall_floor_s: float = Field(
         300.0, gt=0, description="Seconds without a step that are never a stall, whatever train.stall_factor says."
     )
+
+    @property
+    def model_ranks(self) -> int:
+        """Ranks that hold one copy of the model together."""
+        return self.tensor_parallel * self.pipeline_parallel
+
+    @model_validator(mode="after")
+    def _degrees_fit(self) -> TrainConfig:
+        for name, strategies in (("tensor_parallel", TENSOR_PARALLEL), ("pipeline_parallel", PIPELINE_PARALLEL)):
+            degree, uses = getattr(self, name), self.strategy in strategies
+            if uses and degree == 1:
+                raise ValueError(f"strategy {self.strategy} splits the model: give {name}, 2 or more")
+            if degree > 1 and not uses:
+                raise ValueError(
+                    f"{name} {degree} has no meaning for strategy {self.strategy}: use one of {', '.join(strategies)}"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _offload_works(self) -> TrainConfig:
+        able = OFFLOADING.get(self.offload)
+        if able and self.strategy not in able:
+            other = next((name for name, strategies in OFFLOADING.items() if self.strategy in strategies), "none")
+            raise ValueError(
+                f"strategy {self.strategy} cannot offload {self.offload}: use one of {', '.join(able)}, or offload "
+                f"{other}"
+            )
+        return self
 
     @model_validator(mode="after")
     def _divisible(self) -> TrainConfig:

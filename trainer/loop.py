@@ -16,6 +16,7 @@ from trainer.errors import DataError, ExitCode
 from trainer.optim import rate_factor
 from trainer.parts import build_parts
 from trainer.preflight import require_room
+from trainer.replicas import Replica
 from trainer.step_report import StepReport, StepTotals
 from trainer.storage import open_storage
 from trainer.watchdog import Watchdog
@@ -41,8 +42,8 @@ def train(job: JobConfig, worker: Worker, stop: StopRequest) -> ExitCode:
         micro_batch_rows=settings.micro_batch_rows,
         first_step=first_step,
         end_step=parts.total_steps,
-        rank=worker.rank,
-        world_size=worker.world_size,
+        rank=parts.replica.index,
+        world_size=parts.replica.count,
     )
     stopping = False
     if settings.freeze_gc:
@@ -51,7 +52,7 @@ def train(job: JobConfig, worker: Worker, stop: StopRequest) -> ExitCode:
     for data in stream:
         loss_share = strategy.forward_backward(data.batches, data.global_label_tokens)
         result = strategy.step(rate_factor(settings, data.step, parts.total_steps))
-        totals = sum_over_ranks(loss_share, data, stop.requested, worker)
+        totals = sum_over_ranks(loss_share, data, stop.requested, parts.replica, worker)
         require_finite(totals.loss, float(result.grad_norm), data)
         done = data.step + 1
         finished = done == parts.total_steps
@@ -76,9 +77,12 @@ def train(job: JobConfig, worker: Worker, stop: StopRequest) -> ExitCode:
     return ExitCode.PREEMPTED if stopping else ExitCode.OK
 
 
-def sum_over_ranks(loss_share: torch.Tensor, data: StepBatches, stop: bool, worker: Worker) -> StepTotals:
+def sum_over_ranks(
+    loss_share: torch.Tensor, data: StepBatches, stop: bool, replica: Replica, worker: Worker
+) -> StepTotals:
     """Everything the ranks must agree on, in the one collective that the loss needs anyway."""
-    counts = [float(data.useful_tokens), float(data.slot_tokens), float(data.images), float(stop)]
+    rows = [float(count) * replica.leads for count in (data.useful_tokens, data.slot_tokens, data.images)]
+    counts = [*rows, float(stop)]
     values = torch.cat([loss_share.double().reshape(1), torch.tensor(counts, device=worker.device).double()])
     dist.all_reduce(values)
     loss, useful, slots, images, stops = values.tolist()

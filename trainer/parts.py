@@ -21,6 +21,7 @@ from trainer.features.store import FeatureReader
 from trainer.models.family import Family
 from trainer.models.pixels import PixelPreparer
 from trainer.models.table import family_of
+from trainer.replicas import Replica, replica_of
 from trainer.storage import open_storage
 from trainer.strategies.strategy import Strategy
 from trainer.strategies.table import build_strategy
@@ -32,6 +33,7 @@ class Parts:
     """What one rank trains with."""
 
     strategy: Strategy
+    replica: Replica
     loader: RowLoader
     image_source: ImageSource
     record: CommitRecord  # of a checkpoint at step 0; the loop fills in where it is
@@ -43,7 +45,8 @@ class Parts:
 
 def build_parts(job: JobConfig, worker: Worker) -> Parts:
     """Model, data and strategy of this rank. Raises ConfigError before anything large is built where it can."""
-    require_divisible(job, worker.world_size)
+    replica = replica_of(job.train, worker)
+    require_divisible(job, replica)
     pointers = job.pointers()
     cached = pointers.features != "off"
     storage = open_storage(pointers.prepared_uri)
@@ -72,6 +75,7 @@ def build_parts(job: JobConfig, worker: Worker) -> Parts:
     strategy = build_strategy(job.train, module, family.blocks(module), worker)
     return Parts(
         strategy=strategy,
+        replica=replica,
         loader=loader,
         image_source=_image_source(job, family, pointers, tower_sha256),
         record=_record(job, strategy, _plan_sha256(pointers, sequence), worker, tower_sha256),
@@ -82,14 +86,15 @@ def build_parts(job: JobConfig, worker: Worker) -> Parts:
     )
 
 
-def require_divisible(job: JobConfig, world_size: int) -> None:
+def require_divisible(job: JobConfig, replica: Replica) -> None:
     """Every rank runs the same number of equal micro-batches."""
     settings = job.train
-    if settings.global_batch_rows % (settings.micro_batch_rows * world_size):
+    if settings.global_batch_rows % (settings.micro_batch_rows * replica.count):
+        copies = "processes" if settings.model_ranks == 1 else f"copies of the model on {settings.model_ranks} each"
         raise ConfigError(
-            f"train.global_batch_rows {settings.global_batch_rows} does not divide over {world_size} processes "
+            f"train.global_batch_rows {settings.global_batch_rows} does not divide over {replica.count} {copies} "
             f"with train.micro_batch_rows {settings.micro_batch_rows}",
-            expected=f"a multiple of {settings.micro_batch_rows * world_size}",
+            expected=f"a multiple of {settings.micro_batch_rows * replica.count}",
         )
 
 

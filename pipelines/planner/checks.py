@@ -141,11 +141,12 @@ def _data(config: RunConfig) -> Iterator[Finding]:
 
 def _batch(config: RunConfig) -> Iterator[Finding]:
     cluster, train = config.cluster, config.train
-    step_rows = cluster.world_size * train.micro_batch_rows
+    step_rows = cluster.world_size // train.model_ranks * train.micro_batch_rows
+    each = f" / {train.model_ranks} for each copy of the model" if train.model_ranks > 1 else ""
     yield Finding(
         "batch",
         "ok",
-        f"{train.global_batch_rows} rows a step: nodes {cluster.replica_count} x processes {cluster.processes} x "
+        f"{train.global_batch_rows} rows a step: nodes {cluster.replica_count} x processes {cluster.processes}{each} x "
         f"train.micro_batch_rows {train.micro_batch_rows} x passes {train.global_batch_rows // step_rows}",
     )
 

@@ -72,18 +72,24 @@ STRATEGIES: dict[str, Callable[[Layout], Layout]] = {
     "zero2": _sharded(False, True, True),
     "zero3": _sharded(True, True, True),
     "fsdp": _sharded(True, True, True),
-    "fsdp_hybrid": _hybrid,
-    "tensor": _sharded(False, False, False),
-    "tensor_fsdp": _sharded(True, True, True),
-    "pipeline": _sharded(False, False, True),
-    "3d": _sharded(False, False, True),
+    "hsdp": _hybrid,
+    "tp": _sharded(False, False, False),
+    "tp+fsdp": _sharded(True, True, True),
+    "pp": _sharded(False, False, True),
+    "tp+pp+dp": _sharded(False, False, True),
 }
 
 
 def layout_of(config: RunConfig) -> Layout:
     """The layout that the run file asks for."""
     cluster = config.cluster
-    return make_layout(config.train.strategy, cluster.replica_count, cluster.processes)
+    return make_layout(
+        config.train.strategy,
+        cluster.replica_count,
+        cluster.processes,
+        tensor_parallel=config.train.tensor_parallel,
+        pipeline_parallel=config.train.pipeline_parallel,
+    )
 
 
 def make_layout(

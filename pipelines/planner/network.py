@@ -114,9 +114,9 @@ def traffic(layout: Layout, shape: ModelShape, work: Work) -> list[Transfer]:
         layout, shape, lambda part: work.compute_bytes * (part in ("tower", "language_layers"))
     )
     match strategy:
-        case "ddp" | "tensor":
+        case "ddp" | "tp":
             found += data.collective("gradients", "all_reduce", fp32)
-        case "zero1" | "pipeline" | "3d":
+        case "zero1" | "pp" | "tp+pp+dp":
             found += data.collective("gradients", "all_reduce", mixed if strategy == "zero1" else fp32)
             found += data.collective("weights", "all_gather", fp32)
         case "zero2":
@@ -125,7 +125,7 @@ def traffic(layout: Layout, shape: ModelShape, work: Work) -> list[Transfer]:
         case "zero3":
             found += data.collective("weights", "all_gather", 2 * compute * work.micro_steps)
             found += data.collective("gradients", "reduce_scatter", mixed * work.micro_steps)
-        case "fsdp" | "tensor_fsdp" | "fsdp_hybrid":
+        case "fsdp" | "tp+fsdp" | "hsdp":
             shards = _Group(layout.weight_shards, layout.tensor_parallel, layout.ranks_per_node)
             copies = _Group(
                 layout.data_parallel // layout.weight_shards,

@@ -26,7 +26,7 @@ ELIGIBLE = {
     "ddp": "all of its gradients",
     "zero1": "its gradients, not the weights that it gathers",
     "zero2": "its gradients, not the weights that it gathers",
-    "fsdp_hybrid": "the sums across nodes",
+    "hsdp": "the sums across nodes",
 }
 # The newer machines bring network plugins of their own (TCPXO, gIB), and NCCL runs one plugin at a time.
 OWN_PLUGIN = ("a3-megagpu", "a3-ultragpu", "a4-", "a4x-")

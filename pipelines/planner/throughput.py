@@ -36,7 +36,7 @@ DEEPSPEED_WEIGHT_BYTES = 4  # its checkpoints hold the module's weights besides 
 # Bytes a second that a node saves. Read: 419 MB in 0.66-1.39 s by torch.distributed.checkpoint on one rank; 148.8 s for
 # a 7B model at IBM, which is 0.56 GB/s if it was weights and moments.
 SAVE_BYTES_PER_S = 0.5e9
-SHARDED_BY_FSDP = ("fsdp", "fsdp_hybrid", "tensor_fsdp")
+SHARDED_BY_FSDP = ("fsdp", "hsdp", "tp+fsdp")
 
 OVERLAPPED = "communication behind computing"
 
@@ -228,7 +228,7 @@ def exposed_communication(
     times = _by_name(transfers, machine, gpu)
     one_of = {transfer.name: transfer for transfer in transfers}
     room = {"weights": 0.0, "gradients": 0.0, "activations": compute_s}
-    if layout.strategy in ("ddp", "tensor"):
+    if layout.strategy in ("ddp", "tp"):
         room["gradients"] = backward_s / micro_steps
     if layout.strategy in SHARDED_BY_FSDP:
         half_s = sum(s for name, s in times.items() if one_of[name].what == "weights") / 2

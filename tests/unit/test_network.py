@@ -31,8 +31,8 @@ STRATEGY = st.sampled_from(sorted(STRATEGIES))
 def layout(strategy: str, nodes: int, ranks_per_node: int) -> Layout:
     """The strategy with model parallelism of two where it has any, as far as the ranks allow."""
     pair = 2 if nodes * ranks_per_node >= 4 else 1
-    tensor = pair if strategy in ("tensor", "tensor_fsdp", "3d") else 1
-    pipeline = pair if strategy in ("pipeline", "3d") else 1
+    tensor = pair if strategy in ("tp", "tp+fsdp", "tp+pp+dp") else 1
+    pipeline = pair if strategy in ("pp", "tp+pp+dp") else 1
     return make_layout(strategy, nodes, ranks_per_node, tensor_parallel=tensor, pipeline_parallel=pipeline)
 
 
@@ -82,7 +82,7 @@ def test_reduce_scatter_and_all_gather_are_an_all_reduce(nodes: int, ranks: int)
 @given(st.sampled_from([2, 3, 4, 8]), RANKS)
 def test_each_rank_of_a_hybrid_takes_one_shard_of_the_gradients_across_nodes(nodes: int, ranks: int) -> None:
     """The rings of a node's ranks share its card, which so carries what it carries for DDP."""
-    (hybrid,) = [t for t in sent("fsdp_hybrid", nodes, ranks, micro_steps=1) if t.scope == "inter"]
+    (hybrid,) = [t for t in sent("hsdp", nodes, ranks, micro_steps=1) if t.scope == "inter"]
     (ddp,) = [t for t in sent("ddp", nodes, ranks) if t.scope == "inter"]
     assert hybrid.collective == ddp.collective == "all_reduce"
     assert hybrid.payload_bytes == pytest.approx(ddp.payload_bytes / ranks)
@@ -121,7 +121,7 @@ def test_frozen_parts_are_not_sent() -> None:
 
 
 def test_tensor_parallel_neighbours_share_a_node() -> None:
-    whole = make_layout("tensor", 2, 8, tensor_parallel=8)
+    whole = make_layout("tp", 2, 8, tensor_parallel=8)
     activations = [t for t in traffic(whole, LLAVA_7B, WORK) if t.what == "activations"]
     assert [t.scope for t in activations] == ["intra"]
     # Forward, backward and recomputed, two sums a layer each, of bf16 numbers, for four micro-batches.
@@ -129,8 +129,8 @@ def test_tensor_parallel_neighbours_share_a_node() -> None:
 
 
 def test_stages_on_several_nodes_send_over_the_network() -> None:
-    apart = make_layout("pipeline", 2, 8, pipeline_parallel=2)
-    together = make_layout("pipeline", 1, 8, pipeline_parallel=2)
+    apart = make_layout("pp", 2, 8, pipeline_parallel=2)
+    together = make_layout("pp", 1, 8, pipeline_parallel=2)
     scopes = [{t.scope for t in traffic(each, LLAVA_7B, WORK) if t.collective == "send"} for each in (apart, together)]
     assert scopes == [{"inter"}, {"intra"}]
 

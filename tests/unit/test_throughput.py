@@ -127,7 +127,7 @@ def test_fsdp_hides_its_traffic_until_the_network_is_slower_than_computing() -> 
 
 def test_tensor_parallelism_hides_no_sum_of_activations() -> None:
     config = run_config(train__global_batch_rows=32)
-    layout = make_layout("tensor", 1, 8, tensor_parallel=8)
+    layout = make_layout("tp", 1, 8, tensor_parallel=8)
     load = RowLoad.assumed(config, LLAVA_7B)
     time = estimate_time(config, LLAVA_7B, layout, load, NODE, A100_80, cached=False)
     assert part(time, "all-reduce of activations") > 0
@@ -161,7 +161,7 @@ def test_the_update_moves_its_bytes_through_memory() -> None:
 
 def test_a_pipeline_waits_in_its_bubble() -> None:
     config = run_config(train__global_batch_rows=32)
-    layout = make_layout("pipeline", 1, 8, pipeline_parallel=4)
+    layout = make_layout("pp", 1, 8, pipeline_parallel=4)
     load = RowLoad.assumed(config, LLAVA_7B)
     time = estimate_time(config, LLAVA_7B, layout, load, NODE, A100_80, cached=False)
     assert part(time, "pipeline bubble") == pytest.approx(part(time, "computing") * 3 / 16)

@@ -1,4 +1,8 @@
-"""Fully sharded data parallel (FSDP2): each rank holds a slice of every trainable weight, gradient and moment."""
+"""Fully sharded data parallel (FSDP2): each rank holds a slice of every trainable weight, gradient and moment.
+
+`fsdp` slices over all ranks. `hsdp`, hybrid, slices over the ranks of a node and keeps a copy of all slices on every
+node: weights are gathered inside a node only, and nodes exchange the sums of gradients.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from trainer.batches import RowBatch
@@ -35,8 +39,10 @@ class Fsdp:
         # FSDP averages over ranks; the loss is a sum over ranks: multiply by their number.
         scale = self._worker.world_size / total_label_tokens
         loss_sum = torch.zeros((), device=self._worker.device)
-        for batch in batches:
+        for number, batch in enumerate(batches, start=1):
             # Gradients are sharded after every micro-batch: kept for the last one, each rank would hold all of them.
+            # Between the copies of hsdp, slices travel once a step.
+            self._module.set_requires_all_reduce(number == len(batches))
             loss = self._module(**batch.to(self._worker.device))
             (loss * scale).backward()
             loss_sum += loss.detach()
@@ -58,7 +64,7 @@ class Fsdp:
 def shard(module: nn.Module, blocks: Blocks, config: TrainConfig, worker: Worker) -> FSDPModule:
     """Apply `fully_shard` to each layer, then to the rest. Layers of the tower, never the tower module itself:
     renaming its class would break transformers' capture of hidden states."""
-    mesh = init_device_mesh(worker.device.type, (worker.world_size,))
+    mesh = _mesh(config, worker)
     policy = MixedPrecisionPolicy()
     if config.precision == "bf16":
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False)
@@ -68,3 +74,11 @@ def shard(module: nn.Module, blocks: Blocks, config: TrainConfig, worker: Worker
         if not ignored.issuperset(layer.parameters()):
             fully_shard(layer, mesh=mesh, mp_policy=policy, ignored_params=ignored)
     return fully_shard(module, mesh=mesh, mp_policy=policy, ignored_params=ignored)
+
+
+def _mesh(config: TrainConfig, worker: Worker) -> DeviceMesh:
+    """Ranks that share one set of slices; for hsdp on several nodes (nodes, ranks of a node)."""
+    if config.strategy == "hsdp" and worker.num_nodes > 1:
+        shape = (worker.num_nodes, worker.local_world_size)
+        return init_device_mesh(worker.device.type, shape, mesh_dim_names=("copies", "slices"))
+    return init_device_mesh(worker.device.type, (worker.world_size,))

@@ -31,6 +31,7 @@ class Strategy(Protocol):
 
         Returns this rank's share of the loss (its summed token loss / the label tokens of ALL ranks and
         micro-batches); the sum over ranks is the loss of the global step, whatever the accumulation or the world size.
+        Where several ranks hold one copy of the model and see the same rows, their shares add up to that copy's.
         """
         ...
 

@@ -13,6 +13,8 @@ from trainer.worker import Worker
 if TYPE_CHECKING:
     from torch import nn
 
+    Build = Callable[[TrainConfig, nn.Module, Blocks, Worker], Strategy]
+
 
 def build_strategy(config: TrainConfig, module: nn.Module, blocks: Blocks, worker: Worker) -> Strategy:
     """The strategy that `train.strategy` names. Imports are here: DeepSpeed alone takes a second."""
@@ -24,7 +26,7 @@ def strategy_names() -> list[str]:
     return sorted(_table())
 
 
-def _table() -> dict[str, Callable[[TrainConfig, nn.Module, Blocks, Worker], Strategy]]:
+def _table() -> dict[str, Build]:
     def ddp(config: TrainConfig, module: nn.Module, blocks: Blocks, worker: Worker) -> Strategy:
         from trainer.strategies.ddp import Ddp
 
@@ -35,9 +37,12 @@ def _table() -> dict[str, Callable[[TrainConfig, nn.Module, Blocks, Worker], Str
 
         return Fsdp(config, module, blocks, worker)
 
-    def zero2(config: TrainConfig, module: nn.Module, blocks: Blocks, worker: Worker) -> Strategy:
-        from trainer.strategies.deepspeed import Zero
+    def zero(stage: int) -> Build:
+        def build(config: TrainConfig, module: nn.Module, blocks: Blocks, worker: Worker) -> Strategy:
+            from trainer.strategies.deepspeed import Zero
 
-        return Zero(config, module, worker, stage=2)
+            return Zero(config, module, blocks, worker, stage=stage)
 
-    return {"ddp": ddp, "fsdp": fsdp, "zero2": zero2}
+        return build
+
+    return {"ddp": ddp, "fsdp": fsdp, "hsdp": fsdp, "zero1": zero(1), "zero2": zero(2), "zero3": zero(3)}

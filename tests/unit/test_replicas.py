@@ -1,0 +1,61 @@
+"""Copies of the model in a job: each rank belongs to one, and each copy's rows are counted once."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainer.config import OptimizerConfig, TrainConfig
+from trainer.errors import ConfigError
+from trainer.replicas import Replica, replica_of
+from trainer.worker import Worker
+
+powers = st.sampled_from((1, 2, 4))
+
+
+def train_config(tensor: int, stages: int) -> TrainConfig:
+    return TrainConfig.model_construct(
+        tensor_parallel=tensor,
+        pipeline_parallel=stages,
+        global_batch_rows=1,
+        optimizer=OptimizerConfig(learning_rate=1e-3),
+    )
+
+
+def replicas(tensor: int, stages: int, nodes: int, per_node: int) -> list[Replica]:
+    config, world = train_config(tensor, stages), nodes * per_node
+    workers = (Worker(rank, world, rank % per_node, per_node, torch.device("cpu")) for rank in range(world))
+    return [replica_of(config, worker) for worker in workers]
+
+
+@given(tensor=powers, stages=powers, copies_of_nodes=powers, wider=powers)
+def test_copies_are_equally_large_each_led_by_one_rank(
+    tensor: int, stages: int, copies_of_nodes: int, wider: int
+) -> None:
+    found = replicas(tensor, stages, nodes=stages * copies_of_nodes, per_node=tensor * wider)
+    assert {replica.count for replica in found} == {copies_of_nodes * wider}
+    assert set(Counter(replica.index for replica in found).items()) == {
+        (index, tensor * stages) for index in range(copies_of_nodes * wider)
+    }
+    assert Counter(replica.index for replica in found if replica.leads) == dict.fromkeys(
+        range(copies_of_nodes * wider), 1
+    )
+
+
+@given(tensor=powers, stages=powers, wider=powers)
+def test_neighbouring_ranks_split_layers_together(tensor: int, stages: int, wider: int) -> None:
+    found = replicas(tensor, stages, nodes=stages, per_node=tensor * wider)
+    groups: dict[int, set[int]] = defaultdict(set)
+    for rank, replica in enumerate(found):
+        groups[rank // tensor].add(replica.index)
+    assert all(len(indices) == 1 for indices in groups.values())
+
+
+@pytest.mark.parametrize(("tensor", "nodes", "per_node"), [(2, 1, 3), (4, 2, 2), (2, 2, 1)])
+def test_tensor_parallelism_stays_inside_a_node(tensor: int, nodes: int, per_node: int) -> None:
+    with pytest.raises(ConfigError, match="tensor parallelism inside a node"):
+        replicas(tensor, 1, nodes, per_node)
