@@ -12,85 +12,19 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import torch
-from torch import Tensor, nn
-
+from benchmarks.checkpoint_moving import RECORD, moving
+from benchmarks.checkpoint_resuming import resuming
 from benchmarks.common import interleaved, options
 from benchmarks.report import Report, Side
-from trainer.batches import RowBatch
-from trainer.checkpoint.attempts import claim_attempt
-from trainer.checkpoint.commit import (
-    CommitRecord,
-    Listing,
-    checkpoint_name,
-    commit,
-    inspect,
-    newest_good,
-    upload_node_files,
-)
-from trainer.checkpoint.retention import Retention
+from benchmarks.stacked_layers import WIDTH, Trained
+from trainer.checkpoint.commit import newest_good
 from trainer.checkpoint.saver import CheckpointSaver
-from trainer.config import OptimizerConfig, TrainConfig
-from trainer.storage import LocalStorage, Storage, open_storage
-from trainer.strategies.ddp import Ddp
 from trainer.worker import Worker, start_worker
 
 MIB = 2**20
-WIDTH = 1024
-STALL_LAYERS, RUN_LAYERS = 24, 6  # a layer is 4 MiB of weights, three times that with Adam's moments
-SHARDS = 1000
-STEP_S = 0.05  # a step of the run whose overhead is measured
-RECORD = CommitRecord(
-    attempt=1,
-    epoch=0,
-    step=0,
-    rows_consumed=0,
-    world_size=1,
-    num_nodes=1,
-    strategy="ddp",
-    checkpoint_format="dcp",
-    plan_sha256="",
-    model_sha256="",
-    tower_sha256="",
-    versions={},
-)
-TRAIN = TrainConfig(
-    global_batch_rows=1, optimizer=OptimizerConfig(learning_rate=1e-3), precision="fp32", clip_grad_norm=0.0
-)
-
-
-class Layers(nn.Module):
-    """A stack of square layers that takes the place of a model."""
-
-    def __init__(self, layers: int) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(layers))
-
-    def forward(self, images: Tensor, **_: Tensor) -> Tensor:
-        for layer in self.layers:
-            images = layer(images)
-        return images.sum()
-
-
-class Trained:
-    """A strategy that has made a step, so that the optimizer has its state, and a store to save to."""
-
-    def __init__(self, layers: int, folder: Path, worker: Worker) -> None:
-        torch.manual_seed(0)
-        self.strategy, self.worker = Ddp(TRAIN, Layers(layers), worker), worker
-        self.store = LocalStorage(folder)
-        claim_attempt(self.store, fresh=False)
-        self.step()
-
-    def step(self) -> None:
-        """One training step."""
-        none = torch.zeros(1, dtype=torch.int64)
-        self.strategy.forward_backward([RowBatch(none, none, none, none, torch.ones(1, WIDTH))], 1)
-        self.strategy.step(1.0)
-
-    def saver(self, *, asynchronous: bool) -> CheckpointSaver:
-        """A saver that keeps one checkpoint."""
-        return CheckpointSaver(self.store, self.strategy, self.worker, Retention(1), asynchronous=asynchronous)
+STALL_LAYERS, RUN_LAYERS = 24, 6
+SHARDS, SHARD_WIDTH = 1000, 256  # a shard is 256 KiB
+STEP_S = 0.2  # a step of the run whose overhead is measured
 
 
 def main() -> None:
@@ -101,8 +35,15 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="vlmpipe-bench-") as scratch:
         stall(report, worker, Path(scratch, "stall"), rounds, layers=4 if chosen.quick else STALL_LAYERS)
         overhead(report, worker, Path(scratch, "run"), 1 if chosen.quick else 3, steps=20 if chosen.quick else 200)
-        resolve(report, Path(scratch, "resolve"), rounds, shards=50 if chosen.quick else SHARDS)
-        sync(report, Path(scratch, "sync"), rounds, megabytes=16 if chosen.quick else 256)
+        resuming(
+            report,
+            worker,
+            Path(scratch, "resume"),
+            rounds,
+            shards=50 if chosen.quick else SHARDS,
+            width=64 if chosen.quick else SHARD_WIDTH,
+        )
+        moving(report, Path(scratch, "move"), rounds, megabytes=16 if chosen.quick else 256)
     report.publish(chosen)
 
 
@@ -159,69 +100,6 @@ def overhead(report: Report, worker: Worker, folder: Path, rounds: int, *, steps
     shares = [100 * (a / b - 1) for a, b in zip(found["saves"], found["never"], strict=True)]
     what = f"{steps} steps of {1000 * STEP_S:.0f} ms, a save every {every}"
     report.figure("overhead of a run", what, "%", Side("more wall time than without saves", shares))
-
-
-def resolve(report: Report, folder: Path, rounds: int, *, shards: int) -> None:
-    """Finding and checking the newest checkpoint, without reading its files."""
-    store = LocalStorage(folder / "run")
-    _checkpoint(store, folder, shards, 1024)
-
-    def found() -> float:
-        started = time.perf_counter()
-        listing = Listing.read(store)
-        inspect(store, listing.committed[-1], listing)
-        return time.perf_counter() - started
-
-    seconds = interleaved({"resolve": found}, rounds)["resolve"]
-    report.figure("resolve the newest checkpoint", f"{shards} files in a folder", "s", Side("one look", seconds))
-
-
-def sync(report: Report, folder: Path, rounds: int, *, megabytes: int) -> None:
-    """Uploading with hash, manifest and COMMIT, beside copying the same files with nothing checked."""
-    source = folder / "source"
-    source.mkdir(parents=True)
-    for number in range(8):
-        (source / f"shard-{number}").write_bytes(bytes([number]) * (megabytes * MIB // 8))
-    numbers = iter(range(1, 10**6))
-    store = open_storage(str(folder / "to"))
-    claim_attempt(store, fresh=False)
-
-    def verified() -> float:
-        name = checkpoint_name(1, next(numbers), "bench")
-        started = time.perf_counter()
-        upload_node_files(store, name, 0, source)
-        commit(store, name, dataclasses.replace(RECORD, step=int(name.split("-")[1])))
-        seconds = time.perf_counter() - started
-        store.delete_folder(f"checkpoints/{name}")
-        return megabytes / seconds
-
-    def plain() -> float:
-        started = time.perf_counter()
-        for file in sorted(source.iterdir()):
-            store.upload(file, f"plain/{file.name}")
-        seconds = time.perf_counter() - started
-        store.delete_folder("plain")
-        return megabytes / seconds
-
-    found = interleaved({"verified": verified, "plain": plain}, rounds)
-    report.compare(
-        "upload of a checkpoint",
-        f"8 files, {megabytes} MiB, to a folder",
-        "MiB/s",
-        Side("hashed, with manifest and COMMIT", found["verified"]),
-        Side("the same files alone", found["plain"]),
-    )
-
-
-def _checkpoint(store: Storage, folder: Path, shards: int, size_bytes: int) -> None:
-    staging = folder / "staging"
-    staging.mkdir(parents=True)
-    for number in range(shards):
-        (staging / f"shard-{number:05d}").write_bytes(bytes(size_bytes))
-    claim_attempt(store, fresh=False)
-    name = checkpoint_name(1, 1, "bench")
-    upload_node_files(store, name, 0, staging)
-    commit(store, name, dataclasses.replace(RECORD, step=1))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,87 @@
+"""Coming back: finding the newest checkpoint, checking it, loading it, and making the first step."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import get_state_dict
+
+from benchmarks.checkpoint_moving import RECORD
+from benchmarks.common import interleaved
+from benchmarks.report import Report, Side
+from benchmarks.stacked_layers import Trained
+from trainer.checkpoint.commit import (
+    CommitRecord,
+    Listing,
+    checkpoint_name,
+    commit,
+    fetch_folder,
+    inspect,
+    upload_node_files,
+)
+from trainer.checkpoint.resume import resume
+from trainer.strategies.native import STATE_OPTIONS
+from trainer.worker import Worker
+
+TENSORS_OF_A_LAYER = 4  # its weights, Adam's two moments and its count of steps; each a file of its own here
+
+
+def resuming(report: Report, worker: Worker, folder: Path, rounds: int, *, shards: int, width: int) -> None:
+    """A checkpoint of `shards` files, through each stage of a resume."""
+    trained = Trained(shards // TENSORS_OF_A_LAYER, folder / "run", worker, width=width)
+    record, size_mib = _save(trained, folder / "staging")
+    data = f"{len(list((folder / 'staging').iterdir()))} files, {size_mib:.0f} MiB in a folder"
+
+    def look() -> None:
+        listing = Listing.read(trained.store)
+        inspect(trained.store, listing.committed[-1], listing)
+
+    def check() -> None:
+        listing = Listing.read(trained.store)
+        checkpoint, _ = inspect(trained.store, listing.committed[-1], listing)
+        fetch_folder(trained.store, checkpoint, folder / f"fetched-{time.monotonic_ns()}")
+
+    def load() -> None:
+        report.require(
+            resume([trained.store], trained.strategy, record, worker) is not None, "the checkpoint is resumed from"
+        )
+
+    def load_and_step() -> None:
+        load()
+        trained.step()
+
+    stages: dict[str, Callable[[], None]] = {
+        "resolve": look,
+        "and compare every file": check,
+        "and load it": load,
+        "and make a step": load_and_step,
+    }
+    found = interleaved({name: _timed(stage) for name, stage in stages.items()}, rounds)
+    for name, seconds in found.items():
+        report.figure(f"resume: {name}", data, "s", Side("from the start", seconds))
+
+
+def _save(trained: Trained, staging: Path) -> tuple[CommitRecord, float]:
+    """One file for each tensor, as many ranks would leave them."""
+    staging.mkdir(parents=True)
+    model, optimizer = get_state_dict(trained.module, trained.optimizer, options=STATE_OPTIONS)
+    writer = dcp.FileSystemWriter(staging, single_file_per_rank=False)
+    dcp.save({"model": model, "optimizer": optimizer}, storage_writer=writer, process_group=dist.group.WORLD)
+    name, record = checkpoint_name(1, 1, "bench"), dataclasses.replace(RECORD, step=1)
+    upload_node_files(trained.store, name, 0, staging)
+    commit(trained.store, name, record)
+    return record, sum(file.stat().st_size for file in staging.iterdir()) / 2**20
+
+
+def _timed(work: Callable[[], None]) -> Callable[[], float]:
+    def timed() -> float:
+        started = time.perf_counter()
+        work()
+        return time.perf_counter() - started
+
+    return timed

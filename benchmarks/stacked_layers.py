@@ -1,0 +1,62 @@
+"""A stack of square layers that takes the place of a model, trained for real, with a store to save to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from trainer.batches import RowBatch
+from trainer.checkpoint.attempts import claim_attempt
+from trainer.checkpoint.retention import Retention
+from trainer.checkpoint.saver import CheckpointSaver
+from trainer.config import OptimizerConfig, TrainConfig
+from trainer.storage import LocalStorage
+from trainer.strategies.ddp import Ddp
+from trainer.worker import Worker
+
+WIDTH = 1024  # a layer is 4 MiB of weights, three times that with Adam's moments
+TRAIN = TrainConfig(
+    global_batch_rows=1, optimizer=OptimizerConfig(learning_rate=1e-3), precision="fp32", clip_grad_norm=0.0
+)
+
+
+class Layers(nn.Module):
+    """The stack. Its output is a sum, which stands for a loss."""
+
+    def __init__(self, layers: int, width: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(width, width, bias=False) for _ in range(layers))
+
+    def forward(self, images: Tensor, **_: Tensor) -> Tensor:
+        for layer in self.layers:
+            images = layer(images)
+        return images.sum()
+
+
+class Trained:
+    """A strategy that has made a step, so that the optimizer has its state."""
+
+    def __init__(self, layers: int, folder: Path, worker: Worker, *, width: int = WIDTH) -> None:
+        torch.manual_seed(0)
+        self._width, self.module = width, Layers(layers, width)
+        self.strategy, self.worker = Ddp(TRAIN, self.module, worker), worker
+        self.store = LocalStorage(folder)
+        claim_attempt(self.store, fresh=False)
+        self.step()
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """The strategy's own."""
+        return self.strategy._optimizer
+
+    def step(self) -> None:
+        """One training step."""
+        none = torch.zeros(1, dtype=torch.int64)
+        self.strategy.forward_backward([RowBatch(none, none, none, none, torch.ones(1, self._width))], 1)
+        self.strategy.step(1.0)
+
+    def saver(self, *, asynchronous: bool) -> CheckpointSaver:
+        """A saver that keeps one checkpoint."""
+        return CheckpointSaver(self.store, self.strategy, self.worker, Retention(1), asynchronous=asynchronous)
