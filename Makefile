@@ -129,6 +129,11 @@ soak: SEED ?= 1
 soak: $(INSTALLED_DEV)  ## real training under SIGKILL at random times, N rounds: make soak N=50 SEED=1
 	@$(BIN)/python -m tests.soak --rounds $(N) --seed $(SEED) $(args)
 
+.PHONY: fuzz-data
+fuzz-data: N ?= 10000
+fuzz-data: $(INSTALLED_DEV)  ## damaged files of every format through data preparation, other damage each time: make fuzz-data N=10000
+	VLMPIPE_FUZZ_EXAMPLES=$(N) $(BIN)/python -m pytest tests/unit/test_data_mutations.py -q $(args)
+
 .PHONY: clean
 clean:  ## remove build outputs and tool caches; keeps .venv and runs/
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

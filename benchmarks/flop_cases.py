@@ -48,6 +48,10 @@ CASES: dict[str, dict[str, Any]] = {
     "only the projector is trained": {"freeze": ("tower", "language_model")},
     "only the tower is trained": {"freeze": ("projector", "language_model")},
     "only the language model is trained": {"freeze": ("tower", "projector")},
+    "adapters": {"lora": {"rank": 4}},
+    "adapters on two layers of a block": {"lora": {"rank": 8, "targets": ["q_proj", "v_proj"]}},
+    "adapters, nothing else is trained": {"lora": {"rank": 4}, "freeze": ("tower", "projector")},
+    "adapters and the tower": {"lora": {"rank": 4}, "freeze": ()},
 }
 
 

@@ -6,6 +6,7 @@ import argparse
 import gc
 import json
 import weakref
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,11 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from benchmarks.memory_cases import CASES, Case
+from benchmarks.memory_cases import CASES, HYBRID_CASES, SPLIT_CASES, Case
 from trainer.batches import RowBatch
 from trainer.config import ModelConfig
 from trainer.models.table import family_of
+from trainer.replicas import replica_of
 from trainer.strategies.strategy import Strategy
 from trainer.strategies.table import build_strategy
 from trainer.tracing import RowShape, inputs_of
@@ -32,7 +34,7 @@ def main() -> int:
     worker = start_worker()
     measured = {}
     for name in arguments.cases:
-        measured[name] = measure(CASES[name], worker)
+        measured[name] = measure({**CASES, **HYBRID_CASES, **SPLIT_CASES}[name], worker)
         gc.collect()
     if worker.is_first:
         arguments.output.write_text(json.dumps(measured))
@@ -54,7 +56,7 @@ class Scales(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         for tensor in tree_leaves(result):
-            if isinstance(tensor, Tensor):
+            if isinstance(tensor, Tensor) and not tensor.is_meta:  # shapes without numbers
                 # A DTensor itself has no bytes, though it says so; its local part has them.
                 self._storages.add(getattr(tensor, "_local_tensor", tensor).untyped_storage())
         self.peak_bytes = max(self.peak_bytes, self.held_bytes())
@@ -68,13 +70,14 @@ def measure(case: Case, worker: Worker) -> dict[str, int]:
     torch.manual_seed(0)
     with Scales() as scales:
         model = family.skeleton(job.model, vocabulary=case.vocabulary)
-        for parameter in model.parameters():
-            nn.init.normal_(parameter, std=0.02)
+        draw(model)
         module = family.training_module(job.model, model, cached=case.cached).train()
         if job.train.activation_checkpointing == "full":
             family.enable_activation_checkpointing(module)
         strategy = build_strategy(job.train, module, family.blocks(module), worker)
         batches = [row_batch(job.model, case.rows, case.vocabulary, cached=case.cached) for _ in range(case.passes)]
+        if not replica_of(job.train, worker).takes_images:
+            batches = [replace(batch, images=torch.empty(0)) for batch in batches]
         for _ in range(2):  # the second step has the optimizer's state
             gc.collect()
             scales.peak_bytes = 0
@@ -82,12 +85,19 @@ def measure(case: Case, worker: Worker) -> dict[str, int]:
             gradients = gradient_bytes(strategy, module)
             strategy.step(1.0)
     return {
-        "weights": storage_bytes(module.parameters()),
+        # Under ZeRO-3 a parameter is empty between steps, and this rank's part of it lies beside it.
+        "weights": storage_bytes(getattr(parameter, "ds_tensor", parameter) for parameter in module.parameters()),
         "gradients": gradients,
         "optimizer": storage_bytes(optimizer_tensors(strategy)),
         "held": scales.held_bytes(),
         "peak": scales.peak_bytes,
     }
+
+
+def draw(model: nn.Module) -> None:
+    """Numbers for its weights. In a function: a loop's last parameter would be held, also when it has been split."""
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.02)
 
 
 def row_batch(model: ModelConfig, rows: RowShape, vocabulary: int, *, cached: bool) -> RowBatch:
@@ -101,11 +111,11 @@ def row_batch(model: ModelConfig, rows: RowShape, vocabulary: int, *, cached: bo
 
 
 def gradient_bytes(strategy: Strategy, module: nn.Module) -> int:
-    """Before the step. DeepSpeed keeps its gradients to itself."""
+    """Before the step. DeepSpeed keeps its gradients to itself, and may hold all of one that two ranks share."""
     engine = getattr(strategy, "_engine", None)
     if engine is not None:
         averaged = getattr(engine.optimizer, "averaged_gradients", {})
-        return storage_bytes(tensor for tensors in averaged.values() if tensors for tensor in tensors)
+        return sum(tensor.nbytes for tensors in averaged.values() if tensors for tensor in tensors)
     return storage_bytes(parameter.grad for parameter in module.parameters() if parameter.grad is not None)
 
 

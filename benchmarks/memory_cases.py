@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from benchmarks.tiny_runs import TINY, merged
+from benchmarks.tiny_runs import TINY, merged, strategy_changes
 from pipelines.config import RunConfig, parse_run_config
 from pipelines.planner.activations import activations, is_cached
 from pipelines.planner.layout import layout_of
-from pipelines.planner.memory import training_parts
+from pipelines.planner.memory import fullest, training_moments
 from trainer.models.table import family_of
 from trainer.tracing import RowShape
 
@@ -27,8 +27,15 @@ class Case:
     rows: RowShape = ROWS
     vocabulary: int = 300
 
+    @property
+    def nodes(self) -> int:
+        """Nodes that share the processes: what hybrid sharding is about."""
+        return 2 if self.strategy == "hsdp" else 1
+
     def config(self, world_size: int) -> RunConfig:
         """The run file of this case."""
+        strategy = strategy_changes(self.strategy) | self.changes
+        copies = world_size // (strategy.get("train.tensor_parallel", 1) * strategy.get("train.pipeline_parallel", 1))
         return parse_run_config(
             merged(
                 TINY,
@@ -37,12 +44,13 @@ class Case:
                     "model.language_model.config.num_hidden_layers": 4,
                     "model.language_model.config.hidden_size": 128,
                     "model.language_model.config.intermediate_size": 256,
-                    "train.strategy": self.strategy,
+                    **strategy_changes(self.strategy),
                     "train.micro_batch_rows": self.rows.rows,
-                    "train.global_batch_rows": self.rows.rows * self.passes * world_size,
+                    "train.global_batch_rows": self.rows.rows * self.passes * copies,
                     "data.row_tokens": self.rows.tokens,
                     "data.row_images": self.rows.images // self.rows.rows,
-                    "cluster.processes_per_replica": world_size,
+                    "cluster.replica_count": self.nodes,
+                    "cluster.processes_per_replica": world_size // self.nodes,
                     **self.changes,
                 },
             ),
@@ -51,6 +59,11 @@ class Case:
 
 
 STRATEGIES = ("ddp", "fsdp", "zero2")
+ADAPTERS_WITH: dict[str, dict[str, Any]] = {
+    "": {},
+    " bf16": {"train.precision": "bf16"},
+    " checkpointing": {"train.activation_checkpointing": "full"},
+}
 CASES = {
     **{strategy: Case(strategy) for strategy in STRATEGIES},
     **{f"{strategy} one pass": Case(strategy, passes=1) for strategy in STRATEGIES},
@@ -69,6 +82,61 @@ CASES = {
         f"{strategy} projector only": Case(strategy, {"model.freeze": ["tower", "language_model"]})
         for strategy in STRATEGIES
     },
+    **{
+        f"{strategy} tower trained in part": Case(
+            strategy, {"model.freeze": [], "model.feature_layer": 1, "features.cache": "off"}, cached=False
+        )
+        for strategy in STRATEGIES
+    },
+    **{
+        f"{strategy} projector only bf16": Case(
+            strategy, {"model.freeze": ["tower", "language_model"], "train.precision": "bf16"}
+        )
+        for strategy in STRATEGIES
+    },
+    **{
+        f"{strategy} adapters{suffix}": Case(strategy, {"model.lora": {"rank": 8}, **changes})
+        for strategy in STRATEGIES
+        for suffix, changes in ADAPTERS_WITH.items()
+    },
+}
+BF16, CHECKPOINTING = {"train.precision": "bf16"}, {"train.activation_checkpointing": "full"}
+CASES |= {
+    "zero1": Case("zero1"),
+    "zero1 bf16": Case("zero1", BF16),
+    "zero3": Case("zero3"),
+    "zero3 bf16 one pass": Case("zero3", BF16, passes=1),
+    "zero3 checkpointing": Case("zero3", CHECKPOINTING),
+    "zero3 online": Case("zero3", {"features.cache": "off"}, cached=False),
+    "zero3 tower trained": Case("zero3", {"model.freeze": [], "features.cache": "off"}, cached=False),
+    "zero3 projector only": Case("zero3", {"model.freeze": ["tower", "language_model"]}),
+    "zero3 adapters": Case("zero3", {"model.lora": {"rank": 8}}),
+}
+# Without a GPU both memories are one place: all of it is compared with what both are said to hold.
+CASES |= {
+    "zero1 offload": Case("zero1", {"train.offload": "optimizer"}),
+    "zero2 offload": Case("zero2", {"train.offload": "optimizer"}),
+    "zero3 offload": Case("zero3", {"train.offload": "optimizer+weights"}),
+    "fsdp offload": Case("fsdp", {"train.offload": "optimizer+weights"}),
+}
+# On four processes, two on each of two nodes.
+HYBRID_CASES = {
+    "hsdp": Case("hsdp"),
+    "hsdp bf16 one pass": Case("hsdp", BF16, passes=1),
+    "hsdp checkpointing": Case("hsdp", CHECKPOINTING),
+}
+# On four processes: two copies of the model on two ranks each.
+SPLIT_CASES = {
+    "tp": Case("tp"),
+    "tp bf16 one pass": Case("tp", {"train.precision": "bf16"}, passes=1),
+    "tp checkpointing": Case("tp", {"train.activation_checkpointing": "full"}),
+    "tp projector only": Case("tp", {"model.freeze": ["tower", "language_model"]}),
+    "tp+fsdp": Case("tp+fsdp"),
+    "tp+fsdp bf16": Case("tp+fsdp", {"train.precision": "bf16"}),
+    "tp+fsdp bf16 checkpointing": Case(
+        "tp+fsdp", {"train.precision": "bf16", "train.activation_checkpointing": "full"}
+    ),
+    "tp+fsdp tower trained": Case("tp+fsdp", {"model.freeze": [], "features.cache": "off"}, cached=False),
 }
 
 
@@ -76,7 +144,7 @@ def predicted(case: Case, processes: int) -> dict[str, int]:
     """The planner's bytes on one rank: what can be counted, and all that is held at the fullest moment."""
     config = case.config(processes)
     shape = family_of(config.model).shape(config.model)
-    _, parts = training_parts(
+    moments = training_moments(
         shape,
         layout_of(config),
         activations(
@@ -86,10 +154,13 @@ def predicted(case: Case, processes: int) -> dict[str, int]:
         precision=config.train.precision,
         passes=case.passes,
         checkpointing=config.train.activation_checkpointing == "full",
+        on_gpu=False,
+        offload=config.train.offload,
     )
-    sizes = {part.name: part.bytes for part in parts}
+    sizes = {part.name: part.bytes for part in moments["step"]}
     return {
         "weights": sizes["weights"] + sizes.get("frozen weights", 0),
+        "gradients": sizes["gradients"],
         "optimizer": sizes["optimizer"],
-        "peak": sum(sizes.values()),
+        "peak": sum(part.bytes for part in fullest(moments)[1]),
     }

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from trainer.config import PIPELINE_PARALLEL, TENSOR_PARALLEL
+
 TINY: dict[str, Any] = {
     "version": 1,
     "name": "tiny",
@@ -64,3 +66,13 @@ def merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
             section = section.setdefault(part, {})
         section[last] = value
     return result
+
+
+def strategy_changes(strategy: str) -> dict[str, Any]:
+    """What a run file needs for a strategy: two ranks to a copy of the model where it is split."""
+    changes: dict[str, Any] = {"train.strategy": strategy}
+    if strategy in TENSOR_PARALLEL:
+        changes["train.tensor_parallel"] = 2
+    if strategy in PIPELINE_PARALLEL:
+        changes["train.pipeline_parallel"] = 2
+    return changes

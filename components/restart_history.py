@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from components.chaos_monkey import ChaosLog
 from components.local_supervisor import Verdict
 from components.restart_budget import Restart
+from trainer.checkpoint.attempts import order_of, step_of
 from trainer.storage import LocalStorage
 
 
@@ -65,6 +66,6 @@ def steps_done(store: LocalStorage, step: str, since_s: float) -> int | None:
 
 
 def newest_checkpoint_step(store: LocalStorage) -> int:
-    """Step of the newest committed checkpoint, whose name is <number>-<step>-<nonce>; 0 without any."""
+    """Step of the newest committed checkpoint; 0 without any."""
     names = [info.name.split("/")[1] for info in store.list("checkpoints") if info.name.endswith("/COMMIT")]
-    return int(max(names).split("-")[1]) if names else 0
+    return max(0, step_of(max(names, key=order_of))) if names else 0

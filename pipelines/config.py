@@ -40,7 +40,7 @@ from trainer.config import (
 )
 
 BUILTIN_SOURCES = ("builtin:digits", "builtin:easy-vqa", "builtin:openmoji")
-ALL_REDUCE_STRATEGIES = ("ddp", "zero2")
+ALL_REDUCE_STRATEGIES = ("ddp", "zero1", "zero2", "hsdp")
 
 _IMAGE = re.compile(r"^[a-z0-9.-]+\.[a-z]{2,}(:[0-9]+)?/[a-z0-9._/-]+(@sha256:[0-9a-f]{64}|:[A-Za-z0-9._-]{1,128})$")
 _SERVICE_ACCOUNT = re.compile(r"^[a-z0-9-]+@[a-z0-9.:-]+\.gserviceaccount\.com$")
@@ -149,7 +149,7 @@ def warnings(config: RunConfig) -> list[Problem]:
     """Settings that are allowed but have no effect, or are most likely not meant."""
     found = []
     cluster, data = config.cluster, config.data
-    if data.image_folder and data.source.startswith("builtin:"):
+    if data.image_folder and (data.source.startswith("builtin:") or data.source.endswith(".tar")):
         found.append(Problem("data.image_folder", f"has no effect: {data.source} brings its own pictures"))
     if "max_wait_duration" in cluster.model_fields_set and cluster.strategy != "flex_start":
         found.append(Problem("cluster.max_wait_duration", "has no effect: only cluster.strategy flex_start waits"))

@@ -16,6 +16,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from trainer.checkpoint.attempts import order_of
 from trainer.errors import UNEXPECTED_PREFIX, ExitCode
 from trainer.progress import StepRecord
 
@@ -33,12 +34,13 @@ STEPS = (
 METRICS_TAIL_BYTES = 1 << 14
 LOG_TAIL_BYTES = 1 << 17
 RATE_LINES = 5  # metrics lines that the remaining time is judged by
-CHECKPOINT_NAME = re.compile(r"^(\d{4,})-(\d{8,})-")
 # kfp indents what a step prints, and a job puts the replica's name before it.
 ERROR_LINES = [
     re.compile(rf"^(?P<prefix>\s*(\[[^]]*\] )?){start}(?P<text>.*)$")
     for start in ("error: ", f"(?={UNEXPECTED_PREFIX})")  # an unexpected one may be the consequence of another
 ]
+LABEL, UNDER_LABEL = re.compile(r"  (expected|to do):"), " " * 12
+TRACEBACK = re.compile(r'  File ".*", line \d+')
 ATTEMPT_LINE = "vlmpipe: this attempt started at"  # in pipeline.log, which holds all attempts
 STOPPED = (None, int(ExitCode.INTERRUPTED), int(ExitCode.PREEMPTED))  # exit codes of a run that goes on when asked to
 
@@ -175,12 +177,8 @@ def _train_eta_s(train: Step, lines: list[dict[str, Any]]) -> float | None:
 
 def newest_checkpoint_step(folder: Path) -> int | None:
     """Optimizer steps in the newest committed checkpoint; None when there is none."""
-    steps = [
-        int(match[2])
-        for commit in folder.glob("checkpoints/*/COMMIT")
-        if (match := CHECKPOINT_NAME.match(commit.parent.name))
-    ]
-    return max(steps, default=None)
+    newest = max((order_of(commit.parent.name) for commit in folder.glob("checkpoints/*/COMMIT")), default=(-1, -1, ""))
+    return newest[1] if newest[0] >= 0 else None
 
 
 def first_error(folder: Path) -> list[str]:
@@ -197,8 +195,20 @@ def first_error(folder: Path) -> list[str]:
 
 
 def _clauses(lines: Iterable[str], prefix: str) -> Iterator[str]:
-    """What follows an error's first line: as much as is indented by two spaces more."""
+    """What follows an error's first line, in the form of `UserError.text`.
+
+    Other threads and processes write to the same log, tracebacks above all, which are indented as well.
+    """
+    begun = labelled = False
     for line in lines:
         if not line.startswith(f"{prefix}  "):
             return
-        yield line.removeprefix(prefix)
+        text = line.removeprefix(prefix)
+        if LABEL.match(text):
+            labelled = True
+        elif TRACEBACK.match(text) or not text.startswith(UNDER_LABEL if labelled else " " * 2):
+            return
+        if not begun and text.startswith(" " * 3):
+            return
+        begun = True
+        yield text

@@ -104,3 +104,8 @@ def prepare_llava(folder: Path, *, count: int = 40, **data: Any) -> tuple[JobCon
     source = write_json(folder / "data.json", records)
     config = job_config(folder / "root", source=str(source), image_folder=str(images), **data)
     return config, run_prepare(config)
+
+
+def prepared_files(uri: str) -> dict[str, bytes]:
+    """Everything in a folder of prepared data."""
+    return {str(path.relative_to(uri)): path.read_bytes() for path in Path(uri).rglob("*") if path.is_file()}

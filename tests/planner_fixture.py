@@ -29,6 +29,7 @@ LLAVA_7B = ModelShape(
         "projector": 20_979_712,
         "embedding": 131_072_000,
         "language_layers": 6_476_271_616,
+        "adapters": 0,
         "head": 131_072_000,
     },
     frozen=frozenset({"tower"}),

@@ -224,10 +224,16 @@ def _write_prepared(prepared: Path, samples: list[dict[str, Any]], pictures: lis
             "tokens": 64 * samples,
             "label_tokens": 12 * samples,
             "packed_fill": 0.98,
+            "sample_tokens_percentiles": {"50": 64, "95": 64, "100": 64},
+            "sample_tokens_histogram": {"edges": [0, 32, 64], "samples": [0, samples]},
         }
         for name, samples in (("train", 1080), ("eval", NUM_EVAL))
     }
-    write_json(prepared / "stats.json", {"splits": splits, "slices": {}, "eval_images_also_in_train": 0})
+    stats = {"splits": splits, "slices": {}, "duplicates": {"images": 7, "samples": 0, "samples_dropped": 0}}
+    write_json(prepared / "stats.json", stats | {"eval_images_also_in_train": 3, "eval_samples_also_in_train": 0})
+    (prepared / "small.png").write_bytes(pictures[0])
+    shown = {"id": samples[0]["id"], "split": "eval", "turns": samples[0]["turns"], "pictures": ["small.png"]}
+    write_json(prepared / "contact_sheet.json", {"samples": [shown]})
     write_json(
         prepared / "rejects_summary.json",
         {
@@ -241,6 +247,7 @@ def _write_prepared(prepared: Path, samples: list[dict[str, Any]], pictures: lis
                 "image.truncated": ["line 17: ends after 812 of 1,204 bytes"],
                 "text.empty": ["line 40: answer 1"],
             },
+            "pictures": {"image.truncated": ["", ""], "text.empty": ["small.png"]},
         },
     )
 

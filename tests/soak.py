@@ -2,11 +2,12 @@
 
     python -m tests.soak --rounds 50 --seed 1        (make soak N=50 SEED=1)
 
-Two nodes of one rank each, run by the local twin of a Vertex AI job, with its restarts. In each round a random rank,
+Two nodes of two ranks each, run by the local twin of a Vertex AI job, with its restarts. In each round a random rank,
 rank 0 or a whole node is killed, up to three times, at moments drawn from the seed and the round's number: from the
 start of the program over any step to the writing of a checkpoint. Afterwards the round must agree with a run that
 nothing happened to: each step's rows once and in order, loss and gradient norm of each step bit for bit, and every byte
-of weights, optimizer state and random state in the last checkpoint. Exit code 1 if any round does not.
+of weights, optimizer state and random state in the last checkpoint, which is read and verified. Exit code 1 if any
+round does not, or if no kill of a round came about: it would prove nothing.
 """
 
 from __future__ import annotations
@@ -29,10 +30,13 @@ from components.chaos_monkey import CHAOS_LOG
 from components.local_job import run_local_job
 from components.restart_budget import CHAOS_VARIABLE, RETRIES_VARIABLE
 from tests.trainer_runs import make_run, metrics
+from trainer.checkpoint.commit import Listing, inspect, newest_good
 from trainer.config import JobConfig
 from trainer.errors import UserError
+from trainer.storage import open_storage
 
 NODES, NUM_STEPS, CHECKPOINT_EVERY_STEPS = 2, 60, 8
+RANKS_PER_NODE = 2  # so that a rank can die on a node that lives on
 COMPARED = ("step", "epoch", "loss", "grad_norm", "learning_rate", "label_tokens", "rows")
 LONGEST_START_S = 8.0  # a kill drawn for the start comes this long after it, at the latest
 CHANGES = {
@@ -58,15 +62,16 @@ class Round:
 
     number: int
     chaos: str
-    kills: int
+    kills: list[int | None]  # steps that training had made at each; None while it was starting
     restarts: int
     steps_repeated: int
     wall_s: float
     difference: str
 
 
-def train(root: Path, run_id: str, chaos: str = "") -> JobConfig:
+def train(root: Path, run_id: str, chaos: str = "", *, ranks_per_node: int = 1) -> JobConfig:
     """Train a run to its end as a local job of two nodes, with the given mishaps. What it says goes to <run_id>.log."""
+    processes = str(ranks_per_node)
     job = make_run(root, run_id, CHANGES, features="off")
     pool = {
         "machine_spec": {"machine_type": "n1-standard-4"},
@@ -74,7 +79,7 @@ def train(root: Path, run_id: str, chaos: str = "") -> JobConfig:
         "container_spec": {
             "image_uri": "python:3.11",
             "command": ["python", "-m", "trainer.launch"],
-            "args": ["--nproc-per-node", "1", "--", "trainer.train", "--config", f"{job.run.run_uri}/run.json"],
+            "args": ["--nproc-per-node", processes, "--", "trainer.train", "--config", f"{job.run.run_uri}/run.json"],
         },
     }
     spec = {
@@ -94,13 +99,15 @@ def train(root: Path, run_id: str, chaos: str = "") -> JobConfig:
 
 
 def result_of(job: JobConfig) -> Result:
-    """Read what a run made. Manifests of the last checkpoint hold the checksum of each of its files."""
+    """Read what a run made: the last checkpoint is compared with its checksums, and these are what it made."""
     steps = [{name: line[name] for name in COMPARED} for line in metrics(job)]
-    last = max(Path(job.run.run_uri, "checkpoints").glob("*/COMMIT")).parent
-    files: dict[str, int] = {}
-    for manifest in sorted(last.glob("node-*.json")):
-        files |= {name: entry["crc32c"] for name, entry in json.loads(manifest.read_text()).items()}
-    return Result(steps, {name: crc for name, crc in files.items() if name != ".metadata"})  # holds times and names
+    store = open_storage(job.run.run_uri)
+    last, passed_over = newest_good(store)
+    if last is None or last.record.step != NUM_STEPS or passed_over:
+        raise UserError(f"no whole checkpoint of step {NUM_STEPS}: {'; '.join(passed_over) or last}")
+    _, files = inspect(store, last.name, Listing.read(store))
+    # DCP's metadata hold times and names.
+    return Result(steps, {name: sums.crc32c for name, sums in files.items() if name != ".metadata"})
 
 
 def difference(found: Result, expected: Result) -> str:
@@ -115,12 +122,13 @@ def difference(found: Result, expected: Result) -> str:
     return f"files of the last checkpoint: {', '.join(changed)}" if changed else ""
 
 
-def kills(seed: int, number: int) -> str:
+def kills(seed: int, number: int, *, ranks_per_node: int = 1) -> str:
     """The kills of a round: one to three, of a random rank, of rank 0 or of a node, anywhere from the start on."""
     draw = random.Random(f"{seed}-{number}").random
     events = []
     for _ in range(1 + int(3 * draw())):
-        rank, node = ((int(draw() * NODES), None), (0, None), (None, int(draw() * NODES)))[int(3 * draw())]
+        any_rank, any_node = int(draw() * NODES * ranks_per_node), int(draw() * NODES)
+        rank, node = ((any_rank, None), (0, None), (None, any_node))[int(3 * draw())]
         starting = draw() < 0.2
         step = 0 if starting else 1 + int(draw() * NUM_STEPS * 0.6)
         delay_s = round(draw() * (LONGEST_START_S if starting else 0.6), 2)
@@ -128,31 +136,35 @@ def kills(seed: int, number: int) -> str:
     return ";".join(map(str, events))
 
 
-def disturbed(root: Path, number: int, chaos: str, expected: Result) -> Round:
+def disturbed(root: Path, number: int, chaos: str, expected: Result, *, ranks_per_node: int = 1) -> Round:
     """One round, compared with the undisturbed run. A job that fails counts as a difference."""
     run_id, started_s = f"round-{number}", time.monotonic()
     try:
-        found = difference(result_of(train(root, run_id, chaos)), expected)
+        found = difference(result_of(train(root, run_id, chaos, ranks_per_node=ranks_per_node)), expected)
     except UserError as error:
         found = error.found
     lines = [json.loads(line) for line in (root / "runs" / run_id / CHAOS_LOG).read_text().splitlines()]
     restarts = [line for line in lines if line["event"] == "restart"]
+    killed = [line["said_steps"] for line in lines if line["event"] == "kill"]
+    if not found and len(restarts) < min(1, len(killed)):
+        found = "a kill was followed by no restart"
     return Round(
         number,
         chaos,
-        kills=sum(line["event"] == "kill" for line in lines),
+        kills=killed,
         restarts=len(restarts),
         steps_repeated=sum(line["steps_repeated"] for line in restarts),
         wall_s=time.monotonic() - started_s,
-        difference=found,
+        difference=found or ("" if killed else "no kill came about"),
     )
 
 
 def table(rounds: Sequence[Round]) -> list[str]:
     """The rounds as lines of text."""
-    lines = [f"{'round':>5} {'kills':>5} {'restarts':>8} {'steps repeated':>14} {'seconds':>7}  outcome"]
+    lines = [f"{'round':>5} {'killed at steps':>15} {'restarts':>8} {'steps repeated':>14} {'seconds':>7}  outcome"]
     for one in rounds:
-        counts = f"{one.number:5} {one.kills:5} {one.restarts:8} {one.steps_repeated:14} {one.wall_s:7.1f}"
+        steps = ", ".join("start" if step is None else str(step) for step in one.kills)
+        counts = f"{one.number:5} {steps:>15} {one.restarts:8} {one.steps_repeated:14} {one.wall_s:7.1f}"
         lines.append(f"{counts}  {one.difference or 'same'}   [{one.chaos}]")
     return lines
 
@@ -167,17 +179,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with contextlib.ExitStack() as stack:
         root = options.keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="vlmpipe-soak-")))
         root.mkdir(parents=True, exist_ok=True)
-        print(f"soak: {options.rounds} rounds, seed {options.seed}, {NODES} nodes, {NUM_STEPS} steps", flush=True)
-        expected = result_of(train(root, "undisturbed"))
+        what = f"{NODES} nodes of {RANKS_PER_NODE} ranks, {NUM_STEPS} steps"
+        print(f"soak: {options.rounds} rounds, seed {options.seed}, {what}", flush=True)
+        expected = result_of(train(root, "undisturbed", ranks_per_node=RANKS_PER_NODE))
         rounds: list[Round] = []
         for number in range(1, options.rounds + 1):
-            rounds.append(disturbed(root, number, kills(options.seed, number), expected))
+            chaos = kills(options.seed, number, ranks_per_node=RANKS_PER_NODE)
+            rounds.append(disturbed(root, number, chaos, expected, ranks_per_node=RANKS_PER_NODE))
             print("\n".join(table(rounds)[-1:] if number > 1 else table(rounds)), flush=True)
     wrong = sum(bool(one.difference) for one in rounds)
-    killed = sum(one.kills for one in rounds)
+    landed = [step for one in rounds for step in one.kills]
+    drawn = sum(len(one.chaos.split(";")) for one in rounds)
     same = f"{len(rounds) - wrong} of {len(rounds)} rounds the same as undisturbed"
-    print(f"soak: {same}, {killed} kills, seed {options.seed}")
-    return 1 if wrong or not killed else 0
+    starting = f"{landed.count(None)} while training was starting"
+    print(f"soak: {same}, {len(landed)} of {drawn} kills came about ({starting}), seed {options.seed}")
+    return 1 if wrong else 0
 
 
 if __name__ == "__main__":

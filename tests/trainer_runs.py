@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -35,26 +36,41 @@ def make_run(root: Path, run_id: str, changes: dict[str, Any] | None = None, *, 
 
 
 def torchrun(
-    module: str, arguments: list[str], *, processes: int, timeout_s: float = 240
+    module: str, arguments: list[str], *, processes: int, nodes: int = 1, timeout_s: float = 240
 ) -> subprocess.CompletedProcess[str]:
-    """Run a module under the real torchrun on this machine; a failure shows what it printed."""
+    """Run a module under the real torchrun on this machine, with `processes` on each of `nodes`.
+
+    Returns what the first node printed; a failure shows what it or another node did.
+    """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(processes)]
-    command += ["--master-addr", "127.0.0.1", "--master-port", str(port), "-m", module, *arguments]
+    command += ["--nnodes", str(nodes), "--master-addr", "127.0.0.1", "--master-port", str(port)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
-    done = subprocess.run(
-        command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=timeout_s, check=False
-    )
-    assert done.returncode == 0, (done.stdout + done.stderr)[-20000:]
-    return done
+
+    def node(rank: int) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*command, "--node-rank", str(rank), "-m", module, *arguments],
+            cwd=REPOSITORY,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+        )
+
+    with ThreadPoolExecutor(nodes) as pool:
+        ended = list(pool.map(node, range(nodes)))
+    for done in ended:
+        assert done.returncode == 0, (done.stdout + done.stderr)[-20000:]
+    return ended[0]
 
 
-def train_runs(jobs: list[JobConfig], *, processes: int) -> None:
+def train_runs(jobs: list[JobConfig], *, processes: int, nodes: int = 1) -> None:
     """Train several runs one after another in one process group: start-up costs more than these runs do."""
     arguments = ["--configs", *[f"{job.run.run_uri}/run.json" for job in jobs]]
-    torchrun("tests.drivers.train_many", arguments, processes=processes)
+    torchrun("tests.drivers.train_many", arguments, processes=processes, nodes=nodes)
 
 
 def encode_features(job: JobConfig) -> None:

@@ -85,6 +85,11 @@ def online_images(prepare: PixelPreparer) -> ImageSource:
     return read
 
 
+def no_images(_rows: Sequence[Row]) -> Tensor:
+    """For a rank that holds none of the layers that take images."""
+    return torch.empty(0)
+
+
 class BatchStream:
     """The batches of one rank, step by step, made a few steps ahead of use. `waited_s` is how long the loop waited."""
 

@@ -27,6 +27,7 @@ class Section(BaseModel):
 
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 Positive = Annotated[int, Field(gt=0)]
+ModelPart = Literal["tower", "projector", "language_model"]
 
 
 class WeightsConfig(Section):
@@ -47,6 +48,19 @@ class WeightsConfig(Section):
         return self
 
 
+class LoraConfig(Section):
+    """LoRA (Hu et al., 2021): small trained matrices beside the language model's own, which are frozen."""
+
+    rank: Positive = Field(16, description="Inner width of each adapter.")
+    alpha: float = Field(32.0, gt=0, description="What adapters add is scaled by alpha / rank.")
+    dropout: float = Field(
+        0.0, ge=0, lt=1, description="Share of an adapter's inputs set to 0; what is drawn depends on the world size."
+    )
+    targets: tuple[str, ...] = Field(
+        (), description="Linear layers of the language blocks, such as q_proj or mlp.up_proj; empty is all of them."
+    )
+
+
 class ModelConfig(Section):
     """The vision-language model: a tower, a projector and a language model."""
 
@@ -61,25 +75,56 @@ class ModelConfig(Section):
         "full", description="full keeps every tower token; drop_cls drops the first (CLIP's class token)."
     )
     image_size: Positive = Field(description="Side of the square that images are resized to, in pixels.")
-    freeze: tuple[Literal["tower", "projector", "language_model"], ...] = Field(
+    freeze: tuple[ModelPart, ...] = Field(
         ("tower",), description="Parts whose weights do not change. Feature caching needs a frozen tower."
     )
+    lora: LoraConfig | None = Field(
+        None, description="Adapters to train in place of the language model's weights; null trains these themselves."
+    )
     seed: int = Field(0, description="Seed of random initial weights.")
+
+    @model_validator(mode="after")
+    def _frozen_once(self) -> ModelConfig:
+        if self.lora and "language_model" in self.freeze:
+            raise ValueError("lora freezes the language model already: take language_model out of freeze, or lora away")
+        return self
+
+    @property
+    def frozen(self) -> frozenset[ModelPart]:
+        """Parts whose own weights do not change: those in `freeze`, and the language model under adapters."""
+        return frozenset(("language_model", *self.freeze) if self.lora else self.freeze)
 
 
 class DataConfig(Section):
     """Where samples come from and how they become rows."""
 
     source: str = Field(
-        description="builtin:digits, builtin:easy-vqa, builtin:openmoji, or the path of a LLaVA .json/.jsonl file."
+        description="builtin:digits, builtin:easy-vqa, builtin:openmoji, or a local or gs:// path: a LLaVA .json or "
+        ".jsonl file, WebDataset tars, Parquet files, a COCO captions .json, or a folder with metadata.csv. Of tars "
+        "and Parquet a folder or a pattern, such as train-{000..099}.tar."
     )
-    image_folder: str = Field("", description="Folder that image paths in a LLaVA file are relative to.")
+    image_folder: str = Field(
+        "", description="Folder that image paths in records are relative to; by default that of the file."
+    )
+    caption_question: str = Field(
+        "Describe this image.", min_length=1, description="What is asked about an image that comes with a caption only."
+    )
     max_samples: int = Field(0, ge=0, description="Use only the first N samples of the source; 0 is all.")
     held_out_fraction: Fraction = Field(
         0.1, description="Share of samples, chosen by id hash, kept for evaluation (if the source has no own split)."
     )
     max_reject_fraction: Fraction = Field(0.02, description="The step fails when a larger share of samples is bad.")
+    duplicates: Literal["keep", "drop"] = Field(
+        "keep", description="drop leaves out a sample with the images and the text of one before; both count them."
+    )
     max_image_pixels: Positive = Field(50_000_000, description="Larger images are rejected before decoding.")
+    min_image_side: Positive = Field(4, description="Images with a shorter side, in pixels, are rejected.")
+    max_image_aspect: float = Field(
+        200.0, ge=1, description="Images whose longer side is more times the shorter one are rejected."
+    )
+    animated: Literal["first_frame", "reject"] = Field(
+        "first_frame", description="What happens to an animated image: its first frame is used, or it is rejected."
+    )
     shard_samples: Positive = Field(1000, description="Samples per shard.")
     row_tokens: Positive = Field(description="Tokens per packed row.")
     row_images: Positive = Field(64, description="Most images in one row; with row_tokens it bounds memory.")
@@ -113,7 +158,7 @@ class OptimizerConfig(Section):
 class TrainConfig(Section):
     """The training step."""
 
-    strategy: Literal["ddp", "zero1", "zero2", "zero3", "fsdp", "hsdp"] = Field(
+    strategy: Literal["ddp", "zero1", "zero2", "zero3", "fsdp", "hsdp", "tp", "tp+fsdp", "pp"] = Field(
         "ddp", description="How training is distributed."
     )
     offload: Literal["none", "optimizer", "optimizer+weights"] = Field(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
@@ -28,8 +29,13 @@ class WeightsDigest:
 
 def weights_sha256(module: nn.Module) -> str:
     """SHA-256 over every weight of a module."""
+    return tensors_sha256(sorted(module.state_dict().items()))
+
+
+def tensors_sha256(tensors: Iterable[tuple[str, Tensor]]) -> str:
+    """SHA-256 over tensors in name order, of which one is held at a time."""
     digest = WeightsDigest()
-    for name, tensor in sorted(module.state_dict().items()):
+    for name, tensor in tensors:
         digest.add(name, tensor)
     return digest.hexdigest()
 

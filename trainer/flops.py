@@ -16,7 +16,7 @@ from typing import Literal
 
 from trainer.models.shape import ModelShape, Part, Stack
 
-LANGUAGE: tuple[Part, ...] = ("embedding", "language_layers", "head")
+LANGUAGE: tuple[Part, ...] = ("embedding", "language_layers", "adapters", "head")
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,7 @@ class RowFlops:
     tower: PartFlops
     projector: PartFlops
     language_layers: PartFlops  # matrix products with weights
+    adapters: PartFlops
     attention: PartFlops  # scores and weighted sums in the language layers
     head: PartFlops
 
@@ -89,20 +90,25 @@ def flops_per_row(
     a trained tower behind it get no gradient.
     """
     reaches_projector = "projector" not in shape.frozen or (not cached and "tower" not in shape.frozen)
-    reaches_language = reaches_projector or any(part not in shape.frozen for part in LANGUAGE)
+    reaches_language = reaches_projector or any(shape.trained[part] for part in LANGUAGE)
+    reaches_layers = reaches_projector or bool(shape.trained["embedding"])
     layers_products = int(reaches_language) + int("language_layers" not in shape.frozen)
     head_products = int(reaches_language) + int("head" not in shape.frozen)
 
     language = shape.language
     layers = language.layers * row_tokens * _weight_flops_per_token(language)
     attention = language.layers * _attention_flops(language, row_tokens)
+    adapters = language.layers * row_tokens * 2 * sum(shape.adapters.values())
     again = activation_checkpointing == "full" and reaches_language
-    last_products = language.layers * row_tokens * 2 * language.hidden * language.intermediate
+    last_products, last_of_adapters = (language.layers * row_tokens * each for each in _last_products(shape))
+    # Where nothing is trained before the first layer, its query, key and value need no gradient of their input.
+    unreached = 0 if reaches_layers or not reaches_language else row_tokens * _input_flops_per_token(language)
     head = 2 * label_tokens * language.hidden * shape.vocabulary
     return RowFlops(
         tower=PartFlops() if cached else _tower(shape, feature_layer).times(images),
         projector=_projector(shape, reaches_inputs=not cached and "tower" not in shape.frozen).times(images),
-        language_layers=PartFlops(layers, layers_products * layers, layers - last_products if again else 0),
+        language_layers=PartFlops(layers, layers_products * layers - unreached, layers - last_products if again else 0),
+        adapters=PartFlops(adapters, 2 * adapters, adapters - last_of_adapters if again else 0),
         # Two products forward; four backward, for both operands of each, whether weights are frozen or not.
         attention=PartFlops(attention, 2 * attention if reaches_language else 0, attention if again else 0),
         head=PartFlops(head, head_products * head),
@@ -140,6 +146,23 @@ def _weight_flops_per_token(stack: Stack) -> int:
     """Forward, one layer: query and output, key and value, and the two or three matrices of the feed-forward part."""
     attention = 2 * stack.heads * stack.head_dim + 2 * stack.kv_heads * stack.head_dim
     return 2 * stack.hidden * (attention + (3 if stack.gated else 2) * stack.intermediate)
+
+
+def _input_flops_per_token(stack: Stack) -> int:
+    """Forward, one layer: the products that read the layer's input, which are query, key and value."""
+    return 2 * stack.hidden * (stack.heads + 2 * stack.kv_heads) * stack.head_dim
+
+
+def _last_products(shape: ModelShape) -> tuple[int, int]:
+    """Forward, one layer and token: the last product of the layer itself, and of its adapters; one of them is 0.
+
+    An adapted layer is followed by its adapter, whose last product is B's: from the rank to the hidden size.
+    """
+    stack = shape.language
+    in_last = next((count for name, count in shape.adapters.items() if name.endswith("down_proj")), 0)
+    if in_last:
+        return 0, 2 * in_last * stack.hidden // (stack.hidden + stack.intermediate)
+    return 2 * stack.hidden * stack.intermediate, 0
 
 
 def _attention_flops(stack: Stack, tokens: float) -> float:

@@ -10,21 +10,25 @@ from torch import nn
 from trainer.config import OptimizerConfig, TrainConfig
 
 
-def build_optimizer(module: nn.Module, config: OptimizerConfig) -> torch.optim.AdamW:
+def build_optimizer(module: nn.Module, config: OptimizerConfig, *, on_cpu: bool = False) -> torch.optim.AdamW:
     """AdamW over the trainable parameters. Matrices decay; biases, norms and embeddings of one dimension do not.
 
-    Each group keeps its peak rate as `peak_rate`; `set_rates` scales it.
+    Each group keeps its peak rate as `peak_rate`; `set_rates` scales it. Parameters that lie on different sets of ranks
+    are in groups of their own: torch cannot update such together.
     """
-    groups: dict[tuple[bool, bool], list[nn.Parameter]] = {}
+    groups: dict[tuple[bool, bool, str], list[nn.Parameter]] = {}
     for name, parameter in module.named_parameters():
         if parameter.requires_grad:
-            groups.setdefault(("projector" in name, parameter.ndim >= 2), []).append(parameter)
+            kind = ("projector" in name, parameter.ndim >= 2, str(getattr(parameter, "device_mesh", "")))
+            groups.setdefault(kind, []).append(parameter)
     described = []
-    for (is_projector, decays), parameters in sorted(groups.items()):
+    for (is_projector, decays, _), parameters in sorted(groups.items()):
         rate = (config.projector_learning_rate if is_projector else 0.0) or config.learning_rate
         decay = config.weight_decay if decays else 0.0
         described.append({"params": parameters, "lr": rate, "peak_rate": rate, "weight_decay": decay})
-    return torch.optim.AdamW(described, betas=config.betas, eps=config.eps)
+    # One pass over memory instead of a dozen: what counts when the processor updates for a GPU. torch brings it along;
+    # DeepSpeed's own would have to be compiled on the machine.
+    return torch.optim.AdamW(described, betas=config.betas, eps=config.eps, fused=on_cpu or None)
 
 
 def rate_factor(config: TrainConfig, step: int, total_steps: int) -> float:

@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from dataclasses import dataclass
 
-from trainer.batches import ImageSource, cached_images, online_images
+import torch
+
+from trainer.batches import ImageSource, cached_images, no_images, online_images
 from trainer.checkpoint.commit import CommitRecord
 from trainer.checkpoint.resume import versions
 from trainer.config import DataPointers, JobConfig
 from trainer.data.conversation import load_tokenizer
-from trainer.data.index import Index
+from trainer.data.index import Index, SplitIndex
 from trainer.data.loader import RowLoader
 from trainer.data.sequence import RowSequence
 from trainer.data.shards import ShardReader
-from trainer.digest import weights_sha256
+from trainer.digest import tensors_sha256, weights_sha256
 from trainer.errors import ConfigError
 from trainer.features.store import FeatureReader
+from trainer.flops import RowFlops, flops_per_row
 from trainer.models.family import Family
 from trainer.models.pixels import PixelPreparer
+from trainer.models.shape import ModelShape
 from trainer.models.table import family_of
 from trainer.replicas import Replica, replica_of
 from trainer.storage import open_storage
+from trainer.strategies.pipeline_stages import stages_of
 from trainer.strategies.strategy import Strategy
 from trainer.strategies.table import build_strategy
 from trainer.worker import Worker
@@ -60,11 +66,23 @@ def build_parts(job: JobConfig, worker: Worker) -> Parts:
         global_batch_rows=job.train.global_batch_rows,
         pack=job.data.pack,
     )
-    loader = RowLoader(split, sequence, tokenizer, ShardReader(storage), images=not cached)
+    loader = RowLoader(split, sequence, tokenizer, ShardReader(storage), images=replica.takes_images and not cached)
     total_steps = sequence.num_steps(job.train.epochs)
     family = family_of(job.model)
+    if job.train.tensor_parallel > 1:
+        from trainer.strategies.split import require_splittable  # DTensor alone takes most of a second
+
+        require_splittable(job.model, job.train.tensor_parallel, cached=cached)
+    row_flops = None
+    if job.train.pipeline_parallel > 1:
+        shape = family.shape(job.model)
+        row_flops = mean_row_flops(job, shape, split, sequence, cached=cached)
+        stages_of(shape.language.layers, job.train.pipeline_parallel, row_flops)
     model = family.build(job.model, tokenizer)
+    torch.manual_seed(replica.count * job.train.seed + replica.index)  # copies do not drop out alike, their ranks do
     tower_sha256 = weights_sha256(family.tower(model)) if "tower" in job.model.freeze else ""
+    frozen = family.frozen_weights(model)
+    frozen_sha256 = tensors_sha256(sorted(frozen.items())) if frozen else ""
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     num_trainable = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     if not num_trainable:
@@ -72,13 +90,15 @@ def build_parts(job: JobConfig, worker: Worker) -> Parts:
     module = family.training_module(job.model, model, cached=cached).train()
     if job.train.activation_checkpointing == "full":
         family.enable_activation_checkpointing(module)
-    strategy = build_strategy(job.train, module, family.blocks(module), worker)
+    blocks = dataclasses.replace(family.blocks(module), row_flops=row_flops)
+    strategy = build_strategy(job.train, module, blocks, worker)
+    image_source = _image_source(job, family, pointers, tower_sha256)
     return Parts(
         strategy=strategy,
         replica=replica,
         loader=loader,
-        image_source=_image_source(job, family, pointers, tower_sha256),
-        record=_record(job, strategy, _plan_sha256(pointers, sequence), worker, tower_sha256),
+        image_source=image_source if replica.takes_images else no_images,
+        record=_record(job, strategy, _plan_sha256(pointers, sequence), worker, tower_sha256, frozen_sha256),
         total_steps=min(total_steps, job.train.max_steps) if job.train.max_steps else total_steps,
         num_parameters=num_parameters,
         num_trainable=num_trainable,
@@ -98,9 +118,27 @@ def require_divisible(job: JobConfig, replica: Replica) -> None:
         )
 
 
+def mean_row_flops(
+    job: JobConfig, shape: ModelShape, split: SplitIndex, sequence: RowSequence, *, cached: bool
+) -> RowFlops:
+    """What a row of the first epoch takes, in the mean."""
+    rows = sequence.num_rows(0)
+    return flops_per_row(
+        shape,
+        row_tokens=job.data.row_tokens,
+        images=int(split.image_count.sum()) / rows,
+        label_tokens=int(split.label_tokens.sum()) / rows,
+        cached=cached,
+        activation_checkpointing=job.train.activation_checkpointing,
+        feature_layer=job.model.feature_layer,
+    )
+
+
 def model_sha256(job: JobConfig) -> str:
     """Digest of the model section: two runs with the same digest build the same model."""
-    return hashlib.sha256(json.dumps(job.model.model_dump(mode="json"), sort_keys=True).encode()).hexdigest()
+    # Without what is null: a field that a later version adds leaves the digests of older models as they were.
+    section = job.model.model_dump(mode="json", exclude_none=True)
+    return hashlib.sha256(json.dumps(section, sort_keys=True).encode()).hexdigest()
 
 
 def _image_source(job: JobConfig, family: Family, pointers: DataPointers, tower_sha256: str) -> ImageSource:
@@ -124,7 +162,9 @@ def _plan_sha256(pointers: DataPointers, sequence: RowSequence) -> str:
     return hashlib.sha256(json.dumps(decides).encode()).hexdigest()
 
 
-def _record(job: JobConfig, strategy: Strategy, plan_sha256: str, worker: Worker, tower_sha256: str) -> CommitRecord:
+def _record(
+    job: JobConfig, strategy: Strategy, plan_sha256: str, worker: Worker, tower_sha256: str, frozen_sha256: str
+) -> CommitRecord:
     return CommitRecord(
         attempt=0,
         epoch=0,
@@ -137,5 +177,6 @@ def _record(job: JobConfig, strategy: Strategy, plan_sha256: str, worker: Worker
         plan_sha256=plan_sha256,
         model_sha256=model_sha256(job),
         tower_sha256=tower_sha256,
+        frozen_sha256=frozen_sha256,
         versions=versions(),
     )

@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trainer.checkpoint.staging import sweep_staging
 from trainer.errors import ExitCode, UserError
 from trainer.storage import LocalStorage, Storage, open_storage
 
@@ -51,11 +52,14 @@ class NodeReport:
     shared_memory_bytes: int | None = None
     output_s: float | None = None  # to write, read and delete a small object
     clock_ahead_s: float | None = None
+    swept: int = 0  # folders that killed processes had left
     warnings: list[str] = field(default_factory=list)
 
     def lines(self) -> list[str]:
         """For people: what is there, then a line for each warning."""
         found = [f"{self.free_bytes / GIB:,.1f} GiB free for temporary files"]
+        if self.swept:
+            found.append(f"{self.swept} folders of killed processes deleted there")
         if self.shared_memory_bytes is not None:
             found.append(f"{self.shared_memory_bytes / GIB:,.1f} GiB of shared memory")
         if self.output_s is not None:
@@ -70,7 +74,8 @@ def check_node(run_uri: str, node: int) -> NodeReport:
 
     Raises UserError: 73 without room, 77 without permission, 69 when the store does not answer or answers wrongly.
     """
-    report = NodeReport(node, shutil.disk_usage(tempfile.gettempdir()).free)
+    swept = sweep_staging()  # before room is measured: it may be what is in the way
+    report = NodeReport(node, shutil.disk_usage(tempfile.gettempdir()).free, swept=swept)
     if glob.glob("/dev/nvidia[0-9]*"):
         _check_shared_memory(report)
     _check_extension_locks(report)

@@ -20,6 +20,7 @@ class Replica:
     index: int
     count: int  # copies in the job
     leads: bool  # whether this is the copy's first rank: the one that counts its rows
+    takes_images: bool  # whether this rank is in the copy's first stage
 
 
 def replica_of(config: TrainConfig, worker: Worker) -> Replica:
@@ -33,4 +34,5 @@ def replica_of(config: TrainConfig, worker: Worker) -> Replica:
         )
     count = worker.world_size // config.model_ranks
     index = worker.rank // tensor % count
-    return Replica(index, count, leads=worker.rank % tensor == 0 and worker.rank // (tensor * count) == 0)
+    is_first_stage = worker.rank // (tensor * count) == 0
+    return Replica(index, count, leads=worker.rank % tensor == 0 and is_first_stage, takes_images=is_first_stage)

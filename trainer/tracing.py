@@ -23,6 +23,8 @@ from torch.utils._pytree import tree_leaves
 
 from trainer.config import ModelConfig
 from trainer.models.table import family_of
+from trainer.strategies.gathered import keep_no_gathered_weights
+from trainer.strategies.split import cut
 
 # autocast: fp32 weights, cast where an operation computes in bf16 (DDP, ZeRO).
 # bf16 weights: the strategy hands the module weights that are bf16 already (FSDP).
@@ -72,17 +74,24 @@ def trace_step(
     compute: Compute,
     activation_checkpointing: bool,
     language_layers: int,
+    gathered: bool = False,
+    tensor_parallel: int = 1,
 ) -> StepTrace:
     """Trace one micro-batch of the model with `language_layers` layers of its language model.
 
+    `gathered`: weights come and go, and no layer holds on to them (`trainer.strategies.gathered`).
     Gradients are there before, as from the second micro-batch on and as in the buckets of DDP.
     """
-    with _without_checks(), FakeTensorMode():
+    with without_checks(), FakeTensorMode():
         family = family_of(config)
         model = family.skeleton(config, vocabulary=vocabulary, language_layers=language_layers)
         module = family.training_module(config, model, cached=cached).train()
         if activation_checkpointing:
             family.enable_activation_checkpointing(module)
+        if tensor_parallel > 1:
+            cut(family.blocks(module), tensor_parallel)
+        if gathered:
+            keep_no_gathered_weights(module)
         if compute == "bf16 weights":
             for parameter in module.parameters():
                 if parameter.requires_grad:
@@ -177,6 +186,11 @@ class MemoryTracker(TorchDispatchMode):
         """What is held now."""
         return self._held_bytes
 
+    @property
+    def held(self) -> Held:
+        """The same by category."""
+        return Held(dict(self._held))
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         is_cast = func is torch.ops.aten._to_copy.default and id(args[0]) in self._parameters
@@ -223,7 +237,7 @@ def _regions(module: nn.Module) -> list[tuple[nn.Module, Category]]:
 
 
 @contextlib.contextmanager
-def _without_checks() -> Iterator[None]:
+def without_checks() -> Iterator[None]:
     before = os.environ.get(CHECK_VARIABLE)
     os.environ[CHECK_VARIABLE] = "1"
     try:

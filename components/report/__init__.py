@@ -19,6 +19,7 @@ from markupsafe import Markup
 from components.report import tables
 from components.report.charts import SMOOTH_FROM, Chart, compact, line_chart
 from components.report.data import RunFiles, column, flatten, number, read_run
+from components.report.data_view import data_view
 from components.report.formats import count, duration, percent
 from components.report.pictures import choose, sample_cards
 from components.report.plan import plan_view
@@ -86,6 +87,7 @@ def _context(files: RunFiles) -> dict[str, Any]:
         "plan": plan_view(files),
         "splits": splits,
         "split_rows": split_rows,
+        "data": data_view(files),
         "config": _config(files.config),
         "versions": _versions(files.summary),
     }

@@ -42,6 +42,7 @@ class RunFiles:
     prepared: dict[str, Any] = field(default_factory=dict)
     stats: dict[str, Any] = field(default_factory=dict)
     rejects: dict[str, Any] = field(default_factory=dict)
+    contact_sheet: dict[str, Any] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
 
 
@@ -118,6 +119,7 @@ def read_run(run_uri: str) -> RunFiles:
         prepared = _Reader(files.prepared["prepared_uri"], missing)
         files.stats = prepared.object("stats.json", "prepare-data")
         files.rejects = prepared.object("rejects_summary.json", "prepare-data")
+        files.contact_sheet = prepared.object("contact_sheet.json", "prepare-data")
     return files
 
 

@@ -12,12 +12,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pipelines.config import RunConfig
+from pipelines.planner.layout import SHARDED_BY_FSDP, layout_of
 from trainer.models.shape import ModelShape
 
 if TYPE_CHECKING:
     from trainer.tracing import Held, StepTrace
 
 WEIGHT_COPIES = "weight copies"
+# trainer.tracing.Compute, whether no layer holds on to its weights, and the ranks that split each layer
+Computing = tuple[str, bool, int]
 Bytes = Mapping[str, int]  # by category, see trainer.tracing.Category
 
 
@@ -50,9 +53,14 @@ def worst_rows(config: RunConfig, shape: ModelShape) -> list[tuple[int, int]]:
 def activations(config: RunConfig, shape: ModelShape, mixes: Sequence[tuple[int, int]] = ()) -> Activations:
     """Of the fullest of `mixes`, (images, label tokens) of one row; by default `worst_rows`.
 
-    Imports torch and transformers, which takes seconds.
+    Imports torch and transformers, which takes seconds. Raises ConfigError for a model that train.tensor_parallel ranks
+    cannot split.
     """
     train, data = config.train, config.data
+    if train.tensor_parallel > 1:
+        from trainer.strategies.split import require_splittable
+
+        require_splittable(config.model, train.tensor_parallel, cached=is_cached(config))
 
     def traced(images: int, labels: int, layers: int) -> StepTrace:
         return _traced(
@@ -60,7 +68,7 @@ def activations(config: RunConfig, shape: ModelShape, mixes: Sequence[tuple[int,
             shape.vocabulary,
             rows=(train.micro_batch_rows, data.row_tokens, images, labels),
             cached=is_cached(config),
-            compute=compute_of(config),
+            computing=computing_of(config),
             checkpointing=train.activation_checkpointing == "full",
             layers=layers,
         )
@@ -84,11 +92,15 @@ def is_cached(config: RunConfig) -> bool:
     return config.features.cache == "on" or (config.features.cache == "auto" and "tower" in config.model.freeze)
 
 
-def compute_of(config: RunConfig) -> str:
-    """How the strategy computes; see `trainer.tracing.Compute`."""
+def computing_of(config: RunConfig) -> Computing:
+    """How the strategy computes: two that do it in the same way hold the same activations."""
+    strategy = config.train.strategy
+    gathered = strategy == "zero3"
     if config.train.precision == "fp32":
-        return "fp32"
-    return "bf16 weights" if config.train.strategy.startswith("fsdp") else "autocast"
+        return "fp32", gathered, config.train.tensor_parallel
+    in_slices = strategy in SHARDED_BY_FSDP and (strategy != "tp+fsdp" or layout_of(config).weight_shards > 1)
+    compute = "bf16 weights" if in_slices else "autocast"
+    return compute, gathered, config.train.tensor_parallel
 
 
 @functools.cache
@@ -98,7 +110,7 @@ def _traced(
     *,
     rows: tuple[int, int, int, int],
     cached: bool,
-    compute: str,
+    computing: Computing,
     checkpointing: bool,
     layers: int,
 ) -> StepTrace:
@@ -106,6 +118,7 @@ def _traced(
     from trainer.config import ModelConfig
     from trainer.tracing import RowShape, trace_step
 
+    compute, gathered, tensor_parallel = computing
     num_rows, row_tokens, images, label_tokens = rows
     return trace_step(
         ModelConfig.model_validate_json(model),
@@ -113,6 +126,8 @@ def _traced(
         vocabulary=vocabulary,
         cached=cached,
         compute=compute,  # type: ignore[arg-type]
+        gathered=gathered,
+        tensor_parallel=tensor_parallel,
         activation_checkpointing=checkpointing,
         language_layers=layers,
     )

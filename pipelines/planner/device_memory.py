@@ -10,23 +10,38 @@ from pipelines.config import RunConfig, parse_run_config
 from pipelines.planner.activations import activations, is_cached
 from pipelines.planner.architecture import Architecture
 from pipelines.planner.catalog import Gpu, Machine
+from pipelines.planner.host_memory import CPU_SHARE, PROCESS_BYTES, host_memory
 from pipelines.planner.layout import Layout, layout_of
-from pipelines.planner.memory import GIB, Memory, MemoryPart, Setting, device_parts, training_parts
+from pipelines.planner.memory import GIB, Memory, Setting, device_parts, fullest, training_moments
+from pipelines.planner.memory_parts import MemoryPart
+from pipelines.planner.row_load import RowLoad
+from pipelines.planner.stage_memory import stage_moments
+from pipelines.planner.stages import planned_stages
 from pipelines.run_file import apply_overrides
 from trainer.errors import ConfigError
 
-# Vertex AI says that its agents may take up to 40 % of an n1-standard-4's memory; the same is assumed of others.
-CPU_SHARE = 0.6
-PROCESS_BYTES = 1 << 30  # Python with torch and transformers, per rank
 NEAREST = 3
 
 
 def estimate_memory(
-    config: RunConfig, model: Architecture, machine: Machine, gpu: Gpu | None, *, nearest: bool = True
+    config: RunConfig,
+    model: Architecture,
+    machine: Machine,
+    gpu: Gpu | None,
+    *,
+    load: RowLoad | None = None,
+    nearest: bool = True,
 ) -> Memory:
-    """Memory of the fullest rank of the training job."""
+    """Memory of the fullest rank of the training job. `load` decides where a pipeline is cut; None takes rows as
+    assumed."""
     layout = layout_of(config)
-    moment, parts = _parts(config, model, layout)
+    if layout.pipeline_parallel > 1:
+        moments = _stage_moments(config, model, layout, load or RowLoad.assumed(config, model.shape))
+    else:
+        moments = _moments(config, model, layout)
+    moment, held = fullest(moments)
+    parts = [part for part in held if not part.on_host]
+    host = None
     if gpu is None:
         processes = "1 process" if layout.ranks_per_node == 1 else f"{layout.ranks_per_node} processes"
         device = f"{machine.machine_type}, {processes}"
@@ -35,17 +50,19 @@ def estimate_memory(
     else:
         device, capacity = gpu.accelerator_type, int(gpu.memory_gib * GIB)
         parts += device_parts(parts, layout)
-    memory = Memory(device, capacity, tuple(parts), moment)
+        if config.train.offload != "none":
+            host = host_memory(moments["step"], layout, machine)
+    memory = Memory(device, capacity, tuple(parts), moment, host=host)
     if nearest and not memory.fits:
-        found = list(_nearest(config, model, machine, gpu))
+        found = list(_nearest(config, model, machine, gpu, load))
         return dataclasses.replace(memory, nearest=tuple(found[:NEAREST]))
     return memory
 
 
-def _parts(config: RunConfig, model: Architecture, layout: Layout) -> tuple[str, list[MemoryPart]]:
+def _moments(config: RunConfig, model: Architecture, layout: Layout) -> dict[str, list[MemoryPart]]:
     train = config.train
     whole = config.model_copy(update={"model": model.model})
-    return training_parts(
+    return training_moments(
         model.shape,
         layout,
         activations(whole, model.shape),
@@ -53,17 +70,35 @@ def _parts(config: RunConfig, model: Architecture, layout: Layout) -> tuple[str,
         precision=train.precision,
         passes=train.global_batch_rows // (layout.data_parallel * train.micro_batch_rows),
         checkpointing=train.activation_checkpointing == "full",
+        on_gpu=bool(config.cluster.accelerator_count),
+        offload=train.offload,
     )
 
 
-def _nearest(config: RunConfig, model: Architecture, machine: Machine, gpu: Gpu | None) -> Iterator[Setting]:
+def _stage_moments(
+    config: RunConfig, model: Architecture, layout: Layout, load: RowLoad
+) -> dict[str, list[MemoryPart]]:
+    train = config.train
+    whole = config.model_copy(update={"model": model.model})
+    stages = planned_stages(config, model.shape, layout, load, cached=is_cached(config))
+    passes = train.global_batch_rows // (layout.data_parallel * train.micro_batch_rows)
+    return {
+        f"{moment} of stage {number + 1}": parts
+        for number in range(len(stages))
+        for moment, parts in stage_moments(whole, model.shape, stages, number, passes=passes).items()
+    }
+
+
+def _nearest(
+    config: RunConfig, model: Architecture, machine: Machine, gpu: Gpu | None, load: RowLoad | None
+) -> Iterator[Setting]:
     """Changes that make it fit, those first that leave most as it is. None changes what the model learns."""
     for change in _changes(config):
         try:
             other = parse_run_config(apply_overrides(config.to_dict(), change), "a nearby setting")
         except ConfigError:
             continue  # such as a batch that does not divide over more nodes
-        memory = estimate_memory(other, model, machine, gpu, nearest=False)
+        memory = estimate_memory(other, model, machine, gpu, load=load, nearest=False)
         if memory.fits:
             yield Setting(change, memory.total_bytes, True)
 
@@ -75,7 +110,11 @@ def _changes(config: RunConfig) -> Iterator[dict[str, Any]]:
         checkpointing = {"train.activation_checkpointing": "full"}
     smaller: dict[str, Any] = {"train.micro_batch_rows": 1} if train.micro_batch_rows > 1 else {}
     partly: dict[str, Any] = {"train.strategy": "zero2"} if train.strategy == "ddp" else {}
-    sharded: dict[str, Any] = {"train.strategy": "fsdp"} if train.strategy != "fsdp" else {}
+    sharded: dict[str, Any] = {"train.strategy": "fsdp"} if train.strategy not in ("fsdp", "zero3") else {}
+    frozen_too = {"train.strategy": "zero3"}  # which shards frozen weights as well
+    offload = {"train.offload": "optimizer" if train.strategy.startswith("zero") else "optimizer+weights"}
+    if train.model_ranks > 1:
+        sharded |= {"train.tensor_parallel": 1, "train.pipeline_parallel": 1}
     fullest = checkpointing | smaller | sharded
     singles = [checkpointing, smaller, partly, sharded]
     pairs = [checkpointing | smaller, checkpointing | partly, checkpointing | sharded, smaller | sharded]
@@ -83,7 +122,9 @@ def _changes(config: RunConfig) -> Iterator[dict[str, Any]]:
         fullest | {"cluster.replica_count": factor * nodes, "cluster.reduction_server": None} for factor in (2, 4)
     ]
     seen: list[dict[str, Any]] = []
-    for change in [*singles, *pairs, fullest, *more_nodes]:
+    smallest = checkpointing | smaller | frozen_too
+    offloaded = [offload, fullest | {"train.offload": "optimizer+weights"}] if train.offload == "none" else []
+    for change in [*singles, *pairs, fullest, smallest, *offloaded, *more_nodes]:
         if change and change not in seen:
             seen.append(change)
             yield change

@@ -9,6 +9,8 @@ from typing import get_args
 from pipelines.config import RunConfig
 from trainer.config import TrainConfig
 
+SHARDED_BY_FSDP = ("fsdp", "hsdp", "tp+fsdp")
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -75,7 +77,7 @@ STRATEGIES: dict[str, Callable[[Layout], Layout]] = {
     "hsdp": _hybrid,
     "tp": _sharded(False, False, False),
     "tp+fsdp": _sharded(True, True, True),
-    "pp": _sharded(False, False, True),
+    "pp": _sharded(False, False, False),
     "tp+pp+dp": _sharded(False, False, True),
 }
 

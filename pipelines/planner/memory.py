@@ -9,33 +9,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from pipelines.planner.activations import WEIGHT_COPIES, Activations
+from pipelines.planner.host_memory import HostMemory, placed
 from pipelines.planner.layout import Layout
-from trainer.models.shape import ModelShape
+from pipelines.planner.memory_parts import BF16_BYTES, FP32_BYTES, MemoryPart, split
+from pipelines.planner.memory_zero import gathered, partitioned, reduces_once
+from trainer.models.shape import ModelShape, Part
+
+Moment = Literal["forward", "backward", "end", "step"]
 
 GIB = 2**30
-FP32_BYTES, BF16_BYTES = 4, 2
 ADAM_MOMENTS = 2  # fp32 each
 FSDP_GATHERED_LAYERS = 2  # the one that computes and the one that is fetched ahead
-ZERO_BUCKET_ELEMENTS = (
-    500_000_000  # DeepSpeed's reduce_bucket_size, which trainer/strategies/deepspeed.py bounds by the model
-)
 # A GPU holds more than torch allocates. Not measured by this project (see docs/reference/planner.md):
 CONTEXT_BYTES = 600 << 20  # CUDA context and the kernels of torch, outside of torch's own count
 WORKSPACE_BYTES = 64 << 20  # cuBLAS
 NCCL_BYTES = 1 << 30  # channel buffers of the communicators of one rank, where there are several ranks
 FRAGMENTATION = 0.04  # of what comes and goes within a step
-
-
-@dataclass(frozen=True)
-class MemoryPart:
-    """One part of the bar. `why` is a few words."""
-
-    name: str
-    bytes: int
-    why: str = ""
 
 
 @dataclass(frozen=True)
@@ -56,6 +48,7 @@ class Memory:
     parts: tuple[MemoryPart, ...]
     moment: str  # the fullest: forward, backward or step
     nearest: tuple[Setting, ...] = field(default=())
+    host: HostMemory | None = None  # of a node, where something is offloaded
 
     @property
     def total_bytes(self) -> int:
@@ -67,7 +60,7 @@ class Memory:
 
     @property
     def fits(self) -> bool:
-        return self.spare_bytes >= 0
+        return self.spare_bytes >= 0 and (self.host is None or self.host.fits)
 
     @property
     def binding(self) -> str:
@@ -84,8 +77,9 @@ class Memory:
             "fits": self.fits,
             "binding": self.binding,
             "moment": self.moment,
-            "parts": [{"name": part.name, "bytes": part.bytes, "why": part.why} for part in self.parts],
+            "parts": [part.as_dict() for part in self.parts],
             "nearest": [vars(setting) for setting in self.nearest],
+            "host": self.host.as_dict() if self.host else None,
         }
 
 
@@ -97,36 +91,51 @@ class Weights:
     frozen: int
     layer: int  # trainable ones of one language layer
     root: int  # trainable ones outside of layers
+    largest: int  # trainable ones of the embedding or of the head, which is more
+    whole_layer: int  # all of the largest layer, frozen ones too
+    only_linear: bool  # the trainable ones are those of linear layers: no embedding, no norm
 
     @classmethod
     def of(cls, shape: ModelShape, layout: Layout, *, cached: bool) -> Weights:
         """The first pipeline stage, which has the embedding, the tower and the projector."""
-        counts = dict(shape.parameters)
-        if cached:
-            counts["tower"] = 0
-        per_rank = {}
-        for part, count in counts.items():
-            whole = part in ("tower", "projector")
-            per_rank[part] = count if whole else count // layout.tensor_parallel
-        per_rank["language_layers"] //= layout.pipeline_parallel
-        if layout.pipeline_parallel > 1:
-            per_rank["head"] = 0
-        trainable = sum(count for part, count in per_rank.items() if part not in shape.frozen)
-        layers = 0 if "language_layers" in shape.frozen else per_rank["language_layers"]
-        layer = shape.language.layer_parameters // layout.tensor_parallel if layers else 0
-        return cls(trainable, sum(per_rank.values()) - trainable, layer, max(0, trainable - layers))
+
+        def on_rank(part: Part, count: int) -> int:
+            stages = layout.pipeline_parallel
+            if (part == "tower" and cached) or (part == "head" and stages > 1):
+                return 0
+            mine = shape.of_tensor_rank(part, count, layout.tensor_parallel)
+            return mine // stages if part in ("language_layers", "adapters") else mine
+
+        trained = {part: on_rank(part, count) for part, count in shape.trained.items()}
+        trainable = sum(trained.values())
+        return cls(
+            trainable=trainable,
+            frozen=sum(on_rank(part, count) for part, count in shape.parameters.items()) - trainable,
+            layer=shape.of_tensor_rank("language_layers", shape.trained_per_layer, layout.tensor_parallel),
+            root=trainable - trained["language_layers"] - trained["adapters"],
+            largest=max(trained["embedding"], trained["head"]),
+            whole_layer=max(
+                shape.language.layer_parameters + sum(shape.adapters.values()),
+                0 if cached else shape.tower.layer_parameters,
+            ),
+            only_linear=not (trained["embedding"] or trained["language_layers"] or trained["tower"]),
+        )
 
 
 @dataclass(frozen=True)
-class _Run:
+class Run:
+    """What decides a strategy's parts."""
+
     weights: Weights
     layout: Layout
     precision: str
     passes: int
     checkpointing: bool
+    on_gpu: bool
+    offload: str
 
 
-def training_parts(
+def training_moments(
     shape: ModelShape,
     layout: Layout,
     activations: Activations,
@@ -135,8 +144,10 @@ def training_parts(
     precision: str,
     passes: int,
     checkpointing: bool,
-) -> tuple[str, list[MemoryPart]]:
-    """The fullest moment of a step and what is held then: all that torch allocates.
+    on_gpu: bool = True,
+    offload: str = "none",
+) -> dict[str, list[MemoryPart]]:
+    """All that torch allocates at four moments of a step: forward pass, backward pass, its end, and update.
 
     Args:
         passes: micro-batches that are summed for one step.
@@ -144,24 +155,34 @@ def training_parts(
     """
     weights = Weights.of(shape, layout, cached=cached)
     static = [
-        MemoryPart("weights", FP32_BYTES * _split(weights.trainable, layout.weight_shards), "fp32, trained"),
-        MemoryPart("frozen weights", FP32_BYTES * weights.frozen, "fp32, whole on every rank"),
+        MemoryPart("weights", FP32_BYTES * split(weights.trainable, layout.weight_shards), "fp32, trained"),
+        _frozen(weights, layout),
         MemoryPart(
             "optimizer",
-            ADAM_MOMENTS * FP32_BYTES * _split(weights.trainable, layout.optimizer_shards),
+            ADAM_MOMENTS * FP32_BYTES * split(weights.trainable, layout.optimizer_shards),
             "two moments in fp32",
         ),
         MemoryPart("inputs", passes * activations.input_bytes, "tokens, labels and images of a step"),
     ]
-    run = _Run(weights, layout, precision, passes, checkpointing)
+    run = Run(weights, layout, precision, passes, checkpointing, on_gpu, offload)
     moments = {
         "forward": _moment(activations.forward, layout, _extra(run, "forward")),
         "backward": _moment(activations.backward, layout, _extra(run, "backward")),
-        "backward, at its end": _moment(activations.backward_end, layout, _extra(run, "end")),
+        "backward, at its end": _moment(
+            {} if reduces_once(run) else activations.backward_end, layout, _extra(run, "end")
+        ),
         "step": _extra(run, "step"),
     }
-    moment, parts = max(moments.items(), key=lambda item: sum(part.bytes for part in item[1]))
-    return moment, [part for part in [*static, *parts] if part.bytes]
+    place = offload if on_gpu else "none"  # without a GPU both memories are one
+    return {
+        moment: placed([part for part in [*static, *parts] if part.bytes], layout, place)
+        for moment, parts in moments.items()
+    }
+
+
+def fullest(moments: Mapping[str, list[MemoryPart]]) -> tuple[str, list[MemoryPart]]:
+    """The moment that decides, and what is held then."""
+    return max(moments.items(), key=lambda item: sum(part.bytes for part in item[1] if not part.on_host))
 
 
 def device_parts(parts: list[MemoryPart], layout: Layout) -> list[MemoryPart]:
@@ -177,24 +198,34 @@ def device_parts(parts: list[MemoryPart], layout: Layout) -> list[MemoryPart]:
     ]
 
 
-def _extra(run: _Run, when: str) -> list[MemoryPart]:
+def _frozen(weights: Weights, layout: Layout) -> MemoryPart:
+    if layout.strategy == "zero3":
+        return MemoryPart("frozen weights", FP32_BYTES * split(weights.frozen, layout.weight_shards), "fp32, sharded")
+    return MemoryPart("frozen weights", FP32_BYTES * weights.frozen, "fp32, whole on every rank")
+
+
+def _extra(run: Run, when: Moment) -> list[MemoryPart]:
     """Gradients and what the strategy needs at a moment: forward, backward (its start), end (of backward), step."""
     weights, layout = run.weights, run.layout
-    mine = _split(weights.trainable, layout.gradient_shards)
+    mine = split(weights.trainable, layout.gradient_shards)
     whole, compute_bytes = weights.trainable, BF16_BYTES if run.precision == "bf16" else FP32_BYTES
     temporaries = MemoryPart(
-        "optimizer's temporaries", FP32_BYTES * _split(weights.trainable, layout.optimizer_shards), "one moment's root"
+        "optimizer's temporaries",
+        FP32_BYTES * split(weights.trainable, layout.optimizer_shards) if run.offload == "none" else 0,
+        "one moment's root",
     )
-    if layout.strategy in ("zero1", "zero2", "zero3"):
-        return _zero(run, when, temporaries)
+    if layout.strategy in ("zero1", "zero2"):
+        return partitioned(run, when, temporaries)
+    if layout.strategy == "zero3":
+        return gathered(run, when, temporaries)
     if layout.weight_shards == 1:  # ddp, tensor, pipeline: gradients live in buckets that stay
         gradients = MemoryPart("gradients", FP32_BYTES * whole, "fp32, in the buckets of all-reduce")
         return [gradients, temporaries] if when == "step" else [gradients]
     sharded = MemoryPart("gradients", FP32_BYTES * mine, "fp32, sharded")
     if when == "step":
         return [sharded, temporaries]
-    gathered = weights.root + FSDP_GATHERED_LAYERS * weights.layer
-    parts = [MemoryPart("gathered weights", compute_bytes * gathered, "the rest and two layers, whole")]
+    count = weights.root + FSDP_GATHERED_LAYERS * weights.layer
+    parts = [MemoryPart("gathered weights", compute_bytes * count, "the rest and two layers, whole")]
     if when == "end" or (run.checkpointing and when == "backward"):
         moving = (compute_bytes + FP32_BYTES) * weights.layer
         parts.append(MemoryPart("gradients on their way", moving, "one layer's, and in fp32 that of the layer before"))
@@ -202,32 +233,9 @@ def _extra(run: _Run, when: str) -> list[MemoryPart]:
     return [*parts, sharded] if run.passes > 1 or when == "end" else parts
 
 
-def _zero(run: _Run, when: str, temporaries: MemoryPart) -> list[MemoryPart]:
-    """DeepSpeed 0.19: an fp32 copy of the rank's partition, buckets of which the old ones outlive the new, and the
-    partition's gradients, which exist from the end of the first backward pass on."""
-    weights, layout = run.weights, run.layout
-    partition = _split(weights.trainable, layout.gradient_shards)
-    copy = MemoryPart(
-        "optimizer's weights", FP32_BYTES * _split(weights.trainable, layout.optimizer_shards), "the partition, fp32"
-    )
-    bucket_bytes = FP32_BYTES * min(ZERO_BUCKET_ELEMENTS, weights.trainable)
-    buckets = MemoryPart(
-        "buckets", (3 if run.precision == "bf16" else 2) * bucket_bytes, "gradients on their way, one set per dtype"
-    )
-    gradients = MemoryPart("gradients", FP32_BYTES * partition, "fp32, the partition")
-    if when == "step":
-        return [copy, MemoryPart("buckets", bucket_bytes, "kept"), gradients, temporaries]
-    parts = [copy, buckets]
-    if layout.weight_shards > 1:
-        gathered = weights.root + FSDP_GATHERED_LAYERS * weights.layer
-        parts.append(MemoryPart("gathered weights", FP32_BYTES * gathered, "the rest and two layers, whole"))
-    if run.passes > 1 or when == "end":
-        parts.append(gradients)
-    return parts
-
-
 def _moment(held: Mapping[str, int], layout: Layout, extra: list[MemoryPart]) -> list[MemoryPart]:
-    """Traced bytes, divided where tensor and pipeline parallelism divide the language model."""
+    """Traced bytes, divided where pipeline parallelism divides the language model. What tensor parallelism divides is
+    traced so."""
     names = {
         WEIGHT_COPIES: ("bf16 copies of weights", "made by autocast, kept to the end of the forward pass"),
         "vision": ("vision tokens", "projected features, and the tower where it runs"),
@@ -237,13 +245,7 @@ def _moment(held: Mapping[str, int], layout: Layout, extra: list[MemoryPart]) ->
     }
     parts = []
     for category, (name, why) in names.items():
-        share = layout.tensor_parallel if category in (WEIGHT_COPIES, "language", "head") else 1
-        if category == WEIGHT_COPIES:
-            share *= layout.pipeline_parallel
+        share = layout.pipeline_parallel if category == WEIGHT_COPIES else 1
         # A pipeline's first stage holds as many micro-batches as there are stages, each of its share of the layers.
         parts.append(MemoryPart(name, held.get(category, 0) // share, why))
     return [*parts, *extra]
-
-
-def _split(count: int, shards: int) -> int:
-    return -(-count // shards)

@@ -15,8 +15,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pipelines.planner.catalog import Gpu, Machine
-from pipelines.planner.layout import Layout
+from pipelines.planner.layout import SHARDED_BY_FSDP, Layout
+from pipelines.planner.stages import StageWeights
+from trainer.models.family import Stage
 from trainer.models.shape import ModelShape, Part
+from trainer.strategies.pipeline_stages import stages_of
 
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "send"]
 Scope = Literal["intra", "inter"]
@@ -29,7 +32,7 @@ LINK_SHARE = 0.75
 NIC_SHARE = 0.7
 
 FP32_BYTES, BF16_BYTES = 4, 2
-LANGUAGE: tuple[Part, ...] = ("embedding", "language_layers", "head")
+LANGUAGE: tuple[Part, ...] = ("embedding", "language_layers", "adapters", "head")
 PARTS: tuple[Part, ...] = ("tower", "projector", *LANGUAGE)
 
 
@@ -58,6 +61,9 @@ class Work:
     row_tokens: int
     precision: Literal["fp32", "bf16"]
     activation_checkpointing: Literal["none", "full"]
+    row_images: float = 0.0  # that the tower runs on in the step; none when features are cached
+    row_label_tokens: float = 0.0
+    stages: tuple[Stage, ...] = ()  # where a pipeline is cut; () takes all layers as equal and the ends as free
 
     @property
     def compute_bytes(self) -> int:
@@ -100,8 +106,10 @@ def traffic(layout: Layout, shape: ModelShape, work: Work) -> list[Transfer]:
     stage_1_and_2.py, `reduce_ready_partitions_and_remove_grads`), and then gathers fp32 weights once. FSDP2 gathers the
     layers' weights in the compute type twice a micro-batch, those outside layers once, and reduce-scatters fp32
     gradients after each; frozen parameters stay whole. Hybrid does so inside a node and all-reduces a shard's gradients
-    across nodes. `zero1`, `zero3` and the parallel layouts are not in the trainer: they follow DeepSpeed, and
-    Megatron-LM with two all-reduces a layer forward and two backward (Shoeybi et al. 2019, arXiv 1909.08053).
+    across nodes once a step. ZeRO-1 sends its gradients once a step. ZeRO-3 gathers all weights, frozen ones too, for
+    each forward and each backward pass. Ranks that split layers sum activations, see `_tensor_sums`. A
+    pipeline's stages all-reduce their own gradients; the stage with most of them is given. `tp+pp+dp` is not in the
+    trainer: it follows DeepSpeed.
     """
     strategy = layout.strategy
     found = list(_activations(layout, shape, work))
@@ -111,19 +119,23 @@ def traffic(layout: Layout, shape: ModelShape, work: Work) -> list[Transfer]:
     # DeepSpeed under autocast: what matrix products use travels in the compute type, an embedding's gradient does not.
     mixed = _trainable_bytes(layout, shape, lambda part: FP32_BYTES if part == "embedding" else work.compute_bytes)
     in_layers = _trainable_bytes(
-        layout, shape, lambda part: work.compute_bytes * (part in ("tower", "language_layers"))
+        layout, shape, lambda part: work.compute_bytes * (part in ("tower", "language_layers", "adapters"))
     )
     match strategy:
         case "ddp" | "tp":
             found += data.collective("gradients", "all_reduce", fp32)
-        case "zero1" | "pp" | "tp+pp+dp":
+        case "pp":
+            found += data.collective("gradients", "all_reduce", FP32_BYTES * _fullest_stage(layout, shape, work))
+        case "zero1" | "tp+pp+dp":
             found += data.collective("gradients", "all_reduce", mixed if strategy == "zero1" else fp32)
             found += data.collective("weights", "all_gather", fp32)
         case "zero2":
             found += data.collective("gradients", "all_reduce", mixed * work.micro_steps)
             found += data.collective("weights", "all_gather", fp32)
         case "zero3":
-            found += data.collective("weights", "all_gather", 2 * compute * work.micro_steps)
+            # Frozen weights too, but for the tower's: with cached features it is not there, and else it is small.
+            frozen = sum(shape.parameters[part] for part in shape.frozen if part != "tower") * work.compute_bytes
+            found += data.collective("weights", "all_gather", 2 * (compute + frozen) * work.micro_steps)
             found += data.collective("gradients", "reduce_scatter", mixed * work.micro_steps)
         case "fsdp" | "tp+fsdp" | "hsdp":
             shards = _Group(layout.weight_shards, layout.tensor_parallel, layout.ranks_per_node)
@@ -134,7 +146,7 @@ def traffic(layout: Layout, shape: ModelShape, work: Work) -> list[Transfer]:
             )
             found += shards.collective("weights", "all_gather", (compute + in_layers) * work.micro_steps)
             found += shards.collective("gradients", "reduce_scatter", fp32 * work.micro_steps)
-            found += copies.collective("gradients", "all_reduce", fp32 / layout.weight_shards * work.micro_steps)
+            found += copies.collective("gradients", "all_reduce", fp32 / layout.weight_shards)
         case _:
             raise KeyError(strategy)
     return found
@@ -164,24 +176,58 @@ def pipeline_bubble(stages: int, micro_steps: int) -> float:
 
 
 def _trainable_bytes(layout: Layout, shape: ModelShape, bytes_of: Callable[[Part], int]) -> float:
-    """Of one rank's replica. Model parallelism cuts the language model; tower and projector are whole on each rank."""
+    """Of one rank's part of a replica. Pipelines cut the language model; tower and projector are whole on a stage."""
     total = 0.0
     for part in PARTS:
-        if part not in shape.frozen:
-            cut = layout.model_ranks if part in LANGUAGE else 1
-            total += shape.parameters[part] * bytes_of(part) / cut
+        mine = shape.of_tensor_rank(part, shape.trained[part], layout.tensor_parallel)
+        total += mine * bytes_of(part) / (layout.pipeline_parallel if part in LANGUAGE else 1)
     return total
 
 
+def _fullest_stage(layout: Layout, shape: ModelShape, work: Work) -> int:
+    """Trained parameters of the stage that has most of them."""
+    cached = not work.row_images
+    return max(StageWeights.of(shape, stage, cached=cached).trainable for stage in _stages(layout, shape, work))
+
+
+def _stages(layout: Layout, shape: ModelShape, work: Work) -> Sequence[Stage]:
+    return work.stages or stages_of(shape.language.layers, layout.pipeline_parallel, None)
+
+
+def _tensor_sums(layout: Layout, shape: ModelShape, work: Work) -> float:
+    """Bytes that ranks which split the layers sum in a micro-batch (trainer/strategies/split.py).
+
+    A layer sums what attention and feed-forward part give, and backward the gradients of their inputs (Shoeybi et al.
+    2019, arXiv 1909.08053); checkpointing sums again what attention gives, for after the feed-forward part's last
+    product nothing is needed. The embedding is summed forward, the head's inputs backward, and three numbers of each
+    label for the loss. Under autocast gradients of layers' inputs are fp32; where FSDP casts weights, what is frozen
+    computes in fp32.
+    """
+    by_weights = layout.strategy in SHARDED_BY_FSDP
+    gradient_bytes = work.compute_bytes if by_weights else FP32_BYTES
+
+    def bytes_of(part: Part) -> int:
+        return FP32_BYTES if by_weights and part in shape.frozen else work.compute_bytes
+
+    tokens, labels = work.micro_batch_rows * work.row_tokens, work.micro_batch_rows * work.row_label_tokens
+    again = work.activation_checkpointing == "full"
+    layer_bytes = (2 + again) * bytes_of("language_layers") + 2 * gradient_bytes
+    language = shape.language.layers / layout.pipeline_parallel * layer_bytes
+    embedding = bytes_of("embedding") if by_weights else FP32_BYTES
+    tower_bytes = 2 * bytes_of("tower") + (2 * gradient_bytes if shape.trained["tower"] else 0)
+    tower = work.micro_batch_rows * work.row_images * shape.tower_tokens * shape.tower.layers * tower_bytes
+    head = labels * (shape.language.hidden * gradient_bytes + 3 * FP32_BYTES)
+    return tokens * shape.language.hidden * (language + embedding) + tower * shape.tower.hidden + head
+
+
 def _activations(layout: Layout, shape: ModelShape, work: Work) -> Iterator[Transfer]:
-    hidden_bytes = work.micro_batch_rows * work.row_tokens * shape.language.hidden * work.compute_bytes
     tensor = _Group(layout.tensor_parallel, 1, layout.ranks_per_node)
-    passes = 2 + (work.activation_checkpointing == "full")  # forward, backward, and forward again
-    layers = shape.language.layers / layout.pipeline_parallel
-    yield from tensor.collective("activations", "all_reduce", 2 * passes * layers * hidden_bytes * work.micro_steps)
+    yield from tensor.collective("activations", "all_reduce", _tensor_sums(layout, shape, work) * work.micro_steps)
     stages = layout.pipeline_parallel
     if stages > 1:
-        payload = 2 * hidden_bytes * work.micro_steps  # to the next stage forward, to the one before backward
+        # In fp32, to the next stage forward and to the one before backward; of two stages, each sends one way only.
+        hidden_bytes = work.micro_batch_rows * work.row_tokens * shape.language.hidden * FP32_BYTES
+        payload = (1 if stages == 2 else 2) * hidden_bytes * max(work.micro_steps, stages)
         stage_ranks = layout.tensor_parallel * layout.data_parallel
         if stage_ranks * stages <= layout.ranks_per_node:
             yield Transfer("activations", "send", "intra", payload, payload, 0.0)

@@ -50,7 +50,13 @@ class Plan:
     def errors(self) -> list[str]:
         """Why the run would fail, a line each."""
         found = [finding.text() for finding in self.findings if finding.severity == "error"]
-        if self.memory and not self.memory.fits:
+        host = self.memory.host if self.memory else None
+        if host and not host.fits:
+            found.append(
+                f"does not fit: what is offloaded takes {host.total_bytes / GIB:,.1f} GiB of a {host.machine} with "
+                f"{host.capacity_bytes / GIB:,.1f} GiB for it"
+            )
+        if self.memory and self.memory.spare_bytes < 0:
             need, there = self.memory.total_bytes / GIB, self.memory.capacity_bytes / GIB
             found.append(
                 f"does not fit: {need:,.1f} GiB on {self.memory.device} with {there:,.1f} GiB; "
@@ -148,7 +154,7 @@ def _estimated(
         bare,
         model=model,
         load=load,
-        memory=estimate_memory(config, model, machine, gpu),
+        memory=estimate_memory(config, model, machine, gpu, load=load),
         time=time,
         features_cache=cache,
         reduction_server=reduction_server.advise(config, layout, time, machine, prices),

@@ -6,6 +6,7 @@ is suggested, and only what the planner's own checks let through.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 from collections.abc import Iterator
@@ -14,18 +15,19 @@ from typing import Any
 
 from pipelines.config import RunConfig, parse_run_config
 from pipelines.planner import cost, feature_cache
-from pipelines.planner.activations import Activations, activations
+from pipelines.planner.activations import Activations, Computing, activations, computing_of
 from pipelines.planner.architecture import Architecture
 from pipelines.planner.catalog import Catalog, Gpu, Machine, load_catalog
 from pipelines.planner.device_memory import estimate_memory
 from pipelines.planner.feature_cache import CacheAdvice
 from pipelines.planner.job_spec import JOBS, job_violations
 from pipelines.planner.layout import STRATEGIES, layout_of
-from pipelines.planner.memory import GIB, device_parts, training_parts
+from pipelines.planner.memory import GIB, device_parts, fullest, training_moments
 from pipelines.planner.prices import Prices
 from pipelines.planner.row_load import RowLoad
 from pipelines.planner.throughput import estimate_time
 from pipelines.run_file import apply_overrides
+from trainer.config import TENSOR_PARALLEL, ModelConfig
 from trainer.errors import ConfigError
 
 NODES = (1, 2, 4, 8, 16)
@@ -119,7 +121,7 @@ def suggest(
 
 def _candidates(search: _Search) -> Iterator[Suggestion]:
     """For each cluster and strategy the fastest that fits: a slower one has the same price an hour."""
-    traces: dict[tuple[str, str], Activations] = {}
+    traces: dict[tuple[Computing, str], Activations] = {}
     for machine, gpu, count in _machines(search):
         for nodes in NODES:
             for strategy in STRATEGIES:
@@ -154,11 +156,14 @@ def _ways(
     count: int,
     nodes: int,
     strategy: str,
-    traces: dict[tuple[str, str], Activations],
+    traces: dict[tuple[Computing, str], Activations],
 ) -> Iterator[Suggestion]:
-    base = search.config
+    base, split = search.config, count if strategy in TENSOR_PARALLEL else 1
+    is_cached, model = search.cache.state == "on", search.model.model.model_dump_json()
+    if strategy in TENSOR_PARALLEL and not _splits(model, split, cached=is_cached):
+        return
     for rows in MICRO_BATCH_ROWS:
-        if base.train.global_batch_rows % (nodes * count * rows):
+        if base.train.global_batch_rows % (nodes * count // split * rows):
             continue
         for checkpointing in ("none", "full"):
             change = _change(base, machine, gpu, count, nodes)
@@ -167,16 +172,30 @@ def _ways(
                 "train.micro_batch_rows": rows,
                 "train.activation_checkpointing": checkpointing,
             }
+            if split > 1 or base.train.model_ranks > 1:
+                change |= {"train.tensor_parallel": split, "train.pipeline_parallel": 1}
             config = _with(base, change)
             if not layout_of(config).is_known_to_trainer:
                 continue
-            key = ("fsdp" if strategy.startswith("fsdp") else "replicated", checkpointing)
+            key = (computing_of(config), checkpointing)
             if key not in traces:
                 one_row = _with(config, {"train.micro_batch_rows": 1})
                 traces[key] = activations(one_row.model_copy(update={"model": search.model.model}), search.model.shape)
             one = _suggestion(search, config, change, machine, gpu, traces[key].of_rows(rows))
             if one:
                 yield one
+
+
+@functools.cache
+def _splits(model: str, ranks: int, *, cached: bool) -> bool:
+    """Whether as many ranks can split each layer of a model, given as JSON, between them."""
+    from trainer.strategies.split import require_splittable
+
+    try:
+        require_splittable(ModelConfig.model_validate_json(model), ranks, cached=cached)
+    except ConfigError:
+        return False
+    return ranks > 1
 
 
 def _change(base: RunConfig, machine: Machine, gpu: Gpu, count: int, nodes: int) -> dict[str, Any]:
@@ -207,7 +226,7 @@ def _suggestion(
 ) -> Suggestion | None:
     layout, shape, train = layout_of(config), search.model.shape, config.train
     cached = search.cache.state == "on"
-    _, parts = training_parts(
+    moments = training_moments(
         shape,
         layout,
         held,
@@ -215,7 +234,9 @@ def _suggestion(
         precision=train.precision,
         passes=train.global_batch_rows // (layout.data_parallel * train.micro_batch_rows),
         checkpointing=train.activation_checkpointing == "full",
+        offload=train.offload,
     )
+    parts = [part for part in fullest(moments)[1] if not part.on_host]
     total_bytes = sum(part.bytes for part in [*parts, *device_parts(parts, layout)])
     if total_bytes > gpu.memory_gib * GIB:
         return None
@@ -250,4 +271,4 @@ def _holds(search: _Search, one: Suggestion) -> bool:
         search.catalog.machines[config.cluster.machine_type],
         search.catalog.gpus[config.cluster.accelerator_type],
     )
-    return estimate_memory(config, search.model, machine, gpu, nearest=False).fits
+    return estimate_memory(config, search.model, machine, gpu, load=search.load, nearest=False).fits

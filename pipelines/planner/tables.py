@@ -83,6 +83,8 @@ def _fit(memory: Mapping[str, Any] | None) -> str:
     total, capacity = memory["total_bytes"] / GIB, memory["capacity_bytes"] / GIB
     where = f"{total:,.1f} of {capacity:,.1f} GiB per {memory['device']}"
     spare = memory["spare_bytes"] / GIB
+    if spare >= 0 and not memory["fits"]:
+        return f"does not fit: {where}, but too little of the machine's own memory"
     return f"fits: {where}, {spare:,.1f} spare" if memory["fits"] else f"does not fit: {where}, {-spare:,.1f} too much"
 
 
@@ -127,6 +129,10 @@ def _memory(memory: Mapping[str, Any], width: int) -> Iterator[RenderableType]:
     yield ""
     yield Text(f"Memory of one {memory['device']}, at its fullest ({memory['moment']})", style="bold")
     yield from memory_bar(memory, width)
+    if host := memory.get("host"):
+        names = ", ".join(part["name"] for part in host["parts"])
+        room = f"{host['total_bytes'] / GIB:,.1f} of {host['capacity_bytes'] / GIB:,.1f} GiB"
+        yield Text(f"In the memory of a {host['machine']}: {room} ({names})", style="" if host["fits"] else "bold red")
     if memory["nearest"]:
         yield Text("Settings near these:" if memory["fits"] else "Nearest settings:", style="bold")
         for setting in memory["nearest"]:

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 
 from pipelines.config import RunConfig
 from pipelines.planner.catalog import Gpu, Machine
-from pipelines.planner.layout import Layout
+from pipelines.planner.layout import SHARDED_BY_FSDP, Layout
 from pipelines.planner.network import Transfer, Work, pipeline_bubble, seconds, traffic
 from pipelines.planner.row_load import RowLoad
+from pipelines.planner.stages import planned_stages
 from trainer.flops import RowFlops, flops_per_row, model_flops_per_row
 from trainer.models.shape import ModelShape
+from trainer.strategies.pipeline_stages import stages_of
 
 # Share of the peak that computing reaches, recomputation and padding included. Read: 39-43 % of an H100's bf16 peak in
 # NeMo AutoModel and torchtitan, 30-40 % with packed images on A800 in lmms-engine, 41-48 % in Megatron-LM.
@@ -36,7 +38,6 @@ DEEPSPEED_WEIGHT_BYTES = 4  # its checkpoints hold the module's weights besides 
 # Bytes a second that a node saves. Read: 419 MB in 0.66-1.39 s by torch.distributed.checkpoint on one rank; 148.8 s for
 # a 7B model at IBM, which is 0.56 GB/s if it was weights and moments.
 SAVE_BYTES_PER_S = 0.5e9
-SHARDED_BY_FSDP = ("fsdp", "hsdp", "tp+fsdp")
 
 OVERLAPPED = "communication behind computing"
 
@@ -101,7 +102,7 @@ def estimate_time(
         why = "Training on CPUs: how fast they compute is not known, so there is no time and no cost."
         return Time(None, (), None, "", load.steps, None, None, None, 0.0, (why, load.origin))
     rates, assumptions = reached(config, layout, gpu, cached=cached)
-    work = work_of(config, layout)
+    work = work_of(config, shape, layout, load, cached=cached)
     row = row_flops(config, shape, load, cached=cached)
     rank_rows = work.micro_steps * work.micro_batch_rows
     compute_s = rank_rows * compute_seconds(row, shape, layout, rates)
@@ -145,7 +146,7 @@ def estimate_time(
     )
 
 
-def work_of(config: RunConfig, layout: Layout) -> Work:
+def work_of(config: RunConfig, shape: ModelShape, layout: Layout, load: RowLoad, *, cached: bool) -> Work:
     """One rank's share of a step."""
     train = config.train
     return Work(
@@ -154,6 +155,9 @@ def work_of(config: RunConfig, layout: Layout) -> Work:
         row_tokens=config.data.row_tokens,
         precision=train.precision,
         activation_checkpointing=train.activation_checkpointing,
+        row_images=0.0 if cached else load.images_per_row,
+        row_label_tokens=load.label_tokens_per_row,
+        stages=planned_stages(config, shape, layout, load, cached=cached) if layout.pipeline_parallel > 1 else (),
     )
 
 
@@ -191,7 +195,7 @@ def reached(config: RunConfig, layout: Layout, gpu: Gpu, *, cached: bool) -> tup
             text += f" None is known for {gpu.accelerator_type}."
         said.append(f"{text} Set plan.efficiency to what a run of yours measured.")
     frozen = peak
-    computes_frozen = set(config.model.freeze) - ({"tower"} if cached else set())
+    computes_frozen = config.model.frozen - ({"tower"} if cached else set())
     if layout.strategy in SHARDED_BY_FSDP and peak > fp32 and computes_frozen:
         frozen = fp32
         said.append("FSDP leaves frozen parts in fp32, so they compute at the fp32 rate.")
@@ -199,13 +203,19 @@ def reached(config: RunConfig, layout: Layout, gpu: Gpu, *, cached: bool) -> tup
 
 
 def compute_seconds(row: RowFlops, shape: ModelShape, layout: Layout, rates: Rates) -> float:
-    """One rank's time for one row. Tensor parallelism cuts the language model only, a pipeline is taken as balanced."""
+    """One rank's time for one row, of a pipeline that of the stage that takes longest. Tensor parallelism cuts
+    all but the projector."""
     language_rate = rates.frozen if "language_layers" in shape.frozen else rates.trained
     tower_rate = rates.frozen if "tower" in shape.frozen else rates.trained
     projector_rate = rates.frozen if "projector" in shape.frozen else rates.trained
-    language = row.language_layers.total + row.attention.total + row.head.total
-    whole = row.tower.total / tower_rate + row.projector.total / projector_rate
-    return (whole + language / language_rate / layout.tensor_parallel) / layout.pipeline_parallel
+    whole = row.tower.total / tower_rate / layout.tensor_parallel + row.projector.total / projector_rate
+    layers = (row.language_layers.total + row.attention.total) / language_rate + row.adapters.total / rates.trained
+    head = row.head.total / language_rate / layout.tensor_parallel
+    one_layer = layers / shape.language.layers / layout.tensor_parallel
+    return max(
+        whole * stage.is_first + one_layer * len(stage.layers) + head * stage.is_last
+        for stage in stages_of(shape.language.layers, layout.pipeline_parallel, row)
+    )
 
 
 def exposed_communication(
@@ -219,16 +229,16 @@ def exposed_communication(
 ) -> list[Exposed]:
     """What stays visible of each collective.
 
-    A collective takes as long as its slower scope, as chunks move through both at once. DDP's all-reduce hides behind
-    the backward pass of the last micro-batch; FSDP's gathers hide behind forward and backward passes, half and half,
-    and its reductions behind what then is left of the backward passes; activations between stages hide behind the next
-    micro-batch. Nothing hides of ZeRO (our engine sets overlap_comm false), of tensor parallelism (the next product
-    needs the sum) and of a pipeline's gradients.
+    A collective takes as long as its slower scope, as chunks move through both at once. All-reduces of gradients
+    hide behind the backward pass of the last micro-batch; FSDP's gathers hide behind forward and backward passes, half
+    and half, and its reductions behind what then is left of the backward passes. Nothing hides of ZeRO (our engine sets
+    overlap_comm false), of tensor parallelism (the next product needs the sum) and of what stages pass on (torch's 1F1B
+    schedule waits for what it receives right after it has sent).
     """
     times = _by_name(transfers, machine, gpu)
     one_of = {transfer.name: transfer for transfer in transfers}
-    room = {"weights": 0.0, "gradients": 0.0, "activations": compute_s}
-    if layout.strategy in ("ddp", "tp"):
+    room = {"weights": 0.0, "gradients": 0.0, "activations": 0.0}
+    if layout.strategy in ("ddp", "tp", "pp"):
         room["gradients"] = backward_s / micro_steps
     if layout.strategy in SHARDED_BY_FSDP:
         half_s = sum(s for name, s in times.items() if one_of[name].what == "weights") / 2
@@ -250,7 +260,7 @@ def exposed_communication(
 def checkpoint_bytes(shape: ModelShape, layout: Layout) -> int:
     """Of one checkpoint: what is trained, in fp32, with its moments. Frozen parts are not saved."""
     per_parameter = ADAM_STATE_BYTES
-    if layout.strategy.startswith("zero"):
+    if layout.strategy in ("zero1", "zero2"):
         per_parameter += DEEPSPEED_WEIGHT_BYTES
     return shape.trainable_parameters * per_parameter
 

@@ -17,6 +17,11 @@ STALL_S = 0.3
 
 
 @pytest.fixture
+def tmp_path(memory: Path) -> Path:
+    return memory
+
+
+@pytest.fixture
 def server() -> Iterator[FakeGcs]:
     with FakeGcs(buckets=["bucket"], page_size=5) as running:
         yield running

@@ -30,7 +30,9 @@ def documented() -> list[str]:
     for found in registered():
         rows.setdefault(found.test, []).append(found)
     lines = []
-    for test, cases in sorted(rows.items(), key=lambda row: GROUPS.index(row[1][0].group)):
+    # By group, file, and place in the file, whatever the order in which files were imported.
+    in_order = sorted(rows.items(), key=lambda row: (GROUPS.index(row[1][0].group), row[0].partition("::")[0]))
+    for test, cases in in_order:
         what = cases[0].template.format(", ".join(each.value for each in cases))
         lines.append(f"| {cases[0].group} | {what} | {cases[0].outcome} | `tests/crash/{test}` |")
     return lines

@@ -1,31 +1,42 @@
 """The real CheckpointSaver and resume, in one process, without a model: -m tests.crash.saver_program ROOT POINT...
 
-For the Nth point, a forked child continues the run in ROOT/N and is killed there. Then other runs are resumed that must
-be refused, or whose newest checkpoint is damaged. Prints what happened as JSON.
+For the Nth point, a forked child continues the run in ROOT/N and is killed there. Two others are the ranks of a job
+that fails on one of them. Then other runs are resumed that must be refused, or whose newest checkpoint is damaged.
+Prints what happened as JSON.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import signal
 import sys
+import tempfile
+import time
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from tests.crash.world import contents, flip, record, save, tamper, upload
-from trainer.checkpoint.attempts import claim_attempt
-from trainer.checkpoint.commit import FOLDER, REJECTED, CommitRecord, checkpoint_name, commit
+from tests.checkpoint_fixture import record
+from tests.crash.world import contents, flip, save, tamper, upload
+from trainer.checkpoint import commit as commit_module
+from trainer.checkpoint import retention as retention_module
+from trainer.checkpoint import saver as saver_module
+from trainer.checkpoint.attempts import claim_attempt, step_of
+from trainer.checkpoint.commit import FOLDER, REJECTED, CommitRecord, checkpoint_name, commit, committed
 from trainer.checkpoint.crash_points import VARIABLE
 from trainer.checkpoint.resume import resume
 from trainer.checkpoint.retention import Retention
 from trainer.checkpoint.saver import CheckpointSaver
+from trainer.checkpoint.staging import PREFIX, sweep_staging
 from trainer.errors import UserError
 from trainer.storage import LocalStorage
-from trainer.worker import Worker
+from trainer.worker import StopRequest, Worker
 
 ALONE = Worker(rank=0, world_size=1, local_rank=0, local_world_size=1, device=torch.device("cpu"))
 
@@ -71,22 +82,104 @@ def go_on(store: LocalStorage) -> None:
     saver.finish()
 
 
-def in_a_child(work: Callable[[], object], point: str) -> int:
-    """The exit status of a forked process that does `work` and is killed at `point`; negative for a signal."""
+def in_a_child(work: Callable[[], object], point: str = "") -> int:
+    """The process id of a fork that does `work` and is killed at `point`. It ends with the code of a UserError."""
     child = os.fork()
     if child:
-        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        return child
     os.environ[VARIABLE] = point
+    code = 1
     try:
-        join_alone()
         work()
-        os._exit(0)
+        code = 0
+    except UserError as error:
+        code = int(error.code)
+        print(error.found, file=sys.stderr)
     finally:
-        os._exit(1)
+        os._exit(code)
+
+
+def end_of(child: int) -> int:
+    """Exit status of a child; negative for a signal."""
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def killed_at(point: str, folder: Path) -> int:
+    def work() -> None:
+        join_alone()
+        go_on(LocalStorage(folder))
+
+    return end_of(in_a_child(work, point))
+
+
+def asked_to_stop_at(point: str, folder: Path) -> dict[str, Any]:
+    """SIGTERM at a point of the save, with the handler that training has. What came of the save."""
+
+    def work() -> None:
+        join_alone()
+        stop = StopRequest()
+
+        def ask(here: str) -> None:
+            if here == point:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        for module in (saver_module, commit_module, retention_module):
+            module.crash_point = ask  # type: ignore[attr-defined]
+        go_on(store)
+        assert stop.requested, f"never came to {point}"
+
+    store = LocalStorage(folder)
+    attempt = claim_attempt(store, fresh=False).attempt
+    old = save(store, folder / "scratch", 1, attempt=attempt)
+    upload(store, folder / "scratch", checkpoint_name(attempt, 2, "left"), 2, nodes=range(1))
+    end = end_of(in_a_child(work))
+    return {"end": end, "committed": [step_of(name) for name in committed(store) if name != old]}
 
 
 def join_alone() -> None:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+
+
+class NoRoom(Files):
+    """Its state cannot be taken: a disk is full, or what nobody foresaw."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self._error = error
+
+    def snapshot(self, folder: Path, group: dist.ProcessGroup) -> Callable[[], None]:
+        raise self._error
+
+
+FAILURES: dict[str, Exception | None] = {
+    "its state cannot be written": OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)),
+    "it fails in a way that nobody foresaw": ValueError("not foreseen"),
+    "its temporary folder is not there": None,
+}
+
+
+def fails_on_one_rank(folder: Path, failure: str) -> dict[str, Any]:
+    """Two ranks, each a node of its own, save; the second one fails. How both end, and what they leave."""
+
+    def rank(number: int) -> None:
+        temporary = folder / str(number)
+        if number == 0 or FAILURES[failure]:
+            temporary.mkdir()
+        tempfile.tempdir = str(temporary)
+        meeting = dist.FileStore(str(folder / "meeting"), 2)
+        dist.init_process_group("gloo", store=meeting, rank=number, world_size=2, timeout=timedelta(seconds=60))
+        worker = Worker(number, 2, 0, 1, torch.device("cpu"))
+        error = FAILURES[failure] if number else None
+        saver = CheckpointSaver(store, NoRoom(error) if error else Files(), worker, Retention(1))
+        saver.save(record(1, 1))
+
+    folder.mkdir()
+    store = LocalStorage(folder / "run")
+    claim_attempt(store, fresh=False)
+    started_s = time.monotonic()
+    ends = [end_of(child) for child in [in_a_child(lambda number=number: rank(number)) for number in range(2)]]
+    left = [path.name for path in folder.glob("[01]/*")]
+    return {"ends": ends, "seconds": time.monotonic() - started_s, "left": left}
 
 
 def refused(folder: Path, saved: dict[str, Any], expected: dict[str, Any]) -> dict[str, Any]:
@@ -109,6 +202,18 @@ def _saved_at(store: LocalStorage, scratch: Path, step: int, **changes: Any) -> 
     return store.list(FOLDER)
 
 
+def strangers(folder: Path) -> dict[str, Any]:
+    store, strategy = LocalStorage(folder), Files()
+    store.write(f"{FOLDER}/global_step9/zero/model_states.pt", b"of another program")
+    store.write(f"{FOLDER}/notes.txt", b"no folder")
+    before = store.list()
+    try:
+        resume([store], strategy, alone_on_one_node(1, 0), ALONE)
+    except UserError as error:
+        return {"text": error.text(), "code": int(error.code), "kept": store.list() == before}
+    return {"text": "", "code": 0, "kept": True}
+
+
 def damaged(folder: Path) -> dict[str, Any]:
     store, strategy = LocalStorage(folder), Files()
     attempt = claim_attempt(store, fresh=False).attempt
@@ -129,17 +234,29 @@ def other_ranks_in_dcp(folder: Path) -> int:
     return strategy.step
 
 
+def staging_folders() -> list[Path]:
+    return list(Path(tempfile.gettempdir()).glob(f"{PREFIX}*"))
+
+
 def main() -> None:
     root, *points = sys.argv[1:]
     killed = {}
     for number, point in enumerate(points):
-        killed[point] = in_a_child(lambda number=number: go_on(LocalStorage(Path(root, str(number)))), point)
+        killed[point] = killed_at(point, Path(root, str(number)))
+    left = [len(staging_folders()), sweep_staging(), len(staging_folders())]
+    asked = {point: asked_to_stop_at(point, Path(root, f"asked at {point}")) for point in points}
+    on_one_rank = {failure: fails_on_one_rank(Path(root, failure), failure) for failure in FAILURES}
     join_alone()
     changes: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         "another row plan": ({"plan_sha256": "other"}, {}),
         "another model": ({"model_sha256": "other"}, {}),
         "another strategy's format": ({"checkpoint_format": "deepspeed"}, {}),
         "another tower": ({"tower_sha256": "other"}, {}),
+        "another base under adapters": ({"frozen_sha256": "other"}, {}),
+        "another ZeRO stage": (
+            {"checkpoint_format": "deepspeed", "world_size": 1, "strategy": "zero1"},
+            {"checkpoint_format": "deepspeed", "strategy": "zero2"},
+        ),
         "another number of ranks under ZeRO": (
             {"checkpoint_format": "deepspeed", "world_size": 2},
             {"checkpoint_format": "deepspeed"},
@@ -147,6 +264,10 @@ def main() -> None:
     }
     answers = {
         "killed": killed,
+        "staging": left,
+        "on_one_rank": on_one_rank,
+        "asked": asked,
+        "strangers": strangers(Path(root, "strangers")),
         "refused": {name: refused(Path(root, name), *change) for name, change in changes.items()},
         "damaged": damaged(Path(root, "damaged")),
         "other_ranks_in_dcp": other_ranks_in_dcp(Path(root, "elastic")),

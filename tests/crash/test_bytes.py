@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.checkpoint_fixture import record
 from tests.crash.cases import case
 from tests.crash.world import (
     after_a_fault,
@@ -19,7 +20,6 @@ from tests.crash.world import (
     half,
     loaded,
     put,
-    record,
     run_once,
     save,
     sealed,
@@ -27,10 +27,10 @@ from tests.crash.world import (
     tamper,
     two_committed,
 )
-from trainer import storage
 from trainer.checkpoint import commit as protocol
 from trainer.checkpoint.attempts import FILE, claim_attempt, read_attempts
 from trainer.checkpoint.commit import FOLDER, checkpoint_name, committed, newest_good
+from trainer.checkpoint.manifest import FileSums, sums_of_file
 from trainer.errors import ConfigError, ExitCode, UserError
 from trainer.storage import LocalStorage, Storage
 
@@ -54,7 +54,10 @@ DAMAGES: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
     "COMMIT is not JSON": ("COMMIT", lambda _: b"<html>"),
     "COMMIT has a right checksum and is not JSON": ("COMMIT", lambda _: sealed(b"<html>")),
     "COMMIT has a right checksum and is a list": ("COMMIT", lambda _: sealed([])),
-    "COMMIT has a right checksum and lacks fields": ("COMMIT", lambda _: sealed({"format_version": 2})),
+    "COMMIT has a right checksum and lacks fields": (
+        "COMMIT",
+        lambda _: sealed({"format_version": protocol.FORMAT_VERSION}),
+    ),
 }
 
 
@@ -92,14 +95,14 @@ def test_a_stale_manifest(store: Storage, scratch: Path) -> None:
 def test_a_bit_flips_before_the_upload(store: Storage, scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _, old = two_committed(store, scratch)
 
-    def summed_then_flipped(path: Path) -> int:
-        checksum = storage.crc32c_of_file(path)
+    def summed_then_flipped(path: Path, **options: bool) -> FileSums:
+        sums = sums_of_file(path, **options)
         if path.name == "shard-1" and path.is_relative_to(scratch):
             path.write_bytes(flip(path.read_bytes()))
-        return checksum
+        return sums
 
     with monkeypatch.context() as patch:
-        patch.setattr(protocol, "crc32c_of_file", summed_then_flipped)
+        patch.setattr(protocol, "sums_of_file", summed_then_flipped)
         with pytest.raises(UserError, match="changed before they reached"):
             run_once(store, scratch)
     after_a_fault(store, scratch, allowed={old})
@@ -111,7 +114,7 @@ def test_another_format_version(store: Storage, scratch: Path) -> None:
     body = {**dataclasses.asdict(record(1, 2)), "format_version": 99, "of_the_future": 1}
     put(store, newest, "COMMIT", sealed(body))
     before = [(info.name, info.version) for info in store.list(FOLDER) if info.name != FILE]
-    with pytest.raises(ConfigError, match="format version 99, this program reads 2"):
+    with pytest.raises(ConfigError, match="format version 99, this program reads 3"):
         run_once(store, scratch)
     assert [(info.name, info.version) for info in store.list(FOLDER) if info.name != FILE] == before
 
@@ -163,17 +166,32 @@ def test_strangers(store: Storage, scratch: Path) -> None:
     assert store.read(f"{FOLDER}/global_step9/COMMIT") == b"mine" and store.read(f"{FOLDER}/notes.txt") == b"mine"
 
 
+@case(
+    "bytes",
+    "a whole COMMIT vouches for a manifest that names {}",
+    "passed over before anything is written there",
+    file=("../outside", "/tmp/outside"),
+)
+def test_a_file_outside_of_the_checkpoint(file: str, store: Storage, scratch: Path) -> None:
+    _, newest = two_committed(store, scratch)
+    other = checkpoint_name(1, 9, "b")
+    put(store, other, "node-0.json", json.dumps({file: {"bytes": 1, "crc32c": 1}}).encode())
+    protocol.commit(store, other, record(1, 9, num_nodes=1))
+    assert newest_good(store)[1] == [f"{other}: node-0.json names the file {file!r}"]
+    after_a_fault(store, scratch, allowed={newest}, damaged=frozenset({other}))
+
+
 @case("bytes", "the disk cannot read a shard (EIO)", "the one before is loaded")
 def test_unreadable_sectors(local: LocalStorage, scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     old, newest = two_committed(local, scratch)
 
-    def read(path: Path) -> int:
+    def read(path: Path, **options: bool) -> FileSums:
         if newest in str(path) and path.name == "shard-0":
             raise OSError(errno.EIO, "Input/output error", str(path))
-        return storage.crc32c_of_file(path)
+        return sums_of_file(path, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(protocol, "crc32c_of_file", read)
+        patch.setattr(protocol, "sums_of_file", read)
         found, passed_over = newest_good(local)
     assert found is not None and found.name == old and "Input/output error" in passed_over[0]
     assert loaded(local, scratch).name == newest

@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
+import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.checkpoint_fixture import record
 from tests.crash.cases import case
 from tests.crash.world import (
     Meanwhile,
     after_a_fault,
     flip,
     loaded,
-    record,
     run_once,
     save,
     tamper,
     two_committed,
     upload,
 )
-from trainer.checkpoint.attempts import begin_at, claim_attempt, note_end, read_attempts
-from trainer.checkpoint.commit import checkpoint_name, commit, committed, fetch_folder, newest_good
+from trainer.checkpoint.attempts import FILE, begin_at, claim_attempt, note_end, read_attempts
+from trainer.checkpoint.commit import FOLDER, checkpoint_name, commit, committed, fetch_folder, newest_good
 from trainer.checkpoint.retention import Retention, delete_old, sweep_leftovers
 from trainer.errors import ExitCode, UserError
 from trainer.storage import Storage
@@ -78,7 +79,8 @@ def test_a_zombie_that_wins_the_race_never_outranks(store: Storage, scratch: Pat
     racing = Meanwhile(store, "create", f"{name}/COMMIT", lambda: saved.append(save_as_next_start(store, scratch)))
     commit(racing, name, record(1, 9))  # type: ignore[arg-type]
     assert racing.happened and name in committed(store)
-    delete_old(store, Retention(1), newest=name)  # the zombie clears up too: of its own start only
+    with pytest.raises(UserError, match="start 2 has taken over"):
+        delete_old(store, Retention(1), newest=name)  # the zombie would clear up too
     assert loaded(store, scratch).name == saved[0] > name
     after_a_fault(store, scratch, allowed=set(saved))
 
@@ -102,6 +104,39 @@ def test_a_zombie_of_a_future_that_was_given_up(store: Storage, scratch: Path) -
     newest = run_once(store, scratch)
     assert loaded(store, scratch).record.step == 1 and committed(store) == [newest]
     assert not store.list(f"checkpoints/{name}")
+
+
+@case(
+    "concurrency",
+    "a zombie clears up after a later start has gone on from an older one, because its newest was damaged",
+    "refused (72), nothing deleted; the later start's choice stays",
+)
+def test_a_zombie_may_not_clear_up(store: Storage, scratch: Path) -> None:
+    _, old = two_committed(store, scratch)
+    damaged = save(store, scratch, 3)
+    tamper(store, damaged, "deep/shard-0", flip)
+    claim_attempt(store, fresh=False)
+    before = [(info.name, info.version) for info in store.list(FOLDER)]
+    with pytest.raises(UserError, match="start 2 has taken over") as caught:
+        delete_old(store, Retention(1), newest=damaged)
+    assert caught.value.code == ExitCode.SUPERSEDED
+    assert [(info.name, info.version) for info in store.list(FOLDER)] == before
+    after_a_fault(store, scratch, allowed={old}, damaged=frozenset({damaged}))
+
+
+@case(
+    "concurrency",
+    "a later start takes over while a zombie is clearing up",
+    "the zombie stops before the next one (72); the later start goes on from the zombie's newest",
+)
+def test_taking_over_from_a_zombie_that_clears_up(store: Storage, scratch: Path) -> None:
+    first, second = two_committed(store, scratch)
+    newest = save(store, scratch, 3)
+    racing: Any = Meanwhile(store, "delete", f"{first}/small-0", lambda: claim_attempt(store, fresh=False))
+    with pytest.raises(UserError, match="start 2 has taken over"):
+        delete_old(racing, Retention(1), newest=newest)
+    assert racing.happened and committed(store) == [second, newest]
+    after_a_fault(store, scratch, allowed={newest})
 
 
 @case("concurrency", "old ones are cleared while another is uploaded", "the upload is untouched and commits")
@@ -215,3 +250,18 @@ def test_damage_while_clearing(store: Storage, scratch: Path) -> None:
     newest = save(store, scratch, 4, attempt=attempt)
     delete_old(store, Retention(1), newest=newest)
     assert after_a_fault(store, scratch, allowed={newest}) == newest
+
+
+@case(
+    "concurrency",
+    "start 10000 saves after start 9999, whose step is higher",
+    "start 10000's is the newest; resuming and clearing go by numbers, not by text",
+)
+def test_more_starts_than_digits(store: Storage, scratch: Path) -> None:
+    store.write(FILE, json.dumps({"attempt": 9998}).encode())
+    old = save(store, scratch, 9, attempt=claim_attempt(store, fresh=False).attempt)
+    newest = save(store, scratch, 3, attempt=claim_attempt(store, fresh=False).attempt)
+    assert newest < old and committed(store) == [old, newest]
+    assert loaded(store, scratch).name == newest
+    assert delete_old(store, Retention(1), newest=newest) == [old]
+    after_a_fault(store, scratch, allowed={newest})

@@ -17,6 +17,7 @@ from tests.crash.world import after_a_fault, loaded, run_once, save, upload
 from trainer.checkpoint.attempts import claim_attempt
 from trainer.checkpoint.commit import checkpoint_name, committed
 from trainer.checkpoint.crash_points import POINTS, VARIABLE
+from trainer.errors import ExitCode
 from trainer.storage import LocalStorage, Storage
 
 ROOT = Path(__file__).parents[2]
@@ -93,6 +94,47 @@ def test_the_saver_killed_at_a_point(point: str, savers: tuple[Path, dict[str, A
     require_old_or_new(LocalStorage(root / str(number)), scratch, point, checkpoint_name(1, 3, "a"))
 
 
+@case(
+    "disk",
+    "staging folders of killed processes lie in TMPDIR",
+    "the next start deletes them, before it looks for room; those of a living process stay",
+)
+def test_staging_folders_of_killed_processes_are_swept(savers: tuple[Path, dict[str, Any]]) -> None:
+    """Of a living process: tests/unit/test_saver.py."""
+    before, swept, after = savers[1]["staging"]
+    assert before == swept > 0 and after == 0
+
+
+@case(
+    "process",
+    "SIGTERM while a checkpoint is saved, at “{}”",
+    "it is remembered until the save is done: the new checkpoint is committed, and old ones are cleared",
+    short=OF_THE_SAVER,
+    point=POINTS,
+)
+def test_a_stop_request_breaks_nothing_off(point: str, savers: tuple[Path, dict[str, Any]]) -> None:
+    assert savers[1]["asked"][point] == {"end": 0, "committed": [2]}
+
+
+FAILURES = {
+    "its state cannot be written": ExitCode.CANNOT_WRITE,
+    "it fails in a way that nobody foresaw": ExitCode.UNEXPECTED,
+    "its temporary folder is not there": ExitCode.CONFIG,
+}
+
+
+@case(
+    "process",
+    "a save fails at its beginning on one rank of two: {}",
+    "both ranks end at once with the same exit code; no rank waits, and no staging folder is left",
+    failure=FAILURES,
+)
+def test_what_fails_on_one_rank_ends_all(failure: str, savers: tuple[Path, dict[str, Any]]) -> None:
+    found = savers[1]["on_one_rank"][failure]
+    assert found["ends"] == [FAILURES[failure]] * 2
+    assert found["seconds"] < 30 and found["left"] == []
+
+
 def test_a_start_that_is_not_killed_commits(local: LocalStorage, scratch: Path) -> None:
     """What the killed ones are measured against."""
     before_the_crash(local, scratch)
@@ -105,6 +147,8 @@ REFUSALS = {
     "another model": "the model section of the run file changed",
     "another strategy's format": "the strategy's checkpoint format changed",
     "another tower": "the frozen tower's weights changed",
+    "another base under adapters": "the frozen weights of language model and projector changed",
+    "another ZeRO stage": "the strategy (ZeRO state is laid out by its stage) changed from zero1 to zero2",
     "another number of ranks under ZeRO": "the number of ranks (ZeRO state is cut by it) changed from 2 to 1",
 }
 
@@ -119,6 +163,17 @@ def test_a_checkpoint_of_something_else_is_refused(change: str, savers: tuple[Pa
     refused = savers[1]["refused"][change]
     assert REFUSALS[change] in refused["text"]
     assert refused["code"] == 64 and refused["loaded"] == [] and refused["kept"]
+
+
+@case(
+    "topology",
+    "the checkpoints' folder holds only what no save has made, such as another program's",
+    "refused in words (64), not passed over for a fresh start; nothing deleted",
+)
+def test_a_folder_that_is_no_checkpoint(savers: tuple[Path, dict[str, Any]]) -> None:
+    found = savers[1]["strangers"]
+    assert found["code"] == 64 and found["kept"]
+    assert "holds no checkpoint of this run, but global_step9" in found["text"]
 
 
 def test_another_number_of_ranks_is_welcome_in_dcp(savers: tuple[Path, dict[str, Any]]) -> None:

@@ -8,8 +8,9 @@ from types import SimpleNamespace
 import pytest
 
 from tests.crash.cases import case
+from tests.crash.conftest import STALL_S
 from tests.crash.world import after_a_fault, loaded, run_once, save, two_committed
-from tests.fakes.gcs import FakeGcs, Fault
+from tests.fakes.gcs import TRICKLE_PIECES, TRICKLE_S, FakeGcs, Fault
 from trainer import storage_gcs
 from trainer.checkpoint.attempts import claim_attempt, read_attempts
 from trainer.checkpoint.commit import LATEST, checkpoint_name, committed
@@ -134,6 +135,32 @@ def test_a_stall_in_a_download(gcs: GcsStorage, server: FakeGcs, scratch: Path) 
     server.faults.append(Fault("stall_midway", path=r"/download/.*shard-1"))
     assert loaded(gcs, scratch).name == newest
     assert server.faults[0].times == 0
+
+
+@case("storage", "a download breaks off half-way", "the rest is asked for again; the bytes are right")
+def test_a_truncated_download(gcs: GcsStorage, server: FakeGcs, scratch: Path) -> None:
+    _, newest = two_committed(gcs, scratch)
+    server.faults.append(Fault("truncate", path=r"/download/.*shard-1"))
+    assert loaded(gcs, scratch).name == newest
+    assert server.faults[0].times == 0
+
+
+@case("storage", "a network so slow that a download takes longer than the time-out", "it goes on while bytes arrive")
+def test_a_slow_download(gcs: GcsStorage, server: FakeGcs, scratch: Path) -> None:
+    _, newest = two_committed(gcs, scratch)
+    asked = len(server.requests)
+    server.faults.append(Fault("trickle", path=r"/download/.*shard-1"))
+    assert TRICKLE_PIECES * TRICKLE_S > STALL_S and loaded(gcs, scratch).name == newest
+    assert server.faults[0].times == 0
+    # Once to verify, after which the file is in the cache: a request that was broken off would be there twice.
+    assert sum("/download/" in request and "shard-1" in request for request in server.requests[asked:]) == 1
+
+
+@case("storage", "credentials are no longer accepted (401) in the middle of an upload", "exit 69, nothing committed")
+def test_unauthorized_midway(gcs: GcsStorage, server: FakeGcs, scratch: Path) -> None:
+    two_committed(gcs, scratch)
+    server.faults.append(Fault("status", code=401, body='deep/shard-1"', times=ALWAYS))
+    assert "no usable Google Cloud credentials" in fail_and_recover(gcs, server, scratch, ExitCode.UNAVAILABLE).found
 
 
 @case("storage", "permission is withdrawn (403) in the middle of an upload", "exit 77, nothing committed")

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from trainer.checkpoint.attempts import begin_at, claim_attempt
+from tests.checkpoint_fixture import NODES, record
+from trainer.checkpoint.attempts import begin_at, claim_attempt, order_of
 from trainer.checkpoint.commit import (
     FOLDER,
     Checkpoint,
-    CommitRecord,
     Listing,
     checkpoint_name,
     commit,
@@ -24,27 +24,6 @@ from trainer.checkpoint.commit import (
 )
 from trainer.checkpoint.retention import Retention, delete_old, sweep_leftovers
 from trainer.storage import Storage, crc32c_of
-
-NODES = 2
-
-
-def record(attempt: int, step: int, **changes: Any) -> CommitRecord:
-    """What a save at `step` says of itself."""
-    fields: dict[str, Any] = {
-        "attempt": attempt,
-        "epoch": 0,
-        "step": step,
-        "rows_consumed": 8 * step,
-        "world_size": 2,
-        "num_nodes": NODES,
-        "strategy": "ddp",
-        "checkpoint_format": "dcp",
-        "plan_sha256": "plan",
-        "model_sha256": "model",
-        "tower_sha256": "tower",
-        "versions": {},
-    }
-    return CommitRecord(**{**fields, **changes})
 
 
 def contents(step: int) -> dict[str, bytes]:
@@ -63,16 +42,18 @@ def stage(scratch: Path, step: int, node: int) -> Path:
     return folder
 
 
-def upload(store: Storage, scratch: Path, name: str, step: int, nodes: range = range(NODES)) -> None:
+def upload(
+    store: Storage, scratch: Path, name: str, step: int, nodes: range = range(NODES), *, key: bytes = b""
+) -> None:
     """What the leaders of `nodes` do of a save."""
     for node in nodes:
-        upload_node_files(store, name, node, stage(scratch, step, node))
+        upload_node_files(store, name, node, stage(scratch, step, node), key=key)
 
 
 def save(store: Storage, scratch: Path, step: int, *, attempt: int = 1, nonce: str = "a", key: bytes = b"") -> str:
     """A committed checkpoint; its name."""
     name = checkpoint_name(attempt, step, nonce)
-    upload(store, scratch, name, step)
+    upload(store, scratch, name, step, key=key)
     commit(store, name, record(attempt, step), key=key)
     return name
 
@@ -85,7 +66,7 @@ def run_once(store: Storage, scratch: Path, *, keep: int = 1, key: bytes = b"") 
     begin_at(store, mine, step, most=0)
     name = save(store, scratch, step + 1, attempt=mine.attempt, key=key)
     sweep_leftovers(store, mine.attempt)
-    delete_old(store, Retention(keep), newest=name)
+    delete_old(store, Retention(keep), newest=name, key=key)
     return name
 
 
@@ -107,18 +88,21 @@ def loaded(store: Storage, scratch: Path, *, key: bytes = b"") -> Checkpoint:
     return found
 
 
-def after_a_fault(store: Storage, scratch: Path, *, allowed: set[str], damaged: frozenset[str] = frozenset()) -> str:
+def after_a_fault(
+    store: Storage, scratch: Path, *, allowed: set[str], damaged: frozenset[str] = frozenset(), key: bytes = b""
+) -> str:
     """The law of every case. Returns the checkpoint that the run goes on from.
 
     The newest good one is one of `allowed`, byte for byte. Everything that has a COMMIT is whole, but for what the case
     itself has `damaged`. The same program, started again, commits a newer one and leaves nothing unfinished behind.
     """
-    found = loaded(store, scratch)
+    found = loaded(store, scratch, key=key)
     assert found.name in allowed
     for name in set(committed(store)) - damaged:
-        verify(store, name)
-    newest = run_once(store, scratch)
-    assert loaded(store, scratch).name == newest > found.name
+        verify(store, name, key=key)
+    newest = run_once(store, scratch, key=key)
+    assert loaded(store, scratch, key=key).name == newest
+    assert order_of(newest) > order_of(found.name)
     listing = Listing.read(store)
     assert listing.folders == set(listing.committed) == {newest}
     return found.name

@@ -1,4 +1,4 @@
-"""Count the numbers that each strategy's collectives carry in one step on two ranks; print them as JSON.
+"""Count the numbers that each strategy's collectives carry in one step; print them as JSON.
 
 torchrun ... -m tests.drivers.count_traffic --strategies ddp fsdp
 """
@@ -11,16 +11,18 @@ import math
 from collections import Counter
 
 import torch
+import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.flop_cases import IMAGE, model_config
+from benchmarks.tiny_runs import strategy_changes
 from trainer.batches import RowBatch
 from trainer.config import TrainConfig
 from trainer.models.llava import LlavaFamily
 from trainer.strategies.table import build_strategy
 from trainer.worker import Worker, run_worker, start_worker
 
-MICRO_STEPS, MICRO_ROWS, ROW_TOKENS, VOCABULARY = 2, 2, 64, 300
+MICRO_STEPS, MICRO_ROWS, ROW_TOKENS, LABELS, VOCABULARY = 2, 2, 64, 20, 300  # and one image
 MARK = "traffic: "
 
 
@@ -32,10 +34,12 @@ def count(strategy_name: str, worker: Worker) -> dict[str, int]:
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.02)
     module = family.training_module(config, model, cached=False).train()
+    changes = {name.removeprefix("train."): value for name, value in strategy_changes(strategy_name).items()}
+    copies = worker.world_size // (changes.get("tensor_parallel", 1) * changes.get("pipeline_parallel", 1))
     settings = TrainConfig.model_validate(
         {
-            "strategy": strategy_name,
-            "global_batch_rows": MICRO_STEPS * MICRO_ROWS * worker.world_size,
+            **changes,
+            "global_batch_rows": MICRO_STEPS * MICRO_ROWS * copies,
             "micro_batch_rows": MICRO_ROWS,
             "precision": "fp32",
             "optimizer": {"learning_rate": 1e-3},
@@ -45,7 +49,7 @@ def count(strategy_name: str, worker: Worker) -> dict[str, int]:
     strategy = build_strategy(settings, module, family.blocks(module), worker)
     ids = torch.zeros(MICRO_ROWS, ROW_TOKENS, dtype=torch.long)
     ids[0, : family.image_tokens(config, 32, 32)] = VOCABULARY - 1  # <image>
-    positions, labels = torch.arange(ROW_TOKENS).expand(MICRO_ROWS, -1), torch.arange(20)
+    positions, labels = torch.arange(ROW_TOKENS).expand(MICRO_ROWS, -1), torch.arange(LABELS)
     batch = RowBatch(ids, positions, labels, torch.zeros_like(labels), torch.rand(1, 3, IMAGE, IMAGE))
     for _ in range(2):  # the first step also meets: ranks compare their models
         with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiled:
@@ -57,7 +61,14 @@ def count(strategy_name: str, worker: Worker) -> dict[str, int]:
             found[event.name.removeprefix("gloo:")] += sum(
                 math.prod(sizes) for sizes in event.input_shapes if sizes and isinstance(sizes[0], int)
             )
-    return dict(found)
+    return _most(found)
+
+
+def _most(mine: Counter[str]) -> dict[str, int]:
+    """Of each kind, what the rank has that sent most: stages of a pipeline differ."""
+    ranks: list[Counter[str]] = [Counter()] * dist.get_world_size()
+    dist.all_gather_object(ranks, mine)
+    return {kind: max(one[kind] for one in ranks) for kind in sorted(set().union(*ranks))}
 
 
 def main() -> None:

@@ -25,8 +25,9 @@ from google.auth.credentials import AnonymousCredentials
 from google.cloud import storage
 
 Action = Literal[
-    "status", "drop_before", "drop_after", "truncate", "corrupt", "corrupt_request", "stall", "stall_midway"
+    "status", "drop_before", "drop_after", "truncate", "corrupt", "corrupt_request", "stall", "stall_midway", "trickle"
 ]
+TRICKLE_PIECES, TRICKLE_S = 8, 0.05  # pieces of a body, and the pause before each
 
 
 @dataclass
@@ -37,6 +38,7 @@ class Fault:
     without an answer. truncate: send half of the body. corrupt: flip one bit of the body, checksums as they were.
     corrupt_request: flip the last bit of an object's bytes before they are looked at. stall: do nothing and keep the
     connection open without an answer. stall_midway: do it, send half of the body and keep the connection open.
+    trickle: do it, and send the body in pieces with pauses, as a slow network does.
 
     An upload names its object in its body and not in its path: `body`, searched near the start, is how to meet one.
     """
@@ -328,6 +330,12 @@ class _Handler(BaseHTTPRequestHandler):
             body = body[: len(body) // 2]
         if action == "corrupt" and body:
             body = bytes([body[0] ^ 1]) + body[1:]
+        if action == "trickle":
+            size_bytes = -(-len(body) // TRICKLE_PIECES)
+            for start in range(0, len(body), size_bytes):
+                self.fake.closing.wait(TRICKLE_S)
+                self.wfile.write(body[start : start + size_bytes])
+            return
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:

@@ -8,13 +8,15 @@ same.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from benchmarks.tiny_runs import strategy_changes
 from tests.trainer_runs import encode_features, losses, make_run, metrics, summary, train_runs
 from trainer.checkpoint.commit import committed, fetch_folder, newest_good
 from trainer.checkpoint.weights import open_weights
@@ -29,20 +31,22 @@ STOP_STEP = 3
 TOWER_TRAINED = {"model.freeze": [], "features.cache": "off"}
 
 
+THOROUGH = ("ddp", "fsdp", "zero2", "zero3")  # the others share their code with one of these
+MOVES = (("fsdp", "hsdp"), ("hsdp", "ddp"))  # who begins a run, and who goes on with it
+# 2 nodes with 2 processes each: hsdp tells ranks of a node from those of another, tp+fsdp needs ranks to slice over.
+NODES = {"hsdp": 2, "tp+fsdp": 2}
+
+
 @dataclass(frozen=True)
 class Runs:
-    """Runs of one strategy on two processes."""
+    """Runs of one strategy by what is special about them, and what its stopped run left."""
 
-    accumulated: JobConfig
-    online: JobConfig
-    packed: JobConfig
-    unpacked: JobConfig
-    checkpointing: JobConfig  # activations are computed again in the backward pass
-    bf16: JobConfig
-    tower_trained: JobConfig
-    resumed: JobConfig
+    jobs: Mapping[str, JobConfig]
     stopped_steps: int
     stopped_checkpoints: list[str]
+
+    def __getitem__(self, name: str) -> JobConfig:
+        return self.jobs[name]
 
 
 @pytest.fixture(scope="module")
@@ -68,41 +72,82 @@ def reference_of_tower(root: Path) -> JobConfig:
 
 @pytest.fixture(scope="module")
 def runs_of(root: Path) -> Callable[[str], Runs]:
-    """Trains a strategy's runs once, when the first test asks for them."""
+    """Trains the runs of strategies that share an engine, when the first test asks for one of them."""
     trained: dict[str, Runs] = {}
 
     def runs(strategy: str) -> Runs:
         if strategy not in trained:
-            trained[strategy] = _train(root, strategy)
+            trained.update(_train(root, [name for name in strategy_names() if _engine(name) == _engine(strategy)]))
         return trained[strategy]
 
     return runs
 
 
-def _train(root: Path, strategy: str) -> Runs:
-    base = {"train.strategy": strategy}
+def _engine(strategy: str) -> str:
+    return "deepspeed" if strategy.startswith("zero") else "torch"
+
+
+def _train(root: Path, strategies: Sequence[str]) -> dict[str, Runs]:
+    """As few process groups as there can be: starting one takes longer than these runs do."""
+    jobs = {strategy: _jobs(root, strategy) for strategy in strategies}
+    stopped = {
+        strategy: make_run(root, f"{strategy}-resumed", {**_base(strategy), "train.max_steps": STOP_STEP})
+        for strategy in strategies
+    }
+    moves = [move for move in MOVES if move[0] in strategies]
+    begun = {move: make_run(root, "-".join(move), {**_base(move[0]), "train.max_steps": STOP_STEP}) for move in moves}
+    _train_by_nodes(
+        {
+            name: [*jobs[name].values(), stopped[name], *(job for move, job in begun.items() if move[0] == name)]
+            for name in strategies
+        }
+    )
+    steps = {name: len(losses(job)) for name, job in stopped.items()}
+    checkpoints = {name: committed(open_storage(job.run.run_uri)) for name, job in stopped.items()}
+    later: dict[str, dict[str, JobConfig]] = {name: {} for name in strategies}
+    for name in strategies:
+        later[name]["resumed"] = make_run(root, f"{name}-resumed", _base(name))
+    for move in moves:
+        later[move[1]][f"from {move[0]}"] = make_run(root, "-".join(move), _base(move[1]))
+    _train_by_nodes({name: list(later[name].values()) for name in strategies})
+    return {name: Runs(jobs[name] | later[name], steps[name], checkpoints[name]) for name in strategies}
+
+
+def _base(strategy: str) -> dict[str, Any]:
+    rows = 2 // NODES.get(strategy, 1)  # two micro-batches a step on any number of processes
+    return {**strategy_changes(strategy), "train.micro_batch_rows": rows}
+
+
+def _jobs(root: Path, strategy: str) -> dict[str, JobConfig]:
+    base = _base(strategy)
+    jobs = {"accumulated": make_run(root, f"{strategy}-accumulated", base)}
+    if strategy not in THOROUGH:
+        return jobs
     whole = {**base, "train.global_batch_rows": WHOLE_SET_ROWS, "train.micro_batch_rows": 8}
-    accumulated = make_run(root, f"{strategy}-accumulated", base)
-    online = make_run(root, f"{strategy}-online", base, features="off")
-    packed = make_run(root, f"{strategy}-packed", whole)
-    unpacked = make_run(root, f"{strategy}-unpacked", {**whole, "data.pack": False})
-    checkpointing = make_run(root, f"{strategy}-checkpointing", {**base, "train.activation_checkpointing": "full"})
-    bf16 = make_run(root, f"{strategy}-bf16", {**base, "train.precision": "bf16"})
-    tower_trained = make_run(root, f"{strategy}-tower", {**base, **TOWER_TRAINED}, features="off")
-    stopped = make_run(root, f"{strategy}-resumed", {**base, "train.max_steps": STOP_STEP})
-    train_runs([accumulated, online, packed, unpacked, checkpointing, bf16, tower_trained, stopped], processes=2)
-    stopped_steps, checkpoints = len(losses(stopped)), committed(open_storage(stopped.run.run_uri))
-    resumed = make_run(root, f"{strategy}-resumed", base)
-    train_runs([resumed], processes=2)
-    trained = (accumulated, online, packed, unpacked, checkpointing, bf16, tower_trained, resumed)
-    return Runs(*trained, stopped_steps, checkpoints)
+    changes: dict[str, dict[str, Any]] = {
+        "packed": whole,
+        "unpacked": {**whole, "data.pack": False},
+        "checkpointing": {**base, "train.activation_checkpointing": "full"},
+        "bf16": {**base, "train.precision": "bf16"},
+    }
+    jobs |= {name: make_run(root, f"{strategy}-{name}", change) for name, change in changes.items()}
+    jobs["online"] = make_run(root, f"{strategy}-online", base, features="off")
+    jobs["tower"] = make_run(root, f"{strategy}-tower", {**base, **TOWER_TRAINED}, features="off")
+    return jobs
+
+
+def _train_by_nodes(jobs: Mapping[str, Sequence[JobConfig]]) -> None:
+    for nodes in sorted({NODES.get(strategy, 1) for strategy in jobs}):
+        train_runs(
+            [job for name in jobs if NODES.get(name, 1) == nodes for job in jobs[name]], processes=2, nodes=nodes
+        )
 
 
 @pytest.mark.parametrize("strategy", strategy_names())
 def test_strategy_equals_one_process(strategy: str, reference: JobConfig, runs_of: Callable[[str], Runs]) -> None:
     """Also: the loss does not depend on accumulation or world size."""
-    job = runs_of(strategy).accumulated
-    assert summary(job)["world_size"] == 2
+    job = runs_of(strategy)["accumulated"]
+    assert summary(job)["world_size"] == 2 * NODES.get(strategy, 1)
     assert len(losses(reference)) > STOP_STEP
     assert losses(job) == pytest.approx(losses(reference), rel=RELATIVE)
     norms, expected = ([line["grad_norm"] for line in metrics(each)] for each in (job, reference))
@@ -112,49 +157,49 @@ def test_strategy_equals_one_process(strategy: str, reference: JobConfig, runs_o
 
 @pytest.mark.parametrize("strategy", strategy_names())
 def test_final_weights_equal_one_process(strategy: str, reference: JobConfig, runs_of: Callable[[str], Runs]) -> None:
-    weights, expected = trained_weights(runs_of(strategy).accumulated), trained_weights(reference)
+    weights, expected = trained_weights(runs_of(strategy)["accumulated"]), trained_weights(reference)
     assert weights.keys() == expected.keys()
     for name, tensor in expected.items():
         torch.testing.assert_close(weights[name], tensor, rtol=1e-4, atol=2e-5, msg=lambda text, n=name: f"{n}: {text}")
 
 
-@pytest.mark.parametrize("strategy", strategy_names())
+@pytest.mark.parametrize("strategy", THOROUGH)
 def test_cached_equals_online(strategy: str, runs_of: Callable[[str], Runs]) -> None:
     runs = runs_of(strategy)
-    assert (summary(runs.accumulated)["features"], summary(runs.online)["features"]) == ("cached", "online")
-    assert losses(runs.online) == pytest.approx(losses(runs.accumulated), rel=RELATIVE)
+    assert (summary(runs["accumulated"])["features"], summary(runs["online"])["features"]) == ("cached", "online")
+    assert losses(runs["online"]) == pytest.approx(losses(runs["accumulated"]), rel=RELATIVE)
 
 
-@pytest.mark.parametrize("strategy", strategy_names())
+@pytest.mark.parametrize("strategy", THOROUGH)
 def test_a_trained_tower_equals_one_process(
     strategy: str, reference_of_tower: JobConfig, runs_of: Callable[[str], Runs]
 ) -> None:
     """Its layers behind the features get no gradient, for which DDP would wait."""
-    assert losses(runs_of(strategy).tower_trained) == pytest.approx(losses(reference_of_tower), rel=RELATIVE)
-    assert losses(reference_of_tower) != pytest.approx(losses(runs_of(strategy).accumulated), rel=RELATIVE)
+    assert losses(runs_of(strategy)["tower"]) == pytest.approx(losses(reference_of_tower), rel=RELATIVE)
+    assert losses(reference_of_tower) != pytest.approx(losses(runs_of(strategy)["accumulated"]), rel=RELATIVE)
 
 
-@pytest.mark.parametrize("strategy", strategy_names())
+@pytest.mark.parametrize("strategy", THOROUGH)
 def test_packed_equals_unpacked(strategy: str, runs_of: Callable[[str], Runs]) -> None:
     runs = runs_of(strategy)
-    rows = {job.run.run_id: summary(job)["tokens"] for job in (runs.packed, runs.unpacked)}
+    rows = {job.run.run_id: summary(job)["tokens"] for job in (runs["packed"], runs["unpacked"])}
     assert len(set(rows.values())) == 1, "both read the same samples"
-    fills = [metrics(job)[0]["fill"] for job in (runs.packed, runs.unpacked)]
+    fills = [metrics(job)[0]["fill"] for job in (runs["packed"], runs["unpacked"])]
     assert fills[0] > 2 * fills[1], "packing must have happened"
-    assert losses(runs.packed) == pytest.approx(losses(runs.unpacked), rel=RELATIVE)
+    assert losses(runs["packed"]) == pytest.approx(losses(runs["unpacked"]), rel=RELATIVE)
 
 
-@pytest.mark.parametrize("strategy", strategy_names())
+@pytest.mark.parametrize("strategy", THOROUGH)
 def test_activation_checkpointing_changes_no_number(strategy: str, runs_of: Callable[[str], Runs]) -> None:
     runs = runs_of(strategy)
-    assert losses(runs.checkpointing) == pytest.approx(losses(runs.accumulated), rel=RELATIVE)
+    assert losses(runs["checkpointing"]) == pytest.approx(losses(runs["accumulated"]), rel=RELATIVE)
 
 
-@pytest.mark.parametrize("strategy", strategy_names())
+@pytest.mark.parametrize("strategy", THOROUGH)
 def test_bf16_stays_close_to_fp32_and_is_not_fp32(strategy: str, runs_of: Callable[[str], Runs]) -> None:
     runs = runs_of(strategy)
-    assert losses(runs.bf16) == pytest.approx(losses(runs.accumulated), rel=RELATIVE_BF16)
-    assert losses(runs.bf16) != pytest.approx(losses(runs.accumulated), rel=RELATIVE)
+    assert losses(runs["bf16"]) == pytest.approx(losses(runs["accumulated"]), rel=RELATIVE_BF16)
+    assert losses(runs["bf16"]) != pytest.approx(losses(runs["accumulated"]), rel=RELATIVE)
 
 
 @pytest.mark.parametrize("strategy", strategy_names())
@@ -162,9 +207,9 @@ def test_resumed_equals_uninterrupted(strategy: str, runs_of: Callable[[str], Ru
     """Bit for bit: same world size, deterministic kernels, one thread."""
     runs = runs_of(strategy)
     assert runs.stopped_steps == STOP_STEP and len(runs.stopped_checkpoints) == 1
-    assert summary(runs.resumed)["resumed_from_step"] == STOP_STEP
-    assert losses(runs.resumed) == losses(runs.accumulated)
-    resumed, straight = trained_weights(runs.resumed), trained_weights(runs.accumulated)
+    assert summary(runs["resumed"])["resumed_from_step"] == STOP_STEP
+    assert losses(runs["resumed"]) == losses(runs["accumulated"])
+    resumed, straight = trained_weights(runs["resumed"]), trained_weights(runs["accumulated"])
     assert all(torch.equal(resumed[name], straight[name]) for name in straight)
 
 
@@ -177,3 +222,13 @@ def trained_weights(job: JobConfig) -> dict[str, torch.Tensor]:
         folder = fetch_folder(store, checkpoint, Path(scratch))
         weights = open_weights(folder, checkpoint.record.checkpoint_format)
         return {name: weights.read(name).clone() for name in weights.names}
+
+
+@pytest.mark.parametrize(("begins", "goes_on"), MOVES)
+def test_another_strategy_goes_on_with_the_same_losses(
+    begins: str, goes_on: str, reference: JobConfig, runs_of: Callable[[str], Runs]
+) -> None:
+    """Sharded over two ranks, over two ranks of each of two nodes, and not at all."""
+    job = runs_of(goes_on)[f"from {begins}"]
+    assert summary(job)["resumed_from_step"] == STOP_STEP
+    assert losses(job) == pytest.approx(losses(reference), rel=RELATIVE)

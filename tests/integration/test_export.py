@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
 from safetensors.torch import load_file
 from torch import nn
 from transformers import (
@@ -50,9 +51,9 @@ from trainer.errors import ConfigError
 from trainer.models.table import family_of
 from trainer.parts import model_sha256
 from trainer.storage import open_storage
-from trainer.strategies.deepspeed import MODULE_FILE
+from trainer.strategies.deepspeed import TAG
 
-STRATEGIES = ("ddp", "fsdp", "zero2")
+STRATEGIES = ("ddp", "fsdp", "zero1", "zero2", "zero3")
 TIED = {"model.language_model.config.tie_word_embeddings": True}
 SMALL_SHARD_BYTES = 20_000
 MIB = 1 << 20
@@ -60,14 +61,14 @@ MIB = 1 << 20
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, JobConfig]:
-    """A trained run of each strategy on two processes; FSDP's with tied embeddings."""
+    """A trained run of each strategy on two processes; those of FSDP and ZeRO-3 with tied embeddings."""
     root = tmp_path_factory.mktemp("export")
     changes: dict[str, Any] = {"train.max_steps": 2, "features.cache": "off"}
     jobs = {
         strategy: make_run(
             root,
             strategy,
-            {**changes, "train.strategy": strategy, **(TIED if strategy == "fsdp" else {})},
+            {**changes, "train.strategy": strategy, **(TIED if strategy in ("fsdp", "zero3") else {})},
             features="off",
         )
         for strategy in STRATEGIES
@@ -99,7 +100,7 @@ def whole_model(job: JobConfig) -> nn.Module:
             dcp.load(state, storage_reader=dcp.FileSystemReader(folder), no_dist=True)
             found = state["model"]
         else:
-            found = torch.load(folder / MODULE_FILE, map_location="cpu", weights_only=True)["module"]
+            found = get_fp32_state_dict_from_zero_checkpoint(folder, tag=TAG)
         for name, weight in wanted.items():
             weight.copy_(found[name])
     return model
@@ -199,11 +200,11 @@ def test_weights_that_the_checkpoint_lacks_or_has_in_another_shape_are_named(
     initial = family.initial_weights(job.model, tokenizer)
     more_is_trained = family.blueprint(job.model.model_copy(update={"freeze": ()}), tokenizer)
     with pytest.raises(ConfigError, match=r"lacks \d+ trained weights, for example model.vision_tower"):
-        Merged(more_is_trained, trained, initial)
+        Merged(more_is_trained, trained, initial, {})
     text = {**job.model.language_model.config, "intermediate_size": 65}
     wider = job.model.model_copy(update={"language_model": WeightsConfig(config=text)})
     blueprint = family.blueprint(wider, tokenizer)
-    merged = Merged(blueprint, trained, initial)
+    merged = Merged(blueprint, trained, initial, {})
     (tmp_path / "out").mkdir()
     with pytest.raises(ConfigError, match=r"down_proj.weight is \(32, 64\)"):
         write_weights(blueprint, merged.read, tmp_path / "out")

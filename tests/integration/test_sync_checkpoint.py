@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shutil
@@ -9,13 +10,21 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from components.sync_checkpoint import sync_checkpoint
 from tests.fakes.gcs import FakeGcs, Fault
 from tests.trainer_runs import REPOSITORY, make_run, train_runs
-from trainer.checkpoint.commit import committed, verify
+from trainer.checkpoint.commit import (
+    checkpoint_name,
+    commit,
+    committed,
+    fetch_folder,
+    upload_node_files,
+    verify,
+)
 from trainer.checkpoint.mirror import mirror_of
 from trainer.checkpoint.sync import sync_run
 from trainer.config import JobConfig
@@ -23,15 +32,17 @@ from trainer.errors import ExitCode
 from trainer.storage import Storage, open_storage
 
 SEED = int(os.environ.get("VLMPIPE_SYNC_SEED", "4"))
-POINTS = int(os.environ.get("VLMPIPE_SYNC_POINTS", "8"))  # 0: all
-TIMES = int(os.environ.get("VLMPIPE_SYNC_TIMES", "4"))
+POINTS = int(os.environ.get("VLMPIPE_SYNC_POINTS", "6"))  # 0: all
+TIMES = int(os.environ.get("VLMPIPE_SYNC_TIMES", "2"))
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> JobConfig:
-    """A run with two checkpoints."""
+    """A run with two checkpoints, signed."""
     root = tmp_path_factory.mktemp("sync")
-    changes = {"train.max_steps": 4, "train.checkpoint_every_steps": 2, "features.cache": "off"}
+    (root / "key").write_text("secret")
+    changes: dict[str, Any] = {"train.max_steps": 4, "train.checkpoint_every_steps": 2, "features.cache": "off"}
+    changes["checkpoint.signing_key_file"] = str(root / "key")
     job = make_run(root, "run", {**changes, "checkpoint.mirror_uri": str(root / "mirror")}, features="off")
     train_runs([job], processes=1)
     assert len(committed(open_storage(job.run.run_uri))) == 2
@@ -86,6 +97,20 @@ def test_a_checkpoint_that_only_the_mirror_has_whole_is_exported(job: JobConfig,
         shutil.rmtree(job.run.run_uri)
         shutil.copytree(tmp_path / "before", job.run.run_uri)
     assert again == straight
+
+
+def test_an_unsigned_newer_checkpoint_is_neither_mirrored_nor_exported(job: JobConfig, tmp_path: Path) -> None:
+    store = open_storage(job.run.run_uri)
+    ours = verify(store, committed(store)[-1])
+    planted = checkpoint_name(ours.record.attempt, 9, "planted")
+    upload_node_files(store, planted, 0, fetch_folder(store, ours, tmp_path))
+    commit(store, planted, dataclasses.replace(ours.record, step=9))
+    try:
+        described = sync_run(job)
+    finally:
+        store.delete_folder(f"checkpoints/{planted}")
+    assert described["checkpoint"] == ours.name and committed(mirrored(job)) == [ours.name]
+    assert described["passed_over"] == [f"in {store.root_uri}: {planted}: COMMIT is not signed with this run's key"]
 
 
 def test_a_run_without_a_checkpoint_is_refused(job: JobConfig, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.conftest import MEMORY
 from trainer.checkpoint.attempts import (
     Attempts,
     attempt_of,
@@ -20,6 +22,11 @@ from trainer.checkpoint.attempts import (
 )
 from trainer.errors import ExitCode, UserError
 from trainer.storage import LocalStorage
+
+
+@pytest.fixture
+def tmp_path(memory: Path) -> Path:
+    return memory
 
 
 @pytest.fixture
@@ -130,17 +137,19 @@ def test_a_fresh_start_owes_nothing_to_the_crashes_before(store: LocalStorage) -
 @settings(max_examples=50, deadline=None)
 @given(ends=st.lists(st.sampled_from(["crash", "preempted", "done", "progress"]), max_size=12))
 def test_only_crashes_in_a_row_at_one_step_are_counted(
-    tmp_path_factory: pytest.TempPathFactory, ends: list[str]
+    ends: list[str],
 ) -> None:
-    store, step, row = LocalStorage(tmp_path_factory.mktemp("run")), 0, 0
-    for end in ends:
-        mine = start(store, step, most=0)
-        assert read_attempts(store).without_progress == row
-        row = row + 1 if end == "crash" else 0
-        if end == "progress":
-            step += 1
-        elif end != "crash":
-            note_end(store, mine, end)
+    step = row = 0
+    with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as folder:
+        store = LocalStorage(folder)
+        for end in ends:
+            mine = start(store, step, most=0)
+            assert read_attempts(store).without_progress == row
+            row = row + 1 if end == "crash" else 0
+            if end == "progress":
+                step += 1
+            elif end != "crash":
+                note_end(store, mine, end)
 
 
 def test_the_number_outranks_what_is_saved_whatever_the_count_says(store: LocalStorage) -> None:

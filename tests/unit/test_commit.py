@@ -10,9 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.checkpoint_fixture import record
 from trainer.checkpoint.attempts import claim_attempt
 from trainer.checkpoint.commit import (
-    CommitRecord,
     DamagedError,
     Listing,
     checkpoint_name,
@@ -26,25 +26,17 @@ from trainer.checkpoint.commit import (
     upload_node_files,
     verify,
 )
+from trainer.checkpoint.manifest import FileSums
 from trainer.checkpoint.retention import Retention, delete_old, sweep_leftovers
 from trainer.errors import ConfigError, ExitCode, UserError
 from trainer.storage import LocalStorage, crc32c_of
 
-RECORD = CommitRecord(
-    attempt=1,
-    epoch=0,
-    step=1,
-    rows_consumed=8,
-    world_size=2,
-    num_nodes=2,
-    strategy="ddp",
-    checkpoint_format="dcp",
-    plan_sha256="plan",
-    model_sha256="model",
-    tower_sha256="tower",
-    versions={},
-)
 KEY = b"secret"
+
+
+@pytest.fixture
+def tmp_path(memory: Path) -> Path:
+    return memory
 
 
 @pytest.fixture
@@ -68,9 +60,9 @@ def save(
         staging = tmp_path / f"staging-{attempt}-{step}-{node}"
         (staging / "deep").mkdir(parents=True)
         (staging / "deep" / f"shard-{node}").write_bytes(bytes([step, node]) * 1000)
-        upload_node_files(store, name, node, staging)
+        upload_node_files(store, name, node, staging, key=key)
     if commits:
-        commit(store, name, dataclasses.replace(RECORD, step=step, attempt=attempt, loss=loss), key=key)
+        commit(store, name, record(attempt, step, loss=loss), key=key)
     return name
 
 
@@ -224,11 +216,11 @@ def test_a_start_that_was_overtaken_cannot_commit(store: LocalStorage, tmp_path:
     name = save(store, tmp_path, 1, attempt=1, commits=False)
     assert claim_attempt(store, fresh=False).attempt == 2
     with pytest.raises(UserError, match="start 2 has taken over") as caught:
-        commit(store, name, RECORD)
+        commit(store, name, record())
     assert caught.value.code == ExitCode.SUPERSEDED and committed(store) == []
     sweep_leftovers(store, 2)
     with pytest.raises(UserError, match="start 2 has taken over"):  # its files are gone, which is not the cause
-        commit(store, name, RECORD)
+        commit(store, name, record())
 
 
 def test_latest_names_the_last_one_and_nobody_trusts_it(store: LocalStorage, tmp_path: Path) -> None:
@@ -242,9 +234,10 @@ def test_latest_names_the_last_one_and_nobody_trusts_it(store: LocalStorage, tmp
 def test_a_look_reads_no_shard(store: LocalStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     name = save(store, tmp_path, 1)
     monkeypatch.setattr(store, "fetch", lambda _: pytest.fail("a shard was read"))
-    checkpoint, checksums = inspect(store, name, Listing.read(store))
+    checkpoint, files = inspect(store, name, Listing.read(store))
     assert checkpoint.record.step == 1
-    assert checksums == {f"deep/shard-{node}": crc32c_of(bytes([1, node]) * 1000) for node in range(2)}
+    expected = {f"deep/shard-{node}": crc32c_of(bytes([1, node]) * 1000) for node in range(2)}
+    assert files == {name: FileSums(2000, crc32c) for name, crc32c in expected.items()}
 
 
 @pytest.mark.parametrize("how", ["cut", "remove"])
@@ -269,17 +262,17 @@ def test_a_format_of_another_version_is_refused_rather_than_passed_over(store: L
     """Passed over, it would be cleared away by the next save of the older program."""
     save(store, tmp_path, 1)
     newest = save(store, tmp_path, 2)
-    text = json.dumps({**dataclasses.asdict(RECORD), "format_version": 3}).encode()
+    text = json.dumps({**dataclasses.asdict(record()), "format_version": 4}).encode()
     store.write(f"checkpoints/{newest}/COMMIT", text + f"\n{crc32c_of(text):08x}".encode())
     for read in (lambda: newest_good(store), lambda: read_record(store, newest)):
-        with pytest.raises(ConfigError, match="format version 3, this program reads 2"):
+        with pytest.raises(ConfigError, match="format version 4, this program reads 3"):
             read()
 
 
 def test_an_upload_is_refused_when_a_file_changes_after_its_checksum(
     store: LocalStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainer.checkpoint.commit.crc32c_of_file", lambda path: 12345)
+    monkeypatch.setattr("trainer.checkpoint.commit.sums_of_file", lambda path, **_: FileSums(2000, 12345))
     with pytest.raises(UserError, match="changed before they reached"):
         save(store, tmp_path, 1)
     assert committed(store) == []
@@ -287,5 +280,5 @@ def test_an_upload_is_refused_when_a_file_changes_after_its_checksum(
 
 def test_committing_again_after_a_lost_answer_is_success(store: LocalStorage, tmp_path: Path) -> None:
     name = save(store, tmp_path, 1)
-    commit(store, name, RECORD)
+    commit(store, name, record())
     assert committed(store) == [name]

@@ -8,15 +8,21 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image, ImageCms
+from PIL.PngImagePlugin import PngInfo
 
 from tests.data_fixture import corrupt, encode, picture, png
+from trainer.config import DataConfig
 from trainer.data.checks import CheckedImage, check_image
+from trainer.data.metadata import without_metadata
 from trainer.data.rejects import RejectCode, RejectedError, Repair
 
 
-def check(data: bytes, *, max_pixels: int = 10_000, name: str = "") -> CheckedImage:
-    return check_image(data, max_pixels=max_pixels, name=name)
+def check(data: bytes, *, name: str = "", **limits: Any) -> CheckedImage:
+    config = DataConfig(source="builtin:digits", row_tokens=100, **{"max_image_pixels": 10_000} | limits)
+    return check_image(data, config, name=name)
 
 
 def stored(checked: CheckedImage) -> Image.Image:
@@ -105,6 +111,64 @@ def test_the_content_and_not_the_name_decides_the_format() -> None:
     assert checked.repairs == (Repair.EXTENSION_MISMATCH,)
     assert (checked.data, checked.extension) == (png(), "png")
     assert check(png(), name="no-extension").repairs == ()
+
+
+def _with_metadata() -> list[bytes]:
+    """A JPEG and a PNG that say where they were taken; the JPEG has a colour profile too."""
+    exif = Image.Exif()
+    exif[0x010F] = "camera-of-somebody"
+    exif.get_ifd(0x8825)[1] = "N"
+    text = PngInfo()
+    text.add_text("Comment", "camera-of-somebody")
+    profile = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
+    return [
+        encode(picture(), "JPEG", exif=exif, icc_profile=profile, comment=b"camera-of-somebody"),
+        encode(picture(), "PNG", exif=exif, pnginfo=text),
+    ]
+
+
+@pytest.mark.parametrize("data", _with_metadata(), ids=["JPEG", "PNG"])
+def test_metadata_is_taken_out_and_pixels_stay(data: bytes) -> None:
+    assert b"camera-of-somebody" in data
+    checked = check(data)
+    image, before = stored(checked), Image.open(io.BytesIO(data))
+    assert checked.repairs == (Repair.METADATA_STRIPPED,)
+    assert b"camera-of-somebody" not in checked.data and not image.getexif()
+    assert image.info.get("icc_profile") == before.info.get("icc_profile")
+    np.testing.assert_array_equal(np.asarray(image), np.asarray(before))
+    assert check(checked.data).repairs == ()
+
+
+@settings(deadline=None)
+@given(st.binary(max_size=200), st.sampled_from([b"", b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff\xe1"]))
+def test_taking_metadata_out_of_anything_ends(data: bytes, start: bytes) -> None:
+    assert len(without_metadata(start + data)) <= len(start + data)
+
+
+def test_a_second_picture_behind_a_jpeg_does_not_matter() -> None:
+    data = encode(picture(1), "MPO", save_all=True, append_images=[picture(2)])
+    np.testing.assert_array_equal(np.asarray(stored(check(data))), np.asarray(Image.open(io.BytesIO(data))))
+
+
+@pytest.mark.parametrize(
+    ("size", "limits", "code"),
+    [
+        ((3, 50), {}, RejectCode.IMAGE_TOO_SMALL),
+        ((20, 20), {"min_image_side": 21}, RejectCode.IMAGE_TOO_SMALL),
+        ((4, 1000), {}, RejectCode.IMAGE_ASPECT),
+        ((50, 4), {"max_image_aspect": 12.0}, RejectCode.IMAGE_ASPECT),
+        ((4, 800), {}, None),
+        ((20, 20), {"min_image_side": 20, "max_image_aspect": 1.0}, None),
+    ],
+)
+def test_shapes_within_the_limits_pass(size: tuple[int, int], limits: dict[str, Any], code: RejectCode | None) -> None:
+    data = encode(Image.new("RGB", size))
+    if code is None:
+        assert check(data, **limits).data == data
+        return
+    with pytest.raises(RejectedError) as caught:
+        check(data, **limits)
+    assert caught.value.code == code
 
 
 @pytest.mark.parametrize(

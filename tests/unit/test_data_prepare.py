@@ -1,57 +1,38 @@
-"""Preparation from end to end on LLaVA files: nothing is lost, nothing half-made stays, equal input, equal bytes."""
+"""Preparation from end to end on LLaVA files: what comes out is what went in, and equal input gives equal bytes."""
 
 from __future__ import annotations
 
-import errno
 import io
 import json
 import os
 import re
 import tarfile
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
 from tests.data_fixture import (
     conversation,
-    corrupt,
     encode,
     job_config,
     llava_folder,
     picture,
     png,
     prepare_llava,
+    prepared_files,
     record,
     run_prepare,
     write_json,
 )
-from trainer.data import prepare as prepare_module
 from trainer.data.index import Index
-from trainer.data.prepare import fingerprint
-from trainer.data.rejects import Ledger, Reject, RejectCode
 from trainer.data.samples import SPLITS, split_of
 from trainer.data.shards import ShardReader, key_of
-from trainer.errors import DataError, ExitCode, UserError
+from trainer.errors import DataError
 from trainer.storage import open_storage
-
-ROOT = Path(__file__).parents[2]
-Line = dict[str, Any] | bytes
-
-
-def write_lines(path: Path, lines: list[Line]) -> Path:
-    path.write_bytes(b"\n".join(line if isinstance(line, bytes) else json.dumps(line).encode() for line in lines))
-    return path
-
-
-def prepared_files(uri: str) -> dict[str, bytes]:
-    return {str(path.relative_to(uri)): path.read_bytes() for path in Path(uri).rglob("*") if path.is_file()}
-
 
 # ---- the whole way
 
@@ -151,124 +132,40 @@ def test_a_picture_in_both_splits_is_counted(tmp_path: Path) -> None:
     assert stats["eval_images_also_in_train"] == 1
 
 
-# ---- rejects: one fixture a code
+def test_max_samples_uses_the_first_ones(tmp_path: Path) -> None:
+    _, prepared = prepare_llava(tmp_path, max_samples=15)
+    ids = {identity for name in SPLITS for identity in Index.load(prepared.uri).split(name).ids}
+    assert ids == {f"sample-{number}" for number in range(15)}
 
 
-def _unsafe(folder: Path) -> Line:
-    (folder / "secret.png").write_bytes(png())
-    return record(0, id="bad", image="../secret.png")
+def test_an_empty_split_is_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="0 held out"):
+        prepare_llava(tmp_path, count=5, held_out_fraction=0.0001)
 
 
-def _file(data: bytes) -> Callable[[Path], Line]:
-    def make(folder: Path) -> Line:
-        (folder / "images" / "bad.png").write_bytes(data)
-        return record(0, id="bad", image="bad.png")
-
-    return make
+def test_nothing_held_out_is_allowed_when_asked_for(tmp_path: Path) -> None:
+    _, prepared = prepare_llava(tmp_path, count=5, held_out_fraction=0.0)
+    assert (prepared.counts["train"], prepared.counts["eval"]) == (5, 0)
 
 
-def _line(line: Line) -> Callable[[Path], Line]:
-    return lambda folder: line
+def test_a_small_built_in_set_can_be_prepared(tmp_path: Path) -> None:
+    prepared = run_prepare(job_config(tmp_path, source="builtin:digits", max_samples=60))
+    assert prepared.counts["accepted"] == 60
+    assert os.listdir(tmp_path / "prepared") == [prepared.fingerprint]
 
 
-def _talk(*texts: str, **changes: Any) -> Callable[[Path], Line]:
-    return _line(record(0, id="bad", conversations=conversation(*texts), **changes))
-
-
-BAD: dict[RejectCode, Callable[[Path], Line]] = {
-    RejectCode.JSON_ENCODING: _line(b'{"id": "\xff"}'),
-    RejectCode.JSON_PARSE: _line(b'{"id": "bad", '),
-    RejectCode.JSON_RECORD: _line({"id": "bad", "caption": "no conversations"}),
-    RejectCode.ID_DUPLICATE: _line(record(0)),
-    RejectCode.CONV_ROLES: _line(record(0, id="bad", conversations=conversation("<image>\nWhat?", "This.", "And?"))),
-    RejectCode.CONV_IMAGE_COUNT: _talk("What?", "This."),
-    RejectCode.CONV_TOO_LONG: _talk("<image>\nWhat?", "long " * 300),
-    RejectCode.CONV_TOO_MANY_IMAGES: _talk("<image><image><image>\nWhat?", "This.", image=["0.png"] * 3),
-    RejectCode.TEXT_EMPTY: _talk("<image>\nWhat?", " \n"),
-    RejectCode.TEXT_SPECIAL_TOKEN: _talk("<image>\nWhat?", "This.</s>"),
-    RejectCode.REF_MISSING: _line(record(0, id="bad", image="nothing.png")),
-    RejectCode.REF_UNSAFE_PATH: _unsafe,
-    RejectCode.IMAGE_EMPTY: _file(b""),
-    RejectCode.IMAGE_UNIDENTIFIED: _file(b"<html>404</html>"),
-    RejectCode.IMAGE_TOO_LARGE: _file(png(side=100)),
-    RejectCode.IMAGE_TRUNCATED: _file(encode(picture(), "JPEG")[:-2]),
-    RejectCode.IMAGE_DECODE_ERROR: _file(corrupt(png())),
-    RejectCode.IMAGE_MODE: _file(encode(Image.new("F", (8, 8)), "TIFF")),
-}
-
-
-def prepare_with_bad(folder: Path, codes: list[RejectCode], **data: Any) -> str:
-    images, records = llava_folder(folder, 20)
-    lines: list[Line] = [*records, *(BAD[code](folder) for code in codes)]
-    source = write_lines(folder / "data.jsonl", lines)
-    settings = {"max_reject_fraction": 0.5, "max_image_pixels": 5000, "row_images": 2} | data
-    config = job_config(folder / "root", source=str(source), image_folder=str(images), **settings)
-    return run_prepare(config).uri
-
-
-def test_every_code_has_a_fixture() -> None:
-    assert set(BAD) == set(RejectCode)
-
-
-@pytest.mark.parametrize("code", RejectCode)
-def test_each_fault_is_rejected_with_its_own_code(tmp_path: Path, code: RejectCode) -> None:
-    uri = prepare_with_bad(tmp_path, [code])
-    (line,) = Path(uri, "rejects.jsonl").read_text().splitlines()
-    reject = json.loads(line)
-    assert reject["code"] == code
-    assert reject["where"] == "data.jsonl line 21"
-    summary = json.loads(Path(uri, "rejects_summary.json").read_text())
-    assert (summary["read"], summary["accepted"], summary["rejected"]) == (21, 20, 1)
-    assert summary["by_code"] == {code: 1}
-    assert summary["examples"][code][0].startswith("data.jsonl line 21: ")
-
-
-def test_every_code_is_documented() -> None:
-    page = (ROOT / "docs" / "reference" / "data-formats.md").read_text().partition("## Reject codes")[2]
-    assert set(re.findall(r"^\| `([a-z]+\.[a-z_]+)` \|", page, re.MULTILINE)) == {str(code) for code in RejectCode}
-
-
-@settings(max_examples=10, deadline=None)
-@given(codes=st.lists(st.sampled_from(list(RejectCode)), max_size=12))
-def test_accepted_and_rejected_add_up_to_read(
-    tmp_path_factory: pytest.TempPathFactory, codes: list[RejectCode]
-) -> None:
-    uri = prepare_with_bad(tmp_path_factory.mktemp("law"), codes)
-    summary = json.loads(Path(uri, "rejects_summary.json").read_text())
-    index = Index.load(uri)
-    assert summary["accepted"] + summary["rejected"] == summary["read"] == 20 + len(codes)
-    assert sum(len(index.split(name)) for name in SPLITS) == summary["accepted"] == 20
-    assert sum(summary["by_code"].values()) == len(Path(uri, "rejects.jsonl").read_text().splitlines())
-
-
-def test_the_ledger_notices_a_lost_sample() -> None:
-    ledger = Ledger(0.5)
-    assert list(ledger.counting([1, 2])) == [1, 2]
-    ledger.accept([])
-    with pytest.raises(AssertionError, match="lost"):
-        ledger.summary()
-    ledger.reject(Reject("here", "id", RejectCode.TEXT_EMPTY, "why"))
-    assert ledger.summary()["rejected"] == 1
-
-
-def test_messages_from_the_data_cannot_write_to_a_terminal() -> None:
-    ledger = Ledger(1.0)
-    list(ledger.counting([1]))
-    ledger.reject(Reject("here", "id", RejectCode.TEXT_EMPTY, "\x1b[2J\n" + "x" * 1000))
-    (example,) = ledger.summary()["examples"][RejectCode.TEXT_EMPTY]
-    assert example.isprintable() and len(example) < 350
-
-
-def test_too_many_rejects_fail_with_the_top_codes_and_leave_nothing(tmp_path: Path) -> None:
-    codes = [RejectCode.IMAGE_EMPTY] * 3 + [RejectCode.CONV_ROLES]
-    with pytest.raises(DataError) as caught:
-        prepare_with_bad(tmp_path, codes, max_reject_fraction=0.1)
-    text = str(caught.value)
-    assert caught.value.code == ExitCode.DATA
-    assert "4 of 24 samples" in text and "data.max_reject_fraction" in text
-    assert text.index("image.empty (") < text.index("conv.roles (")
-    assert "data.jsonl line 24" in text
-    assert not (tmp_path / "root" / "prepared").exists()
+def test_a_stored_image_opens_as_grey_or_colour(tmp_path: Path) -> None:
+    images, records = llava_folder(tmp_path, 20)
+    (images / "3.png").write_bytes(encode(picture(103, mode="RGBA")))
+    (images / "4.png").write_bytes(encode(picture(104), "WEBP"))
+    source = write_json(tmp_path / "a.json", records)
+    prepared = run_prepare(job_config(tmp_path / "root", source=str(source), image_folder=str(images)))
+    index, reader = Index.load(prepared.uri), ShardReader(open_storage(prepared.uri))
+    locations = index.unique_images().values()
+    assert len(locations) == 20 and prepared.counts["repaired"] == 2
+    for place in locations:
+        image = Image.open(io.BytesIO(reader.read(place.shard, place.offset, place.bytes)))
+        assert image.mode in ("L", "RGB") and image.format in ("PNG", "JPEG")
 
 
 # ---- ids
@@ -306,124 +203,3 @@ def test_truncate_drops_the_last_turns_and_their_images(tmp_path: Path) -> None:
     assert set(split.turns.tolist()) == {1} and set(split.image_count.tolist()) == {1}
     assert split.tokens.max() <= 70
     assert prepared.counts["repaired"] == 20
-
-
-# ---- reuse and leftovers
-
-
-def test_a_second_run_reuses_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config, prepared = prepare_llava(tmp_path)
-    monkeypatch.setattr(prepare_module, "_build", None)
-    again = run_prepare(config)
-    assert again.reused
-    assert (again.uri, again.fingerprint, again.counts) == (prepared.uri, prepared.fingerprint, prepared.counts)
-
-
-def test_leftovers_without_done_are_cleaned_and_rebuilt(tmp_path: Path) -> None:
-    config, prepared = prepare_llava(tmp_path)
-    whole = prepared_files(prepared.uri)
-    Path(prepared.uri, "DONE").unlink()
-    Path(prepared.uri, "shards", "train-000099.tar").write_bytes(b"left over")
-    Path(prepared.uri, "index.parquet").write_bytes(b"half")
-    again = run_prepare(config)
-    assert not again.reused
-    assert prepared_files(again.uri) == whole
-
-
-def test_prepared_data_with_a_file_missing_is_made_anew(tmp_path: Path) -> None:
-    config, prepared = prepare_llava(tmp_path)
-    whole = prepared_files(prepared.uri)
-    Path(prepared.uri, "shards", "train-000000.tar").unlink()
-    assert not run_prepare(config).reused
-    assert prepared_files(prepared.uri) == whole
-
-
-def test_an_interrupted_build_stores_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*arguments: Any, **options: Any) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(prepare_module, "describe", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        prepare_llava(tmp_path)
-    assert not (tmp_path / "root" / "prepared").exists()
-
-
-def test_a_full_disk_is_a_sentence_and_the_same_command_then_continues(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*arguments: Any) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    with monkeypatch.context() as patch, pytest.raises(UserError, match="no space left") as caught:
-        patch.setattr("tarfile.TarFile.addfile", full)
-        prepare_llava(tmp_path)
-    assert caught.value.code == ExitCode.CANNOT_WRITE
-    images, source = tmp_path / "images", tmp_path / "data.json"
-    config = job_config(tmp_path / "root", source=str(source), image_folder=str(images))
-    assert run_prepare(config).counts["accepted"] == 40
-
-
-@pytest.mark.parametrize(
-    ("change", "same"),
-    [
-        ({}, True),
-        ({"pack": False}, True),
-        ({"held_out_fraction": 0.3}, False),
-        ({"row_tokens": 300}, False),
-        ({"max_samples": 5}, False),
-        ({"max_reject_fraction": 0.5}, False),
-        ({"image_size": 64}, False),
-        ({"tokenizer": "train:301"}, False),
-    ],
-)
-def test_the_fingerprint_changes_with_what_changes_the_bytes(
-    tmp_path: Path, change: dict[str, Any], same: bool
-) -> None:
-    images, records = llava_folder(tmp_path, 3)
-    source = write_json(tmp_path / "a.json", records)
-    settings = {"source": str(source), "image_folder": str(images)}
-    first = fingerprint(job_config(tmp_path, **settings))
-    assert (fingerprint(job_config(tmp_path, **settings | change)) == first) is same
-
-
-def test_the_fingerprint_does_not_depend_on_the_root(tmp_path: Path) -> None:
-    images, records = llava_folder(tmp_path, 3)
-    settings = {"source": str(write_json(tmp_path / "a.json", records)), "image_folder": str(images)}
-    first, second = (fingerprint(job_config(tmp_path / root, **settings)) for root in ("a", "b"))
-    assert first == second
-
-
-def test_max_samples_uses_the_first_ones(tmp_path: Path) -> None:
-    _, prepared = prepare_llava(tmp_path, max_samples=15)
-    ids = {identity for name in SPLITS for identity in Index.load(prepared.uri).split(name).ids}
-    assert ids == {f"sample-{number}" for number in range(15)}
-
-
-def test_an_empty_split_is_a_sentence(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="0 held out"):
-        prepare_llava(tmp_path, count=5, held_out_fraction=0.0001)
-
-
-def test_nothing_held_out_is_allowed_when_asked_for(tmp_path: Path) -> None:
-    _, prepared = prepare_llava(tmp_path, count=5, held_out_fraction=0.0)
-    assert (prepared.counts["train"], prepared.counts["eval"]) == (5, 0)
-
-
-def test_a_small_built_in_set_can_be_prepared(tmp_path: Path) -> None:
-    prepared = run_prepare(job_config(tmp_path, source="builtin:digits", max_samples=60))
-    assert prepared.counts["accepted"] == 60
-    assert os.listdir(tmp_path / "prepared") == [prepared.fingerprint]
-
-
-def test_a_stored_image_opens_as_grey_or_colour(tmp_path: Path) -> None:
-    images, records = llava_folder(tmp_path, 20)
-    (images / "3.png").write_bytes(encode(picture(103, mode="RGBA")))
-    (images / "4.png").write_bytes(encode(picture(104), "WEBP"))
-    source = write_json(tmp_path / "a.json", records)
-    prepared = run_prepare(job_config(tmp_path / "root", source=str(source), image_folder=str(images)))
-    index, reader = Index.load(prepared.uri), ShardReader(open_storage(prepared.uri))
-    locations = index.unique_images().values()
-    assert len(locations) == 20 and prepared.counts["repaired"] == 2
-    for place in locations:
-        image = Image.open(io.BytesIO(reader.read(place.shard, place.offset, place.bytes)))
-        assert image.mode in ("L", "RGB") and image.format in ("PNG", "JPEG")

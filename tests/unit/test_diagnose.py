@@ -14,12 +14,13 @@ from pydantic import BaseModel
 
 from pipelines.config import RunConfig
 from pipelines.diagnose import NOT_RECOGNISED, Diagnosis, diagnose, diagnose_folder
-from pipelines.failure_patterns import hits, patterns
+from pipelines.failure_patterns import Pattern, hits, patterns
 from pipelines.local_run import Marker
 from pipelines.stacks import main_frames, read_stall
 from trainer.errors import ConfigError
 
-EXAMPLES = Path(__file__).parents[1] / "fixtures/failures"
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "tests/fixtures/failures"
 STARTED_S = 1_763_667_000.0
 Run = Callable[..., Path]
 
@@ -73,6 +74,14 @@ def test_an_example_is_matched_by_its_own_pattern_only(name: str) -> None:
     (hit,) = hits("log", example(name))
     assert hit.pattern.id == name
     assert bool(hit.detail) == bool(hit.pattern.detail), "the example names everything that the detail wants to tell"
+
+
+@pytest.mark.parametrize("pattern", patterns(), ids=lambda pattern: pattern.id)
+def test_each_form_of_a_pattern_has_a_line_in_its_example_and_a_source(pattern: Pattern) -> None:
+    """Sources that are files of ours are there; a form that nothing says any more would stay for ever."""
+    assert [form for form in pattern.any if not re.search(form, example(pattern.id), re.MULTILINE)] == []
+    ours = re.findall(r"\b(?:trainer|components|pipelines)/[\w/]+\.py", pattern.source)
+    assert pattern.source and all((ROOT / file).is_file() for file in ours)
 
 
 @pytest.mark.parametrize("name", [pattern.id for pattern in patterns()])
@@ -162,7 +171,7 @@ def test_only_the_last_attempt_of_the_pipeline_counts_and_lines_are_numbered_as_
     attempt = "vlmpipe: this attempt started at 2026-11-20 19:30:00\n"
     found = diagnose_folder(run(pipeline_log=attempt + example("no-space") + attempt + example("not-finite")))
     assert identity(found) == "not-finite"
-    assert found.hit and (found.hit.where, found.hit.line) == ("pipeline.log", 5)
+    assert found.hit and (found.hit.where, found.hit.line) == ("pipeline.log", 6)
 
 
 def test_ordered_mishaps_are_noted(run: Run) -> None:

@@ -198,6 +198,26 @@ def test_of_several_errors_the_first_is_the_cause(tmp_path: Path) -> None:
     assert first_error(lay_out(tmp_path, {"pipeline.log": log})) == ["no space left", "  to do:    free space"]
 
 
+OF_A_THREAD = [
+    '  File "/usr/lib/python3.11/threading.py", line 1045, in _bootstrap_inner',
+    "    self.run()",
+    '  File "/usr/lib/python3.11/site-packages/writer.py", line 244, in run',
+    "    self._file.flush()",
+    "OSError: [Errno 28] No space left on device",
+]
+
+
+@pytest.mark.parametrize("lost", range(4))
+@pytest.mark.parametrize(
+    "clauses", [["  at this step", "    and more of it", "  to do:    free", "            space"], []]
+)
+def test_a_traceback_in_the_same_log_does_not_belong_to_an_error(tmp_path: Path, clauses: list[str], lost: int) -> None:
+    """Of a thread that died of the same full disk; its first lines may have been lost there."""
+    said = ["no space left while running the job", *clauses]
+    log = "\n".join([f"{ATTEMPT_LINE} now", f"error: {said[0]}", *clauses, *OF_A_THREAD[lost:]])
+    assert first_error(lay_out(tmp_path, {"pipeline.log": log})) == said
+
+
 def test_an_error_of_an_earlier_attempt_is_not_repeated(tmp_path: Path) -> None:
     log = f"error: of an earlier attempt\n{ATTEMPT_LINE} now\nnothing\n"
     assert first_error(lay_out(tmp_path, {"pipeline.log": log})) == []

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import os
 from pathlib import Path
 
 import pytest
 
+from tests.checkpoint_fixture import record
 from trainer.checkpoint.attempts import claim_attempt, read_attempts
 from trainer.checkpoint.commit import (
     REJECTED,
     Checkpoint,
-    CommitRecord,
     DamagedError,
     checkpoint_name,
     commit,
@@ -28,20 +27,11 @@ from trainer.errors import ExitCode, UserError
 from trainer.storage import CorruptObjectError, LocalStorage
 
 KEY = b"secret"
-RECORD = CommitRecord(
-    attempt=1,
-    epoch=0,
-    step=1,
-    rows_consumed=8,
-    world_size=2,
-    num_nodes=2,
-    strategy="ddp",
-    checkpoint_format="dcp",
-    plan_sha256="plan",
-    model_sha256="model",
-    tower_sha256="tower",
-    versions={},
-)
+
+
+@pytest.fixture
+def tmp_path(memory: Path) -> Path:
+    return memory
 
 
 @pytest.fixture
@@ -64,8 +54,8 @@ def save(store: LocalStorage, tmp_path: Path, step: int, *, attempt: int = 1) ->
         (staging / "deep").mkdir(parents=True)
         for shard in range(2):
             (staging / "deep" / f"shard-{node}-{shard}").write_bytes(bytes([step, node, shard]) * 1000)
-        upload_node_files(store, name, node, staging)
-    commit(store, name, dataclasses.replace(RECORD, step=step, attempt=attempt), key=KEY)
+        upload_node_files(store, name, node, staging, key=KEY)
+    commit(store, name, record(attempt, step), key=KEY)
     return verify(store, name, key=KEY)
 
 

@@ -117,15 +117,16 @@ def test_frozen_parts_are_not_sent() -> None:
     projector_only = replace(LLAVA_7B, frozen=frozenset({"tower", "embedding", "language_layers", "head"}))
     for strategy in STRATEGIES:
         for transfer in traffic(make_layout(strategy, 2, 8), projector_only, WORK):
-            assert transfer.payload_bytes <= 4 * 4 * LLAVA_7B.parameters["projector"]
+            if (strategy, transfer.what) != ("zero3", "weights"):  # it shards frozen ones too, so they are gathered
+                assert transfer.payload_bytes <= 4 * 4 * LLAVA_7B.parameters["projector"]
 
 
 def test_tensor_parallel_neighbours_share_a_node() -> None:
     whole = make_layout("tp", 2, 8, tensor_parallel=8)
     activations = [t for t in traffic(whole, LLAVA_7B, WORK) if t.what == "activations"]
     assert [t.scope for t in activations] == ["intra"]
-    # Forward, backward and recomputed, two sums a layer each, of bf16 numbers, for four micro-batches.
-    assert activations[0].payload_bytes == 6 * 32 * 4096 * 4096 * 2 * 4
+    # In each layer two sums forward and one again in bf16, two backward in fp32; the embedding; four micro-batches.
+    assert activations[0].payload_bytes == ((3 * 2 + 2 * 4) * 32 + 4) * 4096 * 4096 * 4
 
 
 def test_stages_on_several_nodes_send_over_the_network() -> None:

@@ -17,7 +17,7 @@ from pipelines.planner.architecture import architecture
 from pipelines.planner.catalog import load_catalog
 from pipelines.planner.device_memory import estimate_memory
 from pipelines.planner.layout import STRATEGIES, make_layout
-from pipelines.planner.memory import GIB, training_parts
+from pipelines.planner.memory import GIB, fullest, training_moments
 from pipelines.planner.plan import Plan, plan_run
 from trainer.config import ModelConfig
 from trainer.tracing import RowShape, trace_step
@@ -126,8 +126,8 @@ def test_more_ranks_never_take_more_memory_of_each(strategy: str) -> None:
     def total(nodes: int) -> int:
         parallel = {"tp": (8, 1), "tp+fsdp": (8, 1), "pp": (1, 4), "tp+pp+dp": (4, 2)}.get(strategy, (1, 1))
         layout = make_layout(strategy, nodes, 8, tensor_parallel=parallel[0], pipeline_parallel=parallel[1])
-        _, parts = training_parts(
-            model.shape, layout, held, cached=False, precision="bf16", passes=2, checkpointing=True
+        _, parts = fullest(
+            training_moments(model.shape, layout, held, cached=False, precision="bf16", passes=2, checkpointing=True)
         )
         return sum(part.bytes for part in parts)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,31 +14,19 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from tests.checkpoint_fixture import record
 from trainer.checkpoint.attempts import claim_attempt, read_attempts
 from trainer.checkpoint.commit import CommitRecord, committed, fetch_folder, newest_good
 from trainer.checkpoint.retention import Retention
 from trainer.checkpoint.run import Checkpoints
 from trainer.checkpoint.saver import CheckpointSaver
+from trainer.checkpoint.staging import sweep_staging
 from trainer.config import CheckpointConfig, JobConfig
 from trainer.errors import ExitCode, UserError
 from trainer.storage import LocalStorage
 from trainer.worker import Worker
 
 WORKER = Worker(rank=0, world_size=1, local_rank=0, local_world_size=1, device=torch.device("cpu"))
-RECORD = CommitRecord(
-    attempt=1,
-    epoch=0,
-    step=1,
-    rows_consumed=8,
-    world_size=1,
-    num_nodes=1,
-    strategy="ddp",
-    checkpoint_format="dcp",
-    plan_sha256="plan",
-    model_sha256="model",
-    tower_sha256="tower",
-    versions={},
-)
 DEADLINE_S = 20.0
 
 
@@ -72,6 +61,11 @@ def group() -> Iterator[None]:
 
 
 @pytest.fixture
+def tmp_path(memory: Path) -> Path:
+    return memory
+
+
+@pytest.fixture
 def store(tmp_path: Path) -> LocalStorage:
     store = LocalStorage(tmp_path / "run")
     claim_attempt(store, fresh=False)
@@ -83,7 +77,7 @@ def saver_of(store: Any, strategy: Counter, **options: Any) -> CheckpointSaver:
 
 
 def at(step: int, **changes: Any) -> CommitRecord:
-    return dataclasses.replace(RECORD, step=step, **changes)
+    return record(**{"step": step, "world_size": 1, "num_nodes": 1, **changes})
 
 
 def value_of(store: LocalStorage, tmp_path: Path) -> str:
@@ -209,4 +203,24 @@ def _checkpoints(store: LocalStorage) -> Checkpoints:
     job = JobConfig.model_validate(content).model_copy(
         update={"checkpoint": CheckpointConfig(asynchronous=True, preemption_notice_s=30)}
     )
-    return Checkpoints(job, store, Counter(), RECORD, WORKER)  # type: ignore[arg-type]
+    return Checkpoints(job, store, Counter(), at(1), WORKER)  # type: ignore[arg-type]
+
+
+def test_staging_of_a_living_process_is_left_alone_and_a_leftover_is_not(
+    store: LocalStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (tmp_path / "vlmpipe-save-dead-0").mkdir()
+    (tmp_path / "vlmpipe-save-dead-0" / "shard").write_bytes(b"large")
+    (tmp_path / "vlmpipe-save-file").write_bytes(b"no folder")
+    (tmp_path / "vlmpipe-save-link").symlink_to(tmp_path / "run")
+    strategy = Counter()
+    saver = saver_of(store, strategy)
+    strategy.may_write.clear()
+    saver.save(at(1))
+    assert sweep_staging() == 1
+    strategy.may_write.set()
+    name = saver.finish().name
+    assert committed(store) == [name]
+    left = {path.name for path in tmp_path.glob("vlmpipe-save-*")}
+    assert left == {"vlmpipe-save-file", "vlmpipe-save-link"} and store.root.is_dir()

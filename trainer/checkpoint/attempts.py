@@ -139,8 +139,18 @@ def _highest_saved(store: Storage) -> int:
 
 def attempt_of(name: str) -> int:
     """The start of the training job that made the folder `name`; -1 for a folder that no save has made."""
+    return order_of(name)[0]
+
+
+def step_of(name: str) -> int:
+    """The step that the folder `name` was saved at; -1 for a folder that no save has made."""
+    return order_of(name)[1]
+
+
+def order_of(name: str) -> tuple[int, int, str]:
+    """What checkpoints are ordered by: start, step, name. As text, start 10000 would come before start 9999."""
     found = _NAME.fullmatch(name)
-    return int(found["attempt"]) if found else -1
+    return (int(found["attempt"]), int(found["step"]), name) if found else (-1, -1, name)
 
 
 def _bytes(attempts: Attempts) -> bytes:

@@ -1,7 +1,7 @@
 """The commit protocol: immutable files, one manifest per node, and a create-only COMMIT written last.
 
     checkpoints/<attempt>-<step>-<nonce>/<file>        written by the node that holds it
-                                        /node-N.json   sizes and CRC32C of that node's files
+                                        /node-N.json   sizes and checksums of that node's files
                                         /COMMIT        checksums of all manifests and its own; without it nothing exists
                                         /REJECTED.json why a reader passed it over
                LATEST                                  name of the last one committed, for people; no reader trusts it
@@ -18,21 +18,31 @@ import errno
 import hmac
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from trainer.checkpoint.attempts import attempt_of, read_attempts, require_current
+from trainer.checkpoint.attempts import attempt_of, order_of, read_attempts, require_current
 from trainer.checkpoint.crash_points import crash_point
+from trainer.checkpoint.manifest import (
+    DamagedError,
+    Files,
+    FileSums,
+    manifest_bytes,
+    manifest_of,
+    read_manifest,
+    require_signed,
+    sha256_of,
+    signature,
+    sums_of_file,
+)
 from trainer.errors import ConfigError, ExitCode, UserError, os_errors
-from trainer.storage import AlreadyExistsError, CorruptObjectError, Storage, crc32c_of, crc32c_of_file
+from trainer.storage import AlreadyExistsError, CorruptObjectError, Storage, crc32c_of
 from trainer.transfer import in_parallel
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 FOLDER = "checkpoints"
 LATEST = f"{FOLDER}/LATEST"
 REJECTED = "REJECTED.json"
-
-Files = dict[str, int]  # file -> CRC32C
 
 
 @dataclass(frozen=True)
@@ -51,14 +61,16 @@ class CommitRecord:
     model_sha256: str  # of the model section of the run file
     tower_sha256: str  # of the frozen tower's weights, "" when it is trained
     versions: dict[str, str]
+    frozen_sha256: str = ""  # of the frozen weights outside of the tower, "" when there are none
     loss: float | None = None  # of the last step
-    manifests: Files = field(default_factory=dict)
+    manifests: dict[str, int] = field(default_factory=dict)  # name -> CRC32C
+    manifests_sha256: dict[str, str] = field(default_factory=dict)  # name -> SHA-256, where there is a key
     format_version: int = FORMAT_VERSION
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A committed checkpoint. `name` sorts by attempt, then step."""
+    """A committed checkpoint. See `attempts.order_of` for the order of names."""
 
     name: str
     record: CommitRecord
@@ -69,46 +81,48 @@ def checkpoint_name(attempt: int, step: int, nonce: str) -> str:
     return f"{attempt:04d}-{step:08d}-{nonce}"
 
 
-def upload_node_files(store: Storage, name: str, node: int, staging: Path) -> None:
-    """Upload what this node's ranks wrote, then the manifest that vouches for it."""
+def upload_node_files(store: Storage, name: str, node: int, staging: Path, *, key: bytes = b"") -> None:
+    """Upload what this node's ranks wrote, then the manifest that vouches for it, signed if there is a key."""
 
-    def upload(file: Path) -> tuple[str, dict[str, int]]:
+    def upload(file: Path) -> tuple[str, FileSums]:
         relative = file.relative_to(staging).as_posix()
-        entry = {"bytes": file.stat().st_size, "crc32c": crc32c_of_file(file)}
+        sums = sums_of_file(file, with_sha256=bool(key))
         # The checksum goes with the file: one that changes on its way from here is refused, and nothing is committed.
-        store.upload(file, f"{FOLDER}/{name}/{relative}", crc32c=entry["crc32c"])
+        store.upload(file, f"{FOLDER}/{name}/{relative}", crc32c=sums.crc32c)
         crash_point("first file uploaded")
-        return relative, entry
+        return relative, sums
 
-    entries = dict(in_parallel(upload, sorted(path for path in staging.rglob("*") if path.is_file())))
+    files = dict(in_parallel(upload, sorted(path for path in staging.rglob("*") if path.is_file())))
     crash_point("files uploaded")
-    store.write(f"{FOLDER}/{name}/{manifest_of(node)}", json.dumps(entries).encode())
+    manifest = f"{name}/{manifest_of(node)}"
+    store.write(f"{FOLDER}/{manifest}", manifest_bytes(files, manifest, key=key))
     crash_point("manifest written")
-
-
-def manifest_of(node: int) -> str:
-    """Name of a node's manifest in the checkpoint's folder."""
-    return f"node-{node}.json"
 
 
 def commit(store: Storage, name: str, record: CommitRecord, *, key: bytes = b"") -> None:
     """Make the checkpoint exist. All nodes must have uploaded their files.
 
     Args:
-        key: secret that signs COMMIT (HMAC-SHA256); empty for none.
+        key: secret that signs COMMIT and has signed the manifests; empty for none.
 
-    Raises UserError (72) when a later start of the training job has taken over.
+    Raises UserError (72) when a later start of the training job has taken over, ConfigError for a manifest that was not
+    signed with the key.
     """
-    manifests = {}
+    manifests, manifests_sha256 = {}, {}
     for node in range(record.num_nodes):
         manifest = manifest_of(node)
         try:
-            manifests[manifest] = crc32c_of(store.read(f"{FOLDER}/{name}/{manifest}"))
+            data = store.read(f"{FOLDER}/{name}/{manifest}")
         except UserError:
             require_current(store, record.attempt)  # a later start has swept it: that is the cause to name
             raise
-    text = json.dumps({**asdict(record), "manifests": manifests}).encode()
-    body = b"\n".join([text, f"{crc32c_of(text):08x}".encode(), *([_signature(text, key)] if key else [])])
+        manifests[manifest] = crc32c_of(data)
+        if key:
+            require_signed(data, f"{name}/{manifest}", key)
+            manifests_sha256[manifest] = sha256_of(data)
+    text = json.dumps(asdict(replace(record, manifests=manifests, manifests_sha256=manifests_sha256))).encode()
+    signed = [signature(key, f"{name}/COMMIT", text)] if key else []
+    body = b"\n".join([text, f"{crc32c_of(text):08x}".encode(), *signed])
     require_current(store, record.attempt)
     crash_point("before COMMIT")
     try:
@@ -144,7 +158,7 @@ class Listing:
     def committed(self) -> list[str]:
         """Names with a COMMIT, oldest first, without those that were given up."""
         names = [name.removesuffix("/COMMIT") for name in self.sizes_bytes if name.endswith("/COMMIT")]
-        return sorted(name for name in names if attempt_of(name) >= self.fresh_from)
+        return sorted((name for name in names if attempt_of(name) >= self.fresh_from), key=order_of)
 
     @property
     def rejected(self) -> set[str]:
@@ -155,35 +169,39 @@ class Listing:
     @property
     def folders(self) -> set[str]:
         """Every folder that a save has made, committed or not."""
-        return {name.partition("/")[0] for name in self.sizes_bytes if attempt_of(name.partition("/")[0]) >= 0}
+        return {name for name in self._all_folders if attempt_of(name) >= 0}
+
+    @property
+    def strangers(self) -> set[str]:
+        """Folders that no save has made, such as another program's checkpoints."""
+        return self._all_folders - self.folders
+
+    @property
+    def _all_folders(self) -> set[str]:
+        return {name.partition("/")[0] for name in self.sizes_bytes if "/" in name}
 
 
 def inspect(store: Storage, name: str, listing: Listing, *, key: bytes = b"") -> tuple[Checkpoint, Files]:
     """Check COMMIT, its signature, the manifests and that every file is there in its size. Reads no file.
 
-    Returns the checkpoint and its files' CRC32C. Raises DamagedError with the first fault.
+    Returns the checkpoint and its files. Raises DamagedError with the first fault.
     """
-    record = read_record(store, name, key=key)
-    checksums: Files = {}
-    for manifest, checksum in record.manifests.items():
-        data = _read(store, name, manifest)
-        if crc32c_of(data) != checksum:
-            raise DamagedError(f"{name}: {manifest} has changed since COMMIT")
-        for file, expected in json.loads(data).items():
-            size_bytes = listing.sizes_bytes.get(f"{name}/{file}")
-            if size_bytes is None:
-                raise DamagedError(f"{name}: {file} is missing")
-            if size_bytes != expected["bytes"]:
-                raise DamagedError(f"{name}: {file} has {size_bytes} bytes, its manifest says {expected['bytes']}")
-            checksums[file] = expected["crc32c"]
-    return Checkpoint(name, record), checksums
+    checkpoint = Checkpoint(name, read_record(store, name, key=key))
+    files = _files_of(store, checkpoint)
+    for file, sums in files.items():
+        size_bytes = listing.sizes_bytes.get(f"{name}/{file}")
+        if size_bytes is None:
+            raise DamagedError(f"{name}: {file} is missing")
+        if size_bytes != sums.bytes:
+            raise DamagedError(f"{name}: {file} has {size_bytes} bytes, its manifest says {sums.bytes}")
+    return checkpoint, files
 
 
 def verify(store: Storage, name: str, *, key: bytes = b"") -> Checkpoint:
-    """Check COMMIT, manifests and every file's size and CRC32C. Raises DamagedError with the first fault."""
-    checkpoint, checksums = inspect(store, name, Listing.read(store), key=key)
-    for file in checksums:
-        _verified(store, name, file, checksums[file])
+    """Check COMMIT, manifests and every file's size and checksums. Raises DamagedError with the first fault."""
+    checkpoint, files = inspect(store, name, Listing.read(store), key=key)
+    for file, sums in files.items():
+        verified(store, name, file, sums)
     return checkpoint
 
 
@@ -225,28 +243,34 @@ def none_verifies(passed_over: Sequence[str]) -> UserError:
 
 
 def fetch_folder(store: Storage, checkpoint: Checkpoint, scratch: Path) -> Path:
-    """A local folder with all files of a checkpoint, in their layout, each compared with its CRC32C on the way.
+    """A local folder with all files of a checkpoint, in their layout, each compared with its checksums on the way.
 
     Raises DamagedError for a file that differs: then nothing of the folder may be read.
     """
-    _, checksums = inspect_committed(store, checkpoint)
     folder = scratch / checkpoint.name
-    for file, checksum in checksums.items():
+    for file, sums in _files_of(store, checkpoint).items():
         target = folder / file
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.symlink_to(_verified(store, checkpoint.name, file, checksum))
+        target.symlink_to(verified(store, checkpoint.name, file, sums))
     return folder
 
 
-def inspect_committed(store: Storage, checkpoint: Checkpoint) -> tuple[Checkpoint, Files]:
-    """The files of a checkpoint whose COMMIT was read before, by the manifests that this COMMIT vouches for."""
-    checksums: Files = {}
-    for manifest, checksum in checkpoint.record.manifests.items():
-        data = _read(store, checkpoint.name, manifest)
-        if crc32c_of(data) != checksum:
-            raise DamagedError(f"{checkpoint.name}: {manifest} has changed since COMMIT")
-        checksums |= {file: expected["crc32c"] for file, expected in json.loads(data).items()}
-    return checkpoint, checksums
+def vouched_manifest(store: Storage, checkpoint: Checkpoint, manifest: str) -> bytes:
+    """A manifest that COMMIT vouches for. Raises DamagedError when it has changed."""
+    record, data = checkpoint.record, _read(store, checkpoint.name, manifest)
+    is_signed_for = not record.manifests_sha256 or sha256_of(data) == record.manifests_sha256.get(manifest)
+    if crc32c_of(data) != record.manifests[manifest] or not is_signed_for:
+        raise DamagedError(f"{checkpoint.name}: {manifest} has changed since COMMIT")
+    return data
+
+
+def _files_of(store: Storage, checkpoint: Checkpoint) -> Files:
+    """The files of a checkpoint whose COMMIT was read before."""
+    files: Files = {}
+    for manifest in checkpoint.record.manifests:
+        data = vouched_manifest(store, checkpoint, manifest)
+        files |= read_manifest(data, f"{checkpoint.name}: {manifest}")
+    return files
 
 
 def reject(store: Storage, name: str, reason: str) -> None:
@@ -254,16 +278,12 @@ def reject(store: Storage, name: str, reason: str) -> None:
     store.write(f"{FOLDER}/{name}/{REJECTED}", json.dumps({"reason": reason}).encode())
 
 
-class DamagedError(Exception):
-    """A checkpoint that must not be loaded, and why."""
-
-
 def read_record(store: Storage, name: str, *, key: bytes = b"") -> CommitRecord:
     """What COMMIT says. Raises DamagedError when it cannot be believed, ConfigError for another format version."""
     text, *rest = _read(store, name, "COMMIT").split(b"\n")
     if not rest or rest[0] != f"{crc32c_of(text):08x}".encode():
         raise DamagedError(f"{name}: COMMIT differs from its CRC32C")
-    if key and not (len(rest) == 2 and hmac.compare_digest(rest[1], _signature(text, key))):
+    if key and not (len(rest) == 2 and hmac.compare_digest(rest[1], signature(key, f"{name}/COMMIT", text))):
         raise DamagedError(f"{name}: COMMIT is not signed with this run's key")
     try:
         content = json.loads(text)
@@ -280,10 +300,6 @@ def read_record(store: Storage, name: str, *, key: bytes = b"") -> CommitRecord:
     )
 
 
-def _signature(text: bytes, key: bytes) -> bytes:
-    return hmac.new(key, text, "sha256").hexdigest().encode()
-
-
 def _read(store: Storage, name: str, file: str) -> bytes:
     try:
         return store.read(f"{FOLDER}/{name}/{file}")
@@ -291,15 +307,17 @@ def _read(store: Storage, name: str, file: str) -> bytes:
         raise _damage(store, name, file, error) from error
 
 
-def _verified(store: Storage, name: str, file: str, checksum: int) -> Path:
+def verified(store: Storage, name: str, file: str, sums: FileSums) -> Path:
+    """A local file with the bytes of a checkpoint's file, compared with its checksums. Raises DamagedError."""
     try:
         path = store.fetch(f"{FOLDER}/{name}/{file}").resolve()
         with os_errors(f"reading {path}"):
-            found = crc32c_of_file(path)
+            found = sums_of_file(path, with_sha256=bool(sums.sha256))
     except UserError as error:
         raise _damage(store, name, file, error) from error
-    if found != checksum:
-        raise DamagedError(f"{name}: {file} differs from its CRC32C")
+    if found != sums:
+        differs = "SHA-256" if found.crc32c == sums.crc32c else "CRC32C"
+        raise DamagedError(f"{name}: {file} differs from its {differs}")
     return path
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,10 @@ from trainer.checkpoint.hf_weights import MAX_SHARD_BYTES, write_weights
 from trainer.checkpoint.weights import WeightReader, open_weights
 from trainer.config import JobConfig
 from trainer.data.conversation import load_tokenizer
-from trainer.digest import weights_sha256
+from trainer.digest import tensors_sha256, weights_sha256
 from trainer.errors import ConfigError, os_errors
 from trainer.models.family import Weights
+from trainer.models.lora import Adapter, adapters_of, without_adapters
 from trainer.models.table import family_of
 from trainer.parts import model_sha256
 from trainer.storage import Storage, crc32c_of_file, open_storage
@@ -45,7 +47,10 @@ def export_checkpoint(
     _require_same_model(job, checkpoint)
     family = family_of(job.model)
     tokenizer = load_tokenizer(open_storage(job.pointers().prepared_uri))
-    blueprint = family.blueprint(job.model, tokenizer)
+    adapters = adapters_of(family.blueprint(job.model, tokenizer))
+    blueprint = family.blueprint(without_adapters(job.model), tokenizer)
+    initial = family.initial_weights(job.model, tokenizer)
+    _require_same_base(checkpoint, initial, sorted(family.frozen_weights(blueprint)))
     files: dict[str, dict[str, int]] = {}
 
     def send(file: Path, name: str) -> None:
@@ -60,7 +65,7 @@ def export_checkpoint(
         with os_errors(f"writing {target}"):
             target.mkdir()
         trained = open_weights(folder, checkpoint.record.checkpoint_format)
-        weights = Merged(blueprint, trained, family.initial_weights(job.model, tokenizer))
+        weights = Merged(blueprint, trained, initial, adapters)
         store.delete(f"{FOLDER}/{MARKER}")  # the files are overwritten: until all are, nothing vouches for them
         written = write_weights(
             blueprint,
@@ -89,21 +94,28 @@ def export_checkpoint(
 
 
 class Merged:
-    """Trained weights from the checkpoint, frozen ones from where they came from. See `trainer.models.family.Weights`.
+    """Trained weights from the checkpoint, frozen ones from where they came from, with what adapters (by the weight's
+    name) add to them. See `trainer.models.family.Weights`.
 
     Raises ConfigError when the checkpoint lacks a weight that is trained.
     """
 
-    def __init__(self, blueprint: nn.Module, trained: WeightReader, initial: Weights) -> None:
-        self._trained, self._initial = trained, initial
+    def __init__(
+        self, blueprint: nn.Module, trained: WeightReader, initial: Weights, adapters: Mapping[str, Adapter]
+    ) -> None:
+        self._trained, self._initial, self._adapters = trained, initial, adapters
         self._wanted = {name for name, parameter in blueprint.named_parameters() if parameter.requires_grad}
         self._same_as = dict(getattr(blueprint, "all_tied_weights_keys", {}))
-        if missing := sorted(self._wanted - trained.names):
+        in_adapters = {name for adapter in adapters.values() for name in (adapter.a, adapter.b)}
+        if missing := sorted((self._wanted | in_adapters) - trained.names):
             raise ConfigError(f"the checkpoint lacks {len(missing)} trained weights, for example {missing[0]}")
 
     def read(self, name: str) -> Tensor:
         name = self._same_as.get(name, name)
-        return self._trained.read(name) if name in self._wanted else self._initial.read(name)
+        if name in self._wanted:
+            return self._trained.read(name)
+        weight, adapter = self._initial.read(name), self._adapters.get(name)
+        return adapter.merged(weight, self._trained.read) if adapter else weight
 
 
 def _whole_export(store: Storage, checkpoint: Checkpoint) -> dict[str, Any] | None:
@@ -134,4 +146,15 @@ def _require_same_model(job: JobConfig, checkpoint: Checkpoint) -> None:
         raise ConfigError(
             f"the frozen tower of checkpoint {checkpoint.name} had other weights than the one built now",
             fix="pin model.tower.revision and use the versions named in the checkpoint's COMMIT",
+        )
+
+
+def _require_same_base(checkpoint: Checkpoint, initial: Weights, frozen: list[str]) -> None:
+    """`frozen` names the frozen weights outside of the tower."""
+    expected = checkpoint.record.frozen_sha256
+    if expected and expected != tensors_sha256((name, initial.read(name)) for name in frozen):
+        raise ConfigError(
+            f"the frozen weights under checkpoint {checkpoint.name} (language model, projector) were others than those "
+            "built now",
+            fix="pin model.language_model.revision and use the versions named in the checkpoint's COMMIT",
         )

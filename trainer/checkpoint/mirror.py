@@ -7,24 +7,23 @@ it too. A mirror is one more store to resume from, no backup with rules of its o
 from __future__ import annotations
 
 import contextlib
-import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 
 from trainer.checkpoint.attempts import FILE as ATTEMPTS
-from trainer.checkpoint.attempts import read_attempts
+from trainer.checkpoint.attempts import attempt_of, order_of, read_attempts
 from trainer.checkpoint.commit import (
     FOLDER,
     REJECTED,
     Checkpoint,
-    DamagedError,
     Listing,
-    attempt_of,
     committed,
     inspect,
     none_verifies,
+    verified,
     verify,
+    vouched_manifest,
 )
+from trainer.checkpoint.manifest import DamagedError, Files, FileSums, read_manifest, sums_of_file
 from trainer.config import JobConfig
 from trainer.errors import UserError
 from trainer.storage import (
@@ -32,8 +31,6 @@ from trainer.storage import (
     CorruptObjectError,
     ObjectInfo,
     Storage,
-    crc32c_of,
-    crc32c_of_file,
     join_uri,
     open_storage,
 )
@@ -49,26 +46,35 @@ def mirror_of(job: JobConfig) -> Storage | None:
 def mirror_checkpoint(source: Storage, target: Storage, checkpoint: Checkpoint, *, threads: int = THREADS) -> str:
     """Copy a verified checkpoint; its URI there. Does nothing when it is there and whole.
 
-    What an earlier, killed try has sent is kept where its size and CRC32C are right, so the call may be repeated. A
-    damaged copy is uncommitted, mended and committed again. Raises CorruptObjectError when a file of the source has
-    changed since it was verified, and whatever the two stores raise.
+    What an earlier, killed try has sent is kept where its size and checksum are right, so the call may be repeated. To
+    compare a SHA-256, which a run with a signing key has, it is read again. A damaged copy is uncommitted, mended and
+    committed again. Raises CorruptObjectError when a file of the source has changed since it was verified, and whatever
+    the two stores raise.
     """
     folder = f"{FOLDER}/{checkpoint.name}"
     body = source.read(f"{folder}/COMMIT")
     manifests = {name: _manifest(source, checkpoint, name) for name in checkpoint.record.manifests}
-    files = [_File(name, **entry) for data in manifests.values() for name, entry in json.loads(data).items()]
+    files: Files = {}
+    for name, data in manifests.items():
+        files |= read_manifest(data, name)
     there = {info.name.removeprefix(f"{folder}/"): info for info in target.list(folder)}
 
-    kept = list(in_parallel(lambda file: _is_there(target, file, there.get(file.name)), files, threads=threads))
-    missing = [file for file, is_there in zip(files, kept, strict=True) if not is_there]
+    kept = list(in_parallel(lambda name: _is_there(target, files[name], there.get(name)), files, threads=threads))
+    missing = [name for name, is_there in zip(files, kept, strict=True) if not is_there]
     stale = [name for name, data in manifests.items() if name not in there or _read(target, folder, name) != data]
     is_committed = "COMMIT" in there
     if is_committed and (missing or stale or _read(target, folder, "COMMIT") != body):
         target.delete(f"{folder}/COMMIT")  # it vouches for what is not there
         is_committed = False
 
-    def send(file: _File) -> None:
-        target.upload(source.fetch(f"{folder}/{file.name}"), f"{folder}/{file.name}", crc32c=file.crc32c)
+    def send(name: str) -> None:
+        sums = files[name]
+        if sums.sha256:
+            with _corrupt_if_damaged(source):
+                path = verified(source, checkpoint.name, name, sums)
+        else:
+            path = source.fetch(f"{folder}/{name}")
+        target.upload(path, f"{folder}/{name}", crc32c=sums.crc32c)  # refused if it differs
 
     for _ in in_parallel(send, missing, threads=threads):
         pass
@@ -104,7 +110,7 @@ def newest_good_of(stores: Sequence[Storage], *, key: bytes = b"") -> tuple[Stor
                 raise
             unreadable = error
             passed_over.append(f"{store.root_uri} cannot be read: {error.found}")
-    for name, number in sorted(candidates, reverse=True):
+    for name, number in sorted(candidates, key=lambda found: (order_of(found[0]), found[1]), reverse=True):
         store = stores[-number]
         if attempt_of(name) < fresh_from:
             continue
@@ -119,25 +125,25 @@ def newest_good_of(stores: Sequence[Storage], *, key: bytes = b"") -> tuple[Stor
     return stores[0], None, []
 
 
-@dataclass(frozen=True)
-class _File:
-    name: str
-    bytes: int
-    crc32c: int
-
-
 def _manifest(source: Storage, checkpoint: Checkpoint, name: str) -> bytes:
-    data = source.read(f"{FOLDER}/{checkpoint.name}/{name}")
-    if crc32c_of(data) != checkpoint.record.manifests[name]:
-        raise CorruptObjectError(f"{source.uri(f'{FOLDER}/{checkpoint.name}/{name}')} has changed since COMMIT")
-    return data
+    with _corrupt_if_damaged(source):
+        return vouched_manifest(source, checkpoint, name)
 
 
-def _is_there(target: Storage, file: _File, info: ObjectInfo | None) -> bool:
-    if info is None or info.size_bytes != file.bytes:
+@contextlib.contextmanager
+def _corrupt_if_damaged(source: Storage) -> Iterator[None]:
+    try:
+        yield
+    except DamagedError as error:
+        raise CorruptObjectError(f"{source.root_uri}: {error}, which was whole a moment ago") from error
+
+
+def _is_there(target: Storage, sums: FileSums, info: ObjectInfo | None) -> bool:
+    if info is None or info.size_bytes != sums.bytes:
         return False
-    checksum = crc32c_of_file(target.fetch(info.name)) if info.crc32c is None else info.crc32c
-    return checksum == file.crc32c
+    if info.crc32c is not None and not sums.sha256:
+        return info.crc32c == sums.crc32c
+    return sums_of_file(target.fetch(info.name), with_sha256=bool(sums.sha256)) == sums
 
 
 def _read(target: Storage, folder: str, name: str) -> bytes:

@@ -11,28 +11,28 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 import torch.distributed as dist
 
+from trainer.checkpoint.attempts import attempt_of, order_of
 from trainer.checkpoint.commit import (
+    FOLDER,
     Checkpoint,
     CommitRecord,
-    DamagedError,
     Listing,
-    attempt_of,
     fetch_folder,
     inspect,
     none_verifies,
     reject,
     was_uncommitted,
 )
-from trainer.checkpoint.saver import RNG_FILE, agree, raise_together
+from trainer.checkpoint.manifest import DamagedError
+from trainer.checkpoint.saver import agree, raise_together, restore_random_states
 from trainer.errors import ConfigError, UserError
 from trainer.storage import Storage
 from trainer.strategies.strategy import Strategy
 from trainer.worker import Worker
 
-VERSIONED = ("torch", "transformers", "deepspeed", "safetensors")
+VERSIONED = ("torch", "transformers", "deepspeed", "safetensors", "peft")
 
 
 def versions() -> dict[str, str]:
@@ -56,13 +56,14 @@ def resume(
     Rank 0 chooses by COMMIT, manifests and sizes; each node then compares every file with its CRC32C before any is
     read. A checkpoint that fails on one node is marked and passed over on all. The first store must be readable;
     another, a mirror, only where no other has a good one. Raises ConfigError when the checkpoint belongs to another
-    plan, model or layout, UserError (74) when there are checkpoints and none is whole.
+    plan, model or layout, or when there are only folders that no save has made; UserError (74) when there are
+    checkpoints and none is whole.
     """
     looks, error = _look(stores, worker)
     fresh_from = max(look.fresh_from for look in looks.values())
     passed_over: list[str] = []
     candidates = [(name, -number) for number, look in looks.items() for name in look.committed]
-    for name, number in sorted(candidates, reverse=True):
+    for name, number in sorted(candidates, key=lambda found: (order_of(found[0]), found[1]), reverse=True):
         store = stores[-number]
         if attempt_of(name) < fresh_from:
             continue
@@ -75,6 +76,12 @@ def resume(
     raise_together(error, worker)  # what could not be read may hold the only good one: no fresh start because of it
     if passed_over:
         raise none_verifies(passed_over)
+    if strangers := sorted(looks[0].strangers):
+        raise ConfigError(
+            f"{stores[0].uri(FOLDER)} holds no checkpoint of this run, but {', '.join(strangers[:3])}",
+            expected="only what training has saved there",
+            fix="move it elsewhere, or begin afresh (train.resume=never); nothing was deleted",
+        )
     return None
 
 
@@ -148,9 +155,7 @@ def _try_to_load(
             return damaged_somewhere
         folder = scratch / name
         strategy.load(folder)
-        rng = folder / RNG_FILE.format(rank=worker.rank)
-        if rng.exists():
-            torch.set_rng_state(torch.load(rng, weights_only=True))
+        restore_random_states(folder, worker)
         dist.barrier()
     finally:
         if worker.is_node_leader:
@@ -167,11 +172,16 @@ def _require_same_run(checkpoint: Checkpoint, expected: CommitRecord) -> None:
             ("model_sha256", "the model section of the run file"),
             ("checkpoint_format", "the strategy's checkpoint format"),
             ("tower_sha256", "the frozen tower's weights"),
+            ("frozen_sha256", "the frozen weights of language model and projector"),
         )
         if getattr(found, name) != getattr(expected, name)
     ]
-    if found.checkpoint_format == "deepspeed" and found.world_size != expected.world_size:
-        differences.append(("the number of ranks (ZeRO state is cut by it)", found.world_size, expected.world_size))
+    if found.checkpoint_format == "deepspeed":
+        for what, was, now in (
+            ("the number of ranks (ZeRO state is cut by it)", found.world_size, expected.world_size),
+            ("the strategy (ZeRO state is laid out by its stage)", found.strategy, expected.strategy),
+        ):
+            differences += [(what, was, now)] if was != now else []
     if differences:
         what, was, now = differences[0]
         raise ConfigError(

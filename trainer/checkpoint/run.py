@@ -39,7 +39,7 @@ class Checkpoints:
             store,
             strategy,
             worker,
-            Retention(job.train.keep_checkpoints, self._settings.keep_every_steps, self._settings.keep_best),
+            Retention.of(job),
             asynchronous=self._settings.asynchronous,
             key=self._key,
         )

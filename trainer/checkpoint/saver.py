@@ -8,29 +8,29 @@ or at the end.
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 import threading
 import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from trainer.checkpoint.commit import (
     FOLDER,
     CommitRecord,
     checkpoint_name,
     commit,
-    manifest_of,
     upload_node_files,
 )
 from trainer.checkpoint.crash_points import crash_point
+from trainer.checkpoint.manifest import manifest_of
 from trainer.checkpoint.retention import Retention, delete_old, sweep_leftovers
+from trainer.checkpoint.staging import Staging, staging_folder
 from trainer.errors import ExitCode, UserError, from_os_error, os_errors
 from trainer.storage import Storage
 from trainer.strategies.strategy import Strategy
@@ -38,7 +38,7 @@ from trainer.worker import Worker
 
 T = TypeVar("T")
 
-RNG_FILE = "rng-{rank}.pt"
+RNG_FILE, CUDA_RNG_FILE = "rng-{rank}.pt", "rng-cuda-{rank}.pt"
 POLL_S = 0.02
 MANIFEST_POLL_S = 0.1
 PEERS_TIMEOUT_S = 1800.0  # for the slowest node's upload after this one's
@@ -80,22 +80,37 @@ class CheckpointSaver:
         self.finish()
         nonce = agree(uuid.uuid4().hex[:12])
         name = checkpoint_name(record.attempt, record.step, nonce)
-        staging = Path(tempfile.gettempdir(), f"vlmpipe-save-{nonce}-{self._worker.node}")
+        folder = staging_folder(nonce, self._worker.node)
         started = time.monotonic()
-        with os_errors(f"creating {staging}"):
-            staging.mkdir(exist_ok=True)
-        dist.barrier()
-        with os_errors(f"writing a checkpoint to {staging}"):
-            write = self._strategy.snapshot(staging, self._group)
-            rng_state = torch.get_rng_state()
+        staging: Staging | None = None
+
+        def make_folder() -> None:
+            nonlocal staging
+            if self._worker.is_node_leader:
+                staging = Staging(folder)
+
+        try:
+            self._together(f"creating {folder}", make_folder)
+            write, states = self._together(
+                f"writing a checkpoint to {folder}",
+                lambda: (self._strategy.snapshot(folder, self._group), random_states(self._worker)),
+            )
+        except UserError:
+            if staging:
+                staging.remove()
+            raise
         crash_point("snapshot taken")
 
         def write_all() -> None:
             write()
-            torch.save(rng_state, staging / RNG_FILE.format(rank=self._worker.rank))
+            for file, state in states.items():
+                torch.save(state, folder / file)
 
         self._thread = threading.Thread(
-            target=self._run, args=(name, record, staging, write_all, started), name="checkpoint", daemon=True
+            target=self._run,
+            args=(name, record, folder, staging, write_all, started),
+            name="checkpoint",
+            daemon=True,
         )
         self._thread.start()
         if not self._asynchronous:
@@ -117,20 +132,42 @@ class CheckpointSaver:
         """Time of the last save, from snapshot to COMMIT; None before the first."""
         return self._saved.seconds
 
-    def _run(self, name: str, record: CommitRecord, staging: Path, write: Callable[[], None], started: float) -> None:
+    def _together(self, doing: str, action: Callable[[], T]) -> T:
+        """What `action` returns. Its error on one rank is raised on all: they would wait for that rank. Collective."""
+        error: UserError | None = None
+        result: T | None = None
+        try:
+            with os_errors(doing):
+                result = action()
+        except UserError as found:
+            error = found
+        except Exception as found:  # also what nobody foresaw must not leave the other ranks waiting
+            error = UserError(f"{doing} failed: {type(found).__name__}: {found}", code=ExitCode.UNEXPECTED)
+        raise_together(error, self._worker)
+        return cast(T, result)
+
+    def _run(
+        self,
+        name: str,
+        record: CommitRecord,
+        folder: Path,
+        staging: Staging | None,
+        write: Callable[[], None],
+        started: float,
+    ) -> None:
         rank, worker = self._worker.rank, self._worker
         try:
             try:
-                with os_errors(f"writing a checkpoint to {staging}"):
+                with os_errors(f"writing a checkpoint to {folder}"):
                     write()
                 crash_point("files written")
-                (staging / DONE.format(rank=rank)).touch()
-            except (UserError, OSError, RuntimeError) as error:
-                (staging / FAILED.format(rank=rank)).touch()
-                raise error
+                (folder / DONE.format(rank=rank)).touch()
+            except Exception:  # whatever it is: the node's leader waits for one of the two files
+                (folder / FAILED.format(rank=rank)).touch()
+                raise
             if worker.is_node_leader:
-                self._await_ranks(staging)
-                upload_node_files(self._store, name, worker.node, staging)
+                self._await_ranks(folder)
+                upload_node_files(self._store, name, worker.node, folder, key=self._key)
             if worker.is_first:
                 self._await_nodes(name, record.num_nodes)
                 commit(self._store, name, record, key=self._key)
@@ -138,7 +175,7 @@ class CheckpointSaver:
                 if not self._swept:
                     sweep_leftovers(self._store, record.attempt)
                     self._swept = True
-                delete_old(self._store, self._retention, newest=name)
+                delete_old(self._store, self._retention, newest=name, key=self._key)
         except UserError as error:
             self._error = error
         except OSError as error:
@@ -146,24 +183,24 @@ class CheckpointSaver:
         except Exception as error:  # it must not vanish with the thread: the training thread raises it
             self._error = UserError(f"saving checkpoint {name} failed: {error!r}", code=ExitCode.UNEXPECTED)
         finally:
-            if worker.is_node_leader:
+            if staging:
                 if self._error is not None:
                     self._tell_failed(name)
-                shutil.rmtree(staging, ignore_errors=True)
+                staging.remove()
 
-    def _await_ranks(self, staging: Path) -> None:
+    def _await_ranks(self, folder: Path) -> None:
         """Wait until every rank of this node has written its files."""
         first = self._worker.node * self._worker.local_world_size
         ranks = range(first, first + self._worker.local_world_size)
         deadline = time.monotonic() + PEERS_TIMEOUT_S
-        while not all((staging / DONE.format(rank=rank)).exists() for rank in ranks):
-            failed = [rank for rank in ranks if (staging / FAILED.format(rank=rank)).exists()]
+        while not all((folder / DONE.format(rank=rank)).exists() for rank in ranks):
+            failed = [rank for rank in ranks if (folder / FAILED.format(rank=rank)).exists()]
             if failed or time.monotonic() > deadline:
                 what = f"rank {failed[0]} could not write its part" if failed else "a rank of this node is not done"
                 raise _part_missing(what)
             time.sleep(POLL_S)
         for rank in ranks:
-            (staging / DONE.format(rank=rank)).unlink()
+            (folder / DONE.format(rank=rank)).unlink()
 
     def _await_nodes(self, name: str, num_nodes: int) -> None:
         """Wait until every node's manifest is in the store."""
@@ -181,6 +218,23 @@ class CheckpointSaver:
             self._store.write(_failure_note(name, self._worker.node), b"")
         except UserError:
             return  # the store is what failed: rank 0 has the same trouble, or waits for its time to run out
+
+
+def random_states(worker: Worker) -> dict[str, Tensor]:
+    """File -> state of this rank's generators, from which what is dropped out is drawn."""
+    states = {RNG_FILE.format(rank=worker.rank): torch.get_rng_state()}
+    if worker.device.type == "cuda":
+        states[CUDA_RNG_FILE.format(rank=worker.rank)] = torch.cuda.get_rng_state(worker.device)
+    return states
+
+
+def restore_random_states(folder: Path, worker: Worker) -> None:
+    """Go on drawing where this rank was. A rank that was not there keeps what its seed gave it."""
+    cpu, cuda = (folder / name.format(rank=worker.rank) for name in (RNG_FILE, CUDA_RNG_FILE))
+    if cpu.exists():
+        torch.set_rng_state(torch.load(cpu, weights_only=True))
+    if cuda.exists() and worker.device.type == "cuda":
+        torch.cuda.set_rng_state(torch.load(cuda, weights_only=True), worker.device)
 
 
 def _failure_note(name: str, node: int) -> str:

@@ -6,6 +6,7 @@ from typing import Any
 
 from trainer.checkpoint.export import export_checkpoint
 from trainer.checkpoint.mirror import mirror_checkpoint, mirror_of, newest_good_of
+from trainer.checkpoint.retention import Retention, delete_old_copies
 from trainer.checkpoint.run import signing_key
 from trainer.config import JobConfig
 from trainer.errors import ConfigError
@@ -15,18 +16,23 @@ from trainer.storage import open_storage
 def sync_run(job: JobConfig) -> dict[str, Any]:
     """Verify the run's newest good checkpoint, mirror it if `checkpoint.mirror_uri` says where, and export it.
 
+    In the mirror the run's retention holds as it does in the run's own folder.
+
     Killed at any point, the next call continues: neither a copy nor an export counts before its last object is there.
     Returns the export's description with the URI of the mirrored checkpoint ("" without a mirror). Raises ConfigError
     when the run has no checkpoint, UserError (74) when none verifies.
     """
-    store, mirror = open_storage(job.run.run_uri), mirror_of(job)
+    store, mirror, key = open_storage(job.run.run_uri), mirror_of(job), signing_key(job.checkpoint)
     stores = [store, mirror] if mirror else [store]
-    source, checkpoint, passed_over = newest_good_of(stores, key=signing_key(job.checkpoint))
+    source, checkpoint, passed_over = newest_good_of(stores, key=key)
     if checkpoint is None:
         raise ConfigError(
             f"run {job.run.run_id} has no committed checkpoint",
             expected=f"one under {store.uri('checkpoints')}",
             fix="let the train step finish",
         )
-    mirrored = mirror_checkpoint(source, mirror, checkpoint) if mirror else ""
+    mirrored = ""
+    if mirror:
+        mirrored = mirror_checkpoint(source, mirror, checkpoint)
+        delete_old_copies(mirror, Retention.of(job), newest=checkpoint.name, key=key)
     return {**export_checkpoint(job, source, checkpoint, passed_over), "mirror": mirrored}

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+from trainer.config import DataConfig
+from trainer.data.metadata import without_metadata
 from trainer.data.rejects import RejectCode, RejectedError, Repair
 from trainer.data.samples import IMAGE_TOKEN, Turn
 
@@ -44,12 +46,13 @@ class CheckedImage:
     repairs: tuple[Repair, ...]
 
 
-def check_image(data: bytes, *, max_pixels: int, name: str = "") -> CheckedImage:
-    """Decode the image once and keep its bytes when nothing needs repair, else store it anew as PNG.
+def check_image(data: bytes, config: DataConfig, *, name: str = "") -> CheckedImage:
+    """Decode the image once and keep its pixels as they came when nothing needs repair, else store it anew as PNG.
 
     `name` is where the bytes come from; only its extension is looked at. Raises RejectedError.
     """
-    image = _open(data, max_pixels)
+    image = _open(data)
+    _check_size(image, config)
     file_format = str(image.format)
     repairs = []
     suffix = "." + name.rpartition(".")[2].lower()
@@ -58,9 +61,11 @@ def check_image(data: bytes, *, max_pixels: int, name: str = "") -> CheckedImage
     changed = []
     if file_format not in KEPT_EXTENSION:
         changed.append(Repair.FORMAT_CONVERTED)
-    if getattr(image, "is_animated", False) and file_format != "MPO":
-        changed.append(Repair.FIRST_FRAME)
     try:
+        if file_format != "MPO" and getattr(image, "is_animated", False):
+            if config.animated == "reject":
+                raise RejectedError(RejectCode.IMAGE_ANIMATED, f"{file_format} with several frames")
+            changed.append(Repair.FIRST_FRAME)
         image.load()
         if image.getexif().get(ORIENTATION_TAG, 1) != 1:
             image = ImageOps.exif_transpose(image)
@@ -74,16 +79,19 @@ def check_image(data: bytes, *, max_pixels: int, name: str = "") -> CheckedImage
     extension = KEPT_EXTENSION.get(file_format, "png")
     if changed:
         data, extension = _png(image), "png"
+    elif (stripped := without_metadata(data)) != data:
+        data = stripped
+        changed.append(Repair.METADATA_STRIPPED)
     sha256 = hashlib.sha256(data).hexdigest()
     return CheckedImage(data, extension, image.width, image.height, sha256, (*repairs, *changed))
 
 
-def _open(data: bytes, max_pixels: int) -> Image.Image:
+def _open(data: bytes) -> Image.Image:
     """Read the header only: the size is known before a single pixel is decoded."""
     if not data:
         raise RejectedError(RejectCode.IMAGE_EMPTY, "the image has zero bytes")
     try:
-        image = Image.open(io.BytesIO(data), formats=FORMATS)
+        return Image.open(io.BytesIO(data), formats=FORMATS)
     except Image.DecompressionBombError as error:
         raise RejectedError(RejectCode.IMAGE_TOO_LARGE, str(error)) from error
     except UnidentifiedImageError as error:
@@ -92,10 +100,20 @@ def _open(data: bytes, max_pixels: int) -> Image.Image:
         raise RejectedError(RejectCode.IMAGE_UNIDENTIFIED, message) from error
     except DECODE_ERRORS as error:
         raise RejectedError(RejectCode.IMAGE_DECODE_ERROR, f"the header does not decode: {error}") from error
-    if image.width * image.height > max_pixels:
-        message = f"{image.width} x {image.height} pixels, more than data.max_image_pixels {max_pixels}"
+
+
+def _check_size(image: Image.Image, config: DataConfig) -> None:
+    size = f"{image.width} x {image.height} pixels"
+    shorter, longer = sorted(image.size)
+    if image.width * image.height > config.max_image_pixels:
+        message = f"{size}, more than data.max_image_pixels {config.max_image_pixels}"
         raise RejectedError(RejectCode.IMAGE_TOO_LARGE, message)
-    return image
+    if shorter < config.min_image_side:
+        message = f"{size}, a side below data.min_image_side {config.min_image_side}"
+        raise RejectedError(RejectCode.IMAGE_TOO_SMALL, message)
+    if longer > config.max_image_aspect * shorter:
+        message = f"{size}, a ratio above data.max_image_aspect {config.max_image_aspect:g}"
+        raise RejectedError(RejectCode.IMAGE_ASPECT, message)
 
 
 def _eight_bit_colour(image: Image.Image) -> tuple[Image.Image, Repair]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
@@ -13,10 +12,12 @@ from trainer.data.checks import CheckedImage, check_image, check_turns
 from trainer.data.conversation import Encoded, encode_sample
 from trainer.data.rejects import Reject, RejectCode, RejectedError, Repair
 from trainer.data.samples import IMAGE_TOKEN, Sample, Split, Turn, split_of
+from trainer.data.seen import SeenIds
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
+LONGEST_ID_CHARS = 256
 ImageTokens = Callable[[int, int], int]  # (width, height) in pixels -> tokens
 
 
@@ -42,6 +43,7 @@ class Accepted:
     """A sample that passed every check."""
 
     id: str
+    where: str
     split: Split
     turns: tuple[Turn, ...]
     images: tuple[CheckedImage, ...]
@@ -55,23 +57,38 @@ def with_unique_ids(source: Iterable[Sample | Reject], held_out_fraction: float)
 
     The split follows the id before the suffix, so samples that share an id, as a rule about one image, stay together.
     """
-    seen: dict[str, set[str]] = defaultdict(set)
+    seen = SeenIds()
     for sample in source:
         if isinstance(sample, Reject):
             yield sample
             continue
+        image = sample.images[0] if sample.images else None
+        if problem := _unsafe(sample.id):
+            yield Reject(sample.where, sample.id, RejectCode.ID_UNSAFE, problem, image)
+            continue
         digest = sample.content_digest()
-        if digest in seen[sample.id]:
+        met = seen.add(sample.id, digest)
+        if met == "same":
             message = "the same id with the same content came before"
-            yield Reject(sample.where, sample.id, RejectCode.ID_DUPLICATE, message)
+            yield Reject(sample.where, sample.id, RejectCode.ID_DUPLICATE, message, image)
             continue
         split = final_split(sample, held_out_fraction)
-        if seen[sample.id]:
+        if met == "other":
             renamed = replace(sample, id=f"{sample.id}~{digest[:12]}")
             yield Entry(renamed, split, (Repair.ID_SUFFIXED,))
         else:
             yield Entry(sample, split, ())
-        seen[sample.id].add(digest)
+
+
+def _unsafe(identity: str) -> str:
+    """Why an id is not taken; empty for one that is. No path is made of ids here, but whoever reads shards may."""
+    if not identity or len(identity) > LONGEST_ID_CHARS:
+        return f"an id of {len(identity)} characters, not 1 to {LONGEST_ID_CHARS}"
+    if not identity.isprintable():
+        return "an id with characters that cannot be printed"
+    if identity.startswith("/") or ".." in identity.split("/"):
+        return "an id that as a path would leave its folder"
+    return ""
 
 
 def final_split(sample: Sample, held_out_fraction: float) -> Split:
@@ -92,7 +109,8 @@ class Examination:
         try:
             return self._accept(entry)
         except RejectedError as error:
-            return Reject(entry.sample.where, entry.sample.id, error.code, str(error))
+            image = entry.sample.images[0] if entry.sample.images else None
+            return Reject(entry.sample.where, entry.sample.id, error.code, str(error), image)
 
     def _accept(self, entry: Entry) -> Accepted:
         sample, repairs = entry.sample, list(entry.repairs)
@@ -102,7 +120,7 @@ class Examination:
             raise RejectedError(RejectCode.CONV_TOO_MANY_IMAGES, message)
         images = []
         for reference in sample.images:
-            image = check_image(reference.read(), max_pixels=self._data.max_image_pixels, name=reference.name)
+            image = check_image(reference.read(), self._data, name=reference.name)
             images.append(image)
             repairs += image.repairs
         counts = [self._image_tokens(image.width, image.height) for image in images]
@@ -117,4 +135,6 @@ class Examination:
             images, counts = images[:kept], counts[:kept]
             encoded = encode_sample(turns, counts, self._tokenizer)
             repairs.append(Repair.TURNS_DROPPED)
-        return Accepted(sample.id, entry.split, turns, tuple(images), tuple(counts), encoded, tuple(repairs))
+        return Accepted(
+            sample.id, sample.where, entry.split, turns, tuple(images), tuple(counts), encoded, tuple(repairs)
+        )

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import heapq
+import tempfile
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -41,21 +44,52 @@ SCHEMA = pa.schema(
 )
 
 
+ORDER = ("split", "id")
+RUN_LINES = 8192  # lines in memory before they are sorted and put on disk, and lines of a row group
+MERGED_LINES = 64  # of each run in memory at once while runs are merged
+
+
 class IndexWriter:
-    """Collects lines by column and writes them sorted by split and id."""
+    """Collects lines and writes them sorted by split and id, with a bounded number of them in memory.
+
+    Full buffers are sorted and put on disk as runs, which are merged in the end (external merge sort; Knuth, volume 3).
+    """
 
     def __init__(self) -> None:
         self._columns: dict[str, list[Any]] = {name: [] for name in SCHEMA.names}
+        self._runs: list[Path] = []
+        self._scratch = tempfile.TemporaryDirectory(prefix="vlmpipe-index-")
 
     def add(self, **line: Any) -> None:
         """One sample; exactly the columns of SCHEMA."""
         assert line.keys() == self._columns.keys()
         for name, value in line.items():
             self._columns[name].append(value)
+        if len(self._columns["id"]) == RUN_LINES:
+            self._end_run()
 
     def write(self, folder: Path) -> None:
-        table = pa.table(self._columns, schema=SCHEMA)
-        pq.write_table(table.sort_by([("split", "ascending"), ("id", "ascending")]), folder / NAME)
+        """Write the index. Nothing can be added afterwards."""
+        self._end_run()
+        with pq.ParquetWriter(folder / NAME, SCHEMA) as file:
+            lines = heapq.merge(*map(_lines, self._runs), key=lambda line: tuple(line[name] for name in ORDER))
+            while chunk := list(islice(lines, RUN_LINES)):
+                file.write_table(pa.Table.from_pylist(chunk, SCHEMA))
+        self._scratch.cleanup()
+
+    def _end_run(self) -> None:
+        table = pa.table(self._columns, schema=SCHEMA).sort_by([(name, "ascending") for name in ORDER])
+        self._columns = {name: [] for name in SCHEMA.names}
+        if len(table):
+            self._runs.append(Path(self._scratch.name, f"{len(self._runs)}.parquet"))
+            # Small row groups: a reader holds one of them whole.
+            pq.write_table(table, self._runs[-1], row_group_size=8 * MERGED_LINES)
+
+
+def _lines(run: Path) -> Iterator[dict[str, Any]]:
+    with pq.ParquetFile(run) as file:
+        for batch in file.iter_batches(MERGED_LINES):
+            yield from batch.to_pylist()
 
 
 class SplitIndex:

@@ -1,7 +1,8 @@
 """Data preparation: a source becomes checked, tokenized, sharded data, addressed by its content.
 
-Samples are read twice: once for the tokenizer's training texts, once to check, count and store them. All is built in a
-scratch folder and uploaded when it is complete and good enough; DONE comes last, so what lacks it does not exist.
+Samples are read once to check, count and store them, and once before that where a tokenizer is to be trained on their
+texts. What grows with the data is kept on disk: memory does not. All is built in a scratch folder and uploaded when it
+is complete and good enough; DONE comes last, so what lacks it does not exist.
 """
 
 from __future__ import annotations
@@ -20,19 +21,21 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from trainer.config import JobConfig
+from trainer.data.contact_sheet import ContactSheet
 from trainer.data.conversation import make_tokenizer, training_texts
 from trainer.data.examine import Accepted, Examination, final_split, image_tokens_of, with_unique_ids
-from trainer.data.index import Index, IndexWriter
-from trainer.data.rejects import Ledger, Reject
-from trainer.data.samples import SPLITS, Sample
+from trainer.data.index import IndexWriter
+from trainer.data.rejects import Ledger, Reject, RejectCode
+from trainer.data.samples import SPLITS, Sample, Split, Turn
 from trainer.data.shards import ShardWriter, key_of, sample_json
 from trainer.data.sources import Source, open_source
-from trainer.data.stats import AnswerCounts, describe
+from trainer.data.stats import Counts, describe, sample_digest
+from trainer.data.thumbnails import write_reject_pictures
 from trainer.errors import DataError, os_errors
 from trainer.progress import Progress
 from trainer.storage import AlreadyExistsError, Storage, join_uri, open_storage
 
-FORMAT_VERSION = 1  # raise it when the same input gives other bytes
+FORMAT_VERSION = 2  # raise it when the same input gives other bytes
 DONE = "DONE"
 # The source describes itself by content, not by its path; packing happens when the data is read.
 NOT_IN_FINGERPRINT = {"source", "image_folder", "pack"}
@@ -107,45 +110,68 @@ def _done_counts(storage: Storage) -> dict[str, int] | None:
 def _build(config: JobConfig, source: Source, folder: Path, progress: Progress) -> dict[str, int]:
     """Write everything but DONE into `folder`. Returns the counts."""
     limit = config.data.max_samples or None
-    progress.update(0, unit="samples", message="reading texts")
-    total = sum(1 for _ in islice(source, limit))
-    texts = training_texts(
-        turn
-        for sample in islice(source, limit)
-        if isinstance(sample, Sample) and final_split(sample, config.data.held_out_fraction) == "train"
-        for turn in sample.turns
-    )
-    tokenizer = make_tokenizer(config.model.tokenizer, texts)
+    tokenizer, total = _tokenizer(config, source, progress)
     tokenizer.save_pretrained(folder / "tokenizer")
 
     examine = Examination(config, tokenizer)
-    ledger = Ledger(config.data.max_reject_fraction)
     writers = {split: ShardWriter(folder, split, config.data.shard_samples) for split in SPLITS}
-    index, answers = IndexWriter(), AnswerCounts()
+    index, counts, sheet = IndexWriter(), Counts(), ContactSheet()
     threads = min(MAX_THREADS, os.cpu_count() or 1)
-    with ThreadPoolExecutor(threads, "prepare") as pool:
+    with ThreadPoolExecutor(threads, "prepare") as pool, (folder / "rejects.jsonl").open("w") as lines:
+        ledger = Ledger(config.data.max_reject_fraction, lines)
         entries = with_unique_ids(ledger.counting(islice(source, limit)), config.data.held_out_fraction)
         for result in _map_in_order(pool, examine, entries, ahead=4 * threads):
-            if isinstance(result, Reject):
-                ledger.reject(result)
-            else:
-                ledger.accept(result.repairs)
-                answers.add(result.split, result.turns)
-                _store(result, writers[result.split], index)
-            progress.update(ledger.read, total, unit="samples", message=f"{len(ledger.rejects)} rejected")
+            if accepted := _counted(result, config, ledger, counts):
+                sheet.add(accepted.id, accepted.split, accepted.turns, accepted.images)
+                _store(accepted, writers[accepted.split], index)
+            progress.update(ledger.read, total, unit="samples", message=f"{ledger.rejected} rejected")
     for writer in writers.values():
         writer.close()
     ledger.check()
     index.write(folder)
-    loaded = Index.load(str(folder))
-    _check_splits(loaded, config.data.held_out_fraction)
+    sheet.write(folder)
+    stats = describe(folder, counts, config.data)
+    split_samples = {split: int(stats["splits"][split]["samples"]) for split in SPLITS}
+    _check_splits(split_samples, config.data.held_out_fraction)
 
-    summary = ledger.summary()
-    (folder / "rejects.jsonl").write_bytes(ledger.jsonl())
+    summary = ledger.summary() | {
+        "pictures": write_reject_pictures(ledger.examples, folder, config.data.max_image_pixels)
+    }
     _write_json(folder / "rejects_summary.json", summary)
-    _write_json(folder / "stats.json", describe(loaded, answers, config.data))
-    counts = {name: summary[name] for name in ("read", "accepted", "rejected", "repaired")}
-    return counts | {split: len(loaded.split(split)) for split in SPLITS}
+    _write_json(folder / "stats.json", stats)
+    return {name: summary[name] for name in ("read", "accepted", "rejected", "repaired")} | split_samples
+
+
+def _tokenizer(config: JobConfig, source: Source, progress: Progress) -> tuple[Any, int]:
+    """The tokenizer, and how many records there are: 0, unknown, unless it was trained on their texts."""
+    name, read = config.model.tokenizer, 0
+
+    def turns() -> Iterator[Turn]:
+        nonlocal read
+        for sample in islice(source, config.data.max_samples or None):
+            read += 1
+            progress.update(read, unit="samples", message="reading texts")
+            if isinstance(sample, Sample) and final_split(sample, config.data.held_out_fraction) == "train":
+                yield from sample.turns
+
+    return make_tokenizer(name, training_texts(turns())), read
+
+
+def _counted(result: Accepted | Reject, config: JobConfig, ledger: Ledger, counts: Counts) -> Accepted | None:
+    """Count one sample; returns it unless it is rejected, or a duplicate that is to be dropped."""
+    if isinstance(result, Reject):
+        ledger.reject(result)
+        return None
+    image_sha256 = [image.sha256 for image in result.images]
+    content = sample_digest(result.turns, image_sha256)
+    if config.data.duplicates == "drop" and content in counts.samples:
+        counts.dropped += 1
+        message = "the same images with the same text came before"
+        ledger.reject(Reject(result.where, result.id, RejectCode.SAMPLE_DUPLICATE, message))
+        return None
+    ledger.accept(result.repairs)
+    counts.add(result.split, result.turns, image_sha256, content)
+    return result
 
 
 def _store(sample: Accepted, writer: ShardWriter, index: IndexWriter) -> None:
@@ -174,9 +200,9 @@ def _store(sample: Accepted, writer: ShardWriter, index: IndexWriter) -> None:
     )
 
 
-def _check_splits(index: Index, held_out_fraction: float) -> None:
+def _check_splits(samples: dict[Split, int], held_out_fraction: float) -> None:
     """Training needs samples; evaluation too, unless nothing was to be held out."""
-    train, held_out = len(index.split("train")), len(index.split("eval"))
+    train, held_out = samples["train"], samples["eval"]
     if train and (held_out or not held_out_fraction):
         return
     raise DataError(

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 from trainer.errors import DataError
+
+if TYPE_CHECKING:
+    from trainer.data.samples import ImageRef
 
 MESSAGE_CHARS = 300
 EXAMPLES_PER_CODE = 3
@@ -20,10 +23,14 @@ T = TypeVar("T")
 class RejectCode(StrEnum):
     """Every reason to leave a sample out. docs/reference/data-formats.md lists them with what to do."""
 
-    JSON_ENCODING = "json.encoding"  # a line is not UTF-8
-    JSON_PARSE = "json.parse"  # a line is not JSON
-    JSON_RECORD = "json.record"  # a record lacks a field, or a field has the wrong type
+    RECORD_ENCODING = "record.encoding"  # text that is not UTF-8, or spells half a character
+    RECORD_PARSE = "record.parse"  # a line or member is not JSON
+    RECORD_FORM = "record.form"  # a record lacks a field, or a field has the wrong type
+    TAR_UNSAFE_MEMBER = "tar.unsafe_member"  # a link, a device, or a name that leaves the archive
+    TAR_INCOMPLETE = "tar.incomplete"  # a key without text, or members that come twice
+    ID_UNSAFE = "id.unsafe"  # empty, too long, a path out of a folder, or not printable
     ID_DUPLICATE = "id.duplicate"  # the same id with the same content came before
+    SAMPLE_DUPLICATE = "sample.duplicate"  # the same images with the same text came before (data.duplicates=drop)
     CONV_ROLES = "conv.roles"  # turns do not alternate human, gpt
     CONV_IMAGE_COUNT = "conv.image_count"  # <image> marks and images differ in number, or a mark is in an answer
     CONV_TOO_LONG = "conv.too_long"  # more tokens than data.row_tokens
@@ -35,15 +42,23 @@ class RejectCode(StrEnum):
     IMAGE_EMPTY = "image.empty"  # zero bytes
     IMAGE_UNIDENTIFIED = "image.unidentified"  # not one of the allowed formats, whatever its name says
     IMAGE_TOO_LARGE = "image.too_large"  # more pixels than data.max_image_pixels
+    IMAGE_TOO_SMALL = "image.too_small"  # a side shorter than data.min_image_side
+    IMAGE_ASPECT = "image.aspect"  # longer for its width, or the other way round, than data.max_image_aspect
+    IMAGE_ANIMATED = "image.animated"  # several frames (data.animated=reject)
     IMAGE_TRUNCATED = "image.truncated"  # the file ends too early
     IMAGE_DECODE_ERROR = "image.decode_error"  # the file is damaged
     IMAGE_MODE = "image.mode"  # pixels without a known range: floating point or 32-bit integers
+
+
+ASKED_FOR = frozenset({RejectCode.SAMPLE_DUPLICATE})
+"""Codes that name no fault: the run file asked for it. They do not count against data.max_reject_fraction."""
 
 
 class Repair(StrEnum):
     """What was changed in a sample that was accepted. Counted in `rejects_summary.json`."""
 
     EXIF_TRANSPOSED = "exif_transposed"  # turned as its EXIF orientation says
+    METADATA_STRIPPED = "metadata_stripped"  # place, camera and comments taken out of a file whose pixels are kept
     MODE_CONVERTED = "mode_converted"  # converted to RGB; transparency over white
     BIT_DEPTH_SCALED = "bit_depth_scaled"  # 16-bit grey scaled to 8 bits
     FIRST_FRAME = "first_frame"  # first frame of an animation
@@ -69,16 +84,22 @@ class Reject:
     id: str
     code: RejectCode
     message: str
+    image: ImageRef | None = None  # the first of its pictures, for people to look at
 
 
 class Ledger:
-    """Counts what was read, accepted and rejected; `summary` asserts that accepted + rejected == read."""
+    """Counts what was read, accepted and rejected; `summary` asserts that accepted + rejected == read.
 
-    def __init__(self, max_reject_fraction: float) -> None:
+    Rejects are written to `lines` as they come, one JSON object a line; a few of each code are kept as examples.
+    """
+
+    def __init__(self, max_reject_fraction: float, lines: TextIO) -> None:
         self.max_reject_fraction = max_reject_fraction
-        self.read = self.accepted = self.repaired = 0
-        self.rejects: list[Reject] = []
+        self.read = self.accepted = self.repaired = self.rejected = 0
         self.repairs: Counter[Repair] = Counter()
+        self.examples: dict[RejectCode, list[Reject]] = {}
+        self._by_code: Counter[RejectCode] = Counter()
+        self._lines = lines
 
     def counting(self, records: Iterable[T]) -> Iterator[T]:
         """The records unchanged; each is counted as read when it passes."""
@@ -87,7 +108,15 @@ class Ledger:
             yield record
 
     def reject(self, reject: Reject) -> None:
-        self.rejects.append(reject)
+        self.rejected += 1
+        self._by_code[reject.code] += 1
+        examples = self.examples.setdefault(reject.code, [])
+        if len(examples) < EXAMPLES_PER_CODE:
+            examples.append(reject)
+        line = {
+            "where": _line(reject.where), "id": _line(reject.id), "code": reject.code, "message": _line(reject.message)
+        }  # fmt: skip
+        self._lines.write(json.dumps(line) + "\n")
 
     def accept(self, repairs: Iterable[Repair]) -> None:
         kinds = set(repairs)
@@ -97,36 +126,30 @@ class Ledger:
 
     def summary(self) -> dict[str, Any]:
         """Counts, codes by number of rejects, and where the first few of each code are."""
-        assert self.read == self.accepted + len(self.rejects), "a sample was lost or counted twice"
-        by_code = Counter(reject.code for reject in self.rejects)
-        examples: dict[str, list[str]] = {}
-        for reject in self.rejects:
-            found = examples.setdefault(reject.code, [])
-            if len(found) < EXAMPLES_PER_CODE:
-                found.append(f"{reject.where}: {_line(reject.message)}")
+        assert self.read == self.accepted + self.rejected, "a sample was lost or counted twice"
         return {
             "read": self.read,
             "accepted": self.accepted,
-            "rejected": len(self.rejects),
+            "rejected": self.rejected,
             "repaired": self.repaired,
-            "by_code": dict(by_code.most_common()),
+            "by_code": dict(self._by_code.most_common()),
             "repairs": dict(self.repairs.most_common()),
-            "examples": examples,
+            "examples": {
+                code: [f"{_line(reject.where)}: {_line(reject.message)}" for reject in rejects]
+                for code, rejects in self.examples.items()
+            },
             "max_reject_fraction": self.max_reject_fraction,
         }
 
-    def jsonl(self) -> bytes:
-        """All rejects, one JSON object a line, in the order they were met."""
-        lines = ({**asdict(reject), "message": _line(reject.message)} for reject in self.rejects)
-        return "".join(json.dumps(line) + "\n" for line in lines).encode()
-
     def check(self) -> None:
-        """Raise DataError when a larger share than allowed was rejected."""
+        """Raise DataError when a larger share than allowed was rejected for a fault."""
         summary = self.summary()
-        if not self.rejects or len(self.rejects) <= self.max_reject_fraction * self.read:
+        faults = {code: count for code, count in summary["by_code"].items() if code not in ASKED_FOR}
+        bad = sum(faults.values())
+        if not bad or bad <= self.max_reject_fraction * self.read:
             return
-        lines = [f"{len(self.rejects)} of {self.read} samples cannot be used:"]
-        for code, count in list(summary["by_code"].items())[:5]:
+        lines = [f"{bad} of {self.read} samples cannot be used:"]
+        for code, count in list(faults.items())[:5]:
             lines += [f"  {code} ({count}), for example", *(f"    {text}" for text in summary["examples"][code])]
         raise DataError(
             "\n".join(lines),

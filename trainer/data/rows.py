@@ -61,17 +61,22 @@ def plan_rows(
         raise ValueError(f"a sample needs more than one row's {row_tokens} tokens or {row_images} images")
     order = _shuffled(len(tokens), seed, epoch, "samples")
     if pack:
-        rows = []
+        # Arrays at once: a million samples as lists of lists would take 200 bytes each.
+        members, lengths = np.empty_like(order), [np.empty(0, np.int64)]
         for start in range(0, len(order), window):
-            rows += _best_fit(order[start : start + window], tokens, images, row_tokens, row_images)
+            rows = _best_fit(order[start : start + window], tokens, images, row_tokens, row_images)
+            members[start : start + window] = [sample for row in rows for sample in row]
+            lengths.append(np.array([len(row) for row in rows], np.int64))
+        sizes = np.concatenate(lengths)
     else:
-        rows = [[sample] for sample in order.tolist()]
+        members, sizes = order, np.ones_like(order)
     # Within a window, rows come longest sample first; a second shuffle keeps that pattern out of training.
-    rows = [rows[number] for number in _shuffled(len(rows), seed, epoch, "rows")]
-    offsets = np.zeros(len(rows) + 1, np.int64)
-    np.cumsum([len(row) for row in rows], out=offsets[1:])
-    members = np.array([sample for row in rows for sample in row], np.int64)
-    fill = float(tokens.sum()) / (len(rows) * row_tokens) if rows else 0.0
+    shuffled = _shuffled(len(sizes), seed, epoch, "rows")
+    starts = (np.cumsum(sizes) - sizes)[shuffled]
+    offsets = np.zeros(len(sizes) + 1, np.int64)
+    np.cumsum(sizes[shuffled], out=offsets[1:])
+    members = members[np.repeat(starts - offsets[:-1], sizes[shuffled]) + np.arange(len(members))]
+    fill = float(tokens.sum()) / (len(sizes) * row_tokens) if len(sizes) else 0.0
     return RowPlan(offsets, members, fill)
 
 

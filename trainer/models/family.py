@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -12,7 +12,17 @@ if TYPE_CHECKING:
     from torch import nn
 
     from trainer.config import ModelConfig
+    from trainer.flops import RowFlops
     from trainer.models.shape import ModelShape
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A part of a model that is cut across its depth: some language layers, and perhaps an end of the model."""
+
+    layers: range  # may be empty at the ends
+    is_first: bool  # has the tower, the projector and the embedding
+    is_last: bool  # has the final norm, the head and the loss
 
 
 @dataclass(frozen=True)
@@ -21,7 +31,12 @@ class Blocks:
 
     language_layers: Sequence[nn.Module]  # units for sharding and activation checkpointing
     tower_layers: Sequence[nn.Module]  # empty when the tower is not part of the model (cached features)
+    embedding: nn.Module  # tokens to hidden states
+    head: nn.Module  # hidden states to logits; its weight may be the embedding's
+    loss: nn.Module  # logits and label tokens to their summed loss
     frozen: Sequence[nn.Parameter]  # parameters that never change
+    reduce_to: Callable[[Stage], None]  # makes a stage of the module: lets go of all else
+    row_flops: RowFlops | None = None  # of a mean row, where the data is known: what stages are balanced by
 
 
 class Weights(Protocol):
@@ -42,6 +57,7 @@ class Family(Protocol):
     def build(self, config: ModelConfig, tokenizer: Any) -> nn.Module: ...
     def blueprint(self, config: ModelConfig, tokenizer: Any) -> nn.Module: ...
     def initial_weights(self, config: ModelConfig, tokenizer: Any) -> Weights: ...
+    def frozen_weights(self, model: nn.Module) -> dict[str, torch.Tensor]: ...
     def skeleton(self, config: ModelConfig, *, vocabulary: int, language_layers: int | None = None) -> nn.Module: ...
     def shape(self, config: ModelConfig) -> ModelShape: ...
     def build_tower(self, config: ModelConfig) -> nn.Module: ...

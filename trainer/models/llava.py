@@ -8,14 +8,15 @@ ago.
 from __future__ import annotations
 
 import copy
+import functools
 import sys
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from transformers import (
     AutoConfig,
     AutoImageProcessor,
@@ -34,7 +35,10 @@ from transformers.utils import logging as transformers_logging
 from trainer.config import ModelConfig, WeightsConfig
 from trainer.errors import ConfigError
 from trainer.models.family import Blocks
-from trainer.models.llava_initial import InitialWeights
+from trainer.models.llava_initial import TOWER, InitialWeights
+from trainer.models.llava_stage import reduce_to_stage
+from trainer.models.lora import adapter_parameters, add_adapters, is_adapter, plain_name, without_adapters
+from trainer.models.loss import TokenLoss
 from trainer.models.pretrained import LanguageWeights, load_pretrained, load_tower
 from trainer.models.shape import ModelShape, Part, Stack
 
@@ -86,6 +90,7 @@ class LlavaFamily:
         model.model.vision_tower.load_state_dict(self.build_tower(config).state_dict())
         if config.language_model.weights:
             _load_language_model(model, LanguageWeights(config.language_model, len(tokenizer)))
+        torch.manual_seed(config.seed)  # adapters start the same whatever was drawn before them
         return _freeze(model, config)
 
     def blueprint(self, config: ModelConfig, tokenizer: Any) -> nn.Module:
@@ -94,7 +99,17 @@ class LlavaFamily:
             return _freeze(LlavaForConditionalGeneration(self._config_for(config, tokenizer)).float(), config)
 
     def initial_weights(self, config: ModelConfig, tokenizer: Any) -> InitialWeights:
-        return InitialWeights(self, config, tokenizer)
+        return InitialWeights(self, without_adapters(config), tokenizer)
+
+    def frozen_weights(self, model: nn.Module) -> dict[str, Tensor]:
+        """Frozen weights of language model and projector, by the names that they have without adapters."""
+        return {
+            plain_name(name): parameter
+            for name, parameter in model.named_parameters()
+            if not parameter.requires_grad
+            and not name.startswith(TOWER)
+            and name not in model.all_tied_weights_keys  # on the meta device they are not one parameter
+        }
 
     def skeleton(self, config: ModelConfig, *, vocabulary: int, language_layers: int | None = None) -> nn.Module:
         """What `build` makes, but for the numbers in it: for the meta device and for tensors without data."""
@@ -116,17 +131,21 @@ class LlavaFamily:
         with torch.device("meta"):
             model = self.skeleton(config, vocabulary=vocabulary)
         language, tower = model.model.language_model, model.model.vision_tower
+        adapters = adapter_parameters(language)
+        in_adapters = _count(language, is_adapter)
+        behind_features = sum(_count(part) for part in _behind_the_features(tower, config))
         tied = bool(getattr(text, "tie_word_embeddings", False))
         parameters: dict[Part, int] = {
             "tower": _count(tower),
             "projector": _count(model.model.multi_modal_projector),
             "embedding": _count(language.embed_tokens),
-            "language_layers": _count(language) - _count(language.embed_tokens),
+            "language_layers": _count(language) - _count(language.embed_tokens) - in_adapters,
+            "adapters": in_adapters,
             "head": 0 if tied else _count(model.lm_head),
         }
         side = config.image_size // int(vision.patch_size)
         frozen: set[Part] = set()
-        for name in config.freeze:
+        for name in config.frozen:
             frozen |= {"embedding", "language_layers", "head"} if name == "language_model" else {name}
         return ModelShape(
             tower=_stack(vision, _layers_of(tower)[0]),
@@ -139,6 +158,8 @@ class LlavaFamily:
             tied_head=tied,
             parameters=parameters,
             frozen=frozenset(frozen),
+            behind_features=behind_features,
+            adapters=adapters,
         )
 
     def build_tower(self, config: ModelConfig) -> nn.Module:
@@ -174,7 +195,11 @@ class LlavaFamily:
         return Blocks(
             language_layers=list(model.model.language_model.layers),
             tower_layers=_layers_of(tower) if tower else [],
+            embedding=model.model.language_model.embed_tokens,
+            head=model.lm_head,
+            loss=module.token_loss,
             frozen=[parameter for parameter in module.parameters() if not parameter.requires_grad],
+            reduce_to=functools.partial(reduce_to_stage, module.model),
         )
 
     def enable_activation_checkpointing(self, module: nn.Module) -> None:
@@ -231,7 +256,7 @@ class LlavaRowModel(nn.Module):
 
     def __init__(self, config: ModelConfig, model: nn.Module, *, cached: bool) -> None:
         super().__init__()
-        self.config, self.model = config, model
+        self.config, self.model, self.token_loss = config, model, TokenLoss()
         self.tower_is_frozen = "tower" in config.freeze
         if cached:
             model.model.vision_tower = None  # its output is read from disk: no weights, no memory
@@ -245,9 +270,16 @@ class LlavaRowModel(nn.Module):
         return self
 
     def forward(
-        self, input_ids: Tensor, position_ids: Tensor, label_index: Tensor, label_ids: Tensor, images: Tensor
+        self,
+        input_ids: Tensor,
+        position_ids: Tensor,
+        label_index: Tensor,
+        label_ids: Tensor,
+        images: Tensor,
+        hidden: Tensor | None = None,
     ) -> Tensor:
-        """Summed cross-entropy of the label tokens, a scalar in fp32.
+        """Summed cross-entropy of the label tokens, a scalar in fp32; hidden states (rows, tokens, hidden) from a stage
+        of the model that lacks the head.
 
         input_ids: (rows, tokens).
         position_ids: (rows, tokens), restarting at 0 for each sample, which keeps packed samples apart.
@@ -255,21 +287,32 @@ class LlavaRowModel(nn.Module):
         label_ids: (labels,), that token.
         images: cached features (images, tokens, tower_hidden), or pixel values (images, 3, side, side). With 0 images
             the projector still runs, so that every rank takes part in every collective.
+        hidden: what the stage before gives, for a stage that lacks the embedding.
         """
+        if hidden is None:
+            hidden = self._from_the_embedding(input_ids, position_ids, images)
+        else:
+            language_model = self.model.model.language_model
+            hidden = language_model(inputs_embeds=hidden, position_ids=position_ids, use_cache=False).last_hidden_state
+        if self.model.lm_head is None:
+            return hidden
+        # Only label positions go through the head: the full logits never exist.
+        logits = self.model.lm_head(hidden.flatten(0, 1).index_select(0, label_index))  # (labels, vocabulary)
+        loss: Tensor = self.token_loss(logits, label_ids)
+        return loss
+
+    def _from_the_embedding(self, input_ids: Tensor, position_ids: Tensor, images: Tensor) -> Tensor:
         base = self.model.model
         features = images if base.vision_tower is None else self._encode(images)  # (images, tokens, tower_hidden)
         weight = base.multi_modal_projector.linear_1.weight
         projected = base.multi_modal_projector(features.to(weight.dtype))  # (images, tokens, hidden)
         # No mask and no cache: with either, transformers no longer keeps packed samples apart by their positions.
-        hidden = base(
+        return base(
             input_ids=input_ids,
             position_ids=position_ids,
             mm_encoder_outputs={"image": BaseModelOutputWithPooling(pooler_output=[projected.flatten(0, 1)])},
             use_cache=False,
         ).last_hidden_state  # (rows, tokens, hidden)
-        # Only label positions go through the head: the full logits never exist.
-        logits = self.model.lm_head(hidden.flatten(0, 1).index_select(0, label_index))  # (labels, vocabulary)
-        return F.cross_entropy(logits.float(), label_ids, reduction="sum")
 
     def _encode(self, pixel_values: Tensor) -> Tensor:
         tower, num_images = self.model.model.vision_tower, len(pixel_values)
@@ -322,11 +365,14 @@ def _counted_from_the_end(layer: int, vision: PreTrainedConfig) -> int:
 
 
 def _freeze(model: nn.Module, config: ModelConfig) -> nn.Module:
-    for name in config.freeze:
+    """Leave to training what the run file says, and put adapters where it asks for them."""
+    for name in config.frozen:
         for part in _parts(model)[name]:
             part.requires_grad_(False)
     for part in _behind_the_features(model.model.vision_tower, config):
         part.requires_grad_(False)
+    if config.lora:
+        add_adapters(model.model.language_model, config.lora)
     return model
 
 
@@ -343,8 +389,8 @@ def _layers_of(tower: nn.Module) -> list[nn.Module]:
     return [module for module in tower.modules() if type(module).__name__.endswith("EncoderLayer")]
 
 
-def _count(module: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in module.parameters())
+def _count(module: nn.Module, counts: Callable[[str], bool] = lambda name: True) -> int:
+    return sum(parameter.numel() for name, parameter in module.named_parameters() if counts(name))
 
 
 def _stack(config: PreTrainedConfig, layer: nn.Module) -> Stack:
@@ -357,7 +403,7 @@ def _stack(config: PreTrainedConfig, layer: nn.Module) -> Stack:
         head_dim=int(getattr(config, "head_dim", None) or hidden // heads),
         intermediate=int(config.intermediate_size),
         gated=any("gate_proj" in name or "gate_up_proj" in name for name, _ in layer.named_parameters()),
-        layer_parameters=_count(layer),
+        layer_parameters=_count(layer, lambda name: not is_adapter(name)),
     )
 
 

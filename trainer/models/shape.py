@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
-Part = Literal["tower", "projector", "embedding", "language_layers", "head"]
+Part = Literal["tower", "projector", "embedding", "language_layers", "adapters", "head"]
 
 
 @dataclass(frozen=True)
@@ -21,10 +21,16 @@ class Stack:
     gated: bool  # the feed-forward part has three matrices (SwiGLU) instead of two
     layer_parameters: int  # of one layer
 
+    @property
+    def matrices(self) -> int:
+        """Parameters in one layer's matrices: query, key, value, output, and two or three of the feed-forward part."""
+        attention = 2 * (self.heads + self.kv_heads) * self.head_dim
+        return self.hidden * (attention + (3 if self.gated else 2) * self.intermediate)
+
 
 @dataclass(frozen=True)
 class ModelShape:
-    """A vision-language model: tower, projector, embedding, language layers and head."""
+    """A vision-language model: tower, projector, embedding, language layers with their adapters, and head."""
 
     tower: Stack
     tower_tokens: int  # what the tower runs on for one image, class token included
@@ -36,6 +42,8 @@ class ModelShape:
     tied_head: bool  # the head's matrix is the embedding's
     parameters: dict[Part, int]  # a tied head has 0 of its own
     frozen: frozenset[Part]
+    behind_features: int = 0  # parameters of the tower behind the layer whose output is used: never trained
+    adapters: dict[str, int] = field(default_factory=dict)  # adapted layer -> adapter parameters in one language layer
 
     @property
     def total_parameters(self) -> int:
@@ -43,4 +51,32 @@ class ModelShape:
 
     @property
     def trainable_parameters(self) -> int:
-        return sum(count for part, count in self.parameters.items() if part not in self.frozen)
+        return sum(self.trained.values())
+
+    @property
+    def trained(self) -> dict[Part, int]:
+        """Parameters that training changes."""
+        trained = {part: 0 if part in self.frozen else count for part, count in self.parameters.items()}
+        if trained["tower"]:
+            trained["tower"] -= self.behind_features
+        return trained
+
+    @property
+    def trained_per_layer(self) -> int:
+        """Parameters that training changes in one language layer."""
+        own = 0 if "language_layers" in self.frozen else self.language.layer_parameters
+        return own + sum(self.adapters.values())
+
+    def of_tensor_rank(self, part: Part, count: int, ranks: int) -> int:
+        """How many of `count` parameters of a part are on each of `ranks` ranks that split the layers between them.
+
+        Embedding, head and the matrices of layers are divided, all else is whole (biases are taken for whole).
+        """
+        divided = {
+            "tower": self.tower.layers * self.tower.matrices,
+            "language_layers": self.language.layers * self.language.matrices,
+            "embedding": self.parameters["embedding"],
+            "head": self.parameters["head"],
+        }
+        share = divided[part] / self.parameters[part] if self.parameters[part] and part in divided else 0.0
+        return round(count * (1 - share + share / ranks))

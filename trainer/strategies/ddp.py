@@ -33,7 +33,15 @@ class Ddp:
             with warnings.catch_warnings():
                 # torch 2.13 renames broadcast_buffers; 2.11 and 2.12 know no other name.
                 warnings.simplefilter("ignore", FutureWarning)
-                self._module = DistributedDataParallel(module, broadcast_buffers=False, gradient_as_bucket_view=True)
+                self._module = DistributedDataParallel(
+                    module,
+                    broadcast_buffers=False,
+                    gradient_as_bucket_view=True,
+                    # After its first step DDP lays its buckets out anew, unless it looks for unused parameters. A run
+                    # that is resumed would make a step in the first layout where the uninterrupted one had the second,
+                    # and sums over more than two ranks come out in another order.
+                    find_unused_parameters=config.deterministic,
+                )
         self._optimizer = build_optimizer(module, config.optimizer)
         self._snapshots = Snapshots(self._module, self._optimizer)
 

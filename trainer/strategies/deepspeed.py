@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,18 @@ from torch.distributed import ProcessGroup
 
 from trainer.batches import RowBatch
 from trainer.config import TrainConfig
+from trainer.models.family import Blocks
 from trainer.optim import build_optimizer, set_rates
+from trainer.strategies.gathered import keep_no_gathered_weights
+from trainer.strategies.native import host_stager
 from trainer.strategies.strategy import StepResult
 from trainer.worker import Worker
 
 LARGEST_BUCKET_ELEMENTS = 500_000_000  # DeepSpeed's default
 TAG = "zero"  # one fixed folder name: which checkpoint this is, is said by COMMIT and not by DeepSpeed's `latest`
 MODULE_FILE = f"{TAG}/mp_rank_00_model_states.pt"  # the weights, whole for stages 1 and 2
+SHAPES_FILE = f"{TAG}/zero_pp_rank_0_mp_rank_00_model_states.pt"  # stage 3: what lies where in the partitions
+PARTITION_FILE = f"{TAG}/zero_pp_rank_{{rank}}_mp_rank_00_optim_states.pt"
 
 
 class Zero:
@@ -27,17 +33,23 @@ class Zero:
 
     checkpoint_format = "deepspeed"
 
-    def __init__(self, config: TrainConfig, module: nn.Module, worker: Worker, *, stage: int) -> None:
+    def __init__(self, config: TrainConfig, module: nn.Module, blocks: Blocks, worker: Worker, *, stage: int) -> None:
         self._config, self._worker = config, worker
         deepspeed = _import_deepspeed(worker)
+        if stage == 3:
+            keep_no_gathered_weights(module)
         micro_steps = config.global_batch_rows // (config.micro_batch_rows * worker.world_size)
-        optimizer = build_optimizer(module, config.optimizer)
-        trainable = sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
-        settings = engine_settings(config, stage=stage, micro_steps=micro_steps, trainable=trainable)
+        optimizer = build_optimizer(module, config.optimizer, on_cpu=config.offload != "none")
+        settings = engine_settings(config, stage=stage, micro_steps=micro_steps, sizes=sizes_of(module, blocks))
+        settings["zero_optimization"] |= offloading(config, pin_memory=worker.device.type == "cuda")
         self._engine, self._optimizer, _, _ = deepspeed.initialize(
             model=module, optimizer=optimizer, config=settings, dist_init_required=False
         )
         self._micro_steps = micro_steps
+        from trainer.strategies.deepspeed_files import HeldFiles
+
+        self._files = HeldFiles(host_stager(on_gpu=worker.device.type == "cuda"))
+        self._engine.checkpoint_engine = self._files
 
     def forward_backward(self, batches: Sequence[RowBatch], total_label_tokens: int) -> Tensor:
         # The engine divides by ranks and by its count of micro-steps; the loss is a sum over both: multiply by these.
@@ -62,9 +74,9 @@ class Zero:
         return float(self._optimizer.param_groups[0]["lr"])
 
     def snapshot(self, folder: Path, group: ProcessGroup) -> Callable[[], None]:
-        # The engine's own save talks to the other ranks throughout: it cannot run beside training.
+        # The engine talks to the other ranks while it saves, so it does that here; its files are written later.
         self._engine.save_checkpoint(folder, tag=TAG, save_latest=False, exclude_frozen_parameters=True)
-        return lambda: None
+        return self._files.take()
 
     def load(self, folder: Path) -> None:
         path, _ = self._engine.load_checkpoint(folder, tag=TAG, load_module_strict=False)
@@ -72,9 +84,31 @@ class Zero:
             raise RuntimeError(f"DeepSpeed found no checkpoint in {folder}")
 
 
-def engine_settings(config: TrainConfig, *, stage: int, micro_steps: int, trainable: int) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Sizes:
+    """Numbers of parameters that decide how the engine gathers and reduces."""
+
+    trainable: int
+    layer: int  # of the largest layer
+    vector: int  # of the largest parameter of one dimension: a bias or a norm
+
+
+def sizes_of(module: nn.Module, blocks: Blocks) -> Sizes:
+    """Sizes of a module that is whole on this rank."""
+    parameters = list(module.parameters())
+    return Sizes(
+        trainable=sum(parameter.numel() for parameter in parameters if parameter.requires_grad),
+        layer=max(
+            sum(parameter.numel() for parameter in layer.parameters())
+            for layer in (*blocks.language_layers, *blocks.tower_layers)
+        ),
+        vector=max(parameter.numel() for parameter in parameters if parameter.ndim == 1),
+    )
+
+
+def engine_settings(config: TrainConfig, *, stage: int, micro_steps: int, sizes: Sizes) -> dict[str, Any]:
     """DeepSpeed's configuration. Every value that its defaults would set behind our back is named."""
-    bucket_elements = min(LARGEST_BUCKET_ELEMENTS, trainable)  # allocated whole, however small the model is
+    bucket_elements = min(LARGEST_BUCKET_ELEMENTS, sizes.trainable)  # allocated whole, however small the model is
     settings: dict[str, Any] = {
         "train_batch_size": config.global_batch_rows,
         "train_micro_batch_size_per_gpu": config.micro_batch_rows,
@@ -92,10 +126,26 @@ def engine_settings(config: TrainConfig, *, stage: int, micro_steps: int, traina
         "steps_per_print": 10**9,  # our metrics are the log
         "wall_clock_breakdown": False,
     }
+    if stage == 3:
+        # The defaults are for models of billions: a smaller one would be gathered and never let go of.
+        settings["zero_optimization"] |= {
+            "stage3_param_persistence_threshold": sizes.vector,  # such stay whole: not worth a collective
+            "stage3_prefetch_bucket_size": sizes.layer,  # fetched ahead
+            "stage3_max_reuse_distance": 0,  # what is needed again only later is let go of
+            "stage3_max_live_parameters": 2 * sizes.layer,
+            "memory_efficient_linear": False,  # replaces torch's function in the whole process; ours stays in the model
+        }
     if config.precision == "bf16":
         # fp32 weights under autocast: ZeRO's own bf16 mode rounds the weights and drifts ten times further.
         settings["torch_autocast"] = {"enabled": True, "dtype": "bfloat16"}
     return settings
+
+
+def offloading(config: TrainConfig, *, pin_memory: bool) -> dict[str, Any]:
+    """What is kept in the machine's memory, for DeepSpeed's configuration."""
+    place = {"device": "cpu", "pin_memory": pin_memory}
+    found = {} if config.offload == "none" else {"offload_optimizer": place}
+    return {**found, "offload_param": place} if config.offload == "optimizer+weights" else found
 
 
 def _import_deepspeed(worker: Worker) -> Any:

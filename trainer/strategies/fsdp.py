@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
 from trainer.batches import RowBatch
 from trainer.config import TrainConfig
@@ -31,8 +31,8 @@ class Fsdp:
 
     def __init__(self, config: TrainConfig, module: nn.Module, blocks: Blocks, worker: Worker) -> None:
         self._config, self._worker = config, worker
-        self._module = shard(module.to(worker.device), blocks, config, worker)
-        self._optimizer = build_optimizer(self._module, config.optimizer)
+        self._module = shard(module.to(worker.device), blocks, config, _mesh(config, worker))
+        self._optimizer = build_optimizer(self._module, config.optimizer, on_cpu=config.offload != "none")
         self._snapshots = Snapshots(self._module, self._optimizer)
 
     def forward_backward(self, batches: Sequence[RowBatch], total_label_tokens: int) -> Tensor:
@@ -61,19 +61,21 @@ class Fsdp:
         load_dcp(self._module, self._optimizer, folder)
 
 
-def shard(module: nn.Module, blocks: Blocks, config: TrainConfig, worker: Worker) -> FSDPModule:
+def shard(module: nn.Module, blocks: Blocks, config: TrainConfig, mesh: DeviceMesh) -> FSDPModule:
     """Apply `fully_shard` to each layer, then to the rest. Layers of the tower, never the tower module itself:
     renaming its class would break transformers' capture of hidden states."""
-    mesh = _mesh(config, worker)
     policy = MixedPrecisionPolicy()
     if config.precision == "bf16":
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False)
+    offload: OffloadPolicy = OffloadPolicy()
+    if config.offload != "none":  # slices, gradients and moments; the update is done where they are
+        offload = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda")
     ignored = set(blocks.frozen)
     layers = [*blocks.tower_layers, *blocks.language_layers]
     for layer in layers:
         if not ignored.issuperset(layer.parameters()):
-            fully_shard(layer, mesh=mesh, mp_policy=policy, ignored_params=ignored)
-    return fully_shard(module, mesh=mesh, mp_policy=policy, ignored_params=ignored)
+            fully_shard(layer, mesh=mesh, mp_policy=policy, offload_policy=offload, ignored_params=ignored)
+    return fully_shard(module, mesh=mesh, mp_policy=policy, offload_policy=offload, ignored_params=ignored)
 
 
 def _mesh(config: TrainConfig, worker: Worker) -> DeviceMesh:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from trainer.optim import set_rates
@@ -36,13 +37,40 @@ def clip_and_step(
     `keep_gradients` sets gradients to zero where they are, instead of letting go of them.
     """
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    norm = torch.nn.utils.clip_grad_norm_(parameters, clip_grad_norm or float("inf"))
-    if isinstance(norm, DTensor):
-        norm = norm.full_tensor()
+    norm = _clip(parameters, clip_grad_norm or float("inf"))
     set_rates(optimizer, rate_factor)
     optimizer.step()
     optimizer.zero_grad(set_to_none=not keep_gradients)
     return StepResult(norm)
+
+
+def _clip(parameters: Sequence[nn.Parameter], most: float) -> Tensor:
+    """Clip by the global norm, and return it. Parameters may lie on different meshes, or on none: torch's own
+    `clip_grad_norm_` can only take those of one mesh together."""
+    meshes: dict[DeviceMesh | None, list[nn.Parameter]] = {}
+    for parameter in parameters:
+        if parameter.grad is not None:
+            meshes.setdefault(getattr(parameter, "device_mesh", None), []).append(parameter)
+    norms = []
+    for group in meshes.values():
+        norm = torch.nn.utils.get_total_norm([parameter.grad for parameter in group if parameter.grad is not None])
+        norms.append(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+    total = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
+    for group in meshes.values():
+        torch.nn.utils.clip_grads_with_norm_(group, most, total)
+    return total
+
+
+def host_stager(*, on_gpu: bool) -> DefaultStager:
+    """Copies nested state into host memory, each storage into the same buffer every time."""
+    return DefaultStager(
+        StagingOptions(
+            use_pinned_memory=on_gpu,
+            use_shared_memory=False,  # /dev/shm is small in containers
+            use_async_staging=False,
+            use_non_blocking_copy=False,
+        )
+    )
 
 
 class Snapshots:
@@ -51,18 +79,11 @@ class Snapshots:
     def __init__(self, module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         self._module, self._optimizer = module, optimizer
         on_gpu = any(parameter.is_cuda for parameter in module.parameters())
-        self._stager = DefaultStager(
-            StagingOptions(
-                use_pinned_memory=on_gpu,
-                use_shared_memory=False,  # /dev/shm is small in containers
-                use_async_staging=False,
-                use_non_blocking_copy=False,
-            )
-        )
+        self._stager = host_stager(on_gpu=on_gpu)
 
     def take(self, folder: Path, group: ProcessGroup) -> Callable[[], None]:
         """See `Strategy.snapshot`. Files are by parameter name, which any world size and either strategy can read."""
-        state = self._stager.stage(_state(self._module, self._optimizer))
+        state = self._stager.stage(_lasting(*get_state_dict(self._module, self._optimizer, options=STATE_OPTIONS)))
         assert isinstance(state, dict)
 
         def write() -> None:
@@ -78,14 +99,15 @@ class Snapshots:
 
 def load_dcp(module: nn.Module, optimizer: torch.optim.Optimizer, folder: Path) -> None:
     """Read what a snapshot wrote, resharded for the present layout."""
-    state = _state(module, optimizer)
+    model_state, optimizer_state = get_state_dict(module, optimizer, options=STATE_OPTIONS)
+    state = _lasting(model_state, optimizer_state)
     with _plain_errors():
         dcp.load(state, storage_reader=dcp.FileSystemReader(folder))
     set_state_dict(
         module,
         optimizer,
         model_state_dict=state["model"],
-        optim_state_dict=state["optimizer"],
+        optim_state_dict={**optimizer_state, **state["optimizer"]},
         options=STATE_OPTIONS,
     )
 
@@ -100,6 +122,7 @@ def _plain_errors() -> Iterator[None]:
         raise cause from None
 
 
-def _state(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    model_state, optimizer_state = get_state_dict(module, optimizer, options=STATE_OPTIONS)
-    return {"model": model_state, "optimizer": optimizer_state}
+def _lasting(model_state: dict[str, Any], optimizer_state: dict[str, Any]) -> dict[str, Any]:
+    """What a checkpoint holds. Groups of the optimizer are left out: their settings are the run file's, and layouts
+    group parameters differently."""
+    return {"model": model_state, "optimizer": {"state": optimizer_state["state"]}}

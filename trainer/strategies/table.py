@@ -37,6 +37,16 @@ def _table() -> dict[str, Build]:
 
         return Fsdp(config, module, blocks, worker)
 
+    def pipeline(config: TrainConfig, module: nn.Module, blocks: Blocks, worker: Worker) -> Strategy:
+        from trainer.strategies.pipeline import Pipeline
+
+        return Pipeline(config, module, blocks, worker)
+
+    def tensor(config: TrainConfig, module: nn.Module, blocks: Blocks, worker: Worker) -> Strategy:
+        from trainer.strategies.tensor import TensorParallel
+
+        return TensorParallel(config, module, blocks, worker)
+
     def zero(stage: int) -> Build:
         def build(config: TrainConfig, module: nn.Module, blocks: Blocks, worker: Worker) -> Strategy:
             from trainer.strategies.deepspeed import Zero
@@ -45,4 +55,5 @@ def _table() -> dict[str, Build]:
 
         return build
 
-    return {"ddp": ddp, "fsdp": fsdp, "hsdp": fsdp, "zero1": zero(1), "zero2": zero(2), "zero3": zero(3)}
+    table = {"ddp": ddp, "fsdp": fsdp, "hsdp": fsdp, "zero1": zero(1), "zero2": zero(2), "zero3": zero(3)}
+    return {**table, "tp": tensor, "tp+fsdp": tensor, "pp": pipeline}

@@ -1,17 +1,23 @@
-"""Where samples come from: one small protocol, one table of names."""
+"""Where samples come from: one small protocol, one table of names, one rule by which a path tells its format."""
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from trainer.config import DataConfig
 from trainer.data.rejects import Reject
 from trainer.data.samples import Sample
 from trainer.errors import ConfigError, ExitCode, UserError
 
+if TYPE_CHECKING:
+    from trainer.data.sources.files import Files
+
 BUILTIN_PREFIX = "builtin:"
+FOLDER_SUFFIXES = (".tar", ".parquet")  # what a folder is known by
+FILE_SUFFIXES = (".json", ".jsonl", ".tar", ".parquet", ".csv")
 BUILTIN_PACKAGES = {  # name of the set -> module and package that hold its pictures
     "digits": ("sklearn", "scikit-learn"),
     "easy-vqa": ("easy_vqa", "easy-vqa"),
@@ -32,15 +38,13 @@ class Source(Protocol):
 
 
 def open_source(config: DataConfig) -> Source:
-    """The source that `data.source` names.
+    """The source that `data.source` names: a built-in set, or by its suffix or what is in the folder, a format.
 
     Raises ConfigError for a name or path that is not there, DataError for a file that does not hold samples, and
     UserError (exit 69) for a Python package that is not installed.
     """
     if not config.source.startswith(BUILTIN_PREFIX):
-        from trainer.data.sources.llava import LlavaSource
-
-        return LlavaSource(config.source, config.image_folder)
+        return _open_files(config)
     builtin = _builtin_sources()
     name = config.source.removeprefix(BUILTIN_PREFIX)
     if name not in builtin:
@@ -49,6 +53,68 @@ def open_source(config: DataConfig) -> Source:
             expected="one of " + ", ".join(BUILTIN_PREFIX + known for known in builtin),
         )
     return builtin[name](config)
+
+
+def _open_files(config: DataConfig) -> Source:
+    from trainer.data.sources.coco import CocoSource
+    from trainer.data.sources.files import find_files
+    from trainer.data.sources.image_folder import METADATA, ImageFolderSource
+    from trainer.data.sources.llava import LlavaSource
+    from trainer.data.sources.webdataset import WebDatasetSource
+
+    files = find_files(config.source)
+    suffix = _suffix(files, METADATA)
+    if suffix == ".tar":
+        return WebDatasetSource(files.ending(suffix), config.caption_question)
+    if suffix == ".parquet":
+        from trainer.data.sources.parquet import ParquetSource
+
+        return ParquetSource(files.ending(suffix), config.image_folder, config.caption_question)
+    if suffix == ".csv":
+        files = files.named(METADATA) if files.is_folder else files
+        return ImageFolderSource(files, config.image_folder, config.caption_question, config.held_out_fraction)
+    if len(files.infos) > 1:
+        raise ConfigError(
+            f"data.source {config.source!r} names {len(files.infos)} {suffix} files",
+            expected="one file: only tars and Parquet files may be many",
+        )
+    if suffix == ".json" and _begins_object(files):
+        return CocoSource(files, config.image_folder, config.caption_question, config.held_out_fraction)
+    return LlavaSource(files, config.image_folder, config.caption_question)
+
+
+def _suffix(files: Files, metadata: str) -> str:
+    """The one suffix that says what the files are. Raises ConfigError when there is none, or more than one."""
+    names = files.names
+    if files.is_folder:
+        found = [suffix for suffix in FOLDER_SUFFIXES if any(name.endswith(suffix) for name in names)]
+        found += [".csv"] if metadata in names else []
+        expected = f"a folder with tars, with Parquet files, or with {metadata}"
+    else:
+        found = [suffix for suffix in FILE_SUFFIXES if any(name.endswith(suffix) for name in names)]
+        odd = [name for name in names if not name.endswith(FILE_SUFFIXES)]
+        expected = f"builtin:<name>, or files that end in {', '.join(FILE_SUFFIXES)}"
+        if odd:
+            raise ConfigError(f"data.source {files.source!r} has an unknown format: {odd[0]}", expected=expected)
+    if len(found) != 1:
+        what = " and ".join(found) if found else ", ".join(names[:5])
+        raise ConfigError(
+            f"data.source {files.source!r} holds {what}",
+            expected=expected,
+            fix="name the files themselves, with a pattern such as *.tar where there are many",
+        )
+    return found[0]
+
+
+def _begins_object(files: Files) -> bool:
+    """Whether a JSON file holds an object, as COCO's do, and not a list, as LLaVA's do."""
+    from trainer.data.sources.json_reader import JsonReader
+
+    with files.storage.fetch(files.names[0]).open("rb") as file:
+        try:
+            return JsonReader(file).peek() == "{"
+        except UnicodeDecodeError:
+            return False
 
 
 def require_builtin(source: str) -> None:

@@ -1,4 +1,4 @@
-"""A disk that is full, broken or read-only; clocks that lie; signatures."""
+"""A disk that is full, broken or read-only; clocks that lie."""
 
 from __future__ import annotations
 
@@ -17,14 +17,12 @@ from tests.crash.world import (
     loaded,
     run_once,
     save,
-    sealed,
-    tamper,
     two_committed,
     upload,
 )
 from tests.e2e.disk import small_disk
 from trainer import storage
-from trainer.checkpoint.commit import FOLDER, checkpoint_name, committed, newest_good
+from trainer.checkpoint.commit import FOLDER, checkpoint_name, committed
 from trainer.errors import ExitCode, UserError
 from trainer.storage import LocalStorage, Storage
 
@@ -178,34 +176,3 @@ def test_clocks_that_are_off(
         newest = run_once(local, scratch, keep=2)
     assert newest > old and loaded(local, scratch).name == newest
     after_a_fault(local, scratch, allowed={newest})
-
-
-SIGNED_WITH = {"the right key": b"right", "another key": b"wrong", "no key": b""}
-
-
-@case("signature", "the newest COMMIT is signed with {}", "loaded only with the right one", key=SIGNED_WITH)
-def test_signatures(key: str, store: Storage, scratch: Path) -> None:
-    old = save(store, scratch, 1, key=b"right")
-    newest = save(store, scratch, 2, key=SIGNED_WITH[key])
-    found, passed_over = newest_good(store, key=b"right")
-    assert found is not None and found.name == (newest if key == "the right key" else old)
-    assert passed_over == ([] if key == "the right key" else [f"{newest}: COMMIT is not signed with this run's key"])
-
-
-@case("signature", "a signed COMMIT is changed and given a right CRC32C", "passed over")
-def test_a_forged_commit(store: Storage, scratch: Path) -> None:
-    old, newest = (save(store, scratch, step, key=b"right") for step in (1, 2))
-
-    def forge(body: bytes) -> bytes:
-        text, _, signature = body.split(b"\n")
-        return sealed(text.replace(b'"step": 2', b'"step": 7')) + b"\n" + signature
-
-    tamper(store, newest, "COMMIT", forge)
-    found, _ = newest_good(store, key=b"right")
-    assert found is not None and found.name == old
-
-
-@case("signature", "a run without a key meets signed checkpoints", "loaded: the signature is the reader's choice")
-def test_no_key_reads_signed_ones(store: Storage, scratch: Path) -> None:
-    name = save(store, scratch, 1, key=b"right")
-    after_a_fault(store, scratch, allowed={name})

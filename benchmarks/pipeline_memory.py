@@ -1,0 +1,85 @@
+"""Memory of every stage of real pipelines, measured and as the planner says. All ranks write what they hold.
+
+torchrun ... -m benchmarks.pipeline_memory --output FILE
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from benchmarks.measure_memory import measure
+from benchmarks.memory_cases import Case
+from pipelines.planner.memory import fullest
+from pipelines.planner.stage_memory import stage_moments
+from trainer.models.table import family_of
+from trainer.strategies.pipeline_stages import stages_of
+from trainer.worker import run_worker, start_worker
+
+STAGES = 3
+DEEP = {"train.pipeline_parallel": STAGES, "model.language_model.config.num_hidden_layers": 6}
+
+
+def _case(changes: dict[str, Any] | None = None, *, passes: int = 4, cached: bool = True) -> Case:
+    return Case("pp", {**DEEP, **(changes or {})}, passes=passes, cached=cached)
+
+
+CASES = {
+    "pp": _case(),
+    "pp, many micro-batches": _case(passes=6),
+    "pp, fewer micro-batches than stages": _case(passes=2),
+    "pp bf16": _case({"train.precision": "bf16"}),
+    "pp checkpointing": _case({"train.activation_checkpointing": "full"}),
+    "pp bf16 checkpointing": _case({"train.precision": "bf16", "train.activation_checkpointing": "full"}),
+    "pp online": _case({"features.cache": "off"}, cached=False),
+    "pp tower trained": _case({"model.freeze": [], "features.cache": "off"}, cached=False),
+    "pp projector only": _case({"model.freeze": ["tower", "language_model"]}),
+    "pp adapters": _case({"model.lora": {"rank": 8}}),
+}
+
+
+def predicted(case: Case) -> list[dict[str, int]]:
+    """The planner's bytes in each stage: what can be counted, and all that is held at the fullest moment."""
+    config = case.config(STAGES)
+    shape = family_of(config.model).shape(config.model)
+    stages = stages_of(shape.language.layers, STAGES, None)  # without data there is no mean row to cut by
+    mixes = [(case.rows.images // case.rows.rows, case.rows.label_tokens // case.rows.rows)]
+    found = []
+    for number in range(STAGES):
+        moments = stage_moments(config, shape, stages, number, passes=case.passes, mixes=mixes)
+        sizes = {part.name: part.bytes for part in fullest(moments)[1]}
+        weights = sizes.get("weights", 0) + sizes.get("frozen weights", 0)
+        found.append(
+            {
+                "weights": weights,
+                "optimizer": sizes.get("optimizer", 0),
+                "gradients": sizes.get("gradients", 0),
+                "peak": sum(sizes.values()),
+            }
+        )
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--output", type=Path, required=True)
+    arguments = parser.parse_args()
+    worker = start_worker()
+    measured = {}
+    for name, case in CASES.items():
+        stages: list[dict[str, int] | None] = [None] * worker.world_size
+        dist.all_gather_object(stages, measure(case, worker))
+        measured[name] = stages
+        gc.collect()
+    if worker.is_first:
+        arguments.output.write_text(json.dumps(measured))
+    return 0
+
+
+if __name__ == "__main__":
+    run_worker(main)

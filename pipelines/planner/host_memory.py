@@ -1,0 +1,70 @@
+"""What offloading puts into a node's own memory, and whether there is room for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pipelines.planner.catalog import Machine
+from pipelines.planner.layout import Layout
+from pipelines.planner.memory_parts import MemoryPart
+
+OF_THE_OPTIMIZER = frozenset(
+    ("optimizer", "optimizer's weights", "gradients", "optimizer's gradients", "summed gradients", "updated weights")
+)
+# What leaves the device, by train.offload.
+LEAVE = {
+    "none": frozenset[str](),
+    "optimizer": OF_THE_OPTIMIZER,
+    "optimizer+weights": OF_THE_OPTIMIZER | {"weights", "frozen weights"},
+}
+SAVED = ("optimizer", "optimizer's weights", "weights")
+
+GIB = 2**30
+# Vertex AI says that its agents may take up to 40 % of an n1-standard-4's memory; the same is assumed of others.
+CPU_SHARE = 0.6
+PROCESS_BYTES = 1 << 30  # Python with torch and transformers, per rank
+
+
+@dataclass(frozen=True)
+class HostMemory:
+    """The answer for one node."""
+
+    machine: str
+    capacity_bytes: int
+    parts: tuple[MemoryPart, ...]
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(part.bytes for part in self.parts)
+
+    @property
+    def fits(self) -> bool:
+        return self.total_bytes <= self.capacity_bytes
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "machine": self.machine,
+            "capacity_bytes": self.capacity_bytes,
+            "total_bytes": self.total_bytes,
+            "fits": self.fits,
+            "parts": [part.as_dict() for part in self.parts],
+        }
+
+
+def placed(parts: Sequence[MemoryPart], layout: Layout, offload: str) -> list[MemoryPart]:
+    """The parts of one rank, each in the memory that it lies in."""
+    leave = LEAVE[offload] - ({"frozen weights"} if layout.strategy != "zero3" else set())  # whole elsewhere
+    return [replace(part, on_host=part.name in leave) for part in parts]
+
+
+def host_memory(parts: Sequence[MemoryPart], layout: Layout, machine: Machine) -> HostMemory:
+    """What a node holds of its ranks' parts in an update, beside processes and the copy that becomes a checkpoint."""
+    ranks = layout.ranks_per_node
+    saved = sum(part.bytes for part in parts if part.name in SAVED)
+    held = [MemoryPart(part.name, ranks * part.bytes, part.why) for part in parts if part.on_host]
+    processes = MemoryPart("processes", ranks * PROCESS_BYTES, "Python, torch and transformers, assumed")
+    checkpoint = MemoryPart("checkpoint", ranks * saved, "a copy of what is saved, until it is written")
+    return HostMemory(machine.machine_type, int(CPU_SHARE * machine.memory_gib * GIB), (*held, processes, checkpoint))

@@ -1,0 +1,27 @@
+"""What the memory of a rank is put together from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+FP32_BYTES, BF16_BYTES = 4, 2
+
+
+@dataclass(frozen=True)
+class MemoryPart:
+    """One part of the bar. `why` is a few words."""
+
+    name: str
+    bytes: int
+    why: str = ""
+    on_host: bool = False  # in the machine's memory, where offloading puts it
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {"name": self.name, "bytes": self.bytes, "why": self.why}
+
+
+def split(count: int, shards: int) -> int:
+    """The largest of `shards` nearly equal shares."""
+    return -(-count // shards)

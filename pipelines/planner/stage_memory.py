@@ -1,0 +1,158 @@
+"""Memory of a pipeline's stages, by part, at the fullest moments of a training step.
+
+In a 1F1B schedule stage s of S (from 0) holds min(S - s, micro-batches) micro-batches at a time, so the first one holds
+most of them. Which stage is the fullest depends on what else lies in each.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pipelines.config import RunConfig
+from pipelines.planner.activations import WEIGHT_COPIES, is_cached, worst_rows
+from pipelines.planner.memory_parts import FP32_BYTES, MemoryPart
+from pipelines.planner.stages import StageWeights
+from trainer.models.family import Stage
+from trainer.models.shape import ModelShape
+
+if TYPE_CHECKING:
+    from trainer.stage_tracing import StageTrace
+    from trainer.tracing import Held
+
+ADAM_MOMENTS = 2  # fp32 each
+Mix = tuple[int, int]  # images and label tokens of one row
+NAMES = {
+    WEIGHT_COPIES: ("bf16 copies of weights", "made by autocast, for each micro-batch that is held"),
+    "vision": ("vision tokens", "projected features, and the tower where it runs"),
+    "language": ("activations", "held for the backward pass"),
+    "head": ("logits", "of label tokens only"),
+    "backward": ("backward's temporaries", ""),
+}
+
+
+def stage_moments(
+    config: RunConfig,
+    shape: ModelShape,
+    stages: Sequence[Stage],
+    number: int,
+    *,
+    passes: int,
+    mixes: Sequence[Mix] = (),
+) -> dict[str, list[MemoryPart]]:
+    """All that torch allocates in one stage: in the forward pass, in the backward pass and in the update.
+
+    Args:
+        passes: micro-batches of a step.
+        mixes: what rows may hold; the fullest counts. By default `worst_rows`.
+    """
+    stage = stages[number]
+    weights = StageWeights.of(shape, stage, cached=is_cached(config))
+    held = min(len(stages) - number, passes)
+    found = [_Stage.traced(config, shape, stage, mix) for mix in mixes or worst_rows(config, shape)]
+    fullest = max(found, key=lambda one: one.total_bytes(held))
+    # What is received has a buffer for each micro-batch: hidden states from before, their gradients from behind.
+    in_schedule = max(passes, len(stages))
+    buffers = in_schedule * ((not stage.is_first) + (not stage.is_last))
+    # What was sent is let go of late: the last gradient, and the output of the last but one forward pass of the start.
+    # A micro-batch that the schedule has too many is an output of zeros.
+    late = (not stage.is_first and passes > held) + (not stage.is_last and passes >= 2 * held - 1)
+    late += min(len(stages) - number, in_schedule) - held
+    sent = MemoryPart("sent", late * fullest.passed_on_bytes, "between stages, not yet let go of")
+    static = [
+        MemoryPart("weights", FP32_BYTES * weights.trainable, "fp32, trained"),
+        MemoryPart("frozen weights", FP32_BYTES * weights.frozen, "fp32"),
+        MemoryPart("optimizer", ADAM_MOMENTS * FP32_BYTES * weights.trainable, "two moments in fp32"),
+        MemoryPart("gradients", FP32_BYTES * weights.trainable, "fp32, in the buckets of all-reduce"),
+        MemoryPart("inputs", passes * fullest.input_bytes, "tokens, labels and images of a step"),
+        MemoryPart("received", buffers * fullest.passed_on_bytes, "between stages, for each micro-batch of a step"),
+    ]
+    update = MemoryPart("optimizer's temporaries", FP32_BYTES * weights.trainable, "one moment's root")
+    moments = {
+        "forward": [*fullest.parts(fullest.forward, held), sent],
+        "backward": [*fullest.parts(fullest.backward, held), sent],
+        "step": [update],
+    }
+    return {moment: [part for part in [*static, *parts] if part.bytes] for moment, parts in moments.items()}
+
+
+@dataclass(frozen=True)
+class _Stage:
+    """Bytes by category, of one micro-batch of one mix."""
+
+    forward: Counter[str]
+    kept: Counter[str]
+    backward: Counter[str]
+    passed_on_bytes: int
+    input_bytes: int
+
+    @classmethod
+    def traced(cls, config: RunConfig, shape: ModelShape, stage: Stage, mix: Mix) -> _Stage:
+        """Layers are equal, so traces of one and of two of them give any number."""
+        layers = len(stage.layers)
+        one, two = (_traced_stage(config, shape, stage, mix, min(layers, number)) for number in (1, 2))
+
+        def extended(first: Held, second: Held) -> Counter[str]:
+            few, more = Counter(first.bytes_by_category), Counter(second.bytes_by_category)
+            return Counter({name: few[name] + max(0, layers - 1) * (more[name] - few[name]) for name in {*few, *more}})
+
+        return cls(
+            forward=extended(one.forward, two.forward),
+            kept=extended(one.kept, two.kept),
+            backward=extended(one.backward, two.backward),
+            passed_on_bytes=one.passed_on_bytes,
+            input_bytes=one.input_bytes,
+        )
+
+    def total_bytes(self, held: int) -> int:
+        return (held - 1) * self.kept.total() + max(self.forward.total(), self.backward.total())
+
+    def parts(self, moment: Counter[str], held: int) -> list[MemoryPart]:
+        return [
+            MemoryPart(name, (held - 1) * self.kept[category] + moment[category], why)
+            for category, (name, why) in NAMES.items()
+        ]
+
+
+def _traced_stage(config: RunConfig, shape: ModelShape, stage: Stage, mix: Mix, layers: int) -> StageTrace:
+    train = config.train
+    return _traced(
+        config.model.model_dump_json(),
+        shape.vocabulary,
+        Stage(range(layers), stage.is_first, stage.is_last),
+        rows=(train.micro_batch_rows, config.data.row_tokens, *mix),
+        cached=is_cached(config),
+        in_bf16=train.precision == "bf16",
+        checkpointing=train.activation_checkpointing == "full",
+    )
+
+
+@functools.cache
+def _traced(
+    model: str,
+    vocabulary: int,
+    stage: Stage,
+    *,
+    rows: tuple[int, int, int, int],
+    cached: bool,
+    in_bf16: bool,
+    checkpointing: bool,
+) -> StageTrace:
+    """`model` is the model section as JSON; `rows` are their number and of one row tokens, images and label tokens."""
+    from trainer.config import ModelConfig
+    from trainer.stage_tracing import trace_stage
+    from trainer.tracing import RowShape
+
+    num_rows, row_tokens, images, label_tokens = rows
+    return trace_stage(
+        ModelConfig.model_validate_json(model),
+        RowShape(num_rows, row_tokens, num_rows * images, num_rows * label_tokens),
+        stage,
+        vocabulary=vocabulary,
+        cached=cached,
+        compute="autocast" if in_bf16 else "fp32",
+        activation_checkpointing=checkpointing,
+    )

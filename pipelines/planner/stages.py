@@ -1,0 +1,54 @@
+"""The stages that a pipeline is cut into, as the trainer cuts it, and the parameters of each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pipelines.config import RunConfig
+from pipelines.planner.layout import Layout
+from pipelines.planner.row_load import RowLoad
+from trainer.flops import flops_per_row
+from trainer.models.family import Stage
+from trainer.models.shape import ModelShape, Part
+from trainer.strategies.pipeline_stages import stages_of
+
+
+def planned_stages(
+    config: RunConfig, shape: ModelShape, layout: Layout, load: RowLoad, *, cached: bool
+) -> tuple[Stage, ...]:
+    """Where the trainer will cut the model for rows like these. Raises ConfigError for more stages than layers."""
+    row = flops_per_row(
+        shape,
+        row_tokens=load.row_tokens,
+        images=load.images_per_row,
+        label_tokens=load.label_tokens_per_row,
+        cached=cached,
+        activation_checkpointing=config.train.activation_checkpointing,
+        feature_layer=config.model.feature_layer,
+    )
+    return tuple(stages_of(shape.language.layers, layout.pipeline_parallel, row))
+
+
+@dataclass(frozen=True)
+class StageWeights:
+    """Parameters of one stage."""
+
+    trainable: int
+    frozen: int
+
+    @classmethod
+    def of(cls, shape: ModelShape, stage: Stage, *, cached: bool) -> StageWeights:
+        trainable = _parameters(shape, shape.trained, stage, cached=cached)
+        return cls(trainable, _parameters(shape, shape.parameters, stage, cached=cached) - trainable)
+
+
+def _parameters(shape: ModelShape, counts: dict[Part, int], stage: Stage, *, cached: bool) -> int:
+    in_layers = shape.language.layer_parameters * shape.language.layers if counts["language_layers"] else 0
+    found = (in_layers + counts["adapters"]) * len(stage.layers) // shape.language.layers
+    if stage.is_first:
+        found += counts["embedding"] + counts["projector"] + (0 if cached else counts["tower"])
+    if stage.is_last:
+        final_norm = counts["language_layers"] - in_layers
+        # A tied matrix lies at both ends.
+        found += final_norm + (counts["embedding"] if shape.tied_head and not stage.is_first else counts["head"])
+    return found

@@ -1,0 +1,44 @@
+"""The how-to page on one's own data, typed in as it stands: every set that it makes is one that `check` accepts."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from pipelines.cli import app
+from pipelines.config import load_run_file
+from tests.data_fixture import job_config, run_prepare
+from tests.e2e.commands import FENCE
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "how-to" / "bring-your-own-data.md"
+
+
+@pytest.mark.e2e
+def test_every_set_on_the_page_is_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("configs").symlink_to(ROOT / "configs")
+    checked = []
+    for language, body in FENCE.findall(PAGE.read_text()):
+        if language == "python":
+            exec(compile(body, str(PAGE), "exec"), {"__name__": "page"})
+            continue
+        program, verb, *arguments = shlex.split(body)
+        assert program == "vlmpipe"
+        if verb == "run":  # a run of this kind is the tutorial's test
+            continue
+        answer = CliRunner().invoke(app, [verb, *arguments])
+        assert answer.exit_code == 0, answer.output
+        data = load_run_file(ROOT / arguments[0], arguments[1:]).data
+        prepared = run_prepare(job_config(tmp_path / "root", source=data.source, image_folder=data.image_folder))
+        checked.append((data.source, prepared.counts["accepted"], prepared.counts["rejected"]))
+    assert checked == [
+        ("llava.json", 20, 0),
+        ("tars/train-{000000..000001}.tar", 20, 0),
+        ("parquet", 20, 0),
+        ("captions.json", 40, 0),
+        ("pictures", 20, 0),
+    ]

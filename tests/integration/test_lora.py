@@ -1,0 +1,187 @@
+"""Adapters on a frozen language model: trained by every strategy as by one process, resumed, exported, and kept to
+their base."""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+from transformers import AutoModelForImageTextToText, Qwen2Config, Qwen2ForCausalLM
+
+from tests.trainer_runs import losses, make_run, metrics, summary, train_runs
+from trainer.checkpoint.commit import committed, fetch_folder, newest_good
+from trainer.checkpoint.export import export_checkpoint
+from trainer.checkpoint.sync import sync_run
+from trainer.checkpoint.weights import open_weights
+from trainer.config import JobConfig
+from trainer.data.conversation import load_tokenizer
+from trainer.errors import ConfigError
+from trainer.models.lora import is_adapter
+from trainer.models.table import family_of
+from trainer.storage import open_storage
+
+STRATEGIES = ("ddp", "fsdp", "zero2")
+FORMATS = ("fsdp", "zero2")  # one strategy of each checkpoint format
+RELATIVE, RELATIVE_BF16 = 1e-5, 5e-3
+STOP_STEP = 2
+ADAPTED = {"model.lora": {"rank": 4, "alpha": 8.0}, "train.max_steps": 4, "train.optimizer.learning_rate": 0.02}
+DROPPING = {"model.lora": {"rank": 4, "alpha": 8.0, "dropout": 0.2}}
+TEXT = {"vocab_size": 280, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A pretrained language model, as on the hub."""
+    folder = tmp_path_factory.mktemp("base")
+    torch.manual_seed(0)
+    Qwen2ForCausalLM(Qwen2Config(**TEXT, num_key_value_heads=2)).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory, base: Path) -> dict[str, JobConfig]:
+    """By what is done: `reference` on one process, all others on two."""
+    root = tmp_path_factory.mktemp("lora")
+    common = {"model.language_model": {"weights": str(base)}, "features.cache": "off", **ADAPTED}
+
+    def run(name: str, changes: dict[str, Any]) -> JobConfig:
+        return make_run(root, name, {**common, **changes}, features="off")
+
+    reference = run("reference", {"train.micro_batch_rows": 8})
+    train_runs([reference], processes=1)
+    made: dict[str, JobConfig] = {}
+    for strategy in STRATEGIES:
+        here = {"train.strategy": strategy}
+        made |= {
+            f"{strategy} accumulated": run(f"{strategy}-accumulated", here),
+            f"{strategy} bf16": run(f"{strategy}-bf16", {**here, "train.precision": "bf16"}),
+            f"{strategy} checkpointing": run(f"{strategy}-again", {**here, "train.activation_checkpointing": "full"}),
+        }
+    for strategy in FORMATS:
+        here = {"train.strategy": strategy}
+        made |= {
+            f"{strategy} straight": run(f"{strategy}-straight", {**here, **DROPPING}),
+            f"{strategy} stopped": run(f"{strategy}-resumed", {**here, **DROPPING, "train.max_steps": STOP_STEP}),
+        }
+    train_runs(list(made.values()), processes=2)
+    resumed = {
+        f"{strategy} resumed": run(f"{strategy}-resumed", {"train.strategy": strategy, **DROPPING})
+        for strategy in FORMATS
+    }
+    train_runs(list(resumed.values()), processes=2)
+    return {"reference": reference, **made, **resumed}
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_adapters_trained_by_two_processes_equal_those_of_one(strategy: str, runs: dict[str, JobConfig]) -> None:
+    found, expected = runs[f"{strategy} accumulated"], runs["reference"]
+    assert summary(found)["world_size"] == 2
+    assert losses(found) == pytest.approx(losses(expected), rel=RELATIVE)
+    norms, expected_norms = ([line["grad_norm"] for line in metrics(job)] for job in (found, expected))
+    assert norms == pytest.approx(expected_norms, rel=1e-4)
+    weights, expected_weights = trained_weights(found), trained_weights(expected)
+    assert weights.keys() == expected_weights.keys()
+    for name, tensor in expected_weights.items():
+        torch.testing.assert_close(weights[name], tensor, rtol=1e-4, atol=2e-5, msg=lambda text, n=name: f"{n}: {text}")
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_bf16_stays_close_and_activation_checkpointing_changes_no_number(
+    strategy: str, runs: dict[str, JobConfig]
+) -> None:
+    expected = losses(runs[f"{strategy} accumulated"])
+    assert losses(runs[f"{strategy} checkpointing"]) == pytest.approx(expected, rel=RELATIVE)
+    assert losses(runs[f"{strategy} bf16"]) == pytest.approx(expected, rel=RELATIVE_BF16)
+    assert losses(runs[f"{strategy} bf16"]) != expected
+
+
+@pytest.mark.parametrize("strategy", FORMATS)
+def test_a_resumed_run_drops_out_what_the_uninterrupted_one_does(strategy: str, runs: dict[str, JobConfig]) -> None:
+    """Bit for bit, weights and losses."""
+    straight, resumed = runs[f"{strategy} straight"], runs[f"{strategy} resumed"]
+    assert summary(resumed)["resumed_from_step"] == STOP_STEP
+    assert losses(resumed) == losses(straight)
+    found, expected = trained_weights(resumed), trained_weights(straight)
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    assert losses(straight)[1:] != pytest.approx(losses(runs[f"{strategy} accumulated"])[1:], rel=RELATIVE)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_checkpoint_holds_adapters_and_projector_and_nothing_else(strategy: str, runs: dict[str, JobConfig]) -> None:
+    job = runs[f"{strategy} accumulated"]
+    weights = trained_weights(job)
+    built = built_model(job)
+    assert weights.keys() == {name for name, weight in built.named_parameters() if weight.requires_grad}
+    assert {is_adapter(name) or "multi_modal_projector" in name for name in weights} == {True}
+    assert sum(map(is_adapter, weights)) == 2 * 7 * 2, "two matrices for each of seven linear layers in two blocks"
+    assert not any(built.get_parameter(name).equal(weight) for name, weight in weights.items()), "all of it learns"
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_an_export_has_the_adapters_merged_and_answers_as_the_trained_module(
+    strategy: str, runs: dict[str, JobConfig], base: Path
+) -> None:
+    job = runs[f"{strategy} accumulated"]
+    sync_run(job)
+    exported = AutoModelForImageTextToText.from_pretrained(Path(job.run.run_uri, "export"), dtype=torch.float32).eval()
+    trained, untrained = built_model(job).eval(), built_model(job).eval()
+    with torch.no_grad():
+        for name, weight in trained_weights(job).items():
+            trained.get_parameter(name).copy_(weight)
+    side, tokens = job.model.image_size, family_of(job.model).image_tokens(job.model, 1, 1)
+    image_token = int(exported.config.image_token_id)
+    inputs = {
+        "input_ids": torch.tensor([[5, *[image_token] * tokens, 9, 2, 7, 30]]),
+        "pixel_values": torch.rand(1, 3, side, side, generator=torch.Generator().manual_seed(0)),
+    }
+    with torch.no_grad():
+        found, expected, before = (model(**inputs).logits for model in (exported, trained, untrained))
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    assert (expected - before).abs().max() > 0.01, "the adapters must have learned for that to mean anything"
+    own = dict(load_file(base / "model.safetensors"))["model.layers.0.mlp.up_proj.weight"]
+    merged = exported.get_parameter("model.language_model.layers.0.mlp.up_proj.weight")
+    assert torch.linalg.matrix_rank(merged.detach() - own, atol=1e-5) == 4
+
+
+def test_adapters_are_not_exported_onto_another_base(runs: dict[str, JobConfig], base: Path) -> None:
+    """A hub repository that is not pinned, or a folder, may hold other weights by then."""
+    job = runs["zero2 accumulated"]
+    store = open_storage(job.run.run_uri)
+    sync_run(job)
+    before = store.list("export")
+    checkpoint, _ = newest_good(store)
+    assert checkpoint is not None
+    newer = dataclasses.replace(checkpoint, name="9999-00000009-later")
+    file = base / "model.safetensors"
+    content = file.read_bytes()
+    other = {name: tensor * (1.01 if name == "model.norm.weight" else 1) for name, tensor in load_file(file).items()}
+    save_file(other, file, {"format": "pt"})
+    try:
+        with pytest.raises(ConfigError, match=r"frozen weights under checkpoint .* were others"):
+            export_checkpoint(job, store, newer, [])
+    finally:
+        file.write_bytes(content)
+    assert store.list("export") == before
+    assert sync_run(job)["reused"], "onto its own base"
+
+
+def built_model(job: JobConfig) -> nn.Module:
+    """What training starts with."""
+    return family_of(job.model).build(job.model, load_tokenizer(open_storage(job.pointers().prepared_uri)))
+
+
+def trained_weights(job: JobConfig) -> dict[str, torch.Tensor]:
+    """Of the newest checkpoint, as an export reads them."""
+    store = open_storage(job.run.run_uri)
+    checkpoint, passed_over = newest_good(store)
+    assert checkpoint is not None and not passed_over and committed(store)
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = fetch_folder(store, checkpoint, Path(scratch))
+        weights = open_weights(folder, checkpoint.record.checkpoint_format)
+        return {name: weights.read(name).clone() for name in weights.names}

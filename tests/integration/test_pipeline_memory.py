@@ -1,0 +1,31 @@
+"""The planner's memory of every pipeline stage against what three real processes hold."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.pipeline_memory import CASES, STAGES, predicted
+from tests.integration.test_memory import COUNTED, PEAK
+from tests.trainer_runs import torchrun
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    output: Path = tmp_path_factory.mktemp("pipeline-memory") / "measured.json"
+    torchrun("benchmarks.pipeline_memory", ["--output", str(output)], processes=STAGES)
+    return dict(json.loads(output.read_text()))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_each_stage_holds_what_the_planner_says(name: str, measured: dict[str, Any]) -> None:
+    for stage, expected in enumerate(predicted(CASES[name])):
+        found = measured[name][stage]
+        for part in ("weights", "gradients", "optimizer"):
+            assert expected[part] == pytest.approx(found[part], rel=COUNTED), (stage, part)
+        assert expected["peak"] == pytest.approx(found["peak"], rel=PEAK), stage

@@ -1,0 +1,130 @@
+"""Pipeline stages x copies on four processes, and moving to and from other layouts: always what one process computes.
+
+What two stages on two processes do is in test_equalities.py, for all strategies alike.
+"""
+
+from __future__ import annotations
+
+import functools
+import shutil
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+from tests.integration.test_equalities import RELATIVE, STOP_STEP, TOWER_TRAINED, trained_weights
+from tests.trainer_runs import losses, make_run, metrics, summary, train_runs
+from trainer.checkpoint.commit import committed
+from trainer.config import JobConfig
+from trainer.storage import open_storage
+
+pytestmark = pytest.mark.slow
+
+PAIR = {"train.strategy": "pp", "train.pipeline_parallel": 2}
+TWO_BY_TWO = {**PAIR, "train.micro_batch_rows": 1}
+FOUR = {"train.strategy": "pp", "train.pipeline_parallel": 4}
+TIED = {"model.language_model.config.tie_word_embeddings": True}
+PROJECTOR_ONLY = {"model.freeze": ["tower", "language_model"]}
+MODELS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "tower": TOWER_TRAINED,
+    "tied": TIED,
+    "projector": PROJECTOR_ONLY,
+    "uneven": {"data.max_samples": 52},  # epochs of which the last step has fewer rows
+}
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "2 stages, 2 copies": ("plain", TWO_BY_TWO),
+    "2 stages, 2 copies, all trained": ("tower", TWO_BY_TWO),
+    "2 stages, 2 copies, tied": ("tied", TWO_BY_TWO),
+    "4 stages, tied": ("tied", FOUR),
+    "4 stages, three of them frozen": ("projector", FOUR),
+    "4 stages, 2 micro-batches": ("uneven", {**FOUR, "train.micro_batch_rows": 4}),
+}
+
+
+class Move(NamedTuple):
+    """A run that goes on in the middle of another one, under another strategy and on other processes."""
+
+    begins: str
+    model: str
+    changes: dict[str, Any]
+    processes: int
+
+
+MOVES = {
+    "4 stages to ddp": Move("4 stages, tied", "tied", {}, 2),
+    "2 stages, 2 copies, to fsdp": Move("2 stages, 2 copies", "plain", {"train.strategy": "fsdp"}, 2),
+    "2 stages, 2 copies, to one process": Move("2 stages, 2 copies, all trained", "tower", {}, 1),
+    "one process to 2 stages": Move("tied", "tied", PAIR, 2),
+}
+
+
+def make(root: Path, name: str, changes: dict[str, Any]) -> JobConfig:
+    run_id = name.replace(", ", "-").replace(" ", "-")
+    common = {"model.language_model.config.num_hidden_layers": 4, "train.checkpoint_every_steps": STOP_STEP}
+    return make_run(root, run_id, {**common, **changes}, features="off")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, JobConfig]:
+    """All runs by name. Those on the same number of processes share a process group, which is what takes the time."""
+    root = tmp_path_factory.mktemp("pipeline")
+    jobs = {model: make(root, model, {**changes, "train.micro_batch_rows": 8}) for model, changes in MODELS.items()}
+    train_runs(list(jobs.values()), processes=1)
+    cases = {name: make(root, name, {**MODELS[model], **changes}) for name, (model, changes) in CASES.items()}
+    train_runs(list(cases.values()), processes=4)
+    jobs |= cases
+    moved = {name: make(root, name, {**MODELS[move.model], **move.changes}) for name, move in MOVES.items()}
+    for name, move in MOVES.items():
+        begin_in_the_middle(moved[name], jobs[move.begins])
+    for processes in (1, 2):
+        train_runs([moved[name] for name, move in MOVES.items() if move.processes == processes], processes=processes)
+    return jobs | moved
+
+
+def begin_in_the_middle(job: JobConfig, begun: JobConfig) -> None:
+    """Give `job` what the other run had when it was at STOP_STEP."""
+    folder, source = Path(job.run.run_uri), Path(begun.run.run_uri)
+    shutil.copytree(source / "checkpoints", folder / "checkpoints")
+    shutil.copy(source / "metrics.jsonl", folder)
+    store = open_storage(job.run.run_uri)
+    newest = committed(store)[-1]
+    store.delete_folder(f"checkpoints/{newest}")
+
+
+def require_equal(job: JobConfig, reference: JobConfig) -> None:
+    """Losses, norms and trained weights; clipping must be active for its equality to mean anything."""
+    assert len(losses(job)) == len(losses(reference)) > STOP_STEP
+    assert losses(job) == pytest.approx(losses(reference), rel=RELATIVE)
+    norms, expected = ([line["grad_norm"] for line in metrics(each)] for each in (job, reference))
+    assert norms == pytest.approx(expected, rel=RELATIVE)
+    assert max(expected) > job.train.clip_grad_norm
+    weights, whole = trained_weights(job), trained_weights(reference)
+    assert weights.keys() == whole.keys()
+    for name, tensor in whole.items():
+        torch.testing.assert_close(
+            weights[name], tensor, rtol=1e-4, atol=2e-5, msg=functools.partial("{}: {}".format, name)
+        )
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_stages_and_copies_equal_one_process(name: str, trained: dict[str, JobConfig]) -> None:
+    model, _ = CASES[name]
+    assert summary(trained[name])["world_size"] == 4
+    require_equal(trained[name], trained[model])
+
+
+@pytest.mark.parametrize("name", MOVES)
+def test_whoever_continues_gets_the_same(name: str, trained: dict[str, JobConfig]) -> None:
+    move, job = MOVES[name], trained[name]
+    said = summary(job)
+    assert (said["resumed_from_step"], said["world_size"]) == (STOP_STEP, move.processes)
+    require_equal(job, trained[move.model])
+
+
+def test_the_last_micro_batch_of_an_epoch_is_not_full(trained: dict[str, JobConfig]) -> None:
+    """Else the case for it would show nothing."""
+    job = trained["4 stages, 2 micro-batches"]
+    rows = [round(line["tokens_per_s"] * line["step_s"] / line["fill"] / job.data.row_tokens) for line in metrics(job)]
+    assert any(number % job.train.micro_batch_rows for number in rows)

@@ -1,0 +1,139 @@
+"""Tensor parallelism inside two copies of the model, on four real processes, against one process.
+
+The model has all that is split in a way of its own: norms of queries and keys, a tied head over an odd number of
+tokens, and a trained tower with biases. Checkpoints go from these layouts to one process and back.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.memory_cases import SPLIT_CASES, predicted
+from benchmarks.tiny_runs import TINY, strategy_changes
+from tests.integration.test_equalities import RELATIVE, RELATIVE_BF16, STOP_STEP, trained_weights
+from tests.integration.test_memory import COUNTED, PEAK
+from tests.trainer_runs import losses, make_run, metrics, summary, torchrun, train_runs
+from trainer.config import JobConfig, ModelConfig
+from trainer.errors import ConfigError
+from trainer.strategies.split import require_splittable
+
+STRATEGIES = ("tp", "tp+fsdp")
+PROCESSES = 4
+MODEL = {
+    "model.language_model.config.model_type": "qwen3",
+    "model.language_model.config.head_dim": 8,
+    "model.language_model.config.tie_word_embeddings": True,
+    "model.tower.config.model_type": "clip_vision_model",
+    "model.tokenizer": "train:301",
+    "model.freeze": [],
+    "features.cache": "off",
+}
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("tensor")
+
+
+@pytest.fixture(scope="module")
+def runs(root: Path) -> dict[str, JobConfig]:
+    """Each strategy from beginning to end, from a checkpoint of one process, and up to one for one process."""
+
+    def job(run_id: str, strategy: str, **changes: Any) -> JobConfig:
+        return make_run(root, run_id, {**MODEL, **strategy_changes(strategy), **changes}, features="off")
+
+    stop = {"train.max_steps": STOP_STEP}
+    done = {"reference": job("reference", "ddp")}
+    train_runs([done["reference"], *[job(f"ddp-{one}", "ddp", **stop) for one in STRATEGIES]], processes=1)
+    done |= {one: job(one, one) for one in STRATEGIES}
+    other = {"checkpointing": {"train.activation_checkpointing": "full"}, "bf16": {"train.precision": "bf16"}}
+    done |= {f"{one} {name}": job(f"{one}-{name}", one, **more) for one in STRATEGIES for name, more in other.items()}
+    begun = [job(f"{one}-ddp", one, **stop) for one in STRATEGIES]
+    done |= {f"ddp-{one}": job(f"ddp-{one}", one) for one in STRATEGIES}
+    train_runs([*[done[name] for name in done if name != "reference"], *begun], processes=PROCESSES)
+    done |= {f"{one}-ddp": job(f"{one}-ddp", "ddp") for one in STRATEGIES}
+    train_runs([done[f"{one}-ddp"] for one in STRATEGIES], processes=1)
+    return done
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_two_copies_of_two_ranks_equal_one_process(strategy: str, runs: dict[str, JobConfig]) -> None:
+    job, reference = runs[strategy], runs["reference"]
+    assert summary(job)["world_size"] == PROCESSES
+    assert losses(job) == pytest.approx(losses(reference), rel=RELATIVE)
+    norms, expected = ([line["grad_norm"] for line in metrics(each)] for each in (job, reference))
+    assert norms == pytest.approx(expected, rel=1e-4)
+    assert max(expected) > job.train.clip_grad_norm, "clipping must be active for its equality to mean anything"
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_their_weights_equal_one_process_and_are_counted_once(strategy: str, runs: dict[str, JobConfig]) -> None:
+    job, reference = runs[strategy], runs["reference"]
+    weights, expected = trained_weights(job), trained_weights(reference)
+    assert weights.keys() == expected.keys()
+    assert any("q_norm" in name for name in expected) and any("vision_tower" in name for name in expected)
+    for name, tensor in expected.items():
+        torch.testing.assert_close(weights[name], tensor, rtol=1e-4, atol=2e-5, msg=lambda text, n=name: f"{n}: {text}")
+    counts = [
+        (summary(each)["parameters"], summary(each)["trainable_parameters"], summary(each)["tokens"])
+        for each in (job, reference)
+    ]
+    assert counts[0] == counts[1]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_checkpointing_changes_no_number_and_bf16_little(strategy: str, runs: dict[str, JobConfig]) -> None:
+    straight = losses(runs[strategy])
+    assert losses(runs[f"{strategy} checkpointing"]) == pytest.approx(straight, rel=RELATIVE)
+    assert losses(runs[f"{strategy} bf16"]) == pytest.approx(straight, rel=RELATIVE_BF16)
+    assert losses(runs[f"{strategy} bf16"]) != pytest.approx(straight, rel=RELATIVE)
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    output: Path = tmp_path_factory.mktemp("memory") / "measured.json"
+    arguments = ["--output", str(output), "--cases", *SPLIT_CASES]
+    torchrun("benchmarks.measure_memory", arguments, processes=PROCESSES, timeout_s=500)  # weighing takes its time
+    return dict(json.loads(output.read_text()))
+
+
+@pytest.mark.parametrize("name", SPLIT_CASES)
+def test_a_rank_holds_what_the_planner_says(name: str, measured: dict[str, Any]) -> None:
+    found, expected = measured[name], predicted(SPLIT_CASES[name], PROCESSES)
+    for part in ("weights", "gradients", "optimizer"):
+        assert expected[part] == pytest.approx(found[part], rel=COUNTED), part
+    assert expected["peak"] == pytest.approx(found["peak"], rel=PEAK)
+
+
+@pytest.mark.parametrize("run", [f"ddp-{one}" for one in STRATEGIES] + [f"{one}-ddp" for one in STRATEGIES])
+def test_checkpoints_go_from_one_layout_to_another(run: str, runs: dict[str, JobConfig]) -> None:
+    assert summary(runs[run])["resumed_from_step"] == STOP_STEP
+    assert len(losses(runs[run])) == len(losses(runs["reference"])) > STOP_STEP
+    assert losses(runs[run]) == pytest.approx(losses(runs["reference"]), rel=RELATIVE)
+
+
+@pytest.mark.parametrize(
+    ("language_model", "ranks", "said"),
+    [
+        ({}, 4, "does not divide the language model's key-value heads, 2"),
+        ({"num_key_value_heads": 4, "intermediate_size": 66}, 4, "language model's feed-forward width, 66"),
+        ({"model_type": "phi3", "pad_token_id": 0}, 2, "cannot split 'self_attn.qkv_proj' of a Phi3DecoderLayer"),
+        ({"model_type": "olmo2"}, 2, "cannot split 'self_attn.q_norm' of a Olmo2DecoderLayer"),
+        ({"model_type": "qwen3", "head_dim": 8}, 2, ""),
+    ],
+)
+def test_layers_that_cannot_be_split_are_refused(language_model: dict[str, Any], ranks: int, said: str) -> None:
+    """OLMo 2 norms all queries together, of which a rank has a part: it would train on wrong numbers."""
+    model = {**TINY["model"], "language_model": {"config": TINY["model"]["language_model"]["config"] | language_model}}
+    config = ModelConfig.model_validate(model)
+    if not said:
+        require_splittable(config, ranks, cached=False)
+        return
+    with pytest.raises(ConfigError) as refused:
+        require_splittable(config, ranks, cached=False)
+    assert said in str(refused.value)

@@ -1,0 +1,110 @@
+"""Adapters in a model, without training: where they go, how they are counted, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from pydantic import ValidationError
+from transformers import GPT2Config, PreTrainedTokenizerFast
+
+from benchmarks.flop_cases import CASES, model_config
+from trainer.config import LoraConfig, ModelConfig
+from trainer.data.conversation import make_tokenizer
+from trainer.errors import ConfigError
+from trainer.models.llava import LlavaFamily
+from trainer.models.lora import adapters_of, add_adapters, is_adapter, without_adapters
+
+FAMILY = LlavaFamily()
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerFast:
+    return make_tokenizer("train:300", ["USER: what digit is this? ASSISTANT:", " 7"])
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_shape_counts_as_trained_what_a_model_trains(case: str) -> None:
+    """Also of a tower, of which the layers behind the features are not trained."""
+    config = model_config(**CASES[case])
+    with torch.device("meta"):
+        model = FAMILY.skeleton(config, vocabulary=300)
+        model.tie_weights()
+    shape, parameters = FAMILY.shape(config), list(model.parameters())
+    assert shape.total_parameters == sum(weight.numel() for weight in parameters)
+    assert shape.trainable_parameters == sum(weight.numel() for weight in parameters if weight.requires_grad)
+    layer = model.model.language_model.layers[0].parameters()
+    assert shape.trained_per_layer == sum(weight.numel() for weight in layer if weight.requires_grad)
+
+
+def test_adapters_start_without_effect_and_the_same_in_every_process(tokenizer: PreTrainedTokenizerFast) -> None:
+    config = model_config(lora={"rank": 4, "dropout": 0.1})
+    torch.manual_seed(1)
+    first = FAMILY.build(config, tokenizer)
+    torch.manual_seed(2)
+    second, plain = FAMILY.build(config, tokenizer), FAMILY.build(without_adapters(config), tokenizer)
+    found, expected = dict(first.named_parameters()), dict(second.named_parameters())
+    assert found.keys() == expected.keys() and all(found[name].equal(expected[name]) for name in expected)
+    assert all(found[name].any() == ("lora_A" in name) for name in found if is_adapter(name))
+    other = FAMILY.build(config.model_copy(update={"seed": 1}), tokenizer)
+    assert not any(weight.equal(found[name]) for name, weight in other.named_parameters() if "lora_A" in name)
+    inputs = {"input_ids": torch.arange(20)[None]}
+    with torch.no_grad():
+        assert torch.equal(first.eval()(**inputs).logits, plain.eval()(**inputs).logits)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_lies_frozen_under_a_model_has_the_names_of_its_export(
+    case: str, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    """By these a checkpoint's base is told from another, in training and in an export."""
+    config = model_config(**CASES[case])
+    exported = FAMILY.blueprint(without_adapters(config), tokenizer)
+    initial = FAMILY.initial_weights(config, tokenizer)
+    frozen = FAMILY.frozen_weights(FAMILY.build(config, tokenizer))
+    assert frozen.keys() == FAMILY.frozen_weights(exported).keys() <= exported.state_dict().keys()
+    assert all(initial.read(name).equal(frozen[name]) for name in sorted(frozen))
+    assert bool(frozen) == (bool(config.lora) or bool({"projector", "language_model"} & set(config.freeze)))
+
+
+def test_targets_are_names_in_a_block_or_their_last_parts() -> None:
+    lora = {"rank": 2, "targets": ["self_attn.q_proj", "up_proj"]}
+    with torch.device("meta"):
+        model = FAMILY.skeleton(model_config(lora=lora), vocabulary=300)
+    layers = range(3)
+    assert adapters_of(model).keys() == {
+        *(f"model.language_model.layers.{number}.self_attn.q_proj.weight" for number in layers),
+        *(f"model.language_model.layers.{number}.mlp.up_proj.weight" for number in layers),
+    }
+
+
+@pytest.mark.parametrize("target", ["wq", "roj", "lm_head", "layers.0.self_attn.q_proj", "mlp"])
+def test_a_target_that_is_no_linear_layer_is_answered_with_those_there_are(target: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        FAMILY.shape(model_config(lora={"targets": ["v_proj", target]}))
+    assert repr(target) in caught.value.found and "qwen2" in caught.value.found
+    assert "self_attn.v_proj" in caught.value.expected and "mlp.down_proj" in caught.value.expected
+
+
+def test_a_language_model_without_linear_layers_is_refused() -> None:
+    model = torch.nn.Module()
+    model.layers = torch.nn.ModuleList([torch.nn.LayerNorm(4)])
+    model.config = GPT2Config()
+    with pytest.raises(ConfigError, match="gpt2 language model have no linear layers"):
+        add_adapters(model, LoraConfig())
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ({"lora": {"rank": 0}}, "lora.rank"),
+        ({"lora": {"alpha": 0}}, "lora.alpha"),
+        ({"lora": {"dropout": 1.0}}, "lora.dropout"),
+        ({"lora": {"target": ["q_proj"]}}, "lora.target"),
+        ({"lora": {}, "freeze": ("tower", "language_model")}, "lora freezes the language model already"),
+    ],
+)
+def test_settings_that_mean_nothing_are_refused(parts: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        ModelConfig.model_validate(model_config().model_dump() | parts)

@@ -1,0 +1,71 @@
+"""Offloading: which combinations work, and that what leaves the device is in the machine's memory."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pipelines.config import load_run_file
+from pipelines.planner.architecture import architecture
+from pipelines.planner.catalog import load_catalog
+from pipelines.planner.device_memory import estimate_memory
+from pipelines.planner.memory import Memory
+from trainer.config import TrainConfig
+
+RUN_FILE = Path(__file__).parents[2] / "configs/llava-7b-zero2-spot.yaml"
+TRAIN = {"global_batch_rows": 8, "optimizer": {"learning_rate": 1e-3}}
+
+
+@pytest.mark.parametrize(
+    ("strategy", "offload", "hint"),
+    [
+        ("ddp", "optimizer", "use one of zero1, zero2, zero3, or offload none"),
+        ("ddp", "optimizer+weights", "use one of zero3, fsdp, hsdp, or offload none"),
+        ("zero2", "optimizer+weights", "use one of zero3, fsdp, hsdp, or offload optimizer"),
+        ("fsdp", "optimizer", "use one of zero1, zero2, zero3, or offload optimizer+weights"),
+    ],
+)
+def test_a_combination_that_cannot_work_is_refused_with_one_that_does(strategy: str, offload: str, hint: str) -> None:
+    with pytest.raises(ValueError, match=f"strategy {strategy} cannot offload") as refused:
+        TrainConfig.model_validate({**TRAIN, "strategy": strategy, "offload": offload})
+    assert hint in str(refused.value)
+
+
+def planned(strategy: str, offload: str, *, machine_gib: float | None = None) -> Memory:
+    fields = {"train.strategy": strategy, "train.offload": offload, "cluster.reduction_server": None}
+    config = load_run_file(RUN_FILE, [f"{name}={json.dumps(value)}" for name, value in fields.items()])
+    catalog = load_catalog()
+    machine = catalog.machines[config.cluster.machine_type]
+    if machine_gib is not None:
+        machine = replace(machine, memory_gib=machine_gib)
+    gpu = catalog.gpus[config.cluster.accelerator_type]
+    return estimate_memory(config, architecture(config), machine, gpu, nearest=False)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "offload"),
+    [("zero1", "optimizer"), ("zero2", "optimizer"), ("zero3", "optimizer"), ("fsdp", "optimizer+weights")],
+)
+def test_moments_leave_the_device_and_lie_in_the_machine_for_each_of_its_ranks(strategy: str, offload: str) -> None:
+    config = load_run_file(RUN_FILE)
+    kept, offloaded = planned(strategy, "none"), planned(strategy, offload)
+    assert kept.host is None and offloaded.host is not None
+    on_device = {part.name: part.bytes for part in kept.parts}
+    in_machine = {part.name: part.bytes for part in offloaded.host.parts}
+    assert "optimizer" not in {part.name for part in offloaded.parts}
+    assert in_machine["optimizer"] == config.cluster.processes * on_device["optimizer"]
+    assert offloaded.total_bytes < kept.total_bytes - on_device["optimizer"] / 2
+
+
+def test_weights_stay_on_the_device_unless_they_are_named() -> None:
+    names = [{part.name for part in planned("zero3", offload).parts} for offload in ("optimizer", "optimizer+weights")]
+    assert "weights" in names[0] and "weights" not in names[1]
+
+
+def test_a_machine_with_too_little_memory_of_its_own_does_not_fit() -> None:
+    roomy, small = (planned("zero2", "optimizer", machine_gib=gib) for gib in (4096, 64))
+    assert roomy.fits and roomy.spare_bytes == small.spare_bytes
+    assert not small.fits

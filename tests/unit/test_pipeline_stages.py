@@ -1,0 +1,91 @@
+"""Where a model is cut into pipeline stages, and what a stage keeps of it."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from benchmarks.flop_cases import model_config
+from trainer.errors import ConfigError
+from trainer.models.family import Stage
+from trainer.models.llava import LlavaFamily
+from trainer.models.llava_stage import reduce_to_stage
+from trainer.strategies.pipeline_stages import Costs, cut, end_costs, stages_of
+from trainer.tracing import RowShape, inputs_of
+
+VOCABULARY = 300
+
+
+@given(
+    layers=st.integers(2, 9),
+    stages=st.integers(2, 4),
+    costs=st.builds(Costs, st.integers(0, 60), st.integers(1, 20), st.integers(0, 60)),
+)
+def test_no_cut_has_a_cheaper_fullest_stage(layers: int, stages: int, costs: Costs) -> None:
+    def fullest(counts: tuple[int, ...]) -> float:
+        return max(end + count * costs.layer for end, count in zip(end_costs(stages, costs), counts, strict=True))
+
+    found = cut(layers, stages, costs)
+    assert [number for stage in found for number in stage.layers] == list(range(layers))
+    assert [stage.is_first for stage in found] == [True] + [False] * (stages - 1)
+    assert [stage.is_last for stage in found] == [False] * (stages - 1) + [True]
+    every = (counts for counts in itertools.product(range(layers + 1), repeat=stages) if sum(counts) == layers)
+    assert fullest(tuple(len(stage.layers) for stage in found)) == min(map(fullest, every))
+
+
+def test_more_stages_than_layers_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"pipeline_parallel 3 is more than the language model's 2 layers"):
+        stages_of(2, 3, None)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_stages_one_after_another_compute_what_the_whole_model_does(tied: bool) -> None:
+    whole = built(tied)
+    layers = len(whole.model.model.language_model.layers)
+    inputs = {**inputs_of(model_config(), RowShape(2, 64, 1, 40), VOCABULARY, cached=False)}
+    inputs["position_ids"] = torch.cat([torch.arange(40), torch.arange(24)]).repeat(2, 1)  # two packed samples
+    names = {name for name, _ in whole.named_parameters()}
+    hidden: Tensor | None = None
+    in_stages: list[str] = []
+    for stage in cut(layers, 2, Costs(0, 1, 0)):
+        module = built(tied)
+        reduce_to_stage(module.model, stage)
+        in_stages += [name for name, _ in module.named_parameters()]
+        hidden = module(**inputs, hidden=hidden)
+    assert hidden is not None
+    torch.testing.assert_close(hidden, whole(**inputs))
+    assert set(in_stages) == names, "names are those of the whole model, which checkpoints go by"
+    assert len(in_stages) == len(names) + tied, "only a tied matrix is in two stages"
+
+
+def test_a_model_that_works_on_hidden_states_outside_of_its_layers_is_refused() -> None:
+    """Each stage runs the whole model's code: a scale of embeddings, for one, would be applied by every stage."""
+    model = built(tied=False).model
+
+    class Scaled(nn.Module):
+        def forward(self, hidden: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+            hidden *= 2.0
+            return self.rotary(hidden, position_ids)
+
+    scaled = Scaled()
+    scaled.rotary = model.model.language_model.rotary_emb
+    model.model.language_model.rotary_emb = scaled
+    with pytest.raises(ConfigError, match="'qwen2' cannot be cut into pipeline stages"):
+        reduce_to_stage(model, Stage(range(1), is_first=True, is_last=False))
+
+
+def built(tied: bool) -> nn.Module:
+    """The training module with the same random weights each time."""
+    family, config = LlavaFamily(), model_config()
+    torch.manual_seed(0)
+    model = family.skeleton(config, vocabulary=VOCABULARY)
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.02)
+    if tied:
+        model.lm_head.weight = model.model.language_model.embed_tokens.weight
+    return family.training_module(config, model, cached=False)

@@ -1,0 +1,96 @@
+"""What a node says of the files that it has uploaded: their sizes and checksums, signed where the run has a key.
+
+CRC32C finds accidents, and costs next to nothing. Who can write to the bucket can make other bytes of the same CRC32C:
+with a key there is a SHA-256 beside it, and a signature (HMAC-SHA256) that is also over the place of what it signs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import google_crc32c
+
+from trainer.errors import ConfigError
+from trainer.storage import CHUNK_BYTES, clean_name
+
+
+class DamagedError(Exception):
+    """A checkpoint that must not be loaded, and why."""
+
+
+@dataclass(frozen=True)
+class FileSums:
+    """Size and checksums of a file. `sha256` is hexadecimal; "" where there is no key."""
+
+    bytes: int
+    crc32c: int
+    sha256: str = ""
+
+
+Files = dict[str, FileSums]  # by the file's name in its checkpoint
+
+
+def manifest_of(node: int) -> str:
+    """Name of a node's manifest in the checkpoint's folder."""
+    return f"node-{node}.json"
+
+
+def sums_of_file(path: Path, *, with_sha256: bool = False) -> FileSums:
+    """Size and checksums of a file, read once, in chunks."""
+    size_bytes, crc32c, sha256 = 0, 0, hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(CHUNK_BYTES):
+            size_bytes += len(chunk)
+            crc32c = google_crc32c.extend(crc32c, chunk)
+            if with_sha256:
+                sha256.update(chunk)
+    return FileSums(size_bytes, int(crc32c), sha256.hexdigest() if with_sha256 else "")
+
+
+def sha256_of(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def signature(key: bytes, place: str, text: bytes) -> bytes:
+    """Of `text` at `place`, <checkpoint>/<file>: what is signed is not believed under another name."""
+    return hmac.new(key, place.encode() + b"\n" + text, "sha256").hexdigest().encode()
+
+
+def manifest_bytes(files: Files, place: str, *, key: bytes = b"") -> bytes:
+    """A manifest as it is written: JSON, and with a key a second line that signs it."""
+    entries = {
+        name: {what: value for what, value in asdict(sums).items() if value != ""} for name, sums in files.items()
+    }
+    text = json.dumps(entries).encode()
+    return b"\n".join([text, *([signature(key, place, text)] if key else [])])
+
+
+def require_signed(data: bytes, place: str, key: bytes) -> None:
+    """Raise ConfigError when a manifest is not signed with `key`: nothing may vouch for it."""
+    text, *rest = data.split(b"\n")
+    if not (len(rest) == 1 and hmac.compare_digest(rest[0], signature(key, place, text))):
+        raise ConfigError(
+            f"{place} is not signed with this run's key, so the checkpoint is not committed",
+            expected="the same checkpoint.signing_key_file on every node",
+            fix="give every node the same key; if they have it, someone else writes to this run's folder",
+        )
+
+
+def read_manifest(data: bytes, manifest: str) -> Files:
+    """The files of a manifest that COMMIT vouches for. `manifest` is its name, for errors.
+
+    Raises DamagedError for a file's name that could leave the checkpoint's folder.
+    """
+    files = {name: FileSums(**entry) for name, entry in json.loads(data.split(b"\n")[0]).items()}
+    for name in files:
+        try:
+            is_clean = clean_name(name) == name
+        except ConfigError:
+            is_clean = False
+        if not is_clean:
+            raise DamagedError(f"{manifest} names the file {name!r}")
+    return files

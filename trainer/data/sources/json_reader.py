@@ -1,0 +1,136 @@
+"""JSON read piece by piece, so that memory does not grow with the file.
+
+The standard library's decoder reads each record out of a buffer that holds a little more than one. The library made for
+this, ijson 3.6, was tried: it turns half a surrogate pair into a question mark, ends at the first NaN, and needs 25 GB
+for 100,000 opening brackets.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+from collections.abc import Iterator
+from typing import Any, BinaryIO
+
+CHUNK_BYTES = 1 << 20
+LONGEST_VALUE_CHARS = 64 << 20
+SPACE = " \t\n\r"
+NUMBER_TAIL_CHARS = 2  # 1.5e+ is decoded as 1.5 as long as what follows is not there
+CUT_CHARS = 16  # an error this near the end of the buffer may only mean that a literal or an escape is cut there
+
+
+class BadJsonError(Exception):
+    """The text is not JSON; says at which character, counted from 0."""
+
+
+def parse_json(text: str) -> Any:
+    """One whole JSON value. Raises BadJsonError for whatever cannot be one, also what is only too deep or too long."""
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise BadJsonError("brackets are nested too deep") from error
+    except ValueError as error:  # JSONDecodeError, or an integer of thousands of digits
+        raise BadJsonError(str(error)) from error
+
+
+class JsonReader:
+    """A cursor in a JSON text. Its methods raise BadJsonError, and UnicodeDecodeError where bytes are not UTF-8."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._decode = codecs.getincrementaldecoder("utf-8-sig")().decode
+        self._scan = json.JSONDecoder().raw_decode
+        self._text = ""
+        self._at = self._before = 0  # place in the buffer; characters of the file before the buffer
+        self._ended = False
+
+    def peek(self) -> str:
+        """The next character that is not space; empty at the end."""
+        while True:
+            while self._at < len(self._text) and self._text[self._at] in SPACE:
+                self._at += 1
+            if self._at < len(self._text):
+                return self._text[self._at]
+            if self._ended:
+                return ""
+            self._more(CHUNK_BYTES)
+
+    def value(self) -> Any:
+        """The value that begins here, whole."""
+        self.peek()
+        wanted = CHUNK_BYTES
+        while True:
+            try:
+                value, stop = self._scan(self._text, self._at)
+                if len(self._text) - stop > NUMBER_TAIL_CHARS or self._ended:  # else a number may go on
+                    self._at = stop
+                    return value
+            except json.JSONDecodeError as error:
+                cut = error.pos >= len(self._text) - CUT_CHARS or error.msg.startswith("Unterminated string")
+                if self._ended or not cut:
+                    raise BadJsonError(f"{error.msg} at character {self._before + error.pos}") from error
+            except RecursionError as error:
+                raise BadJsonError(f"brackets are nested too deep at character {self._place}") from error
+            except ValueError as error:  # an integer of thousands of digits
+                raise BadJsonError(f"{error} at character {self._place}") from error
+            if len(self._text) - self._at > LONGEST_VALUE_CHARS:
+                raise BadJsonError(f"a value of more than {LONGEST_VALUE_CHARS} characters at character {self._place}")
+            self._more(wanted)
+            wanted *= 2  # reading a long value anew stays linear in its length
+
+    def items(self) -> Iterator[Any]:
+        """The values of the array that begins here."""
+        self.expect("[")
+        if self.peek() == "]":
+            return self.expect("]")
+        while True:
+            yield self.value()
+            if self.expect(",]") == "]":
+                return None
+
+    def keys(self) -> Iterator[str]:
+        """The keys of the object that begins here. Whoever reads them reads or passes each one's value in between."""
+        self.expect("{")
+        if self.peek() == "}":
+            return self.expect("}")
+        while True:
+            key = self.value()
+            if not isinstance(key, str):
+                raise BadJsonError(f"a key that is no text at character {self._place}")
+            self.expect(":")
+            yield key
+            if self.expect(",}") == "}":
+                return None
+
+    def skip(self) -> None:
+        """Pass the value that begins here; of an array, one item after the other."""
+        if self.peek() == "[":
+            for _ in self.items():
+                pass
+        else:
+            self.value()
+
+    def end(self) -> None:
+        """Nothing but space is left."""
+        if found := self.peek():
+            raise BadJsonError(f"{found!r} after the end at character {self._place}")
+
+    def expect(self, characters: str) -> Any:
+        """Step over one of these characters; returns it."""
+        found = self.peek()
+        if not found or found not in characters:
+            what = repr(found) if found else "the end"
+            raise BadJsonError(f"{what} instead of {' or '.join(map(repr, characters))} at character {self._place}")
+        self._at += 1
+        return found
+
+    @property
+    def _place(self) -> int:
+        return self._before + self._at
+
+    def _more(self, size_bytes: int) -> None:
+        chunk = self._file.read(size_bytes)
+        self._ended = not chunk
+        self._before += self._at
+        self._text = self._text[self._at :] + self._decode(chunk, final=self._ended)
+        self._at = 0

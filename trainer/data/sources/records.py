@@ -1,0 +1,140 @@
+"""The shapes in which sets write a conversation, and what a record says of itself: id, slice and split."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, get_args
+
+from trainer.data.rejects import RejectCode, RejectedError
+from trainer.data.samples import DEFAULT_SLICE, IMAGE_TOKEN, Split, Turn
+
+QUESTION_ROLES = ("human", "user")
+ANSWER_ROLES = ("gpt", "assistant")
+
+Texts = list[tuple[str, str]]  # question and answer
+
+
+def turns_of(
+    record: Mapping[str, Any], num_images: int, caption_question: str, keys: Sequence[str] = ()
+) -> tuple[Turn, ...]:
+    """The record's conversation, by the first of `keys` (default: all of SHAPES) that it has.
+
+    The shapes that know no `<image>` marks (question and answer, caption, the Cauldron's `texts`) get one for each
+    image in front of the first question. Raises RejectedError.
+    """
+    keys = keys or tuple(SHAPES)
+    key = next((key for key in keys if record.get(key) is not None), None)
+    if key is None:
+        raise RejectedError(RejectCode.RECORD_FORM, f"nothing under {' or '.join(map(repr, keys))}")
+    texts = SHAPES[key](record[key], record, caption_question)
+    if key in UNMARKED and texts and not any(IMAGE_TOKEN in question for question, _ in texts):
+        texts[0] = (f"{IMAGE_TOKEN}\n" * num_images + texts[0][0], texts[0][1])
+    names = _slices(record, key, len(texts))
+    return tuple(Turn(q.strip(), a.strip(), name) for (q, a), name in zip(texts, names, strict=True))
+
+
+def identity_of(record: Mapping[str, Any], default: str) -> str:
+    """The record's id as text; `default` where it has none."""
+    identity = record.get("id")
+    if identity is None:
+        return default
+    if isinstance(identity, bool) or not isinstance(identity, str | int):
+        raise RejectedError(RejectCode.RECORD_FORM, f"'id' must be a text or a whole number, not {identity!r}")
+    return str(identity)
+
+
+def split_named(record: Mapping[str, Any]) -> Split | None:
+    """The split that the record asks for, if any."""
+    split = record.get("split")
+    if split is not None and split not in get_args(Split):
+        raise RejectedError(RejectCode.RECORD_FORM, f"'split' must be train or eval, not {split!r}")
+    return split
+
+
+def text(value: Any) -> str:
+    """A text of whole characters: JSON can spell half a surrogate pair, which no tokenizer takes."""
+    if not isinstance(value, str):
+        raise RejectedError(RejectCode.RECORD_FORM, f"a {type(value).__name__} where a text should be")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise RejectedError(RejectCode.RECORD_ENCODING, f"a text that is not whole characters: {error}") from error
+    return value
+
+
+def _slices(record: Mapping[str, Any], key: str, turns: int) -> list[str]:
+    own = [turn.get("slice") for turn in record[key]] if key == "turns" else [None] * turns
+    names = [record.get("slice", DEFAULT_SLICE) if name is None else name for name in own]
+    names = [DEFAULT_SLICE if name is None else name for name in names]
+    if not all(isinstance(name, str) and name for name in names):
+        raise RejectedError(RejectCode.RECORD_FORM, f"'slice' must be a name, not {record.get('slice')!r}")
+    return [text(name) for name in names]
+
+
+def _llava(messages: Any, record: Mapping[str, Any], caption_question: str) -> Texts:
+    return _in_turn(messages, "from", "value")
+
+
+def _chat(messages: Any, record: Mapping[str, Any], caption_question: str) -> Texts:
+    return _in_turn(messages, "role", "content")
+
+
+def _in_turn(messages: Any, role_key: str, text_key: str) -> Texts:
+    """Question and answer in turn. A system message first becomes the start of the first question."""
+    roles, texts = [], []
+    for message in _objects(messages):
+        roles.append(message.get(role_key))
+        texts.append(_content(message.get(text_key)).strip())
+    if roles and roles[0] == "system":
+        roles.pop(0)
+        system = texts.pop(0)
+        texts[:1] = [f"{system}\n{texts[0]}" if system else texts[0]] if texts else []
+    asked, answered = roles[::2], roles[1::2]
+    known = all(role in QUESTION_ROLES for role in asked) and all(role in ANSWER_ROLES for role in answered)
+    if len(asked) != len(answered) or not known:
+        raise RejectedError(RejectCode.CONV_ROLES, f"roles are {roles[:6]}, not human and gpt in turn")
+    return list(zip(texts[::2], texts[1::2], strict=True))
+
+
+def _content(content: Any) -> str:
+    """A text, or Hugging Face's list of parts {"type": "text", "text": ...} and {"type": "image"}."""
+    if not isinstance(content, list):
+        return text(content)
+    parts = (
+        IMAGE_TOKEN + "\n" if part.get("type") == "image" else text(part.get("text")) for part in _objects(content)
+    )
+    return "".join(parts)
+
+
+def _cauldron(texts: Any, record: Mapping[str, Any], caption_question: str) -> Texts:
+    return [(text(turn.get("user")), text(turn.get("assistant"))) for turn in _objects(texts)]
+
+
+def _own(turns: Any, record: Mapping[str, Any], caption_question: str) -> Texts:
+    return [(text(turn.get("question")), text(turn.get("answer"))) for turn in _objects(turns)]
+
+
+def _question(question: Any, record: Mapping[str, Any], caption_question: str) -> Texts:
+    return [(text(question), text(record.get("answer")))]
+
+
+def _caption(caption: Any, record: Mapping[str, Any], caption_question: str) -> Texts:
+    return [(caption_question, text(caption))]
+
+
+def _objects(value: Any) -> list[dict[str, Any]]:
+    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+        raise RejectedError(RejectCode.RECORD_FORM, "a conversation must be a list of objects")
+    return value
+
+
+SHAPES: dict[str, Callable[[Any, Mapping[str, Any], str], Texts]] = {
+    "conversations": _llava,
+    "messages": _chat,
+    "texts": _cauldron,
+    "turns": _own,
+    "question": _question,
+    "caption": _caption,
+    "text": _caption,
+}
+UNMARKED = ("texts", "question", "caption", "text")

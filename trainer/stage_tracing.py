@@ -1,0 +1,84 @@
+"""What a pipeline stage holds for one micro-batch, found as `trainer.tracing` finds it for a whole model."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from trainer.config import ModelConfig
+from trainer.models.family import Stage
+from trainer.models.table import family_of
+from trainer.tracing import Category, Compute, Held, MemoryTracker, RowShape, inputs_of, without_checks
+
+FP32_BYTES = 4
+
+
+@dataclass(frozen=True)
+class StageTrace:
+    """Bytes that one micro-batch adds, without what the stage receives."""
+
+    forward: Held  # at the fullest moment of the forward pass
+    kept: Held  # between forward and backward pass
+    backward: Held  # at the fullest moment of the backward pass
+    passed_on_bytes: int  # of the hidden states between stages
+    input_bytes: int  # of what the stage takes from its own batches
+
+
+def trace_stage(
+    config: ModelConfig,
+    shape: RowShape,
+    stage: Stage,
+    *,
+    vocabulary: int,
+    cached: bool,
+    compute: Compute,
+    activation_checkpointing: bool,
+) -> StageTrace:
+    """Trace a stage, of whose layers only the number matters. Gradients are there before, and so are received hidden
+    states and received gradients: all of them have buffers that stay."""
+    with without_checks(), FakeTensorMode():
+        family = family_of(config)
+        layers = range(len(stage.layers))
+        model = family.skeleton(config, vocabulary=vocabulary, language_layers=max(1, len(layers)))
+        module = family.training_module(config, model, cached=cached).train()
+        if activation_checkpointing:
+            family.enable_activation_checkpointing(module)
+        blocks = family.blocks(module)
+        width = int(blocks.embedding.weight.shape[1])
+        blocks.reduce_to(Stage(layers, stage.is_first, stage.is_last))
+        inputs = inputs_of(config, shape, vocabulary, cached=cached)
+        passed_on = (shape.rows, shape.tokens, width)
+        if not stage.is_first:
+            inputs |= {"images": inputs["images"][:0].clone(), "hidden": torch.zeros(passed_on, requires_grad=True)}
+        gradient = None if stage.is_last else torch.zeros(passed_on)
+        return _trace(module, inputs, gradient, compute, passed_on_bytes=FP32_BYTES * math.prod(passed_on))
+
+
+def _trace(
+    module: nn.Module, inputs: dict[str, Tensor], gradient: Tensor | None, compute: Compute, *, passed_on_bytes: int
+) -> StageTrace:
+    held = [*module.parameters(), *module.buffers(), *inputs.values(), *([] if gradient is None else [gradient])]
+    for parameter in module.parameters():
+        if parameter.requires_grad:
+            parameter.grad = torch.zeros_like(parameter)
+            held.append(parameter.grad)
+    with MemoryTracker(held, module.parameters(), _regions(module)) as tracker:
+        with torch.autocast("cpu", torch.bfloat16, enabled=compute == "autocast"):
+            output = module(**inputs)
+        kept = tracker.held
+        forward = tracker.take_peak(next_category="backward")
+        if output.requires_grad:
+            output.backward(gradient)
+        backward = tracker.take_peak(next_category="backward")
+    input_bytes = sum(tensor.nbytes for name, tensor in inputs.items() if name != "hidden")
+    return StageTrace(forward, kept, backward, passed_on_bytes, input_bytes)
+
+
+def _regions(module: nn.Module) -> list[tuple[nn.Module, Category]]:
+    base = module.model.model
+    vision = [part for part in (base.multi_modal_projector, base.vision_tower) if part is not None]
+    return [(base.language_model, "language"), *((part, "vision") for part in vision)]

@@ -1,0 +1,53 @@
+"""Linear layers under a strategy that takes weights away between forward and backward.
+
+torch keeps what a product needs for its gradient, the transposed weight, and autocast keeps bf16 copies of weights
+until the forward pass ends. Either would hold all gathered weights at once. Here the parameter itself is kept, which
+the strategy fills again before the gradient is computed, and copies last for one product. What is computed is the same.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+def keep_no_gathered_weights(module: nn.Module) -> None:
+    """Have every linear layer of `module` hold on to its parameter only."""
+    for layer in module.modules():
+        if isinstance(layer, nn.Linear):
+            layer.forward = functools.partial(_forward, layer)  # type: ignore[method-assign]
+
+
+def _forward(layer: nn.Linear, rows: Tensor) -> Tensor:
+    product: Tensor = _Linear.apply(rows, layer.weight, layer.bias)
+    return product
+
+
+class _Linear(torch.autograd.Function):
+    """(..., inputs) -> (..., outputs), in the compute type of autocast where it is on."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        device = rows.device.type
+        ctx.compute_dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else rows.dtype
+        ctx.save_for_backward(rows, weight)
+        with torch.autocast(device, enabled=False):
+            dtype = ctx.compute_dtype
+            return F.linear(rows.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        rows, weight = ctx.saved_tensors
+        gradient = gradients[0].flatten(0, -2)  # (rows, outputs)
+        of_rows = of_weight = of_bias = None
+        if ctx.needs_input_grad[0]:
+            of_rows = (gradient @ weight.to(ctx.compute_dtype)).view_as(rows).to(rows.dtype)
+        if ctx.needs_input_grad[1]:
+            of_weight = (gradient.t() @ rows.flatten(0, -2).to(ctx.compute_dtype)).to(weight.dtype)
+        if ctx.needs_input_grad[2]:
+            of_bias = gradient.sum(0).to(weight.dtype)
+        return of_rows, of_weight, of_bias

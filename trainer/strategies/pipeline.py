@@ -1,0 +1,141 @@
+"""Pipeline parallelism: the ranks of a copy of the model hold consecutive stages of it, and copies share the rows.
+
+Hidden states travel forward and their gradients backward, a micro-batch at a time, in torch's 1F1B schedule (Narayanan
+et al. 2021, arXiv 2104.04473, 2.2.1). What is not passed on (positions, labels, images) each stage takes from its own
+batches: the ranks of a copy read the same rows.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+from torch.nn import functional as F
+
+from trainer.batches import RowBatch
+from trainer.config import TrainConfig
+from trainer.models.family import Blocks, Stage
+from trainer.optim import build_optimizer, set_rates
+from trainer.strategies.native import Snapshots, load_dcp
+from trainer.strategies.pipeline_gradients import Gradients, Groups
+from trainer.strategies.pipeline_stages import stages_of
+from trainer.strategies.strategy import StepResult
+from trainer.worker import Worker
+
+
+class Pipeline:
+    """A `Strategy`. Of the whole module it keeps this rank's stage."""
+
+    checkpoint_format = "dcp"
+
+    def __init__(self, config: TrainConfig, module: nn.Module, blocks: Blocks, worker: Worker) -> None:
+        self._config, self._worker = config, worker
+        stages = stages_of(len(blocks.language_layers), config.pipeline_parallel, blocks.row_flops)
+        tied = blocks.head.weight if blocks.head.weight is blocks.embedding.weight else None
+        self._groups = Groups(config.pipeline_parallel, worker, ends=tied is not None)
+        self._stage = stages[self._groups.stage]
+        hidden = int(blocks.embedding.weight.shape[1])
+        blocks.reduce_to(self._stage)
+        module = module.to(worker.device)
+        self._gradients = Gradients(module, tied, self._groups)
+        self._optimizer = _optimizer(module, config)
+        self._snapshots, self._module = Snapshots(module, self._optimizer), module
+        self._runner = StageRunner(module, self._stage, hidden, config, worker.device)
+        self._schedule: Schedule1F1B | None = None
+        self._loss_scale = 1.0
+        # An epoch's last step may have fewer micro-batches, and the schedule wants one for each stage: some are empty.
+        in_a_step = config.global_batch_rows // (config.micro_batch_rows * self._groups.num_copies)
+        self._passes = max(in_a_step, config.pipeline_parallel)
+
+    def forward_backward(self, batches: Sequence[RowBatch], total_label_tokens: int) -> Tensor:
+        self._loss_scale = 1.0 / total_label_tokens
+        self._gradients.expect(len(batches))
+        self._runner.take(batches, self._passes)
+        if self._schedule is None:
+            self._schedule = self._build_schedule()
+        losses: list[Tensor] = []
+        self._schedule.step(target=torch.arange(self._passes), losses=losses, return_outputs=False)
+        self._gradients.add_up()
+        return sum((loss.detach() for loss in losses), torch.zeros((), device=self._worker.device))
+
+    def step(self, rate_factor: float) -> StepResult:
+        norm = self._gradients.clip(self._config.clip_grad_norm)
+        set_rates(self._optimizer, rate_factor)
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=False)  # gradients stay parts of their buckets
+        return StepResult(norm)
+
+    def learning_rate(self) -> float:
+        return float(self._optimizer.param_groups[0]["lr"])
+
+    def snapshot(self, folder: Path, group: ProcessGroup) -> Callable[[], None]:
+        return self._snapshots.take(folder, group)
+
+    def load(self, folder: Path) -> None:
+        load_dcp(self._module, self._optimizer, folder)
+
+    def _build_schedule(self) -> Schedule1F1B:
+        """Torch's schedule, with one buffer for each micro-batch that is received, of the shape that all have."""
+        between = torch.empty(self._runner.shape, device="meta", requires_grad=True)
+        loss = torch.empty((), device="meta")
+        stage = PipelineStage(
+            self._runner,
+            self._groups.stage,
+            self._config.pipeline_parallel,
+            self._worker.device,
+            input_args=() if self._stage.is_first else (between,),
+            output_args=(loss if self._stage.is_last else between,),
+            group=self._groups.pipeline,
+        )
+        scaled: Callable[[Tensor, Tensor], Tensor] = lambda loss, _: loss * self._loss_scale  # noqa: E731
+        return Schedule1F1B(stage, self._passes, loss_fn=scaled, scale_grads=False)
+
+
+class StageRunner(nn.Module):
+    """What the schedule runs for each micro-batch, in their order."""
+
+    def __init__(self, module: nn.Module, stage: Stage, hidden: int, config: TrainConfig, device: torch.device) -> None:
+        super().__init__()
+        self._module, self._stage, self._hidden, self._config, self._device = module, stage, hidden, config, device
+        self._batches: deque[RowBatch | None] = deque()
+        self.shape: tuple[int, int, int] = (0, 0, 0)  # (rows, tokens, hidden) of what is passed on
+
+    def take(self, batches: Sequence[RowBatch], passes: int) -> None:
+        """Take the micro-batches of a step; what is missing of `passes` is empty."""
+        self._batches = deque([*batches, *[None] * (passes - len(batches))])
+        self.shape = (self._config.micro_batch_rows, batches[0].input_ids.shape[1], self._hidden)
+
+    def forward(self, *received: Tensor) -> Tensor:
+        """Of the next micro-batch: its summed loss in the last stage, else hidden states of `shape` in fp32.
+
+        received: nothing in the first stage, else one tensor of `shape`. Rows that a micro-batch lacks are zeros.
+        """
+        batch, most_rows = self._batches.popleft(), self._config.micro_batch_rows
+        if batch is None:
+            return self._pass_nothing(*received)
+        rows = len(batch.input_ids)
+        with torch.autocast(self._device.type, torch.bfloat16, enabled=self._config.precision == "bf16"):
+            output: Tensor = self._module(**batch.to(self._device), hidden=received[0][:rows] if received else None)
+        if self._stage.is_last:
+            return output
+        if not output.requires_grad:  # nothing is trained up to here, but the schedule has a backward pass for it
+            output.requires_grad_()
+        return F.pad(output, (0, 0, 0, 0, 0, most_rows - rows)) if rows < most_rows else output
+
+    def _pass_nothing(self, hidden: Tensor | None = None) -> Tensor:
+        """An empty micro-batch is zeros all along."""
+        if hidden is None:
+            return torch.zeros(self.shape, device=self._device, requires_grad=True)
+        return 0.0 * hidden.sum() if self._stage.is_last else 0.0 * hidden
+
+
+def _optimizer(module: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
+    if any(parameter.requires_grad for parameter in module.parameters()):
+        return build_optimizer(module, config.optimizer)
+    rate = config.optimizer.learning_rate  # a stage in which all is frozen
+    return torch.optim.AdamW([{"params": [], "lr": rate, "peak_rate": rate}])

@@ -1,0 +1,62 @@
+"""Where the model is cut into pipeline stages. No torch here: the planner cuts by the same rule."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trainer.errors import ConfigError
+from trainer.flops import RowFlops
+from trainer.models.family import Stage
+
+
+@dataclass(frozen=True)
+class Costs:
+    """FLOPs of one row, forward and backward: of each language layer, and of what lies before and after them."""
+
+    before: float
+    layer: float
+    after: float
+
+    @classmethod
+    def of(cls, row: RowFlops, layers: int) -> Costs:
+        """`layers` is how many language layers the row goes through."""
+        in_layers = row.language_layers.total + row.adapters.total + row.attention.total
+        return cls(row.tower.total + row.projector.total, in_layers / layers, row.head.total)
+
+
+EVEN = Costs(0.0, 1.0, 0.0)
+
+
+def stages_of(layers: int, stages: int, row: RowFlops | None) -> list[Stage]:
+    """The stages of a model for rows like `row`; None takes all layers as equal and the ends as free.
+
+    Raises ConfigError when there are fewer layers than stages.
+    """
+    if layers < stages:
+        raise ConfigError(
+            f"train.pipeline_parallel {stages} is more than the language model's {layers} layers",
+            expected="a layer or more for each stage",
+        )
+    return cut(layers, stages, Costs.of(row, layers) if row else EVEN)
+
+
+def cut(layers: int, stages: int, costs: Costs) -> list[Stage]:
+    """Stages of which the one that costs most costs as little as possible.
+
+    Of equal cuts, the one with fewer layers in earlier stages: these hold more micro-batches at a time.
+    """
+    counts, loads = [0] * stages, end_costs(stages, costs)
+    for _ in range(layers):
+        # Layers are alike, so putting each where the load is least gives the least largest load.
+        cheapest = min(reversed(range(stages)), key=loads.__getitem__)
+        counts[cheapest] += 1
+        loads[cheapest] += costs.layer
+    return [
+        Stage(range(sum(counts[:number]), sum(counts[: number + 1])), number == 0, number == stages - 1)
+        for number in range(stages)
+    ]
+
+
+def end_costs(stages: int, costs: Costs) -> list[float]:
+    """FLOPs of a row in each stage without its layers."""
+    return [costs.before * (number == 0) + costs.after * (number == stages - 1) for number in range(stages)]

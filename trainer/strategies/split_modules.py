@@ -1,0 +1,181 @@
+"""Modules whose weights are split over the ranks of a copy of the model, as styles for `parallelize_module`.
+
+Parameters become DTensors, which keeps their whole shape for the optimizer, for checkpoints and for FSDP. What is
+computed is computed on plain tensors: DTensor's own operations plan anew for every shape that they meet, and the number
+of labels is another in each micro-batch. Shoeybi et al. 2019 (arXiv 1909.08053) has the scheme.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ParallelStyle
+from torch.nn import functional as F
+
+
+class EqualInput(ParallelStyle):
+    """A module around split ones. All ranks give it the same input, whose gradient is summed over them: once, however
+    many split layers take it."""
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        group = device_mesh.get_group()
+
+        def mark(_module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+            if args:
+                return (_EqualInput.apply(args[0], group), *args[1:]), kwargs
+            return args, {**kwargs, "hidden_states": _EqualInput.apply(kwargs["hidden_states"], group)}
+
+        module.register_forward_pre_hook(mark, with_kwargs=True)
+        return module
+
+
+class SplitOutputs(ParallelStyle):
+    """A linear layer of which each rank computes some outputs: (..., inputs) -> (..., outputs of this rank)."""
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        _split_parameter(module, "weight", device_mesh, Shard(0))
+        if module.bias is not None:
+            _split_parameter(module, "bias", device_mesh, Shard(0))
+
+        def forward(layer: nn.Module, rows: Tensor) -> Tensor:
+            return F.linear(rows, _local(layer.weight), None if layer.bias is None else _local(layer.bias))
+
+        return _with_forward(module, forward)
+
+
+class SplitInputs(ParallelStyle):
+    """A linear layer that takes what each rank has: (..., inputs of this rank) -> (..., outputs), equal on all."""
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        _split_parameter(module, "weight", device_mesh, Shard(1))
+        group = device_mesh.get_group()
+
+        def forward(layer: nn.Module, rows: Tensor) -> Tensor:
+            outputs: Tensor = _SummedOutput.apply(F.linear(rows, _local(layer.weight)), group)
+            return outputs if layer.bias is None else outputs + layer.bias.to(outputs.dtype)
+
+        return _with_forward(module, forward)
+
+
+class SplitEmbedding(ParallelStyle):
+    """An embedding of which each rank has some rows: (...) token numbers -> (..., hidden), equal on all ranks."""
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        first = first_row(module.weight.shape[0], device_mesh)
+        _split_parameter(module, "weight", device_mesh, Shard(0))
+        group = device_mesh.get_group()
+
+        def forward(embedding: nn.Module, tokens: Tensor) -> Tensor:
+            weight = _local(embedding.weight)
+            rows, is_mine = _on_this_rank(tokens, first, len(weight))
+            found = F.embedding(rows, weight).masked_fill_(~is_mine.unsqueeze(-1), 0.0)
+            embedded: Tensor = _SummedOutput.apply(found, group)
+            return embedded
+
+        return _with_forward(module, forward)
+
+
+class SplitTokenLoss(ParallelStyle):
+    """The summed cross-entropy of logits of which each rank has those of some tokens, (labels, tokens of this rank)."""
+
+    def __init__(self, vocabulary: int) -> None:
+        super().__init__()
+        self._vocabulary = vocabulary
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        first, group = first_row(self._vocabulary, device_mesh), device_mesh.get_group()
+
+        def forward(_module: nn.Module, logits: Tensor, label_ids: Tensor) -> Tensor:
+            loss: Tensor = _SplitCrossEntropy.apply(logits.float(), label_ids, first, group)
+            return loss
+
+        return _with_forward(module, forward)
+
+
+def first_row(rows: int, mesh: DeviceMesh) -> int:
+    """Where this rank's part of `rows` rows begins: parts are equal but for the last, as DTensor has them."""
+    return min(rows, mesh.get_local_rank() * -(-rows // mesh.size()))
+
+
+def _split_parameter(module: nn.Module, name: str, mesh: DeviceMesh, placement: Placement) -> None:
+    whole = module.get_parameter(name)
+    if not isinstance(whole, DTensor):  # a tied one is split already
+        split = nn.Parameter(distribute_tensor(whole.detach(), mesh, [placement]), requires_grad=whole.requires_grad)
+        module.register_parameter(name, split)
+
+
+def _with_forward(module: nn.Module, forward: Any) -> nn.Module:
+    module.forward = functools.partial(forward, module)
+    return module
+
+
+def _local(parameter: Tensor) -> Tensor:
+    assert isinstance(parameter, DTensor)
+    return parameter.to_local()
+
+
+def _on_this_rank(tokens: Tensor, first: int, count: int) -> tuple[Tensor, Tensor]:
+    """Where each token lies in rows `first` to `first + count`, and whether it does."""
+    rows = tokens - first
+    return rows.clamp(0, count - 1), (rows >= 0) & (rows < count)
+
+
+class _EqualInput(torch.autograd.Function):
+    """As it is forward; the gradients of all ranks summed. What takes it are linear layers, whose gradient nobody else
+    holds: it may be summed in place."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, group: ProcessGroup) -> Tensor:
+        ctx.group = group
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        gradient = gradient.contiguous()
+        dist.all_reduce(gradient, group=ctx.group)
+        return gradient, None
+
+
+class _SummedOutput(torch.autograd.Function):
+    """Summed over ranks forward, in place; each rank's part has the gradient of the sum."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, group: ProcessGroup) -> Tensor:
+        ctx.mark_dirty(tensor)
+        dist.all_reduce(tensor, group=group)
+        return tensor
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient, None
+
+
+class _SplitCrossEntropy(torch.autograd.Function):
+    """Every rank returns the whole loss and gives its own logits their gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, label_ids: Tensor, first: int, group: ProcessGroup) -> Tensor:
+        largest = logits.amax(dim=-1)  # (labels,)
+        dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
+        columns, is_mine = _on_this_rank(label_ids, first, logits.shape[1])
+        wanted = (logits.gather(1, columns.unsqueeze(1)).squeeze(1) - largest).masked_fill(~is_mine, 0.0)
+        scores = (logits - largest.unsqueeze(1)).exp_()  # (labels, tokens of this rank)
+        sums = torch.stack([scores.sum(dim=-1), wanted])
+        dist.all_reduce(sums, group=group)
+        ctx.save_for_backward(scores.div_(sums[0].unsqueeze(1)), columns, is_mine)
+        return (sums[0].log() - sums[1]).sum()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        probabilities, columns, is_mine = ctx.saved_tensors
+        of_logits = probabilities * gradient
+        labels = torch.arange(len(columns), device=columns.device)
+        of_logits[labels, columns] -= is_mine * gradient
+        return of_logits, None, None, None
