@@ -90,6 +90,7 @@ class Weights:
     trainable: int
     frozen: int
     layer: int  # trainable ones of one language layer
+    feed_forward: int  # those of its feed-forward part
     root: int  # trainable ones outside of layers
     largest: int  # trainable ones of the embedding or of the head, which is more
     whole_layer: int  # all of the largest layer, frozen ones too
@@ -108,10 +109,13 @@ class Weights:
 
         trained = {part: on_rank(part, count) for part, count in shape.trained.items()}
         trainable = sum(trained.values())
+        layer = shape.of_tensor_rank("language_layers", shape.trained_per_layer, layout.tensor_parallel)
+        language, matrices = shape.language, 3 if shape.language.gated else 2
         return cls(
             trainable=trainable,
             frozen=sum(on_rank(part, count) for part, count in shape.parameters.items()) - trainable,
-            layer=shape.of_tensor_rank("language_layers", shape.trained_per_layer, layout.tensor_parallel),
+            layer=layer,
+            feed_forward=layer * matrices * language.hidden * language.intermediate // language.layer_parameters,
             root=trainable - trained["language_layers"] - trained["adapters"],
             largest=max(trained["embedding"], trained["head"]),
             whole_layer=max(
@@ -227,7 +231,9 @@ def _extra(run: Run, when: Moment) -> list[MemoryPart]:
     count = weights.root + FSDP_GATHERED_LAYERS * weights.layer
     parts = [MemoryPart("gathered weights", compute_bytes * count, "the rest and two layers, whole")]
     if when == "end" or (run.checkpointing and when == "backward"):
-        moving = (compute_bytes + FP32_BYTES) * weights.layer
+        # Computed again, a layer is fullest in its feed-forward part: the gradients of the rest are still to come.
+        there = weights.layer if when == "end" else weights.feed_forward
+        moving = compute_bytes * there + FP32_BYTES * weights.layer
         parts.append(MemoryPart("gradients on their way", moving, "one layer's, and in fp32 that of the layer before"))
     # The first micro-batch of a step makes the shards; those after it add to them.
     return [*parts, sharded] if run.passes > 1 or when == "end" else parts
