@@ -81,6 +81,10 @@ build:  ## build the container images (needs Docker here, or gcloud: make build 
 test: $(INSTALLED_DEV)  ## run the tests
 	$(BIN)/python -m pytest $(args)
 
+.PHONY: test-whole
+test-whole: $(INSTALLED_DEV)  ## run the tests with every case of the laws that `make test` checks in a short form
+	VLMPIPE_TESTS=whole $(BIN)/python -m pytest --timeout 900 $(args)
+
 .PHONY: crash-matrix
 crash-matrix: $(INSTALLED_DEV)  ## every fault of a checkpoint's life, as a table of point and outcome (under 3 minutes)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.crash.matrix

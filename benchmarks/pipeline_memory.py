@@ -68,12 +68,13 @@ def predicted(case: Case) -> list[dict[str, int]]:
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--cases", nargs="+", default=list(CASES))
     arguments = parser.parse_args()
     worker = start_worker()
     measured = {}
-    for name, case in CASES.items():
+    for name in arguments.cases:
         stages: list[dict[str, int] | None] = [None] * worker.world_size
-        dist.all_gather_object(stages, measure(case, worker))
+        dist.all_gather_object(stages, measure(CASES[name], worker))
         measured[name] = stages
         gc.collect()
     if worker.is_first:

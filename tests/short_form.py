@@ -1,0 +1,18 @@
+"""What the default suite leaves to `make test-whole`: further cases of a law whose first cases it does check."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+Value = TypeVar("Value")
+
+WHOLE = os.environ.get("VLMPIPE_TESTS") == "whole"
+
+
+def chosen(cases: Mapping[str, Value], short: Callable[[str], bool]) -> dict[str, Value]:
+    """All cases for `make test-whole`, else those that `short` says yes to by their name."""
+    found = {name: value for name, value in cases.items() if WHOLE or short(name)}
+    assert found, "the short form must check something"
+    return found
