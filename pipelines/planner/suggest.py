@@ -1,12 +1,12 @@
 """`vlmpipe plan --suggest`: other machines, nodes and strategies for the same training, and the best of them.
 
 What the model learns stays as it is: rows, steps and the batch of a step do not change. Only what the trainer can run
-is suggested, and only what the planner's own checks let through.
+is suggested, and only what the planner's own checks let through. Tensor and pipeline parallelism are planned where the
+run file asks for them, not suggested.
 """
 
 from __future__ import annotations
 
-import functools
 import itertools
 import re
 from collections.abc import Iterator
@@ -27,11 +27,13 @@ from pipelines.planner.prices import Prices
 from pipelines.planner.row_load import RowLoad
 from pipelines.planner.throughput import estimate_time
 from pipelines.run_file import apply_overrides
-from trainer.config import TENSOR_PARALLEL, ModelConfig
+from trainer.config import PIPELINE_PARALLEL, TENSOR_PARALLEL
 from trainer.errors import ConfigError
 
 NODES = (1, 2, 4, 8, 16)
 MICRO_BATCH_ROWS = (1, 2, 4, 8)
+# Every number of ranks that layers are split over needs traces of its own, which take longer than all the others.
+WHOLE_LAYERS = [name for name in STRATEGIES if name not in (*TENSOR_PARALLEL, *PIPELINE_PARALLEL)]
 _GOAL = re.compile(r"^(?P<kind>cheapest|fastest|under|by)(:(?P<bound>[0-9]+(\.[0-9]+)?))?$")
 
 
@@ -124,7 +126,7 @@ def _candidates(search: _Search) -> Iterator[Suggestion]:
     traces: dict[tuple[Computing, str], Activations] = {}
     for machine, gpu, count in _machines(search):
         for nodes in NODES:
-            for strategy in STRATEGIES:
+            for strategy in WHOLE_LAYERS:
                 ways = list(_ways(search, machine, gpu, count, nodes, strategy, traces))
                 if ways:
                     yield min(ways, key=lambda one: one.step_s)
@@ -158,12 +160,9 @@ def _ways(
     strategy: str,
     traces: dict[tuple[Computing, str], Activations],
 ) -> Iterator[Suggestion]:
-    base, split = search.config, count if strategy in TENSOR_PARALLEL else 1
-    is_cached, model = search.cache.state == "on", search.model.model.model_dump_json()
-    if strategy in TENSOR_PARALLEL and not _splits(model, split, cached=is_cached):
-        return
+    base = search.config
     for rows in MICRO_BATCH_ROWS:
-        if base.train.global_batch_rows % (nodes * count // split * rows):
+        if base.train.global_batch_rows % (nodes * count * rows):
             continue
         for checkpointing in ("none", "full"):
             change = _change(base, machine, gpu, count, nodes)
@@ -172,8 +171,8 @@ def _ways(
                 "train.micro_batch_rows": rows,
                 "train.activation_checkpointing": checkpointing,
             }
-            if split > 1 or base.train.model_ranks > 1:
-                change |= {"train.tensor_parallel": split, "train.pipeline_parallel": 1}
+            if base.train.model_ranks > 1:
+                change |= {"train.tensor_parallel": 1, "train.pipeline_parallel": 1}
             config = _with(base, change)
             if not layout_of(config).is_known_to_trainer:
                 continue
@@ -184,18 +183,6 @@ def _ways(
             one = _suggestion(search, config, change, machine, gpu, traces[key].of_rows(rows))
             if one:
                 yield one
-
-
-@functools.cache
-def _splits(model: str, ranks: int, *, cached: bool) -> bool:
-    """Whether as many ranks can split each layer of a model, given as JSON, between them."""
-    from trainer.strategies.split import require_splittable
-
-    try:
-        require_splittable(ModelConfig.model_validate_json(model), ranks, cached=cached)
-    except ConfigError:
-        return False
-    return ranks > 1
 
 
 def _change(base: RunConfig, machine: Machine, gpu: Gpu, count: int, nodes: int) -> dict[str, Any]:

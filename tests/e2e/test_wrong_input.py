@@ -143,8 +143,9 @@ def test_check_says_what_is_wrong_with_a_source(place: Path, content: str | None
         (place / "data.json").write_text(content)
     answer = vlmpipe(place, "check", RUN_FILE, "data.source=data.json")
     assert answer.code == code and "Traceback" not in answer.said
+    said = answer.words.replace(" ", "")  # a long path is broken wherever the line ends
     for word in words:
-        assert word in answer.words
+        assert word.replace(" ", "") in said
 
 
 def test_an_image_folder_without_images_ends_the_run_in_words(place: Path) -> None:
