@@ -33,9 +33,18 @@ def standard_output() -> Console:
     return Console(highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
 
 
+def grid(columns: int) -> Table:
+    """A table without lines. Its last column breaks a word longer than the line; rich would cut off the rest of it."""
+    table = Table.grid(padding=(0, 1))
+    for _ in range(columns - 1):
+        table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    return table
+
+
 def print_findings(findings: Sequence[Finding]) -> None:
     """What was checked, a line each, and the count."""
-    table = Table.grid(padding=(0, 1))
+    table = grid(columns=3)
     for finding in findings:
         sign, style = FINDING_LOOKS[finding.state]
         table.add_row(Text(sign, style=style), Text(finding.subject, style=style), Text(finding.text))
@@ -60,7 +69,7 @@ def print_violations(violations: Sequence[Violation], region: str) -> None:
             "found": violation.found, "expected": violation.expected,
             "to do": violation.fix, "source": violation.source,
         }  # fmt: skip
-        table = Table.grid(padding=(0, 1))
+        table = grid(columns=2)
         for name, text in lines.items():
             if text:
                 table.add_row(f"    {name}", Text(text, style="dim" if name == "source" else ""))
@@ -80,7 +89,7 @@ def print_runs(runs: Sequence[RunReport], root: str) -> None:
         return
     table = Table(header_style="bold", box=None, padding=(0, 2, 0, 0))
     for column in ("run", "started", "outcome", "accuracy", "gate"):
-        table.add_column(column)
+        table.add_column(column, overflow="fold")
     for run in runs:
         results = run.as_json()
         evaluation, decision = results["evaluation"] or {}, results["decision"] or {}

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from pipelines.planner.consent import dollars
 from pipelines.planner.memory_bar import GIB, memory_bar, share_text
-from pipelines.tables import FINDING_LOOKS, standard_output
+from pipelines.tables import FINDING_LOOKS, grid, standard_output
 
 WIDEST = 120  # longer lines are hard to follow
 WITH_DISKS = 100
@@ -114,9 +114,7 @@ def _model_line(model: Mapping[str, Any]) -> str:
 
 def _finding(finding: Mapping[str, Any]) -> Table:
     sign, style = FINDING_LOOKS["failed" if finding["severity"] == "error" else "warning"]
-    table = Table.grid(padding=(0, 1))
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
+    table = grid(columns=2)
     table.add_row(Text(f"{sign} {finding['code']}", style=style), Text(finding["path"], style="bold"))
     what = f"{finding['found']} → {finding['expected']}" if finding["expected"] else finding["found"]
     table.add_row("", Text(what))
@@ -207,7 +205,7 @@ def _monthly(cost: Mapping[str, Any]) -> Iterator[str]:
 def _advice(plan: Mapping[str, Any]) -> Iterator[RenderableType]:
     """What would pay: the feature cache and a Reduction Server."""
     rows = [("Feature cache", plan["features_cache"]), ("Reduction Server", plan["reduction_server"])]
-    table = Table.grid(padding=(0, 1))
+    table = grid(columns=2)
     for name, advice in rows:
         if advice:
             table.add_row(Text(name, style="bold"), Text(f"{advice['state']}: {advice['why']}."))
@@ -221,7 +219,7 @@ def _remarks(plan: Mapping[str, Any]) -> Iterator[RenderableType]:
     lines = list(plan["notes"])
     for part in ("time", "cost"):
         lines += plan[part]["assumptions"] if plan[part] else []
-    table = Table.grid(padding=(0, 1))
+    table = grid(columns=2)
     for line in dict.fromkeys(lines):
         table.add_row(Text("·", style="dim"), Text(line, style="dim"))
     if table.row_count:

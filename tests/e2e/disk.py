@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import resource
 import shutil
 import subprocess
@@ -24,7 +25,11 @@ class SmallDisk:
     def fill(self, command: Terminal, *, leave_bytes: int) -> None:
         """Leave no more room than this to what the command writes."""
         if self._mounted:
-            (self.folder / "ballast").write_bytes(bytes(shutil.disk_usage(self.folder).free - leave_bytes))
+            try:
+                (self.folder / "ballast").write_bytes(bytes(shutil.disk_usage(self.folder).free - leave_bytes))
+            except OSError as error:  # the command writes at the same time: there was less room than a moment ago
+                if error.errno != errno.ENOSPC:
+                    raise
             return
         for pid in command.left():
             with contextlib.suppress(ProcessLookupError):

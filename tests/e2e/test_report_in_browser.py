@@ -29,6 +29,7 @@ FLAGS = [
     "--disable-sync",
 ]
 SCREENSHOTS = Path(__file__).parents[2] / "build" / "report"
+NUM_PICTURES = 8 + 8 + 1 + 1  # wrong and right answers, rejected samples, accepted samples
 WIDTHS = [400, 1400]
 SCHEMES = ["light", "dark"]
 
@@ -106,7 +107,7 @@ def test_the_report_reads_well(page: sync_api.Page, report: str, width: int, sch
     assert [url for url in requests if not url.startswith("data:")] == [f"file://{report}"]
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     loaded = page.evaluate("[...document.images].map(image => image.naturalWidth)")
-    assert len(loaded) == 16
+    assert len(loaded) == NUM_PICTURES
     assert min(loaded) > 0
     assert page.evaluate(LOW_CONTRAST) == []
     sizes = page.evaluate(CHART_TEXT_PIXELS)
