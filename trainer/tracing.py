@@ -76,10 +76,12 @@ def trace_step(
     language_layers: int,
     gathered: bool = False,
     tensor_parallel: int = 1,
+    every_layer: bool = False,
 ) -> StepTrace:
     """Trace one micro-batch of the model with `language_layers` layers of its language model.
 
     `gathered`: weights come and go, and no layer holds on to them (`trainer.strategies.gathered`).
+    `every_layer`: run also the frozen layers that hold what others hold; the answer is the same, later.
     Gradients are there before, as from the second micro-batch on and as in the buckets of DDP.
     """
     with without_checks(), FakeTensorMode():
@@ -92,11 +94,22 @@ def trace_step(
             cut(family.blocks(module), tensor_parallel)
         if gathered:
             keep_no_gathered_weights(module)
+        if not every_layer:
+            _pass_through(family.blocks(module).tower_layers)
         if compute == "bf16 weights":
             for parameter in module.parameters():
                 if parameter.requires_grad:
                     parameter.data = parameter.data.bfloat16()
         return trace_module(module, inputs_of(config, shape, vocabulary, cached=cached), compute)
+
+
+def _pass_through(layers: Sequence[nn.Module]) -> None:
+    """Let frozen layers between the first and the last make their output and nothing else. They leave nothing behind
+    but that, and inside them they are as full as the last one, which runs when all these outputs are there."""
+    if any(parameter.requires_grad for layer in layers for parameter in layer.parameters()):
+        return
+    for layer in layers[1:-1]:
+        layer.forward = lambda hidden, *_, **__: torch.empty_like(hidden)
 
 
 def trace_module(module: nn.Module, inputs: dict[str, Tensor], compute: Compute) -> StepTrace:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import socket
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -90,9 +91,11 @@ def test_a_hub_out_of_reach_is_said_at_once_and_the_rest_is_still_planned(monkey
     assert any("nobody/has-this-tower" in note and "not reachable" in note for note in plan.notes)
 
 
-def test_two_layers_say_what_many_hold() -> None:
-    """The extrapolation against a trace of the whole depth."""
-    config = _small({"num_hidden_layers": 7})
+@pytest.mark.parametrize("freeze", [["tower"], []], ids=["frozen tower", "trained tower"])
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+def test_few_layers_say_what_many_hold(precision: str, freeze: list[str]) -> None:
+    """Two language layers, and of a frozen tower the first and the last, against a trace of the whole depth."""
+    config = _small({"num_hidden_layers": 7}, tower={"num_hidden_layers": 9}, freeze=freeze, precision=precision)
     shape = architecture(config).shape
     found = activations(config, shape, mixes=[(2, 40)])
     whole = trace_step(
@@ -100,9 +103,10 @@ def test_two_layers_say_what_many_hold() -> None:
         RowShape(config.train.micro_batch_rows, config.data.row_tokens, 4, 80),
         vocabulary=shape.vocabulary,
         cached=False,
-        compute="autocast",
+        compute="autocast" if precision == "bf16" else "fp32",
         activation_checkpointing=False,
         language_layers=7,
+        every_layer=True,
     )
     assert sum(found.forward.values()) == whole.forward.total_bytes
     assert sum(found.backward.values()) == whole.backward.total_bytes
@@ -168,15 +172,25 @@ def _plainest(language_model: str, nodes: int) -> str | None:
     return None
 
 
-def _small(language_model: dict[str, Any] | None = None, *, rows: int = 2) -> RunConfig:
+def _small(
+    language_model: dict[str, Any] | None = None,
+    *,
+    tower: dict[str, Any] | None = None,
+    freeze: Sequence[str] = ("tower",),
+    rows: int = 2,
+    precision: str = "bf16",
+) -> RunConfig:
     config = load_run_file(ROOT / "configs/digits.yaml")
-    part = config.model.language_model
-    changed = part.model_copy(update={"config": {**part.config, "num_hidden_layers": 3, **(language_model or {})}})
+    parts = {"tower": tower or {}, "language_model": {"num_hidden_layers": 3, **(language_model or {})}}
+    changed = {name: getattr(config.model, name) for name in parts}
+    changed = {
+        name: part.model_copy(update={"config": {**part.config, **parts[name]}}) for name, part in changed.items()
+    }
     return config.model_copy(
         update={
-            "model": config.model.model_copy(update={"language_model": changed}),
+            "model": config.model.model_copy(update={**changed, "freeze": tuple(freeze)}),
             "features": config.features.model_copy(update={"cache": "off"}),
-            "train": config.train.model_copy(update={"micro_batch_rows": rows, "precision": "bf16"}),
+            "train": config.train.model_copy(update={"micro_batch_rows": rows, "precision": precision}),
             "data": config.data.model_copy(update={"row_tokens": 512}),
         }
     )
