@@ -50,8 +50,8 @@ def estimate_memory(
     else:
         device, capacity = gpu.accelerator_type, int(gpu.memory_gib * GIB)
         parts += device_parts(parts, layout)
-        if config.train.offload != "none":
-            host = host_memory(moments["step"], layout, machine)
+        hosts = [host_memory(held, layout, machine) for name, held in moments.items() if name.startswith("step")]
+        host = max(hosts, key=lambda one: one.total_bytes)
     memory = Memory(device, capacity, tuple(parts), moment, host=host)
     if nearest and not memory.fits:
         found = list(_nearest(config, model, machine, gpu, load))

@@ -1,4 +1,4 @@
-"""What offloading puts into a node's own memory, and whether there is room for it."""
+"""What lies in a node's own memory: processes, what is offloaded, and what becomes a checkpoint; is there room?"""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ LEAVE = {
     "optimizer": OF_THE_OPTIMIZER,
     "optimizer+weights": OF_THE_OPTIMIZER | {"weights", "frozen weights"},
 }
-SAVED = ("optimizer", "optimizer's weights", "weights")
+WEIGHTS = "weights"
+SAVED = ("optimizer", "optimizer's weights", WEIGHTS)
 
 GIB = 2**30
 # Vertex AI says that its agents may take up to 40 % of an n1-standard-4's memory; the same is assumed of others.
@@ -63,8 +64,18 @@ def placed(parts: Sequence[MemoryPart], layout: Layout, offload: str) -> list[Me
 def host_memory(parts: Sequence[MemoryPart], layout: Layout, machine: Machine) -> HostMemory:
     """What a node holds of its ranks' parts in an update, beside processes and the copy that becomes a checkpoint."""
     ranks = layout.ranks_per_node
-    saved = sum(part.bytes for part in parts if part.name in SAVED)
     held = [MemoryPart(part.name, ranks * part.bytes, part.why) for part in parts if part.on_host]
     processes = MemoryPart("processes", ranks * PROCESS_BYTES, "Python, torch and transformers, assumed")
-    checkpoint = MemoryPart("checkpoint", ranks * saved, "a copy of what is saved, until it is written")
+    saved = sum(int(ranks * _staged_share(part.name, layout) * part.bytes) for part in parts if part.name in SAVED)
+    checkpoint = MemoryPart("checkpoint", saved, "a copy of what is saved, until it is written")
     return HostMemory(machine.machine_type, int(CPU_SHARE * machine.memory_gib * GIB), (*held, processes, checkpoint))
+
+
+def _staged_share(part: str, layout: Layout) -> float:
+    """Of one rank's part, what each rank of the fullest node copies for a checkpoint: see
+    `trainer.strategies.native.Snapshots`; DeepSpeed writes weights that all ranks hold from the first alone."""
+    if layout.strategy in ("ddp", "pp"):
+        return 1 / layout.data_parallel
+    if layout.strategy in ("zero1", "zero2") and part == WEIGHTS:
+        return 1 / layout.ranks_per_node
+    return 1

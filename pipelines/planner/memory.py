@@ -48,7 +48,7 @@ class Memory:
     parts: tuple[MemoryPart, ...]
     moment: str  # the fullest: forward, backward or step
     nearest: tuple[Setting, ...] = field(default=())
-    host: HostMemory | None = None  # of a node, where something is offloaded
+    host: HostMemory | None = None  # of the fullest node; None without GPUs
 
     @property
     def total_bytes(self) -> int:

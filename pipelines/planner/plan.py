@@ -53,8 +53,8 @@ class Plan:
         host = self.memory.host if self.memory else None
         if host and not host.fits:
             found.append(
-                f"does not fit: what is offloaded takes {host.total_bytes / GIB:,.1f} GiB of a {host.machine} with "
-                f"{host.capacity_bytes / GIB:,.1f} GiB for it"
+                f"does not fit: a {host.machine} has {host.capacity_bytes / GIB:,.1f} GiB of memory for it, and "
+                f"{', '.join(part.name for part in host.parts)} take {host.total_bytes / GIB:,.1f} GiB"
             )
         if self.memory and self.memory.spare_bytes < 0:
             need, there = self.memory.total_bytes / GIB, self.memory.capacity_bytes / GIB

@@ -10,7 +10,7 @@ import pytest
 from tests.drivers.late_write import MARK
 from tests.trainer_runs import torchrun
 
-PLAIN = ("zero1", "zero2", "zero3", "fsdp")
+PLAIN = ("ddp", "zero1", "zero2", "zero3", "fsdp")
 OFFLOADED = {
     "zero1": "optimizer",
     "zero2": "optimizer",

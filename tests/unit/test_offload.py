@@ -52,7 +52,8 @@ def planned(strategy: str, offload: str, *, machine_gib: float | None = None) ->
 def test_moments_leave_the_device_and_lie_in_the_machine_for_each_of_its_ranks(strategy: str, offload: str) -> None:
     config = load_run_file(RUN_FILE)
     kept, offloaded = planned(strategy, "none"), planned(strategy, offload)
-    assert kept.host is None and offloaded.host is not None
+    assert kept.host is not None and offloaded.host is not None
+    assert "optimizer" not in {part.name for part in kept.host.parts}
     on_device = {part.name: part.bytes for part in kept.parts}
     in_machine = {part.name: part.bytes for part in offloaded.host.parts}
     assert "optimizer" not in {part.name for part in offloaded.parts}
@@ -69,3 +70,12 @@ def test_a_machine_with_too_little_memory_of_its_own_does_not_fit() -> None:
     roomy, small = (planned("zero2", "optimizer", machine_gib=gib) for gib in (4096, 64))
     assert roomy.fits and roomy.spare_bytes == small.spare_bytes
     assert not small.fits
+
+
+def test_under_ddp_the_nodes_together_copy_the_state_once_for_a_checkpoint() -> None:
+    nodes = load_run_file(RUN_FILE).cluster.replica_count
+    memory = planned("ddp", "none")
+    assert memory.host is not None
+    state = sum(part.bytes for part in memory.parts if part.name in ("weights", "optimizer"))
+    (copied,) = (part.bytes for part in memory.host.parts if part.name == "checkpoint")
+    assert nodes * copied == pytest.approx(state, rel=1e-6)

@@ -43,7 +43,7 @@ class Ddp:
                     find_unused_parameters=config.deterministic,
                 )
         self._optimizer = build_optimizer(module, config.optimizer)
-        self._snapshots = Snapshots(self._module, self._optimizer)
+        self._snapshots = Snapshots(self._module, self._optimizer, copies=worker.world_size, copy=worker.rank)
 
     def forward_backward(self, batches: Sequence[RowBatch], total_label_tokens: int) -> Tensor:
         # DDP averages over ranks; the loss is a sum over ranks: multiply by their number.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -74,16 +74,24 @@ def host_stager(*, on_gpu: bool) -> DefaultStager:
 
 
 class Snapshots:
-    """Copies of model and optimizer state in host memory, in the same buffers each time."""
+    """Copies of model and optimizer state in host memory, in the same buffers each time.
 
-    def __init__(self, module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    Where `copies` ranks hold the same tensors, number `copy` keeps its share of them: a node with eight such ranks has
+    room for one copy, not for eight.
+    """
+
+    def __init__(self, module: nn.Module, optimizer: torch.optim.Optimizer, *, copies: int = 1, copy: int = 0) -> None:
         self._module, self._optimizer = module, optimizer
+        self._copies, self._copy = copies, copy
         on_gpu = any(parameter.is_cuda for parameter in module.parameters())
         self._stager = host_stager(on_gpu=on_gpu)
 
     def take(self, folder: Path, group: ProcessGroup) -> Callable[[], None]:
         """See `Strategy.snapshot`. Files are by parameter name, which any world size and either strategy can read."""
-        state = self._stager.stage(_lasting(*get_state_dict(self._module, self._optimizer, options=STATE_OPTIONS)))
+        lasting = _lasting(*get_state_dict(self._module, self._optimizer, options=STATE_OPTIONS))
+        if self._copies > 1:
+            lasting = self._share(lasting)
+        state = self._stager.stage(lasting)
         assert isinstance(state, dict)
 
         def write() -> None:
@@ -95,6 +103,26 @@ class Snapshots:
                 )
 
         return write
+
+    def _share(self, state: dict[str, Any]) -> dict[str, Any]:
+        """Of the parameters, those that this rank writes, and what the optimizer holds for them."""
+        weights, moments = state["model"], state["optimizer"]["state"]
+        mine = share_of({name: weight.nbytes for name, weight in weights.items()}, self._copies, self._copy)
+        return {
+            "model": {name: weights[name] for name in sorted(mine)},
+            "optimizer": {"state": {name: held for name, held in moments.items() if name in mine}},
+        }
+
+
+def share_of(sizes_bytes: Mapping[str, int], shares: int, number: int) -> set[str]:
+    """The names of one of `shares` shares of about equal size: the largest first, each to the smallest share."""
+    held, mine = [0] * shares, set()
+    for name in sorted(sizes_bytes, key=lambda name: (-sizes_bytes[name], name)):
+        smallest = held.index(min(held))
+        held[smallest] += sizes_bytes[name]
+        if smallest == number:
+            mine.add(name)
+    return mine
 
 
 def load_dcp(module: nn.Module, optimizer: torch.optim.Optimizer, folder: Path) -> None:

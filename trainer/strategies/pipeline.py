@@ -44,7 +44,8 @@ class Pipeline:
         module = module.to(worker.device)
         self._gradients = Gradients(module, tied, self._groups)
         self._optimizer = _optimizer(module, config)
-        self._snapshots, self._module = Snapshots(module, self._optimizer), module
+        self._module = module
+        self._snapshots = Snapshots(module, self._optimizer, copies=self._groups.num_copies, copy=self._groups.copy)
         self._runner = StageRunner(module, self._stage, hidden, config, worker.device)
         self._schedule: Schedule1F1B | None = None
         self._loss_scale = 1.0

@@ -21,6 +21,7 @@ class Groups:
         self.device = worker.device
         self.num_copies = copies = worker.world_size // stages
         self.stage, self.num_stages = worker.rank // copies, stages
+        self.copy = worker.rank % copies
         self.pipeline = _group([[stage * copies + copy for stage in range(stages)] for copy in range(copies)])
         self.copies = _group([[stage * copies + copy for copy in range(copies)] for stage in range(stages)])
         self.ends = _group([[copy, (stages - 1) * copies + copy] for copy in range(copies)]) if ends else None
