@@ -251,7 +251,9 @@ class CheckpointConfig(Section):
         "", description="Second folder or gs:// prefix, such as another region's bucket, for the last checkpoint."
     )
     signing_key_file: str = Field(
-        "", description="File with a secret key: COMMITs are signed with it, and none without its signature is loaded."
+        "",
+        description="File with a secret key. Checkpoints are signed with it, every file by SHA-256, which takes about "
+        "3 CPU seconds a GiB, and none without its signature is loaded.",
     )
     preemption_notice_s: float = Field(
         30.0, ge=0, description="Time from SIGTERM to the end of the machine; a save that takes longer is not begun."

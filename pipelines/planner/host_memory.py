@@ -73,7 +73,7 @@ def host_memory(parts: Sequence[MemoryPart], layout: Layout, machine: Machine) -
 
 def _staged_share(part: str, layout: Layout) -> float:
     """Of one rank's part, what each rank of the fullest node copies for a checkpoint: see
-    `trainer.strategies.native.Snapshots`; DeepSpeed writes weights that all ranks hold from the first alone."""
+    `trainer.strategies.native.OnTorch`; DeepSpeed writes weights that all ranks hold from the first alone."""
     if layout.strategy in ("ddp", "pp"):
         return 1 / layout.data_parallel
     if layout.strategy in ("zero1", "zero2") and part == WEIGHTS:

@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.distributed import ProcessGroup
 from torch.nn.parallel import DistributedDataParallel
 
 from trainer.batches import RowBatch
 from trainer.config import TrainConfig
 from trainer.optim import build_optimizer
-from trainer.strategies.native import Snapshots, clip_and_step, load_dcp
+from trainer.strategies.native import OnTorch, clip_and_step
 from trainer.strategies.strategy import StepResult
 from trainer.worker import Worker
 
 
-class Ddp:
+class Ddp(OnTorch):
     """A `Strategy`. One rank runs the bare module: the reference of every equality test."""
-
-    checkpoint_format = "dcp"
 
     def __init__(self, config: TrainConfig, module: nn.Module, worker: Worker) -> None:
         self._config, self._worker = config, worker
@@ -42,8 +38,8 @@ class Ddp:
                     # and sums over more than two ranks come out in another order.
                     find_unused_parameters=config.deterministic,
                 )
-        self._optimizer = build_optimizer(module, config.optimizer)
-        self._snapshots = Snapshots(self._module, self._optimizer, copies=worker.world_size, copy=worker.rank)
+        optimizer = build_optimizer(module, config.optimizer)
+        super().__init__(self._module, optimizer, copies=worker.world_size, copy=worker.rank)
 
     def forward_backward(self, batches: Sequence[RowBatch], total_label_tokens: int) -> Tensor:
         # DDP averages over ranks; the loss is a sum over ranks: multiply by their number.
@@ -62,15 +58,6 @@ class Ddp:
         # batches are summed: all of them twice in memory.
         settings = self._config
         return clip_and_step(self._module, self._optimizer, settings.clip_grad_norm, rate_factor, keep_gradients=True)
-
-    def learning_rate(self) -> float:
-        return float(self._optimizer.param_groups[0]["lr"])
-
-    def snapshot(self, folder: Path, group: ProcessGroup) -> Callable[[], None]:
-        return self._snapshots.take(folder, group)
-
-    def load(self, folder: Path) -> None:
-        load_dcp(self._module, self._optimizer, folder)
 
     def _synchronise(self, last: bool) -> contextlib.AbstractContextManager[None]:
         """Gradients travel once a step, after the last micro-batch."""

@@ -6,12 +6,10 @@ node: weights are gathered inside a node only, and nodes exchange the sums of gr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
@@ -19,21 +17,18 @@ from trainer.batches import RowBatch
 from trainer.config import TrainConfig
 from trainer.models.family import Blocks
 from trainer.optim import build_optimizer
-from trainer.strategies.native import Snapshots, clip_and_step, load_dcp
+from trainer.strategies.native import OnTorch, clip_and_step
 from trainer.strategies.strategy import StepResult
 from trainer.worker import Worker
 
 
-class Fsdp:
+class Fsdp(OnTorch):
     """A `Strategy`. Frozen parameters stay whole on every rank: they need no collective."""
-
-    checkpoint_format = "dcp"
 
     def __init__(self, config: TrainConfig, module: nn.Module, blocks: Blocks, worker: Worker) -> None:
         self._config, self._worker = config, worker
         self._module = shard(module.to(worker.device), blocks, config, _mesh(config, worker))
-        self._optimizer = build_optimizer(self._module, config.optimizer, on_cpu=config.offload != "none")
-        self._snapshots = Snapshots(self._module, self._optimizer)
+        super().__init__(self._module, build_optimizer(self._module, config.optimizer, on_cpu=config.offload != "none"))
 
     def forward_backward(self, batches: Sequence[RowBatch], total_label_tokens: int) -> Tensor:
         # FSDP averages over ranks; the loss is a sum over ranks: multiply by their number.
@@ -50,15 +45,6 @@ class Fsdp:
 
     def step(self, rate_factor: float) -> StepResult:
         return clip_and_step(self._module, self._optimizer, self._config.clip_grad_norm, rate_factor)
-
-    def learning_rate(self) -> float:
-        return float(self._optimizer.param_groups[0]["lr"])
-
-    def snapshot(self, folder: Path, group: ProcessGroup) -> Callable[[], None]:
-        return self._snapshots.take(folder, group)
-
-    def load(self, folder: Path) -> None:
-        load_dcp(self._module, self._optimizer, folder)
 
 
 def shard(module: nn.Module, blocks: Blocks, config: TrainConfig, mesh: DeviceMesh) -> FSDPModule:

@@ -73,22 +73,27 @@ def host_stager(*, on_gpu: bool) -> DefaultStager:
     )
 
 
-class Snapshots:
-    """Copies of model and optimizer state in host memory, in the same buffers each time.
+class OnTorch:
+    """What strategies share that use torch's own optimizer: its rates, and DCP checkpoints. See `Strategy`.
 
-    Where `copies` ranks hold the same tensors, number `copy` keeps its share of them: a node with eight such ranks has
-    room for one copy, not for eight.
+    State is copied into host memory, into the same buffers each time. Where `copies` ranks hold the same tensors,
+    number `copy` keeps its share of them: a node with eight such ranks has room for one copy, not for eight.
     """
 
+    checkpoint_format = "dcp"
+
     def __init__(self, module: nn.Module, optimizer: torch.optim.Optimizer, *, copies: int = 1, copy: int = 0) -> None:
-        self._module, self._optimizer = module, optimizer
+        self._stateful, self._optimizer = module, optimizer
         self._copies, self._copy = copies, copy
         on_gpu = any(parameter.is_cuda for parameter in module.parameters())
         self._stager = host_stager(on_gpu=on_gpu)
 
-    def take(self, folder: Path, group: ProcessGroup) -> Callable[[], None]:
-        """See `Strategy.snapshot`. Files are by parameter name, which any world size and either strategy can read."""
-        lasting = _lasting(*get_state_dict(self._module, self._optimizer, options=STATE_OPTIONS))
+    def learning_rate(self) -> float:
+        return float(self._optimizer.param_groups[0]["lr"])
+
+    def snapshot(self, folder: Path, group: ProcessGroup) -> Callable[[], None]:
+        """Files are by parameter name, which any world size and any of these strategies can read."""
+        lasting = _lasting(*get_state_dict(self._stateful, self._optimizer, options=STATE_OPTIONS))
         if self._copies > 1:
             lasting = self._share(lasting)
         state = self._stager.stage(lasting)
@@ -103,6 +108,20 @@ class Snapshots:
                 )
 
         return write
+
+    def load(self, folder: Path) -> None:
+        """Read what a snapshot wrote, resharded for the present layout."""
+        model_state, optimizer_state = get_state_dict(self._stateful, self._optimizer, options=STATE_OPTIONS)
+        state = _lasting(model_state, optimizer_state)
+        with _plain_errors():
+            dcp.load(state, storage_reader=dcp.FileSystemReader(folder))
+        set_state_dict(
+            self._stateful,
+            self._optimizer,
+            model_state_dict=state["model"],
+            optim_state_dict={**optimizer_state, **state["optimizer"]},
+            options=STATE_OPTIONS,
+        )
 
     def _share(self, state: dict[str, Any]) -> dict[str, Any]:
         """Of the parameters, those that this rank writes, and what the optimizer holds for them."""
@@ -123,21 +142,6 @@ def share_of(sizes_bytes: Mapping[str, int], shares: int, number: int) -> set[st
         if smallest == number:
             mine.add(name)
     return mine
-
-
-def load_dcp(module: nn.Module, optimizer: torch.optim.Optimizer, folder: Path) -> None:
-    """Read what a snapshot wrote, resharded for the present layout."""
-    model_state, optimizer_state = get_state_dict(module, optimizer, options=STATE_OPTIONS)
-    state = _lasting(model_state, optimizer_state)
-    with _plain_errors():
-        dcp.load(state, storage_reader=dcp.FileSystemReader(folder))
-    set_state_dict(
-        module,
-        optimizer,
-        model_state_dict=state["model"],
-        optim_state_dict={**optimizer_state, **state["optimizer"]},
-        options=STATE_OPTIONS,
-    )
 
 
 @contextlib.contextmanager

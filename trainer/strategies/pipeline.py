@@ -9,11 +9,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from torch.distributed import ProcessGroup
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.nn import functional as F
 
@@ -21,17 +19,15 @@ from trainer.batches import RowBatch
 from trainer.config import TrainConfig
 from trainer.models.family import Blocks, Stage
 from trainer.optim import build_optimizer, set_rates
-from trainer.strategies.native import Snapshots, load_dcp
+from trainer.strategies.native import OnTorch
 from trainer.strategies.pipeline_gradients import Gradients, Groups
 from trainer.strategies.pipeline_stages import stages_of
 from trainer.strategies.strategy import StepResult
 from trainer.worker import Worker
 
 
-class Pipeline:
+class Pipeline(OnTorch):
     """A `Strategy`. Of the whole module it keeps this rank's stage."""
-
-    checkpoint_format = "dcp"
 
     def __init__(self, config: TrainConfig, module: nn.Module, blocks: Blocks, worker: Worker) -> None:
         self._config, self._worker = config, worker
@@ -43,9 +39,8 @@ class Pipeline:
         blocks.reduce_to(self._stage)
         module = module.to(worker.device)
         self._gradients = Gradients(module, tied, self._groups)
-        self._optimizer = _optimizer(module, config)
+        super().__init__(module, _optimizer(module, config), copies=self._groups.num_copies, copy=self._groups.copy)
         self._module = module
-        self._snapshots = Snapshots(module, self._optimizer, copies=self._groups.num_copies, copy=self._groups.copy)
         self._runner = StageRunner(module, self._stage, hidden, config, worker.device)
         self._schedule: Schedule1F1B | None = None
         self._loss_scale = 1.0
@@ -70,15 +65,6 @@ class Pipeline:
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=False)  # gradients stay parts of their buckets
         return StepResult(norm)
-
-    def learning_rate(self) -> float:
-        return float(self._optimizer.param_groups[0]["lr"])
-
-    def snapshot(self, folder: Path, group: ProcessGroup) -> Callable[[], None]:
-        return self._snapshots.take(folder, group)
-
-    def load(self, folder: Path) -> None:
-        load_dcp(self._module, self._optimizer, folder)
 
     def _build_schedule(self) -> Schedule1F1B:
         """Torch's schedule, with one buffer for each micro-batch that is received, of the shape that all have."""

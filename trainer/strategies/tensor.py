@@ -10,13 +10,11 @@ equal on the ranks of a copy. Copies sum their gradients by all-reduce (`tp`), o
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
@@ -26,31 +24,28 @@ from trainer.models.family import Blocks
 from trainer.optim import build_optimizer
 from trainer.strategies.buckets import GradientBuckets
 from trainer.strategies.fsdp import shard
-from trainer.strategies.native import Snapshots, clip_and_step, load_dcp
+from trainer.strategies.native import OnTorch, clip_and_step
 from trainer.strategies.split import split
 from trainer.strategies.strategy import StepResult
 from trainer.worker import Worker
 
 
-class TensorParallel:
+class TensorParallel(OnTorch):
     """A `Strategy`. `tp+fsdp` computes in bf16 by FSDP's own policy, `tp` by autocast, as FSDP and DDP do."""
-
-    checkpoint_format = "dcp"
 
     def __init__(self, config: TrainConfig, module: nn.Module, blocks: Blocks, worker: Worker) -> None:
         self._config, self._worker, self._module = config, worker, module
         ranks = config.tensor_parallel
-        self._copies, self._leads = worker.world_size // ranks, worker.rank % ranks == 0
-        mesh = init_device_mesh(worker.device.type, (self._copies, ranks), mesh_dim_names=("copies", "tensor"))
+        self._num_copies, self._leads = worker.world_size // ranks, worker.rank % ranks == 0
+        mesh = init_device_mesh(worker.device.type, (self._num_copies, ranks), mesh_dim_names=("copies", "tensor"))
         self._tensor_group, self._copies_group = mesh.get_group("tensor"), mesh.get_group("copies")
         self._on_heads = split(blocks, mesh["tensor"])
         module.to(worker.device)
-        self._is_sliced = config.strategy == "tp+fsdp" and self._copies > 1  # one copy has nothing to slice over
+        self._is_sliced = config.strategy == "tp+fsdp" and self._num_copies > 1  # one copy has nothing to slice over
         if self._is_sliced:
             frozen = [parameter for parameter in module.parameters() if not parameter.requires_grad]
             shard(module, dataclasses.replace(blocks, frozen=frozen), config, mesh["copies"])
-        self._optimizer = build_optimizer(module, config.optimizer)
-        self._snapshots = Snapshots(module, self._optimizer)
+        super().__init__(module, build_optimizer(module, config.optimizer))
         self._buckets: GradientBuckets | None = None
 
     def forward_backward(self, batches: Sequence[RowBatch], total_label_tokens: int) -> Tensor:
@@ -59,7 +54,7 @@ class TensorParallel:
             trained = [parameter for parameter in self._module.parameters() if parameter.requires_grad]
             self._buckets = GradientBuckets(trained, self._copies_group)
         # FSDP averages over copies, the buckets are sums.
-        scale = (self._copies if self._is_sliced else 1) / total_label_tokens
+        scale = (self._num_copies if self._is_sliced else 1) / total_label_tokens
         by_autocast = self._config.precision == "bf16" and not self._is_sliced
         loss_sum = torch.zeros((), device=self._worker.device)
         for number, batch in enumerate(batches, start=1):
@@ -78,15 +73,6 @@ class TensorParallel:
     def step(self, rate_factor: float) -> StepResult:
         settings, keep = self._config, self._buckets is not None
         return clip_and_step(self._module, self._optimizer, settings.clip_grad_norm, rate_factor, keep_gradients=keep)
-
-    def learning_rate(self) -> float:
-        return float(self._optimizer.param_groups[0]["lr"])
-
-    def snapshot(self, folder: Path, group: ProcessGroup) -> Callable[[], None]:
-        return self._snapshots.take(folder, group)
-
-    def load(self, folder: Path) -> None:
-        load_dcp(self._module, self._optimizer, folder)
 
     def _sum_gradients_of_heads(self) -> None:
         """Norms of queries and keys have seen the heads of this rank only; without this they drift apart, silently."""
