@@ -5,20 +5,17 @@ from __future__ import annotations
 import json
 import os
 import socket
-import subprocess
-import sys
-from concurrent.futures import ThreadPoolExecutor
+import tempfile
 from pathlib import Path
 from typing import Any
 
 from benchmarks.tiny_runs import TINY, merged
+from tests.preloaded import preloaded
 from trainer.config import DataPointers, JobConfig
 from trainer.data.prepare import prepare
 from trainer.features.store import features_uri
 from trainer.progress import Progress
 from trainer.storage import open_storage
-
-REPOSITORY = Path(__file__).parent.parent
 
 
 def make_run(root: Path, run_id: str, changes: dict[str, Any] | None = None, *, features: str = "reuse") -> JobConfig:
@@ -35,47 +32,46 @@ def make_run(root: Path, run_id: str, changes: dict[str, Any] | None = None, *, 
     return job
 
 
-def torchrun(
-    module: str, arguments: list[str], *, processes: int, nodes: int = 1, timeout_s: float = 240
-) -> subprocess.CompletedProcess[str]:
-    """Run a module under the real torchrun on this machine, with `processes` on each of `nodes`.
+def run_ranks(module: str, arguments: list[str], *, processes: int, nodes: int = 1, timeout_s: float = 240) -> str:
+    """Run a module as torchrun does on this machine, with `processes` on each of `nodes`.
 
-    Returns what the first node printed; a failure shows what it or another node did.
+    Returns what the first rank printed; a failure shows what the first rank to fail did.
     """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(processes)]
-    command += ["--nnodes", str(nodes), "--master-addr", "127.0.0.1", "--master-port", str(port)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
+    with tempfile.TemporaryDirectory(prefix="vlmpipe-ranks-") as folder:
+        outputs = [Path(folder, str(rank)) for rank in range(nodes * processes)]
+        ranks = [
+            {"environment": _environment(rank, processes, nodes, port), "output": str(output)}
+            for rank, output in enumerate(outputs)
+        ]
+        codes = preloaded().run(module, arguments, ranks, timeout_s=timeout_s)
+        said = [output.read_text() for output in outputs]
+    assert not any(codes), f"exit codes {codes}\n" + "\n".join(text[-10000:] for text in said)
+    return said[0]
 
-    def node(rank: int) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [*command, "--node-rank", str(rank), "-m", module, *arguments],
-            cwd=REPOSITORY,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
-            check=False,
-        )
 
-    with ThreadPoolExecutor(nodes) as pool:
-        ended = list(pool.map(node, range(nodes)))
-    for done in ended:
-        assert done.returncode == 0, (done.stdout + done.stderr)[-20000:]
-    return ended[0]
+def _environment(rank: int, processes: int, nodes: int, port: int) -> dict[str, str]:
+    """What torchrun tells a worker."""
+    world = nodes * processes
+    told = {
+        "RANK": rank, "WORLD_SIZE": world, "LOCAL_RANK": rank % processes, "LOCAL_WORLD_SIZE": processes,
+        "GROUP_RANK": rank // processes, "GROUP_WORLD_SIZE": nodes, "ROLE_RANK": rank, "ROLE_WORLD_SIZE": world,
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_RESTART_COUNT": 0,
+    }  # fmt: skip
+    return {**os.environ, "OMP_NUM_THREADS": "1", **{name: str(value) for name, value in told.items()}}
 
 
 def train_runs(jobs: list[JobConfig], *, processes: int, nodes: int = 1) -> None:
     """Train several runs one after another in one process group: start-up costs more than these runs do."""
     arguments = ["--configs", *[f"{job.run.run_uri}/run.json" for job in jobs]]
-    torchrun("tests.drivers.train_many", arguments, processes=processes, nodes=nodes)
+    run_ranks("tests.drivers.train_many", arguments, processes=processes, nodes=nodes)
 
 
 def encode_features(job: JobConfig) -> None:
     """Run the `cache_features` job."""
-    torchrun("trainer.features.build", ["--config", f"{job.run.run_uri}/run.json"], processes=1)
+    run_ranks("trainer.features.build", ["--config", f"{job.run.run_uri}/run.json"], processes=1)
 
 
 def metrics(job: JobConfig) -> list[dict[str, Any]]:

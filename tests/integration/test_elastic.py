@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tests.trainer_runs import encode_features, losses, make_run, summary, torchrun, train_runs
+from tests.trainer_runs import encode_features, losses, make_run, run_ranks, summary, train_runs
 from trainer.checkpoint.attempts import read_attempts
 from trainer.checkpoint.commit import committed, newest_good
 from trainer.checkpoint.mirror import mirror_checkpoint, mirror_of
@@ -108,7 +108,7 @@ def test_another_model_is_refused_and_nothing_is_deleted(moved: dict[Move, JobCo
 
 def _refusal(job: JobConfig, *, processes: int) -> str:
     with pytest.raises(AssertionError) as caught:
-        torchrun("tests.drivers.train_many", ["--configs", f"{job.run.run_uri}/run.json"], processes=processes)
+        run_ranks("tests.drivers.train_many", ["--configs", f"{job.run.run_uri}/run.json"], processes=processes)
     return json.dumps(str(caught.value))
 
 

@@ -30,7 +30,8 @@ from transformers import (
 )
 
 from benchmarks.tiny_runs import TINY
-from tests.trainer_runs import REPOSITORY, make_run, train_runs
+from tests.preloaded import REPOSITORY
+from tests.trainer_runs import make_run, train_runs
 from trainer.checkpoint.commit import (
     Checkpoint,
     CommitRecord,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.trainer_runs import make_run, metrics, summary, torchrun, train_runs
+from tests.trainer_runs import make_run, metrics, run_ranks, summary, train_runs
 from trainer.checkpoint.sync import sync_run
 from trainer.config import JobConfig, ModelConfig
 from trainer.data.index import Index
@@ -25,10 +25,10 @@ from trainer.storage import LocalStorage, open_storage
 def job(tmp_path_factory: pytest.TempPathFactory) -> JobConfig:
     """A run whose features are encoded and whose model is trained a little, exported and evaluated."""
     job = make_run(tmp_path_factory.mktemp("jobs"), "run", {"train.epochs": 1})
-    torchrun("trainer.features.build", ["--config", f"{job.run.run_uri}/run.json"], processes=2)
+    run_ranks("trainer.features.build", ["--config", f"{job.run.run_uri}/run.json"], processes=2)
     train_runs([job, job], processes=1)  # the second time nothing is left to do
     sync_run(job)
-    torchrun("trainer.evaluate", ["--config", f"{job.run.run_uri}/run.json"], processes=2)
+    run_ranks("trainer.evaluate", ["--config", f"{job.run.run_uri}/run.json"], processes=2)
     return job
 
 
@@ -59,7 +59,7 @@ def test_every_image_has_features_of_the_tower(job: JobConfig) -> None:
 def test_encoding_again_does_nothing(job: JobConfig) -> None:
     store = LocalStorage(job.pointers().features_uri)
     before = store.list()
-    torchrun("trainer.features.build", ["--config", f"{job.run.run_uri}/run.json"], processes=1)
+    run_ranks("trainer.features.build", ["--config", f"{job.run.run_uri}/run.json"], processes=1)
     assert store.list() == before
 
 
@@ -129,7 +129,7 @@ def test_the_scores_are_those_of_the_predictions(job: JobConfig, result: dict[st
 def test_evaluating_on_another_number_of_processes_gives_the_same_result(
     job: JobConfig, result: dict[str, Any]
 ) -> None:
-    torchrun("trainer.evaluate", ["--config", f"{job.run.run_uri}/run.json"], processes=1)
+    run_ranks("trainer.evaluate", ["--config", f"{job.run.run_uri}/run.json"], processes=1)
     again = json.loads(open_storage(job.run.run_uri).read("evaluate.json"))
     assert again["loss"] == pytest.approx(result["loss"], rel=1e-6)
     assert {key: again[key] for key in ("exact_match", "slices", "held_out_sha256")} == {

@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.memory_cases import CASES, HYBRID_CASES, Case, predicted
 from tests.short_form import chosen
-from tests.trainer_runs import torchrun
+from tests.trainer_runs import run_ranks
 
 PROCESSES = 2  # on each node
 OF_ONE_NODE = chosen(
@@ -50,7 +50,7 @@ def test_hybrid_sharding_holds_what_is_said(name: str, measured_on_two_nodes: di
 def _measured(cases: Mapping[str, Case], folder: Path, *, nodes: int) -> dict[str, Any]:
     output = folder / "measured.json"
     arguments = ["--output", str(output), "--cases", *cases]
-    torchrun("benchmarks.measure_memory", arguments, processes=PROCESSES, nodes=nodes, timeout_s=600)
+    run_ranks("benchmarks.measure_memory", arguments, processes=PROCESSES, nodes=nodes, timeout_s=600)
     return dict(json.loads(output.read_text()))
 
 

@@ -11,7 +11,7 @@ import pytest
 from benchmarks.pipeline_memory import CASES, STAGES, predicted
 from tests.integration.test_memory import COUNTED, PEAK
 from tests.short_form import chosen
-from tests.trainer_runs import torchrun
+from tests.trainer_runs import run_ranks
 
 pytestmark = pytest.mark.slow
 WEIGHED = chosen(CASES, lambda name: name in ("pp", "pp bf16 checkpointing", "pp tower trained"))
@@ -20,7 +20,7 @@ WEIGHED = chosen(CASES, lambda name: name in ("pp", "pp bf16 checkpointing", "pp
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     output: Path = tmp_path_factory.mktemp("pipeline-memory") / "measured.json"
-    torchrun("benchmarks.pipeline_memory", ["--output", str(output), "--cases", *WEIGHED], processes=STAGES)
+    run_ranks("benchmarks.pipeline_memory", ["--output", str(output), "--cases", *WEIGHED], processes=STAGES)
     return dict(json.loads(output.read_text()))
 
 

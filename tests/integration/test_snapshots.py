@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.drivers.late_write import MARK
-from tests.trainer_runs import torchrun
+from tests.trainer_runs import run_ranks
 
 PLAIN = ("ddp", "zero1", "zero2", "zero3", "fsdp")
 OFFLOADED = {
@@ -24,7 +24,7 @@ RUNS = [*PLAIN, *(f"{strategy}:{offload}" for strategy, offload in OFFLOADED.ite
 def losses(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, list[float]]]:
     folder: Path = tmp_path_factory.mktemp("snapshots")
     arguments = ["--folder", str(folder), "--runs", *RUNS]
-    printed = torchrun("tests.drivers.late_write", arguments, processes=2, timeout_s=400).stdout
+    printed = run_ranks("tests.drivers.late_write", arguments, processes=2, timeout_s=400)
     line = next(line for line in printed.splitlines() if line.startswith(MARK))
     return dict(json.loads(line.removeprefix(MARK)))
 

@@ -16,7 +16,8 @@ import pytest
 
 from components.process_tree import worker_of_rank
 from pipelines.diagnose import diagnose_folder
-from tests.trainer_runs import REPOSITORY, make_run
+from tests.preloaded import REPOSITORY
+from tests.trainer_runs import make_run
 from trainer.errors import ExitCode
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.skipif(sys.platform != "linux", reason="finds ranks in /proc")]

@@ -16,7 +16,8 @@ import pytest
 
 from components.sync_checkpoint import sync_checkpoint
 from tests.fakes.gcs import FakeGcs, Fault
-from tests.trainer_runs import REPOSITORY, make_run, train_runs
+from tests.preloaded import REPOSITORY
+from tests.trainer_runs import make_run, train_runs
 from trainer.checkpoint.commit import (
     checkpoint_name,
     commit,

@@ -18,7 +18,7 @@ from benchmarks.tiny_runs import TINY, strategy_changes
 from tests.integration.test_equalities import RELATIVE, RELATIVE_BF16, STOP_STEP, trained_weights
 from tests.integration.test_memory import COUNTED, PEAK
 from tests.short_form import chosen
-from tests.trainer_runs import losses, make_run, metrics, summary, torchrun, train_runs
+from tests.trainer_runs import losses, make_run, metrics, run_ranks, summary, train_runs
 from trainer.config import JobConfig, ModelConfig
 from trainer.errors import ConfigError
 from trainer.strategies.split import require_splittable
@@ -100,7 +100,7 @@ def test_checkpointing_changes_no_number_and_bf16_little(strategy: str, runs: di
 def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     output: Path = tmp_path_factory.mktemp("memory") / "measured.json"
     arguments = ["--output", str(output), "--cases", *WEIGHED]
-    torchrun("benchmarks.measure_memory", arguments, processes=PROCESSES, timeout_s=500)  # weighing takes its time
+    run_ranks("benchmarks.measure_memory", arguments, processes=PROCESSES, timeout_s=500)  # weighing takes its time
     return dict(json.loads(output.read_text()))
 
 

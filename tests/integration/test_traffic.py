@@ -10,7 +10,7 @@ from benchmarks.flop_cases import model_config
 from pipelines.planner.layout import make_layout
 from pipelines.planner.network import FP32_BYTES, Work, traffic
 from tests.drivers.count_traffic import LABELS, MARK, MICRO_ROWS, MICRO_STEPS, ROW_TOKENS
-from tests.trainer_runs import torchrun
+from tests.trainer_runs import run_ranks
 from trainer.config import PIPELINE_PARALLEL, TENSOR_PARALLEL
 from trainer.models.llava import LlavaFamily
 from trainer.strategies.table import strategy_names
@@ -44,7 +44,7 @@ def counted() -> dict[str, dict[str, int]]:
     for split in (False, True):
         names = [name for name in strategy_names() if (name in SPLIT) == split]
         ranks = COPIES * (2 if split else 1)
-        printed = torchrun("tests.drivers.count_traffic", ["--strategies", *names], processes=ranks).stdout
+        printed = run_ranks("tests.drivers.count_traffic", ["--strategies", *names], processes=ranks)
         line = next(line for line in printed.splitlines() if line.startswith(MARK))
         found |= json.loads(line.removeprefix(MARK))
     return found

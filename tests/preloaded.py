@@ -1,0 +1,148 @@
+"""Ranks that start at once: forked from a process that has torch, transformers and the trainer in memory.
+
+Importing them takes a process seconds, several times as long as a tiny run trains. A rank gets what torchrun would give
+it and is a process of its own, with its own process group and its own end. What torchrun itself does is for tests that
+start it: of jobs, of the launcher and of whole runs. Ranks here also share the seed of Python's hashes.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import gc
+import importlib
+import json
+import os
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+REPOSITORY = Path(__file__).parent.parent
+MODULES = (
+    "torch.distributed.checkpoint.state_dict", "torch.distributed.fsdp", "torch.distributed.pipelining",
+    "torch.distributed.tensor.parallel", "torch.nn.parallel", "trainer.evaluate", "trainer.features.build",
+    "trainer.models.llava", "trainer.strategies.table", "trainer.train",
+)  # fmt: skip
+SINGLE_THREADED = {"OMP_NUM_THREADS": "1"}  # also: a fork keeps no threads
+POLL_S = 0.02
+GRACE_S = 5.0  # for the other ranks, once one has failed
+
+
+class Preloaded:
+    """The process that ranks are forked from. Safe to use from several threads, one request at a time."""
+
+    def __init__(self) -> None:
+        self._here, there = socket.socketpair()
+        command = [sys.executable, "-m", "tests.preloaded", str(there.fileno())]
+        environment = {**os.environ, **SINGLE_THREADED, "PYTHONPATH": str(REPOSITORY)}
+        self._process = subprocess.Popen(command, cwd=REPOSITORY, env=environment, pass_fds=[there.fileno()])
+        there.close()
+        self._lock = threading.Lock()
+        self._answers = self._here.makefile("r")
+
+    def run(self, module: str, arguments: list[str], ranks: list[dict[str, Any]], *, timeout_s: float) -> list[int]:
+        """Run `module` once for each of `ranks`: its `environment`, and `output`, a file for all that it prints.
+
+        Returns exit codes, negative for signals. Raises TimeoutError; no rank is left then.
+        """
+        request = {"module": module, "arguments": arguments, "ranks": ranks, "timeout_s": timeout_s}
+        with self._lock:
+            self._here.sendall(json.dumps(request).encode() + b"\n")
+            answer = self._answers.readline()
+        assert answer, f"the preloaded process has ended with {self._process.wait()}"
+        codes = json.loads(answer)
+        if codes is None:
+            raise TimeoutError(f"{module} was not done after {timeout_s:.0f} s")
+        return list(codes)
+
+    def close(self) -> None:
+        self._here.close()
+        self._answers.close()
+        self._process.wait()
+
+
+@functools.cache
+def preloaded() -> Preloaded:
+    """The one of this test process, started when it is first needed."""
+    process = Preloaded()
+    atexit.register(process.close)
+    return process
+
+
+def serve(connection: socket.socket) -> None:
+    """Answer requests until the other side closes."""
+    for module in MODULES:
+        importlib.import_module(module)
+    gc.collect()
+    gc.freeze()  # what ranks share stays shared
+    with connection.makefile("r") as requests:
+        for line in requests:
+            codes = _run(connection, **json.loads(line))
+            connection.sendall(json.dumps(codes).encode() + b"\n")
+
+
+def _run(
+    connection: socket.socket, module: str, arguments: list[str], ranks: list[dict[str, Any]], timeout_s: float
+) -> list[int] | None:
+    pids = []
+    for rank in ranks:
+        pid = os.fork()
+        if not pid:
+            connection.close()
+            _become(module, arguments, rank["environment"], rank["output"])
+        pids.append(pid)
+    return _wait(pids, timeout_s)
+
+
+def _become(module: str, arguments: list[str], environment: dict[str, str], output: str) -> None:
+    """Be a rank, in a child process. Does not return."""
+    code = 1
+    try:
+        os.environ.clear()
+        os.environ.update(environment)
+        file = os.open(output, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+        for stream in (1, 2):
+            os.dup2(file, stream)
+        sys.argv = [module, *arguments]
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+
+
+def _wait(pids: list[int], timeout_s: float) -> list[int] | None:
+    """Exit codes of all. Once one fails the others have a little while to end, as under torchrun."""
+    codes: dict[int, int] = {}
+    deadline = time.monotonic() + timeout_s
+    in_time = True
+    while len(codes) < len(pids):
+        for pid in pids:
+            if pid not in codes and (ended := os.waitpid(pid, os.WNOHANG))[0]:
+                codes[pid] = os.waitstatus_to_exitcode(ended[1])
+                if codes[pid]:
+                    deadline = min(deadline, time.monotonic() + GRACE_S)
+        if time.monotonic() > deadline:
+            in_time = any(codes.values())
+            for pid in set(pids) - set(codes):
+                os.kill(pid, signal.SIGKILL)
+            deadline = float("inf")
+        time.sleep(POLL_S)
+    return [codes[pid] for pid in pids] if in_time else None
+
+
+if __name__ == "__main__":
+    serve(socket.socket(fileno=int(sys.argv[1])))
