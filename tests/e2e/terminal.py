@@ -99,7 +99,7 @@ class Terminal:
             assert time.monotonic() < deadline, f"the condition did not come about in {deadline_s:g} s:\n{self.said}"
             time.sleep(POLL_S)
 
-    def answer(self, *, deadline_s: float = 180) -> Answer:
+    def answer(self, *, deadline_s: float = 300) -> Answer:
         """Wait for the command to end."""
         code = self.process.wait(deadline_s)
         self._reader.join(deadline_s)
