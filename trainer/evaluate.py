@@ -213,6 +213,7 @@ def held_out_loss(job: JobConfig, subject: Subject, worker: Worker) -> float:
         seed=0,
         global_batch_rows=LOSS_ROWS_PER_RANK * worker.world_size,
         pack=job.data.pack,
+        shuffle_shards=job.data.shuffle_shards,
     )
     cached = subject.features is not None
     source = (

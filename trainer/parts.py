@@ -17,7 +17,10 @@ from trainer.data.conversation import load_tokenizer
 from trainer.data.index import Index, SplitIndex
 from trainer.data.loader import RowLoader
 from trainer.data.sequence import RowSequence
+from trainer.data.shard_cache import ShardCache, open_shards
+from trainer.data.shard_schedule import ShardSchedule
 from trainer.data.shards import ShardReader
+from trainer.data.shards_ahead import ShardsAhead
 from trainer.digest import tensors_sha256, weights_sha256
 from trainer.errors import ConfigError
 from trainer.features.store import FeatureReader
@@ -27,7 +30,7 @@ from trainer.models.pixels import PixelPreparer
 from trainer.models.shape import ModelShape
 from trainer.models.table import family_of
 from trainer.replicas import Replica, replica_of
-from trainer.storage import open_storage
+from trainer.storage import Storage, open_storage
 from trainer.strategies.pipeline_stages import stages_of
 from trainer.strategies.strategy import Strategy
 from trainer.strategies.table import build_strategy
@@ -65,9 +68,13 @@ def build_parts(job: JobConfig, worker: Worker) -> Parts:
         seed=job.train.seed,
         global_batch_rows=job.train.global_batch_rows,
         pack=job.data.pack,
+        shuffle_shards=job.data.shuffle_shards,
     )
-    loader = RowLoader(split, sequence, tokenizer, ShardReader(storage), images=replica.takes_images and not cached)
     total_steps = sequence.num_steps(job.train.epochs)
+    total_steps = min(total_steps, job.train.max_steps) if job.train.max_steps else total_steps
+    reader, ahead = _shards(job, storage, split, sequence, total_steps)
+    images = replica.takes_images and not cached
+    loader = RowLoader(split, sequence, tokenizer, reader, images=images, ahead=ahead)
     family = family_of(job.model)
     if job.train.tensor_parallel > 1:
         from trainer.strategies.split import require_splittable  # DTensor alone takes most of a second
@@ -99,7 +106,7 @@ def build_parts(job: JobConfig, worker: Worker) -> Parts:
         loader=loader,
         image_source=image_source if replica.takes_images else no_images,
         record=_record(job, strategy, _plan_sha256(pointers, sequence), worker, tower_sha256, frozen_sha256),
-        total_steps=min(total_steps, job.train.max_steps) if job.train.max_steps else total_steps,
+        total_steps=total_steps,
         num_parameters=num_parameters,
         num_trainable=num_trainable,
         features="cached" if cached else "online",
@@ -139,6 +146,16 @@ def model_sha256(job: JobConfig) -> str:
     # Without what is null: a field that a later version adds leaves the digests of older models as they were.
     section = job.model.model_dump(mode="json", exclude_none=True)
     return hashlib.sha256(json.dumps(section, sort_keys=True).encode()).hexdigest()
+
+
+def _shards(
+    job: JobConfig, storage: Storage, split: SplitIndex, sequence: RowSequence, end_step: int
+) -> tuple[ShardReader, ShardsAhead | None]:
+    """The reader of shards, and for remote ones what fetches them ahead."""
+    files, ahead = open_shards(storage, job.data.shard_cache_gib), None
+    if isinstance(files, ShardCache):
+        ahead = ShardsAhead(files, ShardSchedule(split, sequence, end_step), shuffle_shards=job.data.shuffle_shards)
+    return ShardReader(storage, files), ahead
 
 
 def _image_source(job: JobConfig, family: Family, pointers: DataPointers, tower_sha256: str) -> ImageSource:

@@ -64,6 +64,7 @@ def stream(loader: Loader, end_step: int, first_step: int = 0) -> BatchStream:
         end_step=end_step,
         rank=0,
         world_size=1,
+        device=torch.device("cpu"),
     )
 
 
