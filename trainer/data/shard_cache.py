@@ -5,7 +5,7 @@ whole shard, and `.part` one that is being fetched, which counts as if it were w
 end with their process:
 
 - `<digest>.lock`, alone: one process fetches a shard; others that need it wait.
-- `room.lock`, alone: making room and taking it are one step.
+- `room.lock`, alone: making room and taking it are one step, and so is turning a part into a whole shard.
 - the tar itself, shared while its bytes are read, alone to evict it: what is in use stays.
 """
 
@@ -17,7 +17,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
@@ -30,6 +30,7 @@ from trainer.storage import LocalStorage, Storage, cache_folder
 CACHE_FOLDER = ".shards"  # no bucket can have this name: what `Storage.fetch` keeps lies beside it
 GIB = 1 << 30
 SHARE_OF_FREE_DISK = 0.8  # checkpoints on their way and everything else need room too
+ROOM_LOCK = "room.lock"
 FETCHES = 2  # of a shard that arrives damaged
 WAIT_FOR_ROOM_S = 0.05
 NOW, NEVER = -1, 1 << 62  # next uses
@@ -90,8 +91,11 @@ class ShardCache:
         finally:
             _release(handle)
 
-    def fetch_ahead(self, shard: str, needed_at: int) -> Ahead:
-        """Fetch a shard that a later step needs; evicts only what is needed later still. Raises what `opened` does."""
+    def fetch_ahead(self, shard: str, needed_at: int, keep: Collection[str] = ()) -> Ahead:
+        """Fetch a shard that a later step needs. Raises what `opened` does.
+
+        Evicts only what is needed later still, and nothing of `keep`.
+        """
         if self._is_there(shard):
             return Ahead.THERE
         with os_errors(f"keeping {shard} in {self._folder}"), _alone(self._lock(shard), wait=False) as held:
@@ -99,7 +103,7 @@ class ShardCache:
                 return Ahead.BUSY
             handle = self._open(shard)
             if handle is None:
-                if not self._take_room(shard, needed_at):
+                if not self._take_room(shard, needed_at, keep):
                     return Ahead.NO_ROOM
                 handle = self._fetch(shard)
             _release(handle)
@@ -141,23 +145,25 @@ class ShardCache:
                 if not problem:
                     handle = os.open(part, os.O_RDONLY)
                     fcntl.flock(handle, fcntl.LOCK_SH)  # before anyone can see the name, and evict it unread
-                    part.replace(self._path(shard, "tar"))
+                    with _alone(self._folder / ROOM_LOCK):  # else a listing may show both names, or neither
+                        part.replace(self._path(shard, "tar"))
                     self._found_whole[shard] = _identity(os.fstat(handle))
                     return handle
             raise damaged(shard, f"{problem} ({self._storage.uri(shard)} was fetched {FETCHES} times)")
         finally:
             part.unlink(missing_ok=True)
 
-    def _take_room(self, shard: str, needed_at: int) -> bool:
+    def _take_room(self, shard: str, needed_at: int, keep: Collection[str] = ()) -> bool:
         """Evict what is needed later than `needed_at` until the shard fits; then its empty `.part` holds the room."""
         part, size_bytes = self._path(shard, "part"), self._sidecar(shard).bytes
         part.unlink(missing_ok=True)  # of a process that was killed: the shard's lock is ours
         next_uses = {self._digest(shard): step for shard, step in self._next_uses().items()}
-        with _alone(self._folder / "room.lock"):
+        kept = {self._digest(shard) for shard in keep}
+        with _alone(self._folder / ROOM_LOCK):
             files = list(files_in(self._folder))
             excess = sum(file.bytes for file in files) + size_bytes - self._limit_bytes
             needed = {file: next_uses.get(file.digest, NEVER) if file.whole else NEVER for file in files}
-            later = [file for file in files if needed[file] > needed_at]
+            later = [file for file in files if needed[file] > needed_at and file.digest not in kept]
             if sum(file.bytes for file in later) < excess:
                 return False
             for file in sorted(later, key=lambda file: (-needed[file], file.fetched_ns)):

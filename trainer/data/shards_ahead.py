@@ -6,14 +6,13 @@ import threading
 
 import numpy as np
 
-from trainer.data.rows import Int64Array
 from trainer.data.shard_cache import NEVER, Ahead, ShardCache
 from trainer.data.shard_schedule import ShardSchedule
 from trainer.errors import UserError
 
 THREADS = 2  # each fetches one shard at a time
 GROUPS_AHEAD = 2  # the one that is read, and the next
-STEPS_BEHIND = 4  # other ranks may be this many steps behind: what they still read is not evicted for later steps
+STEPS_BEHIND = 4  # other ranks may be so many steps behind: what those steps read is not evicted for later ones
 LOOK_AGAIN_S = 1.0  # another process may have made room, or broken off
 
 
@@ -29,7 +28,7 @@ class ShardsAhead:
         self._unreadable: set[str] = set()
         self._error: BaseException | None = None
         self._closed = False
-        cache.expect(self._kept)
+        cache.expect(self._next_uses)
 
     def advance(self, step: int) -> None:
         """Say that the rows of `step` are read now. Raises what ended a thread."""
@@ -51,15 +50,15 @@ class ShardsAhead:
         for thread in self._threads:
             thread.join()
 
-    def _kept(self) -> dict[str, int]:
-        next_uses = self._schedule.next_uses(max(0, self._step - STEPS_BEHIND))
+    def _next_uses(self) -> dict[str, int]:
+        next_uses = self._schedule.next_uses(self._step)
         return dict(zip(self._schedule.shards, next_uses.tolist(), strict=True))
 
     def _run(self) -> None:
         try:
             while not self._closed:
                 step = self._step
-                if self._fetch_one(self._schedule.next_uses(step)):
+                if self._fetch_one(step):
                     continue
                 with self._changed:
                     if step == self._step and not self._closed:
@@ -67,16 +66,19 @@ class ShardsAhead:
         except BaseException as error:  # handed to `advance`, which raises it
             self._error = error
 
-    def _fetch_one(self, next_uses: Int64Array) -> bool:
+    def _fetch_one(self, step: int) -> bool:
         """Fetch the first shard that is not there; False when none is missing or none can be fetched."""
+        next_uses, shards = self._schedule.next_uses(step), self._schedule.shards
+        lately = self._schedule.next_uses(max(0, step - STEPS_BEHIND)) < step
+        keep = {shards[number] for number in np.flatnonzero(lately)}
         for number in np.argsort(next_uses, kind="stable")[: self._most_shards].tolist():
-            shard, needed_at = self._schedule.shards[number], int(next_uses[number])
+            shard, needed_at = shards[number], int(next_uses[number])
             if needed_at == NEVER or self._closed:
                 return False
             if shard in self._unreadable:
                 continue
             try:
-                came = self._cache.fetch_ahead(shard, needed_at)
+                came = self._cache.fetch_ahead(shard, needed_at, keep)
             except UserError:
                 self._unreadable.add(shard)  # the step that reads it meets the error, if it is still there then
                 continue
