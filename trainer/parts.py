@@ -72,7 +72,7 @@ def build_parts(job: JobConfig, worker: Worker) -> Parts:
     )
     total_steps = sequence.num_steps(job.train.epochs)
     total_steps = min(total_steps, job.train.max_steps) if job.train.max_steps else total_steps
-    reader, ahead = _shards(job, storage, split, sequence, total_steps)
+    reader, ahead = _shards(job, storage, ShardSchedule(split, sequence, total_steps), worker)
     images = replica.takes_images and not cached
     loader = RowLoader(split, sequence, tokenizer, reader, images=images, ahead=ahead)
     family = family_of(job.model)
@@ -149,12 +149,18 @@ def model_sha256(job: JobConfig) -> str:
 
 
 def _shards(
-    job: JobConfig, storage: Storage, split: SplitIndex, sequence: RowSequence, end_step: int
+    job: JobConfig, storage: Storage, schedule: ShardSchedule, worker: Worker
 ) -> tuple[ShardReader, ShardsAhead | None]:
     """The reader of shards, and for remote ones what fetches them ahead."""
     files, ahead = open_shards(storage, job.data.shard_cache_gib), None
     if isinstance(files, ShardCache):
-        ahead = ShardsAhead(files, ShardSchedule(split, sequence, end_step), shuffle_shards=job.data.shuffle_shards)
+        ahead = ShardsAhead(files, schedule, shuffle_shards=job.data.shuffle_shards)
+        if worker.is_first and files.num_fitting < ahead.most_shards:
+            print(
+                f"train: the cache holds {files.num_fitting} shards, two groups of data.shuffle_shards are "
+                f"{ahead.most_shards}: shards will be fetched late or more than once; raise data.shard_cache_gib",
+                flush=True,
+            )
     return ShardReader(storage, files), ahead
 
 

@@ -66,9 +66,12 @@ class ShardCache:
         self._sidecars: dict[str, Sidecar] = {}
         self._found_whole: dict[str, tuple[int, int]] = {}  # by shard: inode and time of the file that was checked
         self._next_uses: Callable[[], Mapping[str, int]] = dict
-        for info in storage.list(FOLDER):
-            if info.size_bytes > limit_bytes:
-                raise _larger_than_cache(info.name, info.size_bytes, limit_bytes)
+        largest = max(storage.list(FOLDER), key=lambda info: info.size_bytes, default=None)
+        if largest and largest.size_bytes > limit_bytes:
+            raise _larger_than_cache(largest.name, largest.size_bytes, limit_bytes)
+        self.num_fitting = (
+            limit_bytes // largest.size_bytes if largest and largest.size_bytes else 0
+        )  # shards, at least
 
     def expect(self, next_uses: Callable[[], Mapping[str, int]]) -> None:
         """Who knows, when room must be made, which step needs each shard next. What it does not name goes first."""

@@ -21,7 +21,7 @@ class ShardsAhead:
 
     def __init__(self, cache: ShardCache, schedule: ShardSchedule, *, shuffle_shards: int) -> None:
         self._cache, self._schedule = cache, schedule
-        self._most_shards = GROUPS_AHEAD * shuffle_shards
+        self.most_shards = min(len(schedule.shards), GROUPS_AHEAD * shuffle_shards)  # kept or on their way
         self._changed = threading.Condition()
         self._step = 0
         self._threads: list[threading.Thread] = []
@@ -71,7 +71,7 @@ class ShardsAhead:
         next_uses, shards = self._schedule.next_uses(step), self._schedule.shards
         lately = self._schedule.next_uses(max(0, step - STEPS_BEHIND)) < step
         keep = {shards[number] for number in np.flatnonzero(lately)}
-        for number in np.argsort(next_uses, kind="stable")[: self._most_shards].tolist():
+        for number in np.argsort(next_uses, kind="stable")[: self.most_shards].tolist():
             shard, needed_at = shards[number], int(next_uses[number])
             if needed_at == NEVER or self._closed:
                 return False
