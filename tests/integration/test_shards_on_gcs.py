@@ -13,6 +13,7 @@ import pytest
 from tests.data_fixture import prepare_llava
 from tests.fakes.gcs import FakeGcs, Fault
 from tests.integration.conftest import QUICK_RETRY
+from tests.trainer_runs import make_run, train_runs
 from trainer.data.conversation import load_tokenizer
 from trainer.data.index import Index
 from trainer.data.loader import RowLoader
@@ -22,7 +23,8 @@ from trainer.data.shard_schedule import ShardSchedule
 from trainer.data.shards import ShardReader
 from trainer.data.shards_ahead import ShardsAhead
 from trainer.errors import DataError, ExitCode, UserError
-from trainer.storage import LocalStorage, Storage
+from trainer.metrics import MetricsLog
+from trainer.storage import LocalStorage, Storage, open_storage
 from trainer.storage_gcs import GcsStorage
 
 SHUFFLE_SHARDS, EPOCHS = 2, 2
@@ -114,3 +116,27 @@ def test_a_bucket_that_does_not_answer_is_told_as_such(data: Fixture) -> None:
         loader.rows_for_step(0, 0, 1)
     loader.close()
     assert caught.value.code == ExitCode.UNAVAILABLE
+
+
+def test_two_processes_train_from_a_bucket_as_from_a_folder(
+    tmp_path: Path, gcs_server: FakeGcs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLMPIPE_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", gcs_server.endpoint)
+    changes = {"data.max_samples": 200, "data.shard_samples": 8, "data.shuffle_shards": 2, "train.epochs": 2}
+    changes["data.shard_cache_gib"] = 0.0002  # ten shards
+    jobs = [make_run(tmp_path, name, changes, features="off") for name in ("folder", "bucket")]
+    pointers = jobs[0].pointers()
+    local = LocalStorage(pointers.prepared_uri)
+    remote = open_storage(f"gs://bucket/prepared/{local.root.name}")
+    for info in local.list():
+        remote.upload(local.path(info.name), info.name)
+    pointers = pointers.model_copy(update={"prepared_uri": remote.root_uri})
+    open_storage(jobs[1].run.run_uri).write("prepared.json", pointers.model_dump_json().encode())
+    train_runs(jobs, processes=2)
+    losses = [MetricsLog(job.run.run_uri, resumed_from_step=10**6).column("loss") for job in jobs]
+    assert losses[0] == losses[1] and len(losses[0]) > 2
+    sent = [unquote(line) for line in gcs_server.requests if "alt=media" in line and ".tar" in line]
+    trained_on = len(Index.load(pointers.prepared_uri).split("train").shards)
+    assert trained_on > 20
+    assert trained_on <= len(sent) <= 1.2 * 2 * trained_on  # two epochs, both processes together
