@@ -235,6 +235,8 @@ def test_what_is_needed_last_is_evicted_first(data: Fixture) -> None:
     for shard in (one, three, four):
         data.read(cache, shard)
     assert data.remote.downloads == [one, two, three, four]
+    assert cache.fetch_ahead(two, needed_at=6, keep={three, four}) is Ahead.NO_ROOM  # needed later, and still kept
+    assert cache.fetch_ahead(two, needed_at=6, keep={four}) is Ahead.FETCHED
 
 
 def test_what_no_plan_names_is_evicted_first(data: Fixture) -> None:
