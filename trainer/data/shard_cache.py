@@ -64,14 +64,15 @@ class ShardCache:
         """Raises ConfigError when a shard is larger than the cache."""
         self._storage, self._folder, self._limit_bytes = storage, folder, limit_bytes
         self._sidecars: dict[str, Sidecar] = {}
+        self._digests: dict[str, str] = {}
+        self._whole_paths: dict[str, Path] = {}
         self._found_whole: dict[str, tuple[int, int]] = {}  # by shard: inode and time of the file that was checked
         self._next_uses: Callable[[], Mapping[str, int]] = dict
         largest = max(storage.list(FOLDER), key=lambda info: info.size_bytes, default=None)
-        if largest and largest.size_bytes > limit_bytes:
-            raise _larger_than_cache(largest.name, largest.size_bytes, limit_bytes)
-        self.num_fitting = (
-            limit_bytes // largest.size_bytes if largest and largest.size_bytes else 0
-        )  # shards, at least
+        largest_bytes = largest.size_bytes if largest else 0
+        if largest and largest_bytes > limit_bytes:
+            raise _larger_than_cache(largest.name, largest_bytes, limit_bytes)
+        self.num_fitting = limit_bytes // max(1, largest_bytes)  # shards, at least
 
     def expect(self, next_uses: Callable[[], Mapping[str, int]]) -> None:
         """Who knows, when room must be made, which step needs each shard next. What it does not name goes first."""
@@ -116,13 +117,13 @@ class ShardCache:
         """Whether the shard lies in the folder and this process has found it whole."""
         found = self._found_whole.get(shard)
         try:
-            return found is not None and found == _identity(self._path(shard, "tar").stat())
+            return found is not None and found == _identity(self._whole(shard).stat())
         except FileNotFoundError:
             return False
 
     def _open(self, shard: str) -> int | None:
         """A descriptor of the shard if it is in the folder and whole; a file that is damaged is deleted."""
-        path = self._path(shard, "tar")
+        path = self._whole(shard)
         try:
             handle = os.open(path, os.O_RDONLY)
         except FileNotFoundError:
@@ -140,7 +141,7 @@ class ShardCache:
 
     def _fetch(self, shard: str) -> int:
         """Fetch a shard for which room was taken, under its lock. Returns its descriptor."""
-        part = self._path(shard, "part")
+        part = self._part(shard)
         try:
             for _ in range(FETCHES):
                 self._storage.download(shard, part)
@@ -149,7 +150,7 @@ class ShardCache:
                     handle = os.open(part, os.O_RDONLY)
                     fcntl.flock(handle, fcntl.LOCK_SH)  # before anyone can see the name, and evict it unread
                     with _alone(self._folder / ROOM_LOCK):  # else a listing may show both names, or neither
-                        part.replace(self._path(shard, "tar"))
+                        part.replace(self._whole(shard))
                     self._found_whole[shard] = _identity(os.fstat(handle))
                     return handle
             raise damaged(shard, f"{problem} ({self._storage.uri(shard)} was fetched {FETCHES} times)")
@@ -158,7 +159,7 @@ class ShardCache:
 
     def _take_room(self, shard: str, needed_at: int, keep: Collection[str] = ()) -> bool:
         """Evict what is needed later than `needed_at` until the shard fits; then its empty `.part` holds the room."""
-        part, size_bytes = self._path(shard, "part"), self._sidecar(shard).bytes
+        part, size_bytes = self._part(shard), self._sidecar(shard).bytes
         part.unlink(missing_ok=True)  # of a process that was killed: the shard's lock is ours
         next_uses = {self._digest(shard): step for shard, step in self._next_uses().items()}
         kept = {self._digest(shard) for shard in keep}
@@ -195,14 +196,22 @@ class ShardCache:
             self._sidecars[shard] = read_sidecar(self._storage, shard)
         return self._sidecars[shard]
 
-    def _path(self, shard: str, suffix: str) -> Path:
-        return self._folder / f"{self._digest(shard)}-{self._sidecar(shard).bytes}.{suffix}"
+    def _whole(self, shard: str) -> Path:
+        """Where the whole shard lies or will lie. Kept, as the digests are: they are needed at every read."""
+        if shard not in self._whole_paths:
+            self._whole_paths[shard] = self._folder / f"{self._digest(shard)}-{self._sidecar(shard).bytes}.tar"
+        return self._whole_paths[shard]
+
+    def _part(self, shard: str) -> Path:
+        return self._whole(shard).with_suffix(".part")
 
     def _lock(self, shard: str) -> Path:
         return self._folder / f"{self._digest(shard)}.lock"
 
     def _digest(self, shard: str) -> str:
-        return hashlib.sha256(self._storage.uri(shard).encode()).hexdigest()[:16]
+        if shard not in self._digests:
+            self._digests[shard] = hashlib.sha256(self._storage.uri(shard).encode()).hexdigest()[:16]
+        return self._digests[shard]
 
 
 def open_shards(storage: Storage, cache_gib: float = 0.0) -> ShardFiles:
