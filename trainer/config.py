@@ -137,7 +137,8 @@ class DataConfig(Section):
     shard_cache_gib: float = Field(
         0.0,
         ge=0,
-        description="Disk of each machine for shards from gs://, in GiB; 0 takes up to four fifths of what is free.",
+        description="Disk of each machine for shards from gs://, in GiB; 0 takes up to four fifths of what is free "
+        "beside a checkpoint.",
     )
     over_long: Literal["reject", "truncate"] = Field(
         "reject", description="What happens to a sample longer than row_tokens: truncate drops its last turns."

@@ -29,6 +29,7 @@ from trainer.models.family import Family
 from trainer.models.pixels import PixelPreparer
 from trainer.models.shape import ModelShape
 from trainer.models.table import family_of
+from trainer.preflight import STATE_BYTES_PER_PARAMETER
 from trainer.replicas import Replica, replica_of
 from trainer.storage import Storage, open_storage
 from trainer.strategies.pipeline_stages import stages_of
@@ -72,9 +73,6 @@ def build_parts(job: JobConfig, worker: Worker) -> Parts:
     )
     total_steps = sequence.num_steps(job.train.epochs)
     total_steps = min(total_steps, job.train.max_steps) if job.train.max_steps else total_steps
-    reader, ahead = _shards(job, storage, ShardSchedule(split, sequence, total_steps), worker)
-    images = replica.takes_images and not cached
-    loader = RowLoader(split, sequence, tokenizer, reader, images=images, ahead=ahead)
     family = family_of(job.model)
     if job.train.tensor_parallel > 1:
         from trainer.strategies.split import require_splittable  # DTensor alone takes most of a second
@@ -94,6 +92,9 @@ def build_parts(job: JobConfig, worker: Worker) -> Parts:
     num_trainable = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     if not num_trainable:
         raise ConfigError(f"model.freeze {list(job.model.freeze)} leaves nothing to train")
+    checkpoint_bytes = num_trainable * STATE_BYTES_PER_PARAMETER // worker.num_nodes
+    reader, ahead = _shards(job, storage, ShardSchedule(split, sequence, total_steps), worker, checkpoint_bytes)
+    images = replica.takes_images and not cached
     module = family.training_module(job.model, model, cached=cached).train()
     if job.train.activation_checkpointing == "full":
         family.enable_activation_checkpointing(module)
@@ -103,7 +104,7 @@ def build_parts(job: JobConfig, worker: Worker) -> Parts:
     return Parts(
         strategy=strategy,
         replica=replica,
-        loader=loader,
+        loader=RowLoader(split, sequence, tokenizer, reader, images=images, ahead=ahead),
         image_source=image_source if replica.takes_images else no_images,
         record=_record(job, strategy, _plan_sha256(pointers, sequence), worker, tower_sha256, frozen_sha256),
         total_steps=total_steps,
@@ -149,10 +150,10 @@ def model_sha256(job: JobConfig) -> str:
 
 
 def _shards(
-    job: JobConfig, storage: Storage, schedule: ShardSchedule, worker: Worker
+    job: JobConfig, storage: Storage, schedule: ShardSchedule, worker: Worker, checkpoint_bytes: int
 ) -> tuple[ShardReader, ShardsAhead | None]:
-    """The reader of shards, and for remote ones what fetches them ahead."""
-    files, ahead = open_shards(storage, job.data.shard_cache_gib), None
+    """The reader of shards, and for remote ones what fetches them ahead. A checkpoint keeps its room on this node."""
+    files, ahead = open_shards(storage, job.data.shard_cache_gib, set_aside_bytes=checkpoint_bytes), None
     if isinstance(files, ShardCache):
         ahead = ShardsAhead(files, schedule, shuffle_shards=job.data.shuffle_shards)
         if worker.is_first and files.num_fitting < ahead.most_shards:

@@ -349,6 +349,8 @@ def test_without_a_bound_the_disk_is_not_filled(data: Fixture, monkeypatch: pyte
     free[0] -= cached  # another process that starts now comes to the same bound
     other: Any = open_shards(data.remote)
     assert other._limit_bytes == 8 * data.shard_bytes
+    other = open_shards(data.remote, set_aside_bytes=5 * data.shard_bytes)
+    assert other._limit_bytes == 4 * data.shard_bytes
 
 
 @settings(deadline=None, max_examples=30)

@@ -16,6 +16,7 @@ import hashlib
 import os
 import re
 import shutil
+import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -29,7 +30,7 @@ from trainer.storage import LocalStorage, Storage, cache_folder
 
 CACHE_FOLDER = ".shards"  # no bucket can have this name: what `Storage.fetch` keeps lies beside it
 GIB = 1 << 30
-SHARE_OF_FREE_DISK = 0.8  # checkpoints on their way and everything else need room too
+SHARE_OF_FREE_DISK = 0.8
 ROOM_LOCK = "room.lock"
 FETCHES = 2  # of a shard that arrives damaged
 WAIT_FOR_ROOM_S = 0.05
@@ -214,18 +215,23 @@ class ShardCache:
         return self._digests[shard]
 
 
-def open_shards(storage: Storage, cache_gib: float = 0.0) -> ShardFiles:
+def open_shards(storage: Storage, cache_gib: float = 0.0, *, set_aside_bytes: int = 0) -> ShardFiles:
     """Shards of a local folder where they lie; others through this machine's cache of at most `cache_gib`.
 
-    0 takes four fifths of the disk space that is free, counting what is in the cache already.
+    0 takes four fifths of the disk space that is free, counting what is in the cache already, but not `set_aside_bytes`
+    that temporary files will need.
     """
     if isinstance(storage, LocalStorage):
         return ShardsInPlace(storage)
     folder = cache_folder() / CACHE_FOLDER
     with os_errors(f"making {folder}"):
         folder.mkdir(parents=True, exist_ok=True)
+    if cache_gib:
+        return ShardCache(storage, folder, int(cache_gib * GIB))
     free_bytes = shutil.disk_usage(folder).free + sum(file.bytes for file in files_in(folder))
-    return ShardCache(storage, folder, int(cache_gib * GIB or SHARE_OF_FREE_DISK * free_bytes))
+    if folder.stat().st_dev == os.stat(tempfile.gettempdir()).st_dev:
+        free_bytes = max(0, free_bytes - set_aside_bytes)
+    return ShardCache(storage, folder, int(SHARE_OF_FREE_DISK * free_bytes))
 
 
 def files_in(folder: Path) -> Iterator[CachedFile]:
