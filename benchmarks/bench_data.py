@@ -16,7 +16,16 @@ from PIL import Image
 from sklearn.datasets import load_sample_images
 
 from benchmarks.common import Clock, Measured, clocked, interleaved, interleaved_work, options
-from benchmarks.data_baselines import Lengths, RowContent, first_come_rows, padded_slots, webdataset_rows
+from benchmarks.data_baselines import (
+    Lengths,
+    RowContent,
+    decoded,
+    decoded_by_hand,
+    first_come_rows,
+    first_fit_rows,
+    padded_slots,
+    webdataset_rows,
+)
 from benchmarks.report import Report, Side
 from benchmarks.workloads import Workload, job_of, prepare_job, workload
 from trainer.config import ModelConfig
@@ -32,7 +41,9 @@ from trainer.worker import start_worker
 
 PADDED_BATCH = 8  # samples that are padded to the longest among them
 IMAGE_BATCH = 16
+GREEDY_WINDOW = 1024  # samples, as many as ours looks at at once
 PREPARATIONS = 3
+PHOTOGRAPHS = "600 x 400 JPEG, 224 pixels"
 
 
 def main() -> None:
@@ -75,7 +86,9 @@ def synthetic_lengths(samples: int) -> Lengths:
 def packing(report: Report, name: str, lengths: Lengths, epochs: int) -> None:
     """Fill is useful tokens over slots computed: a ratio of fills is the other way round a ratio of slots."""
     useful = int(lengths.tokens.sum())
-    best_fit, padded, first_come, plan_us = [], [], [], []
+    best_fit, padded, first_come, first_fit = [], [], [], []
+    planned: list[Measured] = []
+    greedy: list[Measured] = []
     for epoch in range(epochs):
         clock = Clock()
         plan = plan_rows(
@@ -86,17 +99,25 @@ def packing(report: Report, name: str, lengths: Lengths, epochs: int) -> None:
             seed=0,
             epoch=epoch,
         )
-        plan_us.append(1e6 * clock.stop(len(lengths.tokens)).cpu_per_unit)
+        planned.append(clock.stop(len(lengths.tokens)))
         report.require(sorted(plan.members) == list(range(len(lengths.tokens))), "every sample is in exactly one row")
         order = np.random.default_rng(epoch).permutation(len(lengths.tokens))
         best_fit.append(100 * plan.fill)
         padded.append(100 * useful / padded_slots(order, lengths, PADDED_BATCH))
         first_come.append(100 * useful / (first_come_rows(order, lengths) * lengths.row_tokens))
+        clock = Clock()
+        rows = first_fit_rows(order, lengths, GREEDY_WINDOW)
+        greedy.append(clock.stop(len(lengths.tokens)))
+        first_fit.append(100 * useful / (rows * lengths.row_tokens))
     ours, unit = Side(f"rows of {lengths.row_tokens} tokens, best fit", best_fit), "% of slots"
     baseline = Side(f"padded to the longest of {PADDED_BATCH}", padded)
     report.compare("fill: packed or padded", name, unit, ours, baseline)
     report.compare("fill: best fit or first come", name, unit, ours, Side("first come, first served", first_come))
+    report.compare("fill: best fit or first fit", name, unit, ours, Side(f"first fit of {GREEDY_WINDOW}", first_fit))
+    plan_us = [1e6 * each.cpu_per_unit for each in planned]
     report.figure("time to plan an epoch", name, "CPU us / sample", Side("plan_rows", plan_us))
+    baseline_rates = (f"first fit of {GREEDY_WINDOW}", greedy)
+    report.compare_rates("samples planned", name, "samples", ("shuffled, best fit", planned), baseline_rates)
 
 
 def reading(report: Report, load: Workload, rounds: int) -> None:
@@ -165,7 +186,26 @@ def photographs(report: Report, root: Path, rounds: int, *, count: int) -> None:
         images[hashlib.sha256(buffer.getvalue()).hexdigest()] = buffer.getvalue()
     features_uri = str(root / "features-of-photographs")
     write_shard(open_storage(features_uri), root, {name: torch.randn(196, 768).bfloat16() for name in images}, {})
-    compare_images(report, "600 x 400 JPEG, 224 pixels", model, features_uri, images, rounds)
+    compare_images(report, PHOTOGRAPHS, model, features_uri, images, rounds)
+    decoding(report, model, list(images.values()), rounds)
+
+
+def decoding(report: Report, model: ModelConfig, images: list[bytes], rounds: int) -> None:
+    """Decoding with resizing, by one core, against the least that anyone must do and against the usual few lines."""
+    pixels = PixelPreparer(model)
+    same = torch.allclose(pixels(images), decoded_by_hand(images, model), atol=0.02)
+    report.require(same, "our pixels are those of Pillow and NumPy by hand")
+    batches = [images[start : start + IMAGE_BATCH] for start in range(0, len(images), IMAGE_BATCH)]
+    works = {
+        "ours": lambda: sum(len(pixels(batch)) for batch in batches),
+        "decoded": lambda: sum(decoded(batch) for batch in batches),
+        "by hand": lambda: sum(len(decoded_by_hand(batch, model)) for batch in batches),
+    }
+    found = interleaved_work(works, rounds)
+    ours = ("decoded, resized, normalized", found["ours"])
+    bare, by_hand = ("decoded only (Pillow)", found["decoded"]), ("the same by hand (Pillow, NumPy)", found["by hand"])
+    report.compare_rates("images: all or decoding alone", PHOTOGRAPHS, "images", ours, bare)
+    report.compare_rates("images: ours or by hand", PHOTOGRAPHS, "images", ours, by_hand)
 
 
 def compare_images(

@@ -1,20 +1,26 @@
-"""What the data path is compared with: padding, packing as a stream does it, and webdataset's reader."""
+"""What the data path is compared with: padding, greedy packing, webdataset's reader, and images decoded by hand."""
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import torch
 import webdataset
+from PIL import Image
+from torch import Tensor
 
 from benchmarks.workloads import Workload
+from trainer.config import ModelConfig
 from trainer.data.conversation import encode_sample
 from trainer.data.rows import Int64Array
 from trainer.data.samples import Turn
 from trainer.data.shards import FOLDER
+from trainer.models.table import family_of
 
 RowContent = tuple[Sequence[str], Sequence[bytes]]  # sample ids; encoded images, one a sample in the built-in sets
 
@@ -44,6 +50,43 @@ def first_come_rows(order: Int64Array, lengths: Lengths) -> int:
             rows, free_tokens, free_images = rows + 1, lengths.row_tokens, lengths.row_images
         free_tokens, free_images = free_tokens - tokens, free_images - images
     return rows
+
+
+def first_fit_rows(order: Int64Array, lengths: Lengths, window: int) -> int:
+    """Rows of greedy packing: samples in the order they come, each into the first row of its window with room."""
+    total = 0
+    tokens, images = lengths.tokens[order].tolist(), lengths.images[order].tolist()
+    for start in range(0, len(order), window):
+        free: list[list[int]] = []  # tokens and images of each row
+        for size, count in zip(tokens[start : start + window], images[start : start + window], strict=True):
+            row = next((row for row in free if row[0] >= size and row[1] >= count), None)
+            if row is None:
+                row = [lengths.row_tokens, lengths.row_images]
+                free.append(row)
+            row[0] -= size
+            row[1] -= count
+        total += len(free)
+    return total
+
+
+def decoded(images: Sequence[bytes]) -> int:
+    """Pillow's bare decoding: the least that anyone must do."""
+    for data in images:
+        Image.open(io.BytesIO(data)).convert("RGB")
+    return len(images)
+
+
+def decoded_by_hand(images: Sequence[bytes], model: ModelConfig) -> Tensor:
+    """What a training script on img2dataset's tars does with Pillow and NumPy: (images, 3, side, side) fp32."""
+    processor = family_of(model).image_processor(model)
+    mean, deviation = np.array(processor.image_mean, np.float32), np.array(processor.image_std, np.float32)
+    pixels = []
+    for data in images:
+        picture = Image.open(io.BytesIO(data)).convert("RGB")
+        resized = picture.resize((model.image_size, model.image_size), Image.Resampling(processor.resample))
+        values = (np.asarray(resized, np.float32) / 255 - mean) / deviation
+        pixels.append(torch.from_numpy(values.transpose(2, 0, 1)))
+    return torch.stack(pixels)
 
 
 def webdataset_rows(load: Workload) -> Iterator[RowContent]:

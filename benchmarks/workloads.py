@@ -66,6 +66,7 @@ class Workload:
             row_images=job.data.row_images,
             seed=job.train.seed,
             global_batch_rows=job.train.global_batch_rows,
+            shuffle_shards=job.data.shuffle_shards,
         )
 
     def loader(self) -> RowLoader:

@@ -36,6 +36,10 @@ class RowBatch:
         """The tensors by argument name, on the device."""
         return {name: getattr(self, name).to(device, non_blocking=True) for name in self.__dataclass_fields__}
 
+    def pinned(self) -> RowBatch:
+        """The same in page-locked memory, from which a copy to a GPU does not hold up the thread that orders it."""
+        return RowBatch(**{name: getattr(self, name).pin_memory() for name in self.__dataclass_fields__})
+
 
 @dataclass(frozen=True)
 class StepBatches:
@@ -103,8 +107,10 @@ class BatchStream:
         end_step: int,
         rank: int,
         world_size: int,
+        device: torch.device,
     ) -> None:
         self.waited_s = 0.0
+        self._device = device
         self._loader, self._image_source, self._micro_rows = loader, image_source, micro_batch_rows
         self._steps = range(first_step, end_step)
         self._rank, self._world_size = rank, world_size
@@ -136,6 +142,8 @@ class BatchStream:
 
     def _produce(self) -> None:
         try:
+            if self._device.type == "cuda":
+                torch.cuda.set_device(self._device)  # of this thread; pinning would open a context on GPU 0 otherwise
             for step in self._steps:
                 if self._stop.is_set():
                     return
@@ -147,10 +155,11 @@ class BatchStream:
     def _make(self, step: int) -> StepBatches:
         rows = self._loader.rows_for_step(step, self._rank, self._world_size)
         size = self._micro_rows
+        batches = [collate(rows[i : i + size], self._image_source) for i in range(0, len(rows), size)]
         return StepBatches(
             step=step,
             epoch=self._loader.epoch(step),
-            batches=[collate(rows[i : i + size], self._image_source) for i in range(0, len(rows), size)],
+            batches=[batch.pinned() for batch in batches] if self._device.type == "cuda" else batches,
             global_label_tokens=self._loader.total_label_tokens(step),
             useful_tokens=sum(row.tokens for row in rows),
             slot_tokens=sum(len(row.input_ids) for row in rows),

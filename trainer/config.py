@@ -16,6 +16,7 @@ from trainer.storage import join_uri, open_storage
 RUN_JSON_VERSION = 1
 TENSOR_PARALLEL = ("tp", "tp+fsdp", "tp+pp+dp")  # strategies in which ranks split each layer
 PIPELINE_PARALLEL = ("pp", "tp+pp+dp")  # and those in which they split the stack of layers
+SHUFFLE_SHARDS = 64  # 64,000 samples at the default size of shards
 OFFLOADING = {"optimizer": ("zero1", "zero2", "zero3"), "optimizer+weights": ("zero3", "fsdp", "hsdp")}
 
 
@@ -129,6 +130,16 @@ class DataConfig(Section):
     row_tokens: Positive = Field(description="Tokens per packed row.")
     row_images: Positive = Field(64, description="Most images in one row; with row_tokens it bounds memory.")
     pack: bool = Field(True, description="Pack several samples into a row; false gives each sample its own row.")
+    shuffle_shards: Positive = Field(
+        SHUFFLE_SHARDS,
+        description="Shards that an epoch mixes at a time; it reads them once if twice as many fit into the cache.",
+    )
+    shard_cache_gib: float = Field(
+        0.0,
+        ge=0,
+        description="Disk of each machine for shards from gs://, in GiB; 0 takes up to four fifths of what is free "
+        "beside a checkpoint.",
+    )
     over_long: Literal["reject", "truncate"] = Field(
         "reject", description="What happens to a sample longer than row_tokens: truncate drops its last turns."
     )

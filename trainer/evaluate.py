@@ -29,6 +29,7 @@ from trainer.data.conversation import load_tokenizer, prompt
 from trainer.data.index import Index, SplitIndex
 from trainer.data.loader import RowLoader
 from trainer.data.sequence import RowSequence
+from trainer.data.shard_cache import open_shards
 from trainer.data.shards import ShardReader
 from trainer.errors import DataError
 from trainer.features.store import FeatureReader
@@ -136,7 +137,7 @@ def load_subject(job: JobConfig, worker: Worker) -> Subject:
         tokenizer=load_tokenizer(prepared),
         prepared=prepared,
         split=split,
-        shards=ShardReader(prepared),
+        shards=ShardReader(prepared, open_shards(prepared, job.data.shard_cache_gib)),
         features=FeatureReader(pointers.features_uri) if pointers.features != "off" else None,
     )
 
@@ -213,6 +214,7 @@ def held_out_loss(job: JobConfig, subject: Subject, worker: Worker) -> float:
         seed=0,
         global_batch_rows=LOSS_ROWS_PER_RANK * worker.world_size,
         pack=job.data.pack,
+        shuffle_shards=job.data.shuffle_shards,
     )
     cached = subject.features is not None
     source = (

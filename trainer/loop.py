@@ -44,6 +44,7 @@ def train(job: JobConfig, worker: Worker, stop: StopRequest) -> ExitCode:
         end_step=parts.total_steps,
         rank=parts.replica.index,
         world_size=parts.replica.count,
+        device=worker.device,
     )
     stopping = False
     if settings.freeze_gc:
@@ -71,6 +72,7 @@ def train(job: JobConfig, worker: Worker, stop: StopRequest) -> ExitCode:
             gc.collect()
     watchdog.close()
     stream.close()
+    loader.close()
     gc.enable()
     name = checkpoints.finish("preempted" if stopping else "done")
     report.close(checkpoint=name, stopped=stopping)

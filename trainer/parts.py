@@ -17,7 +17,10 @@ from trainer.data.conversation import load_tokenizer
 from trainer.data.index import Index, SplitIndex
 from trainer.data.loader import RowLoader
 from trainer.data.sequence import RowSequence
+from trainer.data.shard_cache import ShardCache, open_shards
+from trainer.data.shard_schedule import ShardSchedule
 from trainer.data.shards import ShardReader
+from trainer.data.shards_ahead import ShardsAhead
 from trainer.digest import tensors_sha256, weights_sha256
 from trainer.errors import ConfigError
 from trainer.features.store import FeatureReader
@@ -26,8 +29,9 @@ from trainer.models.family import Family
 from trainer.models.pixels import PixelPreparer
 from trainer.models.shape import ModelShape
 from trainer.models.table import family_of
+from trainer.preflight import STATE_BYTES_PER_PARAMETER
 from trainer.replicas import Replica, replica_of
-from trainer.storage import open_storage
+from trainer.storage import Storage, open_storage
 from trainer.strategies.pipeline_stages import stages_of
 from trainer.strategies.strategy import Strategy
 from trainer.strategies.table import build_strategy
@@ -65,9 +69,10 @@ def build_parts(job: JobConfig, worker: Worker) -> Parts:
         seed=job.train.seed,
         global_batch_rows=job.train.global_batch_rows,
         pack=job.data.pack,
+        shuffle_shards=job.data.shuffle_shards,
     )
-    loader = RowLoader(split, sequence, tokenizer, ShardReader(storage), images=replica.takes_images and not cached)
     total_steps = sequence.num_steps(job.train.epochs)
+    total_steps = min(total_steps, job.train.max_steps) if job.train.max_steps else total_steps
     family = family_of(job.model)
     if job.train.tensor_parallel > 1:
         from trainer.strategies.split import require_splittable  # DTensor alone takes most of a second
@@ -87,6 +92,9 @@ def build_parts(job: JobConfig, worker: Worker) -> Parts:
     num_trainable = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     if not num_trainable:
         raise ConfigError(f"model.freeze {list(job.model.freeze)} leaves nothing to train")
+    checkpoint_bytes = num_trainable * STATE_BYTES_PER_PARAMETER // worker.num_nodes
+    reader, ahead = _shards(job, storage, ShardSchedule(split, sequence, total_steps), worker, checkpoint_bytes)
+    images = replica.takes_images and not cached
     module = family.training_module(job.model, model, cached=cached).train()
     if job.train.activation_checkpointing == "full":
         family.enable_activation_checkpointing(module)
@@ -96,10 +104,10 @@ def build_parts(job: JobConfig, worker: Worker) -> Parts:
     return Parts(
         strategy=strategy,
         replica=replica,
-        loader=loader,
+        loader=RowLoader(split, sequence, tokenizer, reader, images=images, ahead=ahead),
         image_source=image_source if replica.takes_images else no_images,
         record=_record(job, strategy, _plan_sha256(pointers, sequence), worker, tower_sha256, frozen_sha256),
-        total_steps=min(total_steps, job.train.max_steps) if job.train.max_steps else total_steps,
+        total_steps=total_steps,
         num_parameters=num_parameters,
         num_trainable=num_trainable,
         features="cached" if cached else "online",
@@ -139,6 +147,22 @@ def model_sha256(job: JobConfig) -> str:
     # Without what is null: a field that a later version adds leaves the digests of older models as they were.
     section = job.model.model_dump(mode="json", exclude_none=True)
     return hashlib.sha256(json.dumps(section, sort_keys=True).encode()).hexdigest()
+
+
+def _shards(
+    job: JobConfig, storage: Storage, schedule: ShardSchedule, worker: Worker, checkpoint_bytes: int
+) -> tuple[ShardReader, ShardsAhead | None]:
+    """The reader of shards, and for remote ones what fetches them ahead. A checkpoint keeps its room on this node."""
+    files, ahead = open_shards(storage, job.data.shard_cache_gib, set_aside_bytes=checkpoint_bytes), None
+    if isinstance(files, ShardCache):
+        ahead = ShardsAhead(files, schedule, shuffle_shards=job.data.shuffle_shards)
+        if worker.is_first and files.num_fitting < ahead.most_shards:
+            print(
+                f"train: the cache holds {files.num_fitting} shards, two groups of data.shuffle_shards are "
+                f"{ahead.most_shards}: shards will be fetched late or more than once; raise data.shard_cache_gib",
+                flush=True,
+            )
+    return ShardReader(storage, files), ahead
 
 
 def _image_source(job: JobConfig, family: Family, pointers: DataPointers, tower_sha256: str) -> ImageSource:

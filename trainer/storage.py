@@ -109,6 +109,10 @@ class Storage(Protocol):
         """A local file with the object's bytes, checked on the way. It may be shared: callers must not change it."""
         ...
 
+    def download(self, name: str, path: Path) -> None:
+        """Write the object's bytes, checked on the way, to a local file of the caller's own. Not atomic."""
+        ...
+
 
 def clean_name(name: str) -> str:
     """`name` in its one spelling, `a/b/c`. Raises ConfigError for a name that is empty or could leave the root."""
@@ -131,6 +135,21 @@ def mounted(uri: str) -> Path:
 def join_uri(base: str, *parts: str) -> str:
     """`base` and `parts` with exactly one slash between."""
     return "/".join([base.rstrip("/"), *(part.strip("/") for part in parts)])
+
+
+def cache_folder() -> Path:
+    """Where this machine keeps copies of remote objects: VLMPIPE_CACHE_DIR, else a folder of this user's own."""
+    if chosen := os.environ.get("VLMPIPE_CACHE_DIR"):
+        return Path(chosen).expanduser()
+    folder = Path(tempfile.gettempdir(), f"vlmpipe-cache-{os.getuid()}")
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if folder.stat().st_uid != os.getuid():
+        raise ConfigError(
+            f"{folder} belongs to another user",
+            expected="a cache folder that only this user writes",
+            fix="set VLMPIPE_CACHE_DIR to a folder of your own",
+        )
+    return folder
 
 
 def crc32c_of(data: bytes) -> int:
@@ -227,6 +246,11 @@ class LocalStorage:
         if not path.is_file():
             raise UserError(f"no such file: {path}", code=ExitCode.CONFIG)
         return path
+
+    def download(self, name: str, path: Path) -> None:
+        source = self.fetch(name)
+        with os_errors(f"writing {path}"):
+            shutil.copyfile(source, path)
 
     @contextlib.contextmanager
     def _durable(self, name: str, source: IO[bytes], crc32c: int | None = None) -> Iterator[str]:

@@ -39,6 +39,7 @@ from trainer.storage import (
     CorruptObjectError,
     ObjectInfo,
     VersionConflictError,
+    cache_folder,
     changed_before_upload,
     clean_name,
     crc32c_of,
@@ -153,7 +154,7 @@ class GcsStorage:
         blob = self._lookup(name)
         if blob is None:
             raise _no_such_object(self.uri(name))
-        target = _cache_folder() / self._bucket.name / self._key(name)
+        target = cache_folder() / self._bucket.name / self._key(name)
         with os_errors(f"writing {target}"):
             target.parent.mkdir(parents=True, exist_ok=True)
             # The processes of one machine fetch the same shards: one downloads, the others wait and find the file.
@@ -162,6 +163,10 @@ class GcsStorage:
                 if not _same_bytes(target, blob):
                     self._download_file(name, target)
         return target
+
+    def download(self, name: str, path: Path) -> None:
+        with os_errors(f"writing {path}"), path.open("wb") as sink:
+            self._download(name, sink)
 
     def _key(self, name: str) -> str:
         return self._prefix + clean_name(name)
@@ -265,20 +270,6 @@ def _client_for(emulator: str) -> storage.Client:
     """One client a process, since each looks for credentials anew. The library itself reads the emulator's address."""
     # Objects need no project; without one, `storage.Client()` would refuse credentials that name none.
     return storage.Client(project="unused")
-
-
-def _cache_folder() -> Path:
-    if chosen := os.environ.get("VLMPIPE_CACHE_DIR"):
-        return Path(chosen).expanduser()
-    folder = Path(tempfile.gettempdir(), f"vlmpipe-cache-{os.getuid()}")
-    folder.mkdir(mode=0o700, exist_ok=True)
-    if folder.stat().st_uid != os.getuid():
-        raise ConfigError(
-            f"{folder} belongs to another user",
-            expected="a cache folder that only this user writes",
-            fix="set VLMPIPE_CACHE_DIR to a folder of your own",
-        )
-    return folder
 
 
 def _same_bytes(path: Path, blob: storage.Blob) -> bool:

@@ -198,6 +198,7 @@ def _prepared(config: RunConfig, paths: RunPaths) -> RowLoad | None:
         seed=job.train.seed,
         global_batch_rows=job.train.global_batch_rows,
         pack=job.data.pack,
+        shuffle_shards=job.data.shuffle_shards,
     )
     steps = sequence.num_steps(job.train.epochs)
     return RowLoad.from_index(

@@ -38,6 +38,15 @@ def test_an_empty_object_exists(store: Storage) -> None:
     assert [info.size_bytes for info in store.list()] == [0]
 
 
+def test_a_download_replaces_a_file_of_the_callers_own(store: Storage, tmp_path: Path) -> None:
+    store.write("a", b"bytes")
+    (tmp_path / "mine").write_bytes(b"longer than that")
+    store.download("a", tmp_path / "mine")
+    assert (tmp_path / "mine").read_bytes() == b"bytes"
+    with pytest.raises(UserError, match="no such"):
+        store.download("b", tmp_path / "mine")
+
+
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     name=st.text(alphabet="abcXYZ09 ._-+=é@#?%&", min_size=1, max_size=30).filter(lambda text: set(text) != {"."}),

@@ -55,7 +55,7 @@ class Loader:
         return 0
 
 
-def stream(loader: Loader, end_step: int, first_step: int = 0) -> BatchStream:
+def stream(loader: Loader, end_step: int, first_step: int = 0, device: str = "cpu") -> BatchStream:
     return BatchStream(
         loader,  # type: ignore[arg-type]
         no_images,
@@ -64,6 +64,7 @@ def stream(loader: Loader, end_step: int, first_step: int = 0) -> BatchStream:
         end_step=end_step,
         rank=0,
         world_size=1,
+        device=torch.device(device),
     )
 
 
@@ -96,3 +97,18 @@ def test_closing_ends_the_thread_wherever_it_stands(taken: int) -> None:
         pass
     batches.close()
     assert threading.active_count() == before
+
+
+def test_batches_for_a_gpu_are_in_pinned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[object] = []
+
+    def pinned(tensor: torch.Tensor) -> torch.Tensor:
+        assert calls[0] == torch.device("cuda:1"), "pinning on another device opens a context there"
+        calls.append(tensor)
+        return tensor
+
+    monkeypatch.setattr(torch.cuda, "set_device", calls.append)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", pinned)
+    (data,) = stream(Loader(), end_step=1, device="cuda:1")
+    used = [tensor for batch in data.batches for tensor in vars(batch).values()]
+    assert used and {id(tensor) for tensor in used} == {id(tensor) for tensor in calls[1:]}

@@ -56,6 +56,49 @@ def test_the_order_never_changes_between_versions() -> None:
     assert [made.row(number).tolist() for number in range(len(made))] == [[10, 3, 2, 9], [6, 5, 11, 4], [1, 8, 0, 7]]
 
 
+SHARDS = st.lists(st.integers(0, 11), min_size=1, max_size=150)  # of each sample
+
+
+def in_shards(shards: list[int], shuffle_shards: int, **options: Any) -> RowPlan:
+    samples = [(7 + 13 * number % 40, number % 3) for number in range(len(shards))]
+    return plan(samples, shards=np.array(shards), shuffle_shards=shuffle_shards, **options)
+
+
+@given(SHARDS, st.integers(1, 14), st.booleans())
+def test_groups_of_shards_keep_the_laws(shards: list[int], shuffle_shards: int, pack: bool) -> None:
+    made = in_shards(shards, shuffle_shards, pack=pack)
+    assert sorted(made.members.tolist()) == list(range(len(shards)))
+    assert (np.diff(made.offsets) > 0).all() and made.offsets[-1] == len(shards)
+    assert made.digest() == in_shards(shards, shuffle_shards, pack=pack).digest()
+
+
+@given(SHARDS, st.integers(1, 14), st.booleans())
+def test_few_shards_are_needed_at_a_time(shards: list[int], shuffle_shards: int, pack: bool) -> None:
+    """A shard is needed from the row where it is met first to that where it is met last."""
+    made = in_shards(shards, shuffle_shards, pack=pack)
+    met = [set(np.array(shards)[made.row(number)].tolist()) for number in range(len(made))]
+    needed = [set().union(*met[: row + 1]) & set().union(*met[row:]) for row in range(len(met))]
+    assert max(len(each) for each in needed) <= shuffle_shards
+
+
+@given(SHARDS, st.integers(0, 5))
+def test_a_data_set_of_one_group_is_shuffled_as_a_whole(shards: list[int], epoch: int) -> None:
+    samples = [(7 + 13 * number % 40, number % 3) for number in range(len(shards))]
+    assert in_shards(shards, max(shards) + 1, epoch=epoch).digest() == plan(samples, epoch=epoch).digest()
+
+
+def test_each_epoch_groups_other_shards() -> None:
+    shards = [number // 10 for number in range(120)]
+    first = [in_shards(shards, 3, epoch=epoch).members[:30] for epoch in range(8)]
+    assert len({frozenset((members // 10).tolist()) for members in first}) > 4
+
+
+def test_the_order_of_groups_never_changes_between_versions() -> None:
+    made = in_shards([0, 0, 1, 1, 2, 2, 3, 3, 4, 4], 2, seed=7, epoch=3)
+    rows = [made.row(number).tolist() for number in range(len(made))]
+    assert rows == [[0], [3, 2, 1], [8, 7], [6, 9], [5, 4]]
+
+
 def test_without_packing_each_sample_has_its_own_row() -> None:
     made = plan([(10, 1)] * 50, pack=False)
     assert np.diff(made.offsets).tolist() == [1] * 50

@@ -102,6 +102,7 @@ class SplitIndex:
         self.tokens = self._numpy("tokens")  # (samples,)
         self.label_tokens = self._numpy("label_tokens")  # (samples,)
         self.turns = self._numpy("turns")  # (samples,)
+        self.shards, self.shard_numbers = _numbered(self._columns["shard"])  # names in order; (samples,) places in them
         self.image_count = pc.list_value_length(self._columns["image_sha256"]).to_numpy().astype(np.int64)  # (samples,)
 
     def __len__(self) -> int:
@@ -137,6 +138,15 @@ class SplitIndex:
 
     def _numpy(self, column: str) -> NDArray[np.int64]:
         return np.asarray(self._columns[column].to_numpy(), np.int64)
+
+
+def _numbered(names: pa.Array) -> tuple[list[str], NDArray[np.int64]]:
+    """The distinct names in order, and the place of each name among them."""
+    encoded = names.dictionary_encode()
+    distinct = encoded.dictionary.to_pylist()
+    order = np.array(sorted(range(len(distinct)), key=lambda number: distinct[number]), np.int64)
+    place = np.argsort(order)
+    return [distinct[number] for number in order], place[encoded.indices.to_numpy().astype(np.int64)]
 
 
 class Index:

@@ -12,6 +12,7 @@ from trainer.data.index import SplitIndex
 from trainer.data.rows import Int64Array
 from trainer.data.sequence import RowSequence
 from trainer.data.shards import ShardReader
+from trainer.data.shards_ahead import ShardsAhead
 from trainer.errors import DataError
 
 if TYPE_CHECKING:
@@ -44,10 +45,11 @@ class RowLoader:
         reader: ShardReader,
         *,
         images: bool = False,
+        ahead: ShardsAhead | None = None,
     ) -> None:
-        """`images`: also read the encoded images."""
+        """`images`: also read the encoded images. `ahead`: fetches remote shards ahead of the steps that are read."""
         self._split, self._sequence, self._tokenizer, self._reader = split, sequence, tokenizer, reader
-        self._images = images
+        self._images, self._ahead = images, ahead
 
     def rows_for_step(self, step: int, rank: int, world_size: int) -> list[Row]:
         """This rank's rows of an optimizer step: rows rank, rank + world_size, ... of the global batch.
@@ -55,6 +57,8 @@ class RowLoader:
         Every rank gets equally many; where the batch has no row left it is empty, all padding and no image. Raises
         DataError when a shard is damaged.
         """
+        if self._ahead:
+            self._ahead.advance(step)
         batch = self._sequence.batch(step)
         plan = self._sequence.plan(batch.epoch)
         rows = batch.rows_of(rank, world_size)
@@ -71,6 +75,11 @@ class RowLoader:
     def rows_consumed(self, step: int) -> int:
         """Rows before this step: the state to save when `step` is the next one."""
         return self._sequence.batch(step).rows_consumed
+
+    def close(self) -> None:
+        """Stop fetching ahead."""
+        if self._ahead:
+            self._ahead.close()
 
     def build_row(self, samples: list[int]) -> Row:
         """The row that holds these samples, by number in the split; none gives the empty row."""

@@ -37,8 +37,8 @@ from trainer.storage import AlreadyExistsError, Storage, join_uri, open_storage
 
 FORMAT_VERSION = 2  # raise it when the same input gives other bytes
 DONE = "DONE"
-# The source describes itself by content, not by its path; packing happens when the data is read.
-NOT_IN_FINGERPRINT = {"source", "image_folder", "pack"}
+# The source describes itself by content, not by its path; the others say how the data is read.
+NOT_IN_FINGERPRINT = {"source", "image_folder", "pack", "shuffle_shards", "shard_cache_gib"}
 PROBE_SIZES = ((64, 64), (640, 480), (480, 640), (1024, 1024))  # pixels; tell image token rules apart
 MAX_THREADS = 32
 

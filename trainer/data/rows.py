@@ -1,19 +1,25 @@
 """Samples become rows: a pure function of the sample lengths, a seed and an epoch.
 
 Best fit, longest first, within windows of a shuffled order (best-fit decreasing; Johnson, 1974). Every row keeps within
-a token and an image budget, so no row can need more memory than the plan foresaw. The order uses its own 64-bit mixing
-function (SplitMix64; Steele, Lea and Flood, 2014) and not a library's generator, whose stream may change with its
-version: a run that resumes after an upgrade would silently read other data.
+a token and an image budget, so no row can need more memory than the plan foresaw. Shards come in shuffled order, and
+samples and rows are shuffled within groups of shards, so that an epoch needs each shard during one stretch of it only;
+a data set of one group is shuffled as a whole. The order uses its own 64-bit mixing function (SplitMix64; Steele, Lea
+and Flood, 2014) and not a library's generator, whose stream may change with its version: a run that resumes after an
+upgrade would silently read other data.
 """
 
 from __future__ import annotations
 
 import hashlib
 from bisect import bisect_left, insort
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
+
+from trainer.config import SHUFFLE_SHARDS
 
 Int64Array = NDArray[np.int64]
 ROW_BITS = 32  # an open row is one integer: its free tokens, then its number
@@ -50,34 +56,62 @@ def plan_rows(
     epoch: int,
     pack: bool = True,
     window: int = 1024,
+    shards: Int64Array | None = None,
+    shuffle_shards: int = SHUFFLE_SHARDS,
 ) -> RowPlan:
     """Rows of an epoch; each sample is in exactly one.
 
     tokens, images: (samples,) length and number of images of each sample. With `pack=False` each sample has its own
-    row. A larger `window` fills rows better and takes longer. Raises ValueError when a sample exceeds a row's budget by
-    itself: preparation rejects such samples.
+    row. A larger `window` fills rows better and takes longer. shards: (samples,) number of the shard that each sample
+    lies in, from 0; without them, or with at most `shuffle_shards`, all are one group. Raises ValueError when a sample
+    exceeds a row's budget by itself: preparation rejects such samples.
     """
     if len(tokens) and (int(tokens.max()) > row_tokens or int(images.max()) > row_images):
         raise ValueError(f"a sample needs more than one row's {row_tokens} tokens or {row_images} images")
     order = _shuffled(len(tokens), seed, epoch, "samples")
+    groups = np.zeros_like(order) if shards is None else _groups(shards, shuffle_shards, seed, epoch)
+    order = _gathered(order, groups)
     if pack:
         # Arrays at once: a million samples as lists of lists would take 200 bytes each.
         members, lengths = np.empty_like(order), [np.empty(0, np.int64)]
-        for start in range(0, len(order), window):
-            rows = _best_fit(order[start : start + window], tokens, images, row_tokens, row_images)
-            members[start : start + window] = [sample for row in rows for sample in row]
+        for start, stop in _windows(groups, window):
+            rows = _best_fit(order[start:stop], tokens, images, row_tokens, row_images)
+            members[start:stop] = [sample for row in rows for sample in row]
             lengths.append(np.array([len(row) for row in rows], np.int64))
         sizes = np.concatenate(lengths)
     else:
         members, sizes = order, np.ones_like(order)
     # Within a window, rows come longest sample first; a second shuffle keeps that pattern out of training.
-    shuffled = _shuffled(len(sizes), seed, epoch, "rows")
+    group_of_row = groups[members[np.cumsum(sizes) - sizes]]
+    shuffled = _gathered(_shuffled(len(sizes), seed, epoch, "rows"), group_of_row)
     starts = (np.cumsum(sizes) - sizes)[shuffled]
     offsets = np.zeros(len(sizes) + 1, np.int64)
     np.cumsum(sizes[shuffled], out=offsets[1:])
     members = members[np.repeat(starts - offsets[:-1], sizes[shuffled]) + np.arange(len(members))]
     fill = float(tokens.sum()) / (len(sizes) * row_tokens) if len(sizes) else 0.0
     return RowPlan(offsets, members, fill)
+
+
+def _groups(shards: Int64Array, shuffle_shards: int, seed: int, epoch: int) -> Int64Array:
+    """(samples,) group of each sample: shards in shuffled order, cut into groups of nearly equally many."""
+    num_shards = int(shards.max(initial=-1)) + 1
+    num_groups = -(-num_shards // shuffle_shards)
+    place = np.argsort(_shuffled(num_shards, seed, epoch, "shards"))  # of each shard in the shuffled order
+    groups: Int64Array = (place * num_groups // max(1, num_shards))[shards]
+    return groups
+
+
+def _gathered(order: Int64Array, groups: Int64Array) -> Int64Array:
+    """The order with the items of group 0 first, then those of group 1, and so on; within a group it stays."""
+    return order[np.argsort(groups[order], kind="stable")]
+
+
+def _windows(groups: Int64Array, window: int) -> Iterator[tuple[int, int]]:
+    """Start and stop of each window in the gathered order: none reaches over the border of a group."""
+    stop_of_group = np.cumsum(np.bincount(groups)).tolist()
+    for first, last in pairwise([0, *stop_of_group]):
+        for start in range(first, last, window):
+            yield start, min(start + window, last)
 
 
 def _best_fit(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass
 
+from trainer.config import SHUFFLE_SHARDS
 from trainer.data.index import SplitIndex
 from trainer.data.rows import Int64Array, RowPlan, plan_rows
 from trainer.errors import DataError
@@ -52,12 +53,13 @@ class RowSequence:
         seed: int,
         global_batch_rows: int,
         pack: bool = True,
+        shuffle_shards: int = SHUFFLE_SHARDS,
     ) -> None:
         if not len(split):
             raise DataError(f"the {split.name} split has no samples", expected="at least one sample to make rows of")
         self._split = split
         self.row_tokens, self.row_images, self.pack, self.seed = row_tokens, row_images, pack, seed
-        self.global_batch_rows = global_batch_rows
+        self.global_batch_rows, self.shuffle_shards = global_batch_rows, shuffle_shards
         self._plans: dict[int, RowPlan] = {}
         self._num_rows: list[int] = []
         self._lock = threading.RLock()  # num_rows holds it while it plans
@@ -74,6 +76,8 @@ class RowSequence:
                     seed=self.seed,
                     epoch=epoch,
                     pack=self.pack,
+                    shards=self._split.shard_numbers,
+                    shuffle_shards=self.shuffle_shards,
                 )
                 for old in sorted(self._plans)[:-PLANS_KEPT]:
                     if old != epoch:

@@ -7,17 +7,17 @@ import json
 import os
 import re
 import tarfile
-import threading
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from trainer.data.samples import Turn, stable_digest
-from trainer.errors import DataError, os_errors
+from trainer.data.shard_cache import open_shards
+from trainer.data.shard_files import FOLDER, ShardFiles, Sidecar, damaged, sidecar_name
+from trainer.errors import os_errors
 from trainer.storage import Storage, crc32c_of_file
 
 KEY = re.compile(r"[A-Za-z0-9_-]{1,100}")
-FOLDER = "shards"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,16 +40,6 @@ class ImageLocation:
     bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Sidecar:
-    """What a whole shard looks like."""
-
-    shard: str
-    samples: int
-    bytes: int
-    crc32c: int
-
-
 def key_of(identity: str) -> str:
     """A WebDataset key for an id: the id itself if it is plain, else a readable part and a hash.
 
@@ -58,10 +48,6 @@ def key_of(identity: str) -> str:
     if KEY.fullmatch(identity):
         return identity
     return re.sub(r"[^A-Za-z0-9_-]+", "-", identity)[:60] + "-" + stable_digest(identity)[:16]
-
-
-def sidecar_name(shard: str) -> str:
-    return shard.removesuffix(".tar") + ".json"
 
 
 def sample_json(identity: str, turns: Sequence[Turn]) -> bytes:
@@ -115,27 +101,18 @@ class ShardWriter:
 
 
 class ShardReader:
-    """Random access to members. A shard is checked against its sidecar once, before its first member is used.
+    """Random access to members of shards that were found whole. Safe to use from several threads."""
 
-    Safe to use from several threads. Files are opened per read: thousands of shards must not hold as many descriptors.
-    """
-
-    def __init__(self, storage: Storage) -> None:
-        self._storage = storage
-        self._paths: dict[str, Path] = {}
-        self._lock = threading.Lock()
+    def __init__(self, storage: Storage, files: ShardFiles | None = None) -> None:
+        """`files`: where the shards are read, by default what `open_shards` gives for the storage."""
+        self._files = files or open_shards(storage)
 
     def read(self, shard: str, offset: int, size_bytes: int) -> bytes:
         """Bytes of one member. Raises DataError when the shard is missing or is not what was written."""
-        path = self._verified(shard)
-        with os_errors(f"reading {path}"):
-            handle = os.open(path, os.O_RDONLY)
-            try:
-                data = os.pread(handle, size_bytes, offset)
-            finally:
-                os.close(handle)
+        with self._files.opened(shard) as handle, os_errors(f"reading {shard}"):
+            data = os.pread(handle, size_bytes, offset)
         if len(data) != size_bytes:
-            raise _damaged(shard, f"it ended at byte {offset + len(data)} while being read")
+            raise damaged(shard, f"it ended at byte {offset + len(data)} while being read")
         return data
 
     def turns(self, members: Members) -> tuple[Turn, ...]:
@@ -151,36 +128,3 @@ class ShardReader:
     def image(self, place: ImageLocation) -> bytes:
         """The encoded bytes of one image."""
         return self.read(place.shard, place.offset, place.bytes)
-
-    def _verified(self, shard: str) -> Path:
-        with self._lock:
-            if shard not in self._paths:
-                self._paths[shard] = verify_shard(self._storage, shard)
-            return self._paths[shard]
-
-
-def verify_shard(storage: Storage, shard: str) -> Path:
-    """The shard as a local file, after its size and checksum were found as its sidecar says. Raises DataError."""
-    for name in (sidecar_name(shard), shard):
-        if storage.stat(name) is None:
-            raise _damaged(shard, f"{storage.uri(name)} is missing")
-    try:
-        sidecar = Sidecar(**json.loads(storage.read(sidecar_name(shard))))
-    except (ValueError, TypeError) as error:
-        raise _damaged(shard, f"its sidecar cannot be read: {error}") from error
-    path = storage.fetch(shard)
-    with os_errors(f"reading {path}"):
-        size_bytes = path.stat().st_size
-        if size_bytes != sidecar.bytes:
-            raise _damaged(shard, f"{size_bytes} bytes instead of {sidecar.bytes}")
-        if crc32c_of_file(path) != sidecar.crc32c:
-            raise _damaged(shard, "its checksum (CRC32C) differs from its sidecar's")
-    return path
-
-
-def _damaged(shard: str, how: str) -> DataError:
-    return DataError(
-        f"shard {shard} is damaged: {how}",
-        expected="the bytes that prepare_data wrote",
-        fix="delete the DONE file of this prepared data and run again: it is then prepared anew",
-    )

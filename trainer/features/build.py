@@ -16,6 +16,7 @@ from torch import Tensor
 
 from trainer.config import JobConfig
 from trainer.data.index import Index
+from trainer.data.shard_cache import open_shards
 from trainer.data.shards import ShardReader
 from trainer.digest import weights_sha256
 from trainer.features.store import features_uri, missing_images, shard_name, write_shard
@@ -31,7 +32,8 @@ def build(job: JobConfig, worker: Worker) -> int:
     uri = features_uri(job.run.features_root, job.model)
     prepared_uri = job.pointers().prepared_uri
     places = Index.load(prepared_uri).unique_images()
-    reader = ShardReader(open_storage(prepared_uri))
+    prepared = open_storage(prepared_uri)
+    reader = ShardReader(prepared, open_shards(prepared, job.data.shard_cache_gib))
     missing = _agree(missing_images(uri, places))
     size = job.features.shard_images
     shards = [missing[start : start + size] for start in range(0, len(missing), size)]
