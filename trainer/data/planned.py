@@ -54,7 +54,8 @@ class Planned:
         todo = [chunk for chunk in chunks if not self._store.holds(chunk.fingerprint(self._settings))]
         total, to_read = (sum(chunk.records for chunk in group) for group in (chunks, todo))
         tally = _Tally(progress, total, total - to_read)
-        workers = min(self._config.data.workers or cores(), len(todo))
+        # A process takes seconds to begin, so it gets two chunks at least, unless a number is asked for.
+        workers = min(self._config.data.workers or min(cores(), len(todo) // 2), len(todo))
         threads = threads_for(max(1, workers))
         if workers > 1:
             make_in_processes(
