@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.chunk_fixture import RECORDS, ChunkedSet, fixed_tokenizer, progress_of
 from tests.data_fixture import (
     conversation,
-    corrupt,
-    job_config,
-    llava_folder,
     png,
     prepared_files,
     record,
@@ -26,58 +23,20 @@ from tests.data_fixture import (
 from trainer.config import JobConfig
 from trainer.data import chunk_maker
 from trainer.data.chunk_plan import LARGEST, SMALLEST, ends_chunk
-from trainer.data.conversation import make_tokenizer
 from trainer.data.prepare import ChunkCounts, plan_chunks, prepare_share
 from trainer.data.samples import SPLITS, stable_digest
 from trainer.errors import UserError
-from trainer.progress import Progress
 from trainer.storage import open_storage
-
-CHUNK = 8
-RECORDS = 60
 
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A tokenizer that does not change with the data, as one that comes with a language model."""
-    folder = tmp_path_factory.mktemp("tokenizer")
-    make_tokenizer("train:300", ["What is this? A picture. Which one? Number 7."]).save_pretrained(folder)
-    return str(folder)
-
-
-class Set:
-    """A LLaVA file with its pictures, and a root to prepare it under."""
-
-    def __init__(self, folder: Path, tokenizer: str) -> None:
-        self.folder, self.tokenizer = folder, tokenizer
-        self.images, self.records = llava_folder(folder, RECORDS)
-
-    def config(self, root: str = "root", **data: Any) -> JobConfig:
-        source = self.folder / "set.jsonl"
-        text = "".join(json.dumps(line) + "\n" for line in self.records)
-        if not source.exists() or source.read_text() != text:  # a source's fingerprint covers when it was written
-            source.write_text(text)
-        chosen = {"source": str(source), "image_folder": str(self.images), "chunk_samples": CHUNK, "workers": 1} | data
-        return job_config(self.folder / root, tokenizer=self.tokenizer, max_reject_fraction=0.9, **chosen)
-
-    def spoil(self) -> None:
-        """Faults of every kind that chunks could get wrong: rejects, used ids, and repeats far from the first one."""
-        (self.images / "5.png").write_bytes(corrupt(png(5)))
-        (self.images / "44.png").unlink()
-        self.records[20] = {"id": "no conversation"}
-        self.records[33] = record(3)  # the same again
-        self.records[40] = record(4, conversations=conversation("<image>\nWhat else?", "Nothing."))
-        self.records[50] = record(7, id="seven again")
-        self.records[51] = record(7, id="and again")
+    return fixed_tokenizer(tmp_path_factory.mktemp("tokenizer"))
 
 
 @pytest.fixture
-def data(memory: Path, tokenizer: str) -> Set:
-    return Set(memory, tokenizer)
-
-
-def progress_of(config: JobConfig) -> Progress:
-    return Progress(config.run.run_uri, "prepare-data", quiet=True)
+def data(memory: Path, tokenizer: str) -> ChunkedSet:
+    return ChunkedSet(memory, tokenizer)
 
 
 # ---- cuts
@@ -116,33 +75,27 @@ def test_a_record_in_the_middle_changes_few_chunks(change: str) -> None:
 
 
 def in_tasks(config: JobConfig) -> None:
+    tasks = config.data.tasks
     assert plan_chunks(config, progress_of(config)) > 3
-    assert all(prepare_share(config, task, progress_of(config)) for task in range(config.data.tasks))
+    assert all(prepare_share(config, task, tasks, progress_of(config)) for task in range(tasks))
 
 
-@pytest.mark.parametrize(
-    ("first", "fields"),
-    [(None, {"workers": 2}), (in_tasks, {"tasks": 3}), (in_tasks, {"tasks": 4, "duplicates": "drop"})],
-    ids=["processes", "tasks", "tasks-drop"],
-)
-def test_the_bytes_do_not_depend_on_who_does_the_work(
-    data: Set, first: Callable[[JobConfig], None] | None, fields: dict[str, Any]
-) -> None:
+@pytest.mark.parametrize("fields", [{"tasks": 3}, {"tasks": 4, "duplicates": "drop"}], ids=["keep", "drop"])
+def test_the_bytes_do_not_depend_on_the_number_of_tasks(data: ChunkedSet, fields: dict[str, Any]) -> None:
     data.spoil()
     alone = run_prepare(data.config("alone", duplicates=fields.get("duplicates", "keep")))
     config = data.config("together", **fields)
-    if first:
-        first(config)
+    in_tasks(config)
     together = run_prepare(config)
     assert together.fingerprint == alone.fingerprint and not together.reused
     assert alone.chunks and together.chunks and alone.chunks.total > 3
-    if first and "duplicates" not in fields:
-        assert together.chunks.prepared == 0
+    # What repeats across chunks is only known when all are done: the one with it is prepared again, without it.
+    assert together.chunks.prepared == (1 if "duplicates" in fields else 0)
     assert prepared_files(together.uri) == prepared_files(alone.uri)
 
 
 @pytest.mark.parametrize("duplicates", ["keep", "drop"])
-def test_chunks_say_what_the_whole_says(data: Set, duplicates: str) -> None:
+def test_chunks_say_what_the_whole_says(data: ChunkedSet, duplicates: str) -> None:
     """All but the shards' ends, and so the places in them, is as in one piece."""
     data.spoil()
     chunked = run_prepare(data.config("chunks", duplicates=duplicates))
@@ -163,7 +116,7 @@ def test_chunks_say_what_the_whole_says(data: Set, duplicates: str) -> None:
     assert pictures and pictures.items() <= prepared_files(chunked.uri).items()
 
 
-def test_a_killed_preparation_goes_on_where_it_was(data: Set, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_preparation_goes_on_where_it_was(data: ChunkedSet, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = run_prepare(data.config("whole"))
     built = []
 
@@ -183,10 +136,21 @@ def test_a_killed_preparation_goes_on_where_it_was(data: Set, monkeypatch: pytes
     assert prepared_files(again.uri) == prepared_files(whole.uri)
 
 
-def test_a_process_that_ends_is_a_sentence(data: Set, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_ends_is_a_sentence(data: ChunkedSet, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(UserError, match="a process that prepared data ended with code 1"):
         run_prepare(data.config(workers=2))
+
+
+def test_what_a_process_met_is_said_as_its_own(data: ChunkedSet, monkeypatch: pytest.MonkeyPatch) -> None:
+    error = {"found": "the disk is upside down", "expected": "this side up", "fix": "turn it", "code": 73}
+    program = data.folder / "python"
+    program.write_text(f"#!/bin/sh\necho '{json.dumps({'error': error})}'\ncat > /dev/null\n")
+    program.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(program))
+    with pytest.raises(UserError, match="upside down") as caught:
+        run_prepare(data.config(workers=2))
+    assert (caught.value.expected, caught.value.fix, caught.value.code) == ("this side up", "turn it", 73)
 
 
 # ---- only what is new
@@ -201,7 +165,7 @@ def shard_bytes(uri: str) -> set[bytes]:
     return {data for name, data in prepared_files(uri).items() if name.endswith(".tar")}
 
 
-def test_only_the_chunks_of_new_records_are_prepared(data: Set) -> None:
+def test_only_the_chunks_of_new_records_are_prepared(data: ChunkedSet) -> None:
     before = run_prepare(data.config())
     assert before.changes is None
     for number in range(RECORDS, RECORDS + 6):
@@ -219,7 +183,7 @@ def test_only_the_chunks_of_new_records_are_prepared(data: Set) -> None:
     assert run_prepare(data.config()).changes == after.changes.__class__(after.fingerprint, same=RECORDS + 6)
 
 
-def test_changed_and_gone_samples_are_counted_and_rejects_keep_their_places(data: Set) -> None:
+def test_changed_and_gone_samples_are_counted_and_rejects_keep_their_places(data: ChunkedSet) -> None:
     data.spoil()
     before = run_prepare(data.config())
     (data.images / "30.png").write_bytes(png(1030))  # as many pixels, other ones
@@ -235,7 +199,7 @@ def test_changed_and_gone_samples_are_counted_and_rejects_keep_their_places(data
     assert json.loads(lines[0])["where"] == "set.jsonl line 7"
 
 
-def test_other_settings_prepare_all_chunks_anew_and_say_who_moved(data: Set) -> None:
+def test_other_settings_prepare_all_chunks_anew_and_say_who_moved(data: ChunkedSet) -> None:
     before = run_prepare(data.config())
     after = run_prepare(data.config(held_out_fraction=0.6))
     assert after.chunks and after.chunks.prepared == after.chunks.total
@@ -245,7 +209,7 @@ def test_other_settings_prepare_all_chunks_anew_and_say_who_moved(data: Set) -> 
 
 
 @pytest.mark.parametrize("name", ["shards/train-000000.tar", "index.parquet"])
-def test_a_chunk_that_was_damaged_is_not_used_again(data: Set, name: str) -> None:
+def test_a_chunk_that_was_damaged_is_not_used_again(data: ChunkedSet, name: str) -> None:
     prepared = run_prepare(data.config())
     whole = prepared_files(prepared.uri)
     (chunk, *_) = sorted((data.folder / "root" / "chunks").glob(f"*/{name}"))
@@ -258,7 +222,7 @@ def test_a_chunk_that_was_damaged_is_not_used_again(data: Set, name: str) -> Non
     assert prepared_files(again.uri) == whole
 
 
-def test_without_the_chunks_a_set_is_whole(data: Set) -> None:
+def test_without_the_chunks_a_set_is_whole(data: ChunkedSet) -> None:
     prepared = run_prepare(data.config())
     whole = prepared_files(prepared.uri)
     open_storage(str(data.folder / "root")).delete_folder("chunks")

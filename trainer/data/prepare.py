@@ -100,14 +100,14 @@ def plan_chunks(config: JobConfig, progress: Progress) -> int:
         return 0 if isinstance(planned, int) else len(planned.chunks)
 
 
-def prepare_share(config: JobConfig, task: int, progress: Progress) -> int:
-    """Prepare every chunk whose number is `task` modulo `data.tasks`. Returns how many were not done yet."""
+def prepare_share(config: JobConfig, task: int, tasks: int, progress: Progress) -> int:
+    """Prepare every chunk whose number is `task` modulo `tasks`. Returns how many were not done yet."""
     source = open_source(config.data)
     with _scratch() as folder:
         if not find_plan(config, _fingerprint(config, source), folder):
             return 0
         planned = Planned(config, source, folder, FORMAT_VERSION)
-        return planned.make(planned.chunks[task :: config.data.tasks], progress)
+        return planned.make(planned.chunks[task::tasks], progress)
 
 
 def fingerprint(config: JobConfig) -> str:
