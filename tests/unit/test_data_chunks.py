@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from components.steps import prepare_run
 from tests.chunk_fixture import RECORDS, ChunkedSet, fixed_tokenizer, progress_of
 from tests.data_fixture import (
     conversation,
@@ -229,3 +230,18 @@ def test_without_the_chunks_a_set_is_whole(data: ChunkedSet) -> None:
     again = run_prepare(data.config())
     assert again.reused and again.changes is None
     assert prepared_files(again.uri) == whole
+
+
+def test_a_run_notes_what_is_new_in_its_data(data: ChunkedSet) -> None:
+    before = data.config()
+    prepare_run(before, progress_of(before))
+    data.records.append(record(3, id="one more"))
+    config = data.config()
+    for state in ("done", "reused"):  # the step runs again, and finds nothing new
+        progress = progress_of(config)
+        prepare_run(config, progress)
+        assert progress.record.state == state
+        noted = json.loads(open_storage(config.run.run_uri).read("data_changes.json"))
+        assert (noted["changes"]["new"], noted["changes"]["same"], noted["chunks"]["prepared"]) == (1, RECORDS, 1)
+        if state == "done":
+            assert "1 new, 60 same; 1 of 8 chunks prepared here" in progress.record.message
