@@ -77,6 +77,9 @@ class IndexWriter:
         """Write the index. Nothing can be added afterwards."""
         self._end_run()
         with pq.ParquetWriter(folder / NAME, SCHEMA) as file:
+            if len(self._runs) == 1:  # is sorted: nothing to merge
+                file.write_table(pq.read_table(self._runs[0], schema=SCHEMA), row_group_size=RUN_LINES)
+                return self._scratch.cleanup()
             lines = heapq.merge(*map(_lines, self._runs), key=lambda line: tuple(line[name] for name in ORDER))
             while chunk := list(islice(lines, RUN_LINES)):
                 file.write_table(pa.Table.from_pylist(chunk, SCHEMA))

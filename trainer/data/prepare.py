@@ -10,7 +10,7 @@ import hashlib
 import json
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -168,7 +168,8 @@ def _planned(config: JobConfig, source: Source, identity: str, folder: Path, pro
     if not find_plan(config, identity, _made(folder)):
         tokenizer, total = _tokenizer(config, source, progress)
         tokenizer.save_pretrained(folder / TOKENIZER)
-        records = records_of_one_chunk(islice(source, config.data.max_samples or None), config.data.chunk_samples)
+        known: Iterable[object] = range(total) if total else islice(source, config.data.max_samples or None)
+        records = records_of_one_chunk(known, config.data.chunk_samples)
         if records is not None:
             return records
         make_plan(config, source, identity, folder, progress, total)
