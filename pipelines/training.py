@@ -132,7 +132,8 @@ class _Steps:
         planned = self.add(plan_data, run_uri=run_uri)
         # The number of tasks is written into the graph: one that is given while it runs would have to be planned first.
         with dsl.ParallelFor(list(range(tasks)), name="chunks", parallelism=tasks) as task:
-            shares = self.add(prepare_chunks, run_uri=run_uri, task=task, tasks=tasks, chunks=planned.output)
+            # Nothing is handed over: to a second number in a loop kfp.local 2.17 gives the value of the first.
+            shares = self.add(prepare_chunks, run_uri=run_uri, task=task, tasks=tasks).after(planned)
         return self.add(prepare_data, run_uri=run_uri).after(shares)
 
     def add_job(self, job: Job, *, pools: Any, run_uri: Any) -> PipelineTask:
