@@ -51,6 +51,21 @@ def _note_changes(run_uri: str, prepared: Prepared) -> None:
     store.write(CHANGES_FILE, json.dumps(content, indent=1).encode())
 
 
+def shares_of(run_uri: str, tasks: int) -> list[str]:
+    """For each task all that it needs in one text.
+
+    In a loop, kfp.local 2.17 gives the item to every input that comes from another step, not only to its own.
+    """
+    return [f"{task}/{tasks} {run_uri}" for task in range(tasks)]
+
+
+def read_share(share: str) -> tuple[int, int, str]:
+    """Number of the task, of how many, and the run's folder."""
+    place, _, run_uri = share.partition(" ")
+    task, _, tasks = place.partition("/")
+    return int(task), int(tasks), run_uri
+
+
 def point_to_features(job: JobConfig, prepared_uri: str) -> DataPointers:
     """Whether the prepared data's features are cached, must be encoded first, or are not used.
 

@@ -126,14 +126,11 @@ class _Steps:
 
     def prepare(self, run_uri: Any) -> PipelineTask:
         """prepare-data; with several data.tasks, behind as many tasks that prepare the chunks it puts together."""
-        tasks = self._config.data.tasks
-        if tasks == 1:
+        if self._config.data.tasks == 1:
             return self.add(prepare_data, run_uri=run_uri)
         planned = self.add(plan_data, run_uri=run_uri)
-        # The number of tasks is written into the graph: one that is given while it runs would have to be planned first.
-        with dsl.ParallelFor(list(range(tasks)), name="chunks", parallelism=tasks) as task:
-            # Nothing is handed over: to a second number in a loop kfp.local 2.17 gives the value of the first.
-            shares = self.add(prepare_chunks, run_uri=run_uri, task=task, tasks=tasks).after(planned)
+        with dsl.ParallelFor(planned.output, name="shares") as share:
+            shares = self.add(prepare_chunks, share=share)
         return self.add(prepare_data, run_uri=run_uri).after(shares)
 
     def add_job(self, job: Job, *, pools: Any, run_uri: Any) -> PipelineTask:
