@@ -3,8 +3,8 @@
     python -m benchmarks.prepare_million                     20,000 beside 1,000,000 records (about an hour)
     python -m benchmarks.prepare_million --records 20000     2,000 beside 20,000
 
-Each size is prepared in one process of its own (data.workers=1), since the peak of a process's memory never comes down. The source is
-WebDataset tars of a tiny picture and a text of a few words, no two alike.
+Each size is prepared in one process of its own (data.workers=1), since the peak of a process's memory never comes down.
+The source is WebDataset tars of a tiny picture and a text of a few words, no two alike.
 """
 
 from __future__ import annotations
