@@ -3,8 +3,8 @@
     python -m benchmarks.prepare_million                     20,000 beside 1,000,000 records (about an hour)
     python -m benchmarks.prepare_million --records 20000     2,000 beside 20,000
 
-Each size is prepared in a process of its own, since the peak of a process's memory never comes down. The source is
-WebDataset tars of a tiny picture and a text of a few words, no two alike.
+Each size is prepared in one process of its own (data.workers=1), since the peak of a process's memory never comes down.
+The source is WebDataset tars of a tiny picture and a text of a few words, no two alike.
 """
 
 from __future__ import annotations
@@ -69,7 +69,12 @@ def in_own_process(records: int) -> dict[str, float]:
 
 def measure(folder: Path, records: int) -> dict[str, float]:
     """Prepare what is in `folder`, in this process."""
-    job = job_of("llava-local", folder / "root", "million", (f"data.source={folder / 'set'}", "data.image_folder="))
+    job = job_of(
+        "llava-local",
+        folder / "root",
+        "million",
+        (f"data.source={folder / 'set'}", "data.image_folder=", "data.workers=1"),
+    )
     progress = Progress(job.run.run_uri, "prepare-data", quiet=True)
     before_mib = peak_mib()
     clock = Clock()

@@ -7,27 +7,63 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Literal
 
 from trainer.config import DataPointers, JobConfig
 from trainer.storage import open_storage
 
 if TYPE_CHECKING:
+    from trainer.data.prepare import Prepared
     from trainer.progress import Progress
 
+CHANGES_FILE = "data_changes.json"
 METRIC_FILES = {"train": "summary.json", "evaluate": "evaluate.json", "cache_features": "steps/cache-features.json"}
 
 
 def prepare_run(job: JobConfig, progress: Progress) -> tuple[DataPointers, dict[str, int]]:
-    """Prepare the run's data and write `prepared.json`. Returns it, and counts of samples."""
+    """Prepare the run's data; write `prepared.json`, `data_changes.json`. Returns the first, and counts of samples."""
     from trainer.data.prepare import prepare
 
     prepared = prepare(job, progress)
     pointers = point_to_features(job, prepared.uri)
     open_storage(job.run.run_uri).write("prepared.json", pointers.model_dump_json(indent=1).encode())
-    counts = ", ".join(f"{count} {name}" for name, count in prepared.counts.items() if count)
-    progress.finish("reused" if prepared.reused else "done", f"samples: {counts}; in {prepared.uri}")
+    _note_changes(job.run.run_uri, prepared)
+    parts = ["samples: " + ", ".join(f"{count} {name}" for name, count in prepared.counts.items() if count)]
+    if prepared.changes:
+        parts.append(prepared.changes.sentence())
+    if prepared.chunks and prepared.chunks.total > 1:
+        parts.append(f"{prepared.chunks.prepared} of {prepared.chunks.total} chunks prepared here")
+    progress.finish("reused" if prepared.reused else "done", "; ".join([*parts, f"in {prepared.uri}"]))
     return pointers, dict(prepared.counts)
+
+
+def _note_changes(run_uri: str, prepared: Prepared) -> None:
+    """`data_changes.json`: what is new in the run's data. A step that runs again finds nothing new and leaves it."""
+    store = open_storage(run_uri)
+    if store.stat(CHANGES_FILE) and json.loads(store.read(CHANGES_FILE))["fingerprint"] == prepared.fingerprint:
+        return
+    content = {
+        "fingerprint": prepared.fingerprint,
+        "changes": prepared.changes and asdict(prepared.changes),
+        "chunks": prepared.chunks and asdict(prepared.chunks),
+    }
+    store.write(CHANGES_FILE, json.dumps(content, indent=1).encode())
+
+
+def shares_of(run_uri: str, tasks: int) -> list[str]:
+    """For each task all that it needs in one text.
+
+    In a loop, kfp.local 2.17 gives the item to every input that comes from another step, not only to its own.
+    """
+    return [f"{task}/{tasks} {run_uri}" for task in range(tasks)]
+
+
+def read_share(share: str) -> tuple[int, int, str]:
+    """Number of the task, of how many, and the run's folder."""
+    place, _, run_uri = share.partition(" ")
+    task, _, tasks = place.partition("/")
+    return int(task), int(tasks), run_uri
 
 
 def point_to_features(job: JobConfig, prepared_uri: str) -> DataPointers:

@@ -3,6 +3,7 @@
     resolve-run -> prepare-data -> cache-features (job, when images have no features yet) -> train (job)
         -> sync-checkpoint -> evaluate (job) -> decide -> register-model (when accepted)
 
+With several data.tasks, plan-data and that many prepare-chunks at once come before prepare-data;
 all inside an exit handler, notify. Caching of steps is off everywhere: the service's own key ignores image digests and
 environment, and prepared data and features are addressed by their content anyway.
 
@@ -21,6 +22,8 @@ from kfp.dsl.base_component import BaseComponent
 from components.collect_job import collect_job
 from components.decide import decide
 from components.notify import notify
+from components.plan_data import plan_data
+from components.prepare_chunks import prepare_chunks
 from components.prepare_data import prepare_data
 from components.register_model import register_model
 from components.resolve_run import resolve_run
@@ -89,7 +92,7 @@ def build(config: RunConfig, target: TargetName) -> BaseComponent:
                 overrides=overrides,
             ).outputs
             run_uri = resolved["run_uri"]
-            prepared = steps.add(prepare_data, run_uri=run_uri)
+            prepared = steps.prepare(run_uri)
             with dsl.If(prepared.outputs["features"] == "encode", name="features-missing"):
                 encoding = steps.add_job("cache_features", pools=resolved["features_pools"], run_uri=run_uri)
                 encoded = steps.collect("cache_features", encoding, run_uri)
@@ -120,6 +123,15 @@ class _Steps:
         """A step that runs `function` on the pipeline image."""
         component = dsl.component(function, base_image=self._image, install_kfp_package=False)
         return self._add(component, name or function.__name__.replace("_", "-"), inputs)
+
+    def prepare(self, run_uri: Any) -> PipelineTask:
+        """prepare-data; with several data.tasks, behind as many tasks that prepare the chunks it puts together."""
+        if self._config.data.tasks == 1:
+            return self.add(prepare_data, run_uri=run_uri)
+        planned = self.add(plan_data, run_uri=run_uri)
+        with dsl.ParallelFor(planned.output, name="shares") as share:
+            shares = self.add(prepare_chunks, share=share)
+        return self.add(prepare_data, run_uri=run_uri).after(shares)
 
     def add_job(self, job: Job, *, pools: Any, run_uri: Any) -> PipelineTask:
         """A step that runs a CustomJob with these worker pools."""

@@ -25,6 +25,7 @@ from tests.plan_fixture import red
 from trainer.data.index import IndexWriter
 from trainer.data.samples import Turn
 from trainer.data.shards import ShardWriter, key_of, sample_json
+from trainer.data.stats import sample_digest
 
 RUN_ID = "digits-20261120-101500"
 NUM_EVAL = 120
@@ -66,6 +67,8 @@ def make_run(root: Path) -> Path:
             "features": "reuse",
         },
     )
+    changes = {"before": "0a1b2c3d4e5f", "new": 1200, "changed": 3, "gone": 0, "same": 4100, "moved": 0}
+    write_json(run / "data_changes.json", {"fingerprint": "f3a9c1d2", "changes": changes})
     _write_training(run)
     _write_steps(run)
     write_json(run / "decision.json", _decision(evaluation))
@@ -213,6 +216,7 @@ def _write_prepared(prepared: Path, samples: list[dict[str, Any]], pictures: lis
             label_tokens=12,
             turns=len(turns),
             slices=[turn.slice for turn in turns],
+            content=sample_digest(tuple(turns), [hashlib.sha256(picture).hexdigest()]),
         )
     shards.close()
     index.write(prepared)

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from trainer.storage import join_uri, open_storage
 
 RUN_JSON_VERSION = 1
+PREPARED_FOLDER, CHUNKS_FOLDER = "prepared", "chunks"  # under the root of all runs
 TENSOR_PARALLEL = ("tp", "tp+fsdp", "tp+pp+dp")  # strategies in which ranks split each layer
 PIPELINE_PARALLEL = ("pp", "tp+pp+dp")  # and those in which they split the stack of layers
 SHUFFLE_SHARDS = 64  # 64,000 samples at the default size of shards
@@ -127,6 +128,17 @@ class DataConfig(Section):
         "first_frame", description="What happens to an animated image: its first frame is used, or it is rejected."
     )
     shard_samples: Positive = Field(1000, description="Samples per shard.")
+    chunk_samples: int = Field(
+        16_384,
+        ge=2,
+        description="About how many records are prepared as one piece: what is kept, done again or shared out at once.",
+    )
+    workers: int = Field(
+        0, ge=0, description="Processes that prepare pieces at the same time; 0 is one for each processor core."
+    )
+    tasks: Positive = Field(
+        1, description="Pipeline tasks, each on a machine of its own, that share the pieces between them."
+    )
     row_tokens: Positive = Field(description="Tokens per packed row.")
     row_images: Positive = Field(64, description="Most images in one row; with row_tokens it bounds memory.")
     pack: bool = Field(True, description="Pack several samples into a row; false gives each sample its own row.")
@@ -298,7 +310,11 @@ class RunPaths(Section):
 
     @property
     def prepared_root(self) -> str:
-        return join_uri(self.root_uri, "prepared")
+        return join_uri(self.root_uri, PREPARED_FOLDER)
+
+    @property
+    def chunks_root(self) -> str:
+        return join_uri(self.root_uri, CHUNKS_FOLDER)
 
     @property
     def features_root(self) -> str:

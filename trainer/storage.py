@@ -13,6 +13,7 @@ import os
 import shutil
 import tempfile
 import time
+import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -102,6 +103,13 @@ class Storage(Protocol):
         Args:
             crc32c: what the bytes must sum to, by whoever wrote them; without it the file is taken as it is. Raises
                 CorruptObjectError, and writes nothing, when they do not.
+        """
+        ...
+
+    def copy(self, name: str, new_name: str) -> None:
+        """A second object with the bytes of the first, replacing what is there. No bytes travel through this machine.
+
+        In a folder both share one file: it takes no space, and damage to the file is damage to both.
         """
         ...
 
@@ -239,6 +247,18 @@ class LocalStorage:
             source = path.open("rb")
         with source, self._durable(name, source, crc32c) as temporary:
             os.replace(temporary, self.path(name))
+
+    def copy(self, name: str, new_name: str) -> None:
+        source, target = self.fetch(name), self.path(new_name)
+        with os_errors(f"writing {target}"):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            temporary = target.parent / f"{TEMPORARY_PREFIX}link-{uuid.uuid4().hex}"
+            try:
+                os.link(source, temporary)
+                os.replace(temporary, target)  # which does nothing where both are one file already
+                _fsync_folder(target.parent)
+            finally:
+                temporary.unlink(missing_ok=True)
 
     def fetch(self, name: str) -> Path:
         """The object itself, so callers must not change it."""

@@ -149,6 +149,18 @@ class GcsStorage:
             with path.open("rb") as source:
                 self._put(name, source, path.stat().st_size, checksum)
 
+    def copy(self, name: str, new_name: str) -> None:
+        source, target = self._bucket.blob(self._key(name)), self._bucket.blob(self._key(new_name))
+        token: str | None = None
+        try:
+            with _readable_errors("copying", self.uri(name)):
+                while True:  # a large object may take several requests
+                    token, _, _ = target.rewrite(source, token=token, **self._patience)
+                    if token is None:
+                        return
+        except api.NotFound as error:
+            raise _no_such_object(self.uri(name)) from error
+
     def fetch(self, name: str) -> Path:
         """The object in the cache folder, downloaded unless the file there has the object's size and CRC32C."""
         blob = self._lookup(name)

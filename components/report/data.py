@@ -8,11 +8,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from components.steps import CHANGES_FILE
 from trainer.errors import ExitCode, UserError
 from trainer.storage import Storage, open_storage
 
 STEP_ORDER = (
     "resolve-run",
+    "plan-data",
+    "prepare-chunks",
     "prepare-data",
     "cache-features",
     "train",
@@ -40,6 +43,7 @@ class RunFiles:
     decision: dict[str, Any] = field(default_factory=dict)
     registered: dict[str, Any] = field(default_factory=dict)
     prepared: dict[str, Any] = field(default_factory=dict)
+    changes: dict[str, Any] = field(default_factory=dict)
     stats: dict[str, Any] = field(default_factory=dict)
     rejects: dict[str, Any] = field(default_factory=dict)
     contact_sheet: dict[str, Any] = field(default_factory=dict)
@@ -113,6 +117,8 @@ def read_run(run_uri: str) -> RunFiles:
     files.predictions = run.lines("predictions.jsonl", "evaluate")
     files.decision = run.object("decision.json", "decide")
     files.prepared = run.object("prepared.json", "prepare-data")
+    if run.store.stat(CHANGES_FILE):
+        files.changes = run.object(CHANGES_FILE, "prepare-data")
     if run.store.stat("registered.json"):
         files.registered = run.object("registered.json", "register-model")
     if "prepared_uri" in files.prepared:
@@ -134,7 +140,8 @@ def _steps(run: _Reader) -> list[dict[str, Any]]:
     known = [record for record in records if "step" in record]
     started_s = {record["step"]: number(record.get("started_s")) or 0.0 for record in known}
     known = [record for record in known if started_s[record["step"]] >= started_s.get("resolve-run", 0.0)]
-    return sorted(known, key=lambda record: (rank.get(record["step"], len(rank)), record["step"]))
+    # Of prepare-chunks there are several, with a number behind the name.
+    return sorted(known, key=lambda record: (rank.get(record["step"].rstrip("-0123456789"), len(rank)), record["step"]))
 
 
 def _last_of_each_step(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -45,6 +45,7 @@ class SheetCard:
 class DataView:
     """The data section, ready to be laid out. Parts that are not known are empty."""
 
+    changes: str
     histograms: list[Histogram]
     warnings: list[str]
     rejects: list[RejectRow]
@@ -58,12 +59,23 @@ def data_view(files: RunFiles) -> DataView:
     store = open_storage(uri) if uri else None
     repairs = _dict(files.rejects.get("repairs"))
     return DataView(
+        changes=_changes(_dict(files.changes.get("changes"))),
         histograms=_histograms(files.stats),
         warnings=_warnings(files.stats),
         rejects=_rejects(files.rejects, store),
         repairs=[(name.replace("_", " "), int(value)) for name, value in repairs.items() if number(value) is not None],
         sheet=_sheet(files.contact_sheet, store),
     )
+
+
+def _changes(changes: dict[str, Any]) -> str:
+    """What is new in the data, where there was an earlier set to compare with."""
+    if number(changes.get("same")) is None:
+        return ""
+    names = {"new": "new", "changed": "changed", "gone": "gone", "moved": "in the other split", "same": "as before"}
+    known = [f"{count(changes[key])} {name}" for key, name in names.items() if number(changes.get(key))]
+    before = str(changes.get("before"))[:8]
+    return f"Samples against the data that was last prepared under this name ({before}): {', '.join(known) or 'none'}."
 
 
 def _histograms(stats: dict[str, Any]) -> list[Histogram]:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 # Steps that need more than the service's default machine (e2-standard-4): (CPUs, memory).
 MACHINES = {
     "prepare-data": ("16", "64G"),  # decodes every picture
+    "prepare-chunks": ("16", "64G"),  # its share of them
     "sync-checkpoint": ("8", "64G"),  # holds the whole model in memory
 }
 # Steps that only move data and give the same result again. A job is not among them: it restarts on its own terms, and a

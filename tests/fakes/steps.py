@@ -21,6 +21,27 @@ def prepare_data(run_uri: str, metrics: Output[Metrics]) -> NamedTuple(
     return ("somewhere", os.environ["TEST_FEATURES"])
 
 
+def plan_data(run_uri: str) -> list[str]:
+    import os
+
+    from components.steps import shares_of
+
+    with open(os.environ["TEST_TRACE"], "a") as trace:
+        trace.write("plan-data\n")
+    return shares_of(run_uri, int(os.environ["TEST_TASKS"]))
+
+
+def prepare_chunks(share: str) -> int:
+    import os
+
+    from components.steps import read_share
+
+    task, tasks, run_uri = read_share(share)
+    with open(os.environ["TEST_TRACE"], "a") as trace:
+        trace.write(f"prepare-chunks {task} of {tasks} for {os.path.basename(run_uri)}\n")
+    return task
+
+
 def hold_data(run_uri: str, metrics: Output[Metrics]) -> NamedTuple(
     "Outputs", [("prepared_uri", str), ("features", str)]
 ):  # type: ignore[valid-type]
@@ -119,6 +140,6 @@ def notify(run_id: str, job_name: str, root_uri: str, status: PipelineTaskFinalS
 
 def replace_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Put the stand-ins in the place of all steps that need data, a model or a report."""
-    for step in (prepare_data, collect_job, sync_checkpoint, decide, register_model, notify):
+    for step in (plan_data, prepare_chunks, prepare_data, collect_job, sync_checkpoint, decide, register_model, notify):
         monkeypatch.setattr(f"pipelines.training.{step.__name__}", step)
     monkeypatch.setattr("components.run_job.run_job", run_job)

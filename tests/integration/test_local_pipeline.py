@@ -67,6 +67,18 @@ def test_missing_features_are_encoded_before_training_and_an_accepted_model_is_r
     assert written["run"] == {"run_id": "r1", "root_uri": config.output.root_uri}
 
 
+@pytest.mark.parametrize("tasks", [0, 3])
+def test_data_tasks_come_between_their_plan_and_what_puts_them_together(
+    tasks: int, config: RunConfig, trace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared = config.model_copy(update={"data": config.data.model_copy(update={"tasks": 3})})
+    assert run(shared, monkeypatch, features="reuse", decision="rejected", tasks=str(tasks)) == 0
+    plan, *lines = trace.read_text().splitlines()
+    assert plan == "plan-data"
+    assert sorted(lines[:tasks]) == [f"prepare-chunks {task} of 3 for r1" for task in range(tasks)]
+    assert lines[tasks:] == [*BEFORE, *TRAINING, "notify r1 SUCCEEDED"]
+
+
 def test_features_that_are_there_start_no_job_and_a_rejected_model_is_not_registered(
     config: RunConfig, trace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -254,3 +254,17 @@ def test_open_storage_knows_folders(tmp_path: Path) -> None:
 def test_open_storage_refuses_other_schemes() -> None:
     with pytest.raises(ConfigError, match="unknown scheme"):
         open_storage("s3://bucket/path")
+
+
+def test_a_copy_has_the_bytes_and_outlives_the_original(store: Storage) -> None:
+    store.write("a/one.tar", b"bytes")
+    store.write("b/two.tar", b"other")
+    for _ in range(2):  # onto another object, then onto itself
+        store.copy("a/one.tar", "b/two.tar")
+        assert store.read("b/two.tar") == b"bytes"
+    store.write("a/one.tar", b"new")
+    assert store.read("b/two.tar") == b"bytes"
+    store.delete("a/one.tar")
+    assert [(info.name, info.size_bytes) for info in store.list()] == [("b/two.tar", 5)]
+    with pytest.raises(UserError, match=r"a/one\.tar"):
+        store.copy("a/one.tar", "c")

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.data_fixture import job_config, llava_folder, prepare_llava, prepared_files, run_prepare, write_json
+from trainer.data import merge as merge_module
 from trainer.data import prepare as prepare_module
 from trainer.data.prepare import fingerprint
 from trainer.errors import ExitCode, UserError
@@ -45,7 +46,7 @@ def test_an_interrupted_build_stores_nothing(tmp_path: Path, monkeypatch: pytest
     def interrupted(*arguments: Any, **options: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(prepare_module, "describe", interrupted)
+    monkeypatch.setattr(merge_module, "describe", interrupted)
     with pytest.raises(KeyboardInterrupt):
         prepare_llava(tmp_path)
     assert not (tmp_path / "root" / "prepared").exists()

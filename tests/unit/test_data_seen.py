@@ -84,7 +84,7 @@ def test_an_index_written_in_runs_is_sorted_and_whole(
         writer = IndexWriter()
         for split, identity in lines:
             writer.add(**{name: [] if "list" in str(SCHEMA.field(name).type) else 0 for name in SCHEMA.names}
-                       | {"id": identity, "key": "k", "split": split, "shard": "s"})  # fmt: skip
+                       | {"id": identity, "key": "k", "split": split, "shard": "s", "content": "c"})  # fmt: skip
         writer.write(folder)
     table = pq.read_table(folder / NAME)
     assert table.schema == SCHEMA

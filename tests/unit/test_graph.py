@@ -104,6 +104,23 @@ def test_the_graph_is_the_same_on_both_targets(path: Path, tmp_path: Path) -> No
         assert constants(steps(vertex)[name]) == constants(steps(local)[name])
 
 
+def test_several_data_tasks_prepare_chunks_side_by_side_before_they_are_put_together(tmp_path: Path) -> None:
+    config = load_run_file(DIGITS, ["data.tasks=3"])
+    vertex, local = compiled(config, "vertex", tmp_path), compiled(config, "local", tmp_path)
+    assert shape(vertex) == shape(local)
+    found = steps(vertex)
+    assert found.keys() - steps(compiled(load_run_file(DIGITS), "vertex", tmp_path)) == {"plan-data", "prepare-chunks"}
+    ((loop, task),) = [(path.rpartition("/")[2], task) for path, task, _ in all_tasks(vertex) if "for-loop" in path
+                       and "parameterIterator" in task]  # fmt: skip
+    assert task["dependentTasks"] == ["plan-data"] and "plan-data-Output" in str(task["parameterIterator"]["items"])
+    assert loop in found["prepare-data"]["dependentTasks"]
+    # Nothing but its own item goes into the loop: kfp.local would give the item to any other input, too.
+    assert list(found["prepare-chunks"]["inputs"]["parameters"]) == ["share"]
+    assert found["prepare-chunks"]["cachingOptions"] == {}
+    resources = vertex["deploymentSpec"]["executors"]["exec-prepare-chunks"]["container"]["resources"]
+    assert resources["resourceMemoryLimit"] == "64G"
+
+
 def test_a_job_step_has_the_same_defaults_on_both_targets(digits: RunConfig, tmp_path: Path) -> None:
     def defaults(target: TargetName) -> dict[str, Any]:
         spec = compiled(digits, target, tmp_path)

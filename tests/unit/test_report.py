@@ -97,6 +97,7 @@ def test_a_finished_run_shows_every_section_with_its_numbers(finished: Path) -> 
     assert len(page.attributes("img", "src")) == 16 + 2  # a rejected sample, and one of the contact sheet
     assert "3 held-out pictures are also in the training split" in page.text
     assert "7 pictures repeat the bytes of another one" in page.text
+    assert "under this name (0a1b2c3d): 1,200 new, 3 changed, 4,100 as before." in page.text
     assert "95 of 100 at most 64" in page.text
     assert "Repaired: exif transposed 4." in page.text
     assert "1 accepted samples of both splits" in page.text

@@ -12,7 +12,7 @@ from trainer.data.checks import CheckedImage, check_image, check_turns
 from trainer.data.conversation import Encoded, encode_sample
 from trainer.data.rejects import Reject, RejectCode, RejectedError, Repair
 from trainer.data.samples import IMAGE_TOKEN, Sample, Split, Turn, split_of
-from trainer.data.seen import SeenIds
+from trainer.data.seen import Met, SeenIds
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -52,32 +52,36 @@ class Accepted:
     repairs: tuple[Repair, ...]
 
 
-def with_unique_ids(source: Iterable[Sample | Reject], held_out_fraction: float) -> Iterator[Entry | Reject]:
-    """Reject repeated samples. Give other content under a used id a suffix: LLaVA's own sets repeat ids.
+def with_unique_ids(
+    source: Iterable[Sample | Reject], held_out_fraction: float
+) -> Iterator[tuple[Entry | Reject, Met]]:
+    """The samples with their final ids and splits, and whether each one's id was met before."""
+    seen = SeenIds()
+    for sample in source:
+        met: Met = "new"
+        if isinstance(sample, Sample) and not _unsafe(sample.id):
+            met = seen.add(sample.id, sample.content_digest())
+        yield final_entry(sample, met, held_out_fraction), met
+
+
+def final_entry(sample: Sample | Reject, met: Met, held_out_fraction: float) -> Entry | Reject:
+    """Reject a repeated sample. Give other content under a used id a suffix: LLaVA's own sets repeat ids.
 
     The split follows the id before the suffix, so samples that share an id, as a rule about one image, stay together.
     """
-    seen = SeenIds()
-    for sample in source:
-        if isinstance(sample, Reject):
-            yield sample
-            continue
-        image = sample.images[0] if sample.images else None
-        if problem := _unsafe(sample.id):
-            yield Reject(sample.where, sample.id, RejectCode.ID_UNSAFE, problem, image)
-            continue
-        digest = sample.content_digest()
-        met = seen.add(sample.id, digest)
-        if met == "same":
-            message = "the same id with the same content came before"
-            yield Reject(sample.where, sample.id, RejectCode.ID_DUPLICATE, message, image)
-            continue
-        split = final_split(sample, held_out_fraction)
-        if met == "other":
-            renamed = replace(sample, id=f"{sample.id}~{digest[:12]}")
-            yield Entry(renamed, split, (Repair.ID_SUFFIXED,))
-        else:
-            yield Entry(sample, split, ())
+    if isinstance(sample, Reject):
+        return sample
+    image = sample.images[0] if sample.images else None
+    if problem := _unsafe(sample.id):
+        return Reject(sample.where, sample.id, RejectCode.ID_UNSAFE, problem, image)
+    if met == "same":
+        message = "the same id with the same content came before"
+        return Reject(sample.where, sample.id, RejectCode.ID_DUPLICATE, message, image)
+    split = final_split(sample, held_out_fraction)
+    if met == "other":
+        renamed = replace(sample, id=f"{sample.id}~{sample.content_digest()[:12]}")
+        return Entry(renamed, split, (Repair.ID_SUFFIXED,))
+    return Entry(sample, split, ())
 
 
 def _unsafe(identity: str) -> str:

@@ -40,6 +40,7 @@ SCHEMA = pa.schema(
         ("label_tokens", pa.int32()),
         ("turns", pa.int32()),
         ("slices", pa.list_(pa.string())),  # of each turn
+        ("content", pa.string()),  # equal for samples with the same images and the same text
     ]
 )
 
@@ -68,10 +69,17 @@ class IndexWriter:
         if len(self._columns["id"]) == RUN_LINES:
             self._end_run()
 
+    def add_sorted(self, lines: pa.Table) -> None:
+        """Many samples, already in the order of the index."""
+        self._add_run(lines.select(SCHEMA.names))
+
     def write(self, folder: Path) -> None:
         """Write the index. Nothing can be added afterwards."""
         self._end_run()
         with pq.ParquetWriter(folder / NAME, SCHEMA) as file:
+            if len(self._runs) == 1:  # is sorted: nothing to merge
+                file.write_table(pq.read_table(self._runs[0], schema=SCHEMA), row_group_size=RUN_LINES)
+                return self._scratch.cleanup()
             lines = heapq.merge(*map(_lines, self._runs), key=lambda line: tuple(line[name] for name in ORDER))
             while chunk := list(islice(lines, RUN_LINES)):
                 file.write_table(pa.Table.from_pylist(chunk, SCHEMA))
@@ -80,6 +88,9 @@ class IndexWriter:
     def _end_run(self) -> None:
         table = pa.table(self._columns, schema=SCHEMA).sort_by([(name, "ascending") for name in ORDER])
         self._columns = {name: [] for name in SCHEMA.names}
+        self._add_run(table)
+
+    def _add_run(self, table: pa.Table) -> None:
         if len(table):
             self._runs.append(Path(self._scratch.name, f"{len(self._runs)}.parquet"))
             # Small row groups: a reader holds one of them whole.

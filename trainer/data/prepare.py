@@ -1,49 +1,52 @@
 """Data preparation: a source becomes checked, tokenized, sharded data, addressed by its content.
 
-Samples are read once to check, count and store them, and once before that where a tokenizer is to be trained on their
-texts. What grows with the data is kept on disk: memory does not. All is built in a scratch folder and uploaded when it
-is complete and good enough; DONE comes last, so what lacks it does not exist.
+A large source is prepared in chunks, by several processes and machines, and a chunk that is done is never done again.
+What grows with the data is kept on disk: memory does not. DONE comes last, so what lacks it does not exist.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
+import shutil
 import tempfile
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from trainer.config import JobConfig
-from trainer.data.contact_sheet import ContactSheet
-from trainer.data.conversation import make_tokenizer, training_texts
-from trainer.data.examine import Accepted, Examination, final_split, image_tokens_of, with_unique_ids
-from trainer.data.index import IndexWriter
-from trainer.data.rejects import Ledger, Reject, RejectCode
-from trainer.data.samples import SPLITS, Sample, Split, Turn
-from trainer.data.shards import ShardWriter, key_of, sample_json
+from trainer.config import CHUNKS_FOLDER, PREPARED_FOLDER, JobConfig
+from trainer.data.changes import Changes, changes_since_last
+from trainer.data.chunk import build_chunk
+from trainer.data.chunk_plan import records_of_one_chunk
+from trainer.data.chunk_store import UPLOADS, files_in, upload_folder
+from trainer.data.conversation import load_tokenizer, make_tokenizer, training_texts
+from trainer.data.examine import Entry, Examination, final_split, image_tokens_of, with_unique_ids
+from trainer.data.in_order import threads_for
+from trainer.data.merge import Part, Shard, merge
+from trainer.data.planned import PROBE_SIZES, TOKENIZER, Planned, find_plan, make_plan
+from trainer.data.rejects import Reject
+from trainer.data.samples import Sample, Turn
 from trainer.data.sources import Source, open_source
-from trainer.data.stats import Counts, describe, sample_digest
-from trainer.data.thumbnails import write_reject_pictures
-from trainer.errors import DataError, os_errors
+from trainer.errors import os_errors
 from trainer.progress import Progress
-from trainer.storage import AlreadyExistsError, Storage, join_uri, open_storage
+from trainer.storage import AlreadyExistsError, LocalStorage, Storage, join_uri, open_storage
 
-FORMAT_VERSION = 2  # raise it when the same input gives other bytes
+FORMAT_VERSION = 3  # raise it when the same input gives other bytes
 DONE = "DONE"
-# The source describes itself by content, not by its path; the others say how the data is read.
-NOT_IN_FINGERPRINT = {"source", "image_folder", "pack", "shuffle_shards", "shard_cache_gib"}
-PROBE_SIZES = ((64, 64), (640, 480), (480, 640), (1024, 1024))  # pixels; tell image token rules apart
-MAX_THREADS = 32
+# The source describes itself by content, not by its path; the others say how the data is read, and who prepares it.
+NOT_IN_FINGERPRINT = {"source", "image_folder", "pack", "shuffle_shards", "shard_cache_gib", "workers", "tasks"}
 
-T = TypeVar("T")
-R = TypeVar("R")
+
+@dataclass(frozen=True)
+class ChunkCounts:
+    """Of how many chunks a set is made, and how many were prepared for it now. A small set is one, prepared at once."""
+
+    total: int = 1
+    prepared: int = 1
 
 
 @dataclass(frozen=True)
@@ -54,25 +57,56 @@ class Prepared:
     fingerprint: str
     reused: bool
     counts: dict[str, int]  # read, accepted, rejected, repaired, and samples of each split
+    chunks: ChunkCounts | None = None  # None: all was there
+    changes: Changes | None = None  # against the last set of this name and root; None: there is none
+
+
+@dataclass(frozen=True)
+class _Built:
+    counts: dict[str, int]
+    shards: list[Shard]  # which are not in the folder with the rest
+    chunks: ChunkCounts
 
 
 def prepare(config: JobConfig, progress: Progress) -> Prepared:
     """Prepare the run's data under `<root>/prepared/<fingerprint>`, or find it there.
 
     Raises DataError (exit 65) when more samples than `data.max_reject_fraction` are bad or a split is empty, and what
-    `open_source` raises. Nothing is stored unless all went well.
+    `open_source` raises. Then nothing is stored but the chunks that are done, for the next attempt.
     """
     source = open_source(config.data)
     identity = _fingerprint(config, source)
     uri = join_uri(config.run.prepared_root, identity)
     storage = open_storage(uri)
-    counts = _done_counts(storage)
-    if counts is not None:
-        return Prepared(uri, identity, True, counts)
-    with tempfile.TemporaryDirectory(prefix="vlmpipe-prepare-") as scratch, os_errors(f"preparing data in {scratch}"):
-        counts = _build(config, source, Path(scratch), progress)
-        _publish(storage, Path(scratch), identity, counts)
-    return Prepared(uri, identity, False, counts)
+    counts, chunks = _done_counts(storage), None
+    reused = counts is not None
+    if counts is None:
+        with _scratch() as folder:
+            built = _build(config, source, identity, folder, progress)
+            counts, chunks = built.counts, built.chunks
+            _publish(config, identity, folder / "set", built)
+    return Prepared(uri, identity, reused, counts, chunks, changes_since_last(config, identity))
+
+
+def plan_chunks(config: JobConfig, progress: Progress) -> int:
+    """Cut the source into chunks for `prepare_share`. Returns how many there are: 0 where there is nothing to share."""
+    source = open_source(config.data)
+    identity = _fingerprint(config, source)
+    if _done_counts(open_storage(join_uri(config.run.prepared_root, identity))) is not None:
+        return 0
+    with _scratch() as folder:
+        planned = _planned(config, source, identity, folder, progress)
+        return 0 if isinstance(planned, int) else len(planned.chunks)
+
+
+def prepare_share(config: JobConfig, task: int, tasks: int, progress: Progress) -> int:
+    """Prepare every chunk whose number is `task` modulo `tasks`. Returns how many were not done yet."""
+    source = open_source(config.data)
+    with _scratch() as folder:
+        if not find_plan(config, _fingerprint(config, source), folder):
+            return 0
+        planned = Planned(config, source, folder, FORMAT_VERSION)
+        return planned.make(planned.chunks[task::tasks], progress)
 
 
 def fingerprint(config: JobConfig) -> str:
@@ -107,39 +141,64 @@ def _done_counts(storage: Storage) -> dict[str, int] | None:
     return None
 
 
-def _build(config: JobConfig, source: Source, folder: Path, progress: Progress) -> dict[str, int]:
-    """Write everything but DONE into `folder`. Returns the counts."""
-    limit = config.data.max_samples or None
-    tokenizer, total = _tokenizer(config, source, progress)
-    tokenizer.save_pretrained(folder / "tokenizer")
+@contextmanager
+def _scratch() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="vlmpipe-prepare-") as scratch, os_errors(f"preparing data in {scratch}"):
+        yield Path(scratch)
 
-    examine = Examination(config, tokenizer)
-    writers = {split: ShardWriter(folder, split, config.data.shard_samples) for split in SPLITS}
-    index, counts, sheet = IndexWriter(), Counts(), ContactSheet()
-    threads = min(MAX_THREADS, os.cpu_count() or 1)
-    with ThreadPoolExecutor(threads, "prepare") as pool, (folder / "rejects.jsonl").open("w") as lines:
-        ledger = Ledger(config.data.max_reject_fraction, lines)
-        entries = with_unique_ids(ledger.counting(islice(source, limit)), config.data.held_out_fraction)
-        for result in _map_in_order(pool, examine, entries, ahead=4 * threads):
-            if accepted := _counted(result, config, ledger, counts):
-                sheet.add(accepted.id, accepted.split, accepted.turns, accepted.images)
-                _store(accepted, writers[accepted.split], index)
-            progress.update(ledger.read, total, unit="samples", message=f"{ledger.rejected} rejected")
-    for writer in writers.values():
-        writer.close()
-    ledger.check()
-    index.write(folder)
-    sheet.write(folder)
-    stats = describe(folder, counts, config.data)
-    split_samples = {split: int(stats["splits"][split]["samples"]) for split in SPLITS}
-    _check_splits(split_samples, config.data.held_out_fraction)
 
-    summary = ledger.summary() | {
-        "pictures": write_reject_pictures(ledger.examples, folder, config.data.max_image_pixels)
-    }
-    _write_json(folder / "rejects_summary.json", summary)
-    _write_json(folder / "stats.json", stats)
-    return {name: summary[name] for name in ("read", "accepted", "rejected", "repaired")} | split_samples
+def _build(config: JobConfig, source: Source, identity: str, scratch: Path, progress: Progress) -> _Built:
+    """Write everything but DONE and the shards of stored chunks into `scratch`/set."""
+    plan, folder = scratch / "plan", scratch / "set"
+    planned = _planned(config, source, identity, plan, progress)
+    shutil.copytree(plan / TOKENIZER, folder / TOKENIZER)
+    if isinstance(planned, int):
+        return _build_at_once(config, source, scratch, planned, progress)
+    chunks, prepared = planned.chunks, planned.make(planned.chunks, progress)
+    if config.data.duplicates == "drop":
+        chunks = planned.without_repeats()
+        prepared += planned.make(chunks, progress)
+    counts, shards = merge(planned.parts(chunks), folder, config.data)
+    return _Built(counts, shards, ChunkCounts(len(chunks), prepared))
+
+
+def _planned(config: JobConfig, source: Source, identity: str, folder: Path, progress: Progress) -> Planned | int:
+    """The source as chunks; its number of records when it is but one. Afterwards the tokenizer is in `folder`."""
+    if not find_plan(config, identity, _made(folder)):
+        tokenizer, total = _tokenizer(config, source, progress)
+        tokenizer.save_pretrained(folder / TOKENIZER)
+        known: Iterable[object] = range(total) if total else islice(source, config.data.max_samples or None)
+        records = records_of_one_chunk(known, config.data.chunk_samples)
+        if records is not None:
+            return records
+        make_plan(config, source, identity, folder, progress, total)
+    return Planned(config, source, folder, FORMAT_VERSION)
+
+
+def _build_at_once(config: JobConfig, source: Source, scratch: Path, records: int, progress: Progress) -> _Built:
+    """A source of one chunk needs no plan, and is not kept as a chunk: there is nothing to share and little to save."""
+    folder, chunk = scratch / "set", _made(scratch / "chunk")
+    where: list[str] = []
+
+    def entries() -> Iterator[Entry | Reject]:
+        for entry, _ in with_unique_ids(islice(source, config.data.max_samples or None), config.data.held_out_fraction):
+            where.append(entry.where if isinstance(entry, Reject) else entry.sample.where)
+            yield entry
+
+    def report(read: int, rejected: int) -> None:
+        progress.update(read, records, unit="samples", message=f"{rejected} rejected")
+
+    examine = Examination(config, load_tokenizer(open_storage(str(folder)), TOKENIZER))
+    build_chunk(entries(), chunk, config.data, examine, threads=threads_for(1), report=report)
+    counts, shards = merge([Part("", LocalStorage(chunk), where)], folder, config.data)
+    for shard in shards:
+        (chunk / shard.name).rename(folder / shard.new_name)
+    return _Built(counts, [], ChunkCounts())
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir(exist_ok=True)
+    return folder
 
 
 def _tokenizer(config: JobConfig, source: Source, progress: Progress) -> tuple[Any, int]:
@@ -157,88 +216,22 @@ def _tokenizer(config: JobConfig, source: Source, progress: Progress) -> tuple[A
     return make_tokenizer(name, training_texts(turns())), read
 
 
-def _counted(result: Accepted | Reject, config: JobConfig, ledger: Ledger, counts: Counts) -> Accepted | None:
-    """Count one sample; returns it unless it is rejected, or a duplicate that is to be dropped."""
-    if isinstance(result, Reject):
-        ledger.reject(result)
-        return None
-    image_sha256 = [image.sha256 for image in result.images]
-    content = sample_digest(result.turns, image_sha256)
-    if config.data.duplicates == "drop" and content in counts.samples:
-        counts.dropped += 1
-        message = "the same images with the same text came before"
-        ledger.reject(Reject(result.where, result.id, RejectCode.SAMPLE_DUPLICATE, message))
-        return None
-    ledger.accept(result.repairs)
-    counts.add(result.split, result.turns, image_sha256, content)
-    return result
-
-
-def _store(sample: Accepted, writer: ShardWriter, index: IndexWriter) -> None:
-    key = key_of(sample.id)
-    members = writer.add(
-        key, sample_json(sample.id, sample.turns), [(image.extension, image.data) for image in sample.images]
-    )
-    index.add(
-        id=sample.id,
-        key=key,
-        split=sample.split,
-        shard=members.shard,
-        json_offset=members.json_offset,
-        json_bytes=members.json_bytes,
-        image_offsets=members.image_offsets,
-        image_bytes=members.image_bytes,
-        image_sha256=[image.sha256 for image in sample.images],
-        image_widths=[image.width for image in sample.images],
-        image_heights=[image.height for image in sample.images],
-        image_token_counts=list(sample.image_token_counts),
-        image_tokens=sum(sample.image_token_counts),
-        tokens=len(sample.encoded.input_ids),
-        label_tokens=sample.encoded.label_tokens,
-        turns=len(sample.turns),
-        slices=[turn.slice for turn in sample.turns],
-    )
-
-
-def _check_splits(samples: dict[Split, int], held_out_fraction: float) -> None:
-    """Training needs samples; evaluation too, unless nothing was to be held out."""
-    train, held_out = samples["train"], samples["eval"]
-    if train and (held_out or not held_out_fraction):
-        return
-    raise DataError(
-        f"{train} samples for training and {held_out} held out for evaluation",
-        expected="at least one of each",
-        fix="use more samples (data.max_samples) or another data.held_out_fraction",
-    )
-
-
-def _publish(storage: Storage, folder: Path, identity: str, counts: dict[str, int]) -> None:
-    """Upload what was built, remove what an interrupted build may have left, and create DONE."""
-    paths = {str(path.relative_to(folder)): path for path in sorted(folder.rglob("*")) if path.is_file()}
-    for name, path in paths.items():
-        storage.upload(path, name)
+def _publish(config: JobConfig, identity: str, folder: Path, built: _Built) -> None:
+    """Upload what was built, add the chunks' shards, remove what an interrupted build has left, and create DONE."""
+    storage = open_storage(join_uri(config.run.prepared_root, identity))
+    files = {name: path.stat().st_size for name, path in files_in(folder).items()}
+    files |= {shard.new_name: shard.bytes for shard in built.shards}
+    upload_folder(storage, folder)
+    root = open_storage(config.run.root_uri)
+    with ThreadPoolExecutor(UPLOADS, "copy") as pool:
+        old = [f"{CHUNKS_FOLDER}/{shard.chunk}/{shard.name}" for shard in built.shards]
+        new = [f"{PREPARED_FOLDER}/{identity}/{shard.new_name}" for shard in built.shards]
+        for _ in pool.map(root.copy, old, new):
+            pass
     for info in storage.list():
-        if info.name not in paths and info.name != DONE:
+        if info.name not in files and info.name != DONE:
             storage.delete(info.name)
-    files = {name: path.stat().st_size for name, path in paths.items()}
-    done = {"format": FORMAT_VERSION, "fingerprint": identity, "counts": counts, "files": files}
+    done = {"format": FORMAT_VERSION, "fingerprint": identity, "counts": built.counts, "files": files}
     # Another run may have prepared the same data meanwhile; equal input gives equal bytes, so its DONE is as good.
     with suppress(AlreadyExistsError):
         storage.create(DONE, json.dumps(done, indent=1).encode())
-
-
-def _map_in_order(
-    pool: ThreadPoolExecutor, function: Callable[[T], R], items: Iterable[T], *, ahead: int
-) -> Iterator[R]:
-    """`map` over a pool that holds at most `ahead` items, so that a large source never lies in memory."""
-    pending: deque[Future[R]] = deque()
-    for item in items:
-        pending.append(pool.submit(function, item))
-        if len(pending) == ahead:
-            yield pending.popleft().result()
-    while pending:
-        yield pending.popleft().result()
-
-
-def _write_json(path: Path, content: Any) -> None:
-    path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")

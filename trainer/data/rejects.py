@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar
@@ -123,6 +123,13 @@ class Ledger:
         self.accepted += 1
         self.repaired += bool(kinds)
         self.repairs.update(kinds)
+
+    def add_accepted(self, accepted: int, repaired: int, repairs: Mapping[str, int]) -> None:
+        """Samples that another ledger has read and accepted."""
+        self.read += accepted
+        self.accepted += accepted
+        self.repaired += repaired
+        self.repairs.update({Repair(name): count for name, count in repairs.items()})
 
     def summary(self) -> dict[str, Any]:
         """Counts, codes by number of rejects, and where the first few of each code are."""

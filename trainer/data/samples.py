@@ -29,6 +29,11 @@ class ImageRef:
 
     name: str
     read: Callable[[], bytes]
+    known: Callable[[], str] | None = None  # tells its bytes apart from others without reading them
+
+    def content(self) -> str:
+        """Changes with the image's bytes: what the source knows of them, or a hash."""
+        return self.known() if self.known else hashlib.sha256(self.read()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,13 +11,16 @@ from trainer.data.samples import Split, Turn
 LONGEST_COUNTED_ANSWER = 64  # characters; a longer answer is never the most frequent one
 
 
+Met = Literal["new", "same", "other"]  # an id: never, with the same content, or only with other content
+
+
 class SeenIds:
     """Which ids were used, and for what content."""
 
     def __init__(self) -> None:
         self._table = disk_table("CREATE TABLE ids (id BLOB, content BLOB, PRIMARY KEY (id, content)) WITHOUT ROWID")
 
-    def add(self, identity: str, content: str) -> Literal["new", "same", "other"]:
+    def add(self, identity: str, content: str) -> Met:
         """Whether the id is new, or was met with the same content, or only with other content."""
         key, value = short_digest(identity), bytes.fromhex(content)[:16]
         before = self._table.execute("SELECT max(content = ?) FROM ids WHERE id = ?", (value, key)).fetchone()[0]
@@ -61,6 +64,9 @@ class SeenContent:
         return int(self._table.execute(f"SELECT count(*) FROM seen WHERE {condition}").fetchone()[0])
 
 
+AnswerRow = tuple[str, str, int, int]  # slice, answer, how often in train and in eval
+
+
 class AnswerCounts:
     """How often each answer is given, by split and slice."""
 
@@ -77,6 +83,14 @@ class AnswerCounts:
             for counts in [(split == "train", split == "eval")]
             for turn in turns
         )
+        self.add_counted(rows)
+
+    def rows(self) -> list[AnswerRow]:
+        """All that was counted, sorted: what `add_counted` takes."""
+        return self._table.execute("SELECT slice, answer, train, eval FROM answers ORDER BY slice, answer").fetchall()
+
+    def add_counted(self, rows: Iterable[AnswerRow]) -> None:
+        """Answers that were counted elsewhere."""
         self._table.executemany(
             "INSERT INTO answers VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE SET "
             "train = train + excluded.train, eval = eval + excluded.eval",

@@ -50,10 +50,18 @@ def key_of(identity: str) -> str:
     return re.sub(r"[^A-Za-z0-9_-]+", "-", identity)[:60] + "-" + stable_digest(identity)[:16]
 
 
+def shard_name(split: str, number: int) -> str:
+    return f"{FOLDER}/{split}-{number:06d}.tar"
+
+
 def sample_json(identity: str, turns: Sequence[Turn]) -> bytes:
     """The `<key>.json` member."""
     spoken = [{"question": turn.question, "answer": turn.answer, "slice": turn.slice} for turn in turns]
     return json.dumps({"id": identity, "turns": spoken}, ensure_ascii=False).encode()
+
+
+def write_sidecar(folder: Path, sidecar: Sidecar) -> None:
+    (folder / sidecar_name(sidecar.shard)).write_text(json.dumps(asdict(sidecar)))
 
 
 class ShardWriter:
@@ -63,13 +71,14 @@ class ShardWriter:
         self._folder, self._split, self._shard_samples = folder, split, shard_samples
         self._tar: tarfile.TarFile | None = None
         self._shard = ""
-        self._samples = self._shards = 0
+        self._samples = 0
+        self.shards = 0  # that are whole
         (folder / FOLDER).mkdir(parents=True, exist_ok=True)
 
     def add(self, key: str, sample: bytes, images: Sequence[tuple[str, bytes]]) -> Members:
         """Append a sample: its JSON, and (extension, bytes) of each image."""
         if self._tar is None:
-            self._shard = f"{FOLDER}/{self._split}-{self._shards:06d}.tar"
+            self._shard = shard_name(self._split, self.shards)
             # GNU format keeps names over 100 characters; no times or owners, so equal data gives equal bytes.
             self._tar = tarfile.open(self._folder / self._shard, "w", format=tarfile.GNU_FORMAT)  # noqa: SIM115
         json_offset = self._member(f"{key}.json", sample)
@@ -87,9 +96,9 @@ class ShardWriter:
         self._tar.close()
         path = self._folder / self._shard
         sidecar = Sidecar(self._shard, self._samples, path.stat().st_size, crc32c_of_file(path))
-        (self._folder / sidecar_name(self._shard)).write_text(json.dumps(asdict(sidecar)))
+        write_sidecar(self._folder, sidecar)
         self._tar, self._samples = None, 0
-        self._shards += 1
+        self.shards += 1
 
     def _member(self, name: str, data: bytes) -> int:
         assert self._tar is not None

@@ -25,24 +25,23 @@ MOST_IMAGES_COUNTED = 16  # samples with more images share the last bar
 
 @dataclass
 class Counts:
-    """Everything that is counted while samples are stored."""
+    """Everything that is counted over all samples."""
 
     answers: AnswerCounts = field(default_factory=AnswerCounts)
     images: SeenContent = field(default_factory=SeenContent)  # by their bytes
     samples: SeenContent = field(default_factory=SeenContent)  # by their images' bytes and their text
     dropped: int = 0  # samples left out because data.duplicates is drop
 
-    def add(self, split: Split, turns: tuple[Turn, ...], image_sha256: list[str], content: bytes) -> None:
-        """One accepted sample, with its `sample_digest`."""
-        self.answers.add(split, turns)
-        self.samples.add(content, split)
+    def add(self, split: Split, image_sha256: list[str], content: str) -> None:
+        """One accepted sample, with its `sample_digest`. Its answers are counted where they are read."""
+        self.samples.add(bytes.fromhex(content), split)
         for sha256 in image_sha256:
             self.images.add(bytes.fromhex(sha256)[:16], split)
 
 
-def sample_digest(turns: tuple[Turn, ...], image_sha256: list[str]) -> bytes:
-    """Equal for samples that say the same about pictures with the same bytes, whatever their ids."""
-    return short_digest([(turn.question, turn.answer) for turn in turns], image_sha256)
+def sample_digest(turns: tuple[Turn, ...], image_sha256: list[str]) -> str:
+    """Equal for samples that say the same about pictures with the same bytes, whatever their ids. Hexadecimal."""
+    return short_digest([(turn.question, turn.answer) for turn in turns], image_sha256).hex()
 
 
 def describe(folder: Path, counts: Counts, config: DataConfig) -> dict[str, Any]:

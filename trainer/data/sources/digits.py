@@ -96,7 +96,7 @@ class DigitsSource:
         # Shuffled, so that a question is asked sometimes before and sometimes after those that give its answer away.
         turns = [Turn(*question) for question in stable_shuffle(questions, name)]
         turns[0] = Turn(f"{IMAGE_TOKEN}\n{turns[0].question}", turns[0].answer, turns[0].slice)
-        image = ImageRef(name, partial(self._png, name, scans))
+        image = ImageRef(name, partial(self._png, name, scans), lambda: f"{self.fingerprint()} {name}")
         return Sample(name, tuple(turns), (image,), f"builtin:digits {name}", self.split_of_scan(scans[0]))
 
     def _png(self, name: str, scans: list[int]) -> bytes:

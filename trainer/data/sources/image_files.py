@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sqlite3
+import threading
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path, PurePosixPath
 
 from trainer.data.checks import IMAGE_SUFFIXES
+from trainer.data.disk_table import disk_table
 from trainer.data.rejects import RejectCode, RejectedError
 from trainer.data.samples import ImageRef
 from trainer.data.sources.files import fingerprint_of
@@ -22,6 +25,8 @@ class ImageFiles:
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
         self._root = storage.root if isinstance(storage, LocalStorage) else None
+        self._listed: sqlite3.Connection | None = None  # what a bucket knows of its pictures
+        self._lock = threading.Lock()
 
     def reference(self, path: str) -> ImageRef:
         """The picture of that relative path. Raises RejectedError when the path could leave the folder."""
@@ -35,7 +40,7 @@ class ImageFiles:
             if not target.resolve().is_relative_to(self._root):  # through a link
                 raise outside
             return ImageRef(name, partial(_read_local, target))
-        return ImageRef(name, partial(_read_object, self._storage, name))
+        return ImageRef(name, partial(_read_object, self._storage, name), partial(self._known, name))
 
     def fingerprint(self, names: Iterable[str]) -> str:
         """Changes when one of these pictures does. In a bucket, when any picture of the folder does.
@@ -48,6 +53,16 @@ class ImageFiles:
         for name in names:
             digest.update(_file_state(self._root, name).encode())
         return digest.hexdigest()
+
+    def _known(self, name: str) -> str:
+        """A bucket keeps a checksum of each picture and tells all of them in one list: none has to be fetched."""
+        with self._lock:
+            if self._listed is None:
+                self._listed = disk_table("CREATE TABLE known (name TEXT PRIMARY KEY, content TEXT) WITHOUT ROWID")
+                rows = ((info.name, f"{info.size_bytes} {info.crc32c}") for info in self._storage.list())
+                self._listed.executemany("INSERT INTO known VALUES (?, ?)", rows)
+            found = self._listed.execute("SELECT content FROM known WHERE name = ?", (name,)).fetchone()
+        return str(found[0]) if found else f"no {self._storage.uri(name)}"
 
 
 def open_image_files(image_folder: str, beside: Storage) -> ImageFiles:

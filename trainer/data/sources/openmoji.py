@@ -39,8 +39,11 @@ class OpenMojiSource:
             name = _unicode_name(path.stem)
             if name:
                 turn = Turn(f"{IMAGE_TOKEN}\nwhat is this?", name, "caption")
-                image = ImageRef(path.stem, partial(self._png, path))
+                image = ImageRef(path.stem, partial(self._png, path), partial(self._known, path.stem))
                 yield Sample(f"openmoji-{path.stem}", (turn,), (image,), f"builtin:openmoji {path.name}")
+
+    def _known(self, stem: str) -> str:
+        return f"{self.fingerprint()} {stem}"
 
     def _png(self, path: Path) -> bytes:
         drawn = self._rasteriser.svg_to_bytes(

@@ -102,5 +102,5 @@ def _image(value: Any, files: ImageFiles) -> ImageRef:
             RejectCode.RECORD_FORM, f"an image is a {type(value).__name__}, not bytes or {{bytes, path}}"
         )
     # Equal names must mean equal pictures, and a path inside a row need not be the only one of its name.
-    name = hashlib.sha256(value).hexdigest() + PurePosixPath(path).suffix
-    return ImageRef(name, lambda: value)
+    sha256 = hashlib.sha256(value).hexdigest()
+    return ImageRef(sha256 + PurePosixPath(path).suffix, lambda: value, lambda: sha256)

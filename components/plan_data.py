@@ -1,0 +1,23 @@
+"""Step: the source is cut into chunks, and the chunks into shares for tasks that work side by side (data.tasks)."""
+
+
+def plan_data(run_uri: str) -> list[str]:
+    """Read every record of the source once, without decoding its pictures, and store where chunks begin.
+
+    Args:
+        run_uri: The run's folder.
+
+    Returns:
+        One text for each task of the next step. None where the data is prepared already, or too small to be shared out.
+    """
+    from components.shell import step
+    from components.steps import shares_of
+    from trainer.config import JobConfig
+    from trainer.data.prepare import plan_chunks
+
+    with step(run_uri, "plan-data") as progress:
+        job = JobConfig.load(f"{run_uri}/run.json")
+        chunks = plan_chunks(job, progress)
+        shares = shares_of(run_uri, min(job.data.tasks, chunks))
+        progress.finish(message=f"{chunks} chunks for {len(shares)} tasks")
+    return shares

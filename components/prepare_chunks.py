@@ -1,0 +1,22 @@
+"""Step: one of several tasks prepares its share of the chunks. prepare-data then finds them done."""
+
+
+def prepare_chunks(share: str) -> int:
+    """Prepare every chunk of the share that is not done already.
+
+    Args:
+        share: What plan-data gave for this task.
+
+    Returns:
+        How many chunks were prepared.
+    """
+    from components.shell import step
+    from components.steps import read_share
+    from trainer.config import JobConfig
+    from trainer.data.prepare import prepare_share
+
+    task, tasks, run_uri = read_share(share)
+    with step(run_uri, f"prepare-chunks-{task}") as progress:
+        prepared = prepare_share(JobConfig.load(f"{run_uri}/run.json"), task, tasks, progress)
+        progress.finish(message=f"{prepared} chunks prepared")
+    return prepared

@@ -1,0 +1,44 @@
+"""`map` over threads, in order, with a bounded number of items in memory; and how many threads to take."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeVar
+
+MAX_THREADS = 32
+# https://docs.kernel.org/admin-guide/cgroup-v2.html, "CPU Interface Files": quota and period in microseconds.
+CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+def cores() -> int:
+    """Processor cores that this process may use: those of the machine, or the fewer that its container is given."""
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    with suppress(OSError, ValueError):  # not Linux's second control groups, or no limit ("max")
+        quota, period = CPU_LIMIT.read_text().split()
+        usable = min(usable, max(1, int(quota) // int(period)))
+    return usable
+
+
+def threads_for(processes: int) -> int:
+    """Threads of each of that many processes, so that together they use the cores."""
+    return max(1, min(MAX_THREADS, cores() // processes))
+
+
+def map_in_order(function: Callable[[T], R], items: Iterable[T], threads: int) -> Iterator[R]:
+    """`map` in threads. At most four items a thread are held, so that a large source never lies in memory."""
+    with ThreadPoolExecutor(threads, "prepare") as pool:
+        pending: deque[Future[R]] = deque()
+        for item in items:
+            pending.append(pool.submit(function, item))
+            if len(pending) == 4 * threads:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
