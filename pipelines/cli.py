@@ -38,6 +38,10 @@ Overrides = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 
 
+cache = typer.Typer(help="The cache of vision features.", no_args_is_help=True)
+app.add_typer(cache, name="cache")
+
+
 class CompileTarget(StrEnum):
     """Targets that a pipeline can be compiled for."""
 
@@ -279,6 +283,18 @@ def diagnose(
     from pipelines.diagnose import diagnose as diagnose_run
 
     found = diagnose_run(root, run)
+    _print_json(found.as_json()) if as_json else _print_lines(found.lines())
+
+
+@cache.command("explain")
+def explain_cache(config: RunFile, overrides: Overrides = None, as_json: AsJson = False) -> None:
+    """Say whether a run's images have cached features, what decides that, and how other caches there differ."""
+    from trainer.config import JobConfig, RunPaths
+    from trainer.features.explain import explain
+
+    settings = _load(config, overrides)
+    paths = RunPaths(run_id=settings.name, root_uri=settings.root_uri("local"))
+    found = explain(JobConfig.model_validate(settings.to_run_json(paths)))
     _print_json(found.as_json()) if as_json else _print_lines(found.lines())
 
 

@@ -1,6 +1,7 @@
 """The feature store: what a frozen tower outputs, by image content.
 
-`features/<key>/` holds immutable safetensors shards, each with a JSON sidecar that names its images and its checksum.
+`features/<key>/` holds immutable safetensors shards, each with a JSON sidecar that names its images and its checksum,
+and a description of what the key stands for.
 A shard counts only when its sidecar exists, and its name follows from the images in it, so writing it again is
 harmless and new images only add shards. `key` covers what decides the numbers: tower weights, image processing, layer
 and dtype.
@@ -24,10 +25,11 @@ if TYPE_CHECKING:
 
 FORMAT_VERSION = 1
 DTYPE = "bfloat16"
+DESCRIPTION = "description.json"
 
 
-def features_key(config: ModelConfig) -> str:
-    """Address of the features of this tower: 32 hexadecimal digits."""
+def describe_features(config: ModelConfig) -> dict[str, Any]:
+    """All that decides the numbers, as plain JSON. Kept beside them, for people who wonder why they are not found."""
     family = family_of(config)
     description = {
         "format": FORMAT_VERSION,
@@ -36,12 +38,22 @@ def features_key(config: ModelConfig) -> str:
         "tower": family.feature_description(config),
         "processor": family.image_processor(config).to_dict(),
     }
-    return hashlib.sha256(json.dumps(description, sort_keys=True, default=str).encode()).hexdigest()[:32]
+    return dict(json.loads(json.dumps(description, default=str)))
+
+
+def features_key(config: ModelConfig) -> str:
+    """Address of the features of this tower: 32 hexadecimal digits."""
+    return hashlib.sha256(json.dumps(describe_features(config), sort_keys=True).encode()).hexdigest()[:32]
 
 
 def features_uri(features_root: str, config: ModelConfig) -> str:
     """Where the features of this tower are kept."""
     return join_uri(features_root, features_key(config))
+
+
+def write_description(store: Storage, config: ModelConfig) -> None:
+    """Say what this store's key stands for. Equal for all who write it."""
+    store.write(DESCRIPTION, json.dumps(describe_features(config), indent=1, sort_keys=True).encode())
 
 
 def missing_images(uri: str, wanted: Iterable[str]) -> list[str]:
