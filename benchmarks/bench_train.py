@@ -13,6 +13,7 @@ from benchmarks.training_sides import Length, Trained, bare_steps, our_loop, rea
 from benchmarks.workloads import Workload, workload
 from trainer.batches import cached_images
 from trainer.features.store import FeatureReader
+from trainer.flops import flops_per_row
 from trainer.models.table import family_of
 from trainer.worker import Worker, start_worker
 
@@ -60,10 +61,36 @@ def loops(report: Report, load: Workload, worker: Worker, length: Length, rounds
     report.compare_rates("step: cached or online", load.name, "steps", ours_cached, ours_online)
     report.compare_rates("step: ours or HF Trainer", load.name, "steps", ours_online, theirs)
     report.compare_rates("step: ours cached or HF Trainer", load.name, "steps", ours_cached, theirs)
+    rates = [
+        online_round.engine_cpu_s / cached_round.engine_cpu_s
+        for cached_round, online_round in zip(cached, online, strict=True)
+    ]
+    gain = Side("CPU time of forward, backward and optimizer, online over cached", rates)
+    planned = Side("the planner's FLOPs of a row, online over cached", [planned_gain(load)] * len(rates))
+    report.compare("gain of cached features: measured or planned", load.name, "x", gain, planned)
     for label, side in (("our loop, cached features", cached), ("our loop, online features", online)):
         shares = [100 * (1 - each.engine_cpu_s / each.measured.cpu_s) for each in side]
         claim = "outside forward, backward, optimizer"
         report.figure(claim, load.name, "% of CPU time", Side(label, shares))
+
+
+def planned_gain(load: Workload) -> float:
+    """What the planner says of these rows: it counts FLOPs, and takes all of them as equally fast."""
+    job, split, rows = load.cached, load.split(), len(load.sequence().plan(0))
+    shape = family_of(job.model).shape(job.model)
+    online, cached = (
+        flops_per_row(
+            shape,
+            row_tokens=job.data.row_tokens,
+            images=int(split.image_count.sum()) / rows,
+            label_tokens=int(split.label_tokens.sum()) / rows,
+            cached=is_cached,
+            activation_checkpointing=job.train.activation_checkpointing,
+            feature_layer=job.model.feature_layer,
+        )
+        for is_cached in (False, True)
+    )
+    return online.total / cached.total
 
 
 def layouts(report: Report, load: Workload, worker: Worker, steps: int, rounds: int) -> None:

@@ -34,6 +34,7 @@ CLAIMS = {
         "step: cached or online": {"digits"},
         "step: ours or HF Trainer": {"digits"},
         "step: ours cached or HF Trainer": {"digits"},
+        "gain of cached features: measured or planned": {"digits"},
         "outside forward, backward, optimizer": {"digits"},
         "step: packed or padded": {"digits"},
         "fill of these steps": {"digits"},
