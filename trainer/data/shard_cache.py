@@ -261,9 +261,7 @@ def _alone(path: Path, *, wait: bool = True, create: bool = True) -> Iterator[bo
 
 
 def _release(handle: int) -> None:
-    fcntl.flock(
-        handle, fcntl.LOCK_UN
-    )  # by itself: a process forked meanwhile keeps the descriptor, and with it the lock
+    fcntl.flock(handle, fcntl.LOCK_UN)  # a process forked meanwhile keeps the descriptor, and would keep the lock
     os.close(handle)
 
 
