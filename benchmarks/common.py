@@ -6,7 +6,7 @@ import argparse
 import gc
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -75,11 +75,13 @@ def close(left: Iterable[float], right: Iterable[float], tolerance: float) -> bo
     return all(math.isclose(a, b, rel_tol=tolerance) for a, b in zip(left, right, strict=True))
 
 
-def options(description: str | None) -> argparse.Namespace:
-    """The command line of a benchmark."""
+def options(description: str | None, parts: Sequence[str] = ()) -> argparse.Namespace:
+    """The command line of a benchmark; one in `parts` can be asked for some of them (`only`: all by default)."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--quick", action="store_true", help="a short form that shows that it works; not for figures")
     parser.add_argument("--rounds", type=int, help="rounds of each comparison")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything as JSON")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the table as Markdown")
+    if parts:
+        parser.add_argument("--only", nargs="+", choices=parts, default=parts, help="some of its parts")
     return parser.parse_args()
