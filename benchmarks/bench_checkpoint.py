@@ -24,7 +24,7 @@ from trainer.worker import Worker, start_worker
 MIB = 2**20
 STALL_LAYERS, RUN_LAYERS = 24, 6
 SHARDS, SHARD_WIDTH = 1000, 256  # a shard is 256 KiB
-MOVED_MIB = 1024  # small beside a real checkpoint, large beside the requests that a save makes whatever its size
+MOVED_MIB = 512  # small beside a real checkpoint, large beside the requests that a save makes whatever its size
 PARTS = ("stall", "overhead", "resuming", "moving")
 STEP_S = 0.2  # a step of the run whose overhead is measured
 
