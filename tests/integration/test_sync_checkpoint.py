@@ -148,11 +148,11 @@ def test_a_mirror_in_the_cloud_survives_a_bad_network(
     assert not [request for request in gcs_server.requests[before:] if request.startswith(("POST", "PUT", "DELETE"))]
 
 
-def test_killed_at_any_point_the_next_call_ends_as_if_nothing_had_been(job: JobConfig) -> None:
+def test_killed_at_any_point_the_next_call_ends_as_if_nothing_had_been(job: JobConfig, tmp_path: Path) -> None:
     """`VLMPIPE_SYNC_POINTS=0` kills at every single change."""
     command = [sys.executable, "-m", "tests.drivers.sync_and_kill", "--config", f"{job.run.run_uri}/run.json"]
     command += ["--seed", str(SEED), "--points", str(POINTS), "--times", str(TIMES)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path)}
     done = subprocess.run(
         command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=280, check=False
     )
@@ -162,3 +162,4 @@ def test_killed_at_any_point_the_next_call_ends_as_if_nothing_had_been(job: JobC
     for trial in result["trials"]:
         assert trial["export_is_whole"] or not trial["export_is_believed"], (SEED, trial)
         assert trial["same_in_the_end"], (SEED, trial)
+    assert list(tmp_path.glob("vlmpipe-*")) == [], "the folders of killed calls are swept"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 
 from trainer.checkpoint.commit import Checkpoint, fetch_folder
 from trainer.checkpoint.hf_weights import MAX_SHARD_BYTES, write_weights
+from trainer.checkpoint.staging import export_folder
 from trainer.checkpoint.weights import WeightReader, open_weights
 from trainer.config import JobConfig
 from trainer.data.conversation import load_tokenizer
@@ -59,9 +59,9 @@ def export_checkpoint(
             store.upload(file, f"{FOLDER}/{name}", crc32c=files[name]["crc32c"])
             file.unlink()
 
-    with tempfile.TemporaryDirectory(prefix="vlmpipe-export-") as scratch:
-        folder = fetch_folder(source, checkpoint, Path(scratch))
-        target = Path(scratch, FOLDER)
+    with export_folder() as scratch:
+        folder = fetch_folder(source, checkpoint, scratch)
+        target = scratch / FOLDER
         with os_errors(f"writing {target}"):
             target.mkdir()
         trained = open_weights(folder, checkpoint.record.checkpoint_format)

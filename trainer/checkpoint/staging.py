@@ -1,4 +1,4 @@
-"""Where a node's files of a checkpoint lie until they are sent: a folder on its own disk, for one save.
+"""Where a node's files of a checkpoint or an export lie until they are sent: a folder on its own disk, for one save.
 
 A process that is killed leaves its folder, as large as the node's share of a checkpoint, and a container that is
 started again and again would run out of room. So each start deletes the folders without an owner. An owner holds a lock
@@ -12,9 +12,12 @@ import fcntl
 import os
 import shutil
 import tempfile
+import uuid
+from collections.abc import Iterator
 from pathlib import Path
 
 PREFIX = "vlmpipe-save-"
+EXPORT_PREFIX = "vlmpipe-export-"
 
 
 def staging_folder(nonce: str, node: int) -> Path:
@@ -39,10 +42,21 @@ class Staging:
         os.close(self._lock)
 
 
+@contextlib.contextmanager
+def export_folder() -> Iterator[Path]:
+    """A folder for the files of one export."""
+    staging = Staging(Path(tempfile.gettempdir(), f"{EXPORT_PREFIX}{uuid.uuid4().hex}"))
+    try:
+        yield staging.folder
+    finally:
+        staging.remove()
+
+
 def sweep_staging() -> int:
     """Delete what killed processes have left on this machine. Returns the number of folders."""
     swept = 0
-    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+    temporary = Path(tempfile.gettempdir())
+    for folder in [*temporary.glob(f"{PREFIX}*"), *temporary.glob(f"{EXPORT_PREFIX}*")]:
         with contextlib.suppress(OSError):  # in use, gone meanwhile, or of another user
             handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:

@@ -8,6 +8,7 @@ from trainer.checkpoint.export import export_checkpoint
 from trainer.checkpoint.mirror import mirror_checkpoint, mirror_of, newest_good_of
 from trainer.checkpoint.retention import Retention, delete_old_copies
 from trainer.checkpoint.run import signing_key
+from trainer.checkpoint.staging import sweep_staging
 from trainer.config import JobConfig
 from trainer.errors import ConfigError
 from trainer.storage import open_storage
@@ -22,6 +23,7 @@ def sync_run(job: JobConfig) -> dict[str, Any]:
     Returns the export's description with the URI of the mirrored checkpoint ("" without a mirror). Raises ConfigError
     when the run has no checkpoint, UserError (74) when none verifies.
     """
+    sweep_staging()
     store, mirror, key = open_storage(job.run.run_uri), mirror_of(job), signing_key(job.checkpoint)
     stores = [store, mirror] if mirror else [store]
     source, checkpoint, passed_over = newest_good_of(stores, key=key)
