@@ -50,7 +50,8 @@ from trainer.storage import (
 os.environ.setdefault("DISABLE_GCS_PYTHON_CLIENT_OTEL_BUCKET_METADATA", "true")
 TIMEOUT_S = 60.0  # without a byte from the server, then the request is broken off and made again
 LONGEST_RETRY_AFTER_S = 60.0
-UPLOAD_CHUNK_BYTES = 16 << 20  # what one upload holds in memory; the library's default is 100 MiB
+# What one upload holds in memory. After each chunk it waits for an answer; the library's default is 100 MiB.
+UPLOAD_CHUNK_BYTES = 64 << 20
 TRANSFER_ATTEMPTS = 3  # for a body that arrived corrupted; anything else is retried by the library
 NONCE_KEY = "vlmpipe-write"
 # What is left when the library's retries have come to their end.
