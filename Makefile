@@ -79,11 +79,11 @@ build:  ## build the container images (needs Docker here, or gcloud: make build 
 
 .PHONY: test
 test: $(INSTALLED_DEV)  ## run the tests, two files at a time
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder $(args)
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(args)
 
 .PHONY: test-whole
 test-whole: $(INSTALLED_DEV)  ## run the tests with every case of the laws that `make test` checks in a short form
-	VLMPIPE_TESTS=whole $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder --timeout 900 $(args)
+	VLMPIPE_TESTS=whole $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --timeout 900 $(args)
 
 .PHONY: crash-matrix
 crash-matrix: $(INSTALLED_DEV)  ## every fault of a checkpoint's life, as a table of point and outcome (under 3 minutes)

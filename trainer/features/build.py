@@ -19,7 +19,7 @@ from trainer.data.index import Index
 from trainer.data.shard_cache import open_shards
 from trainer.data.shards import ShardReader
 from trainer.digest import weights_sha256
-from trainer.features.store import features_uri, missing_images, shard_name, write_description, write_shard
+from trainer.features.store import DESCRIPTION, features_uri, missing_images, shard_name, write_description, write_shard
 from trainer.models.pixels import PixelPreparer
 from trainer.models.table import family_of
 from trainer.progress import Progress
@@ -44,7 +44,7 @@ def build(job: JobConfig, worker: Worker) -> int:
     tower = tower.to(worker.device)
     prepare = PixelPreparer(job.model)
     store = open_storage(uri)
-    if worker.is_first:
+    if worker.is_first and store.stat(DESCRIPTION) is None:
         write_description(store, job.model)
     with tempfile.TemporaryDirectory(prefix="vlmpipe-features-") as scratch:
         for number, shard in enumerate(shards):
