@@ -9,12 +9,15 @@ killed, nothing of it is left. SIGTERM asks it to stop.
 from __future__ import annotations
 
 import argparse
+import builtins
 import json
 import os
 import signal
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -81,7 +84,8 @@ def run_local(config: RunConfig, *, run_id: str) -> int:
         failure = Path(scratch, "failure.json")
         os.environ[FAILURE_VARIABLE] = str(failure)
         try:
-            pipeline(run_id=run_id)
+            with print_put_back():
+                pipeline(run_id=run_id)
         except RuntimeError as error:  # kfp's way to say that a step failed; the step itself has said why
             print(error, flush=True)
             return _exit_code(run_uri, failure, since_s=started_s)
@@ -90,6 +94,16 @@ def run_local(config: RunConfig, *, run_id: str) -> int:
                 raise
             return _exit_code(run_uri, failure, since_s=started_s)
     return ExitCode.OK
+
+
+@contextmanager
+def print_put_back() -> Iterator[None]:
+    """kfp.local indents what steps print by replacing `print`; steps of a loop, in threads, leave it replaced."""
+    before = builtins.print
+    try:
+        yield
+    finally:
+        builtins.print = before
 
 
 def _pass_on_stop_requests() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import json
 import os
 import signal
@@ -13,10 +14,11 @@ from typing import Any
 
 import pytest
 from kfp import local
+from kfp.local.logging_utils import indented_print
 
 from components.contained import contained
 from pipelines.config import RunConfig, load_run_file
-from pipelines.targets.local import run_local
+from pipelines.targets.local import print_put_back, run_local
 from tests.fakes.steps import replace_steps
 from trainer.errors import ExitCode
 
@@ -77,6 +79,17 @@ def test_data_tasks_come_between_their_plan_and_what_puts_them_together(
     assert plan == "plan-data"
     assert sorted(lines[:tasks]) == [f"prepare-chunks {task} of 3 for r1" for task in range(tasks)]
     assert lines[tasks:] == [*BEFORE, *TRAINING, "notify r1 SUCCEEDED"]
+
+
+def test_what_loops_in_kfp_do_to_print_ends_with_the_run() -> None:
+    plain_print, first, second = print, indented_print(), indented_print()
+    with print_put_back():
+        for start in (first, second):
+            start.__enter__()
+        for end in (first, second):  # two threads end in the order in which they began
+            end.__exit__(None, None, None)
+        assert builtins.print is not plain_print
+    assert builtins.print is plain_print
 
 
 def test_features_that_are_there_start_no_job_and_a_rejected_model_is_not_registered(
