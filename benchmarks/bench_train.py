@@ -13,8 +13,8 @@ from benchmarks.training_sides import Length, Trained, bare_steps, our_loop, rea
 from benchmarks.workloads import Workload, workload
 from trainer.batches import cached_images
 from trainer.features.store import FeatureReader
-from trainer.flops import flops_per_row
 from trainer.models.table import family_of
+from trainer.parts import mean_row_flops
 from trainer.worker import Worker, start_worker
 
 TOLERANCE = 1e-4  # relative, of losses in fp32; sums in another order differ by less
@@ -76,20 +76,9 @@ def loops(report: Report, load: Workload, worker: Worker, length: Length, rounds
 
 def planned_gain(load: Workload) -> float:
     """What the planner says of these rows: it counts FLOPs, and takes all of them as equally fast."""
-    job, split, rows = load.cached, load.split(), len(load.sequence().plan(0))
+    job, split, sequence = load.cached, load.split(), load.sequence()
     shape = family_of(job.model).shape(job.model)
-    online, cached = (
-        flops_per_row(
-            shape,
-            row_tokens=job.data.row_tokens,
-            images=int(split.image_count.sum()) / rows,
-            label_tokens=int(split.label_tokens.sum()) / rows,
-            cached=is_cached,
-            activation_checkpointing=job.train.activation_checkpointing,
-            feature_layer=job.model.feature_layer,
-        )
-        for is_cached in (False, True)
-    )
+    online, cached = (mean_row_flops(job, shape, split, sequence, cached=is_cached) for is_cached in (False, True))
     return online.total / cached.total
 
 

@@ -20,7 +20,7 @@ import socket
 import subprocess
 import sys
 import threading
-import time
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +31,11 @@ MODULES = (
     "trainer.models.llava", "trainer.strategies.table", "trainer.train",
 )  # fmt: skip
 SINGLE_THREADED = {"OMP_NUM_THREADS": "1"}  # also: a fork keeps no threads
-POLL_S = 0.02
 GRACE_S = 5.0  # for the other ranks, once one has failed
+
+
+class RankFailedError(Exception):
+    """A rank ended with this exit code."""
 
 
 class Preloaded:
@@ -126,22 +129,29 @@ def _become(module: str, arguments: list[str], environment: dict[str, str], outp
 
 def _wait(pids: list[int], timeout_s: float) -> list[int] | None:
     """Exit codes of all. Once one fails the others have a little while to end, as under torchrun."""
-    codes: dict[int, int] = {}
-    deadline = time.monotonic() + timeout_s
-    in_time = True
-    while len(codes) < len(pids):
-        for pid in pids:
-            if pid not in codes and (ended := os.waitpid(pid, os.WNOHANG))[0]:
-                codes[pid] = os.waitstatus_to_exitcode(ended[1])
-                if codes[pid]:
-                    deadline = min(deadline, time.monotonic() + GRACE_S)
-        if time.monotonic() > deadline:
-            in_time = any(codes.values())
-            for pid in set(pids) - set(codes):
-                os.kill(pid, signal.SIGKILL)
-            deadline = float("inf")
-        time.sleep(POLL_S)
-    return [codes[pid] for pid in pids] if in_time else None
+    with ThreadPoolExecutor(len(pids)) as pool:
+        ends = [pool.submit(_end, pid) for pid in pids]
+        ended, _ = wait(ends, timeout_s, FIRST_EXCEPTION)
+        failed = any(end.exception() for end in ended)
+        if failed:
+            wait(ends, GRACE_S)
+        in_time = failed or len(ended) == len(ends)
+        for pid, end in zip(pids, ends, strict=True):
+            if not end.done():
+                with contextlib.suppress(ProcessLookupError):  # it ended just now
+                    os.kill(pid, signal.SIGKILL)
+        return [_code(end) for end in ends] if in_time else None
+
+
+def _end(pid: int) -> None:
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    if code:
+        raise RankFailedError(code)
+
+
+def _code(end: Future[None]) -> int:
+    error = end.exception()
+    return error.args[0] if isinstance(error, RankFailedError) else 0
 
 
 if __name__ == "__main__":

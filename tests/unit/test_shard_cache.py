@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -130,6 +131,19 @@ def walk(data: Fixture, cache: ShardCache, *, shuffle_shards: int, epochs: int =
     return steps
 
 
+def walk_together(data: Fixture, caches: list[ShardCache], *, threads: bool = False) -> None:
+    """Walk one epoch through each of the caches at the same time, as the processes of a machine do."""
+    start = threading.Barrier(len(caches))
+
+    def process(cache: ShardCache) -> None:
+        start.wait()
+        walk(data, cache, shuffle_shards=4, epochs=1, threads=threads)
+
+    with ThreadPoolExecutor(len(caches)) as pool:
+        for walked in [pool.submit(process, cache) for cache in caches]:
+            walked.result()
+
+
 def test_an_epoch_fetches_each_shard_about_once_whatever_the_cache_holds(data: Fixture) -> None:
     walk(data, data.cache(8), shuffle_shards=4)
     fetched = Counter(data.remote.downloads)
@@ -171,40 +185,13 @@ def test_shards_come_in_the_order_of_the_plan_and_two_groups_ahead(data: Fixture
 
 def test_processes_of_one_machine_fetch_each_shard_once_between_them(data: Fixture) -> None:
     caches = [data.cache(SHARDS) for _ in range(4)]
-    start, failed = threading.Barrier(len(caches)), []
-
-    def process(cache: ShardCache) -> None:
-        start.wait()
-        try:
-            walk(data, cache, shuffle_shards=4, epochs=1, threads=True)
-        except BaseException as error:
-            failed.append(error)
-
-    threads = [threading.Thread(target=process, args=(cache,)) for cache in caches]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failed
+    walk_together(data, caches, threads=True)
     assert sorted(data.remote.downloads) == data.shards
 
 
 def test_processes_that_share_too_small_a_cache_get_on(data: Fixture) -> None:
     caches = [data.cache(2) for _ in range(3)]
-    failed: list[BaseException] = []
-
-    def process(cache: ShardCache) -> None:
-        try:
-            walk(data, cache, shuffle_shards=4, epochs=1)
-        except BaseException as error:
-            failed.append(error)
-
-    threads = [threading.Thread(target=process, args=(cache,)) for cache in caches]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failed
+    walk_together(data, caches)
     assert data.remote.most_cached_bytes <= 2 * data.shard_bytes
 
 
