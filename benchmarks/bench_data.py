@@ -33,7 +33,8 @@ from trainer.data.index import Index
 from trainer.data.loader import RowLoader
 from trainer.data.rows import plan_rows
 from trainer.data.samples import SPLITS
-from trainer.features.store import FeatureReader, write_shard
+from trainer.features.reader import FeatureReader
+from trainer.features.store import write_shard
 from trainer.models.pixels import PixelPreparer
 from trainer.models.table import family_of
 from trainer.storage import open_storage
@@ -161,7 +162,7 @@ def images_of_steps(report: Report, load: Workload, rounds: int) -> None:
     name, image = next(iter(images.items()))
     family = family_of(model)
     encoded = family.encode(model, family.build_tower(model), PixelPreparer(model)([image]))[0].float()
-    stored = FeatureReader(features_uri).read(name).float()
+    stored = FeatureReader.open(features_uri).read(name).float()
     report.require(
         torch.allclose(stored, encoded, rtol=0.02, atol=0.02), "a stored feature is what the tower gives now"
     )
@@ -212,7 +213,7 @@ def compare_images(
     report: Report, data: str, model: ModelConfig, features_uri: str, images: dict[str, bytes], rounds: int
 ) -> None:
     """Images in batches: their features read, or their bytes decoded and resized."""
-    pixels, reader, names = PixelPreparer(model), FeatureReader(features_uri), list(images)
+    pixels, reader, names = PixelPreparer(model), FeatureReader.open(features_uri), list(images)
     batches = [names[start : start + IMAGE_BATCH] for start in range(0, len(names), IMAGE_BATCH)]
     works = {
         "cached": lambda: sum(len(torch.stack([reader.read(name) for name in batch])) for batch in batches),

@@ -12,7 +12,7 @@ from benchmarks.report import Report, Side
 from benchmarks.training_sides import Length, Trained, bare_steps, our_loop, ready_steps
 from benchmarks.workloads import Workload, workload
 from trainer.batches import cached_images
-from trainer.features.store import FeatureReader
+from trainer.features.reader import FeatureReader
 from trainer.models.table import family_of
 from trainer.parts import mean_row_flops
 from trainer.worker import Worker, start_worker
@@ -85,7 +85,7 @@ def planned_gain(load: Workload) -> float:
 def layouts(report: Report, load: Workload, worker: Worker, steps: int, rounds: int) -> None:
     """Steps of which each micro-batch holds the same samples, packed or one to a row; only the layout differs."""
     shape = (load.image_tokens, family_of(load.cached.model).feature_width(load.cached.model))
-    reader = FeatureReader(load.cached.pointers().features_uri)
+    reader = FeatureReader.open(load.cached.pointers().features_uri)
     packed, padded = ready_steps(load, cached_images(reader, shape), steps + 1)
     sides = {
         "packed": partial(bare_steps, load.cached, worker, packed),

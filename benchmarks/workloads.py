@@ -71,7 +71,7 @@ class Workload:
 
     def loader(self) -> RowLoader:
         """Rows with their encoded images; a new one verifies the shards anew."""
-        reader = ShardReader(open_storage(self.online.pointers().prepared_uri))
+        reader = ShardReader.open(open_storage(self.online.pointers().prepared_uri))
         return RowLoader(self.split(), self.sequence(), self.tokenizer, reader, images=True)
 
 

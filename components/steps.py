@@ -71,7 +71,8 @@ def point_to_features(job: JobConfig, prepared_uri: str) -> DataPointers:
 
     Encoding needs a frozen tower: the output of one that is trained changes.
     """
-    from trainer.features.store import features_uri, missing_images
+    from trainer.features.reader import missing_images
+    from trainer.features.store import features_uri
 
     uri = features_uri(job.run.features_root, job.model)
     features: Literal["encode", "reuse", "off"] = "off"

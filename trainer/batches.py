@@ -14,7 +14,7 @@ from torch import Tensor
 
 from trainer.data.conversation import IGNORED
 from trainer.data.loader import Row, RowLoader
-from trainer.features.store import FeatureReader
+from trainer.features.reader import FeatureReader
 from trainer.models.pixels import PixelPreparer
 
 STEPS_AHEAD = 2

@@ -29,15 +29,15 @@ from trainer.data.conversation import load_tokenizer, prompt
 from trainer.data.index import Index, SplitIndex
 from trainer.data.loader import RowLoader
 from trainer.data.sequence import RowSequence
-from trainer.data.shard_cache import open_shards
 from trainer.data.shards import ShardReader
 from trainer.errors import DataError
-from trainer.features.store import FeatureReader
+from trainer.features.reader import FeatureReader
 from trainer.generate import generate_answers
 from trainer.models.family import Family
 from trainer.models.pixels import PixelPreparer
 from trainer.models.table import family_of
 from trainer.progress import Progress
+from trainer.readers import open_readers
 from trainer.scoring import Prediction, Question, chance, exact_match, is_right
 from trainer.storage import Storage, open_storage
 from trainer.worker import Worker, run_worker, start_worker
@@ -131,14 +131,15 @@ def load_subject(job: JobConfig, worker: Worker) -> Subject:
         for info in run.list("export"):
             Path(scratch, Path(info.name).name).symlink_to(run.fetch(info.name).resolve())
         model = family.load(Path(scratch)).to(worker.device).eval()
+    readers = open_readers(job)
     return Subject(
         family=family,
         model=model,
         tokenizer=load_tokenizer(prepared),
         prepared=prepared,
         split=split,
-        shards=ShardReader(prepared, open_shards(prepared, job.data.shard_cache_gib)),
-        features=FeatureReader(pointers.features_uri) if pointers.features != "off" else None,
+        shards=readers.samples,
+        features=readers.features,
     )
 
 

@@ -17,21 +17,18 @@ from trainer.data.conversation import load_tokenizer
 from trainer.data.index import Index, SplitIndex
 from trainer.data.loader import RowLoader
 from trainer.data.sequence import RowSequence
-from trainer.data.shard_cache import ShardCache, open_shards
-from trainer.data.shard_schedule import ShardSchedule
-from trainer.data.shards import ShardReader
-from trainer.data.shards_ahead import ShardsAhead
 from trainer.digest import tensors_sha256, weights_sha256
 from trainer.errors import ConfigError
-from trainer.features.store import FeatureReader
+from trainer.features.reader import FeatureReader
 from trainer.flops import RowFlops, flops_per_row
 from trainer.models.family import Family
 from trainer.models.pixels import PixelPreparer
 from trainer.models.shape import ModelShape
 from trainer.models.table import family_of
 from trainer.preflight import STATE_BYTES_PER_PARAMETER
+from trainer.readers import open_readers, warnings
 from trainer.replicas import Replica, replica_of
-from trainer.storage import Storage, open_storage
+from trainer.storage import open_storage
 from trainer.strategies.pipeline_stages import stages_of
 from trainer.strategies.strategy import Strategy
 from trainer.strategies.table import build_strategy
@@ -93,18 +90,22 @@ def build_parts(job: JobConfig, worker: Worker) -> Parts:
     if not num_trainable:
         raise ConfigError(f"model.freeze {list(job.model.freeze)} leaves nothing to train")
     checkpoint_bytes = num_trainable * STATE_BYTES_PER_PARAMETER // worker.num_nodes
-    reader, ahead = _shards(job, storage, ShardSchedule(split, sequence, total_steps), worker, checkpoint_bytes)
+    readers = open_readers(job, set_aside_bytes=checkpoint_bytes)  # a checkpoint keeps its room on this node
+    ahead = readers.fetch_ahead(split, sequence, total_steps, job.data.shuffle_shards)
+    if worker.is_first:
+        for warning in warnings(ahead):
+            print(f"train: {warning}", flush=True)
     images = replica.takes_images and not cached
     module = family.training_module(job.model, model, cached=cached).train()
     if job.train.activation_checkpointing == "full":
         family.enable_activation_checkpointing(module)
     blocks = dataclasses.replace(family.blocks(module), row_flops=row_flops)
     strategy = build_strategy(job.train, module, blocks, worker)
-    image_source = _image_source(job, family, pointers, tower_sha256)
+    image_source = _image_source(job, family, readers.features, tower_sha256)
     return Parts(
         strategy=strategy,
         replica=replica,
-        loader=RowLoader(split, sequence, tokenizer, reader, images=images, ahead=ahead),
+        loader=RowLoader(split, sequence, tokenizer, readers.samples, images=images, ahead=ahead),
         image_source=image_source if replica.takes_images else no_images,
         record=_record(job, strategy, _plan_sha256(pointers, sequence), worker, tower_sha256, frozen_sha256),
         total_steps=total_steps,
@@ -149,35 +150,18 @@ def model_sha256(job: JobConfig) -> str:
     return hashlib.sha256(json.dumps(section, sort_keys=True).encode()).hexdigest()
 
 
-def _shards(
-    job: JobConfig, storage: Storage, schedule: ShardSchedule, worker: Worker, checkpoint_bytes: int
-) -> tuple[ShardReader, ShardsAhead | None]:
-    """The reader of shards, and for remote ones what fetches them ahead. A checkpoint keeps its room on this node."""
-    files, ahead = open_shards(storage, job.data.shard_cache_gib, set_aside_bytes=checkpoint_bytes), None
-    if isinstance(files, ShardCache):
-        ahead = ShardsAhead(files, schedule, shuffle_shards=job.data.shuffle_shards)
-        if worker.is_first and files.num_fitting < ahead.most_shards:
-            print(
-                f"train: the cache holds {files.num_fitting} shards, two groups of data.shuffle_shards are "
-                f"{ahead.most_shards}: shards will be fetched late or more than once; raise data.shard_cache_gib",
-                flush=True,
-            )
-    return ShardReader(storage, files), ahead
-
-
-def _image_source(job: JobConfig, family: Family, pointers: DataPointers, tower_sha256: str) -> ImageSource:
-    if pointers.features == "off":
+def _image_source(job: JobConfig, family: Family, features: FeatureReader | None, tower_sha256: str) -> ImageSource:
+    if features is None:
         return online_images(PixelPreparer(job.model))
-    reader = FeatureReader(pointers.features_uri)
-    encoded_by = reader.tower_sha256()
+    encoded_by = features.shards.tower_sha256
     if encoded_by not in (None, tower_sha256):
         raise ConfigError(
-            f"the cached features in {pointers.features_uri} come from another tower ({encoded_by})",
+            f"the cached features in {features.shards.storage.root_uri} come from another tower ({encoded_by})",
             expected=f"the weights of this run's tower ({tower_sha256})",
             fix="pin model.tower.revision, or delete that folder to encode again",
         )
     tokens = family.image_tokens(job.model, job.model.image_size, job.model.image_size)
-    return cached_images(reader, (tokens, family.feature_width(job.model)))
+    return cached_images(features, (tokens, family.feature_width(job.model)))
 
 
 def _plan_sha256(pointers: DataPointers, sequence: RowSequence) -> str:

@@ -74,7 +74,7 @@ def sample_cards(prepared_uri: str, lines: Sequence[dict[str, Any]]) -> list[Sam
         held_out = Index.load(prepared_uri).split("eval")
     except UserError as error:
         return [SampleCard(line, (Picture(problem=f"The index cannot be read: {error.found}."),)) for line in lines]
-    reader = ShardReader(open_storage(prepared_uri))
+    reader = ShardReader.open(open_storage(prepared_uri))
     numbers = {identity: number for number, identity in enumerate(held_out.ids)}
     return [_card(line, held_out, numbers.get(str(line.get("id"))), reader) for line in lines]
 

@@ -104,7 +104,7 @@ def test_plain_transformers_answers_as_the_evaluation_did(first: tuple[Path, str
     model = AutoModelForImageTextToText.from_pretrained(run / "export").eval()
     processor = AutoProcessor.from_pretrained(run / "export")
     prepared = read(run, "prepared.json")["prepared_uri"]
-    held_out, shards = Index.load(prepared).split("eval"), ShardReader(open_storage(prepared))
+    held_out, shards = Index.load(prepared).split("eval"), ShardReader.open(open_storage(prepared))
     number_of = {identity: number for number, identity in enumerate(held_out.ids)}
     lines = [json.loads(line) for line in (run / "predictions.jsonl").read_text().splitlines()]
     for line in lines[:: len(lines) // 20]:

@@ -16,7 +16,8 @@ from trainer.config import JobConfig, ModelConfig
 from trainer.data.index import Index
 from trainer.digest import weights_sha256
 from trainer.errors import ConfigError, DataError
-from trainer.features.store import FeatureReader, features_key, missing_images
+from trainer.features.reader import FeatureReader, missing_images
+from trainer.features.store import features_key
 from trainer.models.table import family_of
 from trainer.storage import LocalStorage, open_storage
 
@@ -52,7 +53,7 @@ def test_training_that_was_finished_before_is_left_as_it_is(job: JobConfig) -> N
 def test_every_image_has_features_of_the_tower(job: JobConfig) -> None:
     images = Index.load(job.pointers().prepared_uri).unique_images()
     assert images and missing_images(job.pointers().features_uri, images) == []
-    features = FeatureReader(job.pointers().features_uri).read(next(iter(images)))
+    features = FeatureReader.open(job.pointers().features_uri).read(next(iter(images)))
     assert features.shape == (16, 32) and features.dtype == torch.bfloat16
 
 
@@ -88,12 +89,12 @@ def test_a_damaged_feature_shard_is_not_read(job: JobConfig, tmp_path: Path) -> 
     copy.write(name, bytes(data))
     image = json.loads(copy.read(name.replace(".safetensors", ".json")))["images"][0]
     with pytest.raises(DataError, match="is damaged"):
-        FeatureReader(copy.root_uri).read(image)
+        FeatureReader.open(copy.root_uri).read(image)
 
 
 def test_an_image_that_was_never_encoded_is_named(job: JobConfig) -> None:
     with pytest.raises(DataError, match="no cached features for image 0000"):
-        FeatureReader(job.pointers().features_uri).read("0" * 64)
+        FeatureReader.open(job.pointers().features_uri).read("0" * 64)
 
 
 def test_exporting_again_does_nothing_and_a_run_without_a_checkpoint_is_refused(job: JobConfig) -> None:

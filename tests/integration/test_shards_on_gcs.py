@@ -13,17 +13,15 @@ import pytest
 from tests.data_fixture import prepare_llava
 from tests.fakes.gcs import FakeGcs, Fault
 from tests.integration.conftest import QUICK_RETRY
-from tests.trainer_runs import make_run, train_runs
+from tests.trainer_runs import encode_features, losses, make_run, train_runs
 from trainer.data.conversation import load_tokenizer
 from trainer.data.index import Index
 from trainer.data.loader import RowLoader
 from trainer.data.sequence import RowSequence
-from trainer.data.shard_cache import CACHE_FOLDER, GIB, ShardCache, files_in, open_shards
-from trainer.data.shard_schedule import ShardSchedule
-from trainer.data.shards import ShardReader
-from trainer.data.shards_ahead import ShardsAhead
+from trainer.data.shard_cache import CACHE_FOLDER, GIB, files_in, open_shards
+from trainer.data.shard_files import DataShards
 from trainer.errors import DataError, ExitCode, UserError
-from trainer.metrics import MetricsLog
+from trainer.readers import Readers
 from trainer.storage import LocalStorage, Storage, open_storage
 from trainer.storage_gcs import GcsStorage
 
@@ -39,7 +37,7 @@ class Fixture:
         self.remote = GcsStorage("gs://bucket/prepared", client=server.client(), retry=QUICK_RETRY)
         for info in self.local.list():
             self.remote.upload(self.local.path(info.name), info.name)
-        self.cache = folder / "cache" / CACHE_FOLDER
+        self.cache = folder / "cache" / CACHE_FOLDER / "data"
         self.split = Index.load(prepared.uri).split("train")
         self.sizes = {shard: self.local.path(shard).stat().st_size for shard in self.split.shards}
 
@@ -48,12 +46,10 @@ class Fixture:
         )
 
     def loader(self, storage: Storage, cache_bytes: int) -> RowLoader:
-        files, ahead = open_shards(storage, cache_bytes / GIB), None
-        if isinstance(files, ShardCache):
-            schedule = ShardSchedule(self.split, self.sequence, self.sequence.num_steps(EPOCHS))
-            ahead = ShardsAhead(files, schedule, shuffle_shards=SHUFFLE_SHARDS)
+        readers = Readers(open_shards(DataShards(storage), cache_bytes / GIB), None)
+        ahead = readers.fetch_ahead(self.split, self.sequence, self.sequence.num_steps(EPOCHS), SHUFFLE_SHARDS)
         tokenizer = load_tokenizer(self.local)
-        return RowLoader(self.split, self.sequence, tokenizer, ShardReader(storage, files), images=True, ahead=ahead)
+        return RowLoader(self.split, self.sequence, tokenizer, readers.samples, images=True, ahead=ahead)
 
     def rows(self, storage: Storage, cache_bytes: int, first_step: int = 0) -> list[Any]:
         loader = self.loader(storage, cache_bytes)
@@ -124,19 +120,32 @@ def test_two_processes_train_from_a_bucket_as_from_a_folder(
     monkeypatch.setenv("VLMPIPE_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", gcs_server.endpoint)
     changes = {"data.max_samples": 200, "data.shard_samples": 8, "data.shuffle_shards": 2, "train.epochs": 2}
-    changes["data.shard_cache_gib"] = 0.0002  # ten shards
-    jobs = [make_run(tmp_path, name, changes, features="off") for name in ("folder", "bucket")]
-    pointers = jobs[0].pointers()
-    local = LocalStorage(pointers.prepared_uri)
-    remote = open_storage(f"gs://bucket/prepared/{local.root.name}")
+    changes |= {"features.shard_images": 8, "data.shard_cache_gib": 0.0002}  # ten shards of data
+    online = [make_run(tmp_path, name, changes, features="off") for name in ("folder", "bucket")]
+    changes["data.shard_cache_gib"] = 0.0005  # as many, and ten of features
+    cached = [make_run(tmp_path, f"{name}-cached", changes) for name in ("folder", "bucket")]
+    encode_features(cached[0])
+    prepared, features = (
+        copied_to_bucket(uri) for uri in (cached[0].pointers().prepared_uri, cached[0].pointers().features_uri)
+    )
+    for job in (online[1], cached[1]):
+        pointers = job.pointers().model_copy(update={"prepared_uri": prepared, "features_uri": features})
+        open_storage(job.run.run_uri).write("prepared.json", pointers.model_dump_json().encode())
+    train_runs([*online, *cached], processes=2)
+    for folder, bucket in (online, cached):
+        assert losses(folder) == losses(bucket) and len(losses(folder)) > 2
+    sent = Counter(unquote(line).partition("?")[0] for line in gcs_server.requests if "alt=media" in line)
+    for suffix, runs in ((".tar", 2), (".safetensors", 1)):
+        counts = [count for name, count in sent.items() if name.endswith(suffix) and "eval" not in name]
+        assert len(counts) > 20
+        # Two epochs of each run, both processes together: a shard is fetched about once in each of them.
+        assert runs * len(counts) <= sum(counts) <= 1.2 * 2 * runs * len(counts)
+
+
+def copied_to_bucket(uri: str) -> str:
+    """A copy of a folder in the bucket."""
+    local = LocalStorage(uri)
+    remote = open_storage(f"gs://bucket/{local.root.parent.name}/{local.root.name}")
     for info in local.list():
         remote.upload(local.path(info.name), info.name)
-    pointers = pointers.model_copy(update={"prepared_uri": remote.root_uri})
-    open_storage(jobs[1].run.run_uri).write("prepared.json", pointers.model_dump_json().encode())
-    train_runs(jobs, processes=2)
-    losses = [MetricsLog(job.run.run_uri, resumed_from_step=10**6).column("loss") for job in jobs]
-    assert losses[0] == losses[1] and len(losses[0]) > 2
-    sent = [unquote(line) for line in gcs_server.requests if "alt=media" in line and ".tar" in line]
-    trained_on = len(Index.load(pointers.prepared_uri).split("train").shards)
-    assert trained_on > 20
-    assert trained_on <= len(sent) <= 1.2 * 2 * trained_on  # two epochs, both processes together
+    return remote.root_uri

@@ -117,7 +117,7 @@ def test_every_format_prepares_to_the_same_shards(tmp_path: Path) -> None:
         source = write_source(name, tmp_path / name, samples)
         # Captions of one picture stay together, so some formats split by the picture: hold nothing out here.
         prepared = run_prepare(job_config(tmp_path / "root" / name, source=source, held_out_fraction=0.0))
-        index, reader = Index.load(prepared.uri), ShardReader(open_storage(prepared.uri))
+        index, reader = Index.load(prepared.uri), ShardReader.open(open_storage(prepared.uri))
         split = index.split("train")
         found[name] = [
             (split.ids[n], reader.turns(split.sample_location(n)), reader.images(split.sample_location(n)))

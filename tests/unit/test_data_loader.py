@@ -44,7 +44,7 @@ class Fixture:
         return RowSequence(self.split, **budget | options)
 
     def loader(self, *, images: bool = False, **options: Any) -> RowLoader:
-        reader = ShardReader(self.storage)
+        reader = ShardReader.open(self.storage)
         sequence = self.sequence(**options)
         return RowLoader(self.split, sequence, self.tokenizer, reader, images=images)
 
@@ -132,7 +132,7 @@ def test_label_tokens_of_a_step_are_known_without_reading(data: Fixture) -> None
 
 
 def test_a_row_is_its_samples_one_after_another(data: Fixture) -> None:
-    reader, number_of = ShardReader(data.storage), {identity: n for n, identity in enumerate(data.split.ids)}
+    reader, number_of = ShardReader.open(data.storage), {identity: n for n, identity in enumerate(data.split.ids)}
     loader = data.loader(images=True)
     row = next(row for row in loader.rows_for_step(0, 0, 1) if len(row.sample_ids) > 1)
     start, images = 0, []

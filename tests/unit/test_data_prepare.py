@@ -39,7 +39,7 @@ from trainer.storage import open_storage
 
 def test_a_llava_file_comes_back_as_it_was(tmp_path: Path) -> None:
     config, prepared = prepare_llava(tmp_path, shard_samples=7)
-    index, reader = Index.load(prepared.uri), ShardReader(open_storage(prepared.uri))
+    index, reader = Index.load(prepared.uri), ShardReader.open(open_storage(prepared.uri))
     records = {line["id"]: line for line in json.loads(Path(config.data.source).read_text())}
     seen = set()
     for name in SPLITS:
@@ -102,7 +102,7 @@ def test_several_images_of_one_sample_keep_their_order(tmp_path: Path) -> None:
     config = job_config(tmp_path / "root", source=str(source), image_folder=str(images))
     uri = run_prepare(config).uri
     split = Index.load(uri).split("train")
-    stored = ShardReader(open_storage(uri)).images(split.sample_location(0))
+    stored = ShardReader.open(open_storage(uri)).images(split.sample_location(0))
     assert stored == [png(2), png(0), png(1)]
     assert split.image_count[0] == 3 and split.image_token_counts(0) == [16, 16, 16]
 
@@ -160,7 +160,7 @@ def test_a_stored_image_opens_as_grey_or_colour(tmp_path: Path) -> None:
     (images / "4.png").write_bytes(encode(picture(104), "WEBP"))
     source = write_json(tmp_path / "a.json", records)
     prepared = run_prepare(job_config(tmp_path / "root", source=str(source), image_folder=str(images)))
-    index, reader = Index.load(prepared.uri), ShardReader(open_storage(prepared.uri))
+    index, reader = Index.load(prepared.uri), ShardReader.open(open_storage(prepared.uri))
     locations = index.unique_images().values()
     assert len(locations) == 20 and prepared.counts["repaired"] == 2
     for place in locations:

@@ -31,7 +31,7 @@ def test_members_are_where_the_writer_says(tmp_path_factory: pytest.TempPathFact
     folder = tmp_path_factory.mktemp("shards")
     reader = None
     for members in write(folder, ["k" * length for length in lengths]):
-        reader = reader or ShardReader(LocalStorage(folder))
+        reader = reader or ShardReader.open(LocalStorage(folder))
         assert reader.turns(members) == TURNS
         assert reader.images(members) == [b"first image", b""]
     with tarfile.open(folder / "shards" / "train-000000.tar") as tar:
@@ -41,7 +41,7 @@ def test_members_are_where_the_writer_says(tmp_path_factory: pytest.TempPathFact
 def test_a_full_shard_is_followed_by_the_next(tmp_path: Path) -> None:
     members = write(tmp_path, [f"k{n}" for n in range(5)], shard_samples=2)
     assert [place.shard for place in members] == [f"shards/train-{n:06d}.tar" for n in (0, 0, 1, 1, 2)]
-    reader = ShardReader(LocalStorage(tmp_path))
+    reader = ShardReader.open(LocalStorage(tmp_path))
     assert all(reader.turns(place) == TURNS for place in members)
 
 
@@ -77,4 +77,4 @@ def test_damage_is_noticed_before_a_member_is_used(
     members = write(tmp_path, [f"k{n}" for n in range(5)])
     damage(tmp_path / "shards" / "train-000000.tar")
     with pytest.raises(DataError, match=message):
-        ShardReader(LocalStorage(tmp_path)).turns(members[0])
+        ShardReader.open(LocalStorage(tmp_path)).turns(members[0])

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from trainer.data import shard_cache
 from trainer.data.samples import Turn
 from trainer.data.sequence import RowSequence
-from trainer.data.shard_cache import NEVER, Ahead, ShardCache, files_in, open_shards
-from trainer.data.shard_files import ShardsInPlace
-from trainer.data.shard_schedule import ShardSchedule
+from trainer.data.shard_cache import GIB, NEVER, Ahead, ShardCache, files_in, open_shards
+from trainer.data.shard_files import DataShards, ShardsInPlace
+from trainer.data.shard_schedule import Needs, ShardSchedule
 from trainer.data.shards import Members, ShardReader, ShardWriter, sample_json
 from trainer.data.shards_ahead import GROUPS_AHEAD, ShardsAhead
 from trainer.errors import ConfigError, DataError, UserError
@@ -71,14 +71,14 @@ class Fixture:
     def cache(self, shards: int) -> ShardCache:
         """As another process has it, too: all that they share is the folder."""
         self.remote.cache.mkdir(exist_ok=True)
-        return ShardCache(self.remote, self.remote.cache, shards * self.shard_bytes)
+        return ShardCache(DataShards(self.remote), self.remote.cache, shards * self.shard_bytes)
 
     def cached(self) -> list[Path]:
-        return sorted(self.remote.cache.glob("*.tar"))
+        return sorted(self.remote.cache.glob("*.whole"))
 
     def read(self, cache: ShardCache, shard: str) -> None:
         members = next(members for members in self.members if members.shard == shard)
-        assert ShardReader(self.remote, cache).turns(members) == TURNS
+        assert ShardReader(cache).turns(members) == TURNS
 
     def split(self) -> Any:
         return split_of([number // SHARD_SAMPLES for number in range(len(self.members))], self.shards)
@@ -106,6 +106,10 @@ def sequence_of(split: Any, shuffle_shards: int, global_batch_rows: int = 4) -> 
     return RowSequence(split, shuffle_shards=shuffle_shards, **budget)
 
 
+def schedule_of(split: Any, sequence: RowSequence, end_step: int) -> ShardSchedule:
+    return ShardSchedule(split.shards, Needs.one_each(split.shard_numbers), sequence, end_step)
+
+
 @pytest.fixture
 def data(tmp_path: Path) -> Fixture:
     return Fixture(tmp_path)
@@ -114,11 +118,11 @@ def data(tmp_path: Path) -> Fixture:
 def walk(data: Fixture, cache: ShardCache, *, shuffle_shards: int, epochs: int = 3, threads: bool = False) -> int:
     """Read all samples in the order of the plan. Returns the steps."""
     split = data.split()
-    sequence, reader = sequence_of(split, shuffle_shards), ShardReader(data.remote, cache)
+    sequence, reader = sequence_of(split, shuffle_shards), ShardReader(cache)
     steps = sequence.num_steps(epochs)
-    schedule = ShardSchedule(split, sequence, steps)
+    schedule = schedule_of(split, sequence, steps)
     step = 0
-    ahead = ShardsAhead(cache, schedule, shuffle_shards=shuffle_shards) if threads else None
+    ahead = ShardsAhead(cache, schedule, group_shards=shuffle_shards) if threads else None
     if not threads:
         cache.expect(lambda: dict(zip(schedule.shards, schedule.next_uses(step).tolist(), strict=True)))
     for step in range(steps):
@@ -172,8 +176,8 @@ def test_a_cache_that_holds_all_fetches_all_once(data: Fixture) -> None:
 def test_shards_come_in_the_order_of_the_plan_and_two_groups_ahead(data: Fixture) -> None:
     split, shuffle_shards = data.split(), 4
     sequence = sequence_of(split, shuffle_shards)
-    schedule = ShardSchedule(split, sequence, sequence.num_steps(1))
-    ahead = ShardsAhead(data.cache(SHARDS), schedule, shuffle_shards=shuffle_shards)
+    schedule = schedule_of(split, sequence, sequence.num_steps(1))
+    ahead = ShardsAhead(data.cache(SHARDS), schedule, group_shards=shuffle_shards)
     order = [schedule.shards[number] for number in np.argsort(schedule.next_uses(0), kind="stable")]
     ahead.advance(0)
     wanted = GROUPS_AHEAD * shuffle_shards
@@ -303,7 +307,7 @@ def test_fetching_ahead_leaves_an_error_to_the_step_that_meets_it(data: Fixture)
 
 def test_a_shard_larger_than_the_cache_is_refused_at_once(data: Fixture) -> None:
     with pytest.raises(ConfigError, match=r"train-0000\d\d.tar has .* GiB, the cache for shards only") as caught:
-        ShardCache(data.remote, data.remote.cache, data.shard_bytes - 1)
+        ShardCache(DataShards(data.remote), data.remote.cache, data.shard_bytes - 1)
     assert "data.shard_cache_gib" in caught.value.fix
 
 
@@ -318,7 +322,7 @@ def test_a_full_disk_is_a_sentence(data: Fixture) -> None:
 
 def test_a_local_folder_is_read_in_place(data: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLMPIPE_CACHE_DIR", str(data.remote.cache))
-    assert isinstance(open_shards(LocalStorage(data.remote.root)), ShardsInPlace)
+    assert isinstance(open_shards(DataShards(LocalStorage(data.remote.root))), ShardsInPlace)
     assert not data.remote.cache.exists()
 
 
@@ -327,41 +331,46 @@ def test_without_a_bound_the_disk_is_not_filled(data: Fixture, monkeypatch: pyte
     monkeypatch.setattr(shard_cache, "LocalStorage", type("Other", (), {}))  # so that the folder counts as remote
     free = [10 * data.shard_bytes]
     monkeypatch.setattr(shard_cache.shutil, "disk_usage", lambda folder: SimpleNamespace(free=free[0]))
-    cache = open_shards(data.remote)
+    cache = open_shards(DataShards(data.remote))
     for shard in data.shards:
         with cache.opened(shard):
             pass
-    cached = sum(path.stat().st_size for path in data.remote.cache.rglob("*.tar"))
+    cached = sum(path.stat().st_size for path in data.remote.cache.rglob("*.whole"))
     assert cached == 8 * data.shard_bytes
     free[0] -= cached  # another process that starts now comes to the same bound
-    other: Any = open_shards(data.remote)
+    other: Any = open_shards(DataShards(data.remote))
     assert other._limit_bytes == 8 * data.shard_bytes
-    other = open_shards(data.remote, set_aside_bytes=5 * data.shard_bytes)
+    other = open_shards(DataShards(data.remote), set_aside_bytes=5 * data.shard_bytes)
     assert other._limit_bytes == 4 * data.shard_bytes
+    other = open_shards(DataShards(data.remote), share=0.5)
+    assert other._limit_bytes == 4 * data.shard_bytes
+    wanted_gib = 11 * data.shard_bytes / GIB
+    with pytest.raises(ConfigError, match=r"is more than the .* GiB that .* has room for"):
+        open_shards(DataShards(data.remote), wanted_gib)
 
 
 @settings(deadline=None, max_examples=30)
 @given(
-    shards=st.lists(st.integers(0, 7), min_size=1, max_size=60),
+    needed=st.lists(st.lists(st.integers(0, 7), max_size=3), min_size=1, max_size=60),
     shuffle_shards=st.integers(1, 9),
     batch=st.integers(1, 5),
     end=st.integers(1, 40),
 )
 def test_the_schedule_says_which_step_needs_a_shard_next(
-    shards: list[int], shuffle_shards: int, batch: int, end: int
+    needed: list[list[int]], shuffle_shards: int, batch: int, end: int
 ) -> None:
-    numbers = np.unique(shards, return_inverse=True)[1].tolist()
-    split = split_of(numbers, [f"shard-{number}" for number in range(max(numbers) + 1)])
+    split = split_of([number // 8 for number in range(len(needed))], ["data"] * (1 + len(needed) // 8))
     sequence = sequence_of(split, shuffle_shards, batch)
-    schedule = ShardSchedule(split, sequence, end)
+    offsets = np.cumsum([0, *map(len, needed)])
+    needs = Needs(offsets, np.array([number for numbers in needed for number in numbers], np.int64))
+    schedule = ShardSchedule([f"shard-{number}" for number in range(8)], needs, sequence, end)
 
     def uses(step: int) -> set[int]:
-        return set(split.shard_numbers[sequence.members(sequence.batch(step))].tolist())
+        return {shard for sample in sequence.members(sequence.batch(step)) for shard in needed[sample]}
 
     for step in range(end):
         last = sequence.num_steps(sequence.batch(step).epoch + 2)  # of this epoch and the next
         expected = [
-            next((later for later in range(step, min(end, last)) if shard in uses(later)), NEVER)
-            for shard in range(max(numbers) + 1)
+            next((later for later in range(step, min(end, last)) if shard in uses(later)), NEVER) for shard in range(8)
         ]
         assert schedule.next_uses(step).tolist() == expected

@@ -15,8 +15,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from trainer.data.image_table import HASHES, UniqueImages
+from trainer.data.rows import Int64Array
 from trainer.data.samples import SPLITS, Split
-from trainer.data.shards import ImageLocation, Members
+from trainer.data.shards import Members
 from trainer.errors import DataError
 from trainer.storage import Storage, open_storage
 
@@ -136,13 +138,14 @@ class SplitIndex:
         """Slice of each of the sample's turns."""
         return list(self._value("slices", number))
 
-    def images(self) -> Iterator[tuple[str, ImageLocation]]:
-        """(content hash, location) of every image of the split; equal images come more than once."""
-        for number in range(len(self)):
-            place = self.sample_location(number)
-            spans = zip(self.image_sha256(number), place.image_offsets, place.image_bytes, strict=True)
-            for sha256, offset, size_bytes in spans:
-                yield sha256, ImageLocation(place.shard, offset, size_bytes)
+    def images(self) -> NDArray[np.bytes_]:
+        """(images,) content hashes of all samples' images, sample after sample; `image_count` tells whose they are."""
+        return np.array(pc.list_flatten(self._columns["image_sha256"]).to_pylist(), HASHES)
+
+    def image_places(self) -> Int64Array:
+        """(images, 3) number of the shard, offset and bytes of each of `images`."""
+        spans = [pc.list_flatten(self._columns[name]).to_numpy() for name in ("image_offsets", "image_bytes")]
+        return np.stack([np.repeat(self.shard_numbers, self.image_count), *spans], axis=1).astype(np.int64)
 
     def _value(self, column: str, number: int) -> Any:
         return self._columns[column][number].as_py()
@@ -183,9 +186,14 @@ class Index:
     def split(self, name: Split) -> SplitIndex:
         return self._splits[name]
 
-    def unique_images(self) -> dict[str, ImageLocation]:
-        """One location of every distinct image of all splits, by content hash."""
-        return {sha256: location for split in self._splits.values() for sha256, location in split.images()}
+    def unique_images(self) -> UniqueImages:
+        """One location of every distinct image of all splits."""
+        splits, places = list(self._splits.values()), []
+        shards: list[str] = []
+        for split in splits:
+            places.append(split.image_places() + np.array([len(shards), 0, 0]))
+            shards += split.shards
+        return UniqueImages(np.concatenate([split.images() for split in splits]), shards, np.concatenate(places))
 
 
 def _unusable(path: Path, found: str) -> DataError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -45,9 +46,9 @@ class RowLoader:
         reader: ShardReader,
         *,
         images: bool = False,
-        ahead: ShardsAhead | None = None,
+        ahead: Sequence[ShardsAhead] = (),
     ) -> None:
-        """`images`: also read the encoded images. `ahead`: fetches remote shards ahead of the steps that are read."""
+        """`images`: also read the encoded images. `ahead`: fetch remote shards ahead of the steps that are read."""
         self._split, self._sequence, self._tokenizer, self._reader = split, sequence, tokenizer, reader
         self._images, self._ahead = images, ahead
 
@@ -57,8 +58,8 @@ class RowLoader:
         Every rank gets equally many; where the batch has no row left it is empty, all padding and no image. Raises
         DataError when a shard is damaged.
         """
-        if self._ahead:
-            self._ahead.advance(step)
+        for ahead in self._ahead:
+            ahead.advance(step)
         batch = self._sequence.batch(step)
         plan = self._sequence.plan(batch.epoch)
         rows = batch.rows_of(rank, world_size)
@@ -78,8 +79,8 @@ class RowLoader:
 
     def close(self) -> None:
         """Stop fetching ahead."""
-        if self._ahead:
-            self._ahead.close()
+        for ahead in self._ahead:
+            ahead.close()
 
     def build_row(self, samples: list[int]) -> Row:
         """The row that holds these samples, by number in the split; none gives the empty row."""

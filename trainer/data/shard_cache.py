@@ -1,12 +1,12 @@
 """Remote shards on a machine's disk: fetched once for all of its processes, within a bound in bytes.
 
-The folder is all the state there is, so processes may come, go and be killed at any time. `<digest>-<bytes>.tar` is a
-whole shard, and `.part` one that is being fetched, which counts as if it were whole. Locks are the kernel's (flock) and
+The folder is all the state there is, so processes may come, go and be killed at any time. `<digest>-<bytes>.whole` is a
+shard, and `.part` one that is being fetched, which counts as if it were whole. Locks are the kernel's (flock) and
 end with their process:
 
 - `<digest>.lock`, alone: one process fetches a shard; others that need it wait.
 - `room.lock`, alone: making room and taking it are one step, and so is turning a part into a whole shard.
-- the tar itself, shared while its bytes are read, alone to evict it: what is in use stays.
+- the shard itself, shared while its bytes are read, alone to evict it: what is in use stays.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from trainer.data.shard_files import FOLDER, ShardFiles, ShardsInPlace, Sidecar, damaged, mismatch, read_sidecar
+from trainer.data.shard_files import ShardFiles, ShardSet, ShardsInPlace, Sidecar, mismatch
 from trainer.errors import ConfigError, os_errors
-from trainer.storage import LocalStorage, Storage, cache_folder
+from trainer.storage import LocalStorage, cache_folder
 
 CACHE_FOLDER = ".shards"  # no bucket can have this name: what `Storage.fetch` keeps lies beside it
 GIB = 1 << 30
@@ -35,7 +35,7 @@ ROOM_LOCK = "room.lock"
 FETCHES = 2  # of a shard that arrives damaged
 WAIT_FOR_ROOM_S = 0.05
 NOW, NEVER = -1, 1 << 62  # next uses
-FILE = re.compile(r"([0-9a-f]{16})-(\d+)\.(tar|part)")
+FILE = re.compile(r"([0-9a-f]{16})-(\d+)\.(whole|part)")
 
 
 class Ahead(Enum):
@@ -61,18 +61,17 @@ class CachedFile:
 class ShardCache:
     """Shards of a remote store as local files. Evicts what is needed last, as far as `expect` has told it."""
 
-    def __init__(self, storage: Storage, folder: Path, limit_bytes: int) -> None:
+    def __init__(self, shards: ShardSet, folder: Path, limit_bytes: int) -> None:
         """Raises ConfigError when a shard is larger than the cache."""
-        self._storage, self._folder, self._limit_bytes = storage, folder, limit_bytes
+        self.shards, self._storage, self._folder, self._limit_bytes = shards, shards.storage, folder, limit_bytes
         self._sidecars: dict[str, Sidecar] = {}
         self._digests: dict[str, str] = {}
         self._whole_paths: dict[str, Path] = {}
         self._found_whole: dict[str, tuple[int, int]] = {}  # by shard: inode and time of the file that was checked
         self._next_uses: Callable[[], Mapping[str, int]] = dict
-        largest = max(storage.list(FOLDER), key=lambda info: info.size_bytes, default=None)
-        largest_bytes = largest.size_bytes if largest else 0
-        if largest and largest_bytes > limit_bytes:
-            raise _larger_than_cache(largest.name, largest_bytes, limit_bytes)
+        largest, largest_bytes = max(shards.sizes().items(), key=lambda named: named[1], default=("", 0))
+        if largest_bytes > limit_bytes:
+            raise _larger_than_cache(largest, largest_bytes, limit_bytes)
         self.num_fitting = limit_bytes // max(1, largest_bytes)  # shards, at least
 
     def expect(self, next_uses: Callable[[], Mapping[str, int]]) -> None:
@@ -154,7 +153,7 @@ class ShardCache:
                         part.replace(self._whole(shard))
                     self._found_whole[shard] = _identity(os.fstat(handle))
                     return handle
-            raise damaged(shard, f"{problem} ({self._storage.uri(shard)} was fetched {FETCHES} times)")
+            raise self.shards.damaged(shard, f"{problem} ({self._storage.uri(shard)} was fetched {FETCHES} times)")
         finally:
             part.unlink(missing_ok=True)
 
@@ -194,13 +193,13 @@ class ShardCache:
 
     def _sidecar(self, shard: str) -> Sidecar:
         if shard not in self._sidecars:
-            self._sidecars[shard] = read_sidecar(self._storage, shard)
+            self._sidecars[shard] = self.shards.sidecar(shard)
         return self._sidecars[shard]
 
     def _whole(self, shard: str) -> Path:
         """Where the whole shard lies or will lie. Kept, as the digests are: they are needed at every read."""
         if shard not in self._whole_paths:
-            self._whole_paths[shard] = self._folder / f"{self._digest(shard)}-{self._sidecar(shard).bytes}.tar"
+            self._whole_paths[shard] = self._folder / f"{self._digest(shard)}-{self._sidecar(shard).bytes}.whole"
         return self._whole_paths[shard]
 
     def _part(self, shard: str) -> Path:
@@ -215,23 +214,27 @@ class ShardCache:
         return self._digests[shard]
 
 
-def open_shards(storage: Storage, cache_gib: float = 0.0, *, set_aside_bytes: int = 0) -> ShardFiles:
+def open_shards(
+    shards: ShardSet, cache_gib: float = 0.0, *, set_aside_bytes: int = 0, share: float = 1.0
+) -> ShardFiles:
     """Shards of a local folder where they lie; others through this machine's cache of at most `cache_gib`.
 
     0 takes four fifths of the disk space that is free, counting what is in the cache already, but not `set_aside_bytes`
-    that temporary files will need.
+    that temporary files will need. `share`: the part of all this that is for these shards, where others need a cache,
+    too. Raises ConfigError when the disk has no room for `cache_gib`.
     """
-    if isinstance(storage, LocalStorage):
-        return ShardsInPlace(storage)
-    folder = cache_folder() / CACHE_FOLDER
+    if isinstance(shards.storage, LocalStorage):
+        return ShardsInPlace(shards)
+    root = cache_folder() / CACHE_FOLDER
+    folder = root / shards.kind
     with os_errors(f"making {folder}"):
         folder.mkdir(parents=True, exist_ok=True)
-    if cache_gib:
-        return ShardCache(storage, folder, int(cache_gib * GIB))
-    free_bytes = shutil.disk_usage(folder).free + sum(file.bytes for file in files_in(folder))
+    free_bytes = shutil.disk_usage(folder).free + sum(file.bytes for kind in root.iterdir() for file in files_in(kind))
+    if int(cache_gib * GIB) > free_bytes:
+        raise _larger_than_disk(folder, cache_gib, free_bytes)
     if folder.stat().st_dev == os.stat(tempfile.gettempdir()).st_dev:
         free_bytes = max(0, free_bytes - set_aside_bytes)
-    return ShardCache(storage, folder, int(SHARE_OF_FREE_DISK * free_bytes))
+    return ShardCache(shards, folder, int(share * (cache_gib * GIB or SHARE_OF_FREE_DISK * free_bytes)))
 
 
 def files_in(folder: Path) -> Iterator[CachedFile]:
@@ -242,7 +245,7 @@ def files_in(folder: Path) -> Iterator[CachedFile]:
                 fetched_ns = path.stat().st_mtime_ns
             except FileNotFoundError:  # evicted, or whole, since the folder was listed
                 continue
-            yield CachedFile(path, named[1], int(named[2]), named[3] == "tar", fetched_ns)
+            yield CachedFile(path, named[1], int(named[2]), named[3] == "whole", fetched_ns)
 
 
 @contextmanager
@@ -274,4 +277,13 @@ def _larger_than_cache(shard: str, size_bytes: int, limit_bytes: int) -> ConfigE
         f"shard {shard} has {size_bytes / GIB:.3g} GiB, the cache for shards only {limit_bytes / GIB:.3g} GiB",
         expected="a cache that holds the shards of two groups (data.shuffle_shards), so that each is fetched once",
         fix="raise data.shard_cache_gib, set VLMPIPE_CACHE_DIR to a larger disk, or lower data.shard_samples",
+    )
+
+
+def _larger_than_disk(folder: Path, cache_gib: float, free_bytes: int) -> ConfigError:
+    return ConfigError(
+        f"data.shard_cache_gib {cache_gib:g} is more than the {free_bytes / GIB:.3g} GiB that {folder} has room for",
+        expected="a cache that fits on the disk",
+        fix="lower data.shard_cache_gib, or set it to 0: then the cache takes four fifths of what is free; or set "
+        "VLMPIPE_CACHE_DIR to a larger disk",
     )

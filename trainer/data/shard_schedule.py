@@ -3,15 +3,35 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import dataclass
 
 import numpy as np
 
-from trainer.data.index import SplitIndex
 from trainer.data.rows import Int64Array
 from trainer.data.sequence import RowSequence
 from trainer.data.shard_cache import NEVER
 
 EPOCHS_KEPT = 2  # this one and the next
+
+
+@dataclass(frozen=True)
+class Needs:
+    """Sample n needs the shards `numbers[offsets[n]:offsets[n + 1]]`."""
+
+    offsets: Int64Array  # (samples + 1,)
+    numbers: Int64Array  # (needs,)
+
+    @classmethod
+    def one_each(cls, numbers: Int64Array) -> Needs:
+        """Every sample lies in one shard: `numbers` (samples,)."""
+        return cls(np.arange(len(numbers) + 1), numbers)
+
+    def of(self, samples: Int64Array) -> tuple[Int64Array, Int64Array]:
+        """(needs of these samples,) shard numbers, and (samples,) how many each of them has."""
+        starts, counts = self.offsets[samples], self.offsets[samples + 1] - self.offsets[samples]
+        ends = np.cumsum(counts)
+        within = np.arange(int(counts.sum())) - np.repeat(ends - counts, counts)
+        return self.numbers[np.repeat(starts, counts) + within], counts
 
 
 class ShardSchedule:
@@ -21,8 +41,8 @@ class ShardSchedule:
     nearly always gets some. Safe to use from several threads.
     """
 
-    def __init__(self, split: SplitIndex, sequence: RowSequence, end_step: int) -> None:
-        self.shards, self._numbers = split.shards, split.shard_numbers
+    def __init__(self, shards: list[str], needs: Needs, sequence: RowSequence, end_step: int) -> None:
+        self.shards, self._needs = shards, needs
         self._sequence, self._end_step = sequence, end_step
         self._epochs: dict[int, Int64Array] = {}
         self._lock = threading.Lock()
@@ -55,5 +75,6 @@ class ShardSchedule:
         plan, rows_per_step = self._sequence.plan(epoch), self._sequence.global_batch_rows
         num_steps = self._sequence.num_steps(epoch + 1) - self._sequence.num_steps(epoch)
         steps = np.repeat(np.arange(len(plan)) // rows_per_step, np.diff(plan.offsets))
-        uses: Int64Array = np.unique(self._numbers[plan.members] * num_steps + steps)
+        numbers, counts = self._needs.of(plan.members)
+        uses: Int64Array = np.unique(numbers * num_steps + np.repeat(steps, counts))
         return uses

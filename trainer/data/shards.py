@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from trainer.data.image_table import ImageLocation
 from trainer.data.samples import Turn, stable_digest
 from trainer.data.shard_cache import open_shards
-from trainer.data.shard_files import FOLDER, ShardFiles, Sidecar, damaged, sidecar_name
+from trainer.data.shard_files import FOLDER, DataShards, ShardFiles, Sidecar, sidecar_name
 from trainer.errors import os_errors
 from trainer.storage import Storage, crc32c_of_file
 
@@ -29,15 +30,6 @@ class Members:
     json_bytes: int
     image_offsets: list[int]
     image_bytes: list[int]
-
-
-@dataclass(frozen=True, slots=True)
-class ImageLocation:
-    """Where the encoded bytes of one image lie."""
-
-    shard: str
-    offset: int
-    bytes: int
 
 
 def key_of(identity: str) -> str:
@@ -112,16 +104,20 @@ class ShardWriter:
 class ShardReader:
     """Random access to members of shards that were found whole. Safe to use from several threads."""
 
-    def __init__(self, storage: Storage, files: ShardFiles | None = None) -> None:
-        """`files`: where the shards are read, by default what `open_shards` gives for the storage."""
-        self._files = files or open_shards(storage)
+    def __init__(self, files: ShardFiles) -> None:
+        self._files = files
+
+    @classmethod
+    def open(cls, storage: Storage, cache_gib: float = 0.0) -> ShardReader:
+        """A reader of prepared data, remote shards through a cache of at most `cache_gib`; see `open_shards`."""
+        return cls(open_shards(DataShards(storage), cache_gib))
 
     def read(self, shard: str, offset: int, size_bytes: int) -> bytes:
         """Bytes of one member. Raises DataError when the shard is missing or is not what was written."""
         with self._files.opened(shard) as handle, os_errors(f"reading {shard}"):
             data = os.pread(handle, size_bytes, offset)
         if len(data) != size_bytes:
-            raise damaged(shard, f"it ended at byte {offset + len(data)} while being read")
+            raise self._files.shards.damaged(shard, f"it ended at byte {offset + len(data)} while being read")
         return data
 
     def turns(self, members: Members) -> tuple[Turn, ...]:

@@ -19,9 +19,10 @@ LOOK_AGAIN_S = 1.0  # another process may have made room, or broken off
 class ShardsAhead:
     """Threads that fill the cache with what comes next. They start with the first step and end with `close`."""
 
-    def __init__(self, cache: ShardCache, schedule: ShardSchedule, *, shuffle_shards: int) -> None:
-        self._cache, self._schedule = cache, schedule
-        self.most_shards = min(len(schedule.shards), GROUPS_AHEAD * shuffle_shards)  # kept or on their way
+    def __init__(self, cache: ShardCache, schedule: ShardSchedule, *, group_shards: int) -> None:
+        """`group_shards`: shards that are needed together, while a group of data shards is read."""
+        self.cache, self._schedule = cache, schedule
+        self.most_shards = min(len(schedule.shards), GROUPS_AHEAD * group_shards)  # kept or on their way
         self._changed = threading.Condition()
         self._step = 0
         self._threads: list[threading.Thread] = []
@@ -78,7 +79,7 @@ class ShardsAhead:
             if shard in self._unreadable:
                 continue
             try:
-                came = self._cache.fetch_ahead(shard, needed_at, keep)
+                came = self.cache.fetch_ahead(shard, needed_at, keep)
             except UserError:
                 self._unreadable.add(shard)  # the step that reads it meets the error, if it is still there then
                 continue

@@ -16,10 +16,10 @@ from torch import Tensor
 
 from trainer.config import JobConfig
 from trainer.data.index import Index
-from trainer.data.shard_cache import open_shards
 from trainer.data.shards import ShardReader
 from trainer.digest import weights_sha256
-from trainer.features.store import DESCRIPTION, features_uri, missing_images, shard_name, write_description, write_shard
+from trainer.features.reader import missing_images
+from trainer.features.store import DESCRIPTION, features_uri, shard_name, write_description, write_shard
 from trainer.models.pixels import PixelPreparer
 from trainer.models.table import family_of
 from trainer.progress import Progress
@@ -32,8 +32,7 @@ def build(job: JobConfig, worker: Worker) -> int:
     uri = features_uri(job.run.features_root, job.model)
     prepared_uri = job.pointers().prepared_uri
     places = Index.load(prepared_uri).unique_images()
-    prepared = open_storage(prepared_uri)
-    reader = ShardReader(prepared, open_shards(prepared, job.data.shard_cache_gib))
+    reader = ShardReader.open(open_storage(prepared_uri), job.data.shard_cache_gib)
     missing = _agree(missing_images(uri, places))
     size = job.features.shard_images
     shards = [missing[start : start + size] for start in range(0, len(missing), size)]

@@ -10,7 +10,8 @@ from typing import Any, Literal
 from trainer.config import JobConfig
 from trainer.data.index import Index
 from trainer.data.prepare import DONE, fingerprint
-from trainer.features.store import DESCRIPTION, describe_features, features_key, features_uri, missing_images
+from trainer.features.reader import missing_images
+from trainer.features.store import DESCRIPTION, describe_features, features_key, features_uri
 from trainer.storage import join_uri, open_storage
 
 State = Literal["hit", "part", "miss", "data not prepared"]
