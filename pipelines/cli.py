@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
-import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pipelines.output import print_error, print_json, print_lines, to_stderr
 from trainer import __version__
 from trainer.errors import DEBUG_VARIABLE, ConfigError, ExitCode, UserError, from_os_error
 
@@ -95,7 +94,7 @@ def check(
     code = exit_code(findings)
     if as_json:
         checks = [{"subject": one.subject, "state": one.state, "text": one.text} for one in findings]
-        _print_json({"ok": code == 0, "checks": checks})
+        print_json({"ok": code == 0, "checks": checks})
     else:
         from pipelines.tables import print_findings
 
@@ -128,7 +127,7 @@ def plan(
 
     found = plan_run(settings)
     if as_json:
-        _print_json(found.as_dict())
+        print_json(found.as_dict())
     else:
         print_plan_tables(found.as_dict())
     raise typer.Exit(ExitCode.CONFIG if found.state == "red" else ExitCode.OK)
@@ -143,7 +142,7 @@ def _suggest(settings: RunConfig, config: str, goal: str, as_json: bool) -> None
     model, load, prices = plan_basis(settings)
     found = suggest(settings, model, load, prices, wanted)
     if as_json:
-        _print_json({"goal": goal, "suggestions": [vars(one) for one in found]})
+        print_json({"goal": goal, "suggestions": [vars(one) for one in found]})
     else:
         print_suggestions(found, wanted, settings, config)
 
@@ -214,15 +213,15 @@ def run(
 
         parse_chaos(chaos, nodes=settings.cluster.replica_count, ranks_per_node=settings.cluster.processes)
     this = open_run(settings, [str(config), *(overrides or [])], run_id=run_id, fresh=fresh)
-    say = _to_stderr if as_json else print
+    say = to_stderr if as_json else print
     for line in this.introduction():
         say(line)
     code = execute(this, _view(plain or as_json, say), pipeline_command(this, retries=retries, chaos=chaos or ()))
     found = report_of(this.folder, this.marker)
     if as_json:
-        _print_json(found.as_json())
+        print_json(found.as_json())
     else:
-        _print_lines(["", *found.lines()])
+        print_lines(["", *found.lines()])
     raise typer.Exit(code)
 
 
@@ -246,9 +245,9 @@ def submit(
         _load(config, overrides), run_id=run_id, force=force, yes=yes, dry_run=dry_run, ask=terminal_question()
     )
     if as_json:
-        _print_json(answer.as_json())
+        print_json(answer.as_json())
     else:
-        _print_lines(answer.lines())
+        print_lines(answer.lines())
 
 
 @app.command()
@@ -263,14 +262,14 @@ def status(
 
     if not run:
         runs = list_runs(root)
-        _print_json({"runs": [one.as_dict() for one in runs]}) if as_json else tables.print_runs(runs, root)
+        print_json({"runs": [one.as_dict() for one in runs]}) if as_json else tables.print_runs(runs, root)
         return
     found = find_run(root, run)
     if as_json:
-        _print_json(found.as_json())
+        print_json(found.as_json())
     else:
         tables.print_state(found.state)
-        _print_lines(["", *found.lines()])
+        print_lines(["", *found.lines()])
 
 
 @app.command()
@@ -283,7 +282,7 @@ def diagnose(
     from pipelines.diagnose import diagnose as diagnose_run
 
     found = diagnose_run(root, run)
-    _print_json(found.as_json()) if as_json else _print_lines(found.lines())
+    print_json(found.as_json()) if as_json else print_lines(found.lines())
 
 
 @cache.command("explain")
@@ -295,7 +294,7 @@ def explain_cache(config: RunFile, overrides: Overrides = None, as_json: AsJson 
     settings = _load(config, overrides)
     paths = RunPaths(run_id=settings.name, root_uri=settings.root_uri("local"))
     found = explain(JobConfig.model_validate(settings.to_run_json(paths)))
-    _print_json(found.as_json()) if as_json else _print_lines(found.lines())
+    print_json(found.as_json()) if as_json else print_lines(found.lines())
 
 
 @app.command()
@@ -332,16 +331,11 @@ def main() -> None:
     try:
         app()
     except KeyboardInterrupt:
-        _to_stderr("stopped before anything was started")
+        to_stderr("stopped before anything was started")
         sys.exit(int(ExitCode.INTERRUPTED))
     except (UserError, OSError) as error:
-        if os.environ.get(DEBUG_VARIABLE):
-            traceback.print_exc()
         user_error = error if isinstance(error, UserError) else from_os_error(error, "running vlmpipe")
-        if "--json" in sys.argv:
-            _print_json({"ok": False, "error": _error_dict(user_error)})
-        else:
-            _to_stderr(f"error: {user_error.text()}")
+        print_error(user_error, as_json="--json" in sys.argv)
         sys.exit(int(user_error.code))
 
 
@@ -360,7 +354,7 @@ def _check_job_spec(path: Path, region: str, as_json: bool) -> int:
     failed = any(violation.severity == "error" for violation in violations)
     if as_json:
         found = [asdict(violation) for violation in violations]
-        _print_json({"ok": not failed, "job_spec": str(path), "spelling": file.spelling, "violations": found})
+        print_json({"ok": not failed, "job_spec": str(path), "spelling": file.spelling, "violations": found})
     else:
         from pipelines.tables import print_violations
 
@@ -376,28 +370,6 @@ def _view(plain: bool, say: Callable[[str], None]) -> View:
     from rich.console import Console
 
     return LiveView(Console())
-
-
-def _error_dict(error: UserError) -> dict[str, Any]:
-    from pipelines.problems import RunFileError
-
-    fields: dict[str, Any] = {"exit_code": int(error.code), "found": error.found}
-    fields |= {"expected": error.expected, "fix": error.fix}
-    if isinstance(error, RunFileError):
-        fields["problems"] = [{"field": one.field, "text": one.text} for one in error.problems]
-    return fields
-
-
-def _print_json(value: dict[str, Any]) -> None:
-    print(json.dumps(value, indent=2, ensure_ascii=False))
-
-
-def _print_lines(lines: Sequence[str]) -> None:
-    print("\n".join(lines))
-
-
-def _to_stderr(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":
