@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pipelines import schedule_commands
+from pipelines.arguments import AsJson, Overrides, RunFile, load
 from pipelines.output import print_error, print_json, print_lines, to_stderr
 from trainer import __version__
 from trainer.errors import DEBUG_VARIABLE, ConfigError, ExitCode, UserError, from_os_error
@@ -29,16 +31,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-RunFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="The run file, for example configs/digits.yaml.")]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="a.b=c", help="Fields to override, for example train.epochs=2.", show_default=False),
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
-
-
 cache = typer.Typer(help="The cache of vision features.", no_args_is_help=True)
 app.add_typer(cache, name="cache")
+app.add_typer(schedule_commands.app, name="schedule")
 
 
 class CompileTarget(StrEnum):
@@ -90,7 +85,7 @@ def check(
         raise ConfigError("--region is given with a run file", fix="set gcp.location=REGION in the run file instead")
     from pipelines.planner.checks import check_run, exit_code
 
-    findings = check_run(_load(config, overrides))
+    findings = check_run(load(config, overrides))
     code = exit_code(findings)
     if as_json:
         checks = [{"subject": one.subject, "state": one.state, "text": one.text} for one in findings]
@@ -118,7 +113,7 @@ def plan(
     as_json: AsJson = False,
 ) -> None:
     """Say whether a run is valid and fits, how long it takes and what it costs. Starts nothing; exit 64 on red."""
-    settings = _load(config, overrides)
+    settings = load(config, overrides)
     if suggest:
         _suggest(settings, str(config), suggest, as_json)
         return
@@ -159,7 +154,7 @@ def compile_(
     if not files:
         raise ConfigError("no run file given", expected="vlmpipe compile CONFIG... [a.b=c]...")
     loaded = {
-        output / f"{config.name}.{target.value}.yaml": config for config in (_load(file, overrides) for file in files)
+        output / f"{config.name}.{target.value}.yaml": config for config in (load(file, overrides) for file in files)
     }
     if len(loaded) < len(files):
         raise ConfigError("two of the run files have the same name", expected="a different `name` in each run file")
@@ -207,7 +202,7 @@ def run(
     from pipelines.local_run import open_run
     from pipelines.run_summary import report_of
 
-    settings = _load(config, overrides)
+    settings = load(config, overrides)
     if chaos:
         from components.chaos import parse_chaos
 
@@ -242,7 +237,7 @@ def submit(
     from pipelines.submit import submit_run
 
     answer = submit_run(
-        _load(config, overrides), run_id=run_id, force=force, yes=yes, dry_run=dry_run, ask=terminal_question()
+        load(config, overrides), run_id=run_id, force=force, yes=yes, dry_run=dry_run, ask=terminal_question()
     )
     if as_json:
         print_json(answer.as_json())
@@ -291,7 +286,7 @@ def explain_cache(config: RunFile, overrides: Overrides = None, as_json: AsJson 
     from trainer.config import JobConfig, RunPaths
     from trainer.features.explain import explain
 
-    settings = _load(config, overrides)
+    settings = load(config, overrides)
     paths = RunPaths(run_id=settings.name, root_uri=settings.root_uri("local"))
     found = explain(JobConfig.model_validate(settings.to_run_json(paths)))
     print_json(found.as_json()) if as_json else print_lines(found.lines())
@@ -337,12 +332,6 @@ def main() -> None:
         user_error = error if isinstance(error, UserError) else from_os_error(error, "running vlmpipe")
         print_error(user_error, as_json="--json" in sys.argv)
         sys.exit(int(user_error.code))
-
-
-def _load(config: Path, overrides: Sequence[str] | None) -> RunConfig:
-    from pipelines.config import load_run_file
-
-    return load_run_file(config, overrides or [])
 
 
 def _check_job_spec(path: Path, region: str, as_json: bool) -> int:

@@ -102,7 +102,7 @@ def submit_run(
     submission = prepare(config, compiled.path, job_id=job_id_at(config, datetime.now()), run_id=run_id)
     client = None
     if not dry_run:
-        _require_own_project(config)
+        require_own_project(config)
         client = pipeline_client(config.gcp.location)
     require_consent(spending, confirm_above_usd=limit_usd, force=force, yes=yes or dry_run, ask=ask)
     resource_name = send(submission, client).name if client else ""
@@ -110,7 +110,7 @@ def submit_run(
     return Submitted(submission, compiled, spending, question, address, resource_name)
 
 
-def _require_own_project(config: RunConfig) -> None:
+def require_own_project(config: RunConfig) -> None:
     if config.gcp.project == EXAMPLE_PROJECT:
         raise ConfigError(
             f"gcp.project is {EXAMPLE_PROJECT}, the shipped example's",

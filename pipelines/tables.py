@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pipelines.planner.rules import Violation
     from pipelines.run_state import RunState
     from pipelines.run_summary import RunReport
+    from pipelines.schedules import Live
 
 PIPE_WIDTH = 160
 FINDING_LOOKS = {
@@ -110,3 +111,17 @@ def print_state(state: RunState) -> None:
     console = standard_output()
     console.print(Text(state.run_id, style="bold"))
     console.print(render(state))
+
+
+def print_schedules(schedules: Sequence[Live]) -> None:
+    """Schedules that are live, a line each."""
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for title in ("schedule", "state", "when", "next start", "runs started", "resource"):
+        table.add_column(title, overflow="fold")
+    for live in schedules:
+        schedule = live.schedule
+        following = f"{schedule.next_run_time:%Y-%m-%d %H:%M UTC}" if schedule.next_run_time else "-"
+        started = str(schedule.started_run_count)
+        table.add_row(live.name, live.state, schedule.cron, following, started, schedule.name.rpartition("/")[2])
+    console = standard_output()
+    console.print(table if schedules else "no schedules of vlmpipe here")

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from google.api_core.exceptions import GoogleAPICallError
     from google.auth.credentials import Credentials
     from google.cloud.aiplatform_v1.services.pipeline_service import PipelineServiceClient
+    from google.cloud.aiplatform_v1.services.schedule_service import ScheduleServiceClient
 
     from pipelines.config import RunConfig
 
@@ -83,6 +84,16 @@ def pipeline_client(location: str) -> PipelineServiceClient:
 
     address = endpoint(location)
     return PipelineServiceClient(
+        credentials=_credentials(address), transport="rest", client_options={"api_endpoint": address}
+    )
+
+
+def schedule_client(location: str) -> ScheduleServiceClient:
+    """A client for schedules, as `pipeline_client`."""
+    from google.cloud.aiplatform_v1.services.schedule_service import ScheduleServiceClient
+
+    address = endpoint(location)
+    return ScheduleServiceClient(
         credentials=_credentials(address), transport="rest", client_options={"api_endpoint": address}
     )
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import yaml
 from google.api_core import exceptions
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from pipelines.config import RunConfig
 
+Answer = TypeVar("Answer")
 SUBMISSION_LABEL = (
     "vlmpipe-submission"  # tells our own job, whose answer was lost, from somebody else's of the same name
 )
@@ -124,14 +125,14 @@ def send(submission: Submission, client: PipelineServiceClient) -> PipelineJob:
     with in_words(submission.place):
         try:
             try:
-                return _retrying(faults, lambda: _create(client, submission))
+                return retrying(faults, lambda: _create(client, submission))
             except exceptions.Conflict as conflict:
-                found = _retrying(faults, lambda: _get(client, submission))
+                found = retrying(faults, lambda: _get(client, submission))
                 if found.labels.get(SUBMISSION_LABEL) == submission.job.labels[SUBMISSION_LABEL]:
                     return found  # our own, whose answer was lost
                 taken = conflict
         except (exceptions.GoogleAPICallError, GoogleAuthError, RequestException) as error:
-            if not any(isinstance(fault, PASSING) and not _never_arrived(fault) for fault in faults):
+            if not may_have_arrived(faults):
                 raise
             raise UserError(
                 f"Vertex AI gave no good answer: {_short(error)}; whether the run was started is not known",
@@ -142,7 +143,7 @@ def send(submission: Submission, client: PipelineServiceClient) -> PipelineJob:
         raise taken
 
 
-def _retrying(faults: list[Exception], call: Callable[[], PipelineJob]) -> PipelineJob:
+def retrying(faults: list[Exception], call: Callable[[], Answer]) -> Answer:
     """Call until it works, fails for good, or time is up; then raise the last fault. `faults` gets them all.
 
     A first request that finds nobody to talk to is not repeated: a person who is offline wants to know at once.
@@ -170,6 +171,11 @@ def _create(client: PipelineServiceClient, submission: Submission) -> PipelineJo
 
 def _get(client: PipelineServiceClient, submission: Submission) -> PipelineJob:
     return client.get_pipeline_job(name=submission.resource_name, retry=None, timeout=REQUEST_TIMEOUT_S)
+
+
+def may_have_arrived(faults: list[Exception]) -> bool:
+    """Whether a request may have been carried out although its answer never came."""
+    return any(isinstance(fault, PASSING) and not _never_arrived(fault) for fault in faults)
 
 
 def _never_arrived(fault: Exception) -> bool:

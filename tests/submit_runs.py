@@ -1,4 +1,4 @@
-"""Google's real client against our fake Vertex API: what the fixtures of `vlmpipe submit` are made of."""
+"""Google's real client against our fake Vertex API: what the fixtures of `vlmpipe submit` and `schedule` need."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import pytest
 
-from pipelines import cli, submit, vertex_api, vertex_job
+from pipelines import cli, schedule_plan, submit, vertex_api, vertex_job
 from pipelines.planner.consent import Spending
 from tests.fakes.vertex import FakeVertex
 
@@ -41,26 +42,45 @@ def running_vertex(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeVertex]:
     """The server, where `vlmpipe` finds it, and a client that does not wait long for it."""
     with FakeVertex() as running:
         monkeypatch.setenv(vertex_api.ENDPOINT_VARIABLE, running.endpoint)
-        monkeypatch.setattr(vertex_job, "RETRY", vertex_job.RETRY.with_delay(0.01, 0.02).with_timeout(0.5))
+        monkeypatch.setattr(vertex_job, "RETRY", vertex_job.RETRY.with_delay(0.01, 0.3).with_timeout(2))
         yield running
 
 
 def submitter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Submit:
     """`vlmpipe submit` in an empty folder, without a terminal, with this plan; None for the planner's own."""
+    return _command(["submit"], submit, tmp_path, monkeypatch, capfd)
+
+
+def scheduler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Submit:
+    """`vlmpipe schedule`, likewise; the first argument is what to do."""
+
+    def scheduling(verb: str, *arguments: str, **options: Any) -> Answer:
+        return _command(["schedule", verb], schedule_plan, tmp_path, monkeypatch, capfd)(*arguments, **options)
+
+    return scheduling
+
+
+def _command(
+    command: list[str],
+    planning: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> Submit:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv(cli.DEBUG_VARIABLE, "")
 
-    def submitting(*arguments: str, plan: Spending | None = CHEAP, project: str = MINE) -> Answer:
+    def running(*arguments: str, plan: Spending | None = CHEAP, project: str = MINE) -> Answer:
         with monkeypatch.context() as planner:
             if plan:
-                planner.setattr(submit, "plan_run", lambda config: None)
-                planner.setattr(submit, "spending_of", lambda config, answer: plan)
+                planner.setattr(planning, "plan_run", lambda config: None)
+                planner.setattr(planning, "spending_of", lambda config, answer: plan)
             return run(project, *arguments)
 
     def run(*arguments: str) -> Answer:
-        monkeypatch.setattr(sys, "argv", ["vlmpipe", "submit", CONFIG, *arguments])
+        monkeypatch.setattr(sys, "argv", ["vlmpipe", *command, CONFIG, *arguments])
         with pytest.raises(SystemExit) as caught:
             cli.main()
         return Answer(int(caught.value.code or 0), *capfd.readouterr())
 
-    return submitting
+    return running

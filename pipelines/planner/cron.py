@@ -1,8 +1,12 @@
-"""How often a schedule starts runs, counted exactly from its five cron fields."""
+"""How often and when a schedule starts runs, from its five cron fields."""
 
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+from zoneinfo import ZoneInfo
 
 from trainer.errors import ConfigError
 
@@ -22,18 +26,53 @@ def runs_per_month(cron: str) -> float:
     As in every cron, a line that restricts both kinds of days starts on either. Shifts of daylight saving time are left
     out. Raises ConfigError for a field that cannot be read.
     """
-    texts = cron.split()
-    if len(texts) != len(FIELDS):
-        raise ConfigError(f"schedule.cron has {len(texts)} fields", expected="five, for example 0 3 * * 1")
-    minutes, hours, days, months, weekdays = (_field(text, number) for number, text in enumerate(texts))
-    weekdays = {day % 7 for day in weekdays}  # Sunday is 0 and 7
-    either = not texts[2].startswith("*") and not texts[4].startswith("*")
-    matching = 0
+    line = _Line.read(cron)
+    matching = sum(line.starts_on(FIRST_DAY + dt.timedelta(days=offset)) for offset in range(CYCLE_DAYS))
+    return matching * len(line.minutes) * len(line.hours) / (CYCLE_YEARS * 12)
+
+
+def starts_after(cron: str, timezone: str, moment: dt.datetime) -> Iterator[dt.datetime]:
+    """The starts after a moment, as far as `CYCLE_YEARS` ahead, in the line's time zone.
+
+    Times of day that a change of daylight saving time leaves out do not start anything; of times that come twice, the
+    first does. What Vertex AI does there is not documented.
+    """
+    line, zone = _Line.read(cron), ZoneInfo(timezone)
+    first_day = moment.astimezone(zone).date()
     for offset in range(CYCLE_DAYS):
-        day = FIRST_DAY + dt.timedelta(days=offset)
-        in_month, in_week = day.day in days, day.isoweekday() % 7 in weekdays
-        matching += day.month in months and (in_month or in_week if either else in_month and in_week)
-    return matching * len(minutes) * len(hours) / (CYCLE_YEARS * 12)
+        day = first_day + dt.timedelta(days=offset)
+        if not line.starts_on(day):
+            continue
+        for hour, minute in product(sorted(line.hours), sorted(line.minutes)):
+            start = dt.datetime.combine(day, dt.time(hour, minute), zone)
+            exists = start.astimezone(dt.UTC).astimezone(zone).replace(tzinfo=None) == start.replace(tzinfo=None)
+            if exists and start > moment:
+                yield start
+
+
+@dataclass(frozen=True)
+class _Line:
+    minutes: set[int]
+    hours: set[int]
+    days: set[int]
+    months: set[int]
+    weekdays: set[int]  # from 0, Sunday
+    either: bool  # both kinds of days are restricted: either one starts a run
+
+    @classmethod
+    def read(cls, cron: str) -> _Line:
+        texts = cron.split()
+        if len(texts) != len(FIELDS):
+            raise ConfigError(f"schedule.cron has {len(texts)} fields", expected="five, for example 0 3 * * 1")
+        minutes, hours, days, months, weekdays = (_field(text, number) for number, text in enumerate(texts))
+        either = not texts[2].startswith("*") and not texts[4].startswith("*")
+        return cls(minutes, hours, days, months, {day % 7 for day in weekdays}, either)  # Sunday is 0 and 7
+
+    def starts_on(self, day: dt.date) -> bool:
+        if day.month not in self.months:
+            return False
+        in_month, in_week = day.day in self.days, day.isoweekday() % 7 in self.weekdays
+        return in_month or in_week if self.either else in_month and in_week
 
 
 def _field(text: str, number: int) -> set[int]:

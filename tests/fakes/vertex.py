@@ -1,4 +1,4 @@
-"""A small, strict stand-in for Vertex AI's pipeline jobs (REST: create and get), for tests.
+"""A small, strict stand-in for Vertex AI's pipeline jobs (REST: create and get) and schedules, for tests.
 
 It parses what it is sent into the API's own message, and the pipeline in it into kfp's, and refuses what either does
 not know. It checks what the real service does, as far as its documentation says: names, types of parameters, forms of
@@ -16,6 +16,7 @@ import re
 import socket
 import struct
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Literal
@@ -24,6 +25,8 @@ from urllib.parse import parse_qs, urlsplit
 from google.cloud.aiplatform_v1.types import PipelineJob
 from google.protobuf import json_format
 from kfp.pipeline_spec import pipeline_spec_pb2
+
+from tests.fakes.vertex_schedules import ScheduleBook
 
 STATUS = {
     400: "INVALID_ARGUMENT", 401: "UNAUTHENTICATED", 403: "PERMISSION_DENIED", 404: "NOT_FOUND", 409: "ALREADY_EXISTS",
@@ -35,7 +38,7 @@ NETWORK = re.compile(r"projects/[0-9]+/global/networks/[a-z][a-z0-9-]*")
 SERVICE_ACCOUNT = re.compile(r"[a-z0-9-]+@[a-z0-9.-]+\.gserviceaccount\.com")
 OUTPUT_ONLY = ("name", "create_time", "start_time", "end_time", "update_time", "state", "job_detail", "error")
 MOST_LABELS = 64
-KNOWN_QUERY = {"pipelineJobId", "$alt"}
+KNOWN_QUERY = {"pipelineJobId", "$alt", "filter", "pageToken", "updateMask"}
 
 
 @dataclass
@@ -75,6 +78,7 @@ class FakeVertex:
     def __init__(self, project: str = "test-project", location: str = "us-central1") -> None:
         self.parent = f"projects/{project}/locations/{location}"
         self.jobs: dict[str, PipelineJob] = {}
+        self.book = ScheduleBook(self.parent, _check, ApiError)
         self.faults: list[Fault] = []
         self.requests: list[str] = []  # "METHOD path?query" of every request that arrived
         self.lock = threading.Lock()
@@ -104,7 +108,7 @@ class FakeVertex:
 
     def create(self, parent: str, job_id: str, body: bytes) -> PipelineJob:
         """pipelineJobs.create. Raises ApiError for what the real service refuses."""
-        self._require_parent(parent)
+        self.require_parent(parent)
         if not JOB_ID.fullmatch(job_id):
             raise ApiError(400, f"pipeline_job_id: {job_id!r} does not match {JOB_ID.pattern}")
         job = _parse(body)
@@ -118,12 +122,12 @@ class FakeVertex:
 
     def get(self, name: str) -> PipelineJob:
         """pipelineJobs.get."""
-        self._require_parent(name.partition("/pipelineJobs/")[0])
+        self.require_parent(name.partition("/pipelineJobs/")[0])
         if name not in self.jobs:
             raise ApiError(404, f"The PipelineJob does not exist: {name}")
         return self.jobs[name]
 
-    def _require_parent(self, parent: str) -> None:
+    def require_parent(self, parent: str) -> None:
         if parent.split("/")[1] != self.parent.split("/")[1]:
             # The real service does not tell strangers which projects exist.
             raise ApiError(403, f"Permission denied on resource {parent} (or it may not exist).")
@@ -204,6 +208,10 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
+def _as_dict(job: PipelineJob) -> dict[str, Any]:
+    return dict(json_format.MessageToDict(PipelineJob.pb(job)))
+
+
 def _handler_class(server: FakeVertex) -> type[BaseHTTPRequestHandler]:
     class Handler(_Handler):
         fake = server
@@ -228,7 +236,7 @@ class _Handler(BaseHTTPRequestHandler):
             if fault and fault.action == "status":
                 raise ApiError(fault.code, fault.message, fault.reason)
             with self.fake.lock:
-                answer = json_format.MessageToDict(PipelineJob.pb(self._route(body)))
+                answer = self._route(body)
         except ApiError as error:
             code, answer = error.code, error.body()
         if fault and fault.action == "drop_after":
@@ -243,7 +251,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     do_GET = do_POST = do_PUT = do_DELETE = do_PATCH = _serve
 
-    def _route(self, body: bytes) -> PipelineJob:
+    def _route(self, body: bytes) -> dict[str, Any]:
         url = urlsplit(self.path)
         query = {key: values[0] for key, values in parse_qs(url.query, keep_blank_values=True).items()}
         if unknown := query.keys() - KNOWN_QUERY:
@@ -252,10 +260,31 @@ class _Handler(BaseHTTPRequestHandler):
             )
         match = re.fullmatch(r"/v1/(projects/[^/]+/locations/[^/]+)/pipelineJobs(/[^/]+)?", url.path)
         if match and self.command == "POST" and not match[2]:
-            return self.fake.create(match[1], query.get("pipelineJobId", ""), body)
+            return _as_dict(self.fake.create(match[1], query.get("pipelineJobId", ""), body))
         if match and self.command == "GET" and match[2]:
-            return self.fake.get(f"{match[1]}/pipelineJobs{match[2]}")
+            return _as_dict(self.fake.get(f"{match[1]}/pipelineJobs{match[2]}"))
+        match = re.fullmatch(r"/v1/(projects/[^/]+/locations/[^/]+)/schedules(/[^/:]+)?(:[a-z]+)?", url.path)
+        if match:
+            return self._schedules(match[1], match[2] and f"{match[1]}/schedules{match[2]}", match[3], query, body)
         raise ApiError(501, f"no such route in this fake: {self.command} {url.path}")
+
+    def _schedules(
+        self, parent: str, name: str | None, verb: str | None, query: dict[str, str], body: bytes
+    ) -> dict[str, Any]:
+        self.fake.require_parent(parent)
+        book = self.fake.book
+        routes: dict[tuple[str, bool, str | None], Callable[[], dict[str, Any]]] = {
+            ("POST", False, None): lambda: book.create(parent, body),
+            ("GET", False, None): lambda: book.list(query),
+            ("GET", True, None): lambda: book.get(str(name)),
+            ("PATCH", True, None): lambda: book.update(str(name), query.get("updateMask", ""), body),
+            ("DELETE", True, None): lambda: book.delete(str(name)),
+            ("POST", True, ":pause"): lambda: book.pause(str(name), body),
+            ("POST", True, ":resume"): lambda: book.resume(str(name), body),
+        }
+        if (route := routes.get((self.command, name is not None, verb))) is None:
+            raise ApiError(501, f"no such route in this fake: {self.command} {self.path}")
+        return route()
 
     def _cut(self, *, reset: bool) -> None:
         if reset:  # closing with unsent time 0 sends RST instead of FIN

@@ -189,3 +189,71 @@ def test_a_cut_connection_leaves_what_its_name_says(
     with pytest.raises(ConnectionError):
         ask("POST", f"{JOBS}?pipelineJobId=small-1", body)
     assert len(server.jobs) == jobs
+
+
+# ---- schedules
+
+SCHEDULES = f"/v1/{PARENT}/schedules"
+
+
+@pytest.fixture
+def schedule(body: dict[str, Any]) -> dict[str, Any]:
+    """A schedule that the API takes."""
+    return {
+        "displayName": "small",
+        "cron": "TZ=Europe/Paris 0 3 * * 1",
+        "maxConcurrentRunCount": "1",
+        "createPipelineJobRequest": {"parent": PARENT, "pipelineJob": body},
+    }
+
+
+JOB = "createPipelineJobRequest"
+SCHEDULE_REFUSALS = {
+    "unknown field": ("paused", True, "paused"),
+    "no display name": ("displayName", ..., "display_name"),
+    "no cron": ("cron", ..., "cron"),
+    "no limit": ("maxConcurrentRunCount", ..., "max_concurrent_run_count"),
+    "no job": (JOB, ..., "create_pipeline_job_request"),
+    "four cron fields": ("cron", "0 3 * *", "cron line"),
+    "unknown time zone": ("cron", "TZ=Mars/North 0 3 * * 1", "cron line"),
+    "state is the server's": ("state", "PAUSED", "output-only"),
+    "job elsewhere": (f"{JOB}.parent", PARENT.replace("us-", "asia-"), "parent"),
+    "job with a name": (f"{JOB}.pipelineJobId", "small-1", "pipeline_job_id"),
+    "bad job": (f"{JOB}.pipelineJob.displayName", ..., "display_name"),
+    "unknown parameter of the job": (f"{JOB}.pipelineJob.{PARAMETERS}.epoch", 1, "epoch"),
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULE_REFUSALS)
+def test_a_schedule_with_one_fault_is_refused_and_makes_nothing(
+    ask: Ask, server: FakeVertex, schedule: dict[str, Any], name: str
+) -> None:
+    path, value, said = SCHEDULE_REFUSALS[name]
+    code, answer = ask("POST", SCHEDULES, _changed(schedule, path, value))
+    assert (code, said in answer["error"]["message"], server.book.schedules) == (400, True, {})
+
+
+def test_a_schedule_goes_through_its_states(ask: Ask, schedule: dict[str, Any]) -> None:
+    code, live = ask("POST", SCHEDULES, schedule)
+    assert (code, live["state"]) == (200, "ACTIVE")
+    path = f"/v1/{live['name']}"
+    assert ask("POST", f"{path}:resume", {})[0] == 400
+    assert ask("POST", f"{path}:pause", {"now": True})[0] == 400
+    assert ask("POST", f"{path}:pause", {})[0] == 200
+    assert ask("GET", path)[1]["state"] == "PAUSED"
+    assert ask("POST", f"{path}:resume", {"catchUp": True})[0] == 200
+    for mask, code in (("cron", 200), ("displayName", 400), ("state", 400), ("", 400)):
+        assert ask("PATCH", f"{path}?updateMask={mask}", schedule | {"cron": "5 4 * * *"})[0] == code
+    assert ask("GET", path)[1]["cron"] == "5 4 * * *"
+    assert ask("PATCH", f"{path}?updateMask=cron", schedule | {"cron": "never"})[0] == 400
+    assert [ask("DELETE", path)[0], ask("DELETE", path)[0]] == [200, 404]
+
+
+def test_schedules_are_listed_by_name_and_page(ask: Ask, schedule: dict[str, Any]) -> None:
+    for name in ("a", "b", "a", "a"):
+        ask("POST", SCHEDULES, schedule | {"displayName": name})
+    _, page = ask("GET", f"{SCHEDULES}?filter=display_name%3D%22a%22")
+    assert [one["displayName"] for one in page["schedules"]] == ["a", "a"]
+    _, rest = ask("GET", f"{SCHEDULES}?filter=display_name%3D%22a%22&pageToken={page['nextPageToken']}")
+    assert (len(rest["schedules"]), "nextPageToken" in rest) == (1, False)
+    assert ask("GET", f"{SCHEDULES}?filter=state%3DACTIVE")[0] == 501

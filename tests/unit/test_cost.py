@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from datetime import date
+from datetime import date, datetime
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.planner.cost import HOURS_PER_MONTH, Cost, estimate_cost
-from pipelines.planner.cron import runs_per_month
+from pipelines.planner.cron import runs_per_month, starts_after
 from pipelines.planner.feature_cache import advise
 from pipelines.planner.layout import layout_of
 from pipelines.planner.lost_time import expected_loss, mean_time_between_preemptions_s, young_daly_s
@@ -267,3 +268,21 @@ def test_the_built_in_prices_give_a_cost_or_say_what_is_missing() -> None:
     cost, _ = estimated(load_prices(today=date(2026, 11, 20)))
     for term in cost.by_term.values():
         assert term.usd is not None or term.missing
+
+
+@pytest.mark.parametrize(
+    ("cron", "timezone", "moment", "starts"),
+    [
+        ("0 3 * * 1", "UTC", "2026-11-23T03:00:00+00:00", ["2026-11-30T03:00:00+00:00", "2026-12-07T03:00:00+00:00"]),
+        ("30 9,17 1 * *", "Europe/Paris", "2026-12-31T23:30:00+00:00",
+         ["2027-01-01T09:30:00+01:00", "2027-01-01T17:30:00+01:00"]),
+        ("30 2 * * *", "Europe/Paris", "2027-03-27T12:00:00+00:00",  # 02:30 is left out on the 28th
+         ["2027-03-29T02:30:00+02:00", "2027-03-30T02:30:00+02:00"]),
+        ("30 2 * * *", "Europe/Paris", "2027-10-30T12:00:00+00:00",  # and comes twice on the 31st
+         ["2027-10-31T02:30:00+02:00", "2027-11-01T02:30:00+01:00"]),
+        ("0 0 29 2 *", "UTC", "2026-01-01T00:00:00+00:00", ["2028-02-29T00:00:00+00:00", "2032-02-29T00:00:00+00:00"]),
+    ],
+)  # fmt: skip
+def test_the_next_starts_are_those_of_the_time_zone(cron: str, timezone: str, moment: str, starts: list[str]) -> None:
+    found = islice(starts_after(cron, timezone, datetime.fromisoformat(moment)), 2)
+    assert [start.isoformat() for start in found] == starts
