@@ -9,9 +9,10 @@ memory is looked at from the best on, until there are enough.
 
 from __future__ import annotations
 
+import heapq
 import itertools
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +33,7 @@ from pipelines.planner.throughput import estimate_time
 from pipelines.run_file import apply_overrides
 from trainer.errors import ConfigError
 
+CHECKPOINTING = {"train.activation_checkpointing": "full"}
 _GOAL = re.compile(r"^(?P<kind>cheapest|fastest|under|by)(:(?P<bound>[0-9]+(\.[0-9]+)?))?$")
 
 
@@ -128,8 +130,7 @@ def suggest(
     features = config.features.model_copy(update={"cache": cache.state})
     search = _Search(config.model_copy(update={"features": features}), model, load, cache, prices)
     memory = SearchMemory(model, load, cached=cache.state == "on")
-    found = sorted((way for way in _ways(search, memory) if goal.allows(way)), key=goal.order)
-    best = list(itertools.islice(_fitting(search, memory, found), most))
+    best = list(itertools.islice(_fitting(search, memory, goal), most))
     if not best:
         bound = {"under": f" for ${goal.bound:,.0f}", "by": f" in {goal.bound:g} hours"} if goal.bound else {}
         raise ConfigError(
@@ -169,26 +170,35 @@ def _with(config: RunConfig, change: dict[str, Any]) -> RunConfig:
 def _priced(search: _Search, place: Cluster, change: dict[str, Any], config: RunConfig) -> _Way | None:
     layout, shape, cache = layout_of(config), search.model.shape, search.cache
     time = estimate_time(config, shape, layout, search.load, place.machine, place.gpu, cached=cache.state == "on")
-    price = cost.estimate_cost(config, shape, layout, search.load, time, cache, place.machine, place.gpu, search.prices)
-    hours = price.by_term[price.term].train_hours
-    if time.step_s is None or time.mfu is None or hours is None or price.usd is None:
+    others = cost.hours_beside_training(config, shape, layout, search.load, cache, place.gpu)
+    term = config.cluster.strategy
+    price = cost.term_cost(config, time, others, place.machine, place.gpu, search.prices, term)
+    if time.step_s is None or time.mfu is None or price.train_hours is None or price.usd is None:
         return None
-    return _Way(place, change, config, time.step_s, time.mfu, hours, price.usd)
+    return _Way(place, change, config, time.step_s, time.mfu, price.train_hours, price.usd)
 
 
-def _fitting(search: _Search, memory: SearchMemory, found: Iterable[_Way]) -> Iterator[Suggestion]:
-    """Of each kind the first that fits."""
+def _fitting(search: _Search, memory: SearchMemory, goal: Goal) -> Iterator[Suggestion]:
+    """Those that fit, the best first: of each kind one."""
     shown = set()
-    for way in found:
+    queue = [(goal.order(way), number, way) for number, way in enumerate(_ways(search, memory)) if goal.allows(way)]
+    heapq.heapify(queue)
+    while queue:
+        _, number, way = heapq.heappop(queue)
         if way.kind in shown:
             continue
         try:
-            one = _suggestion(search, way) if memory.bytes(way.config) <= way.capacity_bytes else None
+            fits = memory.bytes(way.config) <= way.capacity_bytes
+            one = _suggestion(search, way) if fits else None
         except ConfigError:  # the trainer would refuse it
             continue
         if one:
             shown.add(way.kind)
             yield one
+        elif way.change != (smaller := way.change | CHECKPOINTING):
+            again = _priced(search, way.cluster, smaller, _with(way.config, CHECKPOINTING))
+            if again and goal.allows(again):
+                heapq.heappush(queue, (goal.order(again), number, again))
 
 
 def _suggestion(search: _Search, way: _Way) -> Suggestion | None:

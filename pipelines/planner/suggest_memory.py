@@ -29,15 +29,15 @@ class SearchMemory:
     load: RowLoad
     cached: bool
     _traces: dict[tuple[Computing, str], Activations] = field(default_factory=dict)
+    _least: dict[tuple[Layout, str], int] = field(default_factory=dict)
 
     def least_bytes(self, config: RunConfig) -> int:
-        """Without activations."""
+        """Without activations, and with one micro-batch a step: no way of this layout takes less."""
         layout = layout_of(config)
-        if layout.pipeline_parallel > 1:
-            stages = planned_stages(config, self.model.shape, layout, self.load, cached=self.cached)
-            weights = [StageWeights.of(self.model.shape, stage, cached=self.cached) for stage in stages]
-            return max(_on_device(lasting_parts(each), layout) for each in weights)
-        return self._of_ranks(config, layout, NOTHING)
+        key = (layout, config.train.offload)
+        if key not in self._least:
+            self._least[key] = self._without_rows(config, layout)
+        return self._least[key]
 
     def bytes(self, config: RunConfig) -> int:
         """With those of one row, times the rows of a micro-batch: all but copies of weights grows with them.
@@ -52,16 +52,24 @@ class SearchMemory:
         if key not in self._traces:
             of_one_row = whole.train.model_copy(update={"micro_batch_rows": 1})
             self._traces[key] = activations(whole.model_copy(update={"train": of_one_row}), self.model.shape)
-        return self._of_ranks(config, layout, self._traces[key].of_rows(config.train.micro_batch_rows))
+        held = self._traces[key].of_rows(config.train.micro_batch_rows)
+        return self._of_ranks(config, layout, held, _passes(config, layout))
 
-    def _of_ranks(self, config: RunConfig, layout: Layout, held: Activations) -> int:
+    def _without_rows(self, config: RunConfig, layout: Layout) -> int:
+        if layout.pipeline_parallel > 1:
+            stages = planned_stages(config, self.model.shape, layout, self.load, cached=self.cached)
+            weights = [StageWeights.of(self.model.shape, stage, cached=self.cached) for stage in stages]
+            return max(_on_device(lasting_parts(each), layout) for each in weights)
+        return self._of_ranks(config, layout, NOTHING, passes=1)
+
+    def _of_ranks(self, config: RunConfig, layout: Layout, held: Activations, passes: int) -> int:
         moments = training_moments(
             self.model.shape,
             layout,
             held,
             cached=self.cached,
             precision=config.train.precision,
-            passes=_passes(config, layout),
+            passes=passes,
             checkpointing=config.train.activation_checkpointing == "full",
             offload=config.train.offload,
         )
