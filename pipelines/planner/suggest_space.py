@@ -36,7 +36,8 @@ class Cluster:
     def change(self, base: RunConfig) -> dict[str, Any]:
         """Fields of the run file."""
         disks, disk = self.machine.boot_disk_types, base.cluster.boot_disk_type
-        return {
+        every_gpu = {} if base.cluster.processes_per_replica == "auto" else {"cluster.processes_per_replica": "auto"}
+        return every_gpu | {
             "cluster.machine_type": self.machine.machine_type,
             "cluster.accelerator_type": self.gpu.accelerator_type,
             "cluster.accelerator_count": self.gpus_per_node,
