@@ -101,16 +101,29 @@ CASES = {
     },
 }
 BF16, CHECKPOINTING = {"train.precision": "bf16"}, {"train.activation_checkpointing": "full"}
+ONLINE: dict[str, Any] = {"features.cache": "off"}
+TOWER_TRAINED: dict[str, Any] = {"model.freeze": [], "features.cache": "off"}
+PROJECTOR: dict[str, Any] = {"model.freeze": ["tower", "language_model"]}
+ADAPTERS: dict[str, Any] = {"model.lora": {"rank": 8}}
 CASES |= {
     "zero1": Case("zero1"),
     "zero1 bf16": Case("zero1", BF16),
+    "zero1 one pass": Case("zero1", passes=1),
+    "zero1 checkpointing": Case("zero1", CHECKPOINTING),
+    "zero1 online": Case("zero1", ONLINE, cached=False),
+    "zero1 tower trained": Case("zero1", TOWER_TRAINED, cached=False),
+    "zero1 projector only": Case("zero1", PROJECTOR),
+    "zero1 adapters": Case("zero1", ADAPTERS),
+    "zero1 adapters bf16": Case("zero1", ADAPTERS | BF16),
     "zero3": Case("zero3"),
     "zero3 bf16 one pass": Case("zero3", BF16, passes=1),
     "zero3 checkpointing": Case("zero3", CHECKPOINTING),
-    "zero3 online": Case("zero3", {"features.cache": "off"}, cached=False),
-    "zero3 tower trained": Case("zero3", {"model.freeze": [], "features.cache": "off"}, cached=False),
-    "zero3 projector only": Case("zero3", {"model.freeze": ["tower", "language_model"]}),
-    "zero3 adapters": Case("zero3", {"model.lora": {"rank": 8}}),
+    "zero3 online": Case("zero3", ONLINE, cached=False),
+    "zero3 tower trained": Case("zero3", TOWER_TRAINED, cached=False),
+    "zero3 projector only": Case("zero3", PROJECTOR),
+    "zero3 adapters": Case("zero3", ADAPTERS),
+    "zero3 adapters bf16": Case("zero3", ADAPTERS | BF16),
+    "zero3 projector only bf16": Case("zero3", PROJECTOR | BF16),
 }
 # Without a GPU both memories are one place: all of it is compared with what both are said to hold.
 CASES |= {
@@ -118,12 +131,29 @@ CASES |= {
     "zero2 offload": Case("zero2", {"train.offload": "optimizer"}),
     "zero3 offload": Case("zero3", {"train.offload": "optimizer+weights"}),
     "fsdp offload": Case("fsdp", {"train.offload": "optimizer+weights"}),
+    "zero3 offload optimizer": Case("zero3", {"train.offload": "optimizer"}),
+    "zero3 adapters offload": Case("zero3", ADAPTERS | {"train.offload": "optimizer+weights"}),
+    "zero2 adapters offload": Case("zero2", ADAPTERS | {"train.offload": "optimizer"}),
+    "fsdp adapters offload": Case("fsdp", ADAPTERS | {"train.offload": "optimizer+weights"}),
+    "zero1 adapters offload": Case("zero1", ADAPTERS | {"train.offload": "optimizer"}),
+    "zero2 bf16 offload": Case("zero2", BF16 | {"train.offload": "optimizer"}),
+    "zero1 bf16 offload": Case("zero1", BF16 | {"train.offload": "optimizer"}),
+    "zero3 bf16 offload": Case("zero3", BF16 | {"train.offload": "optimizer+weights"}),
+    "fsdp bf16 offload": Case("fsdp", BF16 | {"train.offload": "optimizer+weights"}),
 }
 # On four processes, two on each of two nodes.
 HYBRID_CASES = {
     "hsdp": Case("hsdp"),
     "hsdp bf16 one pass": Case("hsdp", BF16, passes=1),
     "hsdp checkpointing": Case("hsdp", CHECKPOINTING),
+    "hsdp offload": Case("hsdp", {"train.offload": "optimizer+weights"}),
+    "hsdp offload bf16 one pass": Case("hsdp", {"train.offload": "optimizer+weights", **BF16}, passes=1),
+    "hsdp online": Case("hsdp", ONLINE, cached=False),
+    "hsdp tower trained": Case("hsdp", TOWER_TRAINED, cached=False),
+    "hsdp projector only": Case("hsdp", PROJECTOR),
+    "hsdp adapters": Case("hsdp", ADAPTERS),
+    "hsdp adapters bf16": Case("hsdp", ADAPTERS | BF16),
+    "hsdp adapters offload": Case("hsdp", ADAPTERS | {"train.offload": "optimizer+weights"}),
 }
 # On four processes: two copies of the model on two ranks each.
 SPLIT_CASES = {
@@ -131,7 +161,11 @@ SPLIT_CASES = {
     "tp bf16 one pass": Case("tp", {"train.precision": "bf16"}, passes=1),
     "tp checkpointing": Case("tp", {"train.activation_checkpointing": "full"}),
     "tp projector only": Case("tp", {"model.freeze": ["tower", "language_model"]}),
+    "tp tower trained": Case("tp", TOWER_TRAINED, cached=False),
+    "tp online": Case("tp", ONLINE, cached=False),
     "tp+fsdp": Case("tp+fsdp"),
+    "tp+fsdp projector only": Case("tp+fsdp", PROJECTOR),
+    "tp+fsdp online": Case("tp+fsdp", ONLINE, cached=False),
     "tp+fsdp bf16": Case("tp+fsdp", {"train.precision": "bf16"}),
     "tp+fsdp bf16 checkpointing": Case(
         "tp+fsdp", {"train.precision": "bf16", "train.activation_checkpointing": "full"}

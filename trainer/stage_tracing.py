@@ -43,7 +43,12 @@ def trace_stage(
     with without_checks(), FakeTensorMode():
         family = family_of(config)
         layers = range(len(stage.layers))
-        model = family.skeleton(config, vocabulary=vocabulary, language_layers=max(1, len(layers)))
+        model = family.skeleton(
+            config,
+            vocabulary=vocabulary,
+            language_layers=max(1, len(layers)),
+            one_inner_tower_layer=not stage.is_first or cached,  # this stage has no tower
+        )
         module = family.training_module(config, model, cached=cached).train()
         if activation_checkpointing:
             family.enable_activation_checkpointing(module)

@@ -86,7 +86,12 @@ def trace_step(
     """
     with without_checks(), FakeTensorMode():
         family = family_of(config)
-        model = family.skeleton(config, vocabulary=vocabulary, language_layers=language_layers)
+        model = family.skeleton(
+            config,
+            vocabulary=vocabulary,
+            language_layers=language_layers,
+            one_inner_tower_layer="tower" in config.freeze and not every_layer,  # which `_pass_through` runs in part
+        )
         module = family.training_module(config, model, cached=cached).train()
         if activation_checkpointing:
             family.enable_activation_checkpointing(module)

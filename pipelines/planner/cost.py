@@ -93,11 +93,8 @@ def estimate_cost(
     prices: Prices,
 ) -> Cost:
     """The run on every term. The run file's own is `term`."""
-    hours = {
-        "cache_features": cache_features_hours(config, cache),
-        "evaluate": evaluate_hours(config, shape, layout, load, gpu, cached=cache.state == "on"),
-    }
-    by_term = {term: _term_cost(config, time, hours, machine, gpu, prices, term) for term in TERMS}
+    hours = hours_beside_training(config, shape, layout, load, cache, gpu)
+    by_term = {term: term_cost(config, time, hours, machine, gpu, prices, term) for term in TERMS}
     chosen = by_term[config.cluster.strategy]
     storage_bytes = config.train.keep_checkpoints * checkpoint_bytes(shape, layout)
     storage_bytes += shape.total_parameters * FP32_BYTES  # the exported model
@@ -127,6 +124,16 @@ def estimate_cost(
     )
 
 
+def hours_beside_training(
+    config: RunConfig, shape: ModelShape, layout: Layout, load: RowLoad, cache: CacheAdvice, gpu: Gpu | None
+) -> dict[str, float | None]:
+    """Of the other jobs that take GPUs. 0: there is no such job. None: not known."""
+    return {
+        "cache_features": cache_features_hours(config, cache),
+        "evaluate": evaluate_hours(config, shape, layout, load, gpu, cached=cache.state == "on"),
+    }
+
+
 def why_not(config: RunConfig, term: Term, machine: Machine, gpu: Gpu | None, hours: float | None) -> str:
     """Why a run cannot have its machines on this term; empty where it can."""
     if term == "spot" and not machine.spot:
@@ -141,7 +148,7 @@ def why_not(config: RunConfig, term: Term, machine: Machine, gpu: Gpu | None, ho
     return ""
 
 
-def _term_cost(
+def term_cost(
     config: RunConfig,
     time: Time,
     hours: dict[str, float | None],
@@ -150,6 +157,7 @@ def _term_cost(
     prices: Prices,
     term: Term,
 ) -> TermCost:
+    """The run on one term. `hours`: see `hours_beside_training`."""
     cluster = config.cluster
     lost = lost_time(config, time, preemptible=term == "spot")
     train_hours = None

@@ -46,7 +46,12 @@ class Layout:
     @property
     def is_known_to_trainer(self) -> bool:
         """Whether `train.strategy` takes it. The others are computed for comparison."""
-        return self.strategy in get_args(TrainConfig.model_fields["strategy"].annotation)
+        return is_known_to_trainer(self.strategy)
+
+
+def is_known_to_trainer(strategy: str) -> bool:
+    """Whether `train.strategy` takes it."""
+    return strategy in get_args(TrainConfig.model_fields["strategy"].annotation)
 
 
 def _sharded(weights: bool, gradients: bool, optimizer: bool) -> Callable[[Layout], Layout]:

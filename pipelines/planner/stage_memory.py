@@ -42,17 +42,19 @@ def stage_moments(
     *,
     passes: int,
     mixes: Sequence[Mix] = (),
+    from_one_row: bool = False,
 ) -> dict[str, list[MemoryPart]]:
     """All that torch allocates in one stage: in the forward pass, in the backward pass and in the update.
 
     Args:
         passes: micro-batches of a step.
         mixes: what rows may hold; the fullest counts. By default `worst_rows`.
+        from_one_row: trace a micro-batch of one row and take the others as its multiples, for a search.
     """
     stage = stages[number]
     weights = StageWeights.of(shape, stage, cached=is_cached(config))
     held = min(len(stages) - number, passes)
-    found = [_Stage.traced(config, shape, stage, mix) for mix in mixes or worst_rows(config, shape)]
+    found = [_Stage.traced(config, shape, stage, mix, from_one_row) for mix in mixes or worst_rows(config, shape)]
     fullest = max(found, key=lambda one: one.total_bytes(held))
     # What is received has a buffer for each micro-batch: hidden states from before, their gradients from behind.
     in_schedule = max(passes, len(stages))
@@ -63,10 +65,7 @@ def stage_moments(
     late += min(len(stages) - number, in_schedule) - held
     sent = MemoryPart("sent", late * fullest.passed_on_bytes, "between stages, not yet let go of")
     static = [
-        MemoryPart("weights", FP32_BYTES * weights.trainable, "fp32, trained"),
-        MemoryPart("frozen weights", FP32_BYTES * weights.frozen, "fp32"),
-        MemoryPart("optimizer", ADAM_MOMENTS * FP32_BYTES * weights.trainable, "two moments in fp32"),
-        MemoryPart("gradients", FP32_BYTES * weights.trainable, "fp32, in the buckets of all-reduce"),
+        *lasting_parts(weights),
         MemoryPart("inputs", passes * fullest.input_bytes, "tokens, labels and images of a step"),
         MemoryPart("received", buffers * fullest.passed_on_bytes, "between stages, for each micro-batch of a step"),
     ]
@@ -77,6 +76,16 @@ def stage_moments(
         "step": [update],
     }
     return {moment: [part for part in [*static, *parts] if part.bytes] for moment, parts in moments.items()}
+
+
+def lasting_parts(weights: StageWeights) -> list[MemoryPart]:
+    """What a stage holds whatever its rows are."""
+    return [
+        MemoryPart("weights", FP32_BYTES * weights.trainable, "fp32, trained"),
+        MemoryPart("frozen weights", FP32_BYTES * weights.frozen, "fp32"),
+        MemoryPart("optimizer", ADAM_MOMENTS * FP32_BYTES * weights.trainable, "two moments in fp32"),
+        MemoryPart("gradients", FP32_BYTES * weights.trainable, "fp32, in the buckets of all-reduce"),
+    ]
 
 
 @dataclass(frozen=True)
@@ -90,21 +99,24 @@ class _Stage:
     input_bytes: int
 
     @classmethod
-    def traced(cls, config: RunConfig, shape: ModelShape, stage: Stage, mix: Mix) -> _Stage:
+    def traced(cls, config: RunConfig, shape: ModelShape, stage: Stage, mix: Mix, from_one_row: bool) -> _Stage:
         """Layers are equal, so traces of one and of two of them give any number."""
-        layers = len(stage.layers)
-        one, two = (_traced_stage(config, shape, stage, mix, min(layers, number)) for number in (1, 2))
+        layers, rows = len(stage.layers), config.train.micro_batch_rows
+        traced_rows = 1 if from_one_row else rows
+        times = rows // traced_rows
+        one, two = (_traced_stage(config, shape, stage, mix, traced_rows, min(layers, number)) for number in (1, 2))
 
         def extended(first: Held, second: Held) -> Counter[str]:
             few, more = Counter(first.bytes_by_category), Counter(second.bytes_by_category)
-            return Counter({name: few[name] + max(0, layers - 1) * (more[name] - few[name]) for name in {*few, *more}})
+            whole = {name: few[name] + max(0, layers - 1) * (more[name] - few[name]) for name in {*few, *more}}
+            return Counter({name: count * (1 if name == WEIGHT_COPIES else times) for name, count in whole.items()})
 
         return cls(
             forward=extended(one.forward, two.forward),
             kept=extended(one.kept, two.kept),
             backward=extended(one.backward, two.backward),
-            passed_on_bytes=one.passed_on_bytes,
-            input_bytes=one.input_bytes,
+            passed_on_bytes=times * one.passed_on_bytes,
+            input_bytes=times * one.input_bytes,
         )
 
     def total_bytes(self, held: int) -> int:
@@ -117,13 +129,13 @@ class _Stage:
         ]
 
 
-def _traced_stage(config: RunConfig, shape: ModelShape, stage: Stage, mix: Mix, layers: int) -> StageTrace:
+def _traced_stage(config: RunConfig, shape: ModelShape, stage: Stage, mix: Mix, rows: int, layers: int) -> StageTrace:
     train = config.train
     return _traced(
         config.model.model_dump_json(),
         shape.vocabulary,
         Stage(range(layers), stage.is_first, stage.is_last),
-        rows=(train.micro_batch_rows, config.data.row_tokens, *mix),
+        rows=(rows, config.data.row_tokens, *mix),
         cached=is_cached(config),
         in_bf16=train.precision == "bf16",
         checkpointing=train.activation_checkpointing == "full",

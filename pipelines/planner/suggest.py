@@ -1,12 +1,15 @@
 """`vlmpipe plan --suggest`: other machines, nodes and strategies for the same training, and the best of them.
 
 What the model learns stays as it is: rows, steps and the batch of a step do not change. Only what the trainer can run
-is suggested, and only what the planner's own checks let through. Tensor and pipeline parallelism are planned where the
-run file asks for them, not suggested.
+is suggested, and only what the planner's own checks let through.
+
+Time and price of a way take a millisecond and its memory takes traces, so ways are put in the goal's order first, and
+memory is looked at from the best on, until there are enough.
 """
 
 from __future__ import annotations
 
+import heapq
 import itertools
 import re
 from collections.abc import Iterator
@@ -15,25 +18,22 @@ from typing import Any
 
 from pipelines.config import RunConfig, parse_run_config
 from pipelines.planner import cost, feature_cache
-from pipelines.planner.activations import Activations, Computing, activations, computing_of
 from pipelines.planner.architecture import Architecture
-from pipelines.planner.catalog import Catalog, Gpu, Machine, load_catalog
+from pipelines.planner.catalog import load_catalog
 from pipelines.planner.device_memory import estimate_memory
 from pipelines.planner.feature_cache import CacheAdvice
 from pipelines.planner.job_spec import JOBS, job_violations
-from pipelines.planner.layout import STRATEGIES, layout_of
-from pipelines.planner.memory import GIB, device_parts, fullest, training_moments
+from pipelines.planner.layout import layout_of
+from pipelines.planner.memory import GIB
 from pipelines.planner.prices import Prices
 from pipelines.planner.row_load import RowLoad
+from pipelines.planner.suggest_memory import SearchMemory
+from pipelines.planner.suggest_space import Cluster, Degrees, clusters, ways
 from pipelines.planner.throughput import estimate_time
 from pipelines.run_file import apply_overrides
-from trainer.config import PIPELINE_PARALLEL, TENSOR_PARALLEL
 from trainer.errors import ConfigError
 
-NODES = (1, 2, 4, 8, 16)
-MICRO_BATCH_ROWS = (1, 2, 4, 8)
-# Every number of ranks that layers are split over needs traces of its own, which take longer than all the others.
-WHOLE_LAYERS = [name for name in STRATEGIES if name not in (*TENSOR_PARALLEL, *PIPELINE_PARALLEL)]
+CHECKPOINTING = {"train.activation_checkpointing": "full"}
 _GOAL = re.compile(r"^(?P<kind>cheapest|fastest|under|by)(:(?P<bound>[0-9]+(\.[0-9]+)?))?$")
 
 
@@ -52,12 +52,12 @@ class Goal:
             raise ConfigError(f"--suggest is {text!r}", expected="cheapest, fastest, under:USD or by:HOURS")
         return cls(found["kind"], float(found["bound"]) if found["bound"] else None)
 
-    def order(self, one: Suggestion) -> tuple[float, float]:
+    def order(self, one: _Way) -> tuple[float, float]:
         """Sorting key: the best first."""
         by_hours, by_usd = (one.hours, one.usd), (one.usd, one.hours)
         return by_hours if self.kind in ("fastest", "under") else by_usd
 
-    def allows(self, one: Suggestion) -> bool:
+    def allows(self, one: _Way) -> bool:
         """Whether it keeps to the bound."""
         if self.bound is None:
             return True
@@ -86,7 +86,30 @@ class _Search:
     load: RowLoad
     cache: CacheAdvice
     prices: Prices
-    catalog: Catalog
+
+
+@dataclass(frozen=True)
+class _Way:
+    """A suggestion whose memory is not known yet. `config` is unchecked: there are thousands."""
+
+    cluster: Cluster
+    change: dict[str, Any]
+    config: RunConfig
+    step_s: float
+    mfu: float
+    hours: float
+    usd: float
+
+    @property
+    def capacity_bytes(self) -> int:
+        return int(self.cluster.gpu.memory_gib * GIB)
+
+    @property
+    def kind(self) -> tuple[str, str, int, int, str]:
+        """Of one kind the best is shown: the same strategy on the same machines."""
+        place = self.cluster
+        machine, gpu = place.machine.machine_type, place.gpu.accelerator_type
+        return machine, gpu, place.gpus_per_node, place.nodes, self.config.train.strategy
 
 
 def suggest(
@@ -102,15 +125,13 @@ def suggest(
             expected="prepared data, train.max_steps, or plan.samples with plan.sample_tokens",
             fix="add for example plan.samples=100000 plan.sample_tokens=800",
         )
-    catalog = load_catalog()
-    gpu = catalog.gpus.get(config.cluster.accelerator_type)
+    gpu = load_catalog().gpus.get(config.cluster.accelerator_type)
     cache = feature_cache.advise(config, model.shape, layout_of(config), load, gpu, prices)
     features = config.features.model_copy(update={"cache": cache.state})
-    config = config.model_copy(update={"features": features})
-    search = _Search(config, model, load, cache, prices, catalog)
-    found = sorted((one for one in _candidates(search) if goal.allows(one)), key=goal.order)
-    checked = list(itertools.islice((one for one in found if _holds(search, one)), most))
-    if not checked:
+    search = _Search(config.model_copy(update={"features": features}), model, load, cache, prices)
+    memory = SearchMemory(model, load, cached=cache.state == "on")
+    best = list(itertools.islice(_fitting(search, memory, goal), most))
+    if not best:
         bound = {"under": f" for ${goal.bound:,.0f}", "by": f" in {goal.bound:g} hours"} if goal.bound else {}
         raise ConfigError(
             f"nothing on {config.cluster.strategy} capacity in {config.gcp.location} that has a price trains this"
@@ -118,88 +139,26 @@ def suggest(
             expected="a bound that some machines meet",
             fix="raise it, or change cluster.strategy, gcp.location or plan.prices_file",
         )
-    return checked
+    return best
 
 
-def _candidates(search: _Search) -> Iterator[Suggestion]:
-    """For each cluster and strategy the fastest that fits: a slower one has the same price an hour."""
-    traces: dict[tuple[Computing, str], Activations] = {}
-    for machine, gpu, count in _machines(search):
-        for nodes in NODES:
-            for strategy in WHOLE_LAYERS:
-                ways = list(_ways(search, machine, gpu, count, nodes, strategy, traces))
-                if ways:
-                    yield min(ways, key=lambda one: one.step_s)
-
-
-def _machines(search: _Search) -> Iterator[tuple[Machine, Gpu, int]]:
-    config, term = search.config, search.config.cluster.strategy
-    for machine in search.catalog.machines.values():
-        sold = {"spot": machine.spot, "standard": machine.on_demand, "flex_start": True}[term]
-        if machine.needs_reservation or not sold:
-            continue
-        for accelerator_type, counts in machine.accelerators.items():
-            gpu = search.catalog.gpus[accelerator_type]
-            in_region = config.gcp.location in search.catalog.regions.get(accelerator_type, ())
-            usable = gpu.bf16_tflops is not None or config.train.precision == "fp32"
-            if in_region and usable and (gpu.flex_start or term != "flex_start"):
-                for count in counts:
-                    quote = search.prices.machine(
-                        machine.machine_type, accelerator_type, count, config.gcp.location, term
-                    )
-                    if quote.usd_per_hour is not None:
-                        yield machine, gpu, count
-
-
-def _ways(
-    search: _Search,
-    machine: Machine,
-    gpu: Gpu,
-    count: int,
-    nodes: int,
-    strategy: str,
-    traces: dict[tuple[Computing, str], Activations],
-) -> Iterator[Suggestion]:
+def _ways(search: _Search, memory: SearchMemory) -> Iterator[_Way]:
+    """All that may fit, with their time and price."""
     base = search.config
-    for rows in MICRO_BATCH_ROWS:
-        if base.train.global_batch_rows % (nodes * count * rows):
-            continue
-        for checkpointing in ("none", "full"):
-            change = _change(base, machine, gpu, count, nodes)
-            change |= {
-                "train.strategy": strategy,
-                "train.micro_batch_rows": rows,
-                "train.activation_checkpointing": checkpointing,
-            }
-            if base.train.model_ranks > 1:
-                change |= {"train.tensor_parallel": 1, "train.pipeline_parallel": 1}
-            config = _with(base, change)
-            if not layout_of(config).is_known_to_trainer:
-                continue
-            key = (computing_of(config), checkpointing)
-            if key not in traces:
-                one_row = _with(config, {"train.micro_batch_rows": 1})
-                traces[key] = activations(one_row.model_copy(update={"model": search.model.model}), search.model.shape)
-            one = _suggestion(search, config, change, machine, gpu, traces[key].of_rows(rows))
-            if one:
-                yield one
-
-
-def _change(base: RunConfig, machine: Machine, gpu: Gpu, count: int, nodes: int) -> dict[str, Any]:
-    disks = machine.boot_disk_types
-    return {
-        "cluster.machine_type": machine.machine_type,
-        "cluster.accelerator_type": gpu.accelerator_type,
-        "cluster.accelerator_count": count,
-        "cluster.replica_count": nodes,
-        "cluster.boot_disk_type": base.cluster.boot_disk_type if base.cluster.boot_disk_type in disks else disks[0],
-        "cluster.reduction_server": None,
-        "cluster.restart_job_on_worker_restart": nodes > 1 or base.cluster.restart_job_on_worker_restart,
-    }
+    places = list(clusters(base, load_catalog(), search.prices))
+    degrees = Degrees.of(search.model, places, cached=memory.cached)
+    for place in places:
+        in_place = place.change(base)
+        for change in ways(base, place, degrees):
+            config = _with(base, in_place | change)
+            if memory.least_bytes(config) <= place.gpu.memory_gib * GIB:
+                way = _priced(search, place, in_place | change, config)
+                if way:
+                    yield way
 
 
 def _with(config: RunConfig, change: dict[str, Any]) -> RunConfig:
-    """Unchecked, for speed: there are thousands. `_holds` checks those that are shown."""
+    """Unchecked, for speed. `_suggestion` checks those that are shown."""
     sections: dict[str, dict[str, Any]] = {}
     for field, value in change.items():
         section, _, name = field.partition(".")
@@ -208,54 +167,74 @@ def _with(config: RunConfig, change: dict[str, Any]) -> RunConfig:
     return config.model_copy(update=updated)
 
 
-def _suggestion(
-    search: _Search, config: RunConfig, change: dict[str, Any], machine: Machine, gpu: Gpu, held: Activations
-) -> Suggestion | None:
-    layout, shape, train = layout_of(config), search.model.shape, config.train
-    cached = search.cache.state == "on"
-    moments = training_moments(
-        shape,
-        layout,
-        held,
-        cached=cached,
-        precision=train.precision,
-        passes=train.global_batch_rows // (layout.data_parallel * train.micro_batch_rows),
-        checkpointing=train.activation_checkpointing == "full",
-        offload=train.offload,
-    )
-    parts = [part for part in fullest(moments)[1] if not part.on_host]
-    total_bytes = sum(part.bytes for part in [*parts, *device_parts(parts, layout)])
-    if total_bytes > gpu.memory_gib * GIB:
+def _priced(search: _Search, place: Cluster, change: dict[str, Any], config: RunConfig) -> _Way | None:
+    layout, shape, cache = layout_of(config), search.model.shape, search.cache
+    time = estimate_time(config, shape, layout, search.load, place.machine, place.gpu, cached=cache.state == "on")
+    others = cost.hours_beside_training(config, shape, layout, search.load, cache, place.gpu)
+    term = config.cluster.strategy
+    price = cost.term_cost(config, time, others, place.machine, place.gpu, search.prices, term)
+    if time.step_s is None or time.mfu is None or price.train_hours is None or price.usd is None:
         return None
-    time = estimate_time(config, shape, layout, search.load, machine, gpu, cached=cached)
-    price = cost.estimate_cost(config, shape, layout, search.load, time, search.cache, machine, gpu, search.prices)
-    hours = price.by_term[price.term].train_hours
-    if time.step_s is None or time.mfu is None or hours is None or price.usd is None:
+    return _Way(place, change, config, time.step_s, time.mfu, price.train_hours, price.usd)
+
+
+def _fitting(search: _Search, memory: SearchMemory, goal: Goal) -> Iterator[Suggestion]:
+    """Those that fit, the best first: of each kind one."""
+    shown = set()
+    queue = [(goal.order(way), number, way) for number, way in enumerate(_ways(search, memory)) if goal.allows(way)]
+    heapq.heapify(queue)
+    while queue:
+        _, number, way = heapq.heappop(queue)
+        if way.kind in shown:
+            continue
+        try:
+            fits = memory.bytes(way.config) <= way.capacity_bytes
+            one = _suggestion(search, way) if fits else None
+        except ConfigError:  # the trainer would refuse it
+            continue
+        if one:
+            shown.add(way.kind)
+            yield one
+        elif way.change != (smaller := way.change | CHECKPOINTING):
+            again = _priced(search, way.cluster, smaller, _with(way.config, CHECKPOINTING))
+            if again and goal.allows(again):
+                heapq.heappush(queue, (goal.order(again), number, again))
+
+
+def _suggestion(search: _Search, way: _Way) -> Suggestion | None:
+    """With its memory traced anew, as a plan of it does; None where that or its jobs are refused.
+
+    Raises ConfigError where the run file with the change is not valid.
+    """
+    config = parse_run_config(apply_overrides(search.config.to_dict(), way.change), "a suggestion")
+    if any(found.severity == "error" for job in JOBS for found in job_violations(config, job, "gs://bucket/run")):
+        return None
+    place = way.cluster
+    memory = estimate_memory(config, search.model, place.machine, place.gpu, load=search.load, nearest=False)
+    if not memory.fits:
         return None
     return Suggestion(
-        change=change,
-        machines=f"{config.cluster.replica_count} x {machine.machine_type} ({config.cluster.accelerator_count} GPUs)",
-        strategy=f"{train.strategy}, {train.micro_batch_rows} rows"
-        + (", checkpointing" if train.activation_checkpointing == "full" else ""),
-        memory_gib=total_bytes / GIB,
-        capacity_gib=gpu.memory_gib,
-        step_s=time.step_s,
-        mfu=time.mfu,
-        hours=hours,
-        usd=price.usd,
+        change=way.change,
+        machines=f"{place.nodes} x {place.machine.machine_type} ({place.gpus_per_node} GPUs)",
+        strategy=_in_words(config),
+        memory_gib=memory.total_bytes / GIB,
+        capacity_gib=place.gpu.memory_gib,
+        step_s=way.step_s,
+        mfu=way.mfu,
+        hours=way.hours,
+        usd=way.usd,
     )
 
 
-def _holds(search: _Search, one: Suggestion) -> bool:
-    """Whether the run file with the change is valid, its jobs are, and the memory fits when traced anew."""
-    try:
-        config = parse_run_config(apply_overrides(search.config.to_dict(), one.change), "a suggestion")
-    except ConfigError:
-        return False
-    if any(found.severity == "error" for job in JOBS for found in job_violations(config, job, "gs://bucket/run")):
-        return False
-    machine, gpu = (
-        search.catalog.machines[config.cluster.machine_type],
-        search.catalog.gpus[config.cluster.accelerator_type],
+def _in_words(config: RunConfig) -> str:
+    train = config.train
+    rows = f"{train.micro_batch_rows} row{'' if train.micro_batch_rows == 1 else 's'}"
+    return ", ".join(
+        [
+            train.strategy,
+            *([f"{train.tensor_parallel} ranks a layer"] if train.tensor_parallel > 1 else []),
+            *([f"{train.pipeline_parallel} stages"] if train.pipeline_parallel > 1 else []),
+            rows,
+            *(["checkpointing"] if train.activation_checkpointing == "full" else []),
+        ]
     )
-    return estimate_memory(config, search.model, machine, gpu, load=search.load, nearest=False).fits

@@ -111,16 +111,32 @@ class LlavaFamily:
             and name not in model.all_tied_weights_keys  # on the meta device they are not one parameter
         }
 
-    def skeleton(self, config: ModelConfig, *, vocabulary: int, language_layers: int | None = None) -> nn.Module:
-        """What `build` makes, but for the numbers in it: for the meta device and for tensors without data."""
+    def skeleton(
+        self,
+        config: ModelConfig,
+        *,
+        vocabulary: int,
+        language_layers: int | None = None,
+        one_inner_tower_layer: bool = False,
+    ) -> nn.Module:
+        """What `build` makes, but for the numbers in it: for the meta device and for tensors without data.
+
+        `one_inner_tower_layer`: the tower's layers between the first and the last are one, which is quicker to make.
+        """
         text = _text_config(config)
         text.vocab_size = vocabulary
         if language_layers is not None:
             text.num_hidden_layers = language_layers
             if getattr(text, "layer_types", None):
                 text.layer_types = text.layer_types[:language_layers]
+        whole = self._whole_config(config, text, image_token=vocabulary - 1)
+        tower_layers = int(whole.vision_config.num_hidden_layers)
+        if one_inner_tower_layer and tower_layers > 3:
+            whole.vision_config.num_hidden_layers = 3
         with no_init_weights():  # drawing numbers looks at numbers, which such tensors do not have
-            model = LlavaForConditionalGeneration(self._whole_config(config, text, image_token=vocabulary - 1))
+            model = LlavaForConditionalGeneration(whole)
+        if one_inner_tower_layer and tower_layers > 3:
+            _repeat_inner_layer(model.model.vision_tower, tower_layers)
         return _freeze(model, config)
 
     def shape(self, config: ModelConfig) -> ModelShape:
@@ -383,6 +399,15 @@ def _behind_the_features(tower: nn.Module, config: ModelConfig) -> list[nn.Modul
     used = config.feature_layer if config.feature_layer >= 0 else len(layers) + 1 + config.feature_layer
     last = [part for name, part in tower.named_modules() if name.rpartition(".")[2] in ("post_layernorm", "head")]
     return [*layers[used:], *last]
+
+
+def _repeat_inner_layer(tower: nn.Module, layers: int) -> None:
+    """Make a tower of three layers one of `layers`, in which all between the first and the last are the same module."""
+    inner = _layers_of(tower)[1]
+    stack = next(part for part in tower.modules() if isinstance(part, nn.ModuleList) and inner in part)
+    for _ in range(layers - len(stack)):
+        stack.insert(1, inner)
+    tower.config.num_hidden_layers = layers
 
 
 def _layers_of(tower: nn.Module) -> list[nn.Module]:

@@ -1,0 +1,93 @@
+"""How much memory a way to train takes, for a search: from below without a trace, then from traces of one row.
+
+A trace takes half a second and everything else a millisecond, so ways that compute alike share theirs, and one that is
+too large without any activation needs none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from pipelines.config import RunConfig
+from pipelines.planner.activations import Activations, Computing, activations, computing_of
+from pipelines.planner.architecture import Architecture
+from pipelines.planner.layout import Layout, layout_of
+from pipelines.planner.memory import device_parts, fullest, training_moments
+from pipelines.planner.memory_parts import MemoryPart
+from pipelines.planner.row_load import RowLoad
+from pipelines.planner.stage_memory import lasting_parts, stage_moments
+from pipelines.planner.stages import StageWeights, planned_stages
+
+NOTHING = Activations({}, {}, {}, 0)
+
+
+@dataclass(frozen=True)
+class SearchMemory:
+    """Bytes of the fullest GPU, for ways to train one model on rows of one kind."""
+
+    model: Architecture
+    load: RowLoad
+    cached: bool
+    _traces: dict[tuple[Computing, str], Activations] = field(default_factory=dict)
+    _least: dict[tuple[Layout, str], int] = field(default_factory=dict)
+
+    def least_bytes(self, config: RunConfig) -> int:
+        """Without activations, and with one micro-batch a step: no way of this layout takes less."""
+        layout = layout_of(config)
+        key = (layout, config.train.offload)
+        if key not in self._least:
+            self._least[key] = self._without_rows(config, layout)
+        return self._least[key]
+
+    def bytes(self, config: RunConfig) -> int:
+        """With those of one row, times the rows of a micro-batch: all but copies of weights grows with them.
+
+        Raises ConfigError for a model that cannot be split so.
+        """
+        layout = layout_of(config)
+        whole = config.model_copy(update={"model": self.model.model})
+        if layout.pipeline_parallel > 1:
+            return self._of_stages(whole, layout)
+        key = (computing_of(config), config.train.activation_checkpointing)
+        if key not in self._traces:
+            of_one_row = whole.train.model_copy(update={"micro_batch_rows": 1})
+            self._traces[key] = activations(whole.model_copy(update={"train": of_one_row}), self.model.shape)
+        held = self._traces[key].of_rows(config.train.micro_batch_rows)
+        return self._of_ranks(config, layout, held, _passes(config, layout))
+
+    def _without_rows(self, config: RunConfig, layout: Layout) -> int:
+        if layout.pipeline_parallel > 1:
+            stages = planned_stages(config, self.model.shape, layout, self.load, cached=self.cached)
+            weights = [StageWeights.of(self.model.shape, stage, cached=self.cached) for stage in stages]
+            return max(_on_device(lasting_parts(each), layout) for each in weights)
+        return self._of_ranks(config, layout, NOTHING, passes=1)
+
+    def _of_ranks(self, config: RunConfig, layout: Layout, held: Activations, passes: int) -> int:
+        moments = training_moments(
+            self.model.shape,
+            layout,
+            held,
+            cached=self.cached,
+            precision=config.train.precision,
+            passes=passes,
+            checkpointing=config.train.activation_checkpointing == "full",
+            offload=config.train.offload,
+        )
+        return _on_device([part for part in fullest(moments)[1] if not part.on_host], layout)
+
+    def _of_stages(self, config: RunConfig, layout: Layout) -> int:
+        shape, passes = self.model.shape, _passes(config, layout)
+        stages = planned_stages(config, shape, layout, self.load, cached=self.cached)
+        return max(
+            _on_device(parts, layout)
+            for number in range(len(stages))
+            for parts in stage_moments(config, shape, stages, number, passes=passes, from_one_row=True).values()
+        )
+
+
+def _passes(config: RunConfig, layout: Layout) -> int:
+    return config.train.global_batch_rows // (layout.data_parallel * config.train.micro_batch_rows)
+
+
+def _on_device(parts: list[MemoryPart], layout: Layout) -> int:
+    return sum(part.bytes for part in [*parts, *device_parts(parts, layout)])

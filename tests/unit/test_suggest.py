@@ -1,0 +1,74 @@
+"""What `vlmpipe plan --suggest` chooses from is what the trainer accepts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipelines.config import RunConfig, load_run_file, parse_run_config
+from pipelines.planner.architecture import architecture
+from pipelines.planner.catalog import load_catalog
+from pipelines.planner.suggest_space import Cluster, Degrees, ways
+from pipelines.run_file import apply_overrides
+from tests.trainer_runs import merged
+
+ROOT = Path(__file__).parents[2]
+MACHINE = load_catalog().machines["a2-ultragpu-8g"]
+GPU = load_catalog().gpus["NVIDIA_A100_80GB"]
+PLACES = [Cluster(MACHINE, GPU, gpus, nodes) for gpus in (1, 8) for nodes in (1, 4)]
+LANGUAGE = "model.language_model.config"
+
+
+def run_file(**language: Any) -> RunConfig:
+    """Twelve heads and six key-value heads in seven layers; `language` replaces sizes."""
+    sizes = {"hidden_size": 96, "num_attention_heads": 12, "num_key_value_heads": 6, "num_hidden_layers": 7, **language}
+    base = load_run_file(ROOT / "configs/digits.yaml").to_dict()
+    changes = {f"{LANGUAGE}.{name}": value for name, value in sizes.items()}
+    changes |= {"train.global_batch_rows": 64, "model.tower.config.num_attention_heads": 4}
+    return parse_run_config(merged(base, changes), "test")
+
+
+@pytest.mark.parametrize(
+    ("language", "cached", "tensor"),
+    [
+        ({}, True, {2}),  # of the divisors of 8 GPUs: 4 does not divide 6 key-value heads
+        ({"num_key_value_heads": 12}, True, {2, 4}),
+        ({"num_attention_heads": 24, "num_key_value_heads": 24}, True, {2, 4, 8}),
+        ({"num_attention_heads": 24, "num_key_value_heads": 24}, False, {2, 4}),  # the tower that runs has 4 heads
+        ({"num_key_value_heads": 12, "intermediate_size": 190}, True, {2}),
+        ({"num_key_value_heads": 1}, True, set()),
+    ],
+)
+def test_layers_are_split_over_ranks_that_heads_and_width_divide_by(
+    language: dict[str, Any], cached: bool, tensor: set[int]
+) -> None:
+    degrees = Degrees.of(architecture(run_file(**language)), PLACES, cached=cached)
+    assert degrees.tensor == tensor
+
+
+def test_a_stack_of_seven_layers_has_at_most_seven_stages() -> None:
+    assert Degrees.of(architecture(run_file()), PLACES, cached=True).pipeline == {2, 4}
+
+
+def test_adapters_are_not_split() -> None:
+    config = run_file()
+    with_adapters = parse_run_config(merged(config.to_dict(), {"model.lora": {"rank": 4}}), "test")
+    assert not Degrees.of(architecture(with_adapters), PLACES, cached=True).tensor
+
+
+@pytest.mark.parametrize("offload", ["none", "optimizer"])
+def test_every_way_is_a_valid_run_file(offload: str) -> None:
+    """Also where the run file asks for what another strategy does not have."""
+    start = {"train.strategy": "zero1", "train.offload": offload}
+    base = parse_run_config(merged(run_file().to_dict(), start), "test")
+    degrees = Degrees(tensor=frozenset({2, 4, 8}), pipeline=frozenset({2, 4}))
+    found = set()
+    for place in PLACES:
+        for change in ways(base, place, degrees):
+            content = apply_overrides(base.to_dict(), place.change(base) | change)
+            train = parse_run_config(content, "a way").train
+            found.add((train.strategy, train.tensor_parallel, train.pipeline_parallel))
+    assert {(strategy, *split) for strategy in ("tp", "tp+fsdp") for split in ((2, 1), (4, 1), (8, 1))} <= found
+    assert {("pp", 1, 2), ("pp", 1, 4), ("ddp", 1, 1), ("hsdp", 1, 1)} <= found
