@@ -17,7 +17,6 @@ from trainer.data.chunk_plan import Chunk, Places, read_plan, write_plan
 from trainer.data.chunk_store import ChunkStore
 from trainer.data.chunk_workers import make_in_processes
 from trainer.data.conversation import load_tokenizer
-from trainer.data.examine import image_tokens_of
 from trainer.data.in_order import cores, threads_for
 from trainer.data.index import NAME
 from trainer.data.merge import Part
@@ -25,6 +24,7 @@ from trainer.data.samples import stable_digest
 from trainer.data.seen import SeenContent
 from trainer.data.sources import Source
 from trainer.data.sources.parts import counted
+from trainer.models.image_tokens import image_tokens_of
 from trainer.progress import Progress
 from trainer.storage import open_storage
 
@@ -142,7 +142,7 @@ def make_plan(config: JobConfig, source: Source, identity: str, folder: Path, pr
 
 def _settings(config: JobConfig, tokenizer: PreTrainedTokenizerFast, format_version: int) -> str:
     """A hash of what decides a chunk's files beside its records."""
-    image_tokens = image_tokens_of(config)
+    image_tokens = image_tokens_of(config.model)
     data = config.data.model_dump(mode="json", exclude=NOT_IN_A_CHUNK)
     sizes = [image_tokens(*size) for size in PROBE_SIZES]
     specials = (tokenizer.bos_token, tokenizer.eos_token, tokenizer.all_special_tokens)
