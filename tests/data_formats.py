@@ -8,6 +8,7 @@ import json
 import tarfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -69,11 +70,15 @@ def write_llava_lines(folder: Path, samples: Sequence[Captioned]) -> str:
     return "set.jsonl"
 
 
-def write_tars(folder: Path, samples: Sequence[Captioned]) -> str:
-    """Two tars, as a folder: text in txt in the first one, in json in the second."""
+def parts_of(samples: Sequence[Captioned], count: int) -> list[Sequence[Captioned]]:
+    ends = [len(samples) * part // count for part in range(count + 1)]
+    return [samples[start:end] for start, end in pairwise(ends)]
+
+
+def write_tars(folder: Path, samples: Sequence[Captioned], count: int = 2) -> str:
+    """Two tars or more, as a folder: text in txt in the first one, in json in the others."""
     folder.mkdir(parents=True, exist_ok=True)
-    half = len(samples) // 2
-    for number, part in enumerate((samples[:half], samples[half:])):
+    for number, part in enumerate(parts_of(samples, count)):
         with tarfile.open(folder / f"part-{number:06d}.tar", "w") as tar:
             for sample in part:
                 add_member(tar, f"{sample.name}.png", sample.image)
@@ -84,17 +89,16 @@ def write_tars(folder: Path, samples: Sequence[Captioned]) -> str:
     return ""
 
 
-def write_parquet(folder: Path, samples: Sequence[Captioned]) -> str:
-    """Two files, as a pattern with braces."""
+def write_parquet(folder: Path, samples: Sequence[Captioned], count: int = 2) -> str:
+    """Two files or more, as a pattern with braces."""
     folder.mkdir(parents=True, exist_ok=True)
-    half = len(samples) // 2
-    for number, part in enumerate((samples[:half], samples[half:])):
+    for number, part in enumerate(parts_of(samples, count)):
         rows = [
             {"id": sample.name, "image": {"bytes": sample.image, "path": f"{sample.name}.png"}, "text": sample.caption}
             for sample in part
         ]
-        pq.write_table(pa.Table.from_pylist(rows), folder / f"train-{number:05d}-of-00002.parquet", row_group_size=3)
-    return "train-{00000..00001}-of-00002.parquet"
+        pq.write_table(pa.Table.from_pylist(rows), folder / f"train-{number:05d}.parquet", row_group_size=3)
+    return f"train-{{00000..{count - 1:05d}}}.parquet"
 
 
 def write_coco(folder: Path, samples: Sequence[Captioned]) -> str:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 
-from tests.chunk_fixture import RECORDS, ChunkedSet, fixed_tokenizer
-from tests.data_fixture import png, prepared_files, record, run_prepare
+from tests.chunk_fixture import CHUNK, RECORDS, ChunkedSet, fixed_tokenizer, progress_of
+from tests.data_fixture import job_config, png, prepared_files, record, run_prepare
+from tests.data_formats import Captioned, captioned, write_parquet, write_tars
 from tests.fakes.gcs import FakeGcs
+from trainer.data.prepare import plan_chunks, prepare_share
+from trainer.data.shard_cache import CACHE_FOLDER, GIB
+from trainer.data.sources.files import SHARE_OF_CACHE, SourceFiles
 from trainer.storage import Storage, open_storage
 
 BUCKET = "gs://bucket/data"
@@ -71,6 +76,51 @@ def test_in_a_bucket_nothing_is_read_that_did_not_change(data: ChunkedSet, bucke
     local = run_prepare(data.config("local"))
     same = {n: b for n, b in prepared_files(local.uri).items() if n != "DONE"}
     assert same == {n: b for n, b in after.items() if n != "DONE"}
+
+
+@pytest.mark.parametrize("write", [write_tars, write_parquet])
+def test_a_task_fetches_only_the_files_that_hold_its_chunks(
+    write: Callable[[Path, Sequence[Captioned], int], str],
+    memory: Path,
+    bucket: FakeGcs,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    files, tasks, folder = 24, 3, memory / "set"
+    pattern = write(folder, captioned(5 * files), files)
+    for path in sorted(folder.iterdir()):
+        open_storage(BUCKET).upload(path, path.name)
+    three_files_gib = 3 * max(path.stat().st_size for path in folder.iterdir()) / GIB
+    settings = {"chunk_samples": CHUNK, "workers": 1, "shard_cache_gib": three_files_gib / SHARE_OF_CACHE}
+    tokenizer = fixed_tokenizer(memory / "tokenizer")
+    remote, local = (
+        job_config(memory / name, tokenizer=tokenizer, source=f"{source}/{pattern}".rstrip("/"), **settings)
+        for name, source in (("remote", BUCKET), ("local", str(folder)))
+    )
+
+    def fetched() -> list[str]:
+        sent = [unquote(line).partition("?")[0] for line in bucket.requests if "alt=media" in line]
+        bucket.requests.clear()
+        return [name.rpartition("/")[2] for name in sent]
+
+    bucket.requests.clear()
+    chunks = plan_chunks(remote, progress_of(remote))
+    assert sorted(fetched()) == sorted(path.name for path in folder.iterdir())
+    for task in range(tasks):  # each on a machine of its own, with room for three files
+        cache = tmp_path / f"cache-{task}"
+        monkeypatch.setenv("VLMPIPE_CACHE_DIR", str(cache))
+        mine = prepare_share(remote, task, tasks, progress_of(remote))
+        assert 0 < mine < chunks
+        names = fetched()
+        # About 8 records a chunk, 5 a file: a third of the chunks needs some two thirds of the files at most.
+        assert len(names) == len(set(names)) <= 0.8 * files
+        kept = sum(path.stat().st_size for path in (cache / CACHE_FOLDER / SourceFiles.kind).glob("*.whole"))
+        assert 0 < kept <= three_files_gib * GIB
+    made = run_prepare(remote)
+    assert made.chunks and made.chunks.prepared == 0
+    assert not fetched()
+    one = {name: data for name, data in prepared_files(run_prepare(local).uri).items() if name != "DONE"}
+    assert one == {name: data for name, data in prepared_files(made.uri).items() if name != "DONE"}
 
 
 def upload(store: Storage, data: ChunkedSet) -> None:

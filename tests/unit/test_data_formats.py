@@ -18,6 +18,7 @@ from trainer.data.rejects import RejectCode, RejectedError
 from trainer.data.samples import SPLITS, Sample, Turn
 from trainer.data.shards import ShardReader
 from trainer.data.sources import Source, open_source
+from trainer.data.sources.parts import counted, records_from
 from trainer.errors import ExitCode, UserError
 from trainer.storage import open_storage
 from trainer.storage_gcs import GcsStorage
@@ -108,6 +109,17 @@ def test_a_fingerprint_in_a_bucket_follows_checksums_and_not_times(name: str, tm
     write_source(name, folder, change_image(samples))
     upload(folder, source)
     assert opened(source).fingerprint() != first
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_source_can_be_read_from_the_part_that_holds_a_record(name: str, tmp_path: Path) -> None:
+    source = opened(write_source(name, tmp_path / "set", captioned(7)))
+    whole, starts = [sample.where for sample in source], []  # type: list[str], list[int]
+    assert [sample.where for sample in counted(source.parts(), starts)] == whole
+    for number in range(len(whole)):
+        records, first = records_from(source.parts(), starts, number)
+        assert [sample.where for sample in records] == whole[first:]
+        assert first == max(start for start in starts if start <= number)
 
 
 def test_every_format_prepares_to_the_same_shards(tmp_path: Path) -> None:

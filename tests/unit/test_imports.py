@@ -77,6 +77,8 @@ def test_the_check_itself_sees_imports() -> None:
     [
         ("pipelines.cli", {"torch", "transformers", "deepspeed", "kfp", "google.cloud.aiplatform"}),
         ("trainer.config", {"torch", "transformers", "pyarrow"}),
+        ("trainer.data.prepare", {"torch", "transformers"}),
+        ("trainer.data.chunk_workers", {"torch", "transformers"}),
     ],
 )
 def test_a_light_module_loads_nothing_heavy(module: str, heavy: set[str]) -> None:

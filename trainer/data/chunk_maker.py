@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +16,7 @@ from trainer.data.examine import Entry, Examination, final_entry
 from trainer.data.rejects import Reject
 from trainer.data.samples import Sample
 from trainer.data.sources import Source
+from trainer.data.sources.parts import records_from
 from trainer.errors import DataError, os_errors
 
 if TYPE_CHECKING:
@@ -23,13 +24,20 @@ if TYPE_CHECKING:
 
 
 class ChunkMaker:
-    """Reads the source from chunk to chunk. Going forward it reads each record once; going back it starts again."""
+    """Reads the source from chunk to chunk: each record once, going forward, and no part that has none of a chunk."""
 
     def __init__(
-        self, config: JobConfig, source: Source, tokenizer: PreTrainedTokenizerFast, settings: str, threads: int
+        self,
+        config: JobConfig,
+        source: Source,
+        part_starts: Sequence[int],
+        tokenizer: PreTrainedTokenizerFast,
+        settings: str,
+        threads: int,
     ) -> None:
-        """`settings`: what the chunks' fingerprints stand for beside their records."""
-        self._config, self._source, self._settings, self._threads = config, source, settings, threads
+        """`part_starts`: number of each part's first record. `settings`: what fingerprints stand for beside records."""
+        self._config, self._settings, self._threads = config, settings, threads
+        self._parts, self._part_starts = source.parts(), part_starts
         self._examine = Examination(config, tokenizer)
         self._store = ChunkStore(config.run.chunks_root)
         self._records: Iterator[Sample | Reject] = iter(())
@@ -50,8 +58,9 @@ class ChunkMaker:
             self._store.put(chunk.fingerprint(self._settings), Path(scratch))
 
     def _entries(self, chunk: Chunk) -> Iterator[Entry | Reject]:
-        if not 0 <= self._position <= chunk.start:
-            self._records, self._position = iter(self._source), 0
+        records, position = records_from(self._parts, self._part_starts, chunk.start)
+        if not position <= self._position <= chunk.start:
+            self._records, self._position = records, position
         for _ in islice(self._records, chunk.start - self._position):
             pass
         self._position = chunk.start

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -73,6 +73,7 @@ def make_in_processes(
     *,
     workers: int,
     threads: int,
+    part_starts: Sequence[int],
     tokenizer: Path,
     settings: str,
     report: ChunkReport,
@@ -83,6 +84,7 @@ def make_in_processes(
     """
     answers: SimpleQueue[tuple[_Worker, Message]] = SimpleQueue()
     job = {"config": config.model_dump_json(), "tokenizer": str(tokenizer), "settings": settings, "threads": threads}
+    job["part_starts"] = list(part_starts)
     crew: list[_Worker] = []
     try:
         todo = iter(chunks)
@@ -150,7 +152,8 @@ def _maker(job: dict[str, Any]) -> ChunkMaker:
     config = JobConfig.model_validate_json(job["config"])
     folder = Path(job["tokenizer"])
     tokenizer = load_tokenizer(open_storage(str(folder.parent)), folder.name)
-    return ChunkMaker(config, open_source(config.data), tokenizer, job["settings"], job["threads"])
+    source = open_source(config.data)
+    return ChunkMaker(config, source, job["part_starts"], tokenizer, job["settings"], job["threads"])
 
 
 if __name__ == "__main__":

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import TYPE_CHECKING
 
 from trainer.config import JobConfig
@@ -13,20 +12,12 @@ from trainer.data.conversation import Encoded, encode_sample
 from trainer.data.rejects import Reject, RejectCode, RejectedError, Repair
 from trainer.data.samples import IMAGE_TOKEN, Sample, Split, Turn, split_of
 from trainer.data.seen import Met, SeenIds
+from trainer.models.image_tokens import image_tokens_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 LONGEST_ID_CHARS = 256
-ImageTokens = Callable[[int, int], int]  # (width, height) in pixels -> tokens
-
-
-def image_tokens_of(config: JobConfig) -> ImageTokens:
-    """The rule by which the model's family counts tokens of an image. Imports torch."""
-    from trainer.models.table import family_of
-
-    family = family_of(config.model)
-    return cache(lambda width, height: family.image_tokens(config.model, width, height))
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +95,7 @@ class Examination:
 
     def __init__(self, config: JobConfig, tokenizer: PreTrainedTokenizerFast) -> None:
         self._data, self._tokenizer = config.data, tokenizer
-        self._image_tokens = image_tokens_of(config)
+        self._image_tokens = image_tokens_of(config.model)
         self._special_tokens = tuple(tokenizer.all_special_tokens)
 
     def __call__(self, entry: Entry | Reject) -> Accepted | Reject:

@@ -17,13 +17,14 @@ from trainer.data.chunk_plan import Chunk, Places, read_plan, write_plan
 from trainer.data.chunk_store import ChunkStore
 from trainer.data.chunk_workers import make_in_processes
 from trainer.data.conversation import load_tokenizer
-from trainer.data.examine import image_tokens_of
 from trainer.data.in_order import cores, threads_for
 from trainer.data.index import NAME
 from trainer.data.merge import Part
 from trainer.data.samples import stable_digest
 from trainer.data.seen import SeenContent
 from trainer.data.sources import Source
+from trainer.data.sources.parts import counted
+from trainer.models.image_tokens import image_tokens_of
 from trainer.progress import Progress
 from trainer.storage import open_storage
 
@@ -31,7 +32,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 TOKENIZER = "tokenizer"
-PLANS = "plans"  # folder in the chunk store, by the prepared set's fingerprint
+PLANS = "chunk-plans"  # folder in the chunk store, by the prepared set's fingerprint
+PARTS = "parts.json"  # number of the first record of each of the source's parts
 PROBE_SIZES = ((64, 64), (640, 480), (480, 640), (1024, 1024))  # pixels; tell image token rules apart
 # What does not decide a chunk's bytes, given its records. Which records there are is in the plan.
 NOT_IN_A_CHUNK = {
@@ -49,6 +51,7 @@ class Planned:
         self._tokenizer = load_tokenizer(open_storage(str(folder)), TOKENIZER)
         self._settings = _settings(config, self._tokenizer, format_version)
         self.chunks = tuple(read_plan(folder))
+        self._part_starts: list[int] = json.loads((folder / PARTS).read_text())
 
     def make(self, chunks: Sequence[Chunk], progress: Progress) -> int:
         """Prepare those that are not done yet. Returns how many these were."""
@@ -64,12 +67,13 @@ class Planned:
                 self._config,
                 workers=workers,
                 threads=threads,
+                part_starts=self._part_starts,
                 tokenizer=self._folder / TOKENIZER,
                 settings=self._settings,
                 report=tally,
             )
         elif todo:
-            maker = ChunkMaker(self._config, self._source, self._tokenizer, self._settings, threads)
+            maker = ChunkMaker(self._config, self._source, self._part_starts, self._tokenizer, self._settings, threads)
             for chunk in todo:
                 maker.make(chunk, partial(tally, chunk.number))
         return len(todo)
@@ -122,8 +126,9 @@ def find_plan(config: JobConfig, identity: str, folder: Path) -> bool:
 
 def make_plan(config: JobConfig, source: Source, identity: str, folder: Path, progress: Progress, total: int) -> None:
     """Read the source once, with its images, and store where it is cut. `folder` holds the tokenizer."""
+    part_starts: list[int] = []
     reading = write_plan(
-        islice(source, config.data.max_samples or None),
+        islice(counted(source.parts(), part_starts), config.data.max_samples or None),
         folder,
         held_out_fraction=config.data.held_out_fraction,
         chunk_samples=config.data.chunk_samples,
@@ -131,12 +136,13 @@ def make_plan(config: JobConfig, source: Source, identity: str, folder: Path, pr
     )
     for read in reading:
         progress.update(read, total, unit="samples", message="looking for what is new")
+    (folder / PARTS).write_text(json.dumps(part_starts))
     ChunkStore(config.run.chunks_root).put(f"{PLANS}/{identity}", folder)
 
 
 def _settings(config: JobConfig, tokenizer: PreTrainedTokenizerFast, format_version: int) -> str:
     """A hash of what decides a chunk's files beside its records."""
-    image_tokens = image_tokens_of(config)
+    image_tokens = image_tokens_of(config.model)
     data = config.data.model_dump(mode="json", exclude=NOT_IN_A_CHUNK)
     sizes = [image_tokens(*size) for size in PROBE_SIZES]
     specials = (tokenizer.bos_token, tokenizer.eos_token, tokenizer.all_special_tokens)

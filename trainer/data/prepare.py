@@ -24,7 +24,7 @@ from trainer.data.chunk import build_chunk
 from trainer.data.chunk_plan import records_of_one_chunk
 from trainer.data.chunk_store import UPLOADS, files_in, upload_folder
 from trainer.data.conversation import load_tokenizer, make_tokenizer, training_texts
-from trainer.data.examine import Entry, Examination, final_split, image_tokens_of, with_unique_ids
+from trainer.data.examine import Entry, Examination, final_split, with_unique_ids
 from trainer.data.in_order import threads_for
 from trainer.data.merge import Part, Shard, merge
 from trainer.data.planned import PROBE_SIZES, TOKENIZER, Planned, find_plan, make_plan
@@ -32,6 +32,7 @@ from trainer.data.rejects import Reject
 from trainer.data.samples import Sample, Turn
 from trainer.data.sources import Source, open_source
 from trainer.errors import os_errors
+from trainer.models.image_tokens import image_tokens_of
 from trainer.progress import Progress
 from trainer.storage import AlreadyExistsError, LocalStorage, Storage, join_uri, open_storage
 
@@ -115,7 +116,7 @@ def fingerprint(config: JobConfig) -> str:
 
 
 def _fingerprint(config: JobConfig, source: Source) -> str:
-    image_tokens = image_tokens_of(config)
+    image_tokens = image_tokens_of(config.model)
     tokenizer = Path(config.model.tokenizer)
     files = sorted(path for path in tokenizer.glob("*.json")) if tokenizer.is_dir() else []
     settings = {

@@ -35,6 +35,7 @@ from transformers.utils import logging as transformers_logging
 from trainer.config import ModelConfig, WeightsConfig
 from trainer.errors import ConfigError
 from trainer.models.family import Blocks
+from trainer.models.image_tokens import square_tokens
 from trainer.models.llava_initial import TOWER, InitialWeights
 from trainer.models.llava_stage import reduce_to_stage
 from trainer.models.lora import adapter_parameters, add_adapters, is_adapter, plain_name, without_adapters
@@ -54,9 +55,7 @@ class LlavaFamily:
     def image_tokens(self, config: ModelConfig, width: int, height: int) -> int:
         """Language-model tokens of one image. Constant: every image is resized to one square."""
         vision = vision_config(config)
-        side = config.image_size // int(vision.patch_size)
-        has_class_token = vision.model_type == "clip_vision_model"
-        return side * side + (1 if has_class_token and config.feature_select == "full" else 0)
+        return square_tokens(config, str(vision.model_type), int(vision.patch_size))
 
     def feature_width(self, config: ModelConfig) -> int:
         """Numbers per feature token: the tower's hidden size."""

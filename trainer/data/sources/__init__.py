@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from trainer.config import DataConfig
@@ -14,6 +14,7 @@ from trainer.errors import ConfigError, ExitCode, UserError
 
 if TYPE_CHECKING:
     from trainer.data.sources.files import Files
+    from trainer.data.sources.parts import Records
 
 BUILTIN_PREFIX = "builtin:"
 FOLDER_SUFFIXES = (".tar", ".parquet")  # what a folder is known by
@@ -30,6 +31,10 @@ class Source(Protocol):
 
     def fingerprint(self) -> str:
         """Changes when any sample or image of the source changes."""
+        ...
+
+    def parts(self) -> Sequence[Records]:
+        """The same in pieces that can be read alone, such as files: together, in order, they are the source."""
         ...
 
     def __iter__(self) -> Iterator[Sample | Reject]:
@@ -62,7 +67,7 @@ def _open_files(config: DataConfig) -> Source:
     from trainer.data.sources.llava import LlavaSource
     from trainer.data.sources.webdataset import WebDatasetSource
 
-    files = find_files(config.source)
+    files = find_files(config.source, config.shard_cache_gib)
     suffix = _suffix(files, METADATA)
     if suffix == ".tar":
         return WebDatasetSource(files.ending(suffix), config.caption_question)

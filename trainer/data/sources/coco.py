@@ -12,6 +12,7 @@ from trainer.data.samples import Sample, split_of
 from trainer.data.sources.files import Files
 from trainer.data.sources.image_files import open_image_files
 from trainer.data.sources.json_reader import BadJsonError, JsonReader
+from trainer.data.sources.parts import OnePart
 from trainer.data.sources.records import identity_of, split_named, text, turns_of
 from trainer.errors import DataError, os_errors
 
@@ -19,7 +20,7 @@ EXAMPLE = """{"images": [{"id": 1, "file_name": "cats/1.jpg"}],
  "annotations": [{"id": 7, "image_id": 1, "caption": "A cat on a mat."}]}"""
 
 
-class CocoSource:
+class CocoSource(OnePart):
     """One sample a caption. The image decides the split, so that its captions stay together."""
 
     def __init__(self, files: Files, image_folder: str, caption_question: str, held_out_fraction: float) -> None:

@@ -25,6 +25,7 @@ from trainer.data.samples import (
     stable_shuffle,
 )
 from trainer.data.sources import require
+from trainer.data.sources.parts import OnePart
 
 GENERATOR_VERSION = 1  # raise it when pictures or questions change
 SCAN_SCALE = 4  # an 8 x 8 scan becomes 32 x 32
@@ -34,7 +35,7 @@ CANVASES_PER_SCAN = 2  # two-digit canvases that a scan begins
 SCAN_MAX = 16  # scikit-learn's grey levels are 0 to 16
 
 
-class DigitsSource:
+class DigitsSource(OnePart):
     """Three records a scan: the scan alone, and as the left digit of two canvases."""
 
     def __init__(self, held_out_fraction: float) -> None:

@@ -14,13 +14,14 @@ from typing import Any
 
 from trainer.data.samples import IMAGE_TOKEN, ImageRef, Sample, Split, Turn, stable_shuffle
 from trainer.data.sources import require
+from trainer.data.sources.parts import OnePart
 
 GENERATOR_VERSION = 1
 TRAIN_PER_TEST = 4  # the package has four train pictures for each test picture
 SHAPES = {"circle", "rectangle", "triangle"}
 
 
-class EasyVqaSource:
+class EasyVqaSource(OnePart):
     """Train and test pictures in turn, so that the first N records hold both."""
 
     def __init__(self) -> None:

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from functools import cached_property
 from itertools import product
+from pathlib import Path
 
-from trainer.errors import ConfigError, DataError, ExitCode, UserError
-from trainer.storage import ObjectInfo, Storage, open_storage
+from trainer.data.shard_cache import open_shards
+from trainer.data.shard_files import ShardFiles, Sidecar
+from trainer.errors import ConfigError, DataError, ExitCode, UserError, os_errors
+from trainer.storage import LocalStorage, ObjectInfo, Storage, open_storage
 
 SPECIAL = re.compile(r"[{*?\[]")
 BRACES = re.compile(r"\{([^{}]*)\}")
 RANGE = re.compile(r"(\d+)\.\.(\d+)")
 MOST_FILES = 1_000_000  # that braces may mean
+SHARE_OF_CACHE = 0.5  # what is prepared needs room on the disk, too
 
 
 @dataclass(frozen=True)
@@ -26,6 +33,7 @@ class Files:
     storage: Storage
     infos: tuple[ObjectInfo, ...]  # sorted by name; of a folder, all that is below it
     is_folder: bool = False
+    cache_gib: float = 0.0  # disk for files of a bucket; see `open_shards`
 
     @property
     def names(self) -> list[str]:
@@ -33,15 +41,62 @@ class Files:
 
     def ending(self, suffix: str) -> Files:
         """Those whose name ends so."""
-        return Files(self.source, self.storage, tuple(i for i in self.infos if i.name.endswith(suffix)), self.is_folder)
+        return replace(self, infos=tuple(info for info in self.infos if info.name.endswith(suffix)))
 
     def named(self, name: str) -> Files:
         """The one file of that name."""
-        return Files(self.source, self.storage, tuple(info for info in self.infos if info.name == name))
+        return replace(self, infos=tuple(info for info in self.infos if info.name == name), is_folder=False)
 
     def fingerprint(self) -> str:
         """Hexadecimal; changes with any file's name or bytes."""
         return fingerprint_of(self.infos)
+
+    @contextmanager
+    def opened(self, name: str) -> Iterator[Path]:
+        """The file on this machine's disk, for the block. One of a bucket may be evicted meanwhile: it is read on."""
+        uri = self.storage.uri(name)
+        if isinstance(self.storage, LocalStorage):
+            with os_errors(f"reading {uri}"):
+                yield self.storage.path(name)
+            return
+        with os_errors(f"fetching {uri}"), self._cached.opened(name) as locked:
+            handle = os.dup(locked)
+        # Not under its lock: who reads one file waits for the next, and two who did could wait for each other.
+        try:
+            with os_errors(f"reading {uri}"):
+                yield Path(f"/dev/fd/{handle}")
+        finally:
+            os.close(handle)
+
+    @cached_property
+    def _cached(self) -> ShardFiles:
+        return open_shards(SourceFiles(self.storage, self.infos), self.cache_gib, share=SHARE_OF_CACHE)
+
+
+class SourceFiles:
+    """Files of a bucket that are fetched whole. What proves them whole is what the bucket knows of them."""
+
+    kind = "sources"
+
+    def __init__(self, storage: Storage, infos: Iterable[ObjectInfo]) -> None:
+        self.storage = storage
+        self._infos = {info.name: info for info in infos}
+
+    def sizes(self) -> dict[str, int]:
+        return {name: info.size_bytes for name, info in self._infos.items()}
+
+    def sidecar(self, shard: str) -> Sidecar:
+        info = self._infos[shard]
+        if info.crc32c is None:
+            raise self.damaged(shard, "the bucket keeps no checksum (CRC32C) of it")
+        return Sidecar(shard, 0, info.size_bytes, info.crc32c)
+
+    def damaged(self, shard: str, how: str) -> DataError:
+        return DataError(
+            f"{self.storage.uri(shard)} cannot be read: {how}",
+            expected="the bytes that were there when the run began",
+            fix="run again when nobody writes to data.source any more",
+        )
 
 
 def fingerprint_of(infos: Iterable[ObjectInfo]) -> str:
@@ -52,17 +107,17 @@ def fingerprint_of(infos: Iterable[ObjectInfo]) -> str:
     return digest.hexdigest()
 
 
-def find_files(source: str) -> Files:
-    """The files that `source` names.
+def find_files(source: str, cache_gib: float = 0.0) -> Files:
+    """The files that `source` names; those of a bucket come through a cache of at most `cache_gib`.
 
     Raises ConfigError when there are none, DataError when some of a brace pattern's are not there.
     """
     root, name = _root_and_name(source)
     storage = _open_folder(root)
     if name and (info := storage.stat(name)):
-        return Files(source, storage, (info,))
+        return Files(source, storage, (info,), cache_gib=cache_gib)
     if SPECIAL.search(name):
-        return _matching(source, storage, name)
+        return replace(_matching(source, storage, name), cache_gib=cache_gib)
     storage = _open_folder(source)
     infos = tuple(storage.list())
     if not infos:
@@ -72,7 +127,7 @@ def find_files(source: str) -> Files:
             expected="an existing LLaVA file, tar, Parquet file, COCO file or folder; a relative path starts at the "
             "current folder",
         )
-    return Files(source, storage, infos, is_folder=True)
+    return Files(source, storage, infos, is_folder=True, cache_gib=cache_gib)
 
 
 def _root_and_name(source: str) -> tuple[str, str]:

@@ -10,6 +10,7 @@ from trainer.data.rejects import Reject, RejectCode, RejectedError
 from trainer.data.samples import Sample, split_of, stable_digest
 from trainer.data.sources.files import Files
 from trainer.data.sources.image_files import open_image_files
+from trainer.data.sources.parts import OnePart
 from trainer.data.sources.records import identity_of, split_named, text, turns_of
 from trainer.errors import DataError, os_errors
 
@@ -17,7 +18,7 @@ METADATA = "metadata.csv"
 TEXT_COLUMNS = ("question", "caption", "text")
 
 
-class ImageFolderSource:
+class ImageFolderSource(OnePart):
     """One sample a line. The picture decides the split, so that all lines about it stay together."""
 
     def __init__(self, files: Files, image_folder: str, caption_question: str, held_out_fraction: float) -> None:

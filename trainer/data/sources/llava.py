@@ -11,6 +11,7 @@ from trainer.data.samples import Sample, stable_digest
 from trainer.data.sources.files import Files
 from trainer.data.sources.image_files import open_image_files
 from trainer.data.sources.json_reader import BadJsonError, JsonReader, parse_json
+from trainer.data.sources.parts import OnePart
 from trainer.data.sources.records import identity_of, split_named, text, turns_of
 from trainer.errors import DataError, os_errors
 
@@ -24,7 +25,7 @@ EXAMPLE = """[{"id": "1", "image": "cats/1.jpg", "conversations": [
 Record = tuple[str, Any]  # where it is, and what the JSON says
 
 
-class LlavaSource:
+class LlavaSource(OnePart):
     """Samples of one `.json` or `.jsonl` file, read one by one."""
 
     def __init__(self, files: Files, image_folder: str, caption_question: str) -> None:

@@ -16,13 +16,14 @@ from PIL import Image
 
 from trainer.data.samples import IMAGE_TOKEN, ImageRef, Sample, Turn
 from trainer.data.sources import require
+from trainer.data.sources.parts import OnePart
 
 GENERATOR_VERSION = 1
 SIDE = 64  # pixels
 VARIATION_SELECTOR = 0xFE0F  # asks for the coloured form; not part of the name
 
 
-class OpenMojiSource:
+class OpenMojiSource(OnePart):
     """One record a picture: `what is this?` and its name."""
 
     def __init__(self) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -14,6 +15,7 @@ from trainer.data.rejects import Reject, RejectCode, RejectedError
 from trainer.data.samples import ImageRef, Sample, stable_digest
 from trainer.data.sources.files import Files
 from trainer.data.sources.image_files import ImageFiles, open_image_files
+from trainer.data.sources.parts import ManyParts, Part, Records
 from trainer.data.sources.records import SHAPES, identity_of, split_named, turns_of
 from trainer.errors import DataError, os_errors
 
@@ -23,7 +25,7 @@ READ_COLUMNS = (*IMAGE_COLUMNS, *SHAPES, "answer", "id", "slice", "split")
 DAMAGE = (pa.ArrowException, OSError, UnicodeDecodeError)
 
 
-class ParquetSource:
+class ParquetSource(ManyParts):
     """Rows of one or many files, in the order of their names. An image is a struct {bytes, path}, or plain bytes."""
 
     def __init__(self, files: Files, image_folder: str, caption_question: str) -> None:
@@ -39,10 +41,12 @@ class ParquetSource:
             named = (image.name for sample in self if isinstance(sample, Sample) for image in sample.images)
         return f"parquet {self._files.fingerprint()} {self._images.fingerprint(named) if self._names_pictures else ''}"
 
-    def __iter__(self) -> Iterator[Sample | Reject]:
-        for name in self._files.names:
-            path = self._files.storage.fetch(name)
-            for number, row in enumerate(_rows(path), 1):
+    def parts(self) -> Sequence[Records]:
+        return [Part(partial(self._samples, name)) for name in self._files.names]
+
+    def _samples(self, name: str) -> Iterator[Sample | Reject]:
+        with self._files.opened(name) as path:
+            for number, row in enumerate(_rows(path, self._files.storage.uri(name)), 1):
                 where = f"{name} row {number}"
                 try:
                     yield self._sample(row, where)
@@ -60,16 +64,16 @@ class ParquetSource:
         return Sample(identity, turns, images, where, split_named(row))
 
 
-def _rows(path: Path) -> Iterator[dict[str, Any]]:
+def _rows(path: Path, uri: str) -> Iterator[dict[str, Any]]:
     rows = 0
     try:
-        with os_errors(f"reading {path}"):
+        with os_errors(f"reading {uri}"):
             size_bytes = path.stat().st_size
         with pq.ParquetFile(path) as file:
             columns = [name for name in file.schema_arrow.names if name in READ_COLUMNS]
             if not any(name in SHAPES for name in columns):
                 raise DataError(
-                    f"{path} has the columns {', '.join(file.schema_arrow.names[:20])}",
+                    f"{uri} has the columns {', '.join(file.schema_arrow.names[:20])}",
                     expected=f"one of the columns {', '.join(SHAPES)}, and images in a column image or images",
                     fix="rename the columns; docs/how-to/bring-your-own-data.md shows a file",
                 )
@@ -78,14 +82,14 @@ def _rows(path: Path) -> Iterator[dict[str, Any]]:
                 rows += len(batch)
             promised = file.metadata.num_rows
     except DAMAGE as error:
-        raise _damaged(path, rows, f"{' '.join(str(error).split())[:200]} (the file has {size_bytes} bytes)") from error
+        raise _damaged(uri, rows, f"{' '.join(str(error).split())[:200]} (the file has {size_bytes} bytes)") from error
     if rows != promised:
-        raise _damaged(path, rows, f"{promised} rows were promised")
+        raise _damaged(uri, rows, f"{promised} rows were promised")
 
 
-def _damaged(path: Path, rows: int, how: str) -> DataError:
+def _damaged(uri: str, rows: int, how: str) -> DataError:
     return DataError(
-        f"{path} cannot be read behind row {rows}: {how}",
+        f"{uri} cannot be read behind row {rows}: {how}",
         expected="a whole Parquet file",
         fix="fetch or write the file again, or leave it out of data.source",
     )

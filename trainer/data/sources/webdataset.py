@@ -6,7 +6,7 @@ from its place in the tar when it is needed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import groupby
 from pathlib import Path, PurePosixPath
@@ -17,16 +17,17 @@ from trainer.data.rejects import Reject, RejectCode, RejectedError
 from trainer.data.samples import ImageRef, Sample
 from trainer.data.sources.files import Files
 from trainer.data.sources.json_reader import BadJsonError, parse_json
+from trainer.data.sources.parts import ManyParts, Part, Records
 from trainer.data.sources.records import SHAPES, identity_of, split_named, turns_of
 from trainer.data.sources.tar_members import DamagedTarError, Member, members, read_member
-from trainer.errors import DataError, os_errors
+from trainer.errors import DataError
 
 TEXT_SUFFIXES = (".json", ".txt")
 LONGEST_TEXT_BYTES = 64 << 20
 MOST_MEMBERS = 1000  # of one sample
 
 
-class WebDatasetSource:
+class WebDatasetSource(ManyParts):
     """Samples of one or many tars, in the order of their names."""
 
     def __init__(self, files: Files, caption_question: str) -> None:
@@ -36,25 +37,23 @@ class WebDatasetSource:
         """Covers name, size and checksum (in a folder: time of change) of every tar."""
         return f"webdataset {self._files.fingerprint()}"
 
-    def __iter__(self) -> Iterator[Sample | Reject]:
-        for name in self._files.names:
-            path = self._files.storage.fetch(name)
-            with os_errors(f"reading {path}"):
-                yield from self._samples(name, path)
+    def parts(self) -> Sequence[Records]:
+        return [Part(partial(self._samples, name)) for name in self._files.names]
 
-    def _samples(self, tar: str, path: Path) -> Iterator[Sample | Reject]:
+    def _samples(self, tar: str) -> Iterator[Sample | Reject]:
         count = 0
         try:
-            for key, group in groupby(members(path), key=lambda member: _key(member.name)):
-                where = f"{tar} {key}"
-                try:
-                    yield self._sample(key, _parts(group), where, path, tar)
-                except RejectedError as error:
-                    yield Reject(where, key, error.code, str(error))
-                count += 1
+            with self._files.opened(tar) as path:
+                for key, group in groupby(members(path), key=lambda member: _key(member.name)):
+                    where = f"{tar} {key}"
+                    try:
+                        yield self._sample(key, _parts(group), where, path, tar)
+                    except RejectedError as error:
+                        yield Reject(where, key, error.code, str(error))
+                    count += 1
         except DamagedTarError as error:
             raise DataError(
-                f"{path} is damaged: {error}; {count} samples come before",
+                f"{self._files.storage.uri(tar)} is damaged: {error}; {count} samples come before",
                 expected="a whole, uncompressed tar: nobody can say how many samples are lost behind the damage",
                 fix="fetch or write the file again, or leave it out of data.source",
             ) from error
@@ -63,10 +62,14 @@ class WebDatasetSource:
         record = _record(parts, path)
         pictures = [part for part in parts if PurePosixPath(part.name).suffix.lower() in IMAGE_SUFFIXES]
         images = tuple(
-            ImageRef(f"{tar}/{part.offset}/{part.name}", partial(read_member, path, part)) for part in pictures
+            ImageRef(f"{tar}/{part.offset}/{part.name}", partial(self._read, tar, part)) for part in pictures
         )
         turns = turns_of(record, len(images), self._caption_question)
         return Sample(identity_of(record, key), turns, images, where, split_named(record))
+
+    def _read(self, tar: str, member: Member) -> bytes:
+        with self._files.opened(tar) as path:
+            return read_member(path, member)
 
 
 def _key(name: str) -> str:
