@@ -86,6 +86,7 @@ def planned_gain(load: Workload) -> float:
             label_tokens=int(split.label_tokens.sum()) / rows,
             cached=is_cached,
             activation_checkpointing=job.train.activation_checkpointing,
+            loss_chunks=job.train.loss_chunks(job.train.micro_batch_rows * int(split.label_tokens.sum()) / rows),
             feature_layer=job.model.feature_layer,
         )
         for is_cached in (False, True)

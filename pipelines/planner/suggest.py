@@ -123,7 +123,7 @@ def suggest(
 
 def _candidates(search: _Search) -> Iterator[Suggestion]:
     """For each cluster and strategy the fastest that fits: a slower one has the same price an hour."""
-    traces: dict[tuple[Computing, str], Activations] = {}
+    traces: dict[tuple[Computing, str], tuple[Activations, Activations]] = {}
     for machine, gpu, count in _machines(search):
         for nodes in NODES:
             for strategy in WHOLE_LAYERS:
@@ -141,7 +141,7 @@ def _machines(search: _Search) -> Iterator[tuple[Machine, Gpu, int]]:
         for accelerator_type, counts in machine.accelerators.items():
             gpu = search.catalog.gpus[accelerator_type]
             in_region = config.gcp.location in search.catalog.regions.get(accelerator_type, ())
-            usable = gpu.bf16_tflops is not None or config.train.precision == "fp32"
+            usable = gpu.bf16_tflops is not None or config.train.precision != "bf16"
             if in_region and usable and (gpu.flex_start or term != "flex_start"):
                 for count in counts:
                     quote = search.prices.machine(
@@ -158,7 +158,7 @@ def _ways(
     count: int,
     nodes: int,
     strategy: str,
-    traces: dict[tuple[Computing, str], Activations],
+    traces: dict[tuple[Computing, str], tuple[Activations, Activations]],
 ) -> Iterator[Suggestion]:
     base = search.config
     for rows in MICRO_BATCH_ROWS:
@@ -178,11 +178,19 @@ def _ways(
                 continue
             key = (computing_of(config), checkpointing)
             if key not in traces:
-                one_row = _with(config, {"train.micro_batch_rows": 1})
-                traces[key] = activations(one_row.model_copy(update={"model": search.model.model}), search.model.shape)
-            one = _suggestion(search, config, change, machine, gpu, traces[key].of_rows(rows))
+                traces[key] = _of_one_and_two_rows(search, config)
+            of_one, of_two = traces[key]
+            one = _suggestion(search, config, change, machine, gpu, of_one.of_rows(rows, of_two))
             if one:
                 yield one
+
+
+def _of_one_and_two_rows(search: _Search, config: RunConfig) -> tuple[Activations, Activations]:
+    """What micro-batches of one and of two rows hold, which gives any number of them."""
+    rows = (_with(config, {"train.micro_batch_rows": count}) for count in (1, 2))
+    shape, model = search.model.shape, search.model.model
+    of_one, of_two = (activations(each.model_copy(update={"model": model}), shape) for each in rows)
+    return of_one, of_two
 
 
 def _change(base: RunConfig, machine: Machine, gpu: Gpu, count: int, nodes: int) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """The trainer's argument: five equalities, for every strategy of the table, over two real processes.
 
-The reference is one process, no accumulation, cached features, packed rows. Each strategy then trains the same run on
-two processes with accumulation, with the tower online, unpacked, and interrupted; the losses of every step must be the
-same.
+The reference is one process, no accumulation, cached features, packed rows, all logits at once. Each strategy then
+trains the same run on two processes with accumulation, a few labels' logits at a time, with the tower online, unpacked,
+and interrupted; the losses of every step must be the same.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ RELATIVE = 1e-5  # fp32 sums in another order
 RELATIVE_BF16 = 5e-3
 WHOLE_SET_ROWS = 64  # more rows than there are samples: one step reads the whole split, packed or not
 STOP_STEP = 3
+ALL_LOGITS = {"train.loss_chunk_tokens": 0}  # at once
 TOWER_TRAINED = {"model.freeze": [], "features.cache": "off"}
 
 
@@ -58,14 +59,16 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def reference(root: Path) -> JobConfig:
-    job = make_run(root, "reference", {"train.micro_batch_rows": 8})
+    job = make_run(root, "reference", {"train.micro_batch_rows": 8, **ALL_LOGITS})
     train_runs([job], processes=1)
     return job
 
 
 @pytest.fixture(scope="module")
 def reference_of_tower(root: Path) -> JobConfig:
-    job = make_run(root, "reference-tower", {"train.micro_batch_rows": 8, **TOWER_TRAINED}, features="off")
+    job = make_run(
+        root, "reference-tower", {"train.micro_batch_rows": 8, **ALL_LOGITS, **TOWER_TRAINED}, features="off"
+    )
     train_runs([job], processes=1)
     return job
 

@@ -21,6 +21,7 @@ from pipelines.planner.layout import STRATEGIES, make_layout
 from pipelines.planner.memory import GIB, fullest, training_moments
 from pipelines.planner.plan import Plan, plan_run
 from trainer.config import ModelConfig
+from trainer.models.recompute import Recompute
 from trainer.tracing import RowShape, trace_step
 
 ROOT = Path(__file__).parents[2]
@@ -104,7 +105,7 @@ def test_few_layers_say_what_many_hold(precision: str, freeze: list[str]) -> Non
         vocabulary=shape.vocabulary,
         cached=False,
         compute="autocast" if precision == "bf16" else "fp32",
-        activation_checkpointing=False,
+        recompute=Recompute.of(config.train),
         language_layers=7,
         every_layer=True,
     )
@@ -112,11 +113,11 @@ def test_few_layers_say_what_many_hold(precision: str, freeze: list[str]) -> Non
     assert sum(found.backward.values()) == whole.backward.total_bytes
 
 
-def test_memory_of_several_rows_is_that_of_one_times_their_number() -> None:
-    one, three = _small(rows=1), _small(rows=3)
+def test_one_and_two_rows_say_what_several_hold() -> None:
+    one, two, three = (_small(rows=rows) for rows in (1, 2, 3))
     shape = architecture(one).shape
-    many = activations(three, shape, mixes=[(2, 40)])
-    scaled = activations(one, shape, mixes=[(2, 40)]).of_rows(3)
+    of_one, of_two, many = (activations(each, shape, mixes=[(2, 40)]) for each in (one, two, three))
+    scaled = of_one.of_rows(3, of_two)
     assert sum(scaled.forward.values()) == pytest.approx(sum(many.forward.values()), rel=0.02)
     assert sum(scaled.backward.values()) == pytest.approx(sum(many.backward.values()), rel=0.02)
 
