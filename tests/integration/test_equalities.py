@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from benchmarks.tiny_runs import strategy_changes
+from tests.short_form import WHOLE, only_whole
 from tests.trainer_runs import encode_features, losses, make_run, metrics, summary, train_runs
 from trainer.checkpoint.commit import committed, fetch_folder, newest_good
 from trainer.checkpoint.weights import open_weights
@@ -133,6 +134,8 @@ def _jobs(root: Path, strategy: str) -> dict[str, JobConfig]:
         "checkpointing": {**base, "train.activation_checkpointing": "full"},
         "bf16": {**base, "train.precision": "bf16"},
     }
+    if WHOLE:
+        changes["fp16"] = {**base, "train.precision": "fp16"}
     jobs |= {name: make_run(root, f"{strategy}-{name}", change) for name, change in changes.items()}
     jobs["online"] = make_run(root, f"{strategy}-online", base, features="off")
     jobs["tower"] = make_run(root, f"{strategy}-tower", {**base, **TOWER_TRAINED}, features="off")
@@ -203,6 +206,15 @@ def test_bf16_stays_close_to_fp32_and_is_not_fp32(strategy: str, runs_of: Callab
     runs = runs_of(strategy)
     assert losses(runs["bf16"]) == pytest.approx(losses(runs["accumulated"]), rel=RELATIVE_BF16)
     assert losses(runs["bf16"]) != pytest.approx(losses(runs["accumulated"]), rel=RELATIVE)
+
+
+@only_whole
+@pytest.mark.parametrize("strategy", THOROUGH)
+def test_fp16_stays_close_to_fp32_and_is_not_fp32(strategy: str, runs_of: Callable[[str], Runs]) -> None:
+    job = runs_of(strategy)["fp16"]
+    assert metrics(job)[-1]["overflow_steps"] == 0
+    assert losses(job) == pytest.approx(losses(runs_of(strategy)["accumulated"]), rel=RELATIVE_BF16 / 8)
+    assert losses(job) != pytest.approx(losses(runs_of(strategy)["accumulated"]), rel=RELATIVE / 10)
 
 
 @pytest.mark.parametrize("strategy", strategy_names())
