@@ -118,6 +118,11 @@ LARGE_VOCABULARY = 6000
 IN_CHUNKS, AT_ONCE = {"train.loss_chunk_tokens": 20}, {"train.loss_chunk_tokens": 0}
 CASES |= {
     **{f"{strategy} loss in chunks": Case(strategy, IN_CHUNKS, vocabulary=LARGE_VOCABULARY) for strategy in STRATEGIES},
+    **{
+        f"{strategy} selective": Case(strategy, {"train.activation_checkpointing": "selective"})
+        for strategy in STRATEGIES
+    },
+    "fsdp bf16 selective": Case("fsdp", {"train.activation_checkpointing": "selective"} | BF16),
     "ddp loss at once": Case("ddp", AT_ONCE, vocabulary=LARGE_VOCABULARY),
     "fsdp loss at once": Case("fsdp", AT_ONCE, vocabulary=LARGE_VOCABULARY),
     "ddp bf16 loss in chunks": Case("ddp", IN_CHUNKS | BF16, vocabulary=LARGE_VOCABULARY),

@@ -18,6 +18,10 @@ RUN_JSON_VERSION = 1
 PREPARED_FOLDER, CHUNKS_FOLDER = "prepared", "chunks"  # under the root of all runs
 TENSOR_PARALLEL = ("tp", "tp+fsdp", "tp+pp+dp")  # strategies in which ranks split each layer
 PIPELINE_PARALLEL = ("pp", "tp+pp+dp")  # and those in which they split the stack of layers
+# Strategies under which a block's matrix products cannot be kept while the rest of it is computed again.
+NOT_SELECTIVE = dict.fromkeys(TENSOR_PARALLEL, "sums products over ranks in place") | {
+    "zero3": "gathers weights inside of a block, and in another order when it is computed again"
+}
 SHUFFLE_SHARDS = 64  # 64,000 samples at the default size of shards
 OFFLOADING = {"optimizer": ("zero1", "zero2", "zero3"), "optimizer+weights": ("zero3", "fsdp", "hsdp")}
 
@@ -31,7 +35,7 @@ class Section(BaseModel):
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 Positive = Annotated[int, Field(gt=0)]
 ModelPart = Literal["tower", "projector", "language_model"]
-Checkpointing = Literal["none", "full"]
+Checkpointing = Literal["none", "selective", "full"]
 Precision = Literal["fp32", "bf16", "fp16"]
 
 
@@ -216,7 +220,10 @@ class TrainConfig(Section):
         "steps that overflow are skipped.",
     )
     activation_checkpointing: Checkpointing = Field(
-        "none", description="full recomputes each block in the backward pass: less memory, about a third more compute."
+        "none",
+        description="full computes each block of the language model again in the backward pass: least memory, about a "
+        "third more compute. selective keeps the results of its matrix products and attention, and computes only the "
+        "rest again.",
     )
     loss_chunk_tokens: int = Field(
         1024,
@@ -257,6 +264,16 @@ class TrainConfig(Section):
                 raise ValueError(
                     f"{name} {degree} has no meaning for strategy {self.strategy}: use one of {', '.join(strategies)}"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _checkpointing_works(self) -> TrainConfig:
+        why_not = NOT_SELECTIVE.get(self.strategy)
+        if self.activation_checkpointing == "selective" and why_not:
+            raise ValueError(
+                f"activation_checkpointing selective does not work with strategy {self.strategy}, which {why_not}: use "
+                "full or none"
+            )
         return self
 
     @model_validator(mode="after")

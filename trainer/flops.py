@@ -87,9 +87,9 @@ def flops_per_row(
     """What the hardware computes for one row of `row_tokens` slots with `images` images and `label_tokens` labels.
 
     `cached` drops the tower. `full` checkpointing runs the language layers again, without the last product of each,
-    which torch leaves out because nothing in the backward pass needs it. Of `loss_chunks` equal chunks of labels all
-    but one go through the head again. `feature_layer` is the run file's: layers of a trained tower behind it get no
-    gradient.
+    which torch leaves out because nothing in the backward pass needs it; `selective` computes no product again. Of
+    `loss_chunks` equal chunks of labels all but one go through the head again. `feature_layer` is the run file's:
+    layers of a trained tower behind it get no gradient.
     """
     reaches_projector = "projector" not in shape.frozen or (not cached and "tower" not in shape.frozen)
     reaches_language = reaches_projector or any(shape.trained[part] for part in LANGUAGE)

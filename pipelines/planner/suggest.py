@@ -27,7 +27,7 @@ from pipelines.planner.prices import Prices
 from pipelines.planner.row_load import RowLoad
 from pipelines.planner.throughput import estimate_time
 from pipelines.run_file import apply_overrides
-from trainer.config import PIPELINE_PARALLEL, TENSOR_PARALLEL
+from trainer.config import NOT_SELECTIVE, PIPELINE_PARALLEL, TENSOR_PARALLEL
 from trainer.errors import ConfigError
 
 NODES = (1, 2, 4, 8, 16)
@@ -164,7 +164,9 @@ def _ways(
     for rows in MICRO_BATCH_ROWS:
         if base.train.global_batch_rows % (nodes * count * rows):
             continue
-        for checkpointing in ("none", "full"):
+        for checkpointing in ("none", "selective", "full"):
+            if checkpointing == "selective" and strategy in NOT_SELECTIVE:
+                continue
             change = _change(base, machine, gpu, count, nodes)
             change |= {
                 "train.strategy": strategy,
@@ -244,7 +246,9 @@ def _suggestion(
         change=change,
         machines=f"{config.cluster.replica_count} x {machine.machine_type} ({config.cluster.accelerator_count} GPUs)",
         strategy=f"{train.strategy}, {train.micro_batch_rows} rows"
-        + (", checkpointing" if train.activation_checkpointing == "full" else ""),
+        + {"none": "", "selective": ", selective checkpointing", "full": ", checkpointing"}[
+            train.activation_checkpointing
+        ],
         memory_gib=total_bytes / GIB,
         capacity_gib=gpu.memory_gib,
         step_s=time.step_s,

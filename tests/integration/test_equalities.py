@@ -34,6 +34,7 @@ TOWER_TRAINED = {"model.freeze": [], "features.cache": "off"}
 
 
 THOROUGH = ("ddp", "fsdp", "zero2", "zero3")  # the others share their code with one of these
+SELECTIVE = ("ddp", "fsdp", "zero2")  # zero3 refuses it
 MOVES = (("fsdp", "hsdp"), ("hsdp", "ddp"))  # who begins a run, and who goes on with it
 # 2 nodes with 2 processes each: hsdp tells ranks of a node from those of another, tp+fsdp needs ranks to slice over.
 NODES = {"hsdp": 2, "tp+fsdp": 2}
@@ -134,6 +135,8 @@ def _jobs(root: Path, strategy: str) -> dict[str, JobConfig]:
         "checkpointing": {**base, "train.activation_checkpointing": "full"},
         "bf16": {**base, "train.precision": "bf16"},
     }
+    if strategy in SELECTIVE:
+        changes["selective"] = {**base, "train.activation_checkpointing": "selective"}
     if WHOLE:
         changes["fp16"] = {**base, "train.precision": "fp16"}
     jobs |= {name: make_run(root, f"{strategy}-{name}", change) for name, change in changes.items()}
@@ -199,6 +202,8 @@ def test_packed_equals_unpacked(strategy: str, runs_of: Callable[[str], Runs]) -
 def test_activation_checkpointing_changes_no_number(strategy: str, runs_of: Callable[[str], Runs]) -> None:
     runs = runs_of(strategy)
     assert losses(runs["checkpointing"]) == pytest.approx(losses(runs["accumulated"]), rel=RELATIVE)
+    if strategy in SELECTIVE:
+        assert losses(runs["selective"]) == pytest.approx(losses(runs["accumulated"]), rel=RELATIVE)
 
 
 @pytest.mark.parametrize("strategy", THOROUGH)

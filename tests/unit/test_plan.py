@@ -122,6 +122,22 @@ def test_one_and_two_rows_say_what_several_hold() -> None:
     assert sum(scaled.backward.values()) == pytest.approx(sum(many.backward.values()), rel=0.02)
 
 
+def test_the_more_is_computed_again_the_less_is_held() -> None:
+    config = _small()
+    shape = architecture(config).shape
+
+    def held(category: str, **train: Any) -> int:
+        changed = config.model_copy(update={"train": config.train.model_copy(update=train)})
+        return activations(changed, shape, mixes=[(1, 300)]).forward[category]
+
+    layers = [held("language", activation_checkpointing=kind) for kind in ("none", "selective", "full")]
+    assert layers[0] > 1.5 * layers[1] > 3 * layers[2]
+    at_once, half, quarter = (held("head", loss_chunk_tokens=labels) for labels in (0, 300, 150))
+    a_label = 6 * shape.vocabulary  # its logits in bf16 and again in fp32
+    assert half - quarter == pytest.approx(150 * a_label, rel=0.02)
+    assert at_once - half > 300 * a_label
+
+
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_more_ranks_never_take_more_memory_of_each(strategy: str) -> None:
     config = load_run_file(SEVEN_B)

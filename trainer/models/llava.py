@@ -34,6 +34,7 @@ from transformers.utils import logging as transformers_logging
 from trainer.config import ModelConfig, WeightsConfig
 from trainer.errors import ConfigError
 from trainer.models.family import Blocks
+from trainer.models.kept_products import keeping_products
 from trainer.models.llava_initial import TOWER, InitialWeights
 from trainer.models.llava_row import LlavaRowModel, tower_output
 from trainer.models.llava_stage import reduce_to_stage
@@ -201,12 +202,15 @@ class LlavaFamily:
             reduce_to=functools.partial(reduce_to_stage, module.model),
         )
 
-    def enable_activation_checkpointing(self, module: nn.Module) -> None:
+    def enable_activation_checkpointing(self, module: nn.Module, *, selective: bool = False) -> None:
         language_model = module.model.model.language_model
+        settings: dict[str, Any] = {"use_reentrant": False}
+        if selective:
+            settings["context_fn"] = keeping_products
         with warnings.catch_warnings():
             # transformers 5.23 renames this; the older ones that are supported know no other name.
             warnings.simplefilter("ignore", FutureWarning)
-            language_model.gradient_checkpointing_enable({"use_reentrant": False})
+            language_model.gradient_checkpointing_enable(settings)
 
     def save_settings(self, config: ModelConfig, model: nn.Module, tokenizer: Any, folder: Path) -> None:
         """Write all that plain `from_pretrained` needs but the weights: configuration, tokenizer and processor."""

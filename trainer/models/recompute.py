@@ -26,7 +26,7 @@ class Recompute:
     def apply(self, family: Family, module: nn.Module) -> None:
         """To a training module that no strategy has changed yet."""
         if self.layers != "none":
-            family.enable_activation_checkpointing(module)
+            family.enable_activation_checkpointing(module, selective=self.layers == "selective")
         if self.loss_chunk_tokens:
             from trainer.models.loss import compute_in_chunks
 
