@@ -8,9 +8,10 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from trainer.config import ModelConfig
+from trainer.config import Checkpointing, ModelConfig
 from trainer.flops import flops_per_row
 from trainer.models.llava import LlavaFamily
+from trainer.models.recompute import Recompute
 
 SIGLIP = {
     "model_type": "siglip_vision_model",
@@ -60,13 +61,12 @@ def model_config(tower: dict[str, Any] = SIGLIP, language_model: dict[str, Any] 
     return ModelConfig.model_validate(parts | {"tokenizer": "train:300", "image_size": IMAGE} | more)
 
 
-def counted(config: ModelConfig, *, cached: bool, checkpointing: str) -> int:
+def counted(config: ModelConfig, *, cached: bool, checkpointing: Checkpointing) -> int:
     """FLOPs of one forward and backward pass over rows of two samples each, by torch's counter."""
     family = LlavaFamily()
     model = family.skeleton(config, vocabulary=300)
     module = family.training_module(config, model, cached=cached).train()
-    if checkpointing == "full":
-        family.enable_activation_checkpointing(module)
+    Recompute(layers=checkpointing).apply(family, module)
     image_tokens = family.image_tokens(config, IMAGE, IMAGE)
     input_ids = torch.zeros(ROWS, ROW_TOKENS, dtype=torch.long)
     input_ids.view(-1)[: IMAGES * image_tokens] = 299  # <image>

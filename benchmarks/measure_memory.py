@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 from benchmarks.memory_cases import CASES, HYBRID_CASES, SPLIT_CASES, Case
 from trainer.batches import RowBatch
 from trainer.config import ModelConfig
+from trainer.models.recompute import Recompute
 from trainer.models.table import family_of
 from trainer.replicas import replica_of
 from trainer.strategies.strategy import Strategy
@@ -72,8 +73,7 @@ def measure(case: Case, worker: Worker) -> dict[str, int]:
         model = family.skeleton(job.model, vocabulary=case.vocabulary)
         draw(model)
         module = family.training_module(job.model, model, cached=case.cached).train()
-        if job.train.activation_checkpointing == "full":
-            family.enable_activation_checkpointing(module)
+        Recompute.of(job.train).apply(family, module)
         strategy = build_strategy(job.train, module, family.blocks(module), worker)
         batches = [row_batch(job.model, case.rows, case.vocabulary, cached=case.cached) for _ in range(case.passes)]
         if not replica_of(job.train, worker).takes_images:

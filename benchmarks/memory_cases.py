@@ -40,6 +40,7 @@ class Case:
             merged(
                 TINY,
                 {
+                    "model.tokenizer": f"train:{self.vocabulary}",
                     "model.tower.config.image_size": 32,
                     "model.language_model.config.num_hidden_layers": 4,
                     "model.language_model.config.hidden_size": 128,
@@ -125,6 +126,20 @@ CASES |= {
     "zero3 adapters bf16": Case("zero3", ADAPTERS | BF16),
     "zero3 projector only bf16": Case("zero3", PROJECTOR | BF16),
 }
+# A vocabulary whose logits are what a step holds most of, were they there at once.
+LARGE_VOCABULARY = 6000
+IN_CHUNKS, AT_ONCE = {"train.loss_chunk_tokens": 20}, {"train.loss_chunk_tokens": 0}
+CASES |= {
+    **{f"{strategy} loss in chunks": Case(strategy, IN_CHUNKS, vocabulary=LARGE_VOCABULARY) for strategy in STRATEGIES},
+    **{
+        f"{strategy} selective": Case(strategy, {"train.activation_checkpointing": "selective"})
+        for strategy in STRATEGIES
+    },
+    "fsdp bf16 selective": Case("fsdp", {"train.activation_checkpointing": "selective"} | BF16),
+    "ddp loss at once": Case("ddp", AT_ONCE, vocabulary=LARGE_VOCABULARY),
+    "fsdp loss at once": Case("fsdp", AT_ONCE, vocabulary=LARGE_VOCABULARY),
+    "ddp bf16 loss in chunks": Case("ddp", IN_CHUNKS | BF16, vocabulary=LARGE_VOCABULARY),
+}
 # Without a GPU both memories are one place: all of it is compared with what both are said to hold.
 CASES |= {
     "zero1 offload": Case("zero1", {"train.offload": "optimizer"}),
@@ -157,6 +172,7 @@ HYBRID_CASES = {
 }
 # On four processes: two copies of the model on two ranks each.
 SPLIT_CASES = {
+    "tp loss in chunks": Case("tp", IN_CHUNKS, vocabulary=LARGE_VOCABULARY),
     "tp": Case("tp"),
     "tp bf16 one pass": Case("tp", {"train.precision": "bf16"}, passes=1),
     "tp checkpointing": Case("tp", {"train.activation_checkpointing": "full"}),

@@ -17,6 +17,7 @@ from pipelines.planner.catalog import Gpu, load_catalog
 from pipelines.planner.layout import layout_of
 from pipelines.planner.row_load import RowLoad
 from pipelines.planner.throughput import estimate_time
+from trainer.models.recompute import Recompute
 from trainer.models.table import family_of
 from trainer.strategies.table import build_strategy
 from trainer.tracing import RowShape
@@ -98,8 +99,7 @@ class RealSteps:
         for parameter in model.parameters():
             nn.init.normal_(parameter, std=0.02)
         module = family.training_module(job.model, model, cached=cached).train()
-        if job.train.activation_checkpointing == "full":
-            family.enable_activation_checkpointing(module)
+        Recompute.of(job.train).apply(family, module)
         self._strategy = build_strategy(job.train, module, family.blocks(module), worker)
         self._batch = row_batch(job.model, case.rows, VOCABULARY, cached=cached)
 

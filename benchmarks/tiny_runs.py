@@ -48,6 +48,7 @@ TINY: dict[str, Any] = {
         "warmup_fraction": 0.0,
         "clip_grad_norm": 0.5,
         "precision": "fp32",
+        "loss_chunk_tokens": 8,  # so few that a micro-batch has several chunks
         "log_every_steps": 1,
         "checkpoint_every_steps": 1000,
         "deterministic": True,

@@ -153,6 +153,8 @@ def warnings(config: RunConfig) -> list[Problem]:
         found.append(Problem("data.image_folder", f"has no effect: {data.source} brings its own pictures"))
     if "max_wait_duration" in cluster.model_fields_set and cluster.strategy != "flex_start":
         found.append(Problem("cluster.max_wait_duration", "has no effect: only cluster.strategy flex_start waits"))
+    if "decay_fraction" in config.train.model_fields_set and config.train.schedule != "wsd":
+        found.append(Problem("train.decay_fraction", "has no effect: only train.schedule wsd has a decay of its own"))
     if cluster.replica_count > 1 and not cluster.restart_job_on_worker_restart:
         found.append(
             Problem(

@@ -7,6 +7,7 @@ reads. `JobConfig` is what a job loads from `run.json`, the effective run file t
 from __future__ import annotations
 
 import json
+import math
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -17,6 +18,10 @@ RUN_JSON_VERSION = 1
 PREPARED_FOLDER, CHUNKS_FOLDER = "prepared", "chunks"  # under the root of all runs
 TENSOR_PARALLEL = ("tp", "tp+fsdp", "tp+pp+dp")  # strategies in which ranks split each layer
 PIPELINE_PARALLEL = ("pp", "tp+pp+dp")  # and those in which they split the stack of layers
+# Strategies under which a block's matrix products cannot be kept while the rest of it is computed again.
+NOT_SELECTIVE = dict.fromkeys(TENSOR_PARALLEL, "sums products over ranks in place") | {
+    "zero3": "gathers weights inside of a block, and in another order when it is computed again"
+}
 SHUFFLE_SHARDS = 64  # 64,000 samples at the default size of shards
 OFFLOADING = {"optimizer": ("zero1", "zero2", "zero3"), "optimizer+weights": ("zero3", "fsdp", "hsdp")}
 
@@ -30,6 +35,8 @@ class Section(BaseModel):
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 Positive = Annotated[int, Field(gt=0)]
 ModelPart = Literal["tower", "projector", "language_model"]
+Checkpointing = Literal["none", "selective", "full"]
+Precision = Literal["fp32", "bf16", "fp16"]
 
 
 class WeightsConfig(Section):
@@ -200,13 +207,29 @@ class TrainConfig(Section):
     global_batch_rows: Positive = Field(description="Rows per optimizer step over all ranks.")
     micro_batch_rows: Positive = Field(1, description="Rows per forward pass on one rank.")
     optimizer: OptimizerConfig = Field(description="AdamW settings.")
-    schedule: Literal["cosine", "linear", "constant"] = Field("cosine", description="Learning rate after warm-up.")
+    schedule: Literal["cosine", "linear", "constant", "wsd"] = Field(
+        "cosine", description="Learning rate after warm-up; wsd stays at the peak and falls at the end."
+    )
     warmup_fraction: Fraction = Field(0.03, description="Share of steps in which the rate rises linearly from 0.")
+    decay_fraction: Fraction = Field(0.2, description="Share of steps at the end in which the rate of wsd falls.")
     final_rate_fraction: Fraction = Field(0.0, description="Rate at the last step as a share of the peak.")
     clip_grad_norm: float = Field(1.0, ge=0, description="Largest global gradient norm; 0 does not clip.")
-    precision: Literal["fp32", "bf16"] = Field("bf16", description="Compute precision; weights stay fp32.")
-    activation_checkpointing: Literal["none", "full"] = Field(
-        "none", description="full recomputes each block in the backward pass: less memory, about a third more compute."
+    precision: Precision = Field(
+        "bf16",
+        description="Compute precision; weights stay fp32. fp16 is for GPUs without bf16: the loss is scaled, and "
+        "steps that overflow are skipped.",
+    )
+    activation_checkpointing: Checkpointing = Field(
+        "none",
+        description="full computes each block of the language model again in the backward pass: least memory, about a "
+        "third more compute. selective keeps the results of its matrix products and attention, and computes only the "
+        "rest again.",
+    )
+    loss_chunk_tokens: int = Field(
+        1024,
+        ge=0,
+        description="Label tokens of a micro-batch that have logits at a time; all chunks but one are computed again "
+        "in the backward pass. 0 holds all logits at once.",
     )
     seed: int = Field(0, description="Seed of the data order.")
     log_every_steps: Positive = Field(10, description="Steps between lines of metrics.jsonl.")
@@ -227,6 +250,10 @@ class TrainConfig(Section):
         """Ranks that hold one copy of the model together."""
         return self.tensor_parallel * self.pipeline_parallel
 
+    def loss_chunks(self, label_tokens: float) -> int:
+        """How many chunks the loss of a micro-batch with so many label tokens is computed in."""
+        return max(1, math.ceil(label_tokens / self.loss_chunk_tokens)) if self.loss_chunk_tokens else 1
+
     @model_validator(mode="after")
     def _degrees_fit(self) -> TrainConfig:
         for name, strategies in (("tensor_parallel", TENSOR_PARALLEL), ("pipeline_parallel", PIPELINE_PARALLEL)):
@@ -237,6 +264,25 @@ class TrainConfig(Section):
                 raise ValueError(
                     f"{name} {degree} has no meaning for strategy {self.strategy}: use one of {', '.join(strategies)}"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _checkpointing_works(self) -> TrainConfig:
+        why_not = NOT_SELECTIVE.get(self.strategy)
+        if self.activation_checkpointing == "selective" and why_not:
+            raise ValueError(
+                f"activation_checkpointing selective does not work with strategy {self.strategy}, which {why_not}: use "
+                "full or none"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _schedule_fits(self) -> TrainConfig:
+        if self.schedule == "wsd" and self.warmup_fraction + self.decay_fraction > 1:
+            raise ValueError(
+                f"warmup_fraction {self.warmup_fraction} and decay_fraction {self.decay_fraction} are more than all "
+                "steps: they share 1 between them"
+            )
         return self
 
     @model_validator(mode="after")

@@ -12,8 +12,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
 
+from trainer.config import Checkpointing
 from trainer.models.shape import ModelShape, Part, Stack
 
 LANGUAGE: tuple[Part, ...] = ("embedding", "language_layers", "adapters", "head")
@@ -80,14 +80,16 @@ def flops_per_row(
     images: float,
     label_tokens: float,
     cached: bool,
-    activation_checkpointing: Literal["none", "full"],
+    activation_checkpointing: Checkpointing,
+    loss_chunks: int = 1,
     feature_layer: int = -1,
 ) -> RowFlops:
     """What the hardware computes for one row of `row_tokens` slots with `images` images and `label_tokens` labels.
 
     `cached` drops the tower. `full` checkpointing runs the language layers again, without the last product of each,
-    which torch leaves out because nothing in the backward pass needs it. `feature_layer` is the run file's: layers of
-    a trained tower behind it get no gradient.
+    which torch leaves out because nothing in the backward pass needs it; `selective` computes no product again. Of
+    `loss_chunks` equal chunks of labels all but one go through the head again. `feature_layer` is the run file's:
+    layers of a trained tower behind it get no gradient.
     """
     reaches_projector = "projector" not in shape.frozen or (not cached and "tower" not in shape.frozen)
     reaches_language = reaches_projector or any(shape.trained[part] for part in LANGUAGE)
@@ -104,6 +106,7 @@ def flops_per_row(
     # Where nothing is trained before the first layer, its query, key and value need no gradient of their input.
     unreached = 0 if reaches_layers or not reaches_language else row_tokens * _input_flops_per_token(language)
     head = 2 * label_tokens * language.hidden * shape.vocabulary
+    again_in_head = head * (loss_chunks - 1) / loss_chunks if head_products and loss_chunks > 1 else 0
     return RowFlops(
         tower=PartFlops() if cached else _tower(shape, feature_layer).times(images),
         projector=_projector(shape, reaches_inputs=not cached and "tower" not in shape.frozen).times(images),
@@ -111,7 +114,7 @@ def flops_per_row(
         adapters=PartFlops(adapters, 2 * adapters, adapters - last_of_adapters if again else 0),
         # Two products forward; four backward, for both operands of each, whether weights are frozen or not.
         attention=PartFlops(attention, 2 * attention if reaches_language else 0, attention if again else 0),
-        head=PartFlops(head, head_products * head),
+        head=PartFlops(head, head_products * head, again_in_head),
     )
 
 

@@ -54,10 +54,10 @@ def train(job: JobConfig, worker: Worker, stop: StopRequest) -> ExitCode:
         loss_share = strategy.forward_backward(data.batches, data.global_label_tokens)
         result = strategy.step(rate_factor(settings, data.step, parts.total_steps))
         totals = sum_over_ranks(loss_share, data, stop.requested, parts.replica, worker)
-        require_finite(totals.loss, float(result.grad_norm), data)
+        require_finite(totals.loss, 0.0 if result.skipped else float(result.grad_norm), data)
         done = data.step + 1
         finished = done == parts.total_steps
-        report.step(done, data, totals, result.grad_norm, strategy.learning_rate(), stream.waited_s)
+        report.step(done, data, totals, result, strategy, stream.waited_s)
         watchdog.beat(done)
         stopping = totals.stop and not finished
         if stopping or finished or done % settings.checkpoint_every_steps == 0:

@@ -32,7 +32,11 @@ def build_optimizer(module: nn.Module, config: OptimizerConfig, *, on_cpu: bool 
 
 
 def rate_factor(config: TrainConfig, step: int, total_steps: int) -> float:
-    """Share of the peak learning rate at `step` (from 0): linear warm-up, then the schedule down to the final share."""
+    """Share of the peak learning rate at `step` (from 0): linear warm-up, then the schedule down to the final share.
+
+    wsd (warm-up, stable, decay; Hu et al. 2024, arXiv 2404.06395) falls by 1 - sqrt(share of its decay that is over),
+    which Haegele et al. 2024 (arXiv 2405.18392) found better than a line.
+    """
     warmup_steps = math.ceil(config.warmup_fraction * total_steps)
     if step < warmup_steps:
         return (step + 1) / warmup_steps
@@ -44,6 +48,10 @@ def rate_factor(config: TrainConfig, step: int, total_steps: int) -> float:
             falling = 1.0 - progress
         case "cosine":
             falling = 0.5 * (1.0 + math.cos(math.pi * progress))
+        case "wsd":
+            decay_steps = min(math.ceil(config.decay_fraction * total_steps), total_steps - warmup_steps)
+            steps_in_decay = step - (total_steps - decay_steps)
+            falling = 1.0 - math.sqrt(steps_in_decay / decay_steps) if steps_in_decay > 0 else 1.0
     return config.final_rate_fraction + (1.0 - config.final_rate_fraction) * falling
 
 

@@ -23,6 +23,7 @@ from trainer.features.reader import FeatureReader
 from trainer.flops import RowFlops, flops_per_row
 from trainer.models.family import Family
 from trainer.models.pixels import PixelPreparer
+from trainer.models.recompute import Recompute
 from trainer.models.shape import ModelShape
 from trainer.models.table import family_of
 from trainer.preflight import STATE_BYTES_PER_PARAMETER
@@ -97,8 +98,7 @@ def build_parts(job: JobConfig, worker: Worker) -> Parts:
             print(f"train: {warning}", flush=True)
     images = replica.takes_images and not cached
     module = family.training_module(job.model, model, cached=cached).train()
-    if job.train.activation_checkpointing == "full":
-        family.enable_activation_checkpointing(module)
+    Recompute.of(job.train).apply(family, module)
     blocks = dataclasses.replace(family.blocks(module), row_flops=row_flops)
     strategy = build_strategy(job.train, module, blocks, worker)
     image_source = _image_source(job, family, readers.features, tower_sha256)
@@ -132,13 +132,15 @@ def mean_row_flops(
 ) -> RowFlops:
     """What a row of the first epoch takes, in the mean."""
     rows = sequence.num_rows(0)
+    label_tokens = int(split.label_tokens.sum()) / rows
     return flops_per_row(
         shape,
         row_tokens=job.data.row_tokens,
         images=int(split.image_count.sum()) / rows,
-        label_tokens=int(split.label_tokens.sum()) / rows,
+        label_tokens=label_tokens,
         cached=cached,
         activation_checkpointing=job.train.activation_checkpointing,
+        loss_chunks=job.train.loss_chunks(job.train.micro_batch_rows * label_tokens),
         feature_layer=job.model.feature_layer,
     )
 

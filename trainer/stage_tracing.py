@@ -11,6 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from trainer.config import ModelConfig
 from trainer.models.family import Stage
+from trainer.models.recompute import Recompute
 from trainer.models.table import family_of
 from trainer.tracing import Category, Compute, Held, MemoryTracker, RowShape, inputs_of, without_checks
 
@@ -36,7 +37,7 @@ def trace_stage(
     vocabulary: int,
     cached: bool,
     compute: Compute,
-    activation_checkpointing: bool,
+    recompute: Recompute,
 ) -> StageTrace:
     """Trace a stage, of whose layers only the number matters. Gradients are there before, and so are received hidden
     states and received gradients: all of them have buffers that stay."""
@@ -50,8 +51,7 @@ def trace_stage(
             one_inner_tower_layer=not stage.is_first or cached,  # this stage has no tower
         )
         module = family.training_module(config, model, cached=cached).train()
-        if activation_checkpointing:
-            family.enable_activation_checkpointing(module)
+        recompute.apply(family, module)
         blocks = family.blocks(module)
         width = int(blocks.embedding.weight.shape[1])
         blocks.reduce_to(Stage(layers, stage.is_first, stage.is_last))

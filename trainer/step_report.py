@@ -14,6 +14,8 @@ from trainer.metrics import MetricsLog
 from trainer.parts import Parts
 from trainer.progress import Progress
 from trainer.storage import Storage, open_storage
+from trainer.strategies.precision import LossScale
+from trainer.strategies.strategy import StepResult, Strategy
 from trainer.worker import Worker
 
 SUMMARY = "summary.json"
@@ -22,6 +24,11 @@ SUMMARY = "summary.json"
 def _is_of_step(store: Storage, step: int) -> bool:
     """Whether there is a summary of training up to this step."""
     return store.stat(SUMMARY) is not None and json.loads(store.read(SUMMARY))["steps"] == step
+
+
+def _of_scale(scale: LossScale) -> dict[str, float]:
+    """The next step's loss scale, and the steps that were skipped since the run began; nothing without a scale."""
+    return {"loss_scale": scale.value, "overflow_steps": scale.overflows} if scale.is_on else {}
 
 
 @dataclass(frozen=True)
@@ -65,7 +72,7 @@ class StepReport:
                 print(f"train: continuing after step {first_step} of {parts.total_steps}", flush=True)
 
     def step(
-        self, done: int, data: StepBatches, totals: StepTotals, grad_norm: Any, rate: float, waited_s: float
+        self, done: int, data: StepBatches, totals: StepTotals, result: StepResult, strategy: Strategy, waited_s: float
     ) -> None:
         """Count one step; log it when it is due."""
         self._last_step = done
@@ -85,7 +92,7 @@ class StepReport:
             self._first_loss = totals.loss
         due = done % self._job.train.log_every_steps == 0 or done in (self._first_step + 1, self._parts.total_steps)
         if self._worker.is_first and due:
-            self._write(done, data.epoch, float(grad_norm), rate, waited_s)
+            self._write(done, data.epoch, result, strategy, waited_s)
 
     def flush(self) -> None:
         """Write out the log: a run that resumes from the checkpoint made next must find its lines."""
@@ -114,7 +121,7 @@ class StepReport:
             self._progress.update(self._last_step, self._parts.total_steps)
             self._progress.finish(message=f"loss {self._last_loss:.4f} after {self._last_step} steps")
 
-    def _write(self, done: int, epoch: int, grad_norm: float, rate: float, waited_s: float) -> None:
+    def _write(self, done: int, epoch: int, result: StepResult, strategy: Strategy, waited_s: float) -> None:
         now = time.perf_counter()
         window, seconds = self._window, now - self._window_started
         tokens_per_s = window["tokens"] / seconds
@@ -123,8 +130,9 @@ class StepReport:
             {
                 "epoch": epoch,
                 "loss": self._last_loss,
-                "learning_rate": rate,
-                "grad_norm": grad_norm,
+                "learning_rate": strategy.learning_rate(),
+                **({} if result.skipped else {"grad_norm": float(result.grad_norm)}),
+                **_of_scale(strategy.loss_scale),
                 "tokens_per_s": tokens_per_s,
                 "images_per_s": window["images"] / seconds,
                 "label_tokens": window["label_tokens"],
@@ -156,6 +164,7 @@ class StepReport:
             "first_loss": self._first_loss,
             "final_loss": self._last_loss,
             **self._totals,
+            **_of_scale(parts.strategy.loss_scale),
             "wall_s": time.perf_counter() - self._started,
             "checkpoint_stall_s": self._stall_s,
             "world_size": worker.world_size,

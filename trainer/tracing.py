@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from trainer.config import ModelConfig
+from trainer.models.recompute import Recompute
 from trainer.models.table import family_of
 from trainer.strategies.gathered import keep_no_gathered_weights
 from trainer.strategies.split import cut
@@ -72,7 +73,7 @@ def trace_step(
     vocabulary: int,
     cached: bool,
     compute: Compute,
-    activation_checkpointing: bool,
+    recompute: Recompute,
     language_layers: int,
     gathered: bool = False,
     tensor_parallel: int = 1,
@@ -93,8 +94,7 @@ def trace_step(
             one_inner_tower_layer="tower" in config.freeze and not every_layer,  # which `_pass_through` runs in part
         )
         module = family.training_module(config, model, cached=cached).train()
-        if activation_checkpointing:
-            family.enable_activation_checkpointing(module)
+        recompute.apply(family, module)
         if tensor_parallel > 1:
             cut(family.blocks(module), tensor_parallel)
         if gathered:

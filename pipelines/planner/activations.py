@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from pipelines.config import RunConfig
 from pipelines.planner.layout import SHARDED_BY_FSDP, layout_of
+from trainer.models.recompute import Recompute
 from trainer.models.shape import ModelShape
 
 if TYPE_CHECKING:
@@ -34,13 +35,20 @@ class Activations:
     backward_end: Bytes
     input_bytes: int
 
-    def of_rows(self, rows: int) -> Activations:
-        """The same for `rows` rows at once, when these are of one: all but the copies of weights grows with them."""
+    def of_rows(self, rows: int, two: Activations) -> Activations:
+        """The same for `rows` rows at once, when these are of one and those in `two` of two: copies of weights do not
+        grow with rows, nor do the logits of a chunk."""
 
-        def times(held: Bytes) -> dict[str, int]:
-            return {name: count * (1 if name == WEIGHT_COPIES else rows) for name, count in held.items()}
+        def extended(one: Bytes, more: Bytes) -> dict[str, int]:
+            first, second = Counter(one), Counter(more)
+            return {name: first[name] + (rows - 1) * (second[name] - first[name]) for name in sorted({*first, *second})}
 
-        return Activations(times(self.forward), times(self.backward), times(self.backward_end), rows * self.input_bytes)
+        return Activations(
+            extended(self.forward, two.forward),
+            extended(self.backward, two.backward),
+            extended(self.backward_end, two.backward_end),
+            self.input_bytes + (rows - 1) * (two.input_bytes - self.input_bytes),
+        )
 
 
 def worst_rows(config: RunConfig, shape: ModelShape) -> list[tuple[int, int]]:
@@ -69,7 +77,7 @@ def activations(config: RunConfig, shape: ModelShape, mixes: Sequence[tuple[int,
             rows=(train.micro_batch_rows, data.row_tokens, images, labels),
             cached=is_cached(config),
             computing=computing_of(config),
-            checkpointing=train.activation_checkpointing == "full",
+            recompute=Recompute.of(train),
             layers=layers,
         )
 
@@ -111,7 +119,7 @@ def _traced(
     rows: tuple[int, int, int, int],
     cached: bool,
     computing: Computing,
-    checkpointing: bool,
+    recompute: Recompute,
     layers: int,
 ) -> StepTrace:
     """`model` is the model section as JSON; `rows` are their number and of one row tokens, images and label tokens."""
@@ -128,7 +136,7 @@ def _traced(
         compute=compute,  # type: ignore[arg-type]
         gathered=gathered,
         tensor_parallel=tensor_parallel,
-        activation_checkpointing=checkpointing,
+        recompute=recompute,
         language_layers=layers,
     )
 

@@ -18,6 +18,7 @@ from pipelines.planner.row_load import RowLoad
 from pipelines.planner.stage_memory import stage_moments
 from pipelines.planner.stages import planned_stages
 from pipelines.run_file import apply_overrides
+from trainer.config import NOT_SELECTIVE
 from trainer.errors import ConfigError
 
 NEAREST = 3
@@ -106,8 +107,11 @@ def _nearest(
 def _changes(config: RunConfig) -> Iterator[dict[str, Any]]:
     train, nodes = config.train, config.cluster.replica_count
     checkpointing: dict[str, Any] = {}
-    if train.activation_checkpointing == "none":
+    selective: dict[str, Any] = {}
+    if train.activation_checkpointing != "full":
         checkpointing = {"train.activation_checkpointing": "full"}
+    if train.activation_checkpointing == "none" and train.strategy not in NOT_SELECTIVE:
+        selective = {"train.activation_checkpointing": "selective"}
     smaller: dict[str, Any] = {"train.micro_batch_rows": 1} if train.micro_batch_rows > 1 else {}
     partly: dict[str, Any] = {"train.strategy": "zero2"} if train.strategy == "ddp" else {}
     sharded: dict[str, Any] = {"train.strategy": "fsdp"} if train.strategy not in ("fsdp", "zero3") else {}
@@ -116,7 +120,7 @@ def _changes(config: RunConfig) -> Iterator[dict[str, Any]]:
     if train.model_ranks > 1:
         sharded |= {"train.tensor_parallel": 1, "train.pipeline_parallel": 1}
     fullest = checkpointing | smaller | sharded
-    singles = [checkpointing, smaller, partly, sharded]
+    singles = [selective, checkpointing, smaller, partly, sharded]
     pairs = [checkpointing | smaller, checkpointing | partly, checkpointing | sharded, smaller | sharded]
     more_nodes = [
         fullest | {"cluster.replica_count": factor * nodes, "cluster.reduction_server": None} for factor in (2, 4)

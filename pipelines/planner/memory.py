@@ -212,7 +212,7 @@ def _extra(run: Run, when: Moment) -> list[MemoryPart]:
     """Gradients and what the strategy needs at a moment: forward, backward (its start), end (of backward), step."""
     weights, layout = run.weights, run.layout
     mine = split(weights.trainable, layout.gradient_shards)
-    whole, compute_bytes = weights.trainable, BF16_BYTES if run.precision == "bf16" else FP32_BYTES
+    whole, compute_bytes = weights.trainable, FP32_BYTES if run.precision == "fp32" else BF16_BYTES
     temporaries = MemoryPart(
         "optimizer's temporaries",
         FP32_BYTES * split(weights.trainable, layout.optimizer_shards) if run.offload == "none" else 0,
@@ -246,7 +246,7 @@ def _moment(held: Mapping[str, int], layout: Layout, extra: list[MemoryPart]) ->
         WEIGHT_COPIES: ("bf16 copies of weights", "made by autocast, kept to the end of the forward pass"),
         "vision": ("vision tokens", "projected features, and the tower where it runs"),
         "language": ("activations", "held for the backward pass"),
-        "head": ("logits", "of label tokens only"),
+        "head": ("logits", "of label tokens only, a chunk at a time"),
         "backward": ("backward's temporaries", ""),
     }
     parts = []

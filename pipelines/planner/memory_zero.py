@@ -41,7 +41,7 @@ def partitioned(run: Run, when: Moment, temporaries: MemoryPart) -> list[MemoryP
         lasting.append(summed)
     if when == "step":
         return [*lasting, of_partition, temporaries] if run.offload == "none" else [*lasting, temporaries]
-    types = 2 if run.precision == "bf16" and not weights.only_linear else 1
+    types = 2 if run.precision != "fp32" and not weights.only_linear else 1
     size = types * FP32_BYTES * _bucket_elements(run)
     parts = [*lasting, MemoryPart("buckets", size, "gradients on their way, fp32, one for each type")]
     return [*parts, summed] if summed not in lasting and (run.passes > 1 or when == "end") else parts
@@ -67,7 +67,7 @@ def gathered(run: Run, when: Moment, temporaries: MemoryPart) -> list[MemoryPart
     if when == "step":
         return [*lasting, MemoryPart("flat gradients", share, "the partition's, put together"), temporaries]
     copies = 1 if run.on_gpu else 2  # on CPUs a reduce-scatter works on a copy of its own
-    size = copies * (BF16_BYTES if run.precision == "bf16" else FP32_BYTES) * _bucket_elements(run)
+    size = copies * (BF16_BYTES if run.precision != "fp32" else FP32_BYTES) * _bucket_elements(run)
     moving = MemoryPart("gradients on their way", size, "copied for the reduction")
     if when == "end" and reduces_once(run):
         return [*lasting, moving]
@@ -87,6 +87,6 @@ def _bucket_elements(run: Run) -> int:
 
 def _set_bytes(run: Run) -> int:
     """ZeRO-3's buckets: under autocast gradients of linear layers travel in bf16, and in one of their own."""
-    in_bf16 = run.precision == "bf16"
+    in_bf16 = run.precision != "fp32"
     each = (BF16_BYTES if in_bf16 else 0) + (0 if in_bf16 and run.weights.only_linear else FP32_BYTES)
     return each * _bucket_elements(run)

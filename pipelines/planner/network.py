@@ -17,6 +17,7 @@ from typing import Literal
 from pipelines.planner.catalog import Gpu, Machine
 from pipelines.planner.layout import SHARDED_BY_FSDP, Layout
 from pipelines.planner.stages import StageWeights
+from trainer.config import Checkpointing, Precision
 from trainer.models.family import Stage
 from trainer.models.shape import ModelShape, Part
 from trainer.strategies.pipeline_stages import stages_of
@@ -59,8 +60,8 @@ class Work:
     micro_steps: int  # forward and backward passes before an update
     micro_batch_rows: int
     row_tokens: int
-    precision: Literal["fp32", "bf16"]
-    activation_checkpointing: Literal["none", "full"]
+    precision: Precision
+    activation_checkpointing: Checkpointing
     row_images: float = 0.0  # that the tower runs on in the step; none when features are cached
     row_label_tokens: float = 0.0
     stages: tuple[Stage, ...] = ()  # where a pipeline is cut; () takes all layers as equal and the ends as free
@@ -68,7 +69,7 @@ class Work:
     @property
     def compute_bytes(self) -> int:
         """Of one number in the compute precision."""
-        return BF16_BYTES if self.precision == "bf16" else FP32_BYTES
+        return FP32_BYTES if self.precision == "fp32" else BF16_BYTES
 
 
 @dataclass(frozen=True)

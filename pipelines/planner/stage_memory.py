@@ -17,6 +17,7 @@ from pipelines.planner.activations import WEIGHT_COPIES, is_cached, worst_rows
 from pipelines.planner.memory_parts import FP32_BYTES, MemoryPart
 from pipelines.planner.stages import StageWeights
 from trainer.models.family import Stage
+from trainer.models.recompute import Recompute
 from trainer.models.shape import ModelShape
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ NAMES = {
     WEIGHT_COPIES: ("bf16 copies of weights", "made by autocast, for each micro-batch that is held"),
     "vision": ("vision tokens", "projected features, and the tower where it runs"),
     "language": ("activations", "held for the backward pass"),
-    "head": ("logits", "of label tokens only"),
+    "head": ("logits", "of label tokens only, a chunk at a time"),
     "backward": ("backward's temporaries", ""),
 }
 
@@ -137,8 +138,8 @@ def _traced_stage(config: RunConfig, shape: ModelShape, stage: Stage, mix: Mix, 
         Stage(range(layers), stage.is_first, stage.is_last),
         rows=(rows, config.data.row_tokens, *mix),
         cached=is_cached(config),
-        in_bf16=train.precision == "bf16",
-        checkpointing=train.activation_checkpointing == "full",
+        in_bf16=train.precision != "fp32",
+        recompute=Recompute.of(train),
     )
 
 
@@ -151,7 +152,7 @@ def _traced(
     rows: tuple[int, int, int, int],
     cached: bool,
     in_bf16: bool,
-    checkpointing: bool,
+    recompute: Recompute,
 ) -> StageTrace:
     """`model` is the model section as JSON; `rows` are their number and of one row tokens, images and label tokens."""
     from trainer.config import ModelConfig
@@ -166,5 +167,5 @@ def _traced(
         vocabulary=vocabulary,
         cached=cached,
         compute="autocast" if in_bf16 else "fp32",
-        activation_checkpointing=checkpointing,
+        recompute=recompute,
     )

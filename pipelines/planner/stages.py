@@ -24,6 +24,7 @@ def planned_stages(
         label_tokens=load.label_tokens_per_row,
         cached=cached,
         activation_checkpointing=config.train.activation_checkpointing,
+        loss_chunks=config.train.loss_chunks(config.train.micro_batch_rows * load.label_tokens_per_row),
         feature_layer=config.model.feature_layer,
     )
     return tuple(stages_of(shape.language.layers, layout.pipeline_parallel, row))

@@ -31,9 +31,10 @@ from pipelines.planner.suggest_memory import SearchMemory
 from pipelines.planner.suggest_space import Cluster, Degrees, clusters, ways
 from pipelines.planner.throughput import estimate_time
 from pipelines.run_file import apply_overrides
+from trainer.config import NOT_SELECTIVE
 from trainer.errors import ConfigError
 
-CHECKPOINTING = {"train.activation_checkpointing": "full"}
+CHECKPOINTING_WORDS = {"none": (), "selective": ("selective checkpointing",), "full": ("checkpointing",)}
 _GOAL = re.compile(r"^(?P<kind>cheapest|fastest|under|by)(:(?P<bound>[0-9]+(\.[0-9]+)?))?$")
 
 
@@ -195,10 +196,19 @@ def _fitting(search: _Search, memory: SearchMemory, goal: Goal) -> Iterator[Sugg
         if one:
             shown.add(way.kind)
             yield one
-        elif way.change != (smaller := way.change | CHECKPOINTING):
-            again = _priced(search, way.cluster, smaller, _with(way.config, CHECKPOINTING))
+        elif checkpointing := _more_checkpointing(way.config):
+            change = {"train.activation_checkpointing": checkpointing}
+            again = _priced(search, way.cluster, way.change | change, _with(way.config, change))
             if again and goal.allows(again):
                 heapq.heappush(queue, (goal.order(again), number, again))
+
+
+def _more_checkpointing(config: RunConfig) -> str:
+    """The next less memory for more computing; empty for the least."""
+    train = config.train
+    if train.activation_checkpointing == "none" and train.strategy not in NOT_SELECTIVE:
+        return "selective"
+    return "full" if train.activation_checkpointing != "full" else ""
 
 
 def _suggestion(search: _Search, way: _Way) -> Suggestion | None:
@@ -235,6 +245,6 @@ def _in_words(config: RunConfig) -> str:
             *([f"{train.tensor_parallel} ranks a layer"] if train.tensor_parallel > 1 else []),
             *([f"{train.pipeline_parallel} stages"] if train.pipeline_parallel > 1 else []),
             rows,
-            *(["checkpointing"] if train.activation_checkpointing == "full" else []),
+            *CHECKPOINTING_WORDS[train.activation_checkpointing],
         ]
     )

@@ -1,4 +1,4 @@
-"""How much memory a way to train takes, for a search: from below without a trace, then from traces of one row.
+"""How much memory a way to train takes, for a search: from below without a trace, then from traces of few rows.
 
 A trace takes half a second and everything else a millisecond, so ways that compute alike share theirs, and one that is
 too large without any activation needs none.
@@ -28,7 +28,7 @@ class SearchMemory:
     model: Architecture
     load: RowLoad
     cached: bool
-    _traces: dict[tuple[Computing, str], Activations] = field(default_factory=dict)
+    _traces: dict[tuple[Computing, str], tuple[Activations, Activations]] = field(default_factory=dict)
     _least: dict[tuple[Layout, str], int] = field(default_factory=dict)
 
     def least_bytes(self, config: RunConfig) -> int:
@@ -40,7 +40,7 @@ class SearchMemory:
         return self._least[key]
 
     def bytes(self, config: RunConfig) -> int:
-        """With those of one row, times the rows of a micro-batch: all but copies of weights grows with them.
+        """With those of one and two rows, which give those of any number.
 
         Raises ConfigError for a model that cannot be split so.
         """
@@ -50,10 +50,14 @@ class SearchMemory:
             return self._of_stages(whole, layout)
         key = (computing_of(config), config.train.activation_checkpointing)
         if key not in self._traces:
-            of_one_row = whole.train.model_copy(update={"micro_batch_rows": 1})
-            self._traces[key] = activations(whole.model_copy(update={"train": of_one_row}), self.model.shape)
-        held = self._traces[key].of_rows(config.train.micro_batch_rows)
+            self._traces[key] = self._traced(whole, 1), self._traced(whole, 2)
+        of_one, of_two = self._traces[key]
+        held = of_one.of_rows(config.train.micro_batch_rows, of_two)
         return self._of_ranks(config, layout, held, _passes(config, layout))
+
+    def _traced(self, config: RunConfig, rows: int) -> Activations:
+        train = config.train.model_copy(update={"micro_batch_rows": rows})
+        return activations(config.model_copy(update={"train": train}), self.model.shape)
 
     def _without_rows(self, config: RunConfig, layout: Layout) -> int:
         if layout.pipeline_parallel > 1:

@@ -58,7 +58,7 @@ def clusters(config: RunConfig, catalog: Catalog, prices: Prices) -> Iterator[Cl
         for accelerator_type, counts in machine.accelerators.items():
             gpu = catalog.gpus[accelerator_type]
             in_region = region in catalog.regions.get(accelerator_type, ())
-            usable = gpu.bf16_tflops is not None or config.train.precision == "fp32"
+            usable = gpu.bf16_tflops is not None or config.train.precision != "bf16"
             if in_region and usable and (gpu.flex_start or term != "flex_start"):
                 for count in counts:
                     quote = prices.machine(machine.machine_type, accelerator_type, count, region, term)

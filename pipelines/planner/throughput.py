@@ -170,6 +170,7 @@ def row_flops(config: RunConfig, shape: ModelShape, load: RowLoad, *, cached: bo
         label_tokens=load.label_tokens_per_row,
         cached=cached,
         activation_checkpointing=config.train.activation_checkpointing,
+        loss_chunks=config.train.loss_chunks(config.train.micro_batch_rows * load.label_tokens_per_row),
         feature_layer=config.model.feature_layer,
     )
 
@@ -181,8 +182,10 @@ def reached(config: RunConfig, layout: Layout, gpu: Gpu, *, cached: bool) -> tup
     peak = fp32
     if config.train.precision == "bf16" and gpu.bf16_tflops is None:
         said.append(f"{gpu.accelerator_type} has no bf16 units: bf16 is taken as no faster than fp32.")
-    elif config.train.precision == "bf16":
-        assert gpu.bf16_tflops is not None
+    elif config.train.precision == "fp16" and gpu.bf16_tflops is None:
+        said.append(f"The catalogue has no fp16 rate of {gpu.accelerator_type}: fp16 is taken as no faster than fp32.")
+    elif config.train.precision != "fp32":
+        assert gpu.bf16_tflops is not None  # fp16 has the rate of bf16 on GPUs that have both
         peak = gpu.bf16_tflops * 1e12
     efficiency = config.plan.efficiency
     if efficiency:

@@ -1,8 +1,8 @@
 """The trainer's argument: five equalities, for every strategy of the table, over two real processes.
 
-The reference is one process, no accumulation, cached features, packed rows. Each strategy then trains the same run on
-two processes with accumulation, with the tower online, unpacked, and interrupted; the losses of every step must be the
-same.
+The reference is one process, no accumulation, cached features, packed rows, all logits at once. Each strategy then
+trains the same run on two processes with accumulation, a few labels' logits at a time, with the tower online, unpacked,
+and interrupted; the losses of every step must be the same.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from benchmarks.tiny_runs import strategy_changes
+from tests.short_form import WHOLE, only_whole
 from tests.trainer_runs import encode_features, losses, make_run, metrics, summary, train_runs
 from trainer.checkpoint.commit import committed, fetch_folder, newest_good
 from trainer.checkpoint.weights import open_weights
@@ -28,10 +29,12 @@ RELATIVE = 1e-5  # fp32 sums in another order
 RELATIVE_BF16 = 5e-3
 WHOLE_SET_ROWS = 64  # more rows than there are samples: one step reads the whole split, packed or not
 STOP_STEP = 3
+ALL_LOGITS = {"train.loss_chunk_tokens": 0}  # at once
 TOWER_TRAINED = {"model.freeze": [], "features.cache": "off"}
 
 
 THOROUGH = ("ddp", "fsdp", "zero2", "zero3")  # the others share their code with one of these
+SELECTIVE = ("ddp", "fsdp", "zero2")  # zero3 refuses it
 MOVES = (("fsdp", "hsdp"), ("hsdp", "ddp"))  # who begins a run, and who goes on with it
 # 2 nodes with 2 processes each: hsdp tells ranks of a node from those of another, tp+fsdp needs ranks to slice over.
 NODES = {"hsdp": 2, "tp+fsdp": 2}
@@ -58,14 +61,16 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def reference(root: Path) -> JobConfig:
-    job = make_run(root, "reference", {"train.micro_batch_rows": 8})
+    job = make_run(root, "reference", {"train.micro_batch_rows": 8, **ALL_LOGITS})
     train_runs([job], processes=1)
     return job
 
 
 @pytest.fixture(scope="module")
 def reference_of_tower(root: Path) -> JobConfig:
-    job = make_run(root, "reference-tower", {"train.micro_batch_rows": 8, **TOWER_TRAINED}, features="off")
+    job = make_run(
+        root, "reference-tower", {"train.micro_batch_rows": 8, **ALL_LOGITS, **TOWER_TRAINED}, features="off"
+    )
     train_runs([job], processes=1)
     return job
 
@@ -130,6 +135,10 @@ def _jobs(root: Path, strategy: str) -> dict[str, JobConfig]:
         "checkpointing": {**base, "train.activation_checkpointing": "full"},
         "bf16": {**base, "train.precision": "bf16"},
     }
+    if strategy in SELECTIVE:
+        changes["selective"] = {**base, "train.activation_checkpointing": "selective"}
+    if WHOLE:
+        changes["fp16"] = {**base, "train.precision": "fp16"}
     jobs |= {name: make_run(root, f"{strategy}-{name}", change) for name, change in changes.items()}
     jobs["online"] = make_run(root, f"{strategy}-online", base, features="off")
     jobs["tower"] = make_run(root, f"{strategy}-tower", {**base, **TOWER_TRAINED}, features="off")
@@ -193,6 +202,8 @@ def test_packed_equals_unpacked(strategy: str, runs_of: Callable[[str], Runs]) -
 def test_activation_checkpointing_changes_no_number(strategy: str, runs_of: Callable[[str], Runs]) -> None:
     runs = runs_of(strategy)
     assert losses(runs["checkpointing"]) == pytest.approx(losses(runs["accumulated"]), rel=RELATIVE)
+    if strategy in SELECTIVE:
+        assert losses(runs["selective"]) == pytest.approx(losses(runs["accumulated"]), rel=RELATIVE)
 
 
 @pytest.mark.parametrize("strategy", THOROUGH)
@@ -200,6 +211,15 @@ def test_bf16_stays_close_to_fp32_and_is_not_fp32(strategy: str, runs_of: Callab
     runs = runs_of(strategy)
     assert losses(runs["bf16"]) == pytest.approx(losses(runs["accumulated"]), rel=RELATIVE_BF16)
     assert losses(runs["bf16"]) != pytest.approx(losses(runs["accumulated"]), rel=RELATIVE)
+
+
+@only_whole
+@pytest.mark.parametrize("strategy", THOROUGH)
+def test_fp16_stays_close_to_fp32_and_is_not_fp32(strategy: str, runs_of: Callable[[str], Runs]) -> None:
+    job = runs_of(strategy)["fp16"]
+    assert metrics(job)[-1]["overflow_steps"] == 0
+    assert losses(job) == pytest.approx(losses(runs_of(strategy)["accumulated"]), rel=RELATIVE_BF16 / 8)
+    assert losses(job) != pytest.approx(losses(runs_of(strategy)["accumulated"]), rel=RELATIVE / 10)
 
 
 @pytest.mark.parametrize("strategy", strategy_names())

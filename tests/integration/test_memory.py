@@ -19,7 +19,7 @@ OF_ONE_NODE = chosen(
     lambda name: (
         name in ("ddp online", "zero2 adapters")
         or name.removeprefix("zero3").removeprefix("zero2").removeprefix("fsdp").removeprefix("ddp")
-        in ("", " bf16", " checkpointing", " offload")
+        in ("", " bf16", " checkpointing", " loss in chunks", " offload")
     ),
 )
 OF_TWO_NODES = chosen(HYBRID_CASES, lambda name: name == "hsdp")

@@ -129,6 +129,16 @@ def test_a_missing_field_is_named_with_its_purpose() -> None:
         ({"features__cache": "on", "model__freeze": []}, "features.cache"),
         ({"train__global_batch_rows": 6, "cluster__replica_count": 4}, "train.global_batch_rows"),
         ({"train__micro_batch_rows": 3}, "train"),
+        ({"train__strategy": "zero3", "train__activation_checkpointing": "selective"}, "train"),
+        (
+            {
+                "train__strategy": "tp",
+                "train__tensor_parallel": 2,
+                "train__activation_checkpointing": "selective",
+            },
+            "train",
+        ),
+        ({"train__schedule": "wsd", "train__warmup_fraction": 0.5, "train__decay_fraction": 0.6}, "train"),
         ({"cluster__reduction_server": {"replica_count": 2}}, "cluster.reduction_server"),
         ({"cluster__accelerator_type": "NVIDIA_L4"}, "cluster"),
         ({"cluster__strategy": "flex_start"}, "cluster.strategy"),
@@ -189,6 +199,7 @@ def test_data_of_this_machine_cannot_be_read_from_vertex() -> None:
     ("overrides", "field"),
     [
         ({"data__image_folder": "x"}, "data.image_folder"),
+        ({"train__decay_fraction": 0.1}, "train.decay_fraction"),
         ({"cluster__max_wait_duration": "5s"}, "cluster.max_wait_duration"),
         ({"cluster__strategy": "spot", "cluster__replica_count": 2}, "cluster.restart_job_on_worker_restart"),
         ({"cluster__image_uri": "example.com/a/b:v1"}, "cluster.image_uri"),

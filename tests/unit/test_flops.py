@@ -16,7 +16,7 @@ from trainer.models.llava import LlavaFamily
 TOLERANCE = 0.02
 
 
-@pytest.mark.parametrize("checkpointing", ["none", "full"])
+@pytest.mark.parametrize("checkpointing", ["none", "selective", "full"])
 @pytest.mark.parametrize(("case", "cached"), [*((name, False) for name in CASES), *CACHEABLE])
 def test_formula_agrees_with_torchs_counter(case: str, cached: bool, checkpointing: Any) -> None:
     config = model_config(**CASES[case])

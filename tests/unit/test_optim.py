@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 from torch import nn
+from transformers.optimization import get_wsd_schedule
 
 from trainer.config import OptimizerConfig, TrainConfig
 from trainer.optim import build_optimizer, rate_factor, set_rates
@@ -16,15 +21,17 @@ def settings_of(**changes: object) -> TrainConfig:
 
 
 @given(
-    schedule=st.sampled_from(["cosine", "linear", "constant"]),
+    schedule=st.sampled_from(["cosine", "linear", "constant", "wsd"]),
     warmup=st.floats(0, 1),
+    decay=st.floats(0, 1),
     final=st.floats(0, 1),
     total=st.integers(1, 300),
 )
 def test_rates_stay_between_zero_and_the_peak_and_never_rise_after_warm_up(
-    schedule: str, warmup: float, final: float, total: int
+    schedule: str, warmup: float, decay: float, final: float, total: int
 ) -> None:
-    config = settings_of(schedule=schedule, warmup_fraction=warmup, final_rate_fraction=final)
+    decay *= 0.999 * (1 - warmup)
+    config = settings_of(schedule=schedule, warmup_fraction=warmup, decay_fraction=decay, final_rate_fraction=final)
     factors = [rate_factor(config, step, total) for step in range(total)]
     assert all(0 <= factor <= 1 + 1e-12 for factor in factors)
     peak = factors.index(max(factors))
@@ -37,6 +44,28 @@ def test_known_values() -> None:
     assert [rate_factor(linear, step, 10) for step in (0, 1, 2, 6)] == pytest.approx([0.5, 1.0, 1.0, 0.75])
     cosine = settings_of(schedule="cosine", warmup_fraction=0.0)
     assert [rate_factor(cosine, step, 4) for step in (0, 2)] == pytest.approx([1.0, 0.5])
+
+
+@given(total=st.integers(1, 400), warmup=st.floats(0, 0.5), decay=st.floats(0, 0.5), final=st.floats(0, 1))
+def test_wsd_is_the_published_schedule(total: int, warmup: float, decay: float, final: float) -> None:
+    """After warm-up, step by step as transformers has it, with the decay of Haegele et al. 2024: 1 - sqrt(progress)."""
+    config = settings_of(schedule="wsd", warmup_fraction=warmup, decay_fraction=decay, final_rate_fraction=final)
+    warmup_steps = math.ceil(warmup * total)
+    decay_steps = min(math.ceil(decay * total), total - warmup_steps)
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
+    published = get_wsd_schedule(
+        optimizer, warmup_steps, decay_steps, total, decay_type="1-sqrt", min_lr_ratio=final
+    ).lr_lambdas[0]
+    after = range(warmup_steps, total)
+    assert [rate_factor(config, step, total) for step in after] == pytest.approx([published(step) for step in after])
+
+
+def test_wsd_refuses_to_warm_up_and_decay_for_more_than_all_steps() -> None:
+    with pytest.raises(ValidationError, match=r"warmup_fraction 0.5 and decay_fraction 0.6 are more than all steps"):
+        settings_of(schedule="wsd", warmup_fraction=0.5, decay_fraction=0.6)
+    wsd = settings_of(schedule="wsd", warmup_fraction=0.1, decay_fraction=0.4, final_rate_fraction=0.1)
+    rates = [rate_factor(wsd, step, 10) for step in (0, 5, 6, 7)]
+    assert rates == pytest.approx([1.0, 1.0, 1.0, 0.1 + 0.9 * 0.5])
 
 
 def test_groups_separate_the_projector_and_what_decays() -> None:

@@ -21,6 +21,7 @@ from pipelines.planner.layout import STRATEGIES, make_layout
 from pipelines.planner.memory import GIB, fullest, training_moments
 from pipelines.planner.plan import Plan, plan_run
 from trainer.config import ModelConfig
+from trainer.models.recompute import Recompute
 from trainer.tracing import RowShape, trace_step
 
 ROOT = Path(__file__).parents[2]
@@ -104,7 +105,7 @@ def test_few_layers_say_what_many_hold(precision: str, freeze: list[str]) -> Non
         vocabulary=shape.vocabulary,
         cached=False,
         compute="autocast" if precision == "bf16" else "fp32",
-        activation_checkpointing=False,
+        recompute=Recompute.of(config.train),
         language_layers=7,
         every_layer=True,
     )
@@ -112,13 +113,29 @@ def test_few_layers_say_what_many_hold(precision: str, freeze: list[str]) -> Non
     assert sum(found.backward.values()) == whole.backward.total_bytes
 
 
-def test_memory_of_several_rows_is_that_of_one_times_their_number() -> None:
-    one, three = _small(rows=1), _small(rows=3)
+def test_one_and_two_rows_say_what_several_hold() -> None:
+    one, two, three = (_small(rows=rows) for rows in (1, 2, 3))
     shape = architecture(one).shape
-    many = activations(three, shape, mixes=[(2, 40)])
-    scaled = activations(one, shape, mixes=[(2, 40)]).of_rows(3)
+    of_one, of_two, many = (activations(each, shape, mixes=[(2, 40)]) for each in (one, two, three))
+    scaled = of_one.of_rows(3, of_two)
     assert sum(scaled.forward.values()) == pytest.approx(sum(many.forward.values()), rel=0.02)
     assert sum(scaled.backward.values()) == pytest.approx(sum(many.backward.values()), rel=0.02)
+
+
+def test_the_more_is_computed_again_the_less_is_held() -> None:
+    config = _small()
+    shape = architecture(config).shape
+
+    def held(category: str, **train: Any) -> int:
+        changed = config.model_copy(update={"train": config.train.model_copy(update=train)})
+        return activations(changed, shape, mixes=[(1, 300)]).forward[category]
+
+    layers = [held("language", activation_checkpointing=kind) for kind in ("none", "selective", "full")]
+    assert layers[0] > 1.5 * layers[1] > 3 * layers[2]
+    at_once, half, quarter = (held("head", loss_chunk_tokens=labels) for labels in (0, 300, 150))
+    a_label = 6 * shape.vocabulary  # its logits in bf16 and again in fp32
+    assert half - quarter == pytest.approx(150 * a_label, rel=0.02)
+    assert at_once - half > 300 * a_label
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

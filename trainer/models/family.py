@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from trainer.config import ModelConfig
     from trainer.flops import RowFlops
+    from trainer.models.loss import TokenLoss
     from trainer.models.shape import ModelShape
 
 
@@ -33,7 +34,7 @@ class Blocks:
     tower_layers: Sequence[nn.Module]  # empty when the tower is not part of the model (cached features)
     embedding: nn.Module  # tokens to hidden states
     head: nn.Module  # hidden states to logits; its weight may be the embedding's
-    loss: nn.Module  # logits and label tokens to their summed loss
+    loss: TokenLoss  # with the head, hidden states and label tokens to their summed loss
     frozen: Sequence[nn.Parameter]  # parameters that never change
     reduce_to: Callable[[Stage], None]  # makes a stage of the module: lets go of all else
     row_flops: RowFlops | None = None  # of a mean row, where the data is known: what stages are balanced by
@@ -73,6 +74,6 @@ class Family(Protocol):
     def project(self, model: nn.Module, features: torch.Tensor) -> torch.Tensor: ...
     def training_module(self, config: ModelConfig, model: nn.Module, *, cached: bool) -> nn.Module: ...
     def blocks(self, module: nn.Module) -> Blocks: ...
-    def enable_activation_checkpointing(self, module: nn.Module) -> None: ...
+    def enable_activation_checkpointing(self, module: nn.Module, *, selective: bool = False) -> None: ...
     def save_settings(self, config: ModelConfig, model: nn.Module, tokenizer: Any, folder: Path) -> None: ...
     def load(self, folder: Path) -> nn.Module: ...

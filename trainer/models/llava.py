@@ -29,17 +29,17 @@ from transformers import (
     SiglipImageProcessorPil,
 )
 from transformers.initialization import no_init_weights
-from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.utils import logging as transformers_logging
 
 from trainer.config import ModelConfig, WeightsConfig
 from trainer.errors import ConfigError
 from trainer.models.family import Blocks
 from trainer.models.image_tokens import square_tokens
+from trainer.models.kept_products import keeping_products
 from trainer.models.llava_initial import TOWER, InitialWeights
+from trainer.models.llava_row import LlavaRowModel, tower_output
 from trainer.models.llava_stage import reduce_to_stage
 from trainer.models.lora import adapter_parameters, add_adapters, is_adapter, plain_name, without_adapters
-from trainer.models.loss import TokenLoss
 from trainer.models.pretrained import LanguageWeights, load_pretrained, load_tower
 from trainer.models.shape import ModelShape, Part, Stack
 
@@ -191,7 +191,7 @@ class LlavaFamily:
 
         bf16 is what the cache stores; the online path rounds the same way, so both train on the same numbers.
         """
-        return _tower_output(config, tower, pixel_values).to(torch.bfloat16)
+        return tower_output(config, tower, pixel_values).to(torch.bfloat16)
 
     def tower(self, model: nn.Module) -> nn.Module:
         return model.model.vision_tower
@@ -217,12 +217,15 @@ class LlavaFamily:
             reduce_to=functools.partial(reduce_to_stage, module.model),
         )
 
-    def enable_activation_checkpointing(self, module: nn.Module) -> None:
+    def enable_activation_checkpointing(self, module: nn.Module, *, selective: bool = False) -> None:
         language_model = module.model.model.language_model
+        settings: dict[str, Any] = {"use_reentrant": False}
+        if selective:
+            settings["context_fn"] = keeping_products
         with warnings.catch_warnings():
             # transformers 5.23 renames this; the older ones that are supported know no other name.
             warnings.simplefilter("ignore", FutureWarning)
-            language_model.gradient_checkpointing_enable({"use_reentrant": False})
+            language_model.gradient_checkpointing_enable(settings)
 
     def save_settings(self, config: ModelConfig, model: nn.Module, tokenizer: Any, folder: Path) -> None:
         """Write all that plain `from_pretrained` needs but the weights: configuration, tokenizer and processor."""
@@ -264,80 +267,6 @@ class LlavaFamily:
     def load(self, folder: Path) -> nn.Module:
         """An exported model."""
         return LlavaForConditionalGeneration.from_pretrained(folder, dtype=torch.float32)
-
-
-class LlavaRowModel(nn.Module):
-    """Packed rows in, summed token loss out. What strategies wrap."""
-
-    def __init__(self, config: ModelConfig, model: nn.Module, *, cached: bool) -> None:
-        super().__init__()
-        self.config, self.model, self.token_loss = config, model, TokenLoss()
-        self.tower_is_frozen = "tower" in config.freeze
-        if cached:
-            model.model.vision_tower = None  # its output is read from disk: no weights, no memory
-        elif self.tower_is_frozen:
-            model.model.vision_tower.eval()
-
-    def train(self, mode: bool = True) -> LlavaRowModel:
-        super().train(mode)
-        if self.tower_is_frozen and self.model.model.vision_tower is not None:
-            self.model.model.vision_tower.eval()
-        return self
-
-    def forward(
-        self,
-        input_ids: Tensor,
-        position_ids: Tensor,
-        label_index: Tensor,
-        label_ids: Tensor,
-        images: Tensor,
-        hidden: Tensor | None = None,
-    ) -> Tensor:
-        """Summed cross-entropy of the label tokens, a scalar in fp32; hidden states (rows, tokens, hidden) from a stage
-        of the model that lacks the head.
-
-        input_ids: (rows, tokens).
-        position_ids: (rows, tokens), restarting at 0 for each sample, which keeps packed samples apart.
-        label_index: (labels,), positions in the flattened rows whose *next* token is a label.
-        label_ids: (labels,), that token.
-        images: cached features (images, tokens, tower_hidden), or pixel values (images, 3, side, side). With 0 images
-            the projector still runs, so that every rank takes part in every collective.
-        hidden: what the stage before gives, for a stage that lacks the embedding.
-        """
-        if hidden is None:
-            hidden = self._from_the_embedding(input_ids, position_ids, images)
-        else:
-            language_model = self.model.model.language_model
-            hidden = language_model(inputs_embeds=hidden, position_ids=position_ids, use_cache=False).last_hidden_state
-        if self.model.lm_head is None:
-            return hidden
-        # Only label positions go through the head: the full logits never exist.
-        logits = self.model.lm_head(hidden.flatten(0, 1).index_select(0, label_index))  # (labels, vocabulary)
-        loss: Tensor = self.token_loss(logits, label_ids)
-        return loss
-
-    def _from_the_embedding(self, input_ids: Tensor, position_ids: Tensor, images: Tensor) -> Tensor:
-        base = self.model.model
-        features = images if base.vision_tower is None else self._encode(images)  # (images, tokens, tower_hidden)
-        weight = base.multi_modal_projector.linear_1.weight
-        projected = base.multi_modal_projector(features.to(weight.dtype))  # (images, tokens, hidden)
-        # No mask and no cache: with either, transformers no longer keeps packed samples apart by their positions.
-        return base(
-            input_ids=input_ids,
-            position_ids=position_ids,
-            mm_encoder_outputs={"image": BaseModelOutputWithPooling(pooler_output=[projected.flatten(0, 1)])},
-            use_cache=False,
-        ).last_hidden_state  # (rows, tokens, hidden)
-
-    def _encode(self, pixel_values: Tensor) -> Tensor:
-        tower, num_images = self.model.model.vision_tower, len(pixel_values)
-        if not num_images:
-            # A blank image whose features are dropped: towers cannot reshape nothing, and a tower that is trained must
-            # take part in its collectives on every rank.
-            pixel_values = pixel_values.new_zeros(1, *pixel_values.shape[1:])
-        with torch.set_grad_enabled(not self.tower_is_frozen and torch.is_grad_enabled()):
-            features = _tower_output(self.config, tower, pixel_values)[:num_images]
-        return features.to(torch.bfloat16) if self.tower_is_frozen else features
 
 
 def vision_config(config: ModelConfig) -> PreTrainedConfig:
@@ -438,8 +367,3 @@ def _parts(model: nn.Module) -> dict[str, list[nn.Module]]:
         "projector": [base.multi_modal_projector],
         "language_model": [base.language_model, model.lm_head],
     }
-
-
-def _tower_output(config: ModelConfig, tower: nn.Module, pixel_values: Tensor) -> Tensor:
-    hidden = tower(pixel_values, output_hidden_states=True).hidden_states[config.feature_layer]
-    return hidden[:, 1:] if config.feature_select == "drop_cls" else hidden

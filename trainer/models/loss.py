@@ -2,13 +2,148 @@
 
 from __future__ import annotations
 
+import functools
+from typing import Any
+
+import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed import ProcessGroup
 from torch.nn import functional as F
 
 
 class TokenLoss(nn.Module):
-    """Summed cross-entropy of label tokens, a scalar in fp32."""
+    """Summed cross-entropy of label tokens, a scalar in fp32.
 
-    def forward(self, logits: Tensor, label_ids: Tensor) -> Tensor:
-        """logits: (labels, vocabulary). label_ids: (labels,)."""
-        return F.cross_entropy(logits.float(), label_ids, reduction="sum")
+    chunk_tokens: how many label tokens have logits at a time (`compute_in_chunks`); 0 is all of them.
+    """
+
+    chunk_tokens = 0
+
+    def forward(self, head: nn.Module, hidden: Tensor, label_ids: Tensor) -> Tensor:
+        """head: hidden states to logits. hidden: (labels, hidden), of label positions only. label_ids: (labels,)."""
+        if self.chunk_tokens:
+            loss: Tensor = head(hidden, label_ids)
+            return loss
+        return F.cross_entropy(head(hidden).float(), label_ids, reduction="sum")
+
+
+def compute_in_chunks(loss: TokenLoss, head: nn.Module, chunk_tokens: int) -> None:
+    """Have the loss computed from hidden states by the head itself, so that logits never exist whole.
+
+    It is the head that computes it because strategies gather the head's weight while the head runs.
+    """
+
+    def forward(layer: nn.Module, hidden: Tensor, label_ids: Tensor) -> Tensor:
+        return chunked_loss(hidden, layer.weight, label_ids, chunk_tokens)
+
+    loss.chunk_tokens = chunk_tokens
+    head.forward = functools.partial(forward, head)
+
+
+def chunked_loss(
+    hidden: Tensor,
+    weight: Tensor,
+    label_ids: Tensor,
+    chunk_tokens: int,
+    *,
+    first: int = 0,
+    group: ProcessGroup | None = None,
+) -> Tensor:
+    """Summed cross-entropy of `hidden @ weight.T`, of which at most `chunk_tokens` rows exist at a time.
+
+    hidden: (labels, hidden). weight: (tokens, hidden), where ranks of `group` have parts of the vocabulary those from
+    token `first` on. label_ids: (labels,). Each rank returns the whole loss, and the gradients of its own part.
+    """
+    device = hidden.device.type
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
+    loss: Tensor = _ChunkedLoss.apply(hidden, weight, label_ids, chunk_tokens, dtype, first, group)
+    return loss
+
+
+class _ChunkedLoss(torch.autograd.Function):
+    """Logits are computed in `dtype`, and all that follows in fp32.
+
+    The backward pass computes them again but for those of the last chunk, with which it begins. From the forward pass
+    it has each token's log of the summed scores, so that ranks need not talk again. The weight is kept as it is given,
+    not as it is multiplied: strategies take gathered weights away between the passes and bring them back.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        label_ids: Tensor,
+        chunk_tokens: int,
+        dtype: torch.dtype,
+        first: int,
+        group: ProcessGroup | None,
+    ) -> Tensor:
+        size = _even_chunk(len(hidden), chunk_tokens)
+        losses, log_sums = [], []
+        scores = sums = hidden.new_empty(0)
+        with torch.autocast(hidden.device.type, enabled=False):
+            matrix = weight.to(dtype)
+            for rows, labels in zip(hidden.split(size), label_ids.split(size), strict=True):
+                del scores  # not beside those of the next chunk
+                scores = F.linear(rows.to(dtype), matrix).float()  # (chunk, tokens of this rank)
+                largest = scores.amax(dim=-1)
+                if group:
+                    dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
+                scores -= largest.unsqueeze(1)
+                columns, is_mine = on_this_rank(labels, first, len(weight))
+                wanted = scores.gather(1, columns.unsqueeze(1)).squeeze(1) * is_mine
+                sums = torch.stack([scores.exp_().sum(dim=-1), wanted])
+                if group:
+                    dist.all_reduce(sums, group=group)
+                losses.append((sums[0].log() - sums[1]).sum())
+                log_sums.append(sums[0].log() + largest)
+        ctx.save_for_backward(hidden, weight, label_ids, torch.cat(log_sums))
+        ctx.probabilities = scores.div_(sums[0].unsqueeze(1))  # of the last chunk
+        ctx.size, ctx.dtype, ctx.first = size, dtype, first
+        return torch.stack(losses).sum()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, weight, label_ids, log_sums = ctx.saved_tensors
+        of_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
+        of_weight = torch.zeros_like(weight, dtype=torch.float32) if ctx.needs_input_grad[1] else None
+        matrix, size = weight.to(ctx.dtype), ctx.size
+        probabilities, ctx.probabilities = ctx.probabilities, None
+        for start in reversed(range(0, max(1, len(hidden)), size)):
+            rows, labels = hidden[start : start + size].to(ctx.dtype), label_ids[start : start + size]
+            if probabilities is None:
+                logits = F.linear(rows, matrix).float()
+                probabilities = logits.sub_(log_sums[start : start + size].unsqueeze(1)).exp_()
+                del logits
+            columns, is_mine = on_this_rank(labels, ctx.first, len(weight))
+            probabilities[torch.arange(len(columns), device=columns.device), columns] -= is_mine.float()
+            of_logits = probabilities.mul_(gradients[0]).to(ctx.dtype)  # (chunk, tokens of this rank)
+            probabilities = None
+            if of_hidden is not None:
+                of_hidden[start : start + size] = of_logits @ matrix
+            if of_weight is not None:
+                _add_product(of_weight, of_logits.t(), rows)
+            del of_logits
+        return of_hidden, None if of_weight is None else of_weight.to(weight.dtype), None, None, None, None, None
+
+
+def _even_chunk(labels: int, most: int) -> int:
+    """Labels of a chunk, when as few chunks as can be are equally long."""
+    chunks = max(1, -(-labels // most))
+    return max(1, -(-labels // chunks))
+
+
+def on_this_rank(tokens: Tensor, first: int, count: int) -> tuple[Tensor, Tensor]:
+    """Where each token lies in rows `first` to `first + count`, and whether it does."""
+    rows = tokens - first
+    return rows.clamp(0, count - 1), (rows >= 0) & (rows < count)
+
+
+def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """Add `left @ right` to `total`, which is fp32 whatever they are: many chunks would lose digits in bf16."""
+    if left.dtype == total.dtype:
+        total.addmm_(left, right)
+    else:
+        total += left @ right

@@ -14,6 +14,7 @@ from trainer.batches import RowBatch
 from trainer.config import TrainConfig
 from trainer.optim import build_optimizer
 from trainer.strategies.native import OnTorch, clip_and_step
+from trainer.strategies.precision import LossScale, autocast
 from trainer.strategies.strategy import StepResult
 from trainer.worker import Worker
 
@@ -39,15 +40,17 @@ class Ddp(OnTorch):
                     find_unused_parameters=config.deterministic,
                 )
         optimizer = build_optimizer(module, config.optimizer)
-        super().__init__(self._module, optimizer, copies=worker.world_size, copy=worker.rank)
+        super().__init__(
+            self._module, optimizer, LossScale(config.precision), copies=worker.world_size, copy=worker.rank
+        )
 
     def forward_backward(self, batches: Sequence[RowBatch], total_label_tokens: int) -> Tensor:
         # DDP averages over ranks; the loss is a sum over ranks: multiply by their number.
-        scale = self._worker.world_size / total_label_tokens
+        scale = self.loss_scale.value * self._worker.world_size / total_label_tokens
         loss_sum = torch.zeros((), device=self._worker.device)
         for number, batch in enumerate(batches, start=1):
             with self._synchronise(number == len(batches)):
-                with torch.autocast(self._worker.device.type, torch.bfloat16, enabled=self._config.precision == "bf16"):
+                with autocast(self._config.precision, self._worker.device):
                     loss = self._module(**batch.to(self._worker.device))
                 (loss * scale).backward()
             loss_sum += loss.detach()
@@ -56,8 +59,8 @@ class Ddp(OnTorch):
     def step(self, rate_factor: float) -> StepResult:
         # Gradients are views of DDP's buckets. Let go of, they would be made anew beside the buckets while micro-
         # batches are summed: all of them twice in memory.
-        settings = self._config
-        return clip_and_step(self._module, self._optimizer, settings.clip_grad_norm, rate_factor, keep_gradients=True)
+        most, scale = self._config.clip_grad_norm, self.loss_scale
+        return clip_and_step(self._module, self._optimizer, scale, most, rate_factor, keep_gradients=True)
 
     def _synchronise(self, last: bool) -> contextlib.AbstractContextManager[None]:
         """Gradients travel once a step, after the last micro-batch."""

@@ -18,6 +18,7 @@ from trainer.models.family import Blocks
 from trainer.optim import build_optimizer, set_rates
 from trainer.strategies.gathered import keep_no_gathered_weights
 from trainer.strategies.native import host_stager
+from trainer.strategies.precision import LossScale
 from trainer.strategies.strategy import StepResult
 from trainer.worker import Worker
 
@@ -46,6 +47,10 @@ class Zero:
             model=module, optimizer=optimizer, config=settings, dist_init_required=False
         )
         self._micro_steps = micro_steps
+        self.loss_scale = LossScale(config.precision)
+        # Its own scaler under autocast clips before it divides by the scale, and comes also without fp16 when an engine
+        # before this one, in the same process, had that.
+        self._engine.optimizer.torch_autocast_gradscaler = None
         from trainer.strategies.deepspeed_files import HeldFiles
 
         self._files = HeldFiles(host_stager(on_gpu=worker.device.type == "cuda"))
@@ -54,6 +59,8 @@ class Zero:
     def forward_backward(self, batches: Sequence[RowBatch], total_label_tokens: int) -> Tensor:
         # The engine divides by ranks and by its count of micro-steps; the loss is a sum over both: multiply by these.
         scale = self._worker.world_size * self._micro_steps / total_label_tokens
+        if self.loss_scale.is_on:
+            self._engine.optimizer.override_loss_scale(self.loss_scale.value)
         loss_sum = torch.zeros((), device=self._worker.device)
         for number, batch in enumerate(batches, start=1):
             # The boundary is ours to say: an epoch's last step may have fewer micro-batches than the engine counts.
@@ -67,21 +74,25 @@ class Zero:
 
     def step(self, rate_factor: float) -> StepResult:
         set_rates(self._optimizer, rate_factor)
-        self._engine.step()
-        return StepResult(self._engine.get_global_grad_norm())
+        self._engine.step()  # which skips the update when the norm, over all ranks, is not finite
+        norm = self._engine.get_global_grad_norm()
+        return StepResult(norm, skipped=not self.loss_scale.accepts(norm))
 
     def learning_rate(self) -> float:
         return float(self._optimizer.param_groups[0]["lr"])
 
     def snapshot(self, folder: Path, group: ProcessGroup) -> Callable[[], None]:
         # The engine talks to the other ranks while it saves, so it does that here; its files are written later.
-        self._engine.save_checkpoint(folder, tag=TAG, save_latest=False, exclude_frozen_parameters=True)
+        state = self.loss_scale.state()
+        self._engine.save_checkpoint(folder, TAG, client_state=state, save_latest=False, exclude_frozen_parameters=True)
         return self._files.take()
 
     def load(self, folder: Path) -> None:
-        path, _ = self._engine.load_checkpoint(folder, tag=TAG, load_module_strict=False)
+        path, state = self._engine.load_checkpoint(folder, tag=TAG, load_module_strict=False)
         if path is None:
             raise RuntimeError(f"DeepSpeed found no checkpoint in {folder}")
+        for name in self.loss_scale.state().keys() & state.keys():  # none in a checkpoint of another precision
+            self.loss_scale.restore(state[name])
 
 
 @dataclass(frozen=True)
@@ -135,9 +146,12 @@ def engine_settings(config: TrainConfig, *, stage: int, micro_steps: int, sizes:
             "stage3_max_live_parameters": 2 * sizes.layer,
             "memory_efficient_linear": False,  # replaces torch's function in the whole process; ours stays in the model
         }
-    if config.precision == "bf16":
+    if config.precision != "fp32":
         # fp32 weights under autocast: ZeRO's own bf16 mode rounds the weights and drifts ten times further.
-        settings["torch_autocast"] = {"enabled": True, "dtype": "bfloat16"}
+        settings["torch_autocast"] = {
+            "enabled": True,
+            "dtype": {"bf16": "bfloat16", "fp16": "float16"}[config.precision],
+        }
     return settings
 
 

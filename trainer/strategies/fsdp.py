@@ -18,6 +18,7 @@ from trainer.config import TrainConfig
 from trainer.models.family import Blocks
 from trainer.optim import build_optimizer
 from trainer.strategies.native import OnTorch, clip_and_step
+from trainer.strategies.precision import COMPUTE_TYPES, LossScale
 from trainer.strategies.strategy import StepResult
 from trainer.worker import Worker
 
@@ -28,11 +29,12 @@ class Fsdp(OnTorch):
     def __init__(self, config: TrainConfig, module: nn.Module, blocks: Blocks, worker: Worker) -> None:
         self._config, self._worker = config, worker
         self._module = shard(module.to(worker.device), blocks, config, _mesh(config, worker))
-        super().__init__(self._module, build_optimizer(self._module, config.optimizer, on_cpu=config.offload != "none"))
+        optimizer = build_optimizer(self._module, config.optimizer, on_cpu=config.offload != "none")
+        super().__init__(self._module, optimizer, LossScale(config.precision))
 
     def forward_backward(self, batches: Sequence[RowBatch], total_label_tokens: int) -> Tensor:
         # FSDP averages over ranks; the loss is a sum over ranks: multiply by their number.
-        scale = self._worker.world_size / total_label_tokens
+        scale = self.loss_scale.value * self._worker.world_size / total_label_tokens
         loss_sum = torch.zeros((), device=self._worker.device)
         for number, batch in enumerate(batches, start=1):
             # Gradients are sharded after every micro-batch: kept for the last one, each rank would hold all of them.
@@ -44,15 +46,17 @@ class Fsdp(OnTorch):
         return loss_sum / total_label_tokens
 
     def step(self, rate_factor: float) -> StepResult:
-        return clip_and_step(self._module, self._optimizer, self._config.clip_grad_norm, rate_factor)
+        most = self._config.clip_grad_norm
+        return clip_and_step(self._module, self._optimizer, self.loss_scale, most, rate_factor)
 
 
 def shard(module: nn.Module, blocks: Blocks, config: TrainConfig, mesh: DeviceMesh) -> FSDPModule:
     """Apply `fully_shard` to each layer, then to the rest. Layers of the tower, never the tower module itself:
     renaming its class would break transformers' capture of hidden states."""
     policy = MixedPrecisionPolicy()
-    if config.precision == "bf16":
-        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False)
+    if config.precision != "fp32":
+        dtype = COMPUTE_TYPES[config.precision]
+        policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
     offload: OffloadPolicy = OffloadPolicy()
     if config.offload != "none":  # slices, gradients and moments; the update is done where they are
         offload = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda")

@@ -16,9 +16,9 @@ from torch.nn import functional as F
 
 
 def keep_no_gathered_weights(module: nn.Module) -> None:
-    """Have every linear layer of `module` hold on to its parameter only."""
+    """Have every linear layer of `module` hold on to its parameter only. A head that computes the loss does already."""
     for layer in module.modules():
-        if isinstance(layer, nn.Linear):
+        if isinstance(layer, nn.Linear) and "forward" not in vars(layer):
             layer.forward = functools.partial(_forward, layer)  # type: ignore[method-assign]
 
 

@@ -18,6 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from trainer.optim import set_rates
+from trainer.strategies.precision import LossScale
 from trainer.strategies.strategy import StepResult
 
 # Frozen parameters are rebuilt from their source and compared by digest: they would only fill checkpoints.
@@ -27,21 +28,25 @@ STATE_OPTIONS = StateDictOptions(ignore_frozen_params=True, strict=False)
 def clip_and_step(
     module: nn.Module,
     optimizer: torch.optim.Optimizer,
+    loss_scale: LossScale,
     clip_grad_norm: float,
     rate_factor: float,
     *,
     keep_gradients: bool = False,
 ) -> StepResult:
-    """Clip by the global norm (0: measure only), set the rates, update, clear.
+    """Clip by the global norm (0: measure only), set the rates, update, clear. Of what overflows, only clear.
 
     `keep_gradients` sets gradients to zero where they are, instead of letting go of them.
     """
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    loss_scale.unscale(parameters)
     norm = _clip(parameters, clip_grad_norm or float("inf"))
     set_rates(optimizer, rate_factor)
-    optimizer.step()
+    accepted = loss_scale.accepts(norm)
+    if accepted:
+        optimizer.step()
     optimizer.zero_grad(set_to_none=not keep_gradients)
-    return StepResult(norm)
+    return StepResult(norm, skipped=not accepted)
 
 
 def _clip(parameters: Sequence[nn.Parameter], most: float) -> Tensor:
@@ -82,8 +87,16 @@ class OnTorch:
 
     checkpoint_format = "dcp"
 
-    def __init__(self, module: nn.Module, optimizer: torch.optim.Optimizer, *, copies: int = 1, copy: int = 0) -> None:
-        self._stateful, self._optimizer = module, optimizer
+    def __init__(
+        self,
+        module: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        loss_scale: LossScale,
+        *,
+        copies: int = 1,
+        copy: int = 0,
+    ) -> None:
+        self._stateful, self._optimizer, self.loss_scale = module, optimizer, loss_scale
         self._copies, self._copy = copies, copy
         on_gpu = any(parameter.is_cuda for parameter in module.parameters())
         self._stager = host_stager(on_gpu=on_gpu)
@@ -96,7 +109,7 @@ class OnTorch:
         lasting = _lasting(*get_state_dict(self._stateful, self._optimizer, options=STATE_OPTIONS))
         if self._copies > 1:
             lasting = self._share(lasting)
-        state = self._stager.stage(lasting)
+        state = self._stager.stage(lasting | self.loss_scale.state())
         assert isinstance(state, dict)
 
         def write() -> None:
@@ -112,9 +125,15 @@ class OnTorch:
     def load(self, folder: Path) -> None:
         """Read what a snapshot wrote, resharded for the present layout."""
         model_state, optimizer_state = get_state_dict(self._stateful, self._optimizer, options=STATE_OPTIONS)
+        reader = dcp.FileSystemReader(folder)
         state = _lasting(model_state, optimizer_state)
+        kept = self.loss_scale.state()  # none in a checkpoint of another precision
+        scale = {name: tensor for name, tensor in kept.items() if name in reader.read_metadata().state_dict_metadata}
+        state |= scale
         with _plain_errors():
-            dcp.load(state, storage_reader=dcp.FileSystemReader(folder))
+            dcp.load(state, storage_reader=reader)
+        for numbers in scale.values():
+            self.loss_scale.restore(numbers)
         set_state_dict(
             self._stateful,
             self._optimizer,

@@ -22,6 +22,7 @@ from trainer.optim import build_optimizer, set_rates
 from trainer.strategies.native import OnTorch
 from trainer.strategies.pipeline_gradients import Gradients, Groups
 from trainer.strategies.pipeline_stages import stages_of
+from trainer.strategies.precision import LossScale, autocast
 from trainer.strategies.strategy import StepResult
 from trainer.worker import Worker
 
@@ -39,17 +40,23 @@ class Pipeline(OnTorch):
         blocks.reduce_to(self._stage)
         module = module.to(worker.device)
         self._gradients = Gradients(module, tied, self._groups)
-        super().__init__(module, _optimizer(module, config), copies=self._groups.num_copies, copy=self._groups.copy)
+        super().__init__(
+            module,
+            _optimizer(module, config),
+            LossScale(config.precision),
+            copies=self._groups.num_copies,
+            copy=self._groups.copy,
+        )
         self._module = module
         self._runner = StageRunner(module, self._stage, hidden, config, worker.device)
         self._schedule: Schedule1F1B | None = None
-        self._loss_scale = 1.0
+        self._loss_factor = 1.0
         # An epoch's last step may have fewer micro-batches, and the schedule wants one for each stage: some are empty.
         in_a_step = config.global_batch_rows // (config.micro_batch_rows * self._groups.num_copies)
         self._passes = max(in_a_step, config.pipeline_parallel)
 
     def forward_backward(self, batches: Sequence[RowBatch], total_label_tokens: int) -> Tensor:
-        self._loss_scale = 1.0 / total_label_tokens
+        self._loss_factor = self.loss_scale.value / total_label_tokens
         self._gradients.expect(len(batches))
         self._runner.take(batches, self._passes)
         if self._schedule is None:
@@ -57,14 +64,18 @@ class Pipeline(OnTorch):
         losses: list[Tensor] = []
         self._schedule.step(target=torch.arange(self._passes), losses=losses, return_outputs=False)
         self._gradients.add_up()
-        return sum((loss.detach() for loss in losses), torch.zeros((), device=self._worker.device))
+        share = sum((loss.detach() for loss in losses), torch.zeros((), device=self._worker.device))
+        return share / self.loss_scale.value
 
     def step(self, rate_factor: float) -> StepResult:
+        self.loss_scale.unscale(self._gradients.parameters)
         norm = self._gradients.clip(self._config.clip_grad_norm)
         set_rates(self._optimizer, rate_factor)
-        self._optimizer.step()
+        accepted = self.loss_scale.accepts(norm)
+        if accepted:
+            self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=False)  # gradients stay parts of their buckets
-        return StepResult(norm)
+        return StepResult(norm, skipped=not accepted)
 
     def _build_schedule(self) -> Schedule1F1B:
         """Torch's schedule, with one buffer for each micro-batch that is received, of the shape that all have."""
@@ -79,7 +90,7 @@ class Pipeline(OnTorch):
             output_args=(loss if self._stage.is_last else between,),
             group=self._groups.pipeline,
         )
-        scaled: Callable[[Tensor, Tensor], Tensor] = lambda loss, _: loss * self._loss_scale  # noqa: E731
+        scaled: Callable[[Tensor, Tensor], Tensor] = lambda loss, _: loss * self._loss_factor  # noqa: E731
         return Schedule1F1B(stage, self._passes, loss_fn=scaled, scale_grads=False)
 
 
@@ -106,7 +117,7 @@ class StageRunner(nn.Module):
         if batch is None:
             return self._pass_nothing(*received)
         rows = len(batch.input_ids)
-        with torch.autocast(self._device.type, torch.bfloat16, enabled=self._config.precision == "bf16"):
+        with autocast(self._config.precision, self._device):
             output: Tensor = self._module(**batch.to(self._device), hidden=received[0][:rows] if received else None)
         if self._stage.is_last:
             return output

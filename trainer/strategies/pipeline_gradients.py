@@ -42,9 +42,9 @@ class Gradients:
 
     def __init__(self, module: nn.Module, tied: nn.Parameter | None, groups: Groups) -> None:
         self._groups = groups
-        self._parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
-        self._tied: list[nn.Parameter] = [one for one in self._parameters if tied is not None and one is tied]
-        self._counted = [parameter for parameter in self._parameters if parameter is not tied or groups.stage == 0]
+        self.parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        self._tied: list[nn.Parameter] = [one for one in self.parameters if tied is not None and one is tied]
+        self._counted = [parameter for parameter in self.parameters if parameter is not tied or groups.stage == 0]
         self._buckets: GradientBuckets | None = None
 
     def expect(self, passes: int) -> None:
@@ -52,7 +52,7 @@ class Gradients:
         optimizer with gradients for one without state."""
         if self._buckets is None:
             assert self._groups.copies is not None
-            self._buckets = GradientBuckets(self._parameters, self._groups.copies)
+            self._buckets = GradientBuckets(self.parameters, self._groups.copies)
         self._buckets.expect_last(passes)
 
     def add_up(self) -> None:
@@ -69,5 +69,5 @@ class Gradients:
         square = get_total_norm(gradients).square().to(self._groups.device)
         dist.all_reduce(square, group=self._groups.pipeline)
         norm = square.sqrt()
-        clip_grads_with_norm_(self._parameters, most or float("inf"), norm)
+        clip_grads_with_norm_(self.parameters, most or float("inf"), norm)
         return norm

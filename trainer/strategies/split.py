@@ -11,7 +11,14 @@ from trainer.config import ModelConfig
 from trainer.errors import ConfigError
 from trainer.models.family import Blocks
 from trainer.models.table import family_of
-from trainer.strategies.split_modules import EqualInput, SplitEmbedding, SplitInputs, SplitOutputs, SplitTokenLoss
+from trainer.strategies.split_modules import (
+    EqualInput,
+    SplitChunkedHead,
+    SplitEmbedding,
+    SplitInputs,
+    SplitOutputs,
+    SplitTokenLoss,
+)
 
 # Rows of the weight are split: each rank computes its heads, or its part of the inner width ...
 SPLIT_OUTPUTS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "fc1")
@@ -34,9 +41,11 @@ def split(blocks: Blocks, mesh: DeviceMesh) -> list[nn.Module]:
     parallelize_module(blocks.embedding, mesh, SplitEmbedding())
     if is_tied:
         blocks.head.weight = blocks.embedding.weight
-    parallelize_module(blocks.head, mesh, SplitOutputs())
+    chunk_tokens = blocks.loss.chunk_tokens
+    parallelize_module(blocks.head, mesh, SplitChunkedHead(chunk_tokens) if chunk_tokens else SplitOutputs())
     parallelize_module(blocks.head, mesh, EqualInput())
-    parallelize_module(blocks.loss, mesh, SplitTokenLoss(vocabulary))
+    if not chunk_tokens:
+        parallelize_module(blocks.loss, mesh, SplitTokenLoss(vocabulary))
     return on_heads
 
 

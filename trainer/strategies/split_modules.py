@@ -19,6 +19,8 @@ from torch.distributed.tensor import DTensor, Placement, Shard, distribute_tenso
 from torch.distributed.tensor.parallel import ParallelStyle
 from torch.nn import functional as F
 
+from trainer.models.loss import chunked_loss, on_this_rank
+
 
 class EqualInput(ParallelStyle):
     """A module around split ones. All ranks give it the same input, whose gradient is summed over them: once, however
@@ -74,7 +76,7 @@ class SplitEmbedding(ParallelStyle):
 
         def forward(embedding: nn.Module, tokens: Tensor) -> Tensor:
             weight = _local(embedding.weight)
-            rows, is_mine = _on_this_rank(tokens, first, len(weight))
+            rows, is_mine = on_this_rank(tokens, first, len(weight))
             found = F.embedding(rows, weight).masked_fill_(~is_mine.unsqueeze(-1), 0.0)
             embedded: Tensor = _SummedOutput.apply(found, group)
             return embedded
@@ -83,7 +85,7 @@ class SplitEmbedding(ParallelStyle):
 
 
 class SplitTokenLoss(ParallelStyle):
-    """The summed cross-entropy of logits of which each rank has those of some tokens, (labels, tokens of this rank)."""
+    """The summed cross-entropy of a head of which each rank computes the logits of some tokens."""
 
     def __init__(self, vocabulary: int) -> None:
         super().__init__()
@@ -92,9 +94,26 @@ class SplitTokenLoss(ParallelStyle):
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         first, group = first_row(self._vocabulary, device_mesh), device_mesh.get_group()
 
-        def forward(_module: nn.Module, logits: Tensor, label_ids: Tensor) -> Tensor:
-            loss: Tensor = _SplitCrossEntropy.apply(logits.float(), label_ids, first, group)
+        def forward(_module: nn.Module, head: nn.Module, hidden: Tensor, label_ids: Tensor) -> Tensor:
+            loss: Tensor = _SplitCrossEntropy.apply(head(hidden).float(), label_ids, first, group)
             return loss
+
+        return _with_forward(module, forward)
+
+
+class SplitChunkedHead(ParallelStyle):
+    """A head that computes the loss itself, a chunk of labels at a time, of which each rank has some tokens."""
+
+    def __init__(self, chunk_tokens: int) -> None:
+        super().__init__()
+        self._chunk_tokens = chunk_tokens
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        first, group = first_row(module.weight.shape[0], device_mesh), device_mesh.get_group()
+        _split_parameter(module, "weight", device_mesh, Shard(0))
+
+        def forward(layer: nn.Module, hidden: Tensor, label_ids: Tensor) -> Tensor:
+            return chunked_loss(hidden, _local(layer.weight), label_ids, self._chunk_tokens, first=first, group=group)
 
         return _with_forward(module, forward)
 
@@ -119,12 +138,6 @@ def _with_forward(module: nn.Module, forward: Any) -> nn.Module:
 def _local(parameter: Tensor) -> Tensor:
     assert isinstance(parameter, DTensor)
     return parameter.to_local()
-
-
-def _on_this_rank(tokens: Tensor, first: int, count: int) -> tuple[Tensor, Tensor]:
-    """Where each token lies in rows `first` to `first + count`, and whether it does."""
-    rows = tokens - first
-    return rows.clamp(0, count - 1), (rows >= 0) & (rows < count)
 
 
 class _EqualInput(torch.autograd.Function):
@@ -164,7 +177,7 @@ class _SplitCrossEntropy(torch.autograd.Function):
     def forward(ctx: Any, logits: Tensor, label_ids: Tensor, first: int, group: ProcessGroup) -> Tensor:
         largest = logits.amax(dim=-1)  # (labels,)
         dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
-        columns, is_mine = _on_this_rank(label_ids, first, logits.shape[1])
+        columns, is_mine = on_this_rank(label_ids, first, logits.shape[1])
         wanted = (logits.gather(1, columns.unsqueeze(1)).squeeze(1) - largest).masked_fill(~is_mine, 0.0)
         scores = (logits - largest.unsqueeze(1)).exp_()  # (labels, tokens of this rank)
         sums = torch.stack([scores.sum(dim=-1), wanted])

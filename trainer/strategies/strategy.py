@@ -13,12 +13,18 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.distributed import ProcessGroup
 
+    from trainer.strategies.precision import LossScale
+
 
 @dataclass(frozen=True)
 class StepResult:
-    """What one optimizer step did. `grad_norm` is the global norm before clipping."""
+    """What one optimizer step did. `grad_norm` is the global norm before clipping.
+
+    A step is skipped when its gradients overflow fp16; its norm is not finite, and no weight has changed.
+    """
 
     grad_norm: Tensor | float
+    skipped: bool = False
 
 
 class Strategy(Protocol):
@@ -40,6 +46,9 @@ class Strategy(Protocol):
         ...
 
     def learning_rate(self) -> float: ...
+
+    @property
+    def loss_scale(self) -> LossScale: ...
 
     def snapshot(self, folder: Path, group: ProcessGroup) -> Callable[[], None]:
         """Take this rank's state as it is now, to be written into its node's staging folder. Collective.

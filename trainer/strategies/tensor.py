@@ -25,6 +25,7 @@ from trainer.optim import build_optimizer
 from trainer.strategies.buckets import GradientBuckets
 from trainer.strategies.fsdp import shard
 from trainer.strategies.native import OnTorch, clip_and_step
+from trainer.strategies.precision import LossScale, autocast
 from trainer.strategies.split import split
 from trainer.strategies.strategy import StepResult
 from trainer.worker import Worker
@@ -45,7 +46,7 @@ class TensorParallel(OnTorch):
         if self._is_sliced:
             frozen = [parameter for parameter in module.parameters() if not parameter.requires_grad]
             shard(module, dataclasses.replace(blocks, frozen=frozen), config, mesh["copies"])
-        super().__init__(module, build_optimizer(module, config.optimizer))
+        super().__init__(module, build_optimizer(module, config.optimizer), LossScale(config.precision))
         self._buckets: GradientBuckets | None = None
 
     def forward_backward(self, batches: Sequence[RowBatch], total_label_tokens: int) -> Tensor:
@@ -54,13 +55,13 @@ class TensorParallel(OnTorch):
             trained = [parameter for parameter in self._module.parameters() if parameter.requires_grad]
             self._buckets = GradientBuckets(trained, self._copies_group)
         # FSDP averages over copies, the buckets are sums.
-        scale = (self._num_copies if self._is_sliced else 1) / total_label_tokens
-        by_autocast = self._config.precision == "bf16" and not self._is_sliced
+        scale = self.loss_scale.value * (self._num_copies if self._is_sliced else 1) / total_label_tokens
+        by_autocast = "fp32" if self._is_sliced else self._config.precision
         loss_sum = torch.zeros((), device=self._worker.device)
         for number, batch in enumerate(batches, start=1):
             if self._buckets and number == len(batches):
                 self._buckets.expect_last()
-            with torch.autocast(self._worker.device.type, torch.bfloat16, enabled=by_autocast):
+            with autocast(by_autocast, self._worker.device):
                 loss = self._module(**batch.to(self._worker.device))
             (loss * scale).backward()
             loss_sum += loss.detach()
@@ -71,8 +72,8 @@ class TensorParallel(OnTorch):
         return loss_sum / total_label_tokens if self._leads else torch.zeros_like(loss_sum)
 
     def step(self, rate_factor: float) -> StepResult:
-        settings, keep = self._config, self._buckets is not None
-        return clip_and_step(self._module, self._optimizer, settings.clip_grad_norm, rate_factor, keep_gradients=keep)
+        most, keep = self._config.clip_grad_norm, self._buckets is not None
+        return clip_and_step(self._module, self._optimizer, self.loss_scale, most, rate_factor, keep_gradients=keep)
 
     def _sum_gradients_of_heads(self) -> None:
         """Norms of queries and keys have seen the heads of this rank only; without this they drift apart, silently."""
