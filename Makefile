@@ -79,7 +79,7 @@ build:  ## build the container images (needs Docker here, or gcloud: make build 
 
 .PHONY: test
 test: $(INSTALLED_DEV)  ## run the tests, two files at a time
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(args)
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder $(args)
 
 .PHONY: test-whole
 test-whole: $(INSTALLED_DEV)  ## run the tests with every case of the laws that `make test` checks in a short form

@@ -42,7 +42,7 @@ def running_vertex(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeVertex]:
     """The server, where `vlmpipe` finds it, and a client that does not wait long for it."""
     with FakeVertex() as running:
         monkeypatch.setenv(vertex_api.ENDPOINT_VARIABLE, running.endpoint)
-        monkeypatch.setattr(vertex_job, "RETRY", vertex_job.RETRY.with_delay(0.01, 0.3).with_timeout(2))
+        monkeypatch.setattr(vertex_job, "RETRY", vertex_job.RETRY.with_delay(0.01, 0.3).with_timeout(1.2))
         yield running
 
 

@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
-from tests.short_form import only_whole
+from tests.short_form import WHOLE, only_whole
 from trainer.data.index import Index
 from trainer.data.shards import ShardReader
 from trainer.storage import open_storage
@@ -60,7 +60,8 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def first(root: Path) -> tuple[Path, str]:
-    return run_quickstart(root)
+    """The quickstart; in the short form with three epochs instead of five, which is enough to read digits."""
+    return run_quickstart(root, *([] if WHOLE else ["train.epochs=3"]))
 
 
 @pytest.fixture(scope="module")

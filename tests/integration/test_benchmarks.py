@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from benchmarks.report import Report, Side, UnfairError
+from tests.short_form import only_whole
 
 ROOT = Path(__file__).parents[2]
 IMAGES = "600 x 400 JPEG, 224 pixels"
@@ -77,6 +78,7 @@ def test_a_short_run_gives_every_claim_with_figures_and_fairness(name: str, tmp_
     assert str(tmp_path) not in figures.read_text() + table.read_text()
 
 
+@only_whole
 @pytest.mark.slow
 def test_a_short_run_of_the_planner_predicts_what_it_measures(tmp_path: Path) -> None:
     figures, table = tmp_path / "figures.json", tmp_path / "table.md"

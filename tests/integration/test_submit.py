@@ -211,7 +211,7 @@ def test_a_dear_plan_is_sent_with_a_yes(vertex: FakeVertex, vlmpipe_submit: Subm
 
 
 ANSWERS = {"no": ("n\n", 130, 0), "Ctrl-C": ("\x03", 130, 0), "yes": ("y\n", 0, 1)}
-ANSWERS_TRIED = chosen(ANSWERS, lambda name: name != "no")
+ANSWERS_TRIED = chosen(ANSWERS, lambda name: name == "yes")
 
 
 @pytest.mark.parametrize(("typed", "code", "jobs"), ANSWERS_TRIED.values(), ids=ANSWERS_TRIED)

@@ -254,7 +254,7 @@ def test_a_plan_without_prices_says_unknown_and_names_them(run: Path) -> None:
 OTHER_FORMS = {str(value): value for value in (None, 3, "text", [1], {"a": 1})}
 
 
-@pytest.mark.parametrize("value", chosen(OTHER_FORMS, lambda name: name in ("None", "{'a': 1}")).values(), ids=str)
+@pytest.mark.parametrize("value", chosen(OTHER_FORMS, lambda name: name == "{'a': 1}").values(), ids=str)
 def test_a_plan_of_another_form_never_breaks_the_report(run: Path, value: Any) -> None:
     for name in make_plan():
         write_json(run / "plan.json", make_plan() | {name: value})

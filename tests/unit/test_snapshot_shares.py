@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from trainer.strategies.native import OnTorch, share_of
+from trainer.strategies.precision import LossScale
 from trainer.tracing import MemoryTracker
 
 SIZES = st.dictionaries(st.text(min_size=1, max_size=5), st.integers(0, 1 << 30), max_size=30)
@@ -38,7 +39,7 @@ def test_a_snapshot_holds_a_share_of_weights_and_optimizer(copies: int, tmp_path
     try:
         group = dist.new_group()
         with MemoryTracker(there_before) as tracker:
-            write = OnTorch(module, optimizer, copies=copies, copy=1).snapshot(tmp_path, group)
+            write = OnTorch(module, optimizer, LossScale("fp32"), copies=copies, copy=1).snapshot(tmp_path, group)
             held = tracker.held_bytes
     finally:
         dist.destroy_process_group()
