@@ -1,7 +1,7 @@
 """Data preparation: a source becomes checked, tokenized, sharded data, addressed by its content.
 
 A large source is prepared in chunks, by several processes and machines, and a chunk that is done is never done again.
-What grows with the data is kept on disk: memory does not. DONE comes last, so what lacks it does not exist.
+The tables that grow with the data are kept on disk. DONE comes last, so what lacks it does not exist.
 """
 
 from __future__ import annotations
