@@ -64,6 +64,28 @@ def test_a_llava_file_comes_back_as_it_was(tmp_path: Path) -> None:
     }
 
 
+def test_a_tokenizer_learns_from_a_bounded_number_of_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its trainer keeps every distinct word in memory, so what it reads must not grow with the data."""
+    rare = "xylophone" * 3
+
+    def vocabulary(name: str, at: int) -> tuple[dict[str, int], int]:
+        images, records = llava_folder(tmp_path / name)
+        for number in range(at, at + 5):
+            records[number]["conversations"][1]["value"] = " ".join([rare] * 2)
+        source = write_json(tmp_path / name / "set.json", records)
+        config = job_config(tmp_path / name / "root", source=str(source), image_folder=str(images))
+        prepared = run_prepare(config)
+        tokenizer = json.loads(Path(prepared.uri, "tokenizer/tokenizer.json").read_text())
+        return tokenizer["model"]["vocab"], prepared.counts["accepted"]
+
+    monkeypatch.setattr("trainer.data.prepare.TOKENIZER_SAMPLES", 10)
+    early, accepted_early = vocabulary("early", at=0)
+    late, accepted_late = vocabulary("late", at=30)
+    assert accepted_early == accepted_late == 40
+    assert any("xyl" in word for word in early)
+    assert not any("xyl" in word for word in late)
+
+
 def test_webdataset_reads_the_shards(tmp_path: Path) -> None:
     webdataset = pytest.importorskip("webdataset")
     _, prepared = prepare_llava(tmp_path, shard_samples=100)

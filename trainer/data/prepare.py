@@ -36,7 +36,8 @@ from trainer.models.image_tokens import image_tokens_of
 from trainer.progress import Progress
 from trainer.storage import AlreadyExistsError, LocalStorage, Storage, join_uri, open_storage
 
-FORMAT_VERSION = 3  # raise it when the same input gives other bytes
+FORMAT_VERSION = 4  # raise it when the same input gives other bytes
+TOKENIZER_SAMPLES = 200_000  # a tokenizer is trained on the first of them: its trainer holds every distinct word
 DONE = "DONE"
 # The source describes itself by content, not by its path; the others say how the data is read, and who prepares it.
 NOT_IN_FINGERPRINT = {"source", "image_folder", "pack", "shuffle_shards", "shard_cache_gib", "workers", "tasks"}
@@ -203,18 +204,22 @@ def _made(folder: Path) -> Path:
 
 
 def _tokenizer(config: JobConfig, source: Source, progress: Progress) -> tuple[Any, int]:
-    """The tokenizer, and how many records there are: 0, unknown, unless it was trained on their texts."""
-    name, read = config.model.tokenizer, 0
+    """The tokenizer, and how many records there are: 0, unknown, unless it was trained on the texts of them all."""
+    name, total = config.model.tokenizer, 0
 
     def turns() -> Iterator[Turn]:
-        nonlocal read
-        for sample in islice(source, config.data.max_samples or None):
-            read += 1
+        nonlocal total
+        read = taken = 0
+        for read, sample in enumerate(islice(source, config.data.max_samples or None), 1):
             progress.update(read, unit="samples", message="reading texts")
             if isinstance(sample, Sample) and final_split(sample, config.data.held_out_fraction) == "train":
                 yield from sample.turns
+                taken += 1
+                if taken == TOKENIZER_SAMPLES:
+                    return
+        total = read
 
-    return make_tokenizer(name, training_texts(turns())), read
+    return make_tokenizer(name, training_texts(turns())), total
 
 
 def _publish(config: JobConfig, identity: str, folder: Path, built: _Built) -> None:
