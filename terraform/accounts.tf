@@ -63,8 +63,8 @@ locals {
         why     = "sync_checkpoint copies the last checkpoint there and deletes older copies."
       }
       trainer-mirror = {
-        account = "trainer", bucket = "mirror", role = "roles/storage.objectViewer"
-        why     = "Resumes from the mirror when the run's own bucket has no good checkpoint."
+        account = "trainer", bucket = "mirror", role = "roles/storage.objectUser"
+        why     = "Resumes from the mirror, and leaves REJECTED.json there beside a copy that is damaged: without it resuming stops."
       }
     } : {},
   )

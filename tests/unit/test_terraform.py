@@ -30,7 +30,7 @@ GRANTS = {
     ("pipeline", "roles/storage.objectUser", "mirror"),
     ("trainer", "roles/logging.logWriter", ""),
     ("trainer", "roles/storage.objectUser", "runs"),
-    ("trainer", "roles/storage.objectViewer", "mirror"),
+    ("trainer", "roles/storage.objectUser", "mirror"),
     ("builder", "roles/logging.logWriter", ""),
     ("builder", "roles/storage.objectViewer", "build"),
 }
