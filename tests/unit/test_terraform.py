@@ -147,3 +147,17 @@ def test_outputs_are_fields_of_the_run_file_and_names_of_env_sh(module: Module) 
     named = set(re.findall(r"^(?:# )?export (\w+)=", (ROOT / "env.sh.example").read_text(), re.MULTILINE))
     assert module.keys_of("env") <= named
     assert {"VERTEX_PROJECT_ID", "CONTAINER_IMAGE_REGISTRY"} <= module.keys_of("env")
+
+
+def test_the_guide_names_only_what_is_there(module: Module) -> None:
+    guide = GUIDE.read_text()
+    options = re.findall(r"-var='?(\w+)=", guide) + re.findall(r"^\| `(\w+) = ", guide, re.MULTILINE)
+    assert len(options) > 5
+    assert set(options) <= module.variables.keys()
+    printed = re.findall(r"output -raw (\w+)", guide) + re.findall(r"the output `(\w+)`", guide)
+    assert set(printed) == module.outputs.keys() - {"secrets"}
+    accounts = set(re.findall(r"^\| account `vlmpipe-(\w+)`", guide, re.MULTILINE))
+    assert accounts == module.keys_of("accounts")
+    buckets = set(re.findall(r"^\| bucket `…-(\w+)`", guide, re.MULTILINE))
+    assert buckets == module.keys_of("buckets") - {"mirror", "location", "soft_delete_days", "delete_after_days"}
+    assert f"version {module.provider_version}" in guide
