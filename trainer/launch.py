@@ -133,8 +133,8 @@ def _one_process(command: list[str], cluster: Cluster) -> TorchrunEnd:
     process = subprocess.Popen([sys.executable, "-u", "-m", *command], env=environment, start_new_session=True)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _: process.send_signal(number))
-    for number in asked:
-        process.send_signal(number)
+    for early in asked:
+        process.send_signal(early)
     code = process.wait()
     killed = (0, -code) if code < 0 else None
     return TorchrunEnd(ExitCode.UNEXPECTED if code else ExitCode.OK, killed, time.time())
