@@ -135,27 +135,30 @@ def _words(task: PipelineTaskDetail) -> str:
 
 
 class Follower:
-    """New entries each time it is asked, none of them twice. Entries that arrive late in the log are found for a while
-    after their own time."""
+    """New entries each time it is asked, none of them twice.
+
+    Entries that arrive late in the log are found for a while after their own time; none from before the first shown.
+    """
 
     LATE_S = 60
 
     def __init__(self, last: int) -> None:
-        self._last, self._newest, self._seen = last, "", set[str]()
+        self._last, self._first, self._newest, self._seen = last, "", "", set[str]()
 
     def read(self, place: Place, jobs: dict[str, str]) -> Iterator[Entry]:
-        first = not self._newest
-        for entry in read(place, jobs, since=self._since(), last=self._last if first else 0):
-            if entry.key not in self._seen:
+        for entry in read(place, jobs, since=self._since(), last=0 if self._newest else self._last):
+            moment = entry.moment.removesuffix("Z")  # now the text of a moment sorts as the moment does
+            self._first = self._first or moment
+            if entry.key not in self._seen and moment >= self._first:
                 self._seen.add(entry.key)
-                self._newest = max(self._newest, entry.moment)
+                self._newest = max(self._newest, moment)
                 yield entry
 
     def _since(self) -> str:
         if not self._newest:
             return ""
-        moment = dt.datetime.fromisoformat(self._newest[:19]) - dt.timedelta(seconds=self.LATE_S)
-        return f"{moment.isoformat()}Z"
+        late = dt.datetime.fromisoformat(self._newest[:19]) - dt.timedelta(seconds=self.LATE_S)
+        return f"{max(late.isoformat(), self._first)}Z"
 
 
 def require_jobs(jobs: dict[str, str], step: str, run: str) -> None:
