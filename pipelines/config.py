@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, ConfigDict, Field, ValidationError, model_validator
 
 from components.gate import GateConfig
+from pipelines.notify_section import NotifyConfig
 from pipelines.problems import Problem, ProblemsError, RunFileError, closest_field, from_validation_error, show
 from pipelines.run_file import apply_overrides, parse_overrides, read_run_file
 from pipelines.sections import (
@@ -82,6 +83,7 @@ class RunConfig(Section):
         default_factory=RegisterConfig, alias="register", description="How an accepted model is registered."
     )
     schedule: ScheduleConfig | None = Field(None, description="Recurring runs on Vertex AI; null for none.")
+    notify: NotifyConfig = Field(default_factory=NotifyConfig, description="Who hears how a run ended.")
     plan: PlanConfig = Field(
         default_factory=PlanConfig, description="What vlmpipe plan assumes, and what needs asking."
     )

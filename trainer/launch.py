@@ -120,8 +120,7 @@ def _torchrun(arguments: list[str]) -> TorchrunEnd:
 
 
 def _one_process(command: list[str], cluster: Cluster) -> TorchrunEnd:
-    """Run a job's only process. It has nobody to meet, so torchrun, which takes seconds to import, is left out (decision
-    0024).
+    """Run a job's only process. It has nobody to meet, so torchrun, seconds to import, is left out (decision 0024).
 
     It sees the variables that torchrun would give it, and SIGTERM and SIGINT are passed on to it in the same way.
     """

@@ -57,7 +57,7 @@ def test_loading_the_command_line_loads_nothing_slow() -> None:
 def test_help_names_every_command(vlmpipe: Vlmpipe) -> None:
     answer = vlmpipe("--help")
     assert answer.code == 0
-    for command in ("check", "plan", "compile", "submit", "run", "status", "diagnose", "schema"):
+    for command in ("check", "plan", "compile", "submit", "run", "status", "cancel", "logs", "diagnose", "schema"):
         assert f" {command} " in answer.out
 
 
@@ -248,5 +248,11 @@ def test_status_lists_runs_and_shows_one(vlmpipe: Vlmpipe, tmp_path: Path) -> No
     assert (listed[0], listed[-3:]) == ("mine", ["94.0", "%", "accepted"])
     assert "Accepted: above chance" in vlmpipe("status", "mine", "--root", str(tmp_path)).out
     assert vlmpipe("status", str(tmp_path / "runs" / "mine"), "--json").json["run_id"] == "mine"
+    watched = vlmpipe("status", "mine", "--root", str(tmp_path), "--watch", "--plain")
+    assert (watched.code, "Accepted: above chance" in watched.out) == (0, True)
+    over = vlmpipe("cancel", "mine", "--root", str(tmp_path))
+    assert (over.code, "nothing to cancel" in over.err) == (64, True)
+    assert "this attempt started at" in vlmpipe("logs", "mine", "--root", str(tmp_path)).out
+    assert vlmpipe("logs", "mine", "--root", str(tmp_path), "--step", "train").code == 66
     missing = vlmpipe("status", "other", "--root", str(tmp_path))
-    assert (missing.code, "one of the newest: mine" in missing.err) == (64, True)
+    assert (missing.code, "one of the newest: mine" in missing.err) == (66, True)
