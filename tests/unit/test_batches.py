@@ -13,6 +13,7 @@ from trainer.batches import BatchStream, StepBatches, collate
 from trainer.data.conversation import IGNORED
 from trainer.data.loader import Row
 from trainer.errors import DataError
+from trainer.models.images import Images
 
 ROW_TOKENS = 8
 
@@ -32,8 +33,8 @@ def row(labels: list[int], images: int = 0) -> Row:
     )
 
 
-def no_images(rows: Sequence[Row]) -> torch.Tensor:
-    return torch.empty(sum(len(each.image_sha256) for each in rows), 1, 4)
+def no_images(rows: Sequence[Row]) -> Images:
+    return Images(torch.empty(sum(len(each.image_sha256) for each in rows), 1, 4))
 
 
 class Loader:
