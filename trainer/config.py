@@ -30,7 +30,7 @@ NOT_SELECTIVE = dict.fromkeys(TENSOR_PARALLEL, "sums products over ranks in plac
     "zero3": "gathers weights inside of a block, and in another order when it is computed again"
 }
 # Families whose tower and language model come together: `model.whole` is where both are from.
-WHOLE_FAMILIES = ("qwen2_5_vl",)
+WHOLE_FAMILIES = ("qwen2_5_vl", "qwen3_vl")
 # Of their images: the longer side to the shorter one. transformers refuses to resize what is longer.
 MOST_ASPECT = 200.0
 SHUFFLE_SHARDS = 64  # 64,000 samples at the default size of shards
@@ -91,7 +91,7 @@ class ModelConfig(Section):
 
     model_config = ConfigDict(json_schema_extra=_parts_of_llava_only)
 
-    family: Literal["llava", "qwen2_5_vl"] = Field(
+    family: Literal["llava", "qwen2_5_vl", "qwen3_vl"] = Field(
         "llava",
         description="Model family. llava joins any tower and any language_model, the others are a model as a whole.",
     )

@@ -111,5 +111,5 @@ def test_batches_for_a_gpu_are_in_pinned_memory(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(torch.cuda, "set_device", calls.append)
     monkeypatch.setattr(torch.Tensor, "pin_memory", pinned)
     (data,) = stream(Loader(), end_step=1, device="cuda:1")
-    used = [tensor for batch in data.batches for tensor in vars(batch).values()]
+    used = [tensor for batch in data.batches for tensor in vars(batch).values() if tensor is not None]
     assert used and {id(tensor) for tensor in used} == {id(tensor) for tensor in calls[1:]}

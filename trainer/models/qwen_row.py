@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +10,8 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from trainer.config import ModelConfig
 from trainer.models.loss import TokenLoss
+
+MERGERS = ("merger", "deepstack_merger_list")  # transformers' names
 
 
 class QwenRowModel(nn.Module):
@@ -99,9 +100,6 @@ class Group(nn.Module):
         return hidden.reshape(len(hidden) // self.patches, -1)
 
 
-MERGERS = ("merger", "deepstack_merger_list")  # transformers' names
-
-
 def mergers_of(visual: nn.Module) -> list[nn.Module]:
     """The merger, and those of the levels that reach deeper layers of the language model (DeepStack)."""
     return [visual.merger, *getattr(visual, "deepstack_merger_list", [])]
@@ -143,7 +141,3 @@ def encoder_output(projected: Tensor, visual: nn.Module) -> BaseModelOutputWithP
     if deeper:
         output["deepstack_features"] = [[level] for level in deeper]
     return output
-
-
-def parameters_of(modules: Sequence[nn.Module]) -> list[nn.Parameter]:
-    return [parameter for module in modules for parameter in module.parameters()]

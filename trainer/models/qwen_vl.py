@@ -1,4 +1,4 @@
-"""The families `qwen2_5_vl` and its like: a native vision-language model of transformers, as a whole.
+"""The families `qwen2_5_vl` and `qwen3_vl`: native vision-language models of transformers, each as a whole.
 
 Images keep their shape, so they differ in tokens. The parts have the names that the other families use: the tower is
 the vision encoder without its merger, and the merger, which makes a token of `merge` x `merge` patches, is the
@@ -20,6 +20,7 @@ from transformers import (
     PreTrainedConfig,
     Qwen2_5_VLForConditionalGeneration,
     Qwen2VLImageProcessorPil,
+    Qwen3VLForConditionalGeneration,
 )
 from transformers.initialization import no_init_weights
 
@@ -44,7 +45,7 @@ from trainer.models.qwen_weights import InitialWeights, StoredWeights
 from trainer.models.shape import ModelShape, Part
 from trainer.models.sizes import count_parameters, stack_of
 
-CLASSES = {"qwen2_5_vl": Qwen2_5_VLForConditionalGeneration}
+CLASSES = {"qwen2_5_vl": Qwen2_5_VLForConditionalGeneration, "qwen3_vl": Qwen3VLForConditionalGeneration}
 VISUAL = "model.visual."
 
 
@@ -206,8 +207,7 @@ class QwenVlFamily:
         """
         assert grids is not None
         features = tower_output(tower, pixel_values, grids).to(torch.bfloat16)
-        merge_size = int(whole_config(config).vision_config.spatial_merge_size)
-        return list(features.split((grids.prod(-1) // merge_size**2).tolist()))
+        return list(features.split((grids.prod(-1) // int(tower.config.spatial_merge_size) ** 2).tolist()))
 
     def tower(self, model: nn.Module) -> nn.Module:
         return without_mergers(model.model.visual)
