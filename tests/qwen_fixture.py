@@ -25,7 +25,12 @@ WINDOWS = {"window_size": 16, "fullatt_block_indexes": [1]}
 LEVELS = {"deepstack_visual_indexes": [0], "num_position_embeddings": 16}
 CONFIGS: dict[str, dict[str, Any]] = {
     "qwen2_5_vl": {"model_type": "qwen2_5_vl", "vision_config": VISION | WINDOWS, "text_config": TEXT},
-    "qwen3_vl": {"model_type": "qwen3_vl", "vision_config": VISION | LEVELS, "text_config": TEXT | {"head_dim": 8}},
+    "qwen3_vl": {
+        "model_type": "qwen3_vl",
+        "tie_word_embeddings": True,
+        "vision_config": VISION | LEVELS,
+        "text_config": TEXT | {"head_dim": 8},
+    },
 }
 SIZES = ((16, 16), (40, 16), (24, 56), (64, 64), (17, 31))  # (width, height) in pixels
 

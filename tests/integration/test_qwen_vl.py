@@ -24,11 +24,13 @@ from trainer.evaluate import load_subject
 from trainer.models.image_tokens import image_form_of
 from trainer.models.images import Images
 from trainer.models.pixels import image_preparer, opened
+from trainer.models.qwen_row import tower_output
 from trainer.models.table import family_of
 from trainer.storage import open_storage
 from trainer.worker import Worker
 
 FAMILIES = sorted(CONFIGS)
+TRAINED = FAMILIES if WHOLE else ["qwen3_vl"]  # over several processes; all else is tested of each family
 RELATIVE = 1e-5  # fp32 sums in another order
 STOP_STEP = 2
 TOWER_TRAINED = {"model.freeze": [], "features.cache": "off"}
@@ -59,8 +61,12 @@ def sample_ids(config: ModelConfig, sizes: list[tuple[int, int]], tokenizer: Pre
 def test_a_packed_row_gives_each_sample_what_plain_transformers_gives_it_alone(
     family_name: str, cached: bool, tokenizer: PreTrainedTokenizerFast
 ) -> None:
-    """The library places positions itself, sees one sample at a time, and encodes its images alone."""
-    config, family = config_of(family_name), family_of(config_of(family_name))
+    """The library places positions itself, sees one sample at a time, and encodes its images alone.
+
+    Nothing is rounded to bf16 here: a tower that is trained is not, and features are taken as they come.
+    """
+    config = config_of(family_name, freeze=())
+    family = family_of(config)
     form, prepare = image_form_of(config), image_preparer(config)
     assert form.grids is not None
     plain = family.build(config, tokenizer).eval()
@@ -68,6 +74,8 @@ def test_a_packed_row_gives_each_sample_what_plain_transformers_gives_it_alone(
     ids = [sample_ids(config, [size for _, size in sample], tokenizer) for sample in ROW]
     expected = []
     with torch.no_grad():
+        for weight in plain.parameters():
+            weight.mul_(4 if weight.ndim > 1 else 1)  # so large that attention tells tokens apart, and so positions
         for tokens, images in zip(ids, pictures, strict=True):
             input_ids, made = torch.tensor([tokens]), prepare(images)
             is_image = (input_ids == plain.config.image_token_id).int()
@@ -75,8 +83,8 @@ def test_a_packed_row_gives_each_sample_what_plain_transformers_gives_it_alone(
             expected.append(plain(input_ids=input_ids, mm_token_type_ids=is_image, **given).logits[0])
         all_images = prepare([one for sample in pictures for one in sample])
         if cached:
-            features = family.encode(config, family.tower(plain), all_images.values, all_images.grids)
-            all_images = Images(torch.cat(features))
+            assert all_images.grids is not None
+            all_images = Images(tower_output(family.tower(plain), all_images.values, all_images.grids))
         row = torch.tensor([[token for sample in ids for token in sample]])
         positions = [
             form.grids.positions(np.array(tokens) == plain.config.image_token_id, [size for _, size in sample])
@@ -88,9 +96,8 @@ def test_a_packed_row_gives_each_sample_what_plain_transformers_gives_it_alone(
         index = torch.arange(row.shape[1])
         places = torch.from_numpy(np.concatenate(positions, axis=1))[:, None]
         module(row, places, index, index, all_images.values, all_images.grids)
-    tolerance = {"rtol": 1e-2, "atol": 2e-3}  # features are rounded to bf16
-    torch.testing.assert_close(found[0], torch.cat(expected), **tolerance)
-    assert torch.cat(expected).std() > 0.05, "the tolerance must be far below what logits differ by"
+    torch.testing.assert_close(found[0], torch.cat(expected), rtol=1e-4, atol=1e-4)
+    assert torch.cat(expected).std() > 0.1, "the tolerance must be far below what logits differ by"
 
 
 @pytest.mark.parametrize("frozen", [("tower",), ()])
@@ -125,6 +132,8 @@ def test_pretrained_weights_are_kept(
         renamed = {"model.visual.": "visual.", "model.language_model.": "model."}
         for new, old in renamed.items():
             stored = {name.replace(new, old, 1) if name.startswith(new) else name: t for name, t in stored.items()}
+    if drawn.config.tie_word_embeddings:
+        del stored["lm_head.weight"]
     drawn.config.save_pretrained(tmp_path)
     save_file(stored, tmp_path / "model.safetensors")
     family.image_processor(config_of(family_name)).save_pretrained(tmp_path)
@@ -147,7 +156,7 @@ def test_a_model_of_another_family_is_refused(tokenizer: PreTrainedTokenizerFast
         family_of(config).build(config, tokenizer)
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=TRAINED)
 def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, JobConfig]:
     """Runs of one family, by what is special: samples have none, one or two images, and each is a row of its own."""
     root = tmp_path_factory.mktemp(request.param)
