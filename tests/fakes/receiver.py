@@ -56,6 +56,8 @@ def _handler_class(receiver: Receiver) -> type[BaseHTTPRequestHandler]:
             data = json.dumps(content).encode()
             self.send_response(code)
             self.send_header("Content-Length", str(len(data)))
+            if code == 302:
+                self.send_header("Location", f"{receiver.address}/elsewhere")
             self.end_headers()
             self.wfile.write(data)
 

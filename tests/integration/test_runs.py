@@ -264,6 +264,7 @@ def test_a_run_that_is_over_cannot_be_cancelled(started: FakeVertex, vlmpipe: Su
     course(started, BEGUN, Move({"resolve-run": "SUCCEEDED"}, "SUCCEEDED"), begun=2)
     answer = vlmpipe("cancel", RUN)
     assert (answer.code, "nothing to cancel" in answer.err) == (64, True)
+    assert not any(":cancel" in request for request in started.requests)
 
 
 def test_logs_are_those_of_the_step_and_in_order(started: FakeVertex, vlmpipe: Submit) -> None:
