@@ -84,7 +84,7 @@ def planned_gain(load: Workload) -> float:
 
 def layouts(report: Report, load: Workload, worker: Worker, steps: int, rounds: int) -> None:
     """Steps of which each micro-batch holds the same samples, packed or one to a row; only the layout differs."""
-    shape = (load.image_tokens, family_of(load.cached.model).feature_width(load.cached.model))
+    shape = family_of(load.cached.model).feature_shape(load.cached.model)
     reader = FeatureReader.open(load.cached.pointers().features_uri)
     packed, padded = ready_steps(load, cached_images(reader, shape), steps + 1)
     sides = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from typing import Any
 
@@ -65,7 +66,7 @@ def merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
         section = result
         for part in path:
             section = section.setdefault(part, {})
-        section[last] = value
+        section[last] = copy.deepcopy(value)  # later keys may lead into it
     return result
 
 

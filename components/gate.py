@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from components.shared_questions import SharedQuestions
 from trainer.config import Fraction, Section
 
 # A margin is a difference of two rounded shares: 0.3 - 0.1 must reach a threshold of 0.2.
@@ -30,11 +31,14 @@ class GateConfig(Section):
         default_factory=dict, description="Least exact match of single slices, for example {digit: 0.9}."
     )
     max_regression: Fraction | None = Field(
-        0.0, description="Largest drop of exact match against the champion on the same questions; null does not check."
+        0.0,
+        description="Largest drop of exact match against the champion on the questions that both were asked; null does "
+        "not check.",
     )
     when_not_comparable: Literal["skip", "reject"] = Field(
         "skip",
-        description="If the champion was asked other questions: skip relies on the other checks, reject refuses.",
+        description="If the champion was asked other questions, for the most part: skip relies on the other checks, "
+        "reject refuses.",
     )
     min_margin_over_chance: Fraction | None = Field(
         None, description="Least exact match above always giving the commonest training answer; null does not check."
@@ -88,13 +92,19 @@ class Decision(Section):
         return json.dumps(self.model_dump(), indent=2, allow_nan=False).encode()
 
 
-def decide(evaluation: Mapping[str, Any], gate: GateConfig, champion: Mapping[str, Any] | None = None) -> Decision:
+def decide(
+    evaluation: Mapping[str, Any],
+    gate: GateConfig,
+    champion: Mapping[str, Any] | None = None,
+    shared: SharedQuestions | None = None,
+) -> Decision:
     """Check `evaluation` against `gate` and, where it is fair, against the champion.
 
     Args:
         evaluation: `evaluate.json` of the run, with `run_id` added.
         gate: the thresholds.
         champion: `version`, `run_id`, `exact_match` and `held_out_sha256` of the model in use; None if there is none.
+        shared: how both did on the questions that both were asked, where the held-out questions are not the same.
     """
     exact_match = evaluation.get("exact_match")
     checks = [_at_least("exact match", "exact_match", exact_match, gate.min_exact_match)]
@@ -109,7 +119,7 @@ def decide(evaluation: Mapping[str, Any], gate: GateConfig, champion: Mapping[st
         margin = gate.min_margin_over_shuffled_image
         checks.append(_margin("shuffled image", exact_match, shuffled.get("exact_match"), margin))
     if champion is not None:
-        checks.append(_against_champion(evaluation, gate, champion))
+        checks.append(_against_champion(evaluation, gate, champion, shared))
     return Decision(
         accepted=all(check.passed for check in checks),
         reason=_reason(checks),
@@ -175,7 +185,9 @@ def _margin(over: str, exact_match: Any, baseline: Any, threshold: float) -> Che
     return _at_least(name, metric, own - other, threshold)
 
 
-def _against_champion(evaluation: Mapping[str, Any], gate: GateConfig, champion: Mapping[str, Any]) -> Check:
+def _against_champion(
+    evaluation: Mapping[str, Any], gate: GateConfig, champion: Mapping[str, Any], shared: SharedQuestions | None
+) -> Check:
     which = f"champion version {champion['version']} (run {champion['run_id']})"
     own, best = _finite(evaluation.get("exact_match")), _finite(champion.get("exact_match"))
 
@@ -186,7 +198,10 @@ def _against_champion(evaluation: Mapping[str, Any], gate: GateConfig, champion:
         return check(False, f"{which} is this very run, and a comparison of a model with itself says nothing")
     if gate.max_regression is None:
         return check(True, f"not compared with {which}: gate.max_regression is null")
-    obstacle = _not_comparable(evaluation, champion)
+    obstacle, where = _not_comparable(evaluation, champion), ""
+    if obstacle and shared:
+        own, best, obstacle = shared.exact_match, shared.champion, ""
+        where = f", on the {shared.questions} held-out questions that both were asked"
     if obstacle or best is None:
         skip = gate.when_not_comparable == "skip"
         treated = "so the other checks alone decide" if skip else "and gate.when_not_comparable is reject"
@@ -197,7 +212,7 @@ def _against_champion(evaluation: Mapping[str, Any], gate: GateConfig, champion:
     passed = own >= least - ROUNDING
     (shown, other), verdict = _apart(own, best), "holds against" if passed else "falls short of"
     allowed = f" with an allowed drop of {gate.max_regression:.4g}" if gate.max_regression else ""
-    return check(passed, f"exact match {shown} {verdict} {other} of {which}{allowed}", least)
+    return check(passed, f"exact match {shown} {verdict} {other} of {which}{allowed}{where}", least)
 
 
 def _not_comparable(evaluation: Mapping[str, Any], champion: Mapping[str, Any]) -> str:

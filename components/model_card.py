@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from trainer.config import JobConfig, WeightsConfig
+from trainer.config import JobConfig, ModelConfig, WeightsConfig
 
 LOADING = """```python
 from PIL import Image
@@ -52,7 +52,7 @@ def model_card(config: JobConfig, evaluation: Mapping[str, Any], summary: Mappin
 
 
 def _metadata(config: JobConfig, evaluation: Mapping[str, Any], model: str) -> dict[str, Any]:
-    parts = (config.model.tower, config.model.language_model)
+    parts = [config.model.whole] if config.model.whole else [config.model.tower, config.model.language_model]
     metadata: dict[str, Any] = {
         "library_name": "transformers",
         "pipeline_tag": "image-text-to-text",
@@ -76,11 +76,13 @@ def _metadata(config: JobConfig, evaluation: Mapping[str, Any], model: str) -> d
 
 
 def _training(config: JobConfig, summary: Mapping[str, Any]) -> str:
-    train = config.train
+    train, model = config.train, config.model
+    origins = {"Vision tower": _origin(model.tower), "Language model": _origin(model.language_model)}
+    if model.whole:
+        origins = {"Model": _origin(model.whole)}
     facts = {
         "Data": f"`{config.data.source}`",
-        "Vision tower": _origin(config.model.tower),
-        "Language model": _origin(config.model.language_model),
+        **origins,
         "Not trained": ", ".join(config.model.freeze) or "nothing: all parts were trained",
         "Parameters": _count(summary.get("parameters")),
         "Trained parameters": _count(summary.get("trainable_parameters")),
@@ -118,12 +120,12 @@ def _evaluation(evaluation: Mapping[str, Any]) -> str:
 
 
 def _limits(config: JobConfig, evaluation: Mapping[str, Any]) -> str:
-    slices, side = evaluation.get("slices") or {}, config.model.image_size
+    slices = evaluation.get("slices") or {}
     limits = [
         f"Measured only on the held-out part of `{config.data.source}`. On other pictures, questions or languages "
         "nothing is known.",
         "It gives an answer to every question, also to one that the picture does not settle.",
-        f"Pictures are resized to {side} x {side} pixels: smaller detail is lost.",
+        f"Pictures are resized to {_size(config.model)}: smaller detail is lost.",
         f"A sample, its images included, has at most {config.data.row_tokens} tokens.",
     ]
     scored = {name: value["exact_match"] for name, value in slices.items() if value.get("exact_match") is not None}
@@ -131,6 +133,12 @@ def _limits(config: JobConfig, evaluation: Mapping[str, Any]) -> str:
         weakest = min(scored, key=lambda name: scored[name])
         limits.insert(1, f"Weakest slice: {_one_line(weakest)}, exact match {_share(scored[weakest])}.")
     return "\n".join(f"- {limit}" for limit in limits)
+
+
+def _size(model: ModelConfig) -> str:
+    if model.whole:
+        return f"at most {model.max_pixels:,} pixels"
+    return f"{model.image_size} x {model.image_size} pixels"
 
 
 def _origin(part: WeightsConfig) -> str:

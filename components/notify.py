@@ -1,10 +1,10 @@
-"""Step: the exit handler. Runs however the run ended, writes its report and says what happened."""
+"""Step: the exit handler. Runs however the run ended, writes its report, says what happened and tells the webhook."""
 
 from kfp.dsl import PipelineTaskFinalStatus
 
 
-def notify(run_id: str, job_name: str, root_uri: str, status: PipelineTaskFinalStatus) -> None:
-    """Write the final report.html and a line for the log.
+def notify(run_id: str, job_name: str, root_uri: str, webhook: str, status: PipelineTaskFinalStatus) -> None:
+    """Write the final report.html and a line for the log; post a message to the webhook, if there is one.
 
     An exit handler sees nothing of the other steps' outputs: it finds the run by its name.
 
@@ -12,14 +12,22 @@ def notify(run_id: str, job_name: str, root_uri: str, status: PipelineTaskFinalS
         run_id: Name of the run; empty takes job_name.
         job_name: Name of the pipeline job.
         root_uri: Root of the compiled pipeline.
+        webhook: Address, or name of the Secret Manager secret that holds it; empty for none.
         status: How the steps ended; given by the pipeline service.
     """
     import os
 
     from components.shell import STOPPED_VARIABLE, run_uri_of, step
     from components.steps import close_run
+    from components.webhook import tell
 
     run_uri = run_uri_of(root_uri, run_id, job_name)
+    state = "stopped" if os.environ.get(STOPPED_VARIABLE) else status.state
     with step(run_uri, "notify", even_when_stopped=True) as progress:
-        state = "stopped" if os.environ.get(STOPPED_VARIABLE) else status.state
-        progress.finish(message=close_run(run_uri, state))
+        said = []
+        try:
+            said.append(close_run(run_uri, state))
+        finally:  # also of a run whose report cannot be written
+            said.append(tell(webhook, run_uri, state, status.error_message or ""))
+            print(said[-1], flush=True)
+        progress.finish(message="; ".join(filter(None, said)))

@@ -12,6 +12,8 @@ from typing import Any
 from components.gate import Decision, GateConfig, decide
 from components.model_card import model_card
 from components.registry import Candidate, Entry, FolderRegistry, Registry
+from components.shared_questions import shared_questions
+from components.shell import run_uri_of
 from trainer.config import DataPointers, JobConfig
 from trainer.errors import ConfigError
 from trainer.storage import Storage, join_uri, open_storage
@@ -28,7 +30,11 @@ def decide_run(run_uri: str) -> Decision:
     evaluation["run_id"] = settings["run"]["run_id"]
     registry, model, _ = open_registry(settings)
     entry = registry.champion(model)
-    decision = decide(evaluation, GateConfig.model_validate(settings["gate"]), entry.as_champion() if entry else None)
+    shared = None
+    if entry and entry.run_id != evaluation["run_id"]:
+        shared = shared_questions(store, open_storage(run_uri_of(settings["run"]["root_uri"], entry.run_id, "")))
+    gate = GateConfig.model_validate(settings["gate"])
+    decision = decide(evaluation, gate, entry.as_champion() if entry else None, shared)
     store.write("decision.json", decision.to_json())
     return decision
 

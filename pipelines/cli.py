@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pipelines import schedule_commands
+from pipelines import run_commands, schedule_commands
 from pipelines.arguments import AsJson, Overrides, RunFile, load
 from pipelines.output import print_error, print_json, print_lines, to_stderr
 from trainer import __version__
@@ -20,7 +19,6 @@ from trainer.errors import DEBUG_VARIABLE, ConfigError, ExitCode, UserError, fro
 
 if TYPE_CHECKING:
     from pipelines.config import RunConfig
-    from pipelines.live_view import View
 
 app = typer.Typer(
     name="vlmpipe",
@@ -34,6 +32,8 @@ app = typer.Typer(
 cache = typer.Typer(help="The cache of vision features.", no_args_is_help=True)
 app.add_typer(cache, name="cache")
 app.add_typer(schedule_commands.app, name="schedule")
+for command in (run_commands.status, run_commands.cancel, run_commands.logs):
+    app.command()(command)
 
 
 class CompileTarget(StrEnum):
@@ -198,6 +198,7 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Run the whole pipeline on this machine. Continues the last run of the same run file if it did not finish."""
+    from pipelines.live_view import view_for
     from pipelines.local_process import execute, pipeline_command
     from pipelines.local_run import open_run
     from pipelines.run_summary import report_of
@@ -211,7 +212,8 @@ def run(
     say = to_stderr if as_json else print
     for line in this.introduction():
         say(line)
-    code = execute(this, _view(plain or as_json, say), pipeline_command(this, retries=retries, chaos=chaos or ()))
+    view = view_for(plain=plain or as_json, say=say)
+    code = execute(this, view, pipeline_command(this, retries=retries, chaos=chaos or ()))
     found = report_of(this.folder, this.marker)
     if as_json:
         print_json(found.as_json())
@@ -230,41 +232,26 @@ def submit(
     run_id: Annotated[
         str, typer.Option(help="An earlier run on Vertex AI to continue; default a new one.", show_default=False)
     ] = "",
+    detach: Annotated[bool, typer.Option("--detach", help="Leave once it is started, and do not watch it.")] = False,
+    plain: run_commands.Plain = False,
     as_json: AsJson = False,
 ) -> None:
-    """Start a run on Vertex AI: plan, compile, ask before much is spent, send. Does not wait for its end."""
+    """Start a run on Vertex AI: plan, compile, ask before much is spent, send; then watch it to its end."""
     from pipelines.planner.consent import terminal_question
     from pipelines.submit import submit_run
 
     answer = submit_run(
         load(config, overrides), run_id=run_id, force=force, yes=yes, dry_run=dry_run, ask=terminal_question()
     )
-    if as_json:
-        print_json(answer.as_json())
-    else:
+    watching = bool(answer.resource_name) and not detach
+    if not as_json:
         print_lines(answer.lines())
-
-
-@app.command()
-def status(
-    run: Annotated[str, typer.Argument(metavar="[RUN]", help="Run id or folder; without it, all runs.")] = "",
-    root: Annotated[str, typer.Option(help="The runs' output.root_uri.")] = "runs",
-    as_json: AsJson = False,
-) -> None:
-    """Show the runs of this machine, or how one of them stands."""
-    from pipelines import tables
-    from pipelines.run_summary import find_run, list_runs
-
-    if not run:
-        runs = list_runs(root)
-        print_json({"runs": [one.as_dict() for one in runs]}) if as_json else tables.print_runs(runs, root)
-        return
-    found = find_run(root, run)
-    if as_json:
-        print_json(found.as_json())
-    else:
-        tables.print_state(found.state)
-        print_lines(["", *found.lines()])
+    elif not watching:
+        print_json(answer.as_json())
+    if watching:
+        read = run_commands.vertex_reader(answer.address)
+        name = answer.address.argument
+        raise typer.Exit(run_commands.watch_and_show(name, read, on_vertex=True, plain=plain, as_json=as_json))
 
 
 @app.command()
@@ -349,16 +336,6 @@ def _check_job_spec(path: Path, region: str, as_json: bool) -> int:
 
         print_violations(violations, region or file.region)
     return ExitCode.CONFIG if failed else ExitCode.OK
-
-
-def _view(plain: bool, say: Callable[[str], None]) -> View:
-    from pipelines.live_view import LiveView, PlainView
-
-    if plain or not sys.stdout.isatty():
-        return PlainView(say)
-    from rich.console import Console
-
-    return LiveView(Console())
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, ConfigDict, Field, ValidationError, model_validator
 
 from components.gate import GateConfig
+from pipelines.notify_section import NotifyConfig
 from pipelines.problems import Problem, ProblemsError, RunFileError, closest_field, from_validation_error, show
 from pipelines.run_file import apply_overrides, parse_overrides, read_run_file
 from pipelines.sections import (
@@ -29,6 +30,10 @@ from pipelines.sections import (
     duration_s,
 )
 from trainer.config import (
+    MOST_ASPECT,
+    PIPELINE_PARALLEL,
+    TENSOR_PARALLEL,
+    WHOLE_FAMILIES,
     CheckpointConfig,
     DataConfig,
     EvaluateConfig,
@@ -82,6 +87,7 @@ class RunConfig(Section):
         default_factory=RegisterConfig, alias="register", description="How an accepted model is registered."
     )
     schedule: ScheduleConfig | None = Field(None, description="Recurring runs on Vertex AI; null for none.")
+    notify: NotifyConfig = Field(default_factory=NotifyConfig, description="Who hears how a run ended.")
     plan: PlanConfig = Field(
         default_factory=PlanConfig, description="What vlmpipe plan assumes, and what needs asking."
     )
@@ -177,6 +183,8 @@ def _cross_section_problems(config: RunConfig) -> Iterator[Problem]:
             "features.cache",
             "found on, but the tower is trained, so its output changes; expected tower in model.freeze, or off",
         )
+    if model.family in WHOLE_FAMILIES:
+        yield from _whole_family_problems(config)
     if train.model_ranks > 1:
         yield from _parallel_problems(config)
     copies = max(1, cluster.world_size // train.model_ranks)
@@ -190,6 +198,22 @@ def _cross_section_problems(config: RunConfig) -> Iterator[Problem]:
             f"processes{each}) x train.micro_batch_rows {train.micro_batch_rows}",
         )
     yield from _cluster_problems(config)
+
+
+def _whole_family_problems(config: RunConfig) -> Iterator[Problem]:
+    model, train, data = config.model, config.train, config.data
+    if train.strategy in (*TENSOR_PARALLEL, *PIPELINE_PARALLEL):
+        yield Problem(
+            "train.strategy",
+            f"found {train.strategy} with model.family {model.family}, which is not split over ranks yet; expected "
+            "fsdp, or another strategy that slices weights or copies them",
+        )
+    if data.max_image_aspect > MOST_ASPECT:
+        yield Problem(
+            "data.max_image_aspect",
+            f"found {data.max_image_aspect:g} with model.family {model.family}, whose images keep their shape; "
+            f"expected at most {MOST_ASPECT:g}",
+        )
 
 
 def _parallel_problems(config: RunConfig) -> Iterator[Problem]:

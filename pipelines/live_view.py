@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
+from datetime import datetime
 from typing import TYPE_CHECKING, Protocol
 
 from pipelines.run_state import RunState, Step
@@ -66,7 +68,7 @@ def progress_text(step: Step, state: RunState) -> str:
     eta_s = state.train_eta_s if step.name == "train" else step.eta_s
     if eta_s is not None and step.state == "running":
         parts.append(f"ETA {remaining(eta_s)}")
-    if step.message and step.name != "train":
+    if step.message and (step.name != "train" or not parts):
         parts.append(step.message)
     return " · ".join(parts)
 
@@ -152,8 +154,17 @@ class LiveView:
         return Constrain(table, max(1, self._console.width - 3))
 
 
-def render(state: RunState, *, elapsed_s: float | None = None, note: str = "") -> RenderableType:
-    """A run as a table: one line a step, with a bar under way."""
+def view_for(*, plain: bool, say: Callable[[str], None]) -> View:
+    """A live table in a terminal, lines by `say` elsewhere or when asked for."""
+    if plain or not sys.stdout.isatty():
+        return PlainView(say)
+    from rich.console import Console
+
+    return LiveView(Console())
+
+
+def render(state: RunState, *, elapsed_s: float | None = None, note: str = "", starts: bool = False) -> RenderableType:
+    """A run as a table: one line a step, with a bar under way. `starts`: also when each began, in local time."""
     from rich.console import Group
     from rich.padding import Padding
     from rich.progress_bar import ProgressBar
@@ -164,7 +175,8 @@ def render(state: RunState, *, elapsed_s: float | None = None, note: str = "") -
         table = Table.grid(padding=(0, 1), expand=True)
         for width in (1, max(len(step.name) for step in state.steps), max(map(len, LOOKS))):
             table.add_column(min_width=width, no_wrap=True)
-        table.add_column(min_width=7, justify="right", no_wrap=True)
+        for _ in range(1 + starts):
+            table.add_column(min_width=7, justify="right", no_wrap=True)
         table.add_column(ratio=1, no_wrap=True, overflow="ellipsis")
         return table
 
@@ -186,7 +198,9 @@ def render(state: RunState, *, elapsed_s: float | None = None, note: str = "") -
                 what.add_column(min_width=BAR_WIDTH)
                 what.add_column(no_wrap=True, overflow="ellipsis")
                 what.add_row(bar, Text(text))
-        table.add_row(Text(sign, style=style), Text(step.name, style=style), Text(step.state, style=style), took, what)
+        began = f"{datetime.fromtimestamp(step.started_s):%d %b %H:%M:%S}" if step.started_s else ""
+        times = [began, took] if starts else [took]
+        table.add_row(*(Text(text, style=style) for text in (sign, step.name, step.state)), *times, what)
         if below:
             table = rows()
             lines += [Padding(below, (0, 0, 0, 2)), table]

@@ -229,6 +229,8 @@ def _take_lock(folder: Path) -> int:
             fix=f"wait for it (vlmpipe status {folder.name}), stop it, or add --fresh to start another run",
             code=ExitCode.UNAVAILABLE,
         ) from error
+    os.ftruncate(lock, 0)
+    os.write(lock, f"{os.getpid()}\n".encode())  # whom `vlmpipe cancel` asks to stop
     return lock
 
 

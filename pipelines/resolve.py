@@ -23,7 +23,7 @@ from trainer.storage import open_storage
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 # Settings that a compiled pipeline holds outside the run file: changing them for one run would change nothing.
 FIXED = (
-    "name", "output", "gcp", "cluster.timeout", "cluster.strategy", "cluster.max_wait_duration",
+    "name", "output", "gcp", "notify", "cluster.timeout", "cluster.strategy", "cluster.max_wait_duration",
     "cluster.restart_job_on_worker_restart",
 )  # fmt: skip
 PARAMETER_FIELDS = {

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -59,6 +59,7 @@ class Step:
     unit: str = ""
     message: str = ""
     detail: dict[str, Any] = field(default_factory=dict)
+    started_s: float = 0.0  # Unix seconds; 0 while it waits
 
     @property
     def share(self) -> float:
@@ -133,15 +134,33 @@ def read_state(folder: Path, *, now_s: float, since_s: float = 0.0) -> RunState:
 
 
 def _step(folder: Path, name: str, now_s: float, since_s: float) -> Step:
-    try:
-        record = _RECORD.validate_python({"step": name, "started_s": 0, **read_json(folder / "steps" / f"{name}.json")})
-    except ValidationError:  # of another version, or damaged
-        return Step(name)
-    if not record.started_s or record.started_s < since_s:
+    record = parse_record(name, read_json(folder / "steps" / f"{name}.json"))
+    if not record or not record.started_s or record.started_s < since_s:
         return Step(name)
     elapsed_s = max(0.0, (record.ended_s or now_s) - record.started_s)
+    return step_of_record(record, elapsed_s)
+
+
+def parse_record(name: str, content: Mapping[str, Any]) -> StepRecord | None:
+    """The record in a `steps/<name>.json`, or None where it is of another version, or damaged."""
+    try:
+        return _RECORD.validate_python({"step": name, "started_s": 0, **content})
+    except ValidationError:
+        return None
+
+
+def step_of_record(record: StepRecord, elapsed_s: float) -> Step:
+    """The step that wrote this record, with the time that it has taken."""
     return Step(
-        name, record.state, elapsed_s, record.done, record.total, record.unit, record.message, dict(record.detail)
+        name=record.step,
+        state=record.state,
+        elapsed_s=elapsed_s,
+        done=record.done,
+        total=record.total,
+        unit=record.unit,
+        message=record.message,
+        detail=dict(record.detail),
+        started_s=record.started_s,
     )
 
 

@@ -20,7 +20,7 @@ from pipelines.run_state import (
     read_state,
     read_tail,
 )
-from trainer.errors import ConfigError, ExitCode
+from trainer.errors import ConfigError, ExitCode, UserError
 from trainer.storage import join_uri
 
 LAST_LOG_LINES = 15
@@ -45,6 +45,17 @@ class RunReport:
     marker: Marker
     state: RunState
     running: bool
+
+    @property
+    def is_over(self) -> bool:
+        return not self.running
+
+    @property
+    def exit_code(self) -> int | None:
+        """The run's exit code, PREEMPTED where it was killed; None while it runs."""
+        if self.running:
+            return None
+        return int(ExitCode.PREEMPTED) if self.marker.exit_code is None else self.marker.exit_code
 
     @property
     def outcome(self) -> str:
@@ -103,14 +114,20 @@ def report_of(folder: Path, marker: Marker | None = None) -> RunReport:
 
 
 def find_run(root: str, name: str) -> RunReport:
-    """The run of that id under `root`, or in the folder of that name. Raises ConfigError that names the newest runs."""
+    """The run of that id under `root`, or in the folder of that name. Raises UserError that names the newest runs."""
     if Path(name, MARKER).is_file():
         return report_of(Path(name))
     folder = Path(join_uri(root, "runs"))
     if not (folder / name / MARKER).is_file():
         newest = [marker.run_id for marker in all_markers(folder)][-5:]
         known = f"one of the newest: {', '.join(newest)}" if newest else f"a run, but there is none in {folder}"
-        raise ConfigError(f"no run {name!r}", expected=known, fix="give its id, its folder, or its --root")
+        raise UserError(
+            f"no run {name!r}",
+            expected=known,
+            fix="give its id, its folder, or its --root; for one on Vertex AI its resource name, or --project and "
+            "--location",
+            code=ExitCode.NOT_FOUND,
+        )
     return report_of(folder / name)
 
 
@@ -126,18 +143,24 @@ def success(report: RunReport) -> list[str]:
     lines = [
         f"Done in {clock(marker.ended_s - marker.started_s)}: run {folder.name}",
         "",
-        *evaluation_lines(read_json(folder / "evaluate.json")),
     ]
-    decision, registered = read_json(folder / "decision.json"), read_json(folder / "registered.json")
+    decision = read_json(folder / "decision.json")
+    lines += result_lines(read_json(folder / "evaluate.json"), decision, read_json(folder / "registered.json"))
+    for label, name in (("model", "export"), ("report", "report.html"), ("predictions", "predictions.jsonl")):
+        if (folder / name).exists():
+            lines.append(f"{label:<12} {folder / name}")
+    return [*lines, "", *next_commands(report, accepted=bool(decision.get("accepted")))]
+
+
+def result_lines(evaluation: dict[str, Any], decision: dict[str, Any], registered: dict[str, Any]) -> list[str]:
+    """Accuracy, the gate's decision and the registered version, from the contents of their files."""
+    lines = evaluation_lines(evaluation)
     if decision:
         lines += ["", f"gate         {decision.get('reason', '')}"]
     if registered and decision.get("accepted"):
         alias = f", {registered['alias']}" if registered.get("alias") else ""
         lines.append(f"registered   {registered.get('model')} version {registered.get('version')}{alias}")
-    for label, name in (("model", "export"), ("report", "report.html"), ("predictions", "predictions.jsonl")):
-        if (folder / name).exists():
-            lines.append(f"{label:<12} {folder / name}")
-    return [*lines, "", *next_commands(report, accepted=bool(decision.get("accepted")))]
+    return lines
 
 
 def evaluation_lines(evaluation: dict[str, Any]) -> list[str]:

@@ -9,6 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pipelines.addresses import Address, Note
 from pipelines.compile import Compiled, compile_pipeline
 from pipelines.planner.checks import EXAMPLE_PROJECT
 from pipelines.planner.consent import Spending, dollars, refuse_red, require_consent, spending_of, what_needs_a_yes
@@ -33,6 +34,10 @@ class Submitted:
     question: str  # what needs a yes; empty for a run that may go without
     endpoint: str
     resource_name: str
+
+    @property
+    def address(self) -> Address:
+        return Address(self.submission.place, self.submission.job_id)
 
     def as_json(self) -> dict[str, Any]:
         spending = self.spending
@@ -64,6 +69,7 @@ class Submitted:
         if self.resource_name:
             first = [f"{submission.job_id} is started on Vertex AI"]
             table |= {"job": self.resource_name, "console": submission.console_url}
+            table |= {"to follow": f"vlmpipe status {submission.job_id} --watch"}
         else:
             first = [f"Nothing was sent. Without --dry-run, to {self.endpoint}:"]
             first += json.dumps(submission.as_dict(), indent=2, ensure_ascii=False).splitlines()
@@ -78,7 +84,7 @@ class Submitted:
 def submit_run(
     config: RunConfig, *, run_id: str, force: bool, yes: bool, dry_run: bool, ask: Callable[[str], bool] | None
 ) -> Submitted:
-    """Start a run of `config` on Vertex AI, and do not wait for its end.
+    """Start a run of `config` on Vertex AI; `Submitted.address` tells where to watch it.
 
     The pipeline is left in build/pipelines/<name>.vertex.yaml, as `vlmpipe compile` leaves it.
 
@@ -105,7 +111,11 @@ def submit_run(
         require_own_project(config)
         client = pipeline_client(config.gcp.location)
     require_consent(spending, confirm_above_usd=limit_usd, force=force, yes=yes or dry_run, ask=ask)
-    resource_name = send(submission, client).name if client else ""
+    resource_name = ""
+    if client:
+        resource_name = send(submission, client).name
+        note = Note(resource_name, submission.run_uri, datetime.now().timestamp(), spending.usd)
+        note.write(submission.job_id)  # `vlmpipe status` and the others then know the run by the name of its job
     question = what_needs_a_yes(spending, limit_usd)
     return Submitted(submission, compiled, spending, question, address, resource_name)
 

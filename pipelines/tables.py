@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING
 
@@ -14,6 +14,7 @@ from rich.text import Text
 from pipelines.live_view import LOOKS, render
 
 if TYPE_CHECKING:
+    from pipelines.addresses import Note
     from pipelines.planner.checks import Finding
     from pipelines.planner.rules import Violation
     from pipelines.run_state import RunState
@@ -106,11 +107,23 @@ def print_runs(runs: Sequence[RunReport], root: str) -> None:
     console.print(table)
 
 
+def print_submitted(submitted: Mapping[str, Note]) -> None:
+    """The runs that were submitted to Vertex AI from this folder. How they stand, only the service knows."""
+    table = Table(header_style="bold", box=None, padding=(0, 2, 0, 0))
+    for column in ("submitted to Vertex AI", "at", "planned", "to see how it stands"):
+        table.add_column(column, overflow="fold")
+    for name, note in submitted.items():
+        planned = "–" if note.usd is None else f"${note.usd:,.2f}"
+        at = f"{datetime.fromtimestamp(note.submitted_s):%Y-%m-%d %H:%M}"
+        table.add_row(name, at, planned, f"vlmpipe status {name}")
+    standard_output().print("", table)
+
+
 def print_state(state: RunState) -> None:
     """The steps of one run."""
     console = standard_output()
     console.print(Text(state.run_id, style="bold"))
-    console.print(render(state))
+    console.print(render(state, starts=True))
 
 
 def print_schedules(schedules: Sequence[Live]) -> None:

@@ -4,12 +4,14 @@
         -> sync-checkpoint -> evaluate (job) -> decide -> register-model (when accepted)
 
 With several data.tasks, plan-data and that many prepare-chunks at once come before prepare-data;
-all inside an exit handler, notify. Caching of steps is off everywhere: the service's own key ignores image digests and
-environment, and prepared data and features are addressed by their content anyway.
+all inside an exit handler, notify, and with notify.email inside a second one, mail. Caching of steps is off everywhere:
+the service's own key ignores image digests and environment, and prepared data and features are addressed by their
+content anyway.
 
 No postponed annotations here: kfp reads the types of the pipeline's parameters from the function itself.
 """
 
+import contextlib
 import copy
 import json
 from collections.abc import Callable
@@ -45,37 +47,23 @@ def build(config: RunConfig, target: TargetName) -> BaseComponent:
     steps = _Steps(config, place)
     root_uri = config.root_uri(target)
     compiled = compiled_settings(config, target, root_uri)
+    job_name = dsl.PIPELINE_JOB_NAME_PLACEHOLDER
     default_run_file = json.dumps(config.to_dict(), ensure_ascii=False)
 
-    def training(
-        run_file: str = default_run_file,
-        run_id: str = "",
-        data_uri: str = "",
-        epochs: int = 0,
-        max_steps: int = 0,
-        learning_rate: float = 0.0,
-        seed: int = 0,
-        resume: str = "",
-        min_exact_match: float = 0.0,
-        overrides: str = "",
+    def run(
+        run_file: str,
+        run_id: str,
+        data_uri: str,
+        epochs: int,
+        max_steps: int,
+        learning_rate: float,
+        seed: int,
+        resume: str,
+        min_exact_match: float,
+        overrides: str,
     ) -> None:
-        """Data preparation, feature caching, distributed training, evaluation and gated registration of one model.
-
-        Args:
-            run_file: The run file as JSON. Where a parameter below is left empty or at 0, its value counts.
-            run_id: Name of the run; empty takes the pipeline job's. An earlier run's name continues that run.
-            data_uri: Data source (data.source).
-            epochs: Passes over the training data (train.epochs).
-            max_steps: Optimizer steps after which training stops (train.max_steps).
-            learning_rate: Peak learning rate (train.optimizer.learning_rate).
-            seed: Seed of the data order (train.seed).
-            resume: auto continues from the newest good checkpoint, never starts anew (train.resume).
-            min_exact_match: Share of held-out questions that must be answered exactly (gate.min_exact_match).
-            overrides: Any other fields, as a JSON object of dotted keys, such as {"train.micro_batch_rows": 2}.
-        """
-        job_name = dsl.PIPELINE_JOB_NAME_PLACEHOLDER
-        closing = steps.add(notify, run_id=run_id, job_name=job_name, root_uri=root_uri)
-        with dsl.ExitHandler(closing, name="run"):
+        mail = steps.mail()
+        with dsl.ExitHandler(mail, name="mailed") if mail else contextlib.nullcontext():
             resolved = steps.add(
                 resolve_run,
                 run_file=run_file,
@@ -109,6 +97,50 @@ def build(config: RunConfig, target: TargetName) -> BaseComponent:
             with dsl.If(decision.outputs["Output"] == "accepted", name="accepted"):
                 steps.add(register_model, run_uri=run_uri)
 
+    # kfp knows one exit handler in a pipeline: with mail, the steps are a pipeline of their own that has another one.
+    graph = dsl.pipeline(run, name="mailed-run") if steps.mails else run
+
+    def training(
+        run_file: str = default_run_file,
+        run_id: str = "",
+        data_uri: str = "",
+        epochs: int = 0,
+        max_steps: int = 0,
+        learning_rate: float = 0.0,
+        seed: int = 0,
+        resume: str = "",
+        min_exact_match: float = 0.0,
+        overrides: str = "",
+    ) -> None:
+        """Data preparation, feature caching, distributed training, evaluation and gated registration of one model.
+
+        Args:
+            run_file: The run file as JSON. Where a parameter below is left empty or at 0, its value counts.
+            run_id: Name of the run; empty takes the pipeline job's. An earlier run's name continues that run.
+            data_uri: Data source (data.source).
+            epochs: Passes over the training data (train.epochs).
+            max_steps: Optimizer steps after which training stops (train.max_steps).
+            learning_rate: Peak learning rate (train.optimizer.learning_rate).
+            seed: Seed of the data order (train.seed).
+            resume: auto continues from the newest good checkpoint, never starts anew (train.resume).
+            min_exact_match: Share of held-out questions that must be answered exactly (gate.min_exact_match).
+            overrides: Any other fields, as a JSON object of dotted keys, such as {"train.micro_batch_rows": 2}.
+        """
+        closing = steps.add(notify, run_id=run_id, job_name=job_name, root_uri=root_uri, webhook=config.notify.webhook)
+        with dsl.ExitHandler(closing, name="run"):
+            graph(
+                run_file=run_file,
+                run_id=run_id,
+                data_uri=data_uri,
+                epochs=epochs,
+                max_steps=max_steps,
+                learning_rate=learning_rate,
+                seed=seed,
+                resume=resume,
+                min_exact_match=min_exact_match,
+                overrides=overrides,
+            )
+
     return dsl.pipeline(training, name=config.name, description=(training.__doc__ or "").strip().splitlines()[0])
 
 
@@ -118,11 +150,22 @@ class _Steps:
     def __init__(self, config: RunConfig, target: Target) -> None:
         self._config, self._target = config, target
         self._image = target.base_image(config)
+        self._mail = target.mail_step(config)
 
     def add(self, function: Callable[..., Any], *, name: str = "", **inputs: Any) -> PipelineTask:
         """A step that runs `function` on the pipeline image."""
         component = dsl.component(function, base_image=self._image, install_kfp_package=False)
         return self._add(component, name or function.__name__.replace("_", "-"), inputs)
+
+    def mail(self) -> PipelineTask | None:
+        """The step that writes to notify.email; None on a target that cannot, and where nobody is named."""
+        if not self.mails:
+            return None
+        return self._add(self._mail, "mail", {"recipients": list(self._config.notify.email)})
+
+    @property
+    def mails(self) -> bool:
+        return self._mail is not None
 
     def prepare(self, run_uri: Any) -> PipelineTask:
         """prepare-data; with several data.tasks, behind as many tasks that prepare the chunks it puts together."""

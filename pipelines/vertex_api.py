@@ -33,11 +33,11 @@ LONGEST_MESSAGE_CHARS = 1000
 
 @dataclass(frozen=True)
 class Place:
-    """Where on Vertex AI a run goes, and as whom its steps run."""
+    """Where on Vertex AI a run goes, and as whom its steps run; empty where nothing is started."""
 
     project: str
     location: str
-    service_account: str
+    service_account: str = ""
 
     @classmethod
     def of(cls, config: RunConfig) -> Place:
@@ -67,7 +67,7 @@ def endpoint(location: str) -> str:
             f"{ENDPOINT_VARIABLE} is {given!r}",
             expected="a host such as us-central1-aiplatform.example.com, or http://localhost:PORT for a test server",
         )
-    if given.startswith("http://") and not _is_local(given):
+    if given.startswith("http://") and not is_local(given):
         raise ConfigError(
             f"{ENDPOINT_VARIABLE} is {given}, without encryption",
             expected="https://, or http:// on 127.0.0.1 or localhost, where no credentials are sent",
@@ -84,7 +84,7 @@ def pipeline_client(location: str) -> PipelineServiceClient:
 
     address = endpoint(location)
     return PipelineServiceClient(
-        credentials=_credentials(address), transport="rest", client_options={"api_endpoint": address}
+        credentials=credentials_for(address), transport="rest", client_options={"api_endpoint": address}
     )
 
 
@@ -94,13 +94,16 @@ def schedule_client(location: str) -> ScheduleServiceClient:
 
     address = endpoint(location)
     return ScheduleServiceClient(
-        credentials=_credentials(address), transport="rest", client_options={"api_endpoint": address}
+        credentials=credentials_for(address), transport="rest", client_options={"api_endpoint": address}
     )
 
 
 @contextlib.contextmanager
-def in_words(place: Place) -> Iterator[None]:
-    """Re-raise what the client library raises inside the block as a UserError that says what to do."""
+def in_words(place: Place, *, role: str = "roles/aiplatform.user") -> Iterator[None]:
+    """Re-raise what the client library raises inside the block as a UserError that says what to do.
+
+    `role` is the one that the block needs on the project.
+    """
     import requests
     from google.api_core.exceptions import GoogleAPICallError
     from google.auth.exceptions import GoogleAuthError, TransportError
@@ -108,23 +111,25 @@ def in_words(place: Place) -> Iterator[None]:
     try:
         yield
     except GoogleAPICallError as error:
-        raise _api_error(error, place) from error
+        raise _api_error(error, place, role) from error
     except (requests.exceptions.RequestException, TransportError) as error:
         raise _unreachable(place, _reason(error)) from error
     except GoogleAuthError as error:
         raise _no_credentials(error) from error
 
 
-def _is_local(address: str) -> bool:
+def is_local(address: str) -> bool:
+    """Whether it is a test server on this machine, which gets no credentials."""
     return address.startswith("http://") and urlsplit(address).hostname in LOCAL_HOSTS
 
 
-def _credentials(address: str) -> Credentials:
+def credentials_for(address: str) -> Credentials:
+    """Those of this machine; none for a server on it. Raises UserError where there are none."""
     import google.auth
     from google.auth.credentials import AnonymousCredentials
     from google.auth.exceptions import DefaultCredentialsError
 
-    if _is_local(address):
+    if is_local(address):
         return AnonymousCredentials()
     try:
         found, _ = google.auth.default(scopes=[SCOPE])
@@ -138,7 +143,7 @@ def _no_credentials(error: Exception) -> UserError:
         f"no usable Google Cloud credentials: {_first_sentence(error)}",
         expected="application default credentials",
         fix=f"{LOGIN}\nor point GOOGLE_APPLICATION_CREDENTIALS at a service account's key file",
-        code=ExitCode.UNAVAILABLE,
+        code=ExitCode.NO_LOGIN,
     )
 
 
@@ -146,12 +151,12 @@ def _unreachable(place: Place, why: str) -> UserError:
     return UserError(
         f"Vertex AI does not answer at {endpoint(place.location)}: {why}",
         expected="a network that reaches it, and a gcp.location that exists",
-        fix="check network, proxy (HTTPS_PROXY) and gcp.location, then submit again",
+        fix="check network, proxy (HTTPS_PROXY) and gcp.location, then try again",
         code=ExitCode.UNAVAILABLE,
     )
 
 
-def _api_error(error: GoogleAPICallError, place: Place) -> UserError:
+def _api_error(error: GoogleAPICallError, place: Place, role: str) -> UserError:
     said = " ".join(error.message.split())[:LONGEST_MESSAGE_CHARS]
     status = int(error.code or 0)
     if status == 403 and error.reason == "SERVICE_DISABLED":
@@ -163,9 +168,9 @@ def _api_error(error: GoogleAPICallError, place: Place) -> UserError:
     if status == 403:
         return UserError(
             f"no permission in project {place.project}, or there is no such project: {said}",
-            expected="roles/aiplatform.user on the project and roles/iam.serviceAccountUser on "
-            f"{place.service_account}, for the account that submits",
-            fix=f"have them granted, correct gcp.project, or log in as somebody else: {LOGIN}",
+            expected=_roles(place, role),
+            fix=f"gcloud projects add-iam-policy-binding {place.project} --member=user:YOUR_ACCOUNT --role={role}\n"
+            f"or correct the project, or log in as somebody else: {LOGIN}",
             code=ExitCode.NO_PERMISSION,
         )
     if status == 401:
@@ -195,6 +200,15 @@ def _api_error(error: GoogleAPICallError, place: Place) -> UserError:
             fix="correct the field in the run file",
         )
     return _unreachable(place, f"{status} {said}")
+
+
+def _roles(place: Place, role: str) -> str:
+    if not place.service_account:
+        return f"{role} on the project, for the account that asks"
+    return (
+        f"{role} on the project and roles/iam.serviceAccountUser on {place.service_account}, for the account that "
+        "submits"
+    )
 
 
 def _reason(error: Exception) -> str:

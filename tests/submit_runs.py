@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -46,9 +46,18 @@ def running_vertex(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeVertex]:
         yield running
 
 
-def submitter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Submit:
+def submitter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], *, detach: bool = True
+) -> Submit:
     """`vlmpipe submit` in an empty folder, without a terminal, with this plan; None for the planner's own."""
-    return _command(["submit"], submit, tmp_path, monkeypatch, capfd)
+    return _command(["submit", *(["--detach"] if detach else [])], submit, tmp_path, monkeypatch, capfd)
+
+
+def commander(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Submit:
+    """Any command of `vlmpipe` in that folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(cli.DEBUG_VARIABLE, "")
+    return lambda *arguments: _called(monkeypatch, capfd, arguments)
 
 
 def scheduler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Submit:
@@ -78,9 +87,13 @@ def _command(
             return run(project, *arguments)
 
     def run(*arguments: str) -> Answer:
-        monkeypatch.setattr(sys, "argv", ["vlmpipe", *command, CONFIG, *arguments])
-        with pytest.raises(SystemExit) as caught:
-            cli.main()
-        return Answer(int(caught.value.code or 0), *capfd.readouterr())
+        return _called(monkeypatch, capfd, [*command, CONFIG, *arguments])
 
     return running
+
+
+def _called(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], arguments: Sequence[str]) -> Answer:
+    monkeypatch.setattr(sys, "argv", ["vlmpipe", *arguments])
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    return Answer(int(caught.value.code or 0), *capfd.readouterr())

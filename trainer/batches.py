@@ -15,11 +15,11 @@ from torch import Tensor
 from trainer.data.conversation import IGNORED
 from trainer.data.loader import Row, RowLoader
 from trainer.features.reader import FeatureReader
-from trainer.models.pixels import PixelPreparer
+from trainer.models.images import Images, PrepareImages, join_features
 
 STEPS_AHEAD = 2
 
-ImageSource = Callable[[Sequence[Row]], Tensor]  # rows -> features or pixel values of their images, in order
+ImageSource = Callable[[Sequence[Row]], Images]  # rows -> features or pixel values of their images, in order
 
 
 @dataclass(frozen=True)
@@ -27,18 +27,23 @@ class RowBatch:
     """Rows of one forward pass. See the family's training module for shapes."""
 
     input_ids: Tensor  # (rows, tokens)
-    position_ids: Tensor  # (rows, tokens)
+    position_ids: Tensor  # (rows, tokens) or (axes, rows, tokens)
     label_index: Tensor  # (labels,) positions in the flattened rows whose next token is a label
     label_ids: Tensor  # (labels,)
-    images: Tensor  # (images, tokens, hidden) or (images, 3, side, side)
+    images: Tensor  # (images, tokens, hidden) or (images, 3, side, side); of some families (tokens of all, numbers)
+    image_grids: Tensor | None = None  # (images, 3), see `trainer.models.images.Images`
 
     def to(self, device: torch.device) -> dict[str, Tensor]:
         """The tensors by argument name, on the device."""
-        return {name: getattr(self, name).to(device, non_blocking=True) for name in self.__dataclass_fields__}
+        return {name: tensor.to(device, non_blocking=True) for name, tensor in self._tensors()}
 
     def pinned(self) -> RowBatch:
         """The same in page-locked memory, from which a copy to a GPU does not hold up the thread that orders it."""
-        return RowBatch(**{name: getattr(self, name).pin_memory() for name in self.__dataclass_fields__})
+        return RowBatch(**{name: tensor.pin_memory() for name, tensor in self._tensors()})
+
+    def _tensors(self) -> list[tuple[str, Tensor]]:
+        named = [(name, getattr(self, name)) for name in self.__dataclass_fields__]
+        return [(name, tensor) for name, tensor in named if tensor is not None]
 
 
 @dataclass(frozen=True)
@@ -61,37 +66,38 @@ def collate(rows: Sequence[Row], image_source: ImageSource) -> RowBatch:
     next_is_label = np.zeros(labels.shape, dtype=bool)
     next_is_label[:, :-1] = labels[:, 1:] != IGNORED
     label_index = np.flatnonzero(next_is_label)
+    images = image_source(rows)
     return RowBatch(
         input_ids=torch.from_numpy(np.stack([row.input_ids for row in rows])),
-        position_ids=torch.from_numpy(np.stack([row.position_ids for row in rows])),
+        position_ids=torch.from_numpy(np.stack([row.position_ids for row in rows], axis=-2)),
         label_index=torch.from_numpy(label_index),
         label_ids=torch.from_numpy(labels.reshape(-1)[label_index + 1]),
-        images=image_source(rows),
+        images=images.values,
+        image_grids=images.grids,
     )
 
 
-def cached_images(reader: FeatureReader, empty_shape: tuple[int, int]) -> ImageSource:
-    """Features from the store. `empty_shape` is (tokens, hidden) of one image, for a batch without any."""
+def cached_images(reader: FeatureReader, shape: tuple[int, ...]) -> ImageSource:
+    """Features from the store. `shape` is the family's `feature_shape`."""
 
-    def read(rows: Sequence[Row]) -> Tensor:
-        features = [reader.read(image) for row in rows for image in row.image_sha256]
-        return torch.stack(features) if features else torch.empty(0, *empty_shape, dtype=torch.bfloat16)
+    def read(rows: Sequence[Row]) -> Images:
+        return Images(join_features([reader.read(image) for row in rows for image in row.image_sha256], shape))
 
     return read
 
 
-def online_images(prepare: PixelPreparer) -> ImageSource:
+def online_images(prepare: PrepareImages) -> ImageSource:
     """Pixel values, for a tower that runs in the training step."""
 
-    def read(rows: Sequence[Row]) -> Tensor:
+    def read(rows: Sequence[Row]) -> Images:
         return prepare([image for row in rows for image in row.images])
 
     return read
 
 
-def no_images(_rows: Sequence[Row]) -> Tensor:
+def no_images(_rows: Sequence[Row]) -> Images:
     """For a rank that holds none of the layers that take images."""
-    return torch.empty(0)
+    return Images(torch.empty(0))
 
 
 class BatchStream:

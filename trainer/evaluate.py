@@ -34,7 +34,9 @@ from trainer.errors import DataError
 from trainer.features.reader import FeatureReader
 from trainer.generate import generate_answers
 from trainer.models.family import Family
-from trainer.models.pixels import PixelPreparer
+from trainer.models.image_tokens import image_form_of
+from trainer.models.images import join_features
+from trainer.models.pixels import image_preparer
 from trainer.models.table import family_of
 from trainer.progress import Progress
 from trainer.readers import open_readers
@@ -160,20 +162,29 @@ def answer(
     job: JobConfig, subject: Subject, questions: Sequence[Question], control: str, worker: Worker
 ) -> list[Prediction]:
     """The model's answers to some questions, with the images that the control calls for ("" is their own)."""
-    prompts, samples = [], []
+    prompts, samples, form = [], [], image_form_of(job.model)
     for question in questions:
         counts = subject.split.image_token_counts(question.sample)
-        prompts.append(prompt(question.question, counts, subject.tokenizer))
+        prompts.append(prompt(question.question, counts, subject.tokenizer, form.mark))
         samples.append(
             _other_sample(subject.split, question.sample) if control == "shuffled_image" else question.sample
         )
     features = image_features(job, subject, samples, worker)
     if control == "no_image":
         features = torch.zeros_like(features)
+    grids = None
+    if form.grids:
+        sizes = [size for sample in samples for size in subject.split.image_sizes(sample)]
+        grids = torch.tensor([(1, *form.grids.of(*size)) for size in sizes], device=worker.device).reshape(-1, 3)
     with torch.inference_mode():
         projected = subject.family.project(subject.model, features)
     texts = generate_answers(
-        subject.model, subject.tokenizer, prompts, projected, max_new_tokens=job.evaluate.max_new_tokens
+        subject.model,
+        subject.tokenizer,
+        prompts,
+        lambda input_ids: subject.family.generation_inputs(subject.model, input_ids, projected, grids),
+        worker.device,
+        max_new_tokens=job.evaluate.max_new_tokens,
     )
     return [
         Prediction(q.id, q.turn, q.slice, q.question, q.answer, text, is_right(q.answer, text))
@@ -182,7 +193,8 @@ def answer(
 
 
 def image_features(job: JobConfig, subject: Subject, samples: Sequence[int], worker: Worker) -> Tensor:
-    """Features of all images of these samples, in order: (images, tokens, hidden). Each distinct image is read once."""
+    """Features of all images of these samples, in order; see `trainer.models.images`. Each distinct image is read
+    once."""
     features: dict[str, Tensor] = {}
     order = [(sample, sha256) for sample in samples for sha256 in subject.split.image_sha256(sample)]
     if subject.features:
@@ -192,18 +204,11 @@ def image_features(job: JobConfig, subject: Subject, samples: Sequence[int], wor
         for sample in set(samples):
             images = subject.shards.images(subject.split.sample_location(sample))
             encoded |= dict(zip(subject.split.image_sha256(sample), images, strict=True))
-        pixels = PixelPreparer(job.model)(list(encoded.values())).to(worker.device)
-        outputs = subject.family.encode(job.model, subject.family.tower(subject.model), pixels)
+        pixels = image_preparer(job.model)(list(encoded.values())).to(worker.device)
+        outputs = subject.family.encode(job.model, subject.family.tower(subject.model), pixels.values, pixels.grids)
         features = dict(zip(encoded, outputs, strict=True))
-    if not order:
-        return torch.empty(0, *empty_feature_shape(job), device=worker.device)
-    return torch.stack([features[sha256] for _, sha256 in order]).to(worker.device)
-
-
-def empty_feature_shape(job: JobConfig) -> tuple[int, int]:
-    """(tokens, hidden) of one image's features."""
-    family, side = family_of(job.model), job.model.image_size
-    return family.image_tokens(job.model, side, side), family.feature_width(job.model)
+    shape = subject.family.feature_shape(job.model)
+    return join_features([features[sha256] for _, sha256 in order], shape).to(worker.device)
 
 
 def held_out_loss(job: JobConfig, subject: Subject, worker: Worker) -> float:
@@ -219,13 +224,14 @@ def held_out_loss(job: JobConfig, subject: Subject, worker: Worker) -> float:
     )
     cached = subject.features is not None
     source = (
-        cached_images(subject.features, empty_feature_shape(job))
+        cached_images(subject.features, subject.family.feature_shape(job.model))
         if subject.features
-        else online_images(PixelPreparer(job.model))
+        else online_images(image_preparer(job.model))
     )
     module = subject.family.training_module(job.model, subject.model, cached=cached).eval()
     total = torch.zeros(2, dtype=torch.float64, device=worker.device)
-    loader = RowLoader(subject.split, sequence, subject.tokenizer, subject.shards, images=not cached)
+    form = image_form_of(job.model)
+    loader = RowLoader(subject.split, sequence, subject.tokenizer, subject.shards, images=not cached, form=form)
     with torch.inference_mode():
         for step in range(sequence.num_steps(1)):
             rows = loader.rows_for_step(step, worker.rank, worker.world_size)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -11,14 +11,19 @@ from torch import Tensor, nn
 
 @torch.inference_mode()
 def generate_answers(
-    model: nn.Module, tokenizer: Any, prompts: Sequence[list[int]], features: Tensor, *, max_new_tokens: int
+    model: nn.Module,
+    tokenizer: Any,
+    prompts: Sequence[list[int]],
+    inputs: Callable[[Tensor], dict[str, Any]],
+    device: torch.device,
+    *,
+    max_new_tokens: int,
 ) -> list[str]:
     """Continue each prompt greedily to its end token.
 
-    `features` are the projected image features of all prompts in order, (images, tokens, hidden); their tokens fill
-    the image tokens of the prompts. Prompts are padded on the left, so that every answer starts at the same place.
+    `inputs` makes of the prompts' tokens what the model takes (a family's `generation_inputs`). Prompts are padded on
+    the left, so that every answer starts at the same place.
     """
-    device = features.device
     longest = max(len(ids) for ids in prompts)
     input_ids = torch.full((len(prompts), longest), tokenizer.pad_token_id)
     attention_mask = torch.zeros_like(input_ids)
@@ -26,15 +31,15 @@ def generate_answers(
         input_ids[row, longest - len(ids) :] = torch.tensor(ids)
         attention_mask[row, longest - len(ids) :] = 1
     input_ids, attention_mask = input_ids.to(device), attention_mask.to(device)
-    embeddings = model.get_input_embeddings()(input_ids)  # (prompts, tokens, hidden)
-    is_image = (input_ids == model.config.image_token_id).unsqueeze(-1).expand_as(embeddings)
-    embeddings = embeddings.masked_scatter(is_image, features.to(embeddings.dtype))
+    given = inputs(input_ids)
     generated = model.generate(
-        inputs_embeds=embeddings,
+        **given,
         attention_mask=attention_mask,
         max_new_tokens=max_new_tokens,
         do_sample=False,
         pad_token_id=tokenizer.pad_token_id,
         eos_token_id=tokenizer.eos_token_id,
     )
+    if "input_ids" in given:
+        generated = generated[:, longest:]  # without the prompts, which come back with their answers
     return [text.strip() for text in tokenizer.batch_decode(generated, skip_special_tokens=True)]

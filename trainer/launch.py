@@ -11,8 +11,10 @@ import logging
 import os
 import signal
 import socket
+import subprocess
 import sys
 import tempfile
+import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,7 +26,7 @@ from trainer.rendezvous import meet, rendezvous_timeout_s
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the module named after `--` on this node, under torchrun. Returns the job's exit code."""
+    """Run the module named after `--` on this node, several processes under torchrun. Returns the job's exit code."""
     parser = argparse.ArgumentParser(prog="trainer.launch", description=__doc__)
     parser.add_argument("--nproc-per-node", default="auto", help="processes on this node; auto is one per GPU, or one")
     parser.add_argument("module", help="module to run, followed by its arguments, after --")
@@ -39,7 +41,10 @@ def main(arguments: list[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="vlmpipe-exit-") as exit_folder:
         os.environ[EXIT_FOLDER_VARIABLE] = exit_folder
         processes = _processes(options.nproc_per_node)
-        ended = _torchrun(torchrun_arguments(cluster, processes, options.module, options.module_arguments))
+        if cluster.num_nodes == processes == 1:
+            ended = _one_process([options.module, *options.module_arguments], cluster)
+        else:
+            ended = _torchrun(torchrun_arguments(cluster, processes, options.module, options.module_arguments))
         _say_who_ended_first(Path(exit_folder), ended)
         return _exit_code(Path(exit_folder), ended)
 
@@ -83,7 +88,7 @@ def _describe(cluster: Cluster) -> None:
 
 @dataclass(frozen=True)
 class TorchrunEnd:
-    """How torchrun ended: 0 or 1, and the first worker that a signal ended, as (rank, signal)."""
+    """How torchrun ended, or the only process: 0 or 1, and the first worker that a signal ended, as (rank, signal)."""
 
     code: int
     killed: tuple[int, int] | None = None
@@ -112,6 +117,27 @@ def _torchrun(arguments: list[str]) -> TorchrunEnd:
     except SignalException:
         return TorchrunEnd(ExitCode.UNEXPECTED)
     return TorchrunEnd(ExitCode.OK)
+
+
+def _one_process(command: list[str], cluster: Cluster) -> TorchrunEnd:
+    """Run a job's only process. It has nobody to meet, so torchrun, seconds to import, is left out (decision 0024).
+
+    It sees the variables that torchrun would give it, and SIGTERM and SIGINT are passed on to it in the same way.
+    """
+    ranks = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "LOCAL_WORLD_SIZE": 1, "GROUP_RANK": 0}
+    place = {"MASTER_ADDR": cluster.master_host, "MASTER_PORT": cluster.master_port}
+    environment = os.environ | {name: str(value) for name, value in {**ranks, **place}.items()}
+    asked: list[int] = []  # signals that came before there was a process
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda number, _: asked.append(number))
+    process = subprocess.Popen([sys.executable, "-u", "-m", *command], env=environment, start_new_session=True)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda number, _: process.send_signal(number))
+    for early in asked:
+        process.send_signal(early)
+    code = process.wait()
+    killed = (0, -code) if code < 0 else None
+    return TorchrunEnd(ExitCode.UNEXPECTED if code else ExitCode.OK, killed, time.time())
 
 
 def _say_who_ended_first(exit_folder: Path, ended: TorchrunEnd) -> None:

@@ -22,7 +22,8 @@ from trainer.errors import ConfigError
 from trainer.features.reader import FeatureReader
 from trainer.flops import RowFlops, flops_per_row
 from trainer.models.family import Family
-from trainer.models.pixels import PixelPreparer
+from trainer.models.image_tokens import image_form_of
+from trainer.models.pixels import image_preparer
 from trainer.models.recompute import Recompute
 from trainer.models.shape import ModelShape
 from trainer.models.table import family_of
@@ -96,7 +97,7 @@ def build_parts(job: JobConfig, worker: Worker) -> Parts:
     if worker.is_first:
         for warning in warnings(ahead):
             print(f"train: {warning}", flush=True)
-    images = replica.takes_images and not cached
+    images, form = replica.takes_images and not cached, image_form_of(job.model)
     module = family.training_module(job.model, model, cached=cached).train()
     Recompute.of(job.train).apply(family, module)
     blocks = dataclasses.replace(family.blocks(module), row_flops=row_flops)
@@ -105,7 +106,7 @@ def build_parts(job: JobConfig, worker: Worker) -> Parts:
     return Parts(
         strategy=strategy,
         replica=replica,
-        loader=RowLoader(split, sequence, tokenizer, readers.samples, images=images, ahead=ahead),
+        loader=RowLoader(split, sequence, tokenizer, readers.samples, images=images, ahead=ahead, form=form),
         image_source=image_source if replica.takes_images else no_images,
         record=_record(job, strategy, _plan_sha256(pointers, sequence), worker, tower_sha256, frozen_sha256),
         total_steps=total_steps,
@@ -154,7 +155,7 @@ def model_sha256(job: JobConfig) -> str:
 
 def _image_source(job: JobConfig, family: Family, features: FeatureReader | None, tower_sha256: str) -> ImageSource:
     if features is None:
-        return online_images(PixelPreparer(job.model))
+        return online_images(image_preparer(job.model))
     encoded_by = features.shards.tower_sha256
     if encoded_by not in (None, tower_sha256):
         raise ConfigError(
@@ -162,8 +163,7 @@ def _image_source(job: JobConfig, family: Family, features: FeatureReader | None
             expected=f"the weights of this run's tower ({tower_sha256})",
             fix="pin model.tower.revision, or delete that folder to encode again",
         )
-    tokens = family.image_tokens(job.model, job.model.image_size, job.model.image_size)
-    return cached_images(features, (tokens, family.feature_width(job.model)))
+    return cached_images(features, family.feature_shape(job.model))
 
 
 def _plan_sha256(pointers: DataPointers, sequence: RowSequence) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from trainer.config import JobConfig
 from trainer.data.index import SplitIndex
 from trainer.data.sequence import RowSequence
-from trainer.data.shard_cache import ShardCache, open_shards
+from trainer.data.shard_cache import ShardCache, open_shards, open_together
 from trainer.data.shard_files import DataShards, ShardFiles
 from trainer.data.shard_schedule import Needs, ShardSchedule
 from trainer.data.shards import ShardReader
@@ -56,10 +56,7 @@ def open_readers(job: JobConfig, *, set_aside_bytes: int = 0) -> Readers:
     if pointers.features == "off":
         return Readers(open_shards(data, cache_gib, set_aside_bytes=set_aside_bytes), None)
     features = FeatureShards(pointers.features_uri)
-    data_bytes, feature_bytes = (sum(shards.sizes().values()) for shards in (data, features))
-    share = feature_bytes / max(1, data_bytes + feature_bytes)
-    files = open_shards(data, cache_gib, set_aside_bytes=set_aside_bytes, share=1 - share)
-    kept = open_shards(features, cache_gib, set_aside_bytes=set_aside_bytes, share=share)
+    files, kept = open_together([data, features], cache_gib, set_aside_bytes=set_aside_bytes)
     return Readers(files, FeatureReader(features, kept))
 
 

@@ -137,12 +137,12 @@ def trace_module(module: nn.Module, inputs: dict[str, Tensor], compute: Compute)
 def inputs_of(config: ModelConfig, shape: RowShape, vocabulary: int, *, cached: bool) -> dict[str, Tensor]:
     """Inputs of the training module with the right shapes: zeros, and image tokens where images are."""
     family = family_of(config)
-    image_tokens = family.image_tokens(config, config.image_size, config.image_size)
+    image_tokens, width = family.feature_shape(config)
     input_ids = torch.zeros(shape.rows * shape.tokens, dtype=torch.int64)
     input_ids[: shape.images * image_tokens] = vocabulary - 1
     side = config.image_size
     if cached:
-        images = torch.zeros(shape.images, image_tokens, family.feature_width(config), dtype=torch.bfloat16)
+        images = torch.zeros(shape.images, image_tokens, width, dtype=torch.bfloat16)
     else:
         images = torch.zeros(shape.images, 3, side, side)
     return {

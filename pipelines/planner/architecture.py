@@ -35,7 +35,8 @@ def architecture(config: RunConfig) -> Architecture:
     """
     tower, tower_from = _configuration(config.model.tower)
     language, language_from = _configuration(config.model.language_model)
-    model = config.model.model_copy(update={"tower": tower, "language_model": language})
+    whole = tower if config.model.whole else None
+    model = config.model.model_copy(update={"tower": tower, "language_model": language, "whole": whole})
     from trainer.models.table import family_of
 
     origins = dict.fromkeys((tower_from, language_from))

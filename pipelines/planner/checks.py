@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Literal
 from pipelines.config import RunConfig, warnings
 from pipelines.local_run import require_writable
 from pipelines.problems import RunFileError
-from trainer.config import ModelConfig, RunPaths, WeightsConfig
+from trainer.config import WHOLE_FAMILIES, ModelConfig, RunPaths, WeightsConfig
 from trainer.errors import ExitCode, UserError
+from trainer.models.image_tokens import image_form_of
 
 if TYPE_CHECKING:
     from pipelines.planner.rules import Violation
@@ -64,7 +65,8 @@ def exit_code(findings: list[Finding]) -> int:
 
 def _model(config: RunConfig) -> Iterator[Finding]:
     model = config.model
-    for name, part in (("tower", model.tower), ("language model", model.language_model)):
+    parts = {"model": model.whole} if model.whole else {"tower": model.tower, "language model": model.language_model}
+    for name, part in parts.items():
         yield _weights(name, part)
     tokenizer = model.tokenizer
     if tokenizer.startswith("train:"):
@@ -94,6 +96,9 @@ def _hub_cache() -> Path:
 
 def _image_tokens(model: ModelConfig, row_tokens: int) -> Iterator[Finding]:
     """Compare sizes, for a tower whose configuration is in the run file: that of pretrained weights is not at hand."""
+    if model.family in WHOLE_FAMILIES:
+        yield from _most_image_tokens(model, row_tokens)
+        return
     tower = model.tower.config
     patch_size = tower.get("patch_size")
     if not isinstance(patch_size, int) or patch_size < 1:
@@ -112,6 +117,25 @@ def _image_tokens(model: ModelConfig, row_tokens: int) -> Iterator[Finding]:
             yield Finding("image tokens", "ok", text)
         else:
             yield Finding("image tokens", "failed", f"{text}: no image fits into a row", ExitCode.CONFIG)
+
+
+def _most_image_tokens(model: ModelConfig, row_tokens: int) -> Iterator[Finding]:
+    """Of a model whose images differ in tokens: the largest must fit, so far as its configuration is at hand."""
+    if model.tower.weights and not Path(model.tower.weights).expanduser().is_dir():
+        return
+    grids = image_form_of(model).grids
+    assert grids is not None and model.max_pixels is not None
+    side = grids.patch * grids.merge
+    most = max(1, model.max_pixels // side**2)
+    text = (
+        f"at most {most} per image (model.max_pixels, {side} x {side} pixels a token), data.row_tokens is {row_tokens}"
+    )
+    if model.max_pixels < side**2:
+        yield Finding("image tokens", "failed", f"model.max_pixels is less than a token's {side**2}", ExitCode.CONFIG)
+    elif most < row_tokens:
+        yield Finding("image tokens", "ok", text)
+    else:
+        yield Finding("image tokens", "failed", f"{text}: the largest image fits into no row", ExitCode.CONFIG)
 
 
 def _data(config: RunConfig) -> Iterator[Finding]:

@@ -21,8 +21,8 @@ from pipelines.planner.reduction_server import Advice
 from pipelines.planner.row_load import RowLoad
 from pipelines.planner.rules.rule import Violation
 from pipelines.planner.throughput import Time, estimate_time
-from trainer.config import JobConfig, RunPaths
-from trainer.errors import UserError
+from trainer.config import WHOLE_FAMILIES, JobConfig, RunPaths
+from trainer.errors import ConfigError, UserError
 from trainer.storage import join_uri, open_storage
 
 ROLES = ("chief", "workers", "Reduction Server", "evaluators")
@@ -127,11 +127,25 @@ def plan_run(config: RunConfig) -> Plan:
     except UserError as error:
         note = f"Memory, time and cost are open: the model's sizes are not known. {error.text()}"
         return dataclasses.replace(bare, notes=(*notes, note))
+    if note := open_estimates(config):
+        return dataclasses.replace(bare, model=model, notes=(*notes, note))
     return _estimated(bare, config, model, machine, gpu, paths)
+
+
+def open_estimates(config: RunConfig) -> str:
+    """Why memory, time and cost of a model cannot be told; empty where they can."""
+    if config.model.family not in WHOLE_FAMILIES:
+        return ""
+    return (
+        f"Memory, time and cost are open: images of model.family {config.model.family} differ in tokens, which the "
+        "estimates do not take into account yet."
+    )
 
 
 def plan_basis(config: RunConfig) -> tuple[Architecture, RowLoad, Prices]:
     """What every estimate starts from: the model's sizes, the rows to train on, and prices. Raises UserError."""
+    if note := open_estimates(config):
+        raise ConfigError(note, fix="compare by short runs with train.max_steps")
     model = architecture(config)
     paths = RunPaths(run_id=config.name, root_uri=config.root_uri("local"))
     return model, _load(config, model, paths)[0], load_prices(config.plan.prices_file)

@@ -25,6 +25,9 @@ class Target(Protocol):
     def job_step(self) -> BaseComponent:
         """The component that runs a CustomJob: the inputs of CustomTrainingJobOp, the output `gcp_resources`."""
 
+    def mail_step(self, config: RunConfig) -> BaseComponent | None:
+        """The component that writes to notify.email when the run has ended; None where nobody is written to."""
+
     def dress(self, task: PipelineTask, step: str) -> None:
         """Say what the service should know of the step: its display name, its machine, its retries."""
 

@@ -35,6 +35,12 @@ def job_step() -> BaseComponent:
     return CustomTrainingJobOp
 
 
+def mail_step(config: RunConfig) -> BaseComponent | None:
+    from google_cloud_pipeline_components.v1.vertex_notification_email import VertexNotificationEmailOp
+
+    return VertexNotificationEmailOp if config.notify.email else None
+
+
 def dress(task: PipelineTask, step: str) -> None:
     task.set_display_name(step.replace("-", " ").capitalize())
     if step in MACHINES:

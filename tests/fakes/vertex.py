@@ -1,4 +1,4 @@
-"""A small, strict stand-in for Vertex AI's pipeline jobs (REST: create and get) and schedules, for tests.
+"""A small, strict stand-in for Vertex AI's pipeline jobs (REST: create, get, cancel), schedules and logs, for tests.
 
 It parses what it is sent into the API's own message, and the pipeline in it into kfp's, and refuses what either does
 not know. It checks what the real service does, as far as its documentation says: names, types of parameters, forms of
@@ -26,6 +26,7 @@ from google.cloud.aiplatform_v1.types import PipelineJob
 from google.protobuf import json_format
 from kfp.pipeline_spec import pipeline_spec_pb2
 
+from tests.fakes.vertex_courses import Courses
 from tests.fakes.vertex_schedules import ScheduleBook
 
 STATUS = {
@@ -79,6 +80,7 @@ class FakeVertex:
         self.parent = f"projects/{project}/locations/{location}"
         self.jobs: dict[str, PipelineJob] = {}
         self.book = ScheduleBook(self.parent, _check, ApiError)
+        self.courses = Courses(project, ApiError)
         self.faults: list[Fault] = []
         self.requests: list[str] = []  # "METHOD path?query" of every request that arrived
         self.lock = threading.Lock()
@@ -117,11 +119,18 @@ class FakeVertex:
         if name in self.jobs:
             raise ApiError(409, f"PipelineJob {name} already exists")
         job.name = name
+        self.courses.begin(job)
         self.jobs[name] = job
         return job
 
     def get(self, name: str) -> PipelineJob:
-        """pipelineJobs.get."""
+        """pipelineJobs.get. The job has moved on since it was last asked for, if a test gave it moves."""
+        job = self.known(name)
+        self.courses.advance(job)
+        return job
+
+    def known(self, name: str) -> PipelineJob:
+        """The job as it is."""
         self.require_parent(name.partition("/pipelineJobs/")[0])
         if name not in self.jobs:
             raise ApiError(404, f"The PipelineJob does not exist: {name}")
@@ -258,7 +267,12 @@ class _Handler(BaseHTTPRequestHandler):
             raise ApiError(
                 400, f"Invalid JSON payload received. Unknown name {sorted(unknown)}: Cannot bind query parameter."
             )
-        match = re.fullmatch(r"/v1/(projects/[^/]+/locations/[^/]+)/pipelineJobs(/[^/]+)?", url.path)
+        if self.command == "POST" and url.path == "/v2/entries:list":
+            return self.fake.courses.list_entries(body)
+        match = re.fullmatch(r"/v1/(projects/[^/]+/locations/[^/]+/pipelineJobs/[^/:]+):cancel", url.path)
+        if match and self.command == "POST":
+            return self.fake.courses.cancel(self.fake.known(match[1]), body)
+        match = re.fullmatch(r"/v1/(projects/[^/]+/locations/[^/]+)/pipelineJobs(/[^/:]+)?", url.path)
         if match and self.command == "POST" and not match[2]:
             return _as_dict(self.fake.create(match[1], query.get("pipelineJobId", ""), body))
         if match and self.command == "GET" and match[2]:

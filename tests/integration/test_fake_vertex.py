@@ -14,6 +14,7 @@ import yaml
 from kfp import compiler, dsl
 
 from tests.fakes.vertex import FakeVertex, Fault
+from tests.fakes.vertex_courses import Move
 
 PARENT = "projects/test-project/locations/us-central1"
 JOBS = f"/v1/{PARENT}/pipelineJobs"
@@ -189,6 +190,52 @@ def test_a_cut_connection_leaves_what_its_name_says(
     with pytest.raises(ConnectionError):
         ask("POST", f"{JOBS}?pipelineJobId=small-1", body)
     assert len(server.jobs) == jobs
+
+
+# ---- the course of a job, and the log
+
+
+def test_a_job_moves_only_as_the_service_moves_it(ask: Ask, server: FakeVertex, body: dict[str, Any]) -> None:
+    ask("POST", f"{JOBS}?pipelineJobId=small-1", body)
+    server.courses.moves["small-1"] = [Move({"echo": "RUNNING"}), Move({"echo": "SUCCEEDED"}, "SUCCEEDED")]
+    states = [ask("GET", f"{JOBS}/small-1")[1] for _ in range(3)]
+    assert [one["state"].removeprefix("PIPELINE_STATE_") for one in states] == ["RUNNING", "SUCCEEDED", "SUCCEEDED"]
+    job = server.jobs[f"{PARENT}/pipelineJobs/small-1"]
+    for move in (Move(), Move({"echo": "RUNNING"}), Move({"other": "RUNNING"})):
+        server.courses.moves["small-1"] = [move]
+        with pytest.raises(AssertionError):
+            server.courses.advance(job)
+
+
+def test_cancelling_is_asked_for_once_and_takes_a_while(ask: Ask, server: FakeVertex, body: dict[str, Any]) -> None:
+    ask("POST", f"{JOBS}?pipelineJobId=small-1", body)
+    server.courses.moves["small-1"] = [Move({"echo": "RUNNING"})]
+    ask("GET", f"{JOBS}/small-1")
+    assert ask("POST", f"{JOBS}/small-1:cancel", {"force": True})[0] == 400
+    assert ask("POST", f"{JOBS}/missing:cancel", {})[0] == 404
+    assert [ask("POST", f"{JOBS}/small-1:cancel", {})[0] for _ in range(2)] == [200, 400]
+    job = ask("GET", f"{JOBS}/small-1")[1]
+    assert (job["state"], job["error"]["code"]) == ("PIPELINE_STATE_CANCELLED", 1)
+    assert job["jobDetail"]["taskDetails"][0]["state"] == "CANCELLED"
+
+
+LOGS = {"resourceNames": ["projects/test-project"], "filter": 'resource.type="ml_job" AND resource.labels.job_id=("7")'}
+
+
+@pytest.mark.parametrize(
+    ("changed", "code"),
+    [
+        ({}, 200),
+        ({"pageSize": 0}, 400),
+        ({"orderBy": "time"}, 400),
+        ({"limit": 3}, 400),
+        ({"resourceNames": ["projects/other"]}, 403),
+        ({"filter": 'resource.type="ml_job"'}, 501),
+        ({"filter": LOGS["filter"] + ' AND timestamp>="yesterday"'}, 501),
+    ],
+)
+def test_the_log_is_read_by_the_one_filter(ask: Ask, changed: dict[str, Any], code: int) -> None:
+    assert ask("POST", "/v2/entries:list", LOGS | changed)[0] == code
 
 
 # ---- schedules

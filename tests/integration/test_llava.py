@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 from collections.abc import Callable
 from pathlib import Path
@@ -33,6 +34,7 @@ from trainer.data.conversation import make_tokenizer, prompt
 from trainer.data.samples import Turn
 from trainer.errors import ConfigError, ExitCode, UserError
 from trainer.generate import generate_answers
+from trainer.models.family import Family
 from trainer.models.pixels import PixelPreparer
 from trainer.models.table import family_of
 
@@ -66,6 +68,19 @@ def row_loss(module: torch.nn.Module, samples: list[list[int]], labels_from: int
         start += len(sample)
     label_index = torch.tensor(index)
     return float(module(ids[None], positions[None], label_index, ids[label_index + 1], images))
+
+
+def answers(
+    family: Family,
+    model: torch.nn.Module,
+    tokenizer: Any,
+    prompts: list[list[int]],
+    projected: Any,
+    *,
+    most_tokens: int,
+) -> list[str]:
+    inputs = functools.partial(family.generation_inputs, model, projected=projected)
+    return generate_answers(model, tokenizer, prompts, inputs, torch.device("cpu"), max_new_tokens=most_tokens)
 
 
 def test_packed_samples_do_not_see_each_other(tokenizer: PreTrainedTokenizerFast) -> None:
@@ -216,7 +231,8 @@ def test_an_export_gives_the_same_answers_in_plain_transformers(
         assert torch.equal(pixels, inputs["pixel_values"])
         expected = model(input_ids=torch.tensor([ours]), pixel_values=pixels).logits
         assert torch.equal(logits, expected)
-        answer = generate_answers(model, tokenizer, [ours], family.project(model, features), max_new_tokens=5)
+        projected = family.project(model, features)
+        answer = answers(family, model, tokenizer, [ours], projected, most_tokens=5)
         generated = loaded.generate(**inputs, max_new_tokens=5, do_sample=False)
     stock = tokenizer.decode(generated[0, len(ours) :], skip_special_tokens=True).strip()
     assert answer == [stock]
@@ -231,9 +247,8 @@ def test_answers_do_not_depend_on_the_batch(tokenizer: PreTrainedTokenizerFast) 
     prompts = [prompt(question, [16], tokenizer) for question in questions]
     pixels = PixelPreparer(config)([picture(seed) for seed in range(3)])
     features = family.project(model, family.encode(config, family.tower(model), pixels)).detach()
-    together = generate_answers(model, tokenizer, prompts, features, max_new_tokens=6)
+    together = answers(family, model, tokenizer, prompts, features, most_tokens=6)
     alone = [
-        generate_answers(model, tokenizer, [ids], features[n : n + 1], max_new_tokens=6)[0]
-        for n, ids in enumerate(prompts)
+        answers(family, model, tokenizer, [ids], features[n : n + 1], most_tokens=6)[0] for n, ids in enumerate(prompts)
     ]
     assert together == alone

@@ -19,7 +19,9 @@ from kfp.local.logging_utils import indented_print
 from components.contained import contained
 from pipelines.config import RunConfig, load_run_file
 from pipelines.targets.local import print_put_back, run_local
+from tests.fakes.receiver import Receiver
 from tests.fakes.steps import replace_steps
+from tests.short_form import only_whole
 from trainer.errors import ExitCode
 
 ROOT = Path(__file__).parents[2]
@@ -116,6 +118,29 @@ def test_a_step_that_is_killed_fails_the_run_and_is_recorded_as_failed(
     assert run(config, monkeypatch, features="off", decision="killed") == ExitCode.UNEXPECTED
     assert trace.read_text().splitlines() == [*BEFORE, *TRAINING, "notify r1 FAILED"]
     assert step_record(config, "decide")["state"] == "failed" and "killed" in step_record(config, "decide")["message"]
+
+
+@pytest.mark.parametrize("state", ["done", "failed", pytest.param("receiver is down", marks=only_whole)])
+def test_the_real_notify_tells_the_webhook_and_never_changes_the_result(
+    state: str, config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trace: Path
+) -> None:
+    monkeypatch.undo()
+    replace_steps(monkeypatch, kept="notify")
+    monkeypatch.setenv("TEST_TRACE", str(trace))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    with Receiver() as receiver:
+        receiver.codes = [410] if state == "receiver is down" else []
+        told = load_run_file(
+            ROOT / "configs/digits.yaml", [f"output.root_uri={config.output.root_uri}",
+                                           f"notify.webhook={receiver.address}", "notify.email=[a@b.org]"])  # fmt: skip
+        fail = {"fail": "train"} if state == "failed" else {}
+        code = run(told, monkeypatch, features="off", decision="accepted", **fail)
+    assert code == (ExitCode.DATA if state == "failed" else 0)
+    found = [(one["outcome"], one.get("step"), one["run_id"]) for one in receiver.messages]
+    assert found == {"done": [("done", None, "r1")], "failed": [("failed", "train", "r1")]}.get(state, [])
+    message = step_record(told, "notify")["message"]
+    assert ("webhook NOT told: it answers 410" if state == "receiver is down" else "webhook told (200)") in message
+    assert Path(told.output.root_uri, "runs/r1/report.html").exists()
 
 
 PARENT = """

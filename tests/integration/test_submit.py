@@ -132,7 +132,8 @@ def test_it_sends_what_googles_own_submit_sends(
 def _compared(job: Any) -> tuple[dict[str, Any], pipeline_spec_pb2.PipelineSpec]:
     """A job without its name, and its pipeline as kfp's message, where "no cache" is said by saying nothing."""
     content = json_format.MessageToDict(type(job).pb(job))
-    del content["name"]
+    for field in ("name", "createTime", "updateTime"):
+        del content[field]
     spec = json_format.ParseDict(content.pop("pipelineSpec"), pipeline_spec_pb2.PipelineSpec())
     for task in _tasks(spec):
         if not task.caching_options.enable_cache:
@@ -216,7 +217,7 @@ ANSWERS_TRIED = chosen(ANSWERS, lambda name: name == "yes")
 
 @pytest.mark.parametrize(("typed", "code", "jobs"), ANSWERS_TRIED.values(), ids=ANSWERS_TRIED)
 def test_in_a_terminal_the_answer_decides(vertex: FakeVertex, tmp_path: Path, typed: str, code: int, jobs: int) -> None:
-    with Terminal(tmp_path, "submit", CONFIG, MINE, "plan.confirm_above_usd=0") as terminal:
+    with Terminal(tmp_path, "submit", CONFIG, MINE, "plan.confirm_above_usd=0", "--detach") as terminal:
         terminal.when(lambda: "[y/N]" in terminal.said)
         assert vertex.requests == []
         terminal.type(typed)

@@ -133,7 +133,7 @@ def test_no_credentials_are_a_sentence(vlmpipe_submit: Submit, monkeypatch: pyte
     monkeypatch.delenv(vertex_api.ENDPOINT_VARIABLE, raising=False)
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "missing.json"))
     answer = vlmpipe_submit()
-    assert (answer.code, "gcloud auth application-default login" in answer.err) == (69, True)
+    assert (answer.code, "gcloud auth application-default login" in answer.err) == (67, True)
     assert "Traceback" not in answer.err
 
 
@@ -163,9 +163,9 @@ def test_credentials_that_are_not_good_are_a_sentence(
     asked: bool,
 ) -> None:
     vertex.faults.append(Fault("status", code=401, message="Request had invalid credentials.", times=9999))
-    monkeypatch.setattr(vertex_api, "_credentials", lambda address: Login(run_out=run_out))
+    monkeypatch.setattr(vertex_api, "credentials_for", lambda address: Login(run_out=run_out))
     answer = vlmpipe_submit()
-    assert (answer.code, bool(vertex.requests), vertex.jobs) == (69, asked, {})
+    assert (answer.code, bool(vertex.requests), vertex.jobs) == (67, asked, {})
     assert said in answer.err
     assert "gcloud auth application-default login" in answer.err
     assert "invalid_grant" not in answer.err

@@ -13,6 +13,7 @@ from trainer.batches import BatchStream, StepBatches, collate
 from trainer.data.conversation import IGNORED
 from trainer.data.loader import Row
 from trainer.errors import DataError
+from trainer.models.images import Images
 
 ROW_TOKENS = 8
 
@@ -32,8 +33,8 @@ def row(labels: list[int], images: int = 0) -> Row:
     )
 
 
-def no_images(rows: Sequence[Row]) -> torch.Tensor:
-    return torch.empty(sum(len(each.image_sha256) for each in rows), 1, 4)
+def no_images(rows: Sequence[Row]) -> Images:
+    return Images(torch.empty(sum(len(each.image_sha256) for each in rows), 1, 4))
 
 
 class Loader:
@@ -110,5 +111,5 @@ def test_batches_for_a_gpu_are_in_pinned_memory(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(torch.cuda, "set_device", calls.append)
     monkeypatch.setattr(torch.Tensor, "pin_memory", pinned)
     (data,) = stream(Loader(), end_step=1, device="cuda:1")
-    used = [tensor for batch in data.batches for tensor in vars(batch).values()]
+    used = [tensor for batch in data.batches for tensor in vars(batch).values() if tensor is not None]
     assert used and {id(tensor) for tensor in used} == {id(tensor) for tensor in calls[1:]}

@@ -13,6 +13,8 @@ import pytest
 
 from pipelines import cli, local_process
 from pipelines.local_run import LocalRun
+from pipelines.run_file import read_run_file
+from tests.qwen_fixture import CONFIGS, model_section
 
 ROOT = Path(__file__).parents[2]
 DIGITS = "configs/digits.yaml"
@@ -57,7 +59,7 @@ def test_loading_the_command_line_loads_nothing_slow() -> None:
 def test_help_names_every_command(vlmpipe: Vlmpipe) -> None:
     answer = vlmpipe("--help")
     assert answer.code == 0
-    for command in ("check", "plan", "compile", "submit", "run", "status", "diagnose", "schema"):
+    for command in ("check", "plan", "compile", "submit", "run", "status", "cancel", "logs", "diagnose", "schema"):
         assert f" {command} " in answer.out
 
 
@@ -248,5 +250,44 @@ def test_status_lists_runs_and_shows_one(vlmpipe: Vlmpipe, tmp_path: Path) -> No
     assert (listed[0], listed[-3:]) == ("mine", ["94.0", "%", "accepted"])
     assert "Accepted: above chance" in vlmpipe("status", "mine", "--root", str(tmp_path)).out
     assert vlmpipe("status", str(tmp_path / "runs" / "mine"), "--json").json["run_id"] == "mine"
+    watched = vlmpipe("status", "mine", "--root", str(tmp_path), "--watch", "--plain")
+    assert (watched.code, "Accepted: above chance" in watched.out) == (0, True)
+    over = vlmpipe("cancel", "mine", "--root", str(tmp_path))
+    assert (over.code, "nothing to cancel" in over.err) == (64, True)
+    assert "this attempt started at" in vlmpipe("logs", "mine", "--root", str(tmp_path)).out
+    assert vlmpipe("logs", "mine", "--root", str(tmp_path), "--step", "train").code == 66
     missing = vlmpipe("status", "other", "--root", str(tmp_path))
-    assert (missing.code, "one of the newest: mine" in missing.err) == (64, True)
+    assert (missing.code, "one of the newest: mine" in missing.err) == (66, True)
+
+
+@pytest.fixture
+def whole_model(tmp_path: Path) -> str:
+    """A run file with a native model, whose configuration lies in a local folder."""
+    folder = tmp_path / "weights"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(CONFIGS["qwen2_5_vl"]))
+    content = dict(read_run_file(ROOT / DIGITS))
+    content["model"] = model_section("qwen2_5_vl", whole={"weights": str(folder)})
+    (tmp_path / "run.yaml").write_text(json.dumps(content))
+    return str(tmp_path / "run.yaml")
+
+
+@pytest.mark.parametrize(("pixels", "state"), [(2048, "ok"), (16_384, "failed"), (40, "failed")])
+def test_check_counts_the_tokens_of_the_largest_image(
+    vlmpipe: Vlmpipe, whole_model: str, pixels: int, state: str
+) -> None:
+    """A token is 8 x 8 pixels; a row has 256."""
+    overrides = [f"model.max_pixels={pixels}", "model.min_pixels=30", "data.row_tokens=256"]
+    checks = vlmpipe("check", whole_model, *overrides, "--json").json["checks"]
+    assert [check["state"] for check in checks if check["subject"] == "image tokens"] == [state]
+
+
+def test_plan_leaves_open_what_it_cannot_tell_of_a_whole_model(vlmpipe: Vlmpipe, whole_model: str) -> None:
+    answer = vlmpipe("plan", whole_model, "--json")
+    plan = answer.json
+    assert answer.code == 0 and plan["model"]["parts"]["projector"] == 64 * 65 + 64 * 32 + 32 + 16
+    assert (plan["memory"], plan["time"], plan["cost"], plan["load"]) == (None, None, None, None)
+    assert any("images of model.family qwen2_5_vl differ in tokens" in note for note in plan["notes"])
+    assert "differ in tokens" in vlmpipe("plan", whole_model).out
+    refused = vlmpipe("plan", whole_model, "--suggest", "cheapest")
+    assert refused.code == 64 and "differ in tokens" in refused.err

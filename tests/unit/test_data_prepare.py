@@ -7,8 +7,11 @@ import json
 import os
 import re
 import tarfile
+import tempfile
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
@@ -29,8 +32,10 @@ from tests.data_fixture import (
     write_json,
 )
 from trainer.data.index import Index
+from trainer.data.rows import plan_rows
 from trainer.data.samples import SPLITS, split_of
 from trainer.data.shards import ShardReader, key_of
+from trainer.data.stats import Counts, describe
 from trainer.errors import DataError
 from trainer.storage import open_storage
 
@@ -127,6 +132,44 @@ def test_several_images_of_one_sample_keep_their_order(tmp_path: Path) -> None:
     stored = ShardReader.open(open_storage(uri)).images(split.sample_location(0))
     assert stored == [png(2), png(0), png(1)]
     assert split.image_count[0] == 3 and split.image_token_counts(0) == [16, 16, 16]
+
+
+LINES = st.lists(st.tuples(st.sampled_from(SPLITS), st.integers(1, 64), st.integers(0, 4)), max_size=60)
+
+
+@given(lines=LINES, at_once=st.integers(1, 80), group=st.integers(1, 30))
+def test_lengths_are_described_from_pieces_as_from_the_whole(
+    lines: list[tuple[str, int, int]], at_once: int, group: int
+) -> None:
+    data = job_config(Path("unused"), source="unused", row_tokens=64, row_images=4).data
+    lines.sort(key=lambda line: line[0])
+    columns = {
+        "split": [split for split, _, _ in lines],
+        "tokens": pa.array([tokens for _, tokens, _ in lines], pa.int32()),
+        "label_tokens": pa.array([tokens // 2 for _, tokens, _ in lines], pa.int32()),
+        "turns": pa.array([1 + images for _, _, images in lines], pa.int32()),
+        "image_widths": pa.array([[8] * images for _, _, images in lines], pa.list_(pa.int32())),
+    }
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("trainer.data.stats.PACKED_AT_ONCE", at_once)
+        pq.write_table(pa.table(columns), Path(folder, "index.parquet"), row_group_size=group)
+        described = describe(Path(folder), Counts(), data)["splits"]
+    for name in SPLITS:
+        tokens = np.array([tokens for split, tokens, _ in lines if split == name], np.int64)
+        images = np.array([images for split, _, images in lines if split == name], np.int64)
+        found = described[name]
+        assert (found["samples"], found["tokens"], found["images"]) == (len(tokens), tokens.sum(), images.sum())
+        assert (found["label_tokens"], found["turns"]) == ((tokens // 2).sum(), (1 + images).sum())
+        assert found["images_per_sample"] == np.bincount(images).tolist()
+        for percent, value in found["sample_tokens_percentiles"].items():
+            assert value == pytest.approx(np.percentile(tokens, int(percent)) if len(tokens) else 0.0, abs=0.0501)
+        bars, _ = np.histogram(tokens, 24, (0, tokens.max(initial=1)))
+        assert found["sample_tokens_histogram"]["samples"] == bars.tolist()
+        rows = len(plan_rows(tokens, images, row_tokens=64, row_images=4, seed=0, epoch=0))
+        assert found["packed_rows"] == rows or at_once < len(tokens)
+        assert tokens.sum() <= 64 * found["packed_rows"]
+        if rows:
+            assert found["packed_fill"] == round(int(tokens.sum()) / (found["packed_rows"] * 64), 4)
 
 
 def test_stats_say_what_guessing_scores(tmp_path: Path) -> None:

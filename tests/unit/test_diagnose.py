@@ -17,7 +17,7 @@ from pipelines.diagnose import NOT_RECOGNISED, Diagnosis, diagnose, diagnose_fol
 from pipelines.failure_patterns import Pattern, hits, patterns
 from pipelines.local_run import Marker
 from pipelines.stacks import main_frames, read_stall
-from trainer.errors import ConfigError
+from trainer.errors import UserError
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "tests/fixtures/failures"
@@ -196,7 +196,7 @@ def test_a_run_is_found_by_id_and_by_folder_also_without_a_marker(run: Run, tmp_
     (folder / "local.json").unlink()  # downloaded from a bucket
     (folder / "steps/train.json").write_text(json.dumps({"step": "train", "state": "failed", "started_s": STARTED_S}))
     assert identity(diagnose("nowhere", str(folder))) == "folder-permission"
-    with pytest.raises(ConfigError, match="no run 'digits-2'"):
+    with pytest.raises(UserError, match="no run 'digits-2'"):
         diagnose(str(tmp_path), "digits-2")
 
 

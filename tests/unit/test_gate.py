@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from components.gate import Decision, GateConfig, decide
+from components.shared_questions import SharedQuestions, shared_questions
+from trainer.storage import LocalStorage
 
 EVALUATION: dict[str, Any] = {
     "run_id": "run-b",
@@ -96,6 +99,34 @@ def test_what_is_no_finite_number_never_passes(value: object) -> None:
     decision = decide(broken, gate, CHAMPION)
     assert len(failed(decision)) == len(decision.checks) == 5
     json.loads(decision.to_json())  # strict JSON even so
+
+
+@pytest.mark.parametrize(("own", "accepted"), [(0.5, True), (0.49, False)])
+def test_on_grown_data_the_questions_that_both_were_asked_decide(own: float, accepted: bool) -> None:
+    champion = {**CHAMPION, "held_out_sha256": "other", "exact_match": 0.99}
+    decision = decide(EVALUATION, GateConfig(when_not_comparable="reject"), champion, SharedQuestions(40, own, 0.5))
+    (check,) = (check for check in decision.checks if check.name == "no regression")
+    assert (decision.accepted, check.value, check.threshold) == (accepted, own, 0.5)
+    assert check.why.endswith("(run run-a), on the 40 held-out questions that both were asked")
+
+
+def test_on_the_same_questions_the_recorded_numbers_decide() -> None:
+    decision = decide(EVALUATION, GateConfig(), CHAMPION, SharedQuestions(40, 0.0, 1.0))
+    assert decision.accepted
+
+
+def test_shared_questions_are_those_with_the_same_text_and_answer(tmp_path: Path) -> None:
+    def left_by(name: str, *lines: tuple[str, str, bool]) -> LocalStorage:
+        store = LocalStorage(tmp_path / name)
+        found = [{"id": i, "turn": 0, "question": "q", "answer": a, "correct": c} for i, a, c in lines]
+        store.write("predictions.jsonl", "".join(json.dumps(line) + "\n" for line in found).encode())
+        return store
+
+    champion = left_by("champion", ("a", "1", True), ("b", "2", True), ("c", "3", False), ("d", "4", True))
+    own = left_by("own", ("a", "1", True), ("b", "2", False), ("c", "other", True), ("e", "5", True))
+    assert shared_questions(own, champion) == SharedQuestions(2, 0.5, 1.0)
+    assert shared_questions(left_by("few", ("a", "1", True)), champion) is None
+    assert shared_questions(own, LocalStorage(tmp_path / "gone")) is None
 
 
 def test_worse_than_the_champion_is_rejected_beyond_the_allowed_drop() -> None:

@@ -8,10 +8,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from tests.qwen_fixture import CONFIGS, model_section
 from trainer.config import ModelConfig
-from trainer.models.image_tokens import image_tokens_of
+from trainer.models.grids import ImageGrids
+from trainer.models.image_tokens import image_form_of, image_rule, image_tokens_of
 from trainer.models.table import family_of
 
 ROOT = Path(__file__).parents[2]
@@ -51,3 +56,63 @@ def test_torch_is_imported_only_where_the_configuration_leaves_something_out() -
     )
     answer = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     assert answer.stdout.split() == ["False", "False"]
+
+
+SIDES = st.integers(4, 3000)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    width=SIDES, height=SIDES, patch=st.sampled_from([4, 14, 16]), merge=st.sampled_from([1, 2]),
+    least=st.integers(1, 200_000), more=st.integers(0, 3_000_000),
+)  # fmt: skip
+def test_an_image_of_any_size_takes_the_tokens_that_the_librarys_processor_gives_it(
+    width: int, height: int, patch: int, merge: int, least: int, more: int
+) -> None:
+    from transformers import Qwen2VLImageProcessorPil
+
+    grids = ImageGrids(patch, merge, least, least + more)
+    if max(width, height) > 200 * min(width, height):
+        with pytest.raises(ValueError, match="longer than 200 times"):
+            grids.tokens(width, height)
+        return
+    processor = Qwen2VLImageProcessorPil(
+        patch_size=patch, merge_size=merge, size={"shortest_edge": least, "longest_edge": least + more}
+    )
+    patches = processor.get_number_of_image_patches(height, width)
+    rows, columns = grids.of(width, height)
+    assert rows * columns == patches and grids.tokens(width, height) == patches // merge**2
+
+
+@settings(max_examples=50, deadline=None)
+@given(parts=st.lists(st.integers(0, 5) | st.tuples(st.integers(4, 90), st.integers(4, 90)), max_size=8))
+def test_positions_are_those_of_the_library(parts: list[int | tuple[int, int]]) -> None:
+    """A sample of texts, of so many tokens, and images, each between two tokens."""
+    import torch
+    from transformers import Qwen2_5_VLConfig, Qwen2_5_VLModel
+
+    form = image_form_of(ModelConfig.model_validate(model_section("qwen2_5_vl")))
+    assert form.grids is not None
+    kinds, sizes = [0], [part for part in parts if isinstance(part, tuple)]
+    for part in parts:
+        kinds += [0] * part if isinstance(part, int) else [0, *[1] * form.grids.tokens(*part), 0]
+    config = dict(CONFIGS["qwen2_5_vl"])
+    config.pop("model_type")
+    with torch.device("meta"):
+        model = Qwen2_5_VLModel(Qwen2_5_VLConfig(**config))
+    types = torch.tensor([kinds])
+    image_grids = torch.tensor([(1, *form.grids.of(*size)) for size in sizes]).reshape(-1, 3)
+    expected, _ = model.get_rope_index(torch.zeros_like(types), mm_token_type_ids=types, image_grid_thw=image_grids)
+    found = form.grids.positions(np.array(kinds) == 1, sizes)
+    assert found[0].tolist() == list(range(len(kinds)))
+    assert found[1:].tolist() == expected[:, 0].tolist()
+
+
+def test_what_decides_the_tokens_of_images_names_prepared_data() -> None:
+    """Two bounds that the same few sizes do not tell apart give other data."""
+    rules = [
+        image_rule(ModelConfig.model_validate(model_section("qwen2_5_vl", max_pixels=most)))
+        for most in (4_000_000, 4_000_001)
+    ]
+    assert rules[0] != rules[1]
+    assert image_rule(model({"config": SIGLIP})) == [64] * 4, "that of llava stays as it was"

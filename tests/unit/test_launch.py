@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -45,3 +49,63 @@ def test_a_killed_rank_is_named_whatever_the_others_say_of_their_lost_peer(
         _exit_code(left(tmp_path, 1, 1), TorchrunEnd(ExitCode.UNEXPECTED, killed=(3, number)))
     assert caught.value.code == 128 + number
     assert ("lack of memory" in caught.value.fix) == about_memory
+
+
+# ---- a job of one process, which needs no torchrun
+
+LEAVE = """
+import json, os, pathlib, signal, sys
+def leave(code):
+    pathlib.Path(os.environ["VLMPIPE_EXIT_FOLDER"], "rank-" + os.environ["RANK"]).write_text(str(code))
+    sys.exit(code)
+"""
+
+
+def launch(folder: Path, program: str, *arguments: str) -> subprocess.Popen[str]:
+    """The launcher with `program` as the job's module; torch cannot be imported."""
+    (folder / "tiny_job.py").write_text(LEAVE + program)
+    (folder / "torch.py").write_text('raise ImportError("a job of one process needs no torch in its launcher")')
+    environment = {name: value for name, value in os.environ.items() if name not in ("CLUSTER_SPEC", "TF_CONFIG")}
+    return subprocess.Popen(
+        [sys.executable, "-m", "trainer.launch", "--nproc-per-node", "1", "--", "tiny_job", *arguments],
+        env=environment | {"PYTHONPATH": os.pathsep.join([str(folder), os.getcwd()])},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize("code", [ExitCode.OK, ExitCode.DATA, ExitCode.PREEMPTED])
+def test_one_process_sees_the_variables_of_torchrun_and_its_code_is_the_jobs(code: int, tmp_path: Path) -> None:
+    program = 'print("seen", json.dumps([sys.argv[1:], dict(os.environ)])); leave(int(sys.argv[1]))'
+    job = launch(tmp_path, program, str(int(code)), "--flag")
+    said, _ = job.communicate(timeout=60)
+    assert job.returncode == code, said
+    arguments, seen = json.loads(next(line for line in said.splitlines() if line.startswith("seen ")).split(" ", 1)[1])
+    assert arguments == [str(int(code)), "--flag"]
+    assert {seen[name] for name in ("RANK", "LOCAL_RANK", "GROUP_RANK")} == {"0"}
+    assert (seen["WORLD_SIZE"], seen["LOCAL_WORLD_SIZE"], seen["MASTER_ADDR"]) == ("1", "1", "127.0.0.1")
+    assert int(seen["MASTER_PORT"]) > 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_is_passed_on_to_the_one_process(number: signal.Signals, tmp_path: Path) -> None:
+    program = f"""
+signal.signal({int(number)}, lambda *_: leave(75))
+print("ready", flush=True)
+signal.pause()
+"""
+    job = launch(tmp_path, program)
+    assert job.stdout
+    assert any(line == "ready\n" for line in job.stdout)
+    job.send_signal(number)
+    said, _ = job.communicate(timeout=60)
+    assert job.returncode == ExitCode.PREEMPTED, said
+
+
+def test_one_process_that_is_killed_is_named(tmp_path: Path) -> None:
+    job = launch(tmp_path, "os.kill(os.getpid(), signal.SIGKILL)")
+    said, _ = job.communicate(timeout=60)
+    assert job.returncode == 128 + signal.SIGKILL
+    assert "the process of rank 0 was ended by SIGKILL" in said
+    assert "Traceback" not in said

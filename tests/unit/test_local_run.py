@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from pipelines import local_control
 from pipelines.config import RunConfig, load_run_file
 from pipelines.local_process import execute
 from pipelines.local_run import (
@@ -236,6 +238,52 @@ def test_ctrl_c_waits_for_the_checkpoint_and_the_same_command_continues(
     assert again.folder == run.folder
     assert "which was stopped" in again.introduction()[0]
     again.close(0)
+
+
+def test_a_run_can_be_cancelled_from_elsewhere(config: RunConfig, carry_out: Callable[..., int]) -> None:
+    class Canceller(Watcher):
+        def update(self, state: RunState) -> None:
+            if state.step("train").state == "running" and not self.notes:
+                assert local_control.cancel(report_of(run.folder))
+
+    run, view = open_run(config, ARGUMENTS), Canceller()
+    assert carry_out(run, "stoppable", view) == ExitCode.INTERRUPTED
+    assert newest_checkpoint_step(run.folder) == 7
+
+
+def test_only_the_process_that_holds_the_run_is_told_to_stop(config: RunConfig) -> None:
+    run = open_run(config, ARGUMENTS)
+    bystander = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    (run.folder / "run.lock").write_text(str(bystander.pid))  # as when the number was given to another process
+    assert not local_control.cancel(report_of(run.folder))
+    bystander.communicate(b"\n")
+    assert bystander.returncode == 0
+    run.close(1)
+    with pytest.raises(ConfigError, match="nothing to cancel"):
+        local_control.cancel(report_of(run.folder))
+
+
+def test_logs_are_followed_until_the_run_is_over(config: RunConfig) -> None:
+    run = open_run(config, ARGUMENTS)
+    folder = run.folder / "logs" / "train"
+    folder.mkdir(parents=True)
+    files = [folder / f"workerpool{number}-0.log" for number in range(2)]
+    for file in files:
+        file.write_text("old\nstarting\n")
+
+    def go_on(_seconds: float) -> None:
+        with files[1].open("a") as log:
+            log.write("step 1\nlast words\n")
+        run.close(0)
+
+    found = list(
+        local_control.follow_logs(run.folder, local_control.log_files(run.folder, "train"), last=1, sleep=go_on)
+    )
+    assert found == ["[workerpool0-0] starting", "[workerpool1-0] starting", "[workerpool1-0] step 1",
+                     "[workerpool1-0] last words"]  # fmt: skip
+    with pytest.raises(UserError, match="no log of step evaluate") as caught:
+        local_control.log_files(run.folder, "evaluate")
+    assert (caught.value.code, "one of train" in caught.value.expected) == (ExitCode.NOT_FOUND, True)
 
 
 def test_what_goes_wrong_while_stopping_is_a_failure(config: RunConfig, carry_out: Callable[..., int]) -> None:

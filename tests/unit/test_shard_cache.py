@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from trainer.data import shard_cache
 from trainer.data.samples import Turn
 from trainer.data.sequence import RowSequence
-from trainer.data.shard_cache import GIB, NEVER, Ahead, ShardCache, files_in, open_shards
+from trainer.data.shard_cache import GIB, NEVER, Ahead, ShardCache, divide, files_in, open_shards, open_together
 from trainer.data.shard_files import DataShards, ShardsInPlace
 from trainer.data.shard_schedule import Needs, ShardSchedule
 from trainer.data.shards import Members, ShardReader, ShardWriter, sample_json
@@ -347,6 +347,32 @@ def test_without_a_bound_the_disk_is_not_filled(data: Fixture, monkeypatch: pyte
     wanted_gib = 11 * data.shard_bytes / GIB
     with pytest.raises(ConfigError, match=r"is more than the .* GiB that .* has room for"):
         open_shards(DataShards(data.remote), wanted_gib)
+
+
+SIZES = st.lists(st.integers(1, 1000), min_size=1, max_size=9)
+
+
+@given(room=st.integers(0, 20_000), sets=st.lists(SIZES, min_size=1, max_size=3))
+def test_sets_of_shards_divide_the_room(room: int, sets: list[list[int]]) -> None:
+    rooms = divide(room, sets)
+    assert sum(rooms) <= room
+    largest = [max(sizes) for sizes in sets]
+    if sum(largest) <= room:
+        assert sum(rooms) > room - len(sets)  # nothing is wasted but what is rounded off
+        assert all(got >= size for got, size in zip(rooms, largest, strict=True))
+    if room >= sum(map(sum, sets)):
+        assert all(got >= sum(sizes) for got, sizes in zip(rooms, sets, strict=True))
+
+
+def test_a_set_in_a_folder_takes_no_room_of_one_that_is_remote(data: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLMPIPE_CACHE_DIR", str(data.remote.cache))
+    folder = type("Folder", (), {})
+    monkeypatch.setattr(shard_cache, "LocalStorage", folder)  # so that the fixture's folder counts as remote
+    here: Any = SimpleNamespace(storage=folder(), kind="features", sizes=lambda: {"one": 1 << 40})
+    local, cached = open_together([here, DataShards(data.remote)], 6 * data.shard_bytes / GIB)
+    assert isinstance(local, ShardsInPlace)
+    assert isinstance(cached, ShardCache)
+    assert cached._limit_bytes == 6 * data.shard_bytes
 
 
 @settings(deadline=None, max_examples=30)

@@ -61,13 +61,19 @@ class Encoded:
 
 
 def encode_sample(
-    turns: Sequence[Turn], image_token_counts: Sequence[int], tokenizer: PreTrainedTokenizerFast
+    turns: Sequence[Turn],
+    image_token_counts: Sequence[int],
+    tokenizer: PreTrainedTokenizerFast,
+    image_mark: str = IMAGE_TOKEN,
 ) -> Encoded:
-    """Tokens and labels of a conversation; the k-th `<image>` becomes `image_token_counts[k]` image tokens."""
+    """Tokens and labels of a conversation; the k-th `<image>` becomes `image_token_counts[k]` image tokens.
+
+    image_mark: what a family writes for an image, with `<image>` in it.
+    """
     text = tokenizer.bos_token or ""
     answers = []  # character ranges that count in the loss
     for turn in turns:
-        text += f"{QUESTION_PREFIX}{turn.question}{ANSWER_PREFIX}"
+        text += f"{QUESTION_PREFIX}{turn.question.replace(IMAGE_TOKEN, image_mark)}{ANSWER_PREFIX}"
         start = len(text)
         text += f" {turn.answer}{tokenizer.eos_token}"
         answers.append((start, len(text)))
@@ -80,7 +86,12 @@ def encode_sample(
     return _with_images(ids, labels, image_token_counts, tokenizer)
 
 
-def prompt(question: str, image_token_counts: Sequence[int], tokenizer: PreTrainedTokenizerFast) -> list[int]:
+def prompt(
+    question: str,
+    image_token_counts: Sequence[int],
+    tokenizer: PreTrainedTokenizerFast,
+    image_mark: str = IMAGE_TOKEN,
+) -> list[int]:
     """Tokens that ask one question about a sample's images; the answer is generated after them.
 
     The images stand where the question marks them, or in front of it when it does not mark all of them (a later turn).
@@ -89,7 +100,7 @@ def prompt(question: str, image_token_counts: Sequence[int], tokenizer: PreTrain
     if question.count(IMAGE_TOKEN) != len(image_token_counts):
         bare = question.replace(f"{IMAGE_TOKEN}\n", "").replace(IMAGE_TOKEN, "").strip()
         question = f"{IMAGE_TOKEN}\n" * len(image_token_counts) + bare
-    text = f"{tokenizer.bos_token or ''}{QUESTION_PREFIX}{question}{ANSWER_PREFIX}"
+    text = f"{tokenizer.bos_token or ''}{QUESTION_PREFIX}{question.replace(IMAGE_TOKEN, image_mark)}{ANSWER_PREFIX}"
     ids = tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
     return _with_images(ids, [IGNORED] * len(ids), image_token_counts, tokenizer).input_ids
 
@@ -107,14 +118,16 @@ def _with_images(
     return Encoded(ids, labels)
 
 
-def make_tokenizer(name: str, texts: Iterable[str]) -> PreTrainedTokenizerFast:
+def make_tokenizer(name: str, texts: Iterable[str], image_mark: str = IMAGE_TOKEN) -> PreTrainedTokenizerFast:
     """The tokenizer that `model.tokenizer` names, with every token and the chat template that the format needs.
 
-    `texts` is consumed only for `train:N`. Raises ConfigError for a bad N, UserError (exit 69) when a hub id or folder
-    cannot be loaded.
+    `image_mark` is what the family writes for an image: `<image>`, or that between two tokens of its own. `texts` is
+    consumed only for `train:N`. Raises ConfigError for a bad N, UserError (exit 69) when a hub id or folder cannot be
+    loaded.
     """
-    tokenizer = _train(name, texts) if name.startswith(TRAINED_PREFIX) else _pretrained(name)
-    tokenizer.chat_template = CHAT_TEMPLATE
+    around = [token for token in image_mark.split(IMAGE_TOKEN) if token]
+    tokenizer = _train(name, texts, around) if name.startswith(TRAINED_PREFIX) else _pretrained(name, around)
+    tokenizer.chat_template = CHAT_TEMPLATE.replace(IMAGE_TOKEN, image_mark)
     return tokenizer
 
 
@@ -135,12 +148,12 @@ def load_tokenizer(storage: Storage, folder: str = "tokenizer") -> PreTrainedTok
         return AutoTokenizer.from_pretrained(scratch)
 
 
-def _train(name: str, texts: Iterable[str]) -> PreTrainedTokenizerFast:
+def _train(name: str, texts: Iterable[str], around: list[str]) -> PreTrainedTokenizerFast:
     """A byte-level BPE: any text has tokens, frequent words (yes, no, numbers) become one."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
-    specials = [PAD, BOS, EOS, IMAGE_TOKEN]
+    specials = [PAD, BOS, EOS, IMAGE_TOKEN, *around]
     smallest = BYTES_ALPHABET + len(specials)
     size = name.removeprefix(TRAINED_PREFIX)
     if not size.isdecimal() or int(size) < smallest:
@@ -168,7 +181,7 @@ def _train(name: str, texts: Iterable[str]) -> PreTrainedTokenizerFast:
     )
 
 
-def _pretrained(name: str) -> Any:
+def _pretrained(name: str, around: list[str]) -> Any:
     from transformers import AutoTokenizer
 
     try:
@@ -187,5 +200,5 @@ def _pretrained(name: str) -> Any:
         )
     missing = {"pad_token": PAD, "eos_token": EOS}
     tokenizer.add_special_tokens({kind: token for kind, token in missing.items() if getattr(tokenizer, kind) is None})
-    tokenizer.add_special_tokens({"extra_special_tokens": [IMAGE_TOKEN]}, replace_extra_special_tokens=False)
+    tokenizer.add_special_tokens({"extra_special_tokens": [IMAGE_TOKEN, *around]}, replace_extra_special_tokens=False)
     return tokenizer

@@ -12,7 +12,7 @@ from trainer.data.conversation import Encoded, encode_sample
 from trainer.data.rejects import Reject, RejectCode, RejectedError, Repair
 from trainer.data.samples import IMAGE_TOKEN, Sample, Split, Turn, split_of
 from trainer.data.seen import Met, SeenIds
-from trainer.models.image_tokens import image_tokens_of
+from trainer.models.image_tokens import image_form_of, image_tokens_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -96,6 +96,7 @@ class Examination:
     def __init__(self, config: JobConfig, tokenizer: PreTrainedTokenizerFast) -> None:
         self._data, self._tokenizer = config.data, tokenizer
         self._image_tokens = image_tokens_of(config.model)
+        self._image_mark = image_form_of(config.model).mark
         self._special_tokens = tuple(tokenizer.all_special_tokens)
 
     def __call__(self, entry: Entry | Reject) -> Accepted | Reject:
@@ -120,7 +121,7 @@ class Examination:
             repairs += image.repairs
         counts = [self._image_tokens(image.width, image.height) for image in images]
         turns = sample.turns
-        encoded = encode_sample(turns, counts, self._tokenizer)
+        encoded = encode_sample(turns, counts, self._tokenizer, self._image_mark)
         while len(encoded.input_ids) > self._data.row_tokens:
             if self._data.over_long == "reject" or len(turns) == 1:
                 message = f"{len(encoded.input_ids)} tokens, more than data.row_tokens {self._data.row_tokens}"
@@ -128,7 +129,7 @@ class Examination:
             turns = turns[:-1]
             kept = sum(turn.question.count(IMAGE_TOKEN) for turn in turns)
             images, counts = images[:kept], counts[:kept]
-            encoded = encode_sample(turns, counts, self._tokenizer)
+            encoded = encode_sample(turns, counts, self._tokenizer, self._image_mark)
             repairs.append(Repair.TURNS_DROPPED)
         return Accepted(
             sample.id, sample.where, entry.split, turns, tuple(images), tuple(counts), encoded, tuple(repairs)

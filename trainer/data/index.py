@@ -134,6 +134,10 @@ class SplitIndex:
         """Tokens of each of the sample's images."""
         return list(self._value("image_token_counts", number))
 
+    def image_sizes(self, number: int) -> list[tuple[int, int]]:
+        """(width, height) in pixels of each of the sample's images."""
+        return list(zip(self._value("image_widths", number), self._value("image_heights", number), strict=True))
+
     def slices(self, number: int) -> list[str]:
         """Slice of each of the sample's turns."""
         return list(self._value("slices", number))

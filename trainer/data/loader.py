@@ -11,10 +11,13 @@ import numpy as np
 from trainer.data.conversation import IGNORED, Encoded, encode_sample
 from trainer.data.index import SplitIndex
 from trainer.data.rows import Int64Array
+from trainer.data.samples import IMAGE_TOKEN
 from trainer.data.sequence import RowSequence
 from trainer.data.shards import ShardReader
 from trainer.data.shards_ahead import ShardsAhead
 from trainer.errors import DataError
+from trainer.models.grids import AXES
+from trainer.models.image_tokens import SQUARES, ImageForm
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -26,7 +29,7 @@ class Row:
 
     input_ids: Int64Array  # (row_tokens,)
     labels: Int64Array  # (row_tokens,), -100 where a token does not count in the loss
-    position_ids: Int64Array  # (row_tokens,), restart at 0 for each sample and for the padding
+    position_ids: Int64Array  # (row_tokens,) or (axes, row_tokens), restart at 0 for each sample and for the padding
     image_sha256: tuple[str, ...]  # in order of appearance
     image_token_counts: tuple[int, ...]  # of each image
     images: tuple[bytes, ...]  # encoded images in the same order; empty when the loader does not read images
@@ -47,10 +50,15 @@ class RowLoader:
         *,
         images: bool = False,
         ahead: Sequence[ShardsAhead] = (),
+        form: ImageForm = SQUARES,
     ) -> None:
-        """`images`: also read the encoded images. `ahead`: fetch remote shards ahead of the steps that are read."""
+        """`images`: also read the encoded images. `ahead`: fetch remote shards ahead of the steps that are read.
+
+        `form`: how the family's images stand in a row.
+        """
         self._split, self._sequence, self._tokenizer, self._reader = split, sequence, tokenizer, reader
-        self._images, self._ahead = images, ahead
+        self._images, self._ahead, self._form = images, ahead, form
+        self._image_token = tokenizer.convert_tokens_to_ids(IMAGE_TOKEN)
 
     def rows_for_step(self, step: int, rank: int, world_size: int) -> list[Row]:
         """This rank's rows of an optimizer step: rows rank, rank + world_size, ... of the global batch.
@@ -87,7 +95,7 @@ class RowLoader:
         length = self._sequence.row_tokens
         input_ids = np.full(length, self._tokenizer.pad_token_id, np.int64)
         labels = np.full(length, IGNORED, np.int64)
-        position_ids = np.empty(length, np.int64)
+        position_ids = np.empty((AXES, length) if self._form.grids else length, np.int64)
         sha256, counts, images = [], [], []
         start = label_tokens = 0
         for number in samples:
@@ -95,22 +103,28 @@ class RowLoader:
             stop = start + len(encoded.input_ids)
             input_ids[start:stop] = encoded.input_ids
             labels[start:stop] = encoded.labels
-            position_ids[start:stop] = np.arange(stop - start)
+            position_ids[..., start:stop] = self._positions(number, encoded)
             start = stop
             label_tokens += encoded.label_tokens
             sha256 += self._split.image_sha256(number)
             counts += self._split.image_token_counts(number)
             if self._images:
                 images += self._reader.images(self._split.sample_location(number))
-        position_ids[start:] = np.arange(length - start)
+        position_ids[..., start:] = np.arange(length - start)
         ids = tuple(self._split.ids[number] for number in samples)
         return Row(
             input_ids, labels, position_ids, tuple(sha256), tuple(counts), tuple(images), ids, start, label_tokens
         )
 
+    def _positions(self, number: int, encoded: Encoded) -> Int64Array:
+        if self._form.grids is None:
+            return np.arange(len(encoded.input_ids))
+        is_image = np.array(encoded.input_ids) == self._image_token
+        return self._form.grids.positions(is_image, self._split.image_sizes(number))
+
     def _encode(self, number: int) -> Encoded:
         turns = self._reader.turns(self._split.sample_location(number))
-        encoded = encode_sample(turns, self._split.image_token_counts(number), self._tokenizer)
+        encoded = encode_sample(turns, self._split.image_token_counts(number), self._tokenizer, self._form.mark)
         expected = int(self._split.tokens[number])
         if len(encoded.input_ids) != expected:
             raise DataError(

@@ -24,7 +24,7 @@ from trainer.data.samples import stable_digest
 from trainer.data.seen import SeenContent
 from trainer.data.sources import Source
 from trainer.data.sources.parts import counted
-from trainer.models.image_tokens import image_tokens_of
+from trainer.models.image_tokens import image_rule
 from trainer.progress import Progress
 from trainer.storage import open_storage
 
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 TOKENIZER = "tokenizer"
 PLANS = "chunk-plans"  # folder in the chunk store, by the prepared set's fingerprint
 PARTS = "parts.json"  # number of the first record of each of the source's parts
-PROBE_SIZES = ((64, 64), (640, 480), (480, 640), (1024, 1024))  # pixels; tell image token rules apart
 # What does not decide a chunk's bytes, given its records. Which records there are is in the plan.
 NOT_IN_A_CHUNK = {
     "source", "image_folder", "pack", "shuffle_shards", "shard_cache_gib", "max_samples", "max_reject_fraction",
@@ -142,9 +141,7 @@ def make_plan(config: JobConfig, source: Source, identity: str, folder: Path, pr
 
 def _settings(config: JobConfig, tokenizer: PreTrainedTokenizerFast, format_version: int) -> str:
     """A hash of what decides a chunk's files beside its records."""
-    image_tokens = image_tokens_of(config.model)
     data = config.data.model_dump(mode="json", exclude=NOT_IN_A_CHUNK)
-    sizes = [image_tokens(*size) for size in PROBE_SIZES]
     specials = (tokenizer.bos_token, tokenizer.eos_token, tokenizer.all_special_tokens)
     tokens = stable_digest(tokenizer.backend_tokenizer.to_str(), specials)
-    return stable_digest(format_version, json.dumps(data, sort_keys=True), tokens, sizes)
+    return stable_digest(format_version, json.dumps(data, sort_keys=True), tokens, image_rule(config.model))

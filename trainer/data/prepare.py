@@ -27,12 +27,12 @@ from trainer.data.conversation import load_tokenizer, make_tokenizer, training_t
 from trainer.data.examine import Entry, Examination, final_split, with_unique_ids
 from trainer.data.in_order import threads_for
 from trainer.data.merge import Part, Shard, merge
-from trainer.data.planned import PROBE_SIZES, TOKENIZER, Planned, find_plan, make_plan
+from trainer.data.planned import TOKENIZER, Planned, find_plan, make_plan
 from trainer.data.rejects import Reject
 from trainer.data.samples import Sample, Turn
 from trainer.data.sources import Source, open_source
 from trainer.errors import os_errors
-from trainer.models.image_tokens import image_tokens_of
+from trainer.models.image_tokens import image_form_of, image_rule
 from trainer.progress import Progress
 from trainer.storage import AlreadyExistsError, LocalStorage, Storage, join_uri, open_storage
 
@@ -117,7 +117,6 @@ def fingerprint(config: JobConfig) -> str:
 
 
 def _fingerprint(config: JobConfig, source: Source) -> str:
-    image_tokens = image_tokens_of(config.model)
     tokenizer = Path(config.model.tokenizer)
     files = sorted(path for path in tokenizer.glob("*.json")) if tokenizer.is_dir() else []
     settings = {
@@ -126,7 +125,7 @@ def _fingerprint(config: JobConfig, source: Source) -> str:
         "data": config.data.model_dump(exclude=NOT_IN_FINGERPRINT),
         "tokenizer": config.model.tokenizer,
         "tokenizer_files": [hashlib.sha256(path.read_bytes()).hexdigest() for path in files],
-        "image_tokens": [image_tokens(*size) for size in PROBE_SIZES],
+        "image_tokens": image_rule(config.model),
     }
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:32]
 
@@ -219,7 +218,7 @@ def _tokenizer(config: JobConfig, source: Source, progress: Progress) -> tuple[A
                     return
         total = read
 
-    return make_tokenizer(name, training_texts(turns())), total
+    return make_tokenizer(name, training_texts(turns()), image_form_of(config.model).mark), total
 
 
 def _publish(config: JobConfig, identity: str, folder: Path, built: _Built) -> None:

@@ -18,7 +18,7 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
@@ -223,18 +223,44 @@ def open_shards(
     that temporary files will need. `share`: the part of all this that is for these shards, where others need a cache,
     too. Raises ConfigError when the disk has no room for `cache_gib`.
     """
-    if isinstance(shards.storage, LocalStorage):
-        return ShardsInPlace(shards)
+    return open_together([shards], cache_gib, set_aside_bytes=set_aside_bytes, share=share)[0]
+
+
+def open_together(
+    sets: Sequence[ShardSet], cache_gib: float = 0.0, *, set_aside_bytes: int = 0, share: float = 1.0
+) -> list[ShardFiles]:
+    """The same for several sets that are read at once: those that need a cache divide the room, see `divide`."""
+    remote = [shards for shards in sets if not isinstance(shards.storage, LocalStorage)]
+    if not remote:
+        return [ShardsInPlace(shards) for shards in sets]
     root = cache_folder() / CACHE_FOLDER
-    folder = root / shards.kind
-    with os_errors(f"making {folder}"):
-        folder.mkdir(parents=True, exist_ok=True)
-    free_bytes = shutil.disk_usage(folder).free + sum(file.bytes for kind in root.iterdir() for file in files_in(kind))
+    for shards in remote:
+        with os_errors(f"making {root / shards.kind}"):
+            (root / shards.kind).mkdir(parents=True, exist_ok=True)
+    free_bytes = shutil.disk_usage(root).free + sum(file.bytes for kind in root.iterdir() for file in files_in(kind))
     if int(cache_gib * GIB) > free_bytes:
-        raise _larger_than_disk(folder, cache_gib, free_bytes)
-    if folder.stat().st_dev == os.stat(tempfile.gettempdir()).st_dev:
+        raise _larger_than_disk(root, cache_gib, free_bytes)
+    if root.stat().st_dev == os.stat(tempfile.gettempdir()).st_dev:
         free_bytes = max(0, free_bytes - set_aside_bytes)
-    return ShardCache(shards, folder, int(share * (cache_gib * GIB or SHARE_OF_FREE_DISK * free_bytes)))
+    room = int(share * (cache_gib * GIB or SHARE_OF_FREE_DISK * free_bytes))
+    rooms = iter(divide(room, [list(shards.sizes().values()) for shards in remote]))
+    return [
+        ShardCache(shards, root / shards.kind, next(rooms)) if shards in remote else ShardsInPlace(shards)
+        for shards in sets
+    ]
+
+
+def divide(room: int, sets: Sequence[Sequence[int]]) -> list[int]:
+    """Divide `room` among sets of shards, told by their sizes, all in bytes.
+
+    Each gets what its largest shard needs, without which it could not be read, and the rest goes by the sets' sizes. A
+    room too small for that is divided by the largest shards.
+    """
+    largest, totals = [max(sizes, default=0) for sizes in sets], [sum(sizes) for sizes in sets]
+    rest = room - sum(largest)
+    if rest < 0:
+        return [room * size // sum(largest) for size in largest]
+    return [size + rest * total // max(1, sum(totals)) for size, total in zip(largest, totals, strict=True)]
 
 
 def files_in(folder: Path) -> Iterator[CachedFile]:

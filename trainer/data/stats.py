@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
@@ -20,6 +22,7 @@ from trainer.data.seen import AnswerCounts, SeenContent
 
 PERCENTILES = (5, 50, 95, 100)
 HISTOGRAM_BINS = 24
+PACKED_AT_ONCE = 1 << 16  # samples
 MOST_IMAGES_COUNTED = 16  # samples with more images share the last bar
 
 
@@ -45,17 +48,14 @@ def sample_digest(turns: tuple[Turn, ...], image_sha256: list[str]) -> str:
 
 
 def describe(folder: Path, counts: Counts, config: DataConfig) -> dict[str, Any]:
-    """The content of `stats.json`, from the index in `folder` and what was counted."""
-    columns = ["split", "tokens", "label_tokens", "turns", "image_widths"]
-    table = pq.read_table(folder / NAME, columns=columns)
-    splits = {}
-    for name in SPLITS:
-        part = table.filter(pc.equal(table.column("split"), name))
-        numbers = {column: part.column(column).to_numpy() for column in ("tokens", "label_tokens", "turns")}
-        images = pc.list_value_length(part.column("image_widths")).to_numpy().astype(np.int64)
-        splits[name] = _describe_split(numbers, images, counts.images.distinct(name), config)
+    """The content of `stats.json`, from the index in `folder`, read piece by piece, and what was counted."""
+    splits = {name: _SplitNumbers(config) for name in SPLITS}
+    with pq.ParquetFile(folder / NAME) as index:
+        for lines in index.iter_batches(columns=["split", "tokens", "label_tokens", "turns", "image_widths"]):
+            for name, numbers in splits.items():
+                numbers.add(lines.filter(pc.equal(lines.column("split"), name)))
     return {
-        "splits": splits,
+        "splits": {name: numbers.describe(counts.images.distinct(name)) for name, numbers in splits.items()},
         "slices": counts.answers.slices(),
         "duplicates": {
             "images": counts.images.repeats(),  # images with the bytes of one before
@@ -68,27 +68,76 @@ def describe(folder: Path, counts: Counts, config: DataConfig) -> dict[str, Any]
     }
 
 
-def _describe_split(
-    numbers: dict[str, NDArray[Any]], images: NDArray[np.int64], unique_images: int, config: DataConfig
-) -> dict[str, Any]:
-    """`numbers` and `images`: (samples,), in the order of the index."""
-    tokens = numbers["tokens"]
-    row_tokens, row_images = config.row_tokens, config.row_images
-    plan = plan_rows(tokens, images, row_tokens=row_tokens, row_images=row_images, seed=0, epoch=0)
-    lengths = np.percentile(tokens, PERCENTILES) if len(tokens) else np.zeros(len(PERCENTILES))
-    longest = max(1, int(tokens.max(initial=1)))
-    bars, edges = np.histogram(tokens, HISTOGRAM_BINS, (0, longest))
-    return {
-        "samples": len(tokens),
-        "turns": int(numbers["turns"].sum()),
-        "images": int(images.sum()),
-        "unique_images": unique_images,
-        "tokens": int(tokens.sum()),
-        "label_tokens": int(numbers["label_tokens"].sum()),
-        "sample_tokens_percentiles": {str(p): round(float(v), 1) for p, v in zip(PERCENTILES, lengths, strict=True)},
-        "sample_tokens_histogram": {"edges": [round(float(edge), 1) for edge in edges], "samples": bars.tolist()},
-        "images_per_sample": np.bincount(np.minimum(images, MOST_IMAGES_COUNTED)).tolist(),
-        "packed_rows": len(plan),
-        "packed_fill": round(plan.fill, 4),
-        "unpacked_fill": round(float(tokens.mean()) / row_tokens, 4) if len(tokens) else 0.0,
-    }
+class _SplitNumbers:
+    """Lengths of a split's samples. Memory grows with the longest sample, not with their number."""
+
+    def __init__(self, config: DataConfig) -> None:
+        self._config = config
+        self._lengths = np.zeros(config.row_tokens + 1, np.int64)  # how many samples have each number of tokens
+        self._images = np.zeros(config.row_images + 1, np.int64)  # and each number of images
+        self._turns = self._label_tokens = self._rows = 0
+        self._unpacked: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = []  # tokens and images of samples
+
+    def add(self, lines: pa.RecordBatch) -> None:
+        """Lines of the index."""
+        tokens = lines.column("tokens").to_numpy().astype(np.int64)
+        images = pc.list_value_length(lines.column("image_widths")).to_numpy().astype(np.int64)
+        self._lengths += np.bincount(tokens, minlength=len(self._lengths))
+        self._images += np.bincount(images, minlength=len(self._images))
+        self._turns += int(lines.column("turns").to_numpy().sum())
+        self._label_tokens += int(lines.column("label_tokens").to_numpy().sum())
+        self._unpacked.append((tokens, images))
+        if sum(len(tokens) for tokens, _ in self._unpacked) >= PACKED_AT_ONCE:
+            self._pack()
+
+    def describe(self, unique_images: int) -> dict[str, Any]:
+        """What `stats.json` says of the split."""
+        self._pack()
+        samples = int(self._lengths.sum())
+        values = np.arange(len(self._lengths))
+        tokens = int(self._lengths @ values)
+        longest = max(1, int(values[self._lengths > 0].max(initial=1)))
+        bars, edges = np.histogram(values, HISTOGRAM_BINS, (0, longest), weights=self._lengths)
+        row_tokens = self._config.row_tokens
+        return {
+            "samples": samples,
+            "turns": self._turns,
+            "images": int(self._images @ np.arange(len(self._images))),
+            "unique_images": unique_images,
+            "tokens": tokens,
+            "label_tokens": self._label_tokens,
+            "sample_tokens_percentiles": {str(p): round(_percentile(self._lengths, p), 1) for p in PERCENTILES},
+            "sample_tokens_histogram": {
+                "edges": [round(float(edge), 1) for edge in edges],
+                "samples": bars.astype(int).tolist(),
+            },
+            "images_per_sample": _up_to_the_last(self._images, MOST_IMAGES_COUNTED),
+            "packed_rows": self._rows,
+            "packed_fill": round(tokens / (self._rows * row_tokens), 4) if self._rows else 0.0,
+            "unpacked_fill": round(tokens / samples / row_tokens, 4) if samples else 0.0,
+        }
+
+    def _pack(self) -> None:
+        """Count the rows of what was added. A set of more than PACKED_AT_ONCE is packed in parts, of which each ends
+        with a row or two that are not full."""
+        if self._unpacked:
+            tokens, images = (np.concatenate(arrays) for arrays in zip(*self._unpacked, strict=True))
+            row_tokens, row_images = self._config.row_tokens, self._config.row_images
+            rows = plan_rows(tokens, images, row_tokens=row_tokens, row_images=row_images, seed=0, epoch=0)
+            self._rows += len(rows)
+            self._unpacked = []
+
+
+def _percentile(counts: NDArray[np.int64], percent: int) -> float:
+    """The same as numpy's (linear) of the values 0, 1, 2 and so on, of which there are so many."""
+    if not counts.sum():
+        return 0.0
+    place = (int(counts.sum()) - 1) * percent / 100
+    below, above = np.searchsorted(np.cumsum(counts), [int(place), math.ceil(place)], side="right")
+    return float(below + (above - below) * (place - int(place)))
+
+
+def _up_to_the_last(counts: NDArray[np.int64], most: int) -> list[int]:
+    """Without the zeros behind the last count; counts of more than `most` share the last place."""
+    together = np.append(counts[:most], counts[most:].sum())
+    return together[: int(np.flatnonzero(together).max(initial=-1)) + 1].tolist()

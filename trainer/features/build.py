@@ -20,7 +20,7 @@ from trainer.data.shards import ShardReader
 from trainer.digest import weights_sha256
 from trainer.features.reader import missing_images
 from trainer.features.store import DESCRIPTION, features_uri, shard_name, write_description, write_shard
-from trainer.models.pixels import PixelPreparer
+from trainer.models.pixels import image_preparer
 from trainer.models.table import family_of
 from trainer.progress import Progress
 from trainer.storage import open_storage
@@ -41,7 +41,7 @@ def build(job: JobConfig, worker: Worker) -> int:
     tower = family.build_tower(job.model)
     description = {"tower_sha256": weights_sha256(tower)}
     tower = tower.to(worker.device)
-    prepare = PixelPreparer(job.model)
+    prepare = image_preparer(job.model)
     store = open_storage(uri)
     if worker.is_first and store.stat(DESCRIPTION) is None:
         write_description(store, job.model)
@@ -52,8 +52,9 @@ def build(job: JobConfig, worker: Worker) -> int:
             features: dict[str, Tensor] = {}
             for start in range(0, len(shard), job.features.batch_images):
                 batch = shard[start : start + job.features.batch_images]
-                pixels = prepare([reader.image(places[sha256]) for sha256 in batch]).to(worker.device)
-                features |= dict(zip(batch, family.encode(job.model, tower, pixels).cpu(), strict=True))
+                images = prepare([reader.image(places[sha256]) for sha256 in batch]).to(worker.device)
+                encoded = family.encode(job.model, tower, images.values, images.grids)
+                features |= {sha256: made.cpu() for sha256, made in zip(batch, encoded, strict=True)}
                 if progress:
                     done = min(len(missing), number * size + len(features))
                     progress.update(done, len(missing), unit="images")

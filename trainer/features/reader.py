@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -86,14 +85,11 @@ class FeatureShards:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where a shard's tensors lie in its file: all of one shape, in bf16."""
+    """Where a shard's tensors lie in its file: bf16 tokens, all of one width."""
 
     offsets: Int64Array  # (images,) in the order of the sidecar
-    shape: tuple[int, ...]
-
-    @property
-    def bytes(self) -> int:
-        return 2 * math.prod(self.shape)
+    tokens: Int64Array  # (images,) how many each image has
+    width: int
 
 
 class FeatureReader:
@@ -110,7 +106,7 @@ class FeatureReader:
         return cls(shards, open_shards(shards, cache_gib))
 
     def read(self, image_sha256: str) -> Tensor:
-        """Features of one image: (tokens, hidden) bf16. Raises DataError for an image that was never encoded."""
+        """Features of one image: (tokens, width) bf16. Raises DataError for an image that was never encoded."""
         import torch
 
         (place,) = self.shards.images.find([image_sha256])
@@ -126,10 +122,11 @@ class FeatureReader:
             if shard not in self._layouts:
                 self._layouts[shard] = self._layout(number, handle)
             layout = self._layouts[shard]
-            features = torch.empty(layout.shape, dtype=torch.bfloat16)
+            image = place - self.shards.starts[number]
+            features = torch.empty(int(layout.tokens[image]), layout.width, dtype=torch.bfloat16)
             target: Any = features.view(torch.uint8).numpy()  # shares the tensor's memory
-            read = os.preadv(handle, [target], int(layout.offsets[place - self.shards.starts[number]]))
-        if read != layout.bytes:
+            read = os.preadv(handle, [target], int(layout.offsets[image]))
+        if read != features.nbytes:
             raise self.shards.damaged(shard, f"features of image {image_sha256[:12]}... end after {read} bytes")
         return features
 
@@ -138,11 +135,12 @@ class FeatureReader:
         header = json.loads(os.pread(handle, size_bytes, HEADER_BYTES))
         start, end = self.shards.starts[number : number + 2]
         tensors = [header[image.decode()] for image in self.shards.images.images[start:end].tolist()]
-        kinds = {(tensor["dtype"], tuple(tensor["shape"])) for tensor in tensors}
-        if len(kinds) != 1 or next(iter(kinds))[0] != "BF16":
-            raise self.shards.damaged(self.shards.names[number], f"it holds {sorted(kinds)}, not one shape in BF16")
+        kinds = {(tensor["dtype"], *tensor["shape"][1:]) for tensor in tensors}
+        kind = next(iter(kinds))
+        if len(kinds) != 1 or kind[0] != "BF16" or len(kind) != 2:
+            raise self.shards.damaged(self.shards.names[number], f"it holds {sorted(kinds)}, not one width in BF16")
         offsets = [HEADER_BYTES + size_bytes + tensor["data_offsets"][0] for tensor in tensors]
-        return Layout(np.array(offsets), next(iter(kinds))[1])
+        return Layout(np.array(offsets), np.array([tensor["shape"][0] for tensor in tensors]), kind[1])
 
 
 def missing_images(uri: str, wanted: Iterable[str]) -> list[str]:

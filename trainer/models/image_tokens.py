@@ -1,4 +1,5 @@
-"""How many tokens an image takes. Counted without torch where the tower's configuration says all that decides it.
+"""How images stand in a row, and how many tokens one takes. Known without torch where the model's configuration says
+all that decides it.
 
 Processes that prepare data need nothing else of the model, and importing torch and transformers' models takes longer
 than preparing a thousand records.
@@ -8,20 +9,64 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from trainer.config import ModelConfig, WeightsConfig
+from trainer.config import WHOLE_FAMILIES, ModelConfig, WeightsConfig
+from trainer.data.samples import IMAGE_TOKEN
+from trainer.models.grids import ImageGrids
 from trainer.models.table import family_of
 
 ImageTokens = Callable[[int, int], int]  # (width, height) in pixels -> tokens
 CLIP = "clip_vision_model"
 KNOWN_TOWERS = (CLIP, "siglip_vision_model")  # others are looked up in transformers, which also knows what is no tower
+VISION_START, VISION_END = "<|vision_start|>", "<|vision_end|>"  # what the Qwen-VL models have learnt to see images in
+LEAST_TOKENS = 4  # of an image, where model.min_pixels does not say: 56 x 56 pixels of Qwen2.5-VL
+PROBE_SIZES = ((64, 64), (640, 480), (480, 640), (1024, 1024))  # pixels; tell image token rules apart
+
+
+@dataclass(frozen=True)
+class ImageForm:
+    """How images stand in a row of tokens."""
+
+    mark: str = IMAGE_TOKEN  # text that stands for an image; its image token is then repeated
+    grids: ImageGrids | None = None  # None: all images are resized to one square, and positions count tokens
+
+
+SQUARES = ImageForm()
+
+
+def image_form_of(config: ModelConfig) -> ImageForm:
+    """Of the model's family. Imports torch only where it must."""
+    if config.family not in WHOLE_FAMILIES:
+        return SQUARES
+    vision = _stated(config.tower)
+    if not {"patch_size", "spatial_merge_size"} <= vision.keys():
+        from trainer.models.qwen_vl import whole_config
+
+        vision = whole_config(config).vision_config.to_dict()
+    patch, merge = int(vision["patch_size"]), int(vision["spatial_merge_size"])
+    assert config.max_pixels is not None, "the model section has checked it"
+    least_pixels = min(LEAST_TOKENS * (patch * merge) ** 2, config.max_pixels)
+    grids = ImageGrids(patch, merge, config.min_pixels or least_pixels, config.max_pixels)
+    return ImageForm(f"{VISION_START}{IMAGE_TOKEN}{VISION_END}", grids)
+
+
+def image_rule(config: ModelConfig) -> Any:
+    """What decides the tokens of images, as plain JSON: part of the name of prepared data."""
+    form = image_form_of(config)
+    if form.grids:
+        return {"mark": form.mark, **form.grids.as_dict()}
+    image_tokens = image_tokens_of(config)
+    return [image_tokens(*size) for size in PROBE_SIZES]
 
 
 def image_tokens_of(config: ModelConfig) -> ImageTokens:
     """The rule by which the model's family counts tokens of an image. Imports torch only where it must."""
+    if grids := image_form_of(config).grids:
+        return cache(grids.tokens)
     vision = _stated(config.tower)
     if config.family == "llava" and vision.get("model_type") in KNOWN_TOWERS and "patch_size" in vision:
         count = square_tokens(config, str(vision["model_type"]), int(vision["patch_size"]))

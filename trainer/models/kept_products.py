@@ -1,10 +1,12 @@
-"""Selective activation checkpointing: what costs most to compute is kept, all else of a block is computed again."""
+"""Activation checkpointing. Selective: what costs most to compute is kept, all else of a block is computed again."""
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
+from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 aten = torch.ops.aten
@@ -20,6 +22,17 @@ PRODUCTS = frozenset(
         aten._scaled_dot_product_cudnn_attention.default,
     }
 )
+
+
+def recompute_layers(language_model: nn.Module, *, selective: bool) -> None:
+    """Have a transformers language model compute its blocks again in the backward pass."""
+    settings: dict[str, Any] = {"use_reentrant": False}
+    if selective:
+        settings["context_fn"] = keeping_products
+    with warnings.catch_warnings():
+        # transformers 5.23 renames this; the older ones that are supported know no other name.
+        warnings.simplefilter("ignore", FutureWarning)
+        language_model.gradient_checkpointing_enable(settings)
 
 
 def keeping_products() -> Any:

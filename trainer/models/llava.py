@@ -10,15 +10,12 @@ from __future__ import annotations
 import copy
 import functools
 import sys
-import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import (
-    AutoConfig,
     AutoImageProcessor,
     AutoModel,
     CLIPImageProcessorPil,
@@ -31,17 +28,18 @@ from transformers import (
 from transformers.initialization import no_init_weights
 from transformers.utils import logging as transformers_logging
 
-from trainer.config import ModelConfig, WeightsConfig
+from trainer.config import ModelConfig
 from trainer.errors import ConfigError
 from trainer.models.family import Blocks
 from trainer.models.image_tokens import square_tokens
-from trainer.models.kept_products import keeping_products
+from trainer.models.kept_products import recompute_layers
 from trainer.models.llava_initial import TOWER, InitialWeights
 from trainer.models.llava_row import LlavaRowModel, tower_output
 from trainer.models.llava_stage import reduce_to_stage
 from trainer.models.lora import adapter_parameters, add_adapters, is_adapter, plain_name, without_adapters
-from trainer.models.pretrained import LanguageWeights, load_pretrained, load_tower
-from trainer.models.shape import ModelShape, Part, Stack
+from trainer.models.pretrained import LanguageWeights, load_pretrained, load_tower, part_config
+from trainer.models.shape import ModelShape, Part
+from trainer.models.sizes import count_parameters, stack_of
 
 if not sys.stderr.isatty():
     transformers_logging.disable_progress_bar()  # in a log, every redraw of a bar is a line
@@ -57,9 +55,10 @@ class LlavaFamily:
         vision = vision_config(config)
         return square_tokens(config, str(vision.model_type), int(vision.patch_size))
 
-    def feature_width(self, config: ModelConfig) -> int:
-        """Numbers per feature token: the tower's hidden size."""
-        return int(vision_config(config).hidden_size)
+    def feature_shape(self, config: ModelConfig) -> tuple[int, int]:
+        """Of one image (tokens, tower_hidden): all images are of one size."""
+        tokens = self.image_tokens(config, config.image_size, config.image_size)
+        return tokens, int(vision_config(config).hidden_size)
 
     def feature_description(self, config: ModelConfig) -> dict[str, Any]:
         """All that decides what the frozen tower outputs for given image bytes, as plain JSON."""
@@ -147,28 +146,28 @@ class LlavaFamily:
             model = self.skeleton(config, vocabulary=vocabulary)
         language, tower = model.model.language_model, model.model.vision_tower
         adapters = adapter_parameters(language)
-        in_adapters = _count(language, is_adapter)
-        behind_features = sum(_count(part) for part in _behind_the_features(tower, config))
+        in_adapters = count_parameters(language, is_adapter)
+        behind_features = sum(count_parameters(part) for part in _behind_the_features(tower, config))
         tied = bool(getattr(text, "tie_word_embeddings", False))
         parameters: dict[Part, int] = {
-            "tower": _count(tower),
-            "projector": _count(model.model.multi_modal_projector),
-            "embedding": _count(language.embed_tokens),
-            "language_layers": _count(language) - _count(language.embed_tokens) - in_adapters,
+            "tower": count_parameters(tower),
+            "projector": count_parameters(model.model.multi_modal_projector),
+            "embedding": count_parameters(language.embed_tokens),
+            "language_layers": count_parameters(language) - count_parameters(language.embed_tokens) - in_adapters,
             "adapters": in_adapters,
-            "head": 0 if tied else _count(model.lm_head),
+            "head": 0 if tied else count_parameters(model.lm_head),
         }
         side = config.image_size // int(vision.patch_size)
         frozen: set[Part] = set()
         for name in config.frozen:
             frozen |= {"embedding", "language_layers", "head"} if name == "language_model" else {name}
         return ModelShape(
-            tower=_stack(vision, _layers_of(tower)[0]),
+            tower=stack_of(vision, _layers_of(tower)[0]),
             tower_tokens=side * side + (1 if vision.model_type == "clip_vision_model" else 0),
             image_tokens=self.image_tokens(config, config.image_size, config.image_size),
-            feature_width=self.feature_width(config),
+            feature_width=self.feature_shape(config)[1],
             patch_pixels=int(getattr(vision, "num_channels", 3)) * int(vision.patch_size) ** 2,
-            language=_stack(text, language.layers[0]),
+            language=stack_of(text, language.layers[0]),
             vocabulary=vocabulary,
             tied_head=tied,
             parameters=parameters,
@@ -186,7 +185,9 @@ class LlavaFamily:
         return AutoModel.from_config(vision).float().eval()
 
     @torch.no_grad()
-    def encode(self, config: ModelConfig, tower: nn.Module, pixel_values: Tensor) -> Tensor:
+    def encode(
+        self, config: ModelConfig, tower: nn.Module, pixel_values: Tensor, grids: Tensor | None = None
+    ) -> Tensor:
         """Features of images: (images, 3, side, side) -> (images, tokens, tower_hidden) in bf16.
 
         bf16 is what the cache stores; the online path rounds the same way, so both train on the same numbers.
@@ -200,6 +201,14 @@ class LlavaFamily:
         """(images, tokens, tower_hidden) -> (images, tokens, hidden)."""
         projector = model.model.multi_modal_projector
         return projector(features.to(projector.linear_1.weight.dtype))
+
+    def generation_inputs(
+        self, model: nn.Module, input_ids: Tensor, projected: Tensor, grids: Tensor | None = None
+    ) -> dict[str, Any]:
+        """The tokens' embeddings, with projected features in place of the image tokens'."""
+        embeddings = model.get_input_embeddings()(input_ids)  # (prompts, tokens, hidden)
+        is_image = (input_ids == model.config.image_token_id).unsqueeze(-1).expand_as(embeddings)
+        return {"inputs_embeds": embeddings.masked_scatter(is_image, projected.to(embeddings.dtype))}
 
     def training_module(self, config: ModelConfig, model: nn.Module, *, cached: bool) -> nn.Module:
         return LlavaRowModel(config, model, cached=cached)
@@ -218,14 +227,7 @@ class LlavaFamily:
         )
 
     def enable_activation_checkpointing(self, module: nn.Module, *, selective: bool = False) -> None:
-        language_model = module.model.model.language_model
-        settings: dict[str, Any] = {"use_reentrant": False}
-        if selective:
-            settings["context_fn"] = keeping_products
-        with warnings.catch_warnings():
-            # transformers 5.23 renames this; the older ones that are supported know no other name.
-            warnings.simplefilter("ignore", FutureWarning)
-            language_model.gradient_checkpointing_enable(settings)
+        recompute_layers(module.model.model.language_model, selective=selective)
 
     def save_settings(self, config: ModelConfig, model: nn.Module, tokenizer: Any, folder: Path) -> None:
         """Write all that plain `from_pretrained` needs but the weights: configuration, tokenizer and processor."""
@@ -271,7 +273,7 @@ class LlavaFamily:
 
 def vision_config(config: ModelConfig) -> PreTrainedConfig:
     """The tower's transformers configuration. Raises UserError for a hub id out of reach or a model without vision."""
-    whole = _part_config(config.tower)
+    whole = part_config(config.tower)
     vision = copy.deepcopy(getattr(whole, "vision_config", whole))
     if not hasattr(vision, "patch_size"):
         raise ConfigError(
@@ -283,18 +285,8 @@ def vision_config(config: ModelConfig) -> PreTrainedConfig:
 
 
 def _text_config(config: ModelConfig) -> PreTrainedConfig:
-    whole = _part_config(config.language_model)
+    whole = part_config(config.language_model)
     return copy.deepcopy(getattr(whole, "text_config", whole))
-
-
-def _part_config(part: WeightsConfig) -> PreTrainedConfig:
-    if part.weights:
-        return load_pretrained(AutoConfig, part)
-    settings = dict(part.config)
-    try:
-        return AutoConfig.for_model(settings.pop("model_type"), **settings)
-    except (ValueError, TypeError) as error:
-        raise ConfigError(f"model configuration {part.config} is not valid: {error}") from error
 
 
 def _load_language_model(model: nn.Module, weights: LanguageWeights) -> None:
@@ -340,24 +332,6 @@ def _repeat_inner_layer(tower: nn.Module, layers: int) -> None:
 
 def _layers_of(tower: nn.Module) -> list[nn.Module]:
     return [module for module in tower.modules() if type(module).__name__.endswith("EncoderLayer")]
-
-
-def _count(module: nn.Module, counts: Callable[[str], bool] = lambda name: True) -> int:
-    return sum(parameter.numel() for name, parameter in module.named_parameters() if counts(name))
-
-
-def _stack(config: PreTrainedConfig, layer: nn.Module) -> Stack:
-    hidden, heads = int(config.hidden_size), int(config.num_attention_heads)
-    return Stack(
-        layers=int(config.num_hidden_layers),
-        hidden=hidden,
-        heads=heads,
-        kv_heads=int(getattr(config, "num_key_value_heads", None) or heads),
-        head_dim=int(getattr(config, "head_dim", None) or hidden // heads),
-        intermediate=int(config.intermediate_size),
-        gated=any("gate_proj" in name or "gate_up_proj" in name for name, _ in layer.named_parameters()),
-        layer_parameters=_count(layer, lambda name: not is_adapter(name)),
-    )
 
 
 def _parts(model: nn.Module) -> dict[str, list[nn.Module]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -12,9 +12,40 @@ from torch import Tensor
 from transformers import CLIPImageProcessorPil, SiglipImageProcessorPil
 
 from trainer.config import ModelConfig
+from trainer.models.image_tokens import image_form_of
+from trainer.models.images import Images, PrepareImages
 from trainer.models.table import family_of
 
 POINTWISE = (CLIPImageProcessorPil, SiglipImageProcessorPil)  # after resizing, each value depends on itself alone
+
+
+def image_preparer(config: ModelConfig) -> PrepareImages:
+    """What makes pixel values of the family's images."""
+    if image_form_of(config).grids:
+        return PatchPreparer(config)
+    square = PixelPreparer(config)
+    return lambda images: Images(square(images))
+
+
+def opened(images: Sequence[bytes]) -> Iterator[Image.Image]:
+    """Preparation left only whole, upright JPEG and PNG pictures of 8 bits a channel."""
+    return (Image.open(io.BytesIO(data), formats=("JPEG", "PNG")).convert("RGB") for data in images)
+
+
+class PatchPreparer:
+    """Decodes images and cuts them into patches, each image in its own shape, by the family's own image processor."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        self._processor = family_of(config).image_processor(config)
+        side, frames = self._processor.patch_size, self._processor.temporal_patch_size
+        self._numbers = 3 * frames * side**2  # of a patch
+
+    def __call__(self, images: Sequence[bytes]) -> Images:
+        """Encoded images -> (patches, numbers) fp32 and (images, 3) grids; also for no images at all."""
+        made = [self._processor([picture], return_tensors="np") for picture in opened(images)]
+        patches = np.concatenate([np.empty((0, self._numbers), np.float32), *(one["pixel_values"] for one in made)])
+        grids = np.concatenate([np.empty((0, 3), np.int64), *(one["image_grid_thw"] for one in made)])
+        return Images(torch.from_numpy(patches), torch.from_numpy(grids))
 
 
 class PixelPreparer:
@@ -28,9 +59,7 @@ class PixelPreparer:
     def __call__(self, images: Sequence[bytes]) -> Tensor:
         """Encoded images -> (images, 3, side, side) fp32; also for no images at all."""
         pixels = torch.empty(len(images), 3, self._side, self._side)
-        # Preparation left only whole, upright JPEG and PNG pictures of 8 bits a channel.
-        opened = (Image.open(io.BytesIO(data), formats=("JPEG", "PNG")).convert("RGB") for data in images)
-        for place, picture in zip(pixels.numpy(), opened, strict=True):
+        for place, picture in zip(pixels.numpy(), opened(images), strict=True):
             if self._tables is None:
                 place[:] = self._processor([picture], return_tensors="np")["pixel_values"][0]
                 continue

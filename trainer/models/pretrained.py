@@ -34,6 +34,17 @@ def load_pretrained(loader: Any, part: WeightsConfig, **arguments: Any) -> Any:
         ) from error
 
 
+def part_config(part: WeightsConfig) -> PreTrainedConfig:
+    """The transformers configuration that a part of the run file names or holds."""
+    if part.weights:
+        return load_pretrained(AutoConfig, part)
+    settings = dict(part.config)
+    try:
+        return AutoConfig.for_model(settings.pop("model_type"), **settings)
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"model configuration {part.config} is not valid: {error}") from error
+
+
 def load_tower(part: WeightsConfig, vision: PreTrainedConfig) -> nn.Module:
     """The vision weights of a tower, or of a dual encoder such as CLIP; every one of them must be there."""
     with torch.device("meta"):
@@ -48,33 +59,19 @@ def load_tower(part: WeightsConfig, vision: PreTrainedConfig) -> nn.Module:
     return tower.eval()
 
 
-class LanguageWeights:
-    """Weights of a pretrained language model in fp32, with a row for each of `num_tokens` tokens.
+class WeightFiles:
+    """The safetensors files of pretrained weights, tensor by tensor in fp32."""
 
-    `read` takes them one at a time from the safetensors files where these hold the names that the model has now; a
-    model in another form is loaded whole, and held until this object goes.
-    """
+    def __init__(self, part: WeightsConfig) -> None:
+        self._part = part
 
-    def __init__(self, part: WeightsConfig, num_tokens: int) -> None:
-        self._part, self._num_tokens = part, num_tokens
+    def __contains__(self, name: str) -> bool:
+        return name in self._files
 
     def read(self, name: str) -> Tensor:
-        """`head` (the output rows), or a weight by its name in the model below the head, such as `norm.weight`."""
-        if name == "head" and "lm_head.weight" not in self._files and self._is_tied:
-            name = "embed_tokens.weight"
-        key = "lm_head.weight" if name == "head" else f"model.{name}"
-        tensor = self._from_file(key) if key in self._files else self._whole[name]
-        return _with_rows(tensor, self._num_tokens) if name in ("head", "embed_tokens.weight") else tensor
-
-    def _from_file(self, key: str) -> Tensor:
-        with safe_open(self._files[key], framework="pt") as file:
-            tensor = file.get_tensor(key)
+        with safe_open(self._files[name], framework="pt") as file:
+            tensor = file.get_tensor(name)
         return tensor.float() if tensor.is_floating_point() else tensor
-
-    @cached_property
-    def _is_tied(self) -> bool:
-        config = load_pretrained(AutoConfig, self._part)
-        return bool(getattr(getattr(config, "text_config", config), "tie_word_embeddings", False))
 
     @cached_property
     def _files(self) -> dict[str, Path]:
@@ -98,13 +95,37 @@ class LanguageWeights:
         )
         return Path(path) if path else None
 
+
+class LanguageWeights:
+    """Weights of a pretrained language model in fp32, with a row for each of `num_tokens` tokens.
+
+    `read` takes them one at a time from the safetensors files where these hold the names that the model has now; a
+    model in another form is loaded whole, and held until this object goes.
+    """
+
+    def __init__(self, part: WeightsConfig, num_tokens: int) -> None:
+        self._part, self._num_tokens, self._files = part, num_tokens, WeightFiles(part)
+
+    def read(self, name: str) -> Tensor:
+        """`head` (the output rows), or a weight by its name in the model below the head, such as `norm.weight`."""
+        if name == "head" and "lm_head.weight" not in self._files and self._is_tied:
+            name = "embed_tokens.weight"
+        key = "lm_head.weight" if name == "head" else f"model.{name}"
+        tensor = self._files.read(key) if key in self._files else self._whole[name]
+        return with_rows(tensor, self._num_tokens) if name in ("head", "embed_tokens.weight") else tensor
+
+    @cached_property
+    def _is_tied(self) -> bool:
+        config = load_pretrained(AutoConfig, self._part)
+        return bool(getattr(getattr(config, "text_config", config), "tie_word_embeddings", False))
+
     @cached_property
     def _whole(self) -> dict[str, Tensor]:
         model = load_pretrained(AutoModelForCausalLM, self._part)
         return {**model.model.state_dict(), "head": model.get_output_embeddings().weight.detach()}
 
 
-def _with_rows(weight: Tensor, count: int) -> Tensor:
+def with_rows(weight: Tensor, count: int) -> Tensor:
     """Rows of the tokens that the tokenizer has beyond the model's: the mean of all rows, as good a start as any.
 
     In double precision, so that it does not depend on the number of threads that add up.

@@ -15,10 +15,16 @@ if TYPE_CHECKING:
 def family_of(config: ModelConfig) -> Family:
     """The family that `model.family` names. The import is here because a family needs torch."""
     with _without_collecting():
-        from trainer.models.llava import LlavaFamily
+        family: Family
+        if config.family == "llava":
+            from trainer.models.llava import LlavaFamily
 
-    families: dict[str, type[Family]] = {"llava": LlavaFamily}
-    return families[config.family]()
+            family = LlavaFamily()
+        else:
+            from trainer.models.qwen_vl import QwenVlFamily
+
+            family = QwenVlFamily()
+    return family
 
 
 @contextlib.contextmanager

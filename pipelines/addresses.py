@@ -1,0 +1,83 @@
+"""Runs on Vertex AI by name: which pipeline job a person means, and what is remembered of those submitted from here."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from urllib.parse import unquote
+
+from pipelines.run_state import read_json
+from pipelines.vertex_api import Place
+from trainer.errors import ConfigError
+from trainer.storage import LocalStorage
+
+SUBMITTED = Path("build/submitted")  # a note for each run that was submitted from this folder
+_RESOURCE = re.compile(r"projects/(?P<project>[^/]+)/locations/(?P<location>[^/]+)/pipelineJobs/(?P<job>[^/?]+)")
+_CONSOLE = re.compile(
+    r"https://console\.cloud\.google\.com/.*locations/(?P<location>[^/]+)/pipelines/runs/(?P<job>[^/?]+)"
+    r".*[?&]project=(?P<project>[^&#]+)"
+)
+_JOB_ID = re.compile(r"[a-z][-a-z0-9]{0,127}")
+
+
+@dataclass(frozen=True)
+class Note:
+    """What `vlmpipe submit` leaves in build/submitted/<job id>.json. None: the plan could not say."""
+
+    resource_name: str
+    run_uri: str
+    submitted_s: float
+    usd: float | None = None
+    version: int = 1
+
+    def write(self, job_id: str) -> None:
+        LocalStorage(SUBMITTED).write(f"{job_id}.json", json.dumps(asdict(self), indent=1).encode())
+
+
+def notes() -> dict[str, Note]:
+    """The runs submitted from this folder by the names of their jobs, oldest first."""
+    found = {path.stem: read_json(path) for path in SUBMITTED.glob("*.json")}
+    known = {name: Note(**raw) for name, raw in found.items() if raw.get("version") == 1}
+    return dict(sorted(known.items(), key=lambda item: item[1].submitted_s))
+
+
+@dataclass(frozen=True)
+class Address:
+    """A pipeline job, and where it is."""
+
+    place: Place
+    job_id: str
+
+    @property
+    def resource_name(self) -> str:
+        return f"{self.place.parent}/pipelineJobs/{self.job_id}"
+
+    @property
+    def console_url(self) -> str:
+        return self.place.console_url(self.job_id)
+
+    @property
+    def argument(self) -> str:
+        """What names this run in a command typed in this folder."""
+        return self.job_id if (SUBMITTED / f"{self.job_id}.json").exists() else self.resource_name
+
+
+def address_of(name: str, *, project: str = "", location: str = "") -> Address | None:
+    """The run on Vertex AI that `name` means: a resource name, a console link, a run submitted from this folder, or any
+    job's name where `project` and `location` say where. None where nothing says that it is on Vertex AI."""
+    note = read_json(SUBMITTED / f"{name}.json") if _JOB_ID.fullmatch(name) else {}
+    text = str(note.get("resource_name") or name)
+    if match := _RESOURCE.fullmatch(text) or _CONSOLE.match(text):
+        where = {key: unquote(value) for key, value in match.groupdict().items()}
+        return Address(Place(where["project"], where["location"]), where["job"])
+    if not (project or location) or not _JOB_ID.fullmatch(name):
+        return None
+    if not (project and location):
+        raise ConfigError(
+            f"{'--location' if project else '--project'} is missing",
+            expected="--project and --location together, or VERTEX_PROJECT_ID and VERTEX_LOCATION",
+            fix="give both, or the run's full resource name",
+        )
+    return Address(Place(project, location), name)

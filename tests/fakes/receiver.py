@@ -1,0 +1,67 @@
+"""A small HTTP server that stands in for a webhook and for Secret Manager, for tests."""
+
+from __future__ import annotations
+
+import base64
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+
+class Receiver:
+    """Keeps what is posted; answers with the next of `codes`, then with 200. `secrets` are Secret Manager's."""
+
+    def __init__(self) -> None:
+        self.messages: list[dict[str, Any]] = []
+        self.codes: list[int] = []
+        self.secrets: dict[str, str] = {}
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler_class(self))
+        self._server.daemon_threads = True
+        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01})
+
+    def __enter__(self) -> Receiver:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    @property
+    def address(self) -> str:
+        return f"http://127.0.0.1:{self._server.server_port}"
+
+
+def _handler_class(receiver: Receiver) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            code = receiver.codes.pop(0) if receiver.codes else 200
+            if code == 200:
+                assert self.headers["Content-Type"] == "application/json"
+                receiver.messages.append(json.loads(body))
+            self._answer(code, {})
+
+        def do_GET(self) -> None:
+            name = self.path.removeprefix("/v1/").removesuffix(":access")
+            if not self.path.endswith(":access") or name not in receiver.secrets:
+                self._answer(403 if "forbidden" in name else 404, {})
+                return
+            data = base64.b64encode(receiver.secrets[name].encode()).decode()
+            self._answer(200, {"name": name, "payload": {"data": data}})
+
+        def _answer(self, code: int, content: dict[str, Any]) -> None:
+            data = json.dumps(content).encode()
+            self.send_response(code)
+            self.send_header("Content-Length", str(len(data)))
+            if code == 302:
+                self.send_header("Location", f"{receiver.address}/elsewhere")
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            """Printing requests would drown the tests' output."""
+
+    return Handler

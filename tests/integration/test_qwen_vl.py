@@ -1,0 +1,264 @@
+"""The native families: images of any shape, three-axis positions in packed rows, and exports for plain transformers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoImageProcessor, AutoModelForImageTextToText, AutoTokenizer, PreTrainedTokenizerFast
+
+from tests.qwen_fixture import CONFIGS, SIZES, model_section, picture, write_data
+from tests.short_form import WHOLE, only_whole
+from tests.trainer_runs import encode_features, losses, make_run, run_ranks, summary, train_runs
+from trainer.checkpoint.sync import sync_run
+from trainer.config import JobConfig, ModelConfig
+from trainer.data.conversation import encode_sample, make_tokenizer, prompt
+from trainer.data.samples import IMAGE_TOKEN, Turn
+from trainer.digest import weights_sha256
+from trainer.errors import ConfigError
+from trainer.evaluate import load_subject
+from trainer.models.image_tokens import image_form_of
+from trainer.models.images import Images
+from trainer.models.pixels import image_preparer, opened
+from trainer.models.qwen_row import tower_output
+from trainer.models.table import family_of
+from trainer.storage import open_storage
+from trainer.worker import Worker
+
+FAMILIES = sorted(CONFIGS)
+TRAINED = FAMILIES if WHOLE else ["qwen3_vl"]  # over several processes; all else is tested of each family
+RELATIVE = 1e-5  # fp32 sums in another order
+STOP_STEP = 2
+TOWER_TRAINED = {"model.freeze": [], "features.cache": "off"}
+# Of each sample its pictures, as (seed, size).
+ROW = ([(1, SIZES[2]), (2, SIZES[1])], [], [(3, SIZES[3])], [(4, SIZES[4])])
+
+
+def config_of(family: str, **changes: Any) -> ModelConfig:
+    return ModelConfig.model_validate(model_section(family, **changes))
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerFast:
+    return make_tokenizer(
+        "train:300", ["USER: what is this? ASSISTANT:", " 7"], image_form_of(config_of(FAMILIES[0])).mark
+    )
+
+
+def sample_ids(config: ModelConfig, sizes: list[tuple[int, int]], tokenizer: PreTrainedTokenizerFast) -> list[int]:
+    form = image_form_of(config)
+    assert form.grids is not None
+    turns = [Turn(f"{IMAGE_TOKEN}\n" * len(sizes) + "what is this?", " it is 7")]
+    return encode_sample(turns, [form.grids.tokens(*size) for size in sizes], tokenizer, form.mark).input_ids
+
+
+@pytest.mark.parametrize("cached", [False, True], ids=["online", "cached"])
+@pytest.mark.parametrize("family_name", FAMILIES)
+def test_a_packed_row_gives_each_sample_what_plain_transformers_gives_it_alone(
+    family_name: str, cached: bool, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    """The library places positions itself, sees one sample at a time, and encodes its images alone.
+
+    Nothing is rounded to bf16 here: a tower that is trained is not, and features are taken as they come.
+    """
+    config = config_of(family_name, freeze=())
+    family = family_of(config)
+    form, prepare = image_form_of(config), image_preparer(config)
+    assert form.grids is not None
+    plain = family.build(config, tokenizer).eval()
+    pictures = [[picture(*one) for one in sample] for sample in ROW]
+    ids = [sample_ids(config, [size for _, size in sample], tokenizer) for sample in ROW]
+    expected = []
+    with torch.no_grad():
+        for weight in plain.parameters():
+            weight.mul_(4 if weight.ndim > 1 else 1)  # so large that attention tells tokens apart, and so positions
+        for tokens, images in zip(ids, pictures, strict=True):
+            input_ids, made = torch.tensor([tokens]), prepare(images)
+            is_image = (input_ids == plain.config.image_token_id).int()
+            given = {"pixel_values": made.values, "image_grid_thw": made.grids} if images else {}
+            expected.append(plain(input_ids=input_ids, mm_token_type_ids=is_image, **given).logits[0])
+        all_images = prepare([one for sample in pictures for one in sample])
+        if cached:
+            assert all_images.grids is not None
+            all_images = Images(tower_output(family.tower(plain), all_images.values, all_images.grids))
+        row = torch.tensor([[token for sample in ids for token in sample]])
+        positions = [
+            form.grids.positions(np.array(tokens) == plain.config.image_token_id, [size for _, size in sample])
+            for tokens, sample in zip(ids, ROW, strict=True)
+        ]
+        module = family.training_module(config, plain, cached=cached).eval()
+        found: list[torch.Tensor] = []
+        module.token_loss.forward = lambda head, hidden, label_ids: found.append(head(hidden)) or torch.zeros(())
+        index = torch.arange(row.shape[1])
+        places = torch.from_numpy(np.concatenate(positions, axis=1))[:, None]
+        module(row, places, index, index, all_images.values, all_images.grids)
+    torch.testing.assert_close(found[0], torch.cat(expected), rtol=1e-4, atol=1e-4)
+    assert torch.cat(expected).std() > 0.1, "the tolerance must be far below what logits differ by"
+
+
+@pytest.mark.parametrize("frozen", [("tower",), ()])
+@pytest.mark.parametrize("family_name", FAMILIES)
+def test_a_row_without_an_image_gives_every_trained_part_a_gradient(
+    family_name: str, frozen: tuple[str, ...], tokenizer: PreTrainedTokenizerFast
+) -> None:
+    """A parameter without a gradient is a collective that one rank skips."""
+    config = config_of(family_name, freeze=frozen)
+    family = family_of(config)
+    module = family.training_module(config, family.build(config, tokenizer), cached=False).train()
+    ids, made = torch.tensor([prompt("is it even?", [], tokenizer)]), image_preparer(config)([])
+    places = torch.arange(ids.shape[1]).expand(4, 1, -1)
+    module(ids, places, torch.arange(3), ids[0, 1:4], made.values, made.grids).backward()
+    without = [name for name, each in module.named_parameters() if each.requires_grad and each.grad is None]
+    assert not without
+    frozen_names = [name for name, each in module.named_parameters() if not each.requires_grad]
+    assert bool(frozen_names) == bool(frozen) and not any("merger" in name for name in frozen_names)
+
+
+@pytest.mark.parametrize("names", ["as they are", "of the first release"])
+@pytest.mark.parametrize("family_name", FAMILIES)
+def test_pretrained_weights_are_kept(
+    family_name: str, names: str, tmp_path: Path, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    from safetensors.torch import save_file
+
+    family = family_of(config_of(family_name))
+    drawn = family.build(config_of(family_name, seed=5), tokenizer)
+    stored = {name: tensor.clone() for name, tensor in drawn.state_dict().items()}
+    if names == "of the first release":
+        renamed = {"model.visual.": "visual.", "model.language_model.": "model."}
+        for new, old in renamed.items():
+            stored = {name.replace(new, old, 1) if name.startswith(new) else name: t for name, t in stored.items()}
+    if drawn.config.tie_word_embeddings:
+        del stored["lm_head.weight"]
+    drawn.config.save_pretrained(tmp_path)
+    save_file(stored, tmp_path / "model.safetensors")
+    family.image_processor(config_of(family_name)).save_pretrained(tmp_path)
+    config = config_of(family_name, whole={"weights": str(tmp_path)})
+    longer = make_tokenizer(
+        "train:310", ["USER: what is this? ASSISTANT: it is seven or eight or nine"], image_form_of(config).mark
+    )
+    model = family.build(config, longer)
+    for name, tensor in drawn.state_dict().items():
+        assert torch.equal(model.state_dict()[name][: len(tensor)], tensor), name
+    assert len(model.get_input_embeddings().weight) == len(longer) > 300, "the tokenizer's own tokens get rows"
+    assert weights_sha256(family.build_tower(config)) == weights_sha256(family.tower(model))
+    initial = family.initial_weights(config, longer)
+    assert all(torch.equal(initial.read(name), tensor) for name, tensor in sorted(model.state_dict().items()))
+
+
+def test_a_model_of_another_family_is_refused(tokenizer: PreTrainedTokenizerFast) -> None:
+    config = config_of("qwen2_5_vl", whole={"config": {"model_type": "qwen2_vl"}})
+    with pytest.raises(ConfigError, match=r"model\.whole is a qwen2_vl model, and model\.family is qwen2_5_vl"):
+        family_of(config).build(config, tokenizer)
+
+
+@pytest.fixture(scope="module", params=TRAINED)
+def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, JobConfig]:
+    """Runs of one family, by what is special: samples have none, one or two images, and each is a row of its own."""
+    root = tmp_path_factory.mktemp(request.param)
+    base = {
+        "model": model_section(request.param),
+        "data": {**write_data(root / "data"), "pack": False, "held_out_fraction": 0.3},
+        "train.global_batch_rows": 4, "train.micro_batch_rows": 1, "train.max_steps": 4,
+    }  # fmt: skip
+    whole = {**base, "train.micro_batch_rows": 4, "train.loss_chunk_tokens": 0}
+    packed = {**base, "data.pack": True, "train.global_batch_rows": 16, "train.max_steps": 1}
+    encode_features(make_run(root, "features", base))
+    alone = {
+        "reference": make_run(root, "reference", whole),
+        "packed": make_run(root, "packed", packed),
+        "unpacked": make_run(root, "unpacked", packed | {"data.pack": False, "train.global_batch_rows": 32}),
+        "reference-tower": make_run(root, "reference-tower", whole | TOWER_TRAINED, features="off"),
+    }
+    train_runs(list(alone.values()), processes=1)
+    two = {name: make_run(root, name, base | {"train.strategy": name}) for name in ("ddp", "fsdp")}
+    two["online"] = make_run(root, "online", base, features="off")
+    fsdp = {**base, "train.strategy": "fsdp"}
+    two["fsdp-tower"] = make_run(root, "fsdp-tower", fsdp | TOWER_TRAINED, features="off")
+    train_runs([make_run(root, "resumed", {**fsdp, "train.max_steps": STOP_STEP}), *two.values()], processes=2)
+    resumed = make_run(root, "resumed", fsdp)
+    more = {"resumed": resumed}
+    if WHOLE:
+        more["ddp-tower"] = make_run(root, "ddp-tower", base | TOWER_TRAINED, features="off")
+        more["bf16"] = make_run(root, "bf16", fsdp | {"train.precision": "bf16"}, features="off")
+        more["checkpointing"] = make_run(root, "checkpointing", base | {"train.activation_checkpointing": "selective"})
+    train_runs(list(more.values()), processes=2)
+    if WHOLE:
+        zeros = {name: make_run(root, name, base | {"train.strategy": name}) for name in ("zero2", "zero3")}
+        train_runs(list(zeros.values()), processes=2)
+        more |= zeros
+    return alone | two | more
+
+
+def test_every_strategy_equals_one_process(runs: dict[str, JobConfig]) -> None:
+    """With ranks that have no image in a step; cached features equal the tower online."""
+    expected = losses(runs["reference"])
+    assert len(set(expected)) == 4
+    for name in ("ddp", "fsdp", "online", *(("zero2", "zero3", "checkpointing") if WHOLE else ())):
+        assert losses(runs[name]) == pytest.approx(expected, rel=RELATIVE), name
+    assert (summary(runs["ddp"])["features"], summary(runs["online"])["features"]) == ("cached", "online")
+
+
+def test_a_trained_tower_equals_one_process(runs: dict[str, JobConfig]) -> None:
+    expected = losses(runs["reference-tower"])
+    assert expected[2:] != pytest.approx(losses(runs["reference"])[2:], rel=RELATIVE)
+    for name in ("fsdp-tower", *(["ddp-tower"] if WHOLE else [])):
+        assert losses(runs[name]) == pytest.approx(expected, rel=RELATIVE), name
+
+
+@only_whole
+def test_bf16_stays_close_to_fp32(runs: dict[str, JobConfig]) -> None:
+    assert losses(runs["bf16"]) == pytest.approx(losses(runs["reference"]), rel=5e-3)
+
+
+def test_packed_equals_unpacked(runs: dict[str, JobConfig]) -> None:
+    assert summary(runs["packed"])["tokens"] == summary(runs["unpacked"])["tokens"]
+    assert losses(runs["packed"]) == pytest.approx(losses(runs["unpacked"]), rel=RELATIVE)
+
+
+def test_resumed_equals_uninterrupted(runs: dict[str, JobConfig]) -> None:
+    assert summary(runs["resumed"])["resumed_from_step"] == STOP_STEP
+    assert losses(runs["resumed"]) == losses(runs["fsdp"])
+
+
+def test_an_export_gives_the_same_logits_and_answers_in_plain_transformers(runs: dict[str, JobConfig]) -> None:
+    job = runs["reference-tower"]
+    sync_run(job)
+    run_ranks("trainer.evaluate", ["--config", f"{job.run.run_uri}/run.json"], processes=1)
+    folder = open_storage(job.run.run_uri).uri("export")
+    plain = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32).eval()
+    tokenizer, processor = AutoTokenizer.from_pretrained(folder), AutoImageProcessor.from_pretrained(folder)
+    result = json.loads(open_storage(job.run.run_uri).read("evaluate.json"))
+    said = [json.loads(line) for line in open_storage(job.run.run_uri).read("predictions.jsonl").splitlines()]
+    assert result["questions"] == len(said) > 3 and result["loss"] > 0
+    subject = load_subject(job, Worker(0, 1, 0, 1, torch.device("cpu")))
+    total, labels = 0.0, 0
+    for number in range(len(subject.split)):
+        images = subject.shards.images(subject.split.sample_location(number))
+        turns = subject.shards.turns(subject.split.sample_location(number))
+        made = processor(list(opened(images)), return_tensors="pt") if images else {}
+        counts = [int(grid.prod()) // processor.merge_size**2 for grid in made.get("image_grid_thw", [])]
+        asked = turns[0].question.replace(f"{IMAGE_TOKEN}\n", "")
+        content = [*[{"type": "image"} for _ in images], {"type": "text", "text": asked}]
+        message = {"role": "user", "content": content}
+        text = tokenizer.apply_chat_template([message], add_generation_prompt=True, tokenize=False)
+        for count in counts:
+            text = text.replace(IMAGE_TOKEN, "<one>" * count, 1)
+        text = text.replace("<one>", IMAGE_TOKEN)
+        answer = f" {turns[0].answer}{tokenizer.eos_token}"
+        prompt_ids = tokenizer(text, add_special_tokens=False, return_tensors="pt")["input_ids"]
+        both = tokenizer(text + answer, add_special_tokens=False, return_tensors="pt")["input_ids"]
+        given = dict(made) | {"mm_token_type_ids": (both == plain.config.image_token_id).int()}
+        with torch.no_grad():
+            logits = plain(input_ids=both, **given).logits[0, prompt_ids.shape[1] - 1 : -1]
+            total += float(torch.nn.functional.cross_entropy(logits, both[0, prompt_ids.shape[1] :], reduction="sum"))
+            labels += len(logits)
+            given = dict(made) | {"mm_token_type_ids": (prompt_ids == plain.config.image_token_id).int()}
+            generated = plain.generate(input_ids=prompt_ids, **given, max_new_tokens=4, do_sample=False)
+        told = tokenizer.decode(generated[0, prompt_ids.shape[1] :], skip_special_tokens=True).strip()
+        assert said[number]["prediction"] == told
+    assert result["loss"] == pytest.approx(total / labels, rel=1e-3)

@@ -1,0 +1,31 @@
+"""What images are between files and a model: pixel values or features of all images of one forward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Images(NamedTuple):
+    """Of a family whose images are all resized to one square, one entry of `values` is an image; of another family,
+    `values` are the patches or tokens of all images, one image after another."""
+
+    values: Tensor
+    grids: Tensor | None = None  # (images, 3): 1, rows and columns of patches; where pixel values need it
+
+    def to(self, device: torch.device) -> Images:
+        return Images(self.values.to(device), None if self.grids is None else self.grids.to(device))
+
+
+PrepareImages = Callable[[Sequence[bytes]], Images]  # encoded images -> their pixel values
+
+
+def join_features(features: Sequence[Tensor], shape: tuple[int, ...]) -> Tensor:
+    """Features of several images as one tensor. `shape` is the family's `feature_shape`: (tokens, width), or (width,)
+    where images differ in tokens."""
+    if not features:
+        return torch.empty(0, *shape, dtype=torch.bfloat16)
+    return torch.cat(list(features)) if len(shape) == 1 else torch.stack(list(features))

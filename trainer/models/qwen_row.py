@@ -1,0 +1,143 @@
+"""The module that strategies train for the Qwen-VL families: packed rows in, summed token loss out."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import Tensor, nn
+from transformers.modeling_outputs import BaseModelOutputWithPooling
+
+from trainer.config import ModelConfig
+from trainer.models.loss import TokenLoss
+
+MERGERS = ("merger", "deepstack_merger_list")  # transformers' names
+
+
+class QwenRowModel(nn.Module):
+    """Packed rows in, summed token loss out. What strategies wrap."""
+
+    def __init__(self, config: ModelConfig, model: nn.Module, *, cached: bool) -> None:
+        super().__init__()
+        self.config, self.model, self.token_loss = config, model, TokenLoss()
+        self.tower_is_frozen = "tower" in config.freeze
+        visual = model.model.visual
+        # In a list, for it is no module of its own: its parts are `visual`'s, under the names that they have there.
+        self._tower: list[nn.Module] = [] if cached else [without_mergers(visual)]
+        if cached:
+            for name in list(visual._modules):
+                if name not in MERGERS:
+                    setattr(visual, name, None)  # its output is read from disk: no weights, no memory
+        self.train(self.training)
+
+    def train(self, mode: bool = True) -> QwenRowModel:
+        super().train(mode)
+        if self.tower_is_frozen:
+            for tower in self._tower:
+                tower.eval()
+        return self
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        position_ids: Tensor,
+        label_index: Tensor,
+        label_ids: Tensor,
+        images: Tensor,
+        image_grids: Tensor | None = None,
+    ) -> Tensor:
+        """Summed cross-entropy of the label tokens, a scalar in fp32.
+
+        input_ids: (rows, tokens).
+        position_ids: (4, rows, tokens): places that restart at 0 for each sample, which keeps packed samples apart, and
+            the three axes of the model's own positions.
+        label_index: (labels,), positions in the flattened rows whose *next* token is a label.
+        label_ids: (labels,), that token.
+        images: of all images cached features (tokens, numbers), or patches (patches, numbers). With 0 images the
+            mergers still run, so that every rank takes part in every collective.
+        image_grids: (images, 3): 1, rows and columns of patches. For patches.
+        """
+        base = self.model.model
+        features = self._encode(images, image_grids) if self._tower else images
+        # No mask and no cache: with either, transformers no longer keeps packed samples apart by their positions.
+        hidden = base(
+            input_ids=input_ids,
+            position_ids=position_ids,
+            mm_encoder_outputs={"image": encoder_output(project(base.visual, features), base.visual)},
+            use_cache=False,
+        ).last_hidden_state  # (rows, tokens, hidden)
+        # Only label positions go through the head: logits of all tokens never exist.
+        labelled = hidden.flatten(0, 1).index_select(0, label_index)  # (labels, hidden)
+        loss: Tensor = self.token_loss(self.model.lm_head, labelled, label_ids)
+        return loss
+
+    def _encode(self, patches: Tensor, grids: Tensor | None) -> Tensor:
+        assert grids is not None
+        (tower,), merge_size = self._tower, int(self.model.config.vision_config.spatial_merge_size)
+        if not len(grids):
+            # A blank image of one token whose features are dropped: towers cannot reshape nothing, and a tower that is
+            # trained must take part in its collectives on every rank.
+            patches = patches.new_zeros(merge_size**2, patches.shape[1])
+            features = self._run(tower, patches, grids.new_tensor([[1, merge_size, merge_size]]))[:0]
+        else:
+            features = self._run(tower, patches, grids)
+        return features.to(torch.bfloat16) if self.tower_is_frozen else features
+
+    def _run(self, tower: nn.Module, patches: Tensor, grids: Tensor) -> Tensor:
+        with torch.set_grad_enabled(not self.tower_is_frozen and torch.is_grad_enabled()):
+            return tower_output(tower, patches, grids)
+
+
+class Group(nn.Module):
+    """Stands where a merger is: puts the patches of a token side by side, as a merger does first."""
+
+    def __init__(self, patches: int) -> None:
+        super().__init__()
+        self.patches = patches  # of a token
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """(patches, hidden) -> (tokens, patches of a token x hidden)."""
+        return hidden.reshape(len(hidden) // self.patches, -1)
+
+
+def mergers_of(visual: nn.Module) -> list[nn.Module]:
+    """The merger, and those of the levels that reach deeper layers of the language model (DeepStack)."""
+    return [visual.merger, *getattr(visual, "deepstack_merger_list", [])]
+
+
+def without_mergers(visual: nn.Module) -> nn.Module:
+    """The same vision encoder, made of the same modules, that gives what its mergers would get.
+
+    The library's own forward pass runs, so its order of tokens (that of windows, within) is the library's matter.
+    """
+    tower = copy.copy(visual)
+    group = Group(int(visual.config.spatial_merge_size) ** 2)
+    tower._modules = dict(visual._modules)
+    tower._modules["merger"] = group
+    if "deepstack_merger_list" in tower._modules:
+        tower._modules["deepstack_merger_list"] = nn.ModuleList([group for _ in visual.deepstack_merger_list])
+    return tower
+
+
+def tower_output(tower: nn.Module, patches: Tensor, grids: Tensor) -> Tensor:
+    """What the mergers get, level beside level: (tokens, levels x patches of a token x hidden)."""
+    output = tower(patches, grid_thw=grids)
+    return torch.cat([output.pooler_output, *(getattr(output, "deepstack_features", None) or ())], dim=-1)
+
+
+def project(visual: nn.Module, features: Tensor) -> Tensor:
+    """Features (tokens, levels x numbers) -> (tokens, levels x hidden), by the merger of each level."""
+    mergers = mergers_of(visual)
+    dtype = next(mergers[0].parameters()).dtype
+    hidden = int(visual.config.hidden_size)
+    levels = features.to(dtype).chunk(len(mergers), dim=-1)
+    return torch.cat([merger(level.reshape(-1, hidden)) for merger, level in zip(mergers, levels, strict=True)], dim=-1)
+
+
+def encoder_output(projected: Tensor, visual: nn.Module) -> BaseModelOutputWithPooling:
+    """Projected features in the form that the library's hook for precomputed encoder outputs takes."""
+    first, *deeper = projected.chunk(len(mergers_of(visual)), dim=-1)
+    output = BaseModelOutputWithPooling(pooler_output=[first])
+    if deeper:
+        output["deepstack_features"] = [[level] for level in deeper]
+    return output

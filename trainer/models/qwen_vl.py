@@ -1,0 +1,316 @@
+"""The families `qwen2_5_vl` and `qwen3_vl`: native vision-language models of transformers, each as a whole.
+
+Images keep their shape, so they differ in tokens. The parts have the names that the other families use: the tower is
+the vision encoder without its merger, and the merger, which makes a token of `merge` x `merge` patches, is the
+projector. Features are what the merger gets: a frozen tower leaves it to training.
+"""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import (
+    AutoConfig,
+    AutoImageProcessor,
+    AutoModel,
+    PreTrainedConfig,
+    Qwen2_5_VLForConditionalGeneration,
+    Qwen2VLImageProcessorPil,
+    Qwen3VLForConditionalGeneration,
+)
+from transformers.initialization import no_init_weights
+
+from trainer.config import ModelConfig
+from trainer.data.samples import IMAGE_TOKEN
+from trainer.errors import ConfigError
+from trainer.models.family import Blocks, Stage
+from trainer.models.image_tokens import VISION_END, VISION_START, image_form_of
+from trainer.models.kept_products import recompute_layers
+from trainer.models.lora import adapter_parameters, add_adapters, is_adapter, plain_name, without_adapters
+from trainer.models.pretrained import load_pretrained, part_config
+from trainer.models.qwen_row import (
+    MERGERS,
+    QwenRowModel,
+    encoder_output,
+    mergers_of,
+    project,
+    tower_output,
+    without_mergers,
+)
+from trainer.models.qwen_weights import InitialWeights, StoredWeights
+from trainer.models.shape import ModelShape, Part
+from trainer.models.sizes import count_parameters, stack_of
+
+CLASSES = {"qwen2_5_vl": Qwen2_5_VLForConditionalGeneration, "qwen3_vl": Qwen3VLForConditionalGeneration}
+VISUAL = "model.visual."
+
+
+class QwenVlFamily:
+    """See `trainer.models.family.Family`."""
+
+    def image_tokens(self, config: ModelConfig, width: int, height: int) -> int:
+        """Language-model tokens of an image of `width` x `height` pixels."""
+        grids = image_form_of(config).grids
+        assert grids is not None
+        return grids.tokens(width, height)
+
+    def feature_shape(self, config: ModelConfig) -> tuple[int]:
+        """(numbers,) of a token: of all its patches, and of each level that reaches the language model."""
+        vision = whole_config(config).vision_config
+        levels = 1 + len(getattr(vision, "deepstack_visual_indexes", ()))
+        return (int(vision.hidden_size) * int(vision.spatial_merge_size) ** 2 * levels,)
+
+    def feature_description(self, config: ModelConfig) -> dict[str, Any]:
+        """All that decides what the frozen tower outputs for given image bytes, as plain JSON."""
+        whole = config.tower
+        if whole.weights:
+            return {"weights": whole.weights, "revision": whole.revision}
+        return {"config": whole.config, "seed": config.seed}
+
+    def image_processor(self, config: ModelConfig) -> Any:
+        """Always by Pillow, as that of `llava`: a machine with torchvision must give the pixels of one without."""
+        vision, grids = whole_config(config).vision_config, image_form_of(config).grids
+        assert grids is not None
+        settings = {
+            "size": {"shortest_edge": grids.min_pixels, "longest_edge": grids.max_pixels},
+            "patch_size": grids.patch,
+            "temporal_patch_size": int(vision.temporal_patch_size),
+            "merge_size": grids.merge,
+        }
+        if config.tower.weights:
+            return load_pretrained(AutoImageProcessor, config.tower, backend="pil", **settings)
+        return Qwen2VLImageProcessorPil(**settings)
+
+    def build(self, config: ModelConfig, tokenizer: Any) -> nn.Module:
+        """The whole model on the CPU in fp32: pretrained where weights are named, else drawn from the seed."""
+        whole = _config_for(config, tokenizer)
+        torch.manual_seed(config.seed)
+        if config.tower.weights:
+            with no_init_weights():
+                model = CLASSES[config.family](whole).float()
+            weights = StoredWeights(config.tower, CLASSES[config.family], len(tokenizer))
+            with torch.no_grad():
+                for name, tensor in model.state_dict().items():
+                    tensor.copy_(weights.read(name))
+        else:
+            model = CLASSES[config.family](whole).float()
+            model.model.visual.load_state_dict(_drawn_visual(config).state_dict())
+        torch.manual_seed(config.seed)  # adapters start the same whatever was drawn before them
+        return _freeze(model, config)
+
+    def blueprint(self, config: ModelConfig, tokenizer: Any) -> nn.Module:
+        """What `build` makes, without numbers: on the meta device."""
+        with torch.device("meta"), no_init_weights():
+            return _freeze(CLASSES[config.family](_config_for(config, tokenizer)).float(), config)
+
+    def initial_weights(self, config: ModelConfig, tokenizer: Any) -> InitialWeights:
+        plain = without_adapters(config)
+        return InitialWeights(
+            plain, CLASSES[config.family], len(tokenizer), lambda: dict(self.build(plain, tokenizer).state_dict())
+        )
+
+    def frozen_weights(self, model: nn.Module) -> dict[str, Tensor]:
+        """Frozen weights of language model and mergers, by the names that they have without adapters."""
+        return {
+            plain_name(name): parameter
+            for name, parameter in model.named_parameters()
+            if not parameter.requires_grad
+            and not _is_of_tower(name)
+            and name not in model.all_tied_weights_keys  # on the meta device they are not one parameter
+        }
+
+    def skeleton(
+        self,
+        config: ModelConfig,
+        *,
+        vocabulary: int,
+        language_layers: int | None = None,
+        one_inner_tower_layer: bool = False,
+    ) -> nn.Module:
+        """What `build` makes, but for the numbers in it."""
+        whole = whole_config(config)
+        text = whole.text_config
+        text.vocab_size = vocabulary
+        whole.image_token_id = vocabulary - 1
+        if language_layers is not None:
+            text.num_hidden_layers = language_layers
+            if getattr(text, "layer_types", None):
+                text.layer_types = text.layer_types[:language_layers]
+        with no_init_weights():
+            return _freeze(CLASSES[config.family](whole), config)
+
+    def shape(self, config: ModelConfig) -> ModelShape:
+        """Sizes, with the parameters counted on the meta device; tokens of an image are the most it can have."""
+        whole, grids = whole_config(config), image_form_of(config).grids
+        assert grids is not None
+        vision, text = whole.vision_config, whole.text_config
+        trained = config.tokenizer.removeprefix("train:")
+        vocabulary = int(trained) if trained != config.tokenizer else int(text.vocab_size)
+        with torch.device("meta"):
+            model = self.skeleton(config, vocabulary=vocabulary)
+        language, visual = model.model.language_model, model.model.visual
+        adapters = adapter_parameters(language)
+        in_adapters = count_parameters(language, is_adapter)
+        in_mergers = sum(count_parameters(merger) for merger in mergers_of(visual))
+        tied = bool(whole.tie_word_embeddings)
+        parameters: dict[Part, int] = {
+            "tower": count_parameters(visual) - in_mergers,
+            "projector": in_mergers,
+            "embedding": count_parameters(language.embed_tokens),
+            "language_layers": count_parameters(language) - count_parameters(language.embed_tokens) - in_adapters,
+            "adapters": in_adapters,
+            "head": 0 if tied else count_parameters(model.lm_head),
+        }
+        frozen: set[Part] = set()
+        for name in config.frozen:
+            frozen |= {"embedding", "language_layers", "head"} if name == "language_model" else {name}
+        most_tokens = max(1, grids.max_pixels // (grids.patch * grids.merge) ** 2)
+        return ModelShape(
+            tower=stack_of(vision, visual.blocks[0]),
+            tower_tokens=most_tokens * grids.merge**2,
+            image_tokens=most_tokens,
+            feature_width=self.feature_shape(config)[0],
+            patch_pixels=int(vision.in_channels) * int(vision.temporal_patch_size) * grids.patch**2,
+            language=stack_of(text, language.layers[0]),
+            vocabulary=vocabulary,
+            tied_head=tied,
+            parameters=parameters,
+            frozen=frozenset(frozen),
+            adapters=adapters,
+        )
+
+    def build_tower(self, config: ModelConfig) -> nn.Module:
+        """The tower alone, on the CPU in fp32 and in evaluation mode. Random weights depend on the seed only."""
+        if not config.tower.weights:
+            return without_mergers(_drawn_visual(config)).eval()
+        with torch.device("meta"):
+            visual = _visual(config)
+        weights = StoredWeights(config.tower, CLASSES[config.family], 0)
+        state = {name: weights.read(f"{VISUAL}{name}") for name in visual.state_dict()}
+        with no_init_weights():
+            visual = _visual(config).float()
+        visual.load_state_dict(state)
+        return without_mergers(visual).eval()
+
+    @torch.no_grad()
+    def encode(
+        self, config: ModelConfig, tower: nn.Module, pixel_values: Tensor, grids: Tensor | None = None
+    ) -> list[Tensor]:
+        """Features of each image, (tokens, numbers) in bf16: what the mergers get.
+
+        pixel_values: (patches, numbers) of all images; grids: (images, 3). bf16 is what the cache stores; the online
+        path rounds the same way, so both train on the same numbers.
+        """
+        assert grids is not None
+        features = tower_output(tower, pixel_values, grids).to(torch.bfloat16)
+        return list(features.split((grids.prod(-1) // int(tower.config.spatial_merge_size) ** 2).tolist()))
+
+    def tower(self, model: nn.Module) -> nn.Module:
+        return without_mergers(model.model.visual)
+
+    def project(self, model: nn.Module, features: Tensor) -> Tensor:
+        """(tokens, numbers) -> (tokens, hidden), or the levels that reach the language model side by side."""
+        return project(model.model.visual, features)
+
+    def generation_inputs(
+        self, model: nn.Module, input_ids: Tensor, projected: Tensor, grids: Tensor | None = None
+    ) -> dict[str, Any]:
+        """Tokens and projected features by the library's own hook: it works out three-axis positions from `grids`."""
+        return {
+            "input_ids": input_ids,
+            "mm_token_type_ids": (input_ids == model.config.image_token_id).int(),
+            "image_grid_thw": grids,
+            "mm_encoder_outputs": {"image": encoder_output(projected, model.model.visual)},
+        }
+
+    def training_module(self, config: ModelConfig, model: nn.Module, *, cached: bool) -> nn.Module:
+        return QwenRowModel(config, model, cached=cached)
+
+    def blocks(self, module: nn.Module) -> Blocks:
+        model = module.model
+        visual = model.model.visual
+        return Blocks(
+            language_layers=list(model.model.language_model.layers),
+            tower_layers=list(visual.blocks or []),
+            embedding=model.model.language_model.embed_tokens,
+            head=model.lm_head,
+            loss=module.token_loss,
+            frozen=[parameter for parameter in module.parameters() if not parameter.requires_grad],
+            reduce_to=_refuse_stage,
+        )
+
+    def enable_activation_checkpointing(self, module: nn.Module, *, selective: bool = False) -> None:
+        recompute_layers(module.model.model.language_model, selective=selective)
+
+    def save_settings(self, config: ModelConfig, model: nn.Module, tokenizer: Any, folder: Path) -> None:
+        """Write all that plain `from_pretrained` needs but the weights: configuration, tokenizer and processor."""
+        model.generation_config.pad_token_id = tokenizer.pad_token_id
+        model.generation_config.eos_token_id = tokenizer.eos_token_id
+        model.generation_config.bos_token_id = tokenizer.bos_token_id
+        model.config.dtype, model.config.architectures = "float32", [type(model).__name__]
+        model.config.save_pretrained(folder)
+        model.generation_config.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        self.image_processor(config).save_pretrained(folder)
+
+    def load(self, folder: Path) -> nn.Module:
+        """An exported model."""
+        whole = AutoConfig.from_pretrained(folder)
+        return CLASSES[whole.model_type].from_pretrained(folder, dtype=torch.float32)
+
+
+def whole_config(config: ModelConfig) -> PreTrainedConfig:
+    """The model's transformers configuration. Raises ConfigError for that of another family."""
+    whole = copy.deepcopy(part_config(config.tower))
+    if whole.model_type != config.family:
+        raise ConfigError(
+            f"model.whole is a {whole.model_type} model, and model.family is {config.family}",
+            expected=f"a configuration with model_type {config.family}",
+        )
+    return whole
+
+
+def _config_for(config: ModelConfig, tokenizer: Any) -> PreTrainedConfig:
+    whole = whole_config(config)
+    text = whole.text_config
+    text.vocab_size = max(len(tokenizer), text.vocab_size if config.tower.weights else 0)
+    text.pad_token_id, text.eos_token_id = tokenizer.pad_token_id, tokenizer.eos_token_id
+    text.bos_token_id = tokenizer.bos_token_id
+    whole.image_token_id = tokenizer.convert_tokens_to_ids(IMAGE_TOKEN)
+    whole.vision_start_token_id = tokenizer.convert_tokens_to_ids(VISION_START)
+    whole.vision_end_token_id = tokenizer.convert_tokens_to_ids(VISION_END)
+    return whole
+
+
+def _visual(config: ModelConfig) -> nn.Module:
+    return AutoModel.from_config(whole_config(config).vision_config)
+
+
+def _drawn_visual(config: ModelConfig) -> nn.Module:
+    """The vision encoder with its mergers, in fp32: its numbers depend on the seed only."""
+    torch.manual_seed(config.seed)
+    return _visual(config).float()
+
+
+def _is_of_tower(name: str) -> bool:
+    return name.startswith(VISUAL) and name.removeprefix(VISUAL).partition(".")[0] not in MERGERS
+
+
+def _freeze(model: nn.Module, config: ModelConfig) -> nn.Module:
+    """Leave to training what the run file says, and put adapters where it asks for them."""
+    for name, parameter in model.named_parameters():
+        is_visual = name.startswith(VISUAL)
+        part = "tower" if _is_of_tower(name) else "projector" if is_visual else "language_model"
+        if part in config.frozen:
+            parameter.requires_grad_(False)
+    if config.lora:
+        add_adapters(model.model.language_model, config.lora)
+    return model
+
+
+def _refuse_stage(stage: Stage) -> None:
+    raise ConfigError("models of this family cannot be cut into pipeline stages", fix="use another strategy")
