@@ -14,7 +14,11 @@ locals {
   project_grants = {
     submitter-vertex = {
       account = "submitter", role = "roles/aiplatform.user"
-      why     = "Creates and reads pipeline jobs; creates, changes, pauses and deletes schedules."
+      why     = "Creates, reads and cancels pipeline jobs; creates, changes, pauses and deletes schedules."
+    }
+    submitter-logs = {
+      account = "submitter", role = "roles/logging.viewer"
+      why     = "vlmpipe logs reads what steps and jobs printed."
     }
     pipeline-vertex = {
       account = "pipeline", role = "roles/aiplatform.user"
@@ -50,7 +54,7 @@ locals {
       }
       submitter-runs = {
         account = "submitter", bucket = "runs", role = "roles/storage.objectViewer"
-        why     = "People read reports and models of the runs that they started. vlmpipe submit itself reads no bucket."
+        why     = "vlmpipe status reads progress, messages and exit codes; people read reports and models."
       }
       builder-source = {
         account = "builder", bucket = "build", role = "roles/storage.objectViewer"
@@ -133,12 +137,11 @@ resource "google_artifact_registry_repository_iam_member" "builder" {
   member     = google_service_account.all["builder"].member
 }
 
-# Code in a job reads its secrets as the job's account, one by one: a spec's environment can be read by everybody who sees the
-# job.
-resource "google_secret_manager_secret_iam_member" "trainer" {
-  for_each = google_secret_manager_secret.all
+# One account reads each secret, at the moment it is needed: what stands in a job's spec can be read by everybody who sees the job.
+resource "google_secret_manager_secret_iam_member" "reader" {
+  for_each = var.secrets
 
-  secret_id = each.value.id
+  secret_id = google_secret_manager_secret.all[each.key].id
   role      = "roles/secretmanager.secretAccessor"
-  member    = google_service_account.all["trainer"].member
+  member    = google_service_account.all[each.value].member
 }

@@ -54,6 +54,6 @@ output "submitter" {
 }
 
 output "secrets" {
-  description = "Resource names of the secret slots, by name."
+  description = "Resource names of the secret slots, by name; of a webhook for notify.webhook of a run file."
   value       = { for name, secret in google_secret_manager_secret.all : name => secret.name }
 }

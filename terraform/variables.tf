@@ -70,13 +70,18 @@ variable "delete_buckets_with_content" {
 }
 
 variable "secrets" {
-  description = "Names of secrets that code in the jobs reads, such as hf-token. Empty slots: values are added with gcloud."
-  type        = set(string)
-  default     = []
+  description = "Empty slots in Secret Manager by name, each with the account that reads it: pipeline (a webhook) or trainer."
+  type        = map(string)
+  default     = {}
 
   validation {
-    condition     = alltrue([for secret in var.secrets : can(regex("^[A-Za-z0-9_-]{1,200}$", secret))])
-    error_message = "Names have letters, digits, dashes and underscores. These are names: never put a value here."
+    condition     = alltrue([for secret in keys(var.secrets) : can(regex("^[A-Za-z0-9_-]{1,200}$", secret))])
+    error_message = "Names have letters, digits, dashes and underscores."
+  }
+
+  validation {
+    condition     = alltrue([for account in values(var.secrets) : contains(["pipeline", "trainer"], account)])
+    error_message = "Give pipeline or trainer for each name. Never put a secret's value here: it would be kept in the state."
   }
 }
 

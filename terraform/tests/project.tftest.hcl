@@ -62,7 +62,7 @@ run "as_it_comes" {
 run "with_a_mirror_secrets_and_people" {
   variables {
     mirror_location = "europe-west1"
-    secrets         = ["hf-token"]
+    secrets         = { chat = "pipeline", hf-token = "trainer" }
     submitters      = ["user:ann@example.com"]
   }
 
@@ -71,8 +71,8 @@ run "with_a_mirror_secrets_and_people" {
     error_message = "No mirror, or nobody may write to it."
   }
   assert {
-    condition     = google_secret_manager_secret_iam_member.trainer["hf-token"].role == "roles/secretmanager.secretAccessor"
-    error_message = "Jobs cannot read the secret."
+    condition     = google_secret_manager_secret_iam_member.reader["chat"].member == google_service_account.all["pipeline"].member
+    error_message = "The pipeline cannot read the webhook."
   }
   assert {
     condition     = contains(keys(google_project_service.all), "secretmanager.googleapis.com")
@@ -117,7 +117,7 @@ run "wrong_values_are_refused" {
     name                  = "a-name-that-is-much-too-long"
     submitters            = ["ann@example.com"]
     data_soft_delete_days = 3
-    secrets               = ["hf token"]
+    secrets               = { hf-token = "hf_no_account_but_a_value" }
     private_network_range = "10.8.0.0/29"
   }
 

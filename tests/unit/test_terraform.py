@@ -21,6 +21,7 @@ GUIDE = ROOT / "docs/how-to/first-run-on-vertex.md"
 GRANTS = {
     ("submitter", "roles/aiplatform.user", ""),
     ("submitter", "roles/iam.serviceAccountUser", "pipeline"),
+    ("submitter", "roles/logging.viewer", ""),
     ("submitter", "roles/storage.objectViewer", "runs"),
     ("pipeline", "roles/aiplatform.user", ""),
     ("pipeline", "roles/iam.serviceAccountUser", "trainer"),
@@ -36,7 +37,7 @@ GRANTS = {
 }
 FIXED_ROLES = {
     "google_artifact_registry_repository_iam_member.builder": "roles/artifactregistry.writer",
-    "google_secret_manager_secret_iam_member.trainer": "roles/secretmanager.secretAccessor",
+    "google_secret_manager_secret_iam_member.reader": "roles/secretmanager.secretAccessor",
     "google_service_account_iam_member.submitters": "roles/iam.serviceAccountTokenCreator",
     "google_kms_crypto_key_iam_member.service_agents": "roles/cloudkms.cryptoKeyEncrypterDecrypter",
     "google_project_iam_member.vertex_network": "roles/compute.networkAdmin",  # Google's agent, not an account of ours
@@ -89,9 +90,9 @@ BROKEN = {
     "a dynamic block's argument": ("buckets.tf", "default_kms_key_name", "kms_key", "kms_key"),
     "a short description": (
         "outputs.tf",
-        '"Resource names of the secret slots, by name."',
-        '"Secrets."',
-        "secrets has no",
+        '"Where your data goes: data.source and data.image_folder lie under it."',
+        '"Data."',
+        "data_bucket has no",
     ),
 }
 
@@ -154,8 +155,8 @@ def test_the_guide_names_only_what_is_there(module: Module) -> None:
     options = re.findall(r"-var='?(\w+)=", guide) + re.findall(r"^\| `(\w+) = ", guide, re.MULTILINE)
     assert len(options) > 5
     assert set(options) <= module.variables.keys()
-    printed = re.findall(r"output -raw (\w+)", guide) + re.findall(r"the output `(\w+)`", guide)
-    assert set(printed) == module.outputs.keys() - {"secrets"}
+    printed = re.findall(r"output (?:-raw )?(\w+)", guide) + re.findall(r"the output `(\w+)`", guide)
+    assert set(printed) == module.outputs.keys()
     accounts = set(re.findall(r"^\| account `vlmpipe-(\w+)`", guide, re.MULTILINE))
     assert accounts == module.keys_of("accounts")
     buckets = set(re.findall(r"^\| bucket `…-(\w+)`", guide, re.MULTILINE))
