@@ -17,10 +17,18 @@ args ?=
 TORCH_EXTENSIONS_DIR := $(abspath $(VENV))/torch_extensions
 PATH := $(abspath $(BIN)):$(PATH)
 
+# Other names for the same, from env.sh only: in somebody's shell they may belong to something else.
+from_env_sh = $(if $(filter file,$(origin $(1))),$($(1)))
+VERTEX_PROJECT_ID ?= $(call from_env_sh,PROJECT_ID)
+VERTEX_LOCATION ?= $(call from_env_sh,GCP_REGION)
+VERTEX_SA_EMAIL ?= $(call from_env_sh,VERTEX_SERVICE_ACCOUNT)
+VERTEX_PIPELINE_ROOT ?= $(patsubst %,gs://%/vlmpipe,$(call from_env_sh,VERTEX_STAGING_BUCKET_NAME))
+
 # The names that Vertex AI projects use in env.sh, as fields of the run file.
 GCP_FIELDS := $(foreach pair, \
     project:VERTEX_PROJECT_ID location:VERTEX_LOCATION pipeline_root:VERTEX_PIPELINE_ROOT \
-    service_account:VERTEX_SA_EMAIL network:VERTEX_NETWORK encryption_spec_key_name:VERTEX_CMEK_IDENTIFIER, \
+    service_account:VERTEX_SA_EMAIL job_service_account:VERTEX_JOB_SA_EMAIL \
+    network:VERTEX_NETWORK encryption_spec_key_name:VERTEX_CMEK_IDENTIFIER, \
     $(if $($(word 2,$(subst :, ,$(pair)))),gcp.$(word 1,$(subst :, ,$(pair)))=$($(word 2,$(subst :, ,$(pair))))))
 
 # A stamp is newer than pyproject.toml and constraints.txt when the environment is up to date.

@@ -27,7 +27,18 @@ case $builder in
   gcloud)
     command -v gcloud >/dev/null || fail "gcloud is not installed" \
       "install the Google Cloud CLI, or build here: make build builder=docker"
-    gcloud builds submit --config container/cloudbuild.yaml --substitutions "_REGISTRY=$registry,_TAG=$tag" .
+    set -- --config container/cloudbuild.yaml --substitutions "_REGISTRY=$registry,_TAG=$tag"
+    if [ -n "${VERTEX_PROJECT_ID:-}" ]; then
+      set -- "$@" --project "$VERTEX_PROJECT_ID"
+    fi
+    # Without an account and a place of its own, Cloud Build takes the project's defaults, which new projects leave powerless.
+    if [ -n "${CLOUD_BUILD_SA_EMAIL:-}" ]; then
+      set -- "$@" --service-account "projects/${VERTEX_PROJECT_ID:--}/serviceAccounts/$CLOUD_BUILD_SA_EMAIL"
+    fi
+    if [ -n "${CLOUD_BUILD_SOURCES:-}" ]; then
+      set -- "$@" --gcs-source-staging-dir "$CLOUD_BUILD_SOURCES"
+    fi
+    gcloud builds submit "$@" .
     ;;
   *) fail "unknown builder '$builder'" "builder=docker or builder=gcloud" ;;
 esac

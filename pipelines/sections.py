@@ -245,7 +245,13 @@ class GcpConfig(Section):
     project: str = Field("", description="Project id.")
     location: str = Field("us-central1", pattern=r"^[a-z]+-[a-z]+[0-9]+$", description="Region of pipeline and jobs.")
     pipeline_image: str = Field("", description="Image of the pipeline's CPU steps, best by digest.")
-    service_account: str = Field("", description="E-mail of the service account that steps and jobs run as.")
+    service_account: str = Field("", description="E-mail of the service account that the pipeline's steps run as.")
+    job_service_account: str = Field(
+        "",
+        pattern=r"^([a-z0-9-]+@[a-z0-9.:-]+\.gserviceaccount\.com)?$",
+        description="E-mail of the service account that the jobs run as, which needs to start nothing; empty takes "
+        "service_account.",
+    )
     pipeline_root: str = Field("", description="gs:// prefix for the pipeline's own artifacts.")
     network: str = Field("", description="VPC network to peer with: projects/<number>/global/networks/<name>.")
     psc_interface_config: PscInterfaceConfig | None = Field(

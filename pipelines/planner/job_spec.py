@@ -81,7 +81,7 @@ def job_settings(config: RunConfig, job: Job) -> dict[str, Any]:
         "strategy": strategy,
         "max_wait_duration": cluster.max_wait_duration if strategy == FLEX_START else "",
         "restart_job_on_worker_restart": cluster.restart_job_on_worker_restart,
-        "service_account": gcp.service_account,
+        "service_account": gcp.job_service_account or gcp.service_account,
         "network": gcp.network,
         "psc_interface_config": gcp.psc_interface_config.model_dump() if gcp.psc_interface_config else {},
         "tensorboard": gcp.tensorboard if job == "train" else "",

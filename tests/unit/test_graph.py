@@ -255,6 +255,14 @@ def test_settings_of_the_run_file_reach_the_job_step(tmp_path: Path) -> None:
     assert "tensorboard" not in constants(steps(spec)["evaluate"]), "only training writes TensorBoard files"
 
 
+def test_jobs_run_as_an_account_of_their_own_where_there_is_one() -> None:
+    account = "trainer@example-project.iam.gserviceaccount.com"
+    config = load_run_file(DIGITS, [f"gcp.job_service_account={account}"])
+    assert [job_spec(config, job, RUN_URI)["service_account"] for job in JOBS] == [account] * 3
+    with pytest.raises(ConfigError, match=r"gcp\.job_service_account"):
+        load_run_file(DIGITS, ["gcp.job_service_account=me@example.com"])
+
+
 def test_a_reduction_server_is_pool_2_of_the_training_job_alone() -> None:
     config = load_run_file(ROOT / "configs/llava-7b-zero2-spot.yaml")
     chief, workers, reducers = worker_pools(config, "train", RUN_URI)

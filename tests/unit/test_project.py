@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import tomllib
@@ -106,7 +107,34 @@ def test_env_sh_reaches_make_and_becomes_fields_of_the_run_file(tmp_path: Path) 
     ).stdout.split()
     assert [fields["project"], fields["encryption_spec_key_name"]] == in_shell
     assert fields.keys() <= GcpConfig.model_fields.keys()
-    assert len(fields) == 6
+    assert len(fields) == 7
+
+
+def test_other_names_in_env_sh_become_the_same_fields_but_not_from_the_shell(tmp_path: Path) -> None:
+    names = {
+        "PROJECT_ID": "my-project",
+        "GCP_REGION": "europe-west1",
+        "VERTEX_SERVICE_ACCOUNT": "a@my-project.iam.gserviceaccount.com",
+        "VERTEX_STAGING_BUCKET_NAME": "bucket",
+    }
+    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+        (tmp_path / name).write_text((ROOT / name).read_text())
+
+    def fields(env: dict[str, str]) -> dict[str, str]:
+        command = ["make", "--dry-run", "check"]
+        planned = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=True).stdout
+        return dict(field.split("=") for field in re.findall(r"gcp\.(\S+)", planned))
+
+    path = {"PATH": os.environ["PATH"]}
+    assert fields(path | names) == {}
+    (tmp_path / "env.sh").write_text("".join(f"export {name}={value}\n" for name, value in names.items()))
+    assert fields(path) == {
+        "project": "my-project",
+        "location": "europe-west1",
+        "service_account": "a@my-project.iam.gserviceaccount.com",
+        "pipeline_root": "gs://bucket/vlmpipe",
+    }
+    assert fields(path | {"VERTEX_PROJECT_ID": "other"})["project"] == "other", "its own name comes first"
 
 
 def test_every_program_of_the_makefile_exists() -> None:

@@ -1,0 +1,144 @@
+# Four accounts, each with what its part of vlmpipe calls and no more. No account has a key. Every grant says why it is there,
+# and tests/unit/test_terraform.py knows each by name.
+#
+# Images are pulled by Vertex AI's own service agent, so no account reads the registry.
+
+locals {
+  accounts = {
+    submitter = "Starts runs and schedules: people act as it"
+    pipeline  = "gcp.service_account: the pipeline's CPU steps, which start the jobs"
+    trainer   = "gcp.job_service_account: the training, feature and evaluation jobs"
+    builder   = "Cloud Build of the images"
+  }
+
+  project_grants = {
+    submitter-vertex = {
+      account = "submitter", role = "roles/aiplatform.user"
+      why     = "Creates and reads pipeline jobs; creates, changes, pauses and deletes schedules."
+    }
+    pipeline-vertex = {
+      account = "pipeline", role = "roles/aiplatform.user"
+      why     = "Creates, watches and cancels the custom jobs, and records the run's artifacts in Vertex ML Metadata."
+    }
+    pipeline-logs = {
+      account = "pipeline", role = "roles/logging.logWriter"
+      why     = "What a step prints. Google does not say as whom Vertex AI writes it; a failed run without a log is the worse guess."
+    }
+    trainer-logs = {
+      account = "trainer", role = "roles/logging.logWriter"
+      why     = "What a job prints, as for the pipeline."
+    }
+    builder-logs = {
+      account = "builder", role = "roles/logging.logWriter"
+      why     = "A build with an account of its own can keep its log in Cloud Logging only."
+    }
+  }
+
+  bucket_grants = merge(
+    {
+      pipeline-data = {
+        account = "pipeline", bucket = "data", role = "roles/storage.objectViewer"
+        why     = "Data preparation reads records and pictures."
+      }
+      pipeline-runs = {
+        account = "pipeline", bucket = "runs", role = "roles/storage.objectUser"
+        why     = "Writes run.json, prepared data, the export, the registry and the report; moves the champion; deletes what it replaces."
+      }
+      trainer-runs = {
+        account = "trainer", bucket = "runs", role = "roles/storage.objectUser"
+        why     = "Reads prepared data; writes features, metrics and checkpoints; deletes old checkpoints."
+      }
+      submitter-runs = {
+        account = "submitter", bucket = "runs", role = "roles/storage.objectViewer"
+        why     = "People read reports and models of the runs that they started. vlmpipe submit itself reads no bucket."
+      }
+      builder-source = {
+        account = "builder", bucket = "build", role = "roles/storage.objectViewer"
+        why     = "Reads the sources that make build uploads."
+      }
+    },
+    var.mirror_location != "" ? {
+      pipeline-mirror = {
+        account = "pipeline", bucket = "mirror", role = "roles/storage.objectUser"
+        why     = "sync_checkpoint copies the last checkpoint there and deletes older copies."
+      }
+      trainer-mirror = {
+        account = "trainer", bucket = "mirror", role = "roles/storage.objectUser"
+        why     = "Resumes from the mirror, and leaves REJECTED.json there beside a copy that is damaged: without it resuming stops."
+      }
+    } : {},
+  )
+
+  # Who may run something as which other account.
+  act_as_grants = {
+    submitter-as-pipeline = {
+      account = "submitter", as = "pipeline", role = "roles/iam.serviceAccountUser"
+      why     = "A pipeline job runs as gcp.service_account, which is not inherited: whoever creates the job must be allowed to use it."
+    }
+    pipeline-as-trainer = {
+      account = "pipeline", as = "trainer", role = "roles/iam.serviceAccountUser"
+      why     = "The same for custom jobs, which the pipeline creates and which run as gcp.job_service_account."
+    }
+  }
+}
+
+resource "google_service_account" "all" {
+  for_each = local.accounts
+
+  account_id   = "${var.name}-${each.key}"
+  display_name = "${var.name} ${each.key}"
+  description  = each.value
+
+  depends_on = [google_project_service.all]
+}
+
+resource "google_project_iam_member" "all" {
+  for_each = local.project_grants
+
+  project = var.project
+  role    = each.value.role
+  member  = google_service_account.all[each.value.account].member
+}
+
+resource "google_storage_bucket_iam_member" "all" {
+  for_each = local.bucket_grants
+
+  bucket = google_storage_bucket.all[each.value.bucket].name
+  role   = each.value.role
+  member = google_service_account.all[each.value.account].member
+}
+
+resource "google_service_account_iam_member" "act_as" {
+  for_each = local.act_as_grants
+
+  service_account_id = google_service_account.all[each.value.as].name
+  role               = each.value.role
+  member             = google_service_account.all[each.value.account].member
+}
+
+# People and CI get short-lived tokens of the submitter account, instead of rights of their own or a key file.
+resource "google_service_account_iam_member" "submitters" {
+  for_each = var.submitters
+
+  service_account_id = google_service_account.all["submitter"].name
+  role               = "roles/iam.serviceAccountTokenCreator"
+  member             = each.key
+}
+
+# Pushes the images, to this one repository.
+resource "google_artifact_registry_repository_iam_member" "builder" {
+  location   = google_artifact_registry_repository.images.location
+  repository = google_artifact_registry_repository.images.name
+  role       = "roles/artifactregistry.writer"
+  member     = google_service_account.all["builder"].member
+}
+
+# Code in a job reads its secrets as the job's account, one by one: a spec's environment can be read by everybody who sees the
+# job.
+resource "google_secret_manager_secret_iam_member" "trainer" {
+  for_each = google_secret_manager_secret.all
+
+  secret_id = each.value.id
+  role      = "roles/secretmanager.secretAccessor"
+  member    = google_service_account.all["trainer"].member
+}

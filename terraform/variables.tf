@@ -1,0 +1,114 @@
+variable "project" {
+  description = "Id of the Google Cloud project. It exists and has billing."
+  type        = string
+
+  validation {
+    condition     = can(regex("^([a-z0-9.-]+:)?[a-z][a-z0-9-]{4,28}[a-z0-9]$", var.project))
+    error_message = "Give the project's id, such as my-project: not its number, not its display name."
+  }
+}
+
+variable "location" {
+  description = "Region of pipeline, jobs, buckets and images: one that has your GPUs. Buckets elsewhere would cost egress."
+  type        = string
+  default     = "us-central1"
+
+  validation {
+    condition     = can(regex("^[a-z]+-[a-z]+[0-9]+$", var.location))
+    error_message = "Give a region, such as europe-west4: not a zone, not a multi-region."
+  }
+}
+
+variable "name" {
+  description = "Prefix of every name: buckets are <project>-<name>-data and so on, accounts <name>-pipeline and so on."
+  type        = string
+  default     = "vlmpipe"
+
+  validation {
+    condition     = can(regex("^[a-z][a-z0-9-]{1,18}[a-z0-9]$", var.name))
+    error_message = "Give 3 to 20 lower-case letters, digits and dashes: the ids of service accounts have room for no more."
+  }
+}
+
+variable "submitters" {
+  description = "Who may start runs as the submitter account, as IAM members: user:ann@example.com, group:team@example.com."
+  type        = set(string)
+  default     = []
+
+  validation {
+    condition     = alltrue([for member in var.submitters : can(regex("^(user|group|serviceAccount|principal|principalSet):", member))])
+    error_message = "Each member begins with user:, group:, serviceAccount:, principal: or principalSet:."
+  }
+}
+
+variable "mirror_location" {
+  description = "Second region for a bucket of checkpoint copies (checkpoint.mirror_uri of a run file); empty for none."
+  type        = string
+  default     = ""
+
+  validation {
+    condition     = var.mirror_location == "" || (can(regex("^[a-z]+-[a-z]+[0-9]+$", var.mirror_location)) && var.mirror_location != var.location)
+    error_message = "Give a region other than location, or nothing."
+  }
+}
+
+variable "data_soft_delete_days" {
+  description = "Days for which deleted objects of the data bucket can be restored, and are billed: 0, or 7 to 90."
+  type        = number
+  default     = 7
+
+  validation {
+    condition     = var.data_soft_delete_days == 0 || (var.data_soft_delete_days >= 7 && var.data_soft_delete_days <= 90)
+    error_message = "Cloud Storage takes 0 (off) or 7 to 90 days."
+  }
+}
+
+variable "delete_buckets_with_content" {
+  description = "Whether terraform destroy deletes buckets that are not empty: with data, checkpoints and registered models."
+  type        = bool
+  default     = false
+}
+
+variable "secrets" {
+  description = "Names of secrets that code in the jobs reads, such as hf-token. Empty slots: values are added with gcloud."
+  type        = set(string)
+  default     = []
+
+  validation {
+    condition     = alltrue([for secret in var.secrets : can(regex("^[A-Za-z0-9_-]{1,200}$", secret))])
+    error_message = "Names have letters, digits, dashes and underscores. These are names: never put a value here."
+  }
+}
+
+variable "encryption_key" {
+  description = "Customer-managed key, projects/.../locations/.../keyRings/.../cryptoKeys/..., in location; empty for Google's keys."
+  type        = string
+  default     = ""
+
+  validation {
+    condition     = var.encryption_key == "" || can(regex("^projects/[^/]+/locations/[^/]+/keyRings/[^/]+/cryptoKeys/[^/]+$", var.encryption_key))
+    error_message = "Give the key's full resource name, without a version."
+  }
+
+  validation {
+    condition     = var.encryption_key == "" || var.mirror_location == ""
+    error_message = "A key lies in one region and cannot encrypt the bucket of another: leave mirror_location or encryption_key out."
+  }
+}
+
+variable "private_network" {
+  description = "Whether jobs get a Private Service Connect interface into a network of their own, made here."
+  type        = bool
+  default     = false
+}
+
+variable "private_network_range" {
+  description = "IPv4 range of that network's one subnet, in CIDR form; every node takes an address, 4 are Google's."
+  type        = string
+  default     = "10.8.0.0/24"
+
+  validation {
+    condition     = can(cidrhost(var.private_network_range, 15))
+    error_message = "Give a range of at least 16 addresses, such as 10.8.0.0/24."
+  }
+}
