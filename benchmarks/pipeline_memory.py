@@ -1,4 +1,5 @@
-"""Memory of every stage of real pipelines, measured and as the planner says. All ranks write what they hold.
+"""Memory of every stage of real pipelines, measured and as the planner says. The first rank of each stage writes what
+it holds: three processes for CASES, four for SPLIT_CASES.
 
 torchrun ... -m benchmarks.pipeline_memory --output FILE
 """
@@ -43,14 +44,28 @@ CASES = {
 }
 
 
+# Two stages of two ranks that split their layers.
+SPLIT = {"train.pipeline_parallel": 2, "train.tensor_parallel": 2, "model.language_model.config.num_hidden_layers": 6}
+SPLIT_CASES = {
+    "tp+pp+dp": Case("tp+pp+dp", SPLIT, passes=4),
+    "tp+pp+dp bf16 checkpointing": Case(
+        "tp+pp+dp", {**SPLIT, "train.precision": "bf16", "train.activation_checkpointing": "full"}, passes=4
+    ),
+    "tp+pp+dp tower trained": Case(
+        "tp+pp+dp", {**SPLIT, "model.freeze": [], "features.cache": "off"}, passes=4, cached=False
+    ),
+}
+
+
 def predicted(case: Case) -> list[dict[str, int]]:
     """The planner's bytes in each stage: what can be counted, and all that is held at the fullest moment."""
-    config = case.config(STAGES)
+    config = case.config(case.changes["train.pipeline_parallel"] * case.changes.get("train.tensor_parallel", 1))
     shape = family_of(config.model).shape(config.model)
-    stages = stages_of(shape.language.layers, STAGES, None)  # without data there is no mean row to cut by
+    count = config.train.pipeline_parallel
+    stages = stages_of(shape.language.layers, count, None)  # without data there is no mean row to cut by
     mixes = [(case.rows.images // case.rows.rows, case.rows.label_tokens // case.rows.rows)]
     found = []
-    for number in range(STAGES):
+    for number in range(count):
         moments = stage_moments(config, shape, stages, number, passes=case.passes, mixes=mixes)
         sizes = {part.name: part.bytes for part in fullest(moments)[1]}
         weights = sizes.get("weights", 0) + sizes.get("frozen weights", 0)
@@ -73,9 +88,10 @@ def main() -> int:
     worker = start_worker()
     measured = {}
     for name in arguments.cases:
-        stages: list[dict[str, int] | None] = [None] * worker.world_size
-        dist.all_gather_object(stages, measure(CASES[name], worker))
-        measured[name] = stages
+        case = {**CASES, **SPLIT_CASES}[name]
+        ranks: list[dict[str, int] | None] = [None] * worker.world_size
+        dist.all_gather_object(ranks, measure(case, worker))
+        measured[name] = ranks[:: case.changes.get("train.tensor_parallel", 1)]
         gc.collect()
     if worker.is_first:
         arguments.output.write_text(json.dumps(measured))

@@ -273,7 +273,7 @@ class OptimizerConfig(Section):
 class TrainConfig(Section):
     """The training step."""
 
-    strategy: Literal["ddp", "zero1", "zero2", "zero3", "fsdp", "hsdp", "tp", "tp+fsdp", "pp"] = Field(
+    strategy: Literal["ddp", "zero1", "zero2", "zero3", "fsdp", "hsdp", "tp", "tp+fsdp", "pp", "tp+pp+dp"] = Field(
         "ddp", description="How training is distributed."
     )
     offload: Literal["none", "optimizer", "optimizer+weights"] = Field(

@@ -13,6 +13,7 @@ from trainer.config import ModelConfig
 from trainer.models.family import Stage
 from trainer.models.recompute import Recompute
 from trainer.models.table import family_of
+from trainer.strategies.split import cut
 from trainer.tracing import Category, Compute, Held, MemoryTracker, RowShape, inputs_of, without_checks
 
 FP32_BYTES = 4
@@ -38,9 +39,12 @@ def trace_stage(
     cached: bool,
     compute: Compute,
     recompute: Recompute,
+    tensor_parallel: int = 1,
 ) -> StageTrace:
-    """Trace a stage, of whose layers only the number matters. Gradients are there before, and so are received hidden
-    states and received gradients: all of them have buffers that stay."""
+    """Trace a stage, of whose layers only the number matters, on the first of the ranks that split them.
+
+    Gradients are there before, and so are received hidden states and received gradients: all have buffers that stay.
+    """
     with without_checks(), FakeTensorMode():
         family = family_of(config)
         layers = range(len(stage.layers))
@@ -54,7 +58,10 @@ def trace_stage(
         recompute.apply(family, module)
         blocks = family.blocks(module)
         width = int(blocks.embedding.weight.shape[1])
-        blocks.reduce_to(Stage(layers, stage.is_first, stage.is_last))
+        like_it = Stage(layers, stage.is_first, stage.is_last)
+        blocks.reduce_to(like_it)
+        if tensor_parallel > 1:
+            cut(blocks, tensor_parallel, like_it)
         inputs = inputs_of(config, shape, vocabulary, cached=cached)
         passed_on = (shape.rows, shape.tokens, width)
         if not stage.is_first:

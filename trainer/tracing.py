@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from trainer.config import ModelConfig
+from trainer.models.family import Stage
 from trainer.models.recompute import Recompute
 from trainer.models.table import family_of
 from trainer.strategies.gathered import keep_no_gathered_weights
@@ -96,7 +97,8 @@ def trace_step(
         module = family.training_module(config, model, cached=cached).train()
         recompute.apply(family, module)
         if tensor_parallel > 1:
-            cut(family.blocks(module), tensor_parallel)
+            blocks = family.blocks(module)
+            cut(blocks, tensor_parallel, Stage.whole(len(blocks.language_layers)))
         if gathered:
             keep_no_gathered_weights(module)
         if not every_layer:

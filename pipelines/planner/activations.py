@@ -65,10 +65,7 @@ def activations(config: RunConfig, shape: ModelShape, mixes: Sequence[tuple[int,
     cannot split.
     """
     train, data = config.train, config.data
-    if train.tensor_parallel > 1:
-        from trainer.strategies.split import require_splittable
-
-        require_splittable(config.model, train.tensor_parallel, cached=is_cached(config))
+    require_degree(config)
 
     def traced(images: int, labels: int, layers: int) -> StepTrace:
         return _traced(
@@ -93,6 +90,14 @@ def activations(config: RunConfig, shape: ModelShape, mixes: Sequence[tuple[int,
         backward_end={str(name): count for name, count in one.backward.bytes_by_category.items()},
         input_bytes=one.input_bytes,
     )
+
+
+def require_degree(config: RunConfig) -> None:
+    """Raises ConfigError for a model that train.tensor_parallel ranks cannot split."""
+    if config.train.tensor_parallel > 1:
+        from trainer.strategies.split import require_splittable
+
+        require_splittable(config.model, config.train.tensor_parallel, cached=is_cached(config))
 
 
 def is_cached(config: RunConfig) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 from pipelines.planner.catalog import Machine
 from pipelines.planner.layout import Layout
 from pipelines.planner.memory_parts import MemoryPart
+from trainer.config import PIPELINE_PARALLEL
 
 OF_THE_OPTIMIZER = frozenset(
     ("optimizer", "optimizer's weights", "gradients", "optimizer's gradients", "summed gradients", "updated weights")
@@ -74,7 +75,7 @@ def host_memory(parts: Sequence[MemoryPart], layout: Layout, machine: Machine) -
 def _staged_share(part: str, layout: Layout) -> float:
     """Of one rank's part, what each rank of the fullest node copies for a checkpoint: see
     `trainer.strategies.native.OnTorch`; DeepSpeed writes weights that all ranks hold from the first alone."""
-    if layout.strategy in ("ddp", "pp"):
+    if layout.strategy in ("ddp", *PIPELINE_PARALLEL):
         return 1 / layout.data_parallel
     if layout.strategy in ("zero1", "zero2") and part == WEIGHTS:
         return 1 / layout.ranks_per_node

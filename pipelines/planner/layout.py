@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import get_args
 
 from pipelines.config import RunConfig
-from trainer.config import TrainConfig
 
 SHARDED_BY_FSDP = ("fsdp", "hsdp", "tp+fsdp")
 
@@ -43,16 +41,6 @@ class Layout:
         """Replicas, each with rows of its own."""
         return self.world_size // self.model_ranks
 
-    @property
-    def is_known_to_trainer(self) -> bool:
-        """Whether `train.strategy` takes it. The others are computed for comparison."""
-        return is_known_to_trainer(self.strategy)
-
-
-def is_known_to_trainer(strategy: str) -> bool:
-    """Whether `train.strategy` takes it."""
-    return strategy in get_args(TrainConfig.model_fields["strategy"].annotation)
-
 
 def _sharded(weights: bool, gradients: bool, optimizer: bool) -> Callable[[Layout], Layout]:
     def apply(layout: Layout) -> Layout:
@@ -83,7 +71,7 @@ STRATEGIES: dict[str, Callable[[Layout], Layout]] = {
     "tp": _sharded(False, False, False),
     "tp+fsdp": _sharded(True, True, True),
     "pp": _sharded(False, False, False),
-    "tp+pp+dp": _sharded(False, False, True),
+    "tp+pp+dp": _sharded(False, False, False),
 }
 
 

@@ -33,8 +33,7 @@ LINK_SHARE = 0.75
 NIC_SHARE = 0.7
 
 FP32_BYTES, BF16_BYTES = 4, 2
-LANGUAGE: tuple[Part, ...] = ("embedding", "language_layers", "adapters", "head")
-PARTS: tuple[Part, ...] = ("tower", "projector", *LANGUAGE)
+PARTS: tuple[Part, ...] = ("tower", "projector", "embedding", "language_layers", "adapters", "head")
 
 
 @dataclass(frozen=True)
@@ -108,12 +107,13 @@ def traffic(layout: Layout, shape: ModelShape, work: Work) -> list[Transfer]:
     layers' weights in the compute type twice a micro-batch, those outside layers once, and reduce-scatters fp32
     gradients after each; frozen parameters stay whole. Hybrid does so inside a node and all-reduces a shard's gradients
     across nodes once a step. ZeRO-1 sends its gradients once a step. ZeRO-3 gathers all weights, frozen ones too, for
-    each forward and each backward pass. Ranks that split layers sum activations, see `_tensor_sums`. A
-    pipeline's stages all-reduce their own gradients; the stage with most of them is given. `tp+pp+dp` is not in the
-    trainer: it follows DeepSpeed.
+    each forward and each backward pass. Ranks that split layers sum activations, see `_tensor_sums`. Of
+    a pipeline's stages, which all-reduce their own gradients and sum their own activations, the one that sends most is
+    given.
     """
     strategy = layout.strategy
-    found = list(_activations(layout, shape, work))
+    stage = _fullest_stage(layout, shape, work)
+    found = list(_activations(layout, shape, work, stage))
     data = _Group(layout.data_parallel, layout.tensor_parallel, layout.ranks_per_node)
     fp32 = _trainable_bytes(layout, shape, lambda part: FP32_BYTES)
     compute = _trainable_bytes(layout, shape, lambda part: work.compute_bytes)
@@ -125,10 +125,10 @@ def traffic(layout: Layout, shape: ModelShape, work: Work) -> list[Transfer]:
     match strategy:
         case "ddp" | "tp":
             found += data.collective("gradients", "all_reduce", fp32)
-        case "pp":
-            found += data.collective("gradients", "all_reduce", FP32_BYTES * _fullest_stage(layout, shape, work))
-        case "zero1" | "tp+pp+dp":
-            found += data.collective("gradients", "all_reduce", mixed if strategy == "zero1" else fp32)
+        case "pp" | "tp+pp+dp":
+            found += data.collective("gradients", "all_reduce", _stage_gradients(layout, shape, work, stage))
+        case "zero1":
+            found += data.collective("gradients", "all_reduce", mixed)
             found += data.collective("weights", "all_gather", fp32)
         case "zero2":
             found += data.collective("gradients", "all_reduce", mixed * work.micro_steps)
@@ -177,26 +177,31 @@ def pipeline_bubble(stages: int, micro_steps: int) -> float:
 
 
 def _trainable_bytes(layout: Layout, shape: ModelShape, bytes_of: Callable[[Part], int]) -> float:
-    """Of one rank's part of a replica. Pipelines cut the language model; tower and projector are whole on a stage."""
-    total = 0.0
-    for part in PARTS:
-        mine = shape.of_tensor_rank(part, shape.trained[part], layout.tensor_parallel)
-        total += mine * bytes_of(part) / (layout.pipeline_parallel if part in LANGUAGE else 1)
-    return total
+    """Of one rank's part of a replica that is not cut into stages."""
+    return sum(
+        shape.of_tensor_rank(part, shape.trained[part], layout.tensor_parallel) * bytes_of(part) for part in PARTS
+    )
 
 
-def _fullest_stage(layout: Layout, shape: ModelShape, work: Work) -> int:
-    """Trained parameters of the stage that has most of them."""
+def _fullest_stage(layout: Layout, shape: ModelShape, work: Work) -> Stage:
+    """The one whose ranks send most to each other."""
+
+    def sent(stage: Stage) -> float:
+        sums = work.micro_steps * _tensor_sums(layout, shape, work, stage) if layout.tensor_parallel > 1 else 0.0
+        return sums + _stage_gradients(layout, shape, work, stage) * (layout.data_parallel > 1)
+
+    return max(work.stages or stages_of(shape.language.layers, layout.pipeline_parallel, None), key=sent)
+
+
+def _stage_gradients(layout: Layout, shape: ModelShape, work: Work, stage: Stage) -> float:
+    """Bytes on one rank of a stage."""
     cached = not work.row_images
-    return max(StageWeights.of(shape, stage, cached=cached).trainable for stage in _stages(layout, shape, work))
+    weights = StageWeights.of(shape, stage, cached=cached, tensor_parallel=layout.tensor_parallel)
+    return FP32_BYTES * weights.trainable
 
 
-def _stages(layout: Layout, shape: ModelShape, work: Work) -> Sequence[Stage]:
-    return work.stages or stages_of(shape.language.layers, layout.pipeline_parallel, None)
-
-
-def _tensor_sums(layout: Layout, shape: ModelShape, work: Work) -> float:
-    """Bytes that ranks which split the layers sum in a micro-batch (trainer/strategies/split.py).
+def _tensor_sums(layout: Layout, shape: ModelShape, work: Work, stage: Stage) -> float:
+    """Bytes that ranks which split the layers of a stage sum in a micro-batch (trainer/strategies/split.py).
 
     A layer sums what attention and feed-forward part give, and backward the gradients of their inputs (Shoeybi et al.
     2019, arXiv 1909.08053); checkpointing sums again what attention gives, for after the feed-forward part's last
@@ -213,17 +218,19 @@ def _tensor_sums(layout: Layout, shape: ModelShape, work: Work) -> float:
     tokens, labels = work.micro_batch_rows * work.row_tokens, work.micro_batch_rows * work.row_label_tokens
     again = work.activation_checkpointing == "full"
     layer_bytes = (2 + again) * bytes_of("language_layers") + 2 * gradient_bytes
-    language = shape.language.layers / layout.pipeline_parallel * layer_bytes
-    embedding = bytes_of("embedding") if by_weights else FP32_BYTES
+    language = len(stage.layers) * layer_bytes
+    embedding = (bytes_of("embedding") if by_weights else FP32_BYTES) * stage.is_first
     tower_bytes = 2 * bytes_of("tower") + (2 * gradient_bytes if shape.trained["tower"] else 0)
-    tower = work.micro_batch_rows * work.row_images * shape.tower_tokens * shape.tower.layers * tower_bytes
-    head = labels * (shape.language.hidden * gradient_bytes + 3 * FP32_BYTES)
+    tower_layers = shape.tower.layers * stage.is_first
+    tower = work.micro_batch_rows * work.row_images * shape.tower_tokens * tower_layers * tower_bytes
+    head = stage.is_last * labels * (shape.language.hidden * gradient_bytes + 3 * FP32_BYTES)
     return tokens * shape.language.hidden * (language + embedding) + tower * shape.tower.hidden + head
 
 
-def _activations(layout: Layout, shape: ModelShape, work: Work) -> Iterator[Transfer]:
+def _activations(layout: Layout, shape: ModelShape, work: Work, stage: Stage) -> Iterator[Transfer]:
     tensor = _Group(layout.tensor_parallel, 1, layout.ranks_per_node)
-    yield from tensor.collective("activations", "all_reduce", _tensor_sums(layout, shape, work) * work.micro_steps)
+    sums = work.micro_steps * _tensor_sums(layout, shape, work, stage)
+    yield from tensor.collective("activations", "all_reduce", sums)
     stages = layout.pipeline_parallel
     if stages > 1:
         # In fp32, to the next stage forward and to the one before backward; of two stages, each sends one way only.

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pipelines.config import RunConfig
-from pipelines.planner.activations import WEIGHT_COPIES, is_cached, worst_rows
+from pipelines.planner.activations import WEIGHT_COPIES, is_cached, require_degree, worst_rows
 from pipelines.planner.memory_parts import FP32_BYTES, MemoryPart
 from pipelines.planner.stages import StageWeights
 from trainer.models.family import Stage
@@ -45,15 +45,17 @@ def stage_moments(
     mixes: Sequence[Mix] = (),
     from_one_row: bool = False,
 ) -> dict[str, list[MemoryPart]]:
-    """All that torch allocates in one stage: in the forward pass, in the backward pass and in the update.
+    """All that torch allocates in one stage, on each of its ranks: in the forward pass, in the backward pass and in the
+    update. Raises ConfigError for a model that train.tensor_parallel ranks cannot split.
 
     Args:
         passes: micro-batches of a step.
         mixes: what rows may hold; the fullest counts. By default `worst_rows`.
         from_one_row: trace a micro-batch of one row and take the others as its multiples, for a search.
     """
+    require_degree(config)
     stage = stages[number]
-    weights = StageWeights.of(shape, stage, cached=is_cached(config))
+    weights = StageWeights.of(shape, stage, cached=is_cached(config), tensor_parallel=config.train.tensor_parallel)
     held = min(len(stages) - number, passes)
     found = [_Stage.traced(config, shape, stage, mix, from_one_row) for mix in mixes or worst_rows(config, shape)]
     fullest = max(found, key=lambda one: one.total_bytes(held))
@@ -140,6 +142,7 @@ def _traced_stage(config: RunConfig, shape: ModelShape, stage: Stage, mix: Mix, 
         cached=is_cached(config),
         in_bf16=train.precision != "fp32",
         recompute=Recompute.of(train),
+        tensor_parallel=train.tensor_parallel,
     )
 
 
@@ -153,6 +156,7 @@ def _traced(
     cached: bool,
     in_bf16: bool,
     recompute: Recompute,
+    tensor_parallel: int,
 ) -> StageTrace:
     """`model` is the model section as JSON; `rows` are their number and of one row tokens, images and label tokens."""
     from trainer.config import ModelConfig
@@ -168,4 +172,5 @@ def _traced(
         cached=cached,
         compute="autocast" if in_bf16 else "fp32",
         recompute=recompute,
+        tensor_parallel=tensor_parallel,
     )

@@ -38,18 +38,24 @@ class StageWeights:
     frozen: int
 
     @classmethod
-    def of(cls, shape: ModelShape, stage: Stage, *, cached: bool) -> StageWeights:
-        trainable = _parameters(shape, shape.trained, stage, cached=cached)
-        return cls(trainable, _parameters(shape, shape.parameters, stage, cached=cached) - trainable)
+    def of(cls, shape: ModelShape, stage: Stage, *, cached: bool, tensor_parallel: int) -> StageWeights:
+        """On each of the ranks that split the stage's layers."""
+        trainable = _parameters(shape, shape.trained, stage, tensor_parallel, cached=cached)
+        return cls(trainable, _parameters(shape, shape.parameters, stage, tensor_parallel, cached=cached) - trainable)
 
 
-def _parameters(shape: ModelShape, counts: dict[Part, int], stage: Stage, *, cached: bool) -> int:
-    in_layers = shape.language.layer_parameters * shape.language.layers if counts["language_layers"] else 0
-    found = (in_layers + counts["adapters"]) * len(stage.layers) // shape.language.layers
+def _parameters(shape: ModelShape, counts: dict[Part, int], stage: Stage, ranks: int, *, cached: bool) -> int:
+    def mine(part: Part) -> int:
+        return shape.of_tensor_rank(part, counts[part], ranks)
+
+    language = shape.language
+    layer = language.layer_parameters - language.matrices + language.matrices // ranks
+    in_layers = layer * len(stage.layers) if counts["language_layers"] else 0
+    found = in_layers + mine("adapters") * len(stage.layers) // language.layers
     if stage.is_first:
-        found += counts["embedding"] + counts["projector"] + (0 if cached else counts["tower"])
+        found += mine("embedding") + mine("projector") + (0 if cached else mine("tower"))
     if stage.is_last:
-        final_norm = counts["language_layers"] - in_layers
+        final_norm = max(0, counts["language_layers"] - language.layer_parameters * language.layers)
         # A tied matrix lies at both ends.
-        found += final_norm + (counts["embedding"] if shape.tied_head and not stage.is_first else counts["head"])
+        found += final_norm + (mine("embedding") if shape.tied_head and not stage.is_first else mine("head"))
     return found

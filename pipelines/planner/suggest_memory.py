@@ -62,7 +62,10 @@ class SearchMemory:
     def _without_rows(self, config: RunConfig, layout: Layout) -> int:
         if layout.pipeline_parallel > 1:
             stages = planned_stages(config, self.model.shape, layout, self.load, cached=self.cached)
-            weights = [StageWeights.of(self.model.shape, stage, cached=self.cached) for stage in stages]
+            ranks = layout.tensor_parallel
+            weights = [
+                StageWeights.of(self.model.shape, stage, cached=self.cached, tensor_parallel=ranks) for stage in stages
+            ]
             return max(_on_device(lasting_parts(each), layout) for each in weights)
         return self._of_ranks(config, layout, NOTHING, passes=1)
 

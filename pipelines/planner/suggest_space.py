@@ -10,7 +10,7 @@ from typing import Any
 from pipelines.config import RunConfig
 from pipelines.planner.architecture import Architecture
 from pipelines.planner.catalog import Catalog, Gpu, Machine
-from pipelines.planner.layout import STRATEGIES, is_known_to_trainer
+from pipelines.planner.layout import STRATEGIES
 from pipelines.planner.prices import Prices
 from trainer.config import OFFLOADING, PIPELINE_PARALLEL, TENSOR_PARALLEL
 from trainer.errors import ConfigError
@@ -119,13 +119,12 @@ def ways(config: RunConfig, cluster: Cluster, degrees: Degrees) -> Iterator[dict
 
 def _strategies(cluster: Cluster, degrees: Degrees) -> Iterator[tuple[str, int, int]]:
     """Strategies with the ranks that split a layer, and the stages."""
-    for strategy in filter(is_known_to_trainer, STRATEGIES):
-        if strategy in TENSOR_PARALLEL:
-            yield from ((strategy, ranks, 1) for ranks in _divisors(cluster.gpus_per_node) if ranks in degrees.tensor)
-        elif strategy in PIPELINE_PARALLEL:
-            yield from ((strategy, 1, stages) for stages in _divisors(cluster.gpus) if stages in degrees.pipeline)
-        else:
-            yield strategy, 1, 1
+    for strategy in STRATEGIES:
+        tensor = [ranks for ranks in _divisors(cluster.gpus_per_node) if ranks in degrees.tensor]
+        for ranks in tensor if strategy in TENSOR_PARALLEL else [1]:
+            pipeline = [stages for stages in _divisors(cluster.gpus // ranks) if stages in degrees.pipeline]
+            for stages in pipeline if strategy in PIPELINE_PARALLEL else [1]:
+                yield strategy, ranks, stages
 
 
 def _divisors(gpus: int) -> list[int]:

@@ -11,6 +11,7 @@ from pipelines.planner.layout import SHARDED_BY_FSDP, Layout
 from pipelines.planner.network import Transfer, Work, pipeline_bubble, seconds, traffic
 from pipelines.planner.row_load import RowLoad
 from pipelines.planner.stages import planned_stages
+from trainer.config import PIPELINE_PARALLEL
 from trainer.flops import RowFlops, flops_per_row, model_flops_per_row
 from trainer.models.shape import ModelShape
 from trainer.strategies.pipeline_stages import stages_of
@@ -241,7 +242,7 @@ def exposed_communication(
     times = _by_name(transfers, machine, gpu)
     one_of = {transfer.name: transfer for transfer in transfers}
     room = {"weights": 0.0, "gradients": 0.0, "activations": 0.0}
-    if layout.strategy in ("ddp", "tp", "pp"):
+    if layout.strategy in ("ddp", "tp", *PIPELINE_PARALLEL):
         room["gradients"] = backward_s / micro_steps
     if layout.strategy in SHARDED_BY_FSDP:
         half_s = sum(s for name, s in times.items() if one_of[name].what == "weights") / 2
@@ -297,6 +298,4 @@ def _sentences(config: RunConfig, layout: Layout, save_s: float) -> list[str]:
         )
     if config.cluster.reduction_server:
         said.append("Steps are timed without the Reduction Server: only the NCCL log of a run shows that it works.")
-    if not layout.is_known_to_trainer:
-        said.append(f"The trainer has no strategy {layout.strategy}; it is computed for comparison.")
     return said

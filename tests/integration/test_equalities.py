@@ -36,8 +36,9 @@ TOWER_TRAINED = {"model.freeze": [], "features.cache": "off"}
 THOROUGH = ("ddp", "fsdp", "zero2", "zero3")  # the others share their code with one of these
 SELECTIVE = ("ddp", "fsdp", "zero2")  # zero3 refuses it
 MOVES = (("fsdp", "hsdp"), ("hsdp", "ddp"))  # who begins a run, and who goes on with it
-# 2 nodes with 2 processes each: hsdp tells ranks of a node from those of another, tp+fsdp needs ranks to slice over.
-NODES = {"hsdp": 2, "tp+fsdp": 2}
+# 2 nodes with 2 processes each: hsdp tells ranks of a node from those of another, tp+fsdp needs ranks to slice over,
+# tp+pp+dp has two stages of two ranks.
+NODES = {"hsdp": 2, "tp+fsdp": 2, "tp+pp+dp": 2}
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The planner's memory of every pipeline stage against what three real processes hold."""
+"""The planner's memory of every pipeline stage against what three real processes hold, and four that split layers."""
 
 from __future__ import annotations
 
@@ -8,25 +8,29 @@ from typing import Any
 
 import pytest
 
-from benchmarks.pipeline_memory import CASES, STAGES, predicted
+from benchmarks.pipeline_memory import CASES, SPLIT_CASES, STAGES, predicted
 from tests.integration.test_memory import COUNTED, PEAK
 from tests.short_form import chosen
 from tests.trainer_runs import run_ranks
 
 pytestmark = pytest.mark.slow
 WEIGHED = chosen(CASES, lambda name: name in ("pp", "pp bf16 checkpointing", "pp tower trained"))
+WEIGHED_SPLIT = chosen(SPLIT_CASES, lambda name: name != "tp+pp+dp tower trained")
 
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     output: Path = tmp_path_factory.mktemp("pipeline-memory") / "measured.json"
-    run_ranks("benchmarks.pipeline_memory", ["--output", str(output), "--cases", *WEIGHED], processes=STAGES)
-    return dict(json.loads(output.read_text()))
+    found: dict[str, Any] = {}
+    for cases, ranks in ((WEIGHED, STAGES), (WEIGHED_SPLIT, 4)):
+        run_ranks("benchmarks.pipeline_memory", ["--output", str(output), "--cases", *cases], processes=ranks)
+        found |= json.loads(output.read_text())
+    return found
 
 
-@pytest.mark.parametrize("name", WEIGHED)
+@pytest.mark.parametrize("name", [*WEIGHED, *WEIGHED_SPLIT])
 def test_each_stage_holds_what_the_planner_says(name: str, measured: dict[str, Any]) -> None:
-    for stage, expected in enumerate(predicted(CASES[name])):
+    for stage, expected in enumerate(predicted({**CASES, **SPLIT_CASES}[name])):
         found = measured[name][stage]
         for part in ("weights", "gradients", "optimizer"):
             assert expected[part] == pytest.approx(found[part], rel=COUNTED), (stage, part)

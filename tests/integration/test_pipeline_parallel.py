@@ -1,4 +1,5 @@
-"""Pipeline stages x copies on four processes, and moving to and from other layouts: always what one process computes.
+"""Pipeline stages x copies x ranks that split layers, on four and eight processes, and moving to and from other
+layouts: always what one process computes.
 
 What two stages on two processes do is in test_equalities.py, for all strategies alike.
 """
@@ -14,6 +15,8 @@ import pytest
 import torch
 
 from tests.integration.test_equalities import RELATIVE, STOP_STEP, TOWER_TRAINED, trained_weights
+from tests.integration.test_tensor_parallel import MODEL as HARD_TO_SPLIT
+from tests.short_form import WHOLE, chosen
 from tests.trainer_runs import losses, make_run, metrics, summary, train_runs
 from trainer.checkpoint.commit import committed
 from trainer.config import JobConfig
@@ -24,6 +27,7 @@ pytestmark = pytest.mark.slow
 PAIR = {"train.strategy": "pp", "train.pipeline_parallel": 2}
 TWO_BY_TWO = {**PAIR, "train.micro_batch_rows": 1}
 FOUR = {"train.strategy": "pp", "train.pipeline_parallel": 4}
+SPLIT = {"train.strategy": "tp+pp+dp", "train.pipeline_parallel": 2, "train.tensor_parallel": 2}
 TIED = {"model.language_model.config.tie_word_embeddings": True}
 PROJECTOR_ONLY = {"model.freeze": ["tower", "language_model"]}
 MODELS: dict[str, dict[str, Any]] = {
@@ -31,6 +35,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "tower": TOWER_TRAINED,
     "tied": TIED,
     "projector": PROJECTOR_ONLY,
+    "hard to split": {**HARD_TO_SPLIT, "train.max_steps": 2 * STOP_STEP},
     "uneven": {"data.max_samples": 52},  # epochs of which the last step has fewer rows
 }
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -40,7 +45,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "4 stages, tied": ("tied", FOUR),
     "4 stages, three of them frozen": ("projector", FOUR),
     "4 stages, 2 micro-batches": ("uneven", {**FOUR, "train.micro_batch_rows": 4}),
+    "2 stages of 2 ranks": ("hard to split", SPLIT),
+    "2 stages of 2 ranks, 2 copies": ("hard to split", {**SPLIT, "train.micro_batch_rows": 1}),
 }
+PROCESSES = {"2 stages of 2 ranks, 2 copies": 8}  # 4 for all others
+RUN = chosen(CASES, lambda name: name not in PROCESSES)
 
 
 class Move(NamedTuple):
@@ -57,6 +66,8 @@ MOVES = {
     "2 stages, 2 copies, to fsdp": Move("2 stages, 2 copies", "plain", {"train.strategy": "fsdp"}, 2),
     "2 stages, 2 copies, to one process": Move("2 stages, 2 copies, all trained", "tower", {}, 1),
     "one process to 2 stages": Move("tied", "tied", PAIR, 2),
+    "2 stages of 2 ranks to one process": Move("2 stages of 2 ranks", "hard to split", {}, 1),
+    "one process to 2 stages of 2 ranks": Move("hard to split", "hard to split", SPLIT, 4),
 }
 
 
@@ -72,13 +83,15 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, JobConfig]:
     root = tmp_path_factory.mktemp("pipeline")
     jobs = {model: make(root, model, {**changes, "train.micro_batch_rows": 8}) for model, changes in MODELS.items()}
     train_runs(list(jobs.values()), processes=1)
-    cases = {name: make(root, name, {**MODELS[model], **changes}) for name, (model, changes) in CASES.items()}
-    train_runs(list(cases.values()), processes=4)
+    cases = {name: make(root, name, {**MODELS[model], **changes}) for name, (model, changes) in RUN.items()}
     jobs |= cases
+    if WHOLE:
+        train_runs([cases[name] for name in PROCESSES], processes=8)
+    train_runs([cases[name] for name in cases if name not in PROCESSES], processes=4)
     moved = {name: make(root, name, {**MODELS[move.model], **move.changes}) for name, move in MOVES.items()}
     for name, move in MOVES.items():
         begin_in_the_middle(moved[name], jobs[move.begins])
-    for processes in (1, 2):
+    for processes in (1, 2, 4):
         train_runs([moved[name] for name, move in MOVES.items() if move.processes == processes], processes=processes)
     return jobs | moved
 
@@ -108,10 +121,10 @@ def require_equal(job: JobConfig, reference: JobConfig) -> None:
         )
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", RUN)
 def test_stages_and_copies_equal_one_process(name: str, trained: dict[str, JobConfig]) -> None:
     model, _ = CASES[name]
-    assert summary(trained[name])["world_size"] == 4
+    assert summary(trained[name])["world_size"] == PROCESSES.get(name, 4)
     require_equal(trained[name], trained[model])
 
 

@@ -25,6 +25,11 @@ class Stage:
     is_first: bool  # has the tower, the projector and the embedding
     is_last: bool  # has the final norm, the head and the loss
 
+    @classmethod
+    def whole(cls, layers: int) -> Stage:
+        """Of a model that is not cut."""
+        return cls(range(layers), is_first=True, is_last=True)
+
 
 @dataclass(frozen=True)
 class Blocks:
@@ -38,6 +43,20 @@ class Blocks:
     frozen: Sequence[nn.Parameter]  # parameters that never change
     reduce_to: Callable[[Stage], None]  # makes a stage of the module: lets go of all else
     row_flops: RowFlops | None = None  # of a mean row, where the data is known: what stages are balanced by
+
+    @property
+    def is_tied(self) -> bool:
+        """Whether embedding and head are one matrix."""
+        return self.head.weight is self.embedding.weight
+
+    def layers_in(self, stage: Stage) -> list[nn.Module]:
+        """Those of the language model, then those of the tower."""
+        tower = self.tower_layers if stage.is_first else []
+        return [*(self.language_layers[number] for number in stage.layers), *tower]
+
+    def has_embedding(self, stage: Stage) -> bool:
+        """Whether the stage has the embedding's matrix: the last one too, where it is the head's."""
+        return stage.is_first or (stage.is_last and self.is_tied)
 
 
 class Weights(Protocol):

@@ -20,7 +20,7 @@ class GradientBuckets:
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], group: ProcessGroup) -> None:
-        self._group = group
+        self._group, self._is_alone = group, group.size() == 1
         self._buffers: list[Tensor] = []
         self._sizes: list[int] = []  # parameters in each
         self._missing: list[int] = []  # gradients that are not there yet; empty while nothing is to be sent
@@ -49,7 +49,11 @@ class GradientBuckets:
 
     def _send(self, *, ready_only: bool) -> None:
         """In the same order on all ranks, whatever order the gradients come in."""
-        while len(self._sent) < len(self._buffers) and not (ready_only and self._missing[len(self._sent)]):
+        while (
+            not self._is_alone
+            and len(self._sent) < len(self._buffers)
+            and not (ready_only and self._missing[len(self._sent)])
+        ):
             work = dist.all_reduce(self._buffers[len(self._sent)], group=self._group, async_op=True)
             assert work is not None
             self._sent.append(work)

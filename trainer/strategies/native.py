@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from trainer.optim import set_rates
 from trainer.strategies.precision import LossScale
@@ -40,7 +41,8 @@ def clip_and_step(
     """
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
     loss_scale.unscale(parameters)
-    norm = _clip(parameters, clip_grad_norm or float("inf"))
+    norm = gradient_norm(parameters)
+    scale_gradients(parameters, clip_grad_norm, norm)
     set_rates(optimizer, rate_factor)
     accepted = loss_scale.accepts(norm)
     if accepted:
@@ -49,21 +51,32 @@ def clip_and_step(
     return StepResult(norm, skipped=not accepted)
 
 
-def _clip(parameters: Sequence[nn.Parameter], most: float) -> Tensor:
-    """Clip by the global norm, and return it. Parameters may lie on different meshes, or on none: torch's own
-    `clip_grad_norm_` can only take those of one mesh together."""
+def gradient_norm(parameters: Sequence[nn.Parameter]) -> Tensor:
+    """Of the gradients of all parameters together. Collective where they are split.
+
+    They may lie on different meshes, or on none: torch's own functions can only take those of one mesh together.
+    """
+    norms = []
+    for group in _by_mesh(parameters):
+        norm = get_total_norm([parameter.grad for parameter in group if parameter.grad is not None])
+        norms.append(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+    if len(norms) == 1:
+        return norms[0]
+    return torch.linalg.vector_norm(torch.stack(norms)) if norms else torch.zeros(())
+
+
+def scale_gradients(parameters: Sequence[nn.Parameter], most: float, norm: Tensor) -> None:
+    """Clip gradients of this norm to `most`; 0 leaves them as they are."""
+    for group in _by_mesh(parameters):
+        clip_grads_with_norm_(group, most or float("inf"), norm)
+
+
+def _by_mesh(parameters: Sequence[nn.Parameter]) -> Iterable[list[nn.Parameter]]:
     meshes: dict[DeviceMesh | None, list[nn.Parameter]] = {}
     for parameter in parameters:
         if parameter.grad is not None:
             meshes.setdefault(getattr(parameter, "device_mesh", None), []).append(parameter)
-    norms = []
-    for group in meshes.values():
-        norm = torch.nn.utils.get_total_norm([parameter.grad for parameter in group if parameter.grad is not None])
-        norms.append(norm.full_tensor() if isinstance(norm, DTensor) else norm)
-    total = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
-    for group in meshes.values():
-        torch.nn.utils.clip_grads_with_norm_(group, most, total)
-    return total
+    return meshes.values()
 
 
 def host_stager(*, on_gpu: bool) -> DefaultStager:

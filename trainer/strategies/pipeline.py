@@ -1,5 +1,9 @@
 """Pipeline parallelism: the ranks of a copy of the model hold consecutive stages of it, and copies share the rows.
 
+With tensor parallelism (`tp+pp+dp`) several ranks hold a stage and split its layers between them, as
+`trainer.strategies.tensor` describes: they see the same rows and pass on the same hidden states, each to one of the
+next stage.
+
 Hidden states travel forward and their gradients backward, a micro-batch at a time, in torch's 1F1B schedule (Narayanan
 et al. 2021, arXiv 2104.04473, 2.2.1). What is not passed on (positions, labels, images) each stage takes from its own
 batches: the ranks of a copy read the same rows.
@@ -23,6 +27,7 @@ from trainer.strategies.native import OnTorch
 from trainer.strategies.pipeline_gradients import Gradients, Groups
 from trainer.strategies.pipeline_stages import stages_of
 from trainer.strategies.precision import LossScale, autocast
+from trainer.strategies.split import split, sum_gradients_of_heads
 from trainer.strategies.strategy import StepResult
 from trainer.worker import Worker
 
@@ -33,13 +38,15 @@ class Pipeline(OnTorch):
     def __init__(self, config: TrainConfig, module: nn.Module, blocks: Blocks, worker: Worker) -> None:
         self._config, self._worker = config, worker
         stages = stages_of(len(blocks.language_layers), config.pipeline_parallel, blocks.row_flops)
-        tied = blocks.head.weight if blocks.head.weight is blocks.embedding.weight else None
-        self._groups = Groups(config.pipeline_parallel, worker, ends=tied is not None)
+        is_tied, hidden = blocks.is_tied, int(blocks.embedding.weight.shape[1])
+        self._groups = Groups(config.pipeline_parallel, config.tensor_parallel, worker, ends=is_tied)
         self._stage = stages[self._groups.stage]
-        hidden = int(blocks.embedding.weight.shape[1])
         blocks.reduce_to(self._stage)
+        self._on_heads: list[nn.Module] = []
+        if config.tensor_parallel > 1:
+            self._on_heads = split(blocks, self._groups.tensor_mesh, self._stage)
         module = module.to(worker.device)
-        self._gradients = Gradients(module, tied, self._groups)
+        self._gradients = Gradients(module, blocks.embedding.weight if is_tied else None, self._groups)
         super().__init__(
             module,
             _optimizer(module, config),
@@ -64,6 +71,9 @@ class Pipeline(OnTorch):
         losses: list[Tensor] = []
         self._schedule.step(target=torch.arange(self._passes), losses=losses, return_outputs=False)
         self._gradients.add_up()
+        sum_gradients_of_heads(self._on_heads, self._groups.tensor_mesh.get_group())
+        if self._groups.tensor_rank:  # all ranks of a stage have its loss; one gives it
+            losses = []
         share = sum((loss.detach() for loss in losses), torch.zeros((), device=self._worker.device))
         return share / self.loss_scale.value
 

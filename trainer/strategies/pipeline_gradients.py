@@ -5,32 +5,36 @@ from __future__ import annotations
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
-from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
 
 from trainer.strategies.buckets import GradientBuckets
+from trainer.strategies.native import gradient_norm, scale_gradients
 from trainer.worker import COLLECTIVE_TIMEOUT, Worker
 
 
 class Groups:
-    """This rank's place, and the ranks that it works with: rank = stage x copies + copy. Made on all ranks together.
+    """This rank's place in one mesh of stages, copies and ranks that split layers, and the ranks that it works with:
+    see `trainer.replicas`. Made on all ranks together.
 
     `ends`: the first and the last stage of each pipeline need a group of their own.
     """
 
-    def __init__(self, stages: int, worker: Worker, *, ends: bool) -> None:
-        self.device = worker.device
-        self.num_copies = copies = worker.world_size // stages
-        self.stage, self.num_stages = worker.rank // copies, stages
-        self.copy = worker.rank % copies
-        self.pipeline = _group([[stage * copies + copy for stage in range(stages)] for copy in range(copies)])
-        self.copies = _group([[stage * copies + copy for copy in range(copies)] for stage in range(stages)])
-        self.ends = _group([[copy, (stages - 1) * copies + copy] for copy in range(copies)]) if ends else None
-
-
-def _group(ranks: list[list[int]]) -> ProcessGroup | None:
-    """The one of these groups that has this rank, if one has."""
-    mine, _ = dist.new_subgroups_by_enumeration(ranks, timeout=COLLECTIVE_TIMEOUT)
-    return mine
+    def __init__(self, stages: int, tensor: int, worker: Worker, *, ends: bool) -> None:
+        self.device, self.num_stages, self.num_copies = worker.device, stages, worker.world_size // (stages * tensor)
+        shape = (stages, self.num_copies, tensor)
+        mesh = init_device_mesh(worker.device.type, shape, mesh_dim_names=("stages", "copies", "tensor"))
+        self.stage, self.copy, self.tensor_rank = (mesh.get_local_rank(name) for name in ("stages", "copies", "tensor"))
+        self.pipeline, self.copies, self.tensor_mesh = (
+            mesh.get_group("stages"),
+            mesh.get_group("copies"),
+            mesh["tensor"],
+        )
+        of_a_stage = self.num_copies * tensor
+        pairs = [[rank, (stages - 1) * of_a_stage + rank] for rank in range(of_a_stage)]
+        self.ends: ProcessGroup | None = None
+        if ends:
+            self.ends, _ = dist.new_subgroups_by_enumeration(pairs, timeout=COLLECTIVE_TIMEOUT)
 
 
 class Gradients:
@@ -51,7 +55,6 @@ class Gradients:
         """As many backward passes are the next step's. Not to be called before a checkpoint is loaded: torch takes an
         optimizer with gradients for one without state."""
         if self._buckets is None:
-            assert self._groups.copies is not None
             self._buckets = GradientBuckets(self.parameters, self._groups.copies)
         self._buckets.expect_last(passes)
 
@@ -60,14 +63,15 @@ class Gradients:
         assert self._buckets is not None
         self._buckets.wait()
         for parameter in self._tied:
-            assert parameter.grad is not None
-            dist.all_reduce(parameter.grad, group=self._groups.ends)
+            gradient = parameter.grad
+            assert gradient is not None
+            gradient = gradient.to_local() if isinstance(gradient, DTensor) else gradient
+            dist.all_reduce(gradient, group=self._groups.ends)
 
     def clip(self, most: float) -> Tensor:
         """Clip by the norm over all stages (0: measure only), and return it. Collective."""
-        gradients = [parameter.grad for parameter in self._counted if parameter.grad is not None]
-        square = get_total_norm(gradients).square().to(self._groups.device)
+        square = gradient_norm(self._counted).square().to(self._groups.device)
         dist.all_reduce(square, group=self._groups.pipeline)
         norm = square.sqrt()
-        clip_grads_with_norm_(self.parameters, most or float("inf"), norm)
+        scale_gradients(self.parameters, most, norm)
         return norm

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
-from torch import nn
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
 
 from trainer.config import ModelConfig
 from trainer.errors import ConfigError
-from trainer.models.family import Blocks
+from trainer.models.family import Blocks, Stage
 from trainer.models.table import family_of
 from trainer.strategies.split_modules import (
     EqualInput,
@@ -26,40 +31,63 @@ SPLIT_OUTPUTS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "fc1")
 SPLIT_INPUTS = ("o_proj", "out_proj", "down_proj", "fc2")
 
 
-def split(blocks: Blocks, mesh: DeviceMesh) -> list[nn.Module]:
-    """Split the layers of a training module, and its embedding and head by vocabulary, over the ranks of `mesh`.
+def split(blocks: Blocks, mesh: DeviceMesh, stage: Stage) -> list[nn.Module]:
+    """Split the layers of a stage, and its embedding and head by vocabulary, over the ranks of `mesh`.
 
     Returns the modules that are whole on each rank but work on its heads only (norms of queries and keys): the
     gradients of their parameters have yet to be summed over ranks.
     """
     on_heads = []
-    for layer in (*blocks.language_layers, *blocks.tower_layers):
+    for layer in blocks.layers_in(stage):
         plan, inside = _plan(layer)
         parallelize_module(layer, mesh, plan)
         on_heads += inside
-    vocabulary, is_tied = len(blocks.head.weight), blocks.head.weight is blocks.embedding.weight
-    parallelize_module(blocks.embedding, mesh, SplitEmbedding())
-    if is_tied:
-        blocks.head.weight = blocks.embedding.weight
-    chunk_tokens = blocks.loss.chunk_tokens
+    is_tied = blocks.is_tied
+    if blocks.has_embedding(stage):
+        parallelize_module(blocks.embedding, mesh, SplitEmbedding())
+    if stage.is_last:
+        if is_tied:
+            blocks.head.weight = blocks.embedding.weight
+        _split_head(blocks, mesh)
+    return on_heads
+
+
+def _split_head(blocks: Blocks, mesh: DeviceMesh) -> None:
+    vocabulary, chunk_tokens = len(blocks.head.weight), blocks.loss.chunk_tokens
     parallelize_module(blocks.head, mesh, SplitChunkedHead(chunk_tokens) if chunk_tokens else SplitOutputs())
     parallelize_module(blocks.head, mesh, EqualInput())
     if not chunk_tokens:
         parallelize_module(blocks.loss, mesh, SplitTokenLoss(vocabulary))
-    return on_heads
 
 
-def cut(blocks: Blocks, ranks: int) -> None:
-    """Leave of a training module what the first rank has of it after `split`, to see what a step holds: its results are
-    not those of any model."""
-    for layer in (*blocks.language_layers, *blocks.tower_layers):
+def sum_gradients_of_heads(on_heads: Sequence[nn.Module], group: ProcessGroup) -> None:
+    """Of norms of queries and keys, which have seen the heads of this rank only: without this they drift apart,
+    silently. `on_heads` is what `split` gave, `group` the ranks that it split over."""
+    gradients: list[Tensor] = [
+        parameter.grad.to_local() if isinstance(parameter.grad, DTensor) else parameter.grad
+        for module in on_heads
+        for parameter in module.parameters()
+        if parameter.grad is not None
+    ]
+    if gradients:
+        together = torch.cat([gradient.flatten() for gradient in gradients])
+        dist.all_reduce(together, group=group)
+        for gradient, total in zip(gradients, together.split([one.numel() for one in gradients]), strict=True):
+            gradient.copy_(total.view_as(gradient))
+
+
+def cut(blocks: Blocks, ranks: int, stage: Stage) -> None:
+    """Leave of a stage what the first rank has of it after `split`, to see what a step holds: its results are not those
+    of any model."""
+    for layer in blocks.layers_in(stage):
         for name in _plan(layer)[0]:
             module = layer.get_submodule(name)
             if isinstance(module, nn.Linear):
                 is_split_by_output = name.rpartition(".")[2] in SPLIT_OUTPUTS
                 for parameter in module.parameters() if is_split_by_output else (module.weight,):
                     parameter.data = parameter.data.chunk(ranks, dim=0 if is_split_by_output else 1)[0].clone()
-    for weight in {blocks.head.weight, blocks.embedding.weight}:
+    matrices = [blocks.embedding.weight] if blocks.has_embedding(stage) else []
+    for weight in {*matrices, *([blocks.head.weight] if stage.is_last else [])}:
         weight.data = weight.data.chunk(ranks)[0].clone()
 
 

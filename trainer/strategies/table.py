@@ -56,4 +56,4 @@ def _table() -> dict[str, Build]:
         return build
 
     table = {"ddp": ddp, "fsdp": fsdp, "hsdp": fsdp, "zero1": zero(1), "zero2": zero(2), "zero3": zero(3)}
-    return {**table, "tp": tensor, "tp+fsdp": tensor, "pp": pipeline}
+    return {**table, "tp": tensor, "tp+fsdp": tensor, "pp": pipeline, "tp+pp+dp": pipeline}

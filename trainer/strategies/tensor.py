@@ -13,20 +13,18 @@ import dataclasses
 from collections.abc import Sequence
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor
 
 from trainer.batches import RowBatch
 from trainer.config import TrainConfig
-from trainer.models.family import Blocks
+from trainer.models.family import Blocks, Stage
 from trainer.optim import build_optimizer
 from trainer.strategies.buckets import GradientBuckets
 from trainer.strategies.fsdp import shard
 from trainer.strategies.native import OnTorch, clip_and_step
 from trainer.strategies.precision import LossScale, autocast
-from trainer.strategies.split import split
+from trainer.strategies.split import split, sum_gradients_of_heads
 from trainer.strategies.strategy import StepResult
 from trainer.worker import Worker
 
@@ -40,7 +38,7 @@ class TensorParallel(OnTorch):
         self._num_copies, self._leads = worker.world_size // ranks, worker.rank % ranks == 0
         mesh = init_device_mesh(worker.device.type, (self._num_copies, ranks), mesh_dim_names=("copies", "tensor"))
         self._tensor_group, self._copies_group = mesh.get_group("tensor"), mesh.get_group("copies")
-        self._on_heads = split(blocks, mesh["tensor"])
+        self._on_heads = split(blocks, mesh["tensor"], Stage.whole(len(blocks.language_layers)))
         module.to(worker.device)
         self._is_sliced = config.strategy == "tp+fsdp" and self._num_copies > 1  # one copy has nothing to slice over
         if self._is_sliced:
@@ -67,24 +65,10 @@ class TensorParallel(OnTorch):
             loss_sum += loss.detach()
         if self._buckets:
             self._buckets.wait()
-        self._sum_gradients_of_heads()
+        sum_gradients_of_heads(self._on_heads, self._tensor_group)
         # All ranks of a copy have its loss; one gives it.
         return loss_sum / total_label_tokens if self._leads else torch.zeros_like(loss_sum)
 
     def step(self, rate_factor: float) -> StepResult:
         most, keep = self._config.clip_grad_norm, self._buckets is not None
         return clip_and_step(self._module, self._optimizer, self.loss_scale, most, rate_factor, keep_gradients=keep)
-
-    def _sum_gradients_of_heads(self) -> None:
-        """Norms of queries and keys have seen the heads of this rank only; without this they drift apart, silently."""
-        gradients = [
-            parameter.grad.to_local() if isinstance(parameter.grad, DTensor) else parameter.grad
-            for module in self._on_heads
-            for parameter in module.parameters()
-            if parameter.grad is not None
-        ]
-        if gradients:
-            together = torch.cat([gradient.flatten() for gradient in gradients])
-            dist.all_reduce(together, group=self._tensor_group)
-            for gradient, total in zip(gradients, together.split([one.numel() for one in gradients]), strict=True):
-                gradient.copy_(total.view_as(gradient))
