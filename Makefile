@@ -98,9 +98,10 @@ crash-matrix: $(INSTALLED_DEV)  ## every fault of a checkpoint's life, as a tabl
 	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.crash.matrix
 
 .PHONY: lint
-lint: $(INSTALLED_DEV)  ## style and common mistakes (ruff)
+lint: $(INSTALLED_DEV)  ## style and common mistakes (ruff), and those of image recipes (hadolint)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/hadolint container/*.Dockerfile
 
 .PHONY: format
 format: $(INSTALLED_DEV)  ## rewrite the code in the common format

@@ -90,6 +90,33 @@ def test_build_says_what_it_needs() -> None:
     assert "env.sh" in answer.stderr
 
 
+def test_cloud_build_is_given_an_account_and_a_place_where_env_sh_names_them(tmp_path: Path) -> None:
+    gcloud = tmp_path / "gcloud"
+    gcloud.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    gcloud.chmod(0o755)
+    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "CONTAINER_IMAGE_REGISTRY": "host/p/r", "TAG": "t"}
+    account = {
+        "VERTEX_PROJECT_ID": "my-project",
+        "CLOUD_BUILD_SA_EMAIL": "builder@my-project.iam.gserviceaccount.com",
+        "CLOUD_BUILD_SOURCES": "gs://bucket/source",
+    }
+
+    def arguments(env: dict[str, str]) -> list[str]:
+        command = ["container/build.sh", "gcloud"]
+        said = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=True).stdout
+        return said.splitlines()[: said.splitlines().index(".") + 1]
+
+    plain = [
+        "builds", "submit", "--config", "container/cloudbuild.yaml", "--substitutions", "_REGISTRY=host/p/r,_TAG=t"
+    ]  # fmt: skip
+    assert arguments(env) == [*plain, "."]
+    as_builder = "projects/my-project/serviceAccounts/builder@my-project.iam.gserviceaccount.com"
+    place = ["--gcs-source-staging-dir", "gs://bucket/source"]
+    assert arguments(env | account) == [
+        *plain, "--project", "my-project", "--service-account", as_builder, *place, "."
+    ]  # fmt: skip
+
+
 def test_env_sh_reaches_make_and_becomes_fields_of_the_run_file(tmp_path: Path) -> None:
     for name in ("Makefile", "pyproject.toml", "constraints.txt"):
         (tmp_path / name).write_text((ROOT / name).read_text())
