@@ -3,8 +3,8 @@ variable "project" {
   type        = string
 
   validation {
-    condition     = can(regex("^([a-z0-9.-]+:)?[a-z][a-z0-9-]{4,28}[a-z0-9]$", var.project))
-    error_message = "Give the project's id, such as my-project: not its number, not its display name."
+    condition     = can(regex("^[a-z][a-z0-9-]{4,28}[a-z0-9]$", var.project))
+    error_message = "Give the project's id, such as my-project: not its number, not its display name. One with a domain (example.com:id) is not supported: buckets are named after it."
   }
 }
 
