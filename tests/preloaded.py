@@ -26,6 +26,7 @@ from typing import Any
 
 REPOSITORY = Path(__file__).parent.parent
 MODULES = (
+    "torch._dynamo",
     "torch.distributed.checkpoint.state_dict", "torch.distributed.fsdp", "torch.distributed.pipelining",
     "torch.distributed.tensor.parallel", "torch.nn.parallel", "trainer.evaluate", "trainer.features.build",
     "trainer.models.llava", "trainer.strategies.table", "trainer.train",

@@ -101,6 +101,10 @@ def build_parts(job: JobConfig, worker: Worker) -> Parts:
     module = family.training_module(job.model, model, cached=cached).train()
     Recompute.of(job.train).apply(family, module)
     blocks = dataclasses.replace(family.blocks(module), row_flops=row_flops)
+    if job.train.compile:
+        from trainer.models.compiled import compile_layers  # torch's compiler takes seconds to import
+
+        compile_layers(blocks, job.train.compile_backend)
     strategy = build_strategy(job.train, module, blocks, worker)
     image_source = _image_source(job, family, readers.features, tower_sha256)
     return Parts(

@@ -31,6 +31,12 @@ def _of_scale(scale: LossScale) -> dict[str, float]:
     return {"loss_scale": scale.value, "overflow_steps": scale.overflows} if scale.is_on else {}
 
 
+def _compiled_graphs() -> int:
+    from trainer.models.compiled import compiled_graphs  # torch's compiler takes seconds to import
+
+    return compiled_graphs()
+
+
 @dataclass(frozen=True)
 class StepTotals:
     """Sums over all ranks of one step."""
@@ -56,6 +62,7 @@ class StepReport:
         self._started = self._window_started = time.perf_counter()
         self._window = dict.fromkeys(("tokens", "slots", "images", "label_tokens", "steps"), 0)
         self._totals = {"tokens": 0, "label_tokens": 0}
+        self._graphs: int | None = None  # compiled up to the last line
         self._stall_s = self._window_stall_s = self._waited_s = 0.0
         self._first_loss: float | None = None
         self._last_loss: float | None = None
@@ -133,6 +140,7 @@ class StepReport:
                 "learning_rate": strategy.learning_rate(),
                 **({} if result.skipped else {"grad_norm": float(result.grad_norm)}),
                 **_of_scale(strategy.loss_scale),
+                **self._of_compiling(done),
                 "tokens_per_s": tokens_per_s,
                 "images_per_s": window["images"] / seconds,
                 "label_tokens": window["label_tokens"],
@@ -155,6 +163,17 @@ class StepReport:
         )
         self._window = dict.fromkeys(window, 0)
         self._window_started, self._waited_s, self._window_stall_s = now, waited_s, 0.0
+
+    def _of_compiling(self, done: int) -> dict[str, int]:
+        """Graphs that this rank has compiled; nothing without train.compile. More of them later are steps that took
+        long, as rows or images came in numbers that had not been there before: said once for each line."""
+        if not self._job.train.compile:
+            return {}
+        graphs = _compiled_graphs()
+        if self._graphs is not None and graphs > self._graphs:
+            print(f"train: layers were compiled again by step {done}: {graphs} graphs now", flush=True)
+        self._graphs = graphs
+        return {"compiled_graphs": graphs}
 
     def _summary(self, checkpoint: str) -> dict[str, Any]:
         job, worker, parts = self._job, self._worker, self._parts

@@ -12,7 +12,7 @@ from pipelines.planner.architecture import Architecture
 from pipelines.planner.catalog import Catalog, Gpu, Machine
 from pipelines.planner.layout import STRATEGIES
 from pipelines.planner.prices import Prices
-from trainer.config import OFFLOADING, PIPELINE_PARALLEL, TENSOR_PARALLEL
+from trainer.config import COMPILING, OFFLOADING, PIPELINE_PARALLEL, TENSOR_PARALLEL
 from trainer.errors import ConfigError
 from trainer.strategies.pipeline_stages import stages_of
 
@@ -111,6 +111,8 @@ def ways(config: RunConfig, cluster: Cluster, degrees: Degrees) -> Iterator[dict
             change["train.pipeline_parallel"] = pipeline
         if train.offload != "none" and strategy not in OFFLOADING[train.offload]:
             change["train.offload"] = "none"
+        if train.compile and strategy not in COMPILING:
+            change["train.compile"] = False
         for rows in MICRO_BATCH_ROWS:
             if train.global_batch_rows % (copies * rows):
                 continue

@@ -71,13 +71,13 @@ class StoredObject:
 
 @dataclass
 class ResumableUpload:
-    """A session: what the first request asked for, and the bytes so far."""
+    """A session: what the first request asked for, and the bytes so far; none once it is finished."""
 
     bucket: str
     resource: dict[str, Any]
     query: dict[str, str]
     data: bytearray = field(default_factory=bytearray)
-    finished: tuple[str, StoredObject] | None = None  # asking a finished session again gives the same answer
+    finished: dict[str, Any] | None = None  # asking a finished session again gives the same answer
 
 
 class ApiError(Exception):
@@ -296,6 +296,8 @@ class _Handler(BaseHTTPRequestHandler):
         span = re.fullmatch(r"bytes (?:(\d+)-(\d+)|\*)/(\d+|\*)", self.headers.get("Content-Range", ""))
         if not span:
             raise ApiError(400, "Invalid Content-Range")
+        if upload.finished is not None:
+            return self._answer_json(upload.finished)
         if span[1] is not None:
             last = span[3] != "*" and int(span[2]) + 1 == int(span[3])
             if not last and len(body) % (256 << 10):
@@ -308,9 +310,9 @@ class _Handler(BaseHTTPRequestHandler):
             received = {"Range": f"bytes=0-{len(upload.data) - 1}"} if upload.data else {}
             self._answer(308, b"", received)
             return
-        if upload.finished is None:
-            upload.finished = self.fake.insert(upload.bucket, upload.resource, upload.query, bytes(upload.data))
-        self._answer_json(_resource(upload.bucket, *upload.finished))
+        stored = self.fake.insert(upload.bucket, upload.resource, upload.query, bytes(upload.data))
+        upload.data, upload.finished = bytearray(), _resource(upload.bucket, *stored)
+        self._answer_json(upload.finished)
 
     def _answer_media(self, stored: StoredObject) -> None:
         data, status, headers = stored.data, 200, {"X-Goog-Hash": f"crc32c={stored.crc32c()}"}

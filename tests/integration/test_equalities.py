@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from benchmarks.tiny_runs import strategy_changes
-from tests.short_form import WHOLE, only_whole
+from tests.short_form import WHOLE, chosen, only_whole
 from tests.trainer_runs import encode_features, losses, make_run, metrics, summary, train_runs
 from trainer.checkpoint.commit import committed, fetch_folder, newest_good
 from trainer.checkpoint.weights import open_weights
@@ -35,6 +35,15 @@ TOWER_TRAINED = {"model.freeze": [], "features.cache": "off"}
 
 THOROUGH = ("ddp", "fsdp", "zero2", "zero3")  # the others share their code with one of these
 SELECTIVE = ("ddp", "fsdp", "zero2")  # zero3 refuses it
+# How they are compiled: all that train.compile takes, the last one in the long form only.
+COMPILED: dict[str, dict[str, Any]] = chosen(
+    {
+        "ddp": {},
+        "fsdp": {"train.activation_checkpointing": "full"},
+        "hsdp": {"train.activation_checkpointing": "selective"},
+    },
+    lambda name: name != "hsdp",
+)
 MOVES = (("fsdp", "hsdp"), ("hsdp", "ddp"))  # who begins a run, and who goes on with it
 # 2 nodes with 2 processes each: hsdp tells ranks of a node from those of another, tp+fsdp needs ranks to slice over,
 # tp+pp+dp has two stages of two ranks.
@@ -127,6 +136,10 @@ def _base(strategy: str) -> dict[str, Any]:
 def _jobs(root: Path, strategy: str) -> dict[str, JobConfig]:
     base = _base(strategy)
     jobs = {"accumulated": make_run(root, f"{strategy}-accumulated", base)}
+    if strategy in COMPILED:
+        compiled = {**base, **COMPILED[strategy], "train.compile": True, "train.max_steps": STOP_STEP}
+        # Of itself it is inductor, whose kernels take minutes to make: see tests/unit/test_compiled.py.
+        jobs["compiled"] = make_run(root, f"{strategy}-compiled", {**compiled, "train.compile_backend": "aot_eager"})
     if strategy not in THOROUGH:
         return jobs
     whole = {**base, "train.global_batch_rows": WHOLE_SET_ROWS, "train.micro_batch_rows": 8}
@@ -205,6 +218,13 @@ def test_activation_checkpointing_changes_no_number(strategy: str, runs_of: Call
     assert losses(runs["checkpointing"]) == pytest.approx(losses(runs["accumulated"]), rel=RELATIVE)
     if strategy in SELECTIVE:
         assert losses(runs["selective"]) == pytest.approx(losses(runs["accumulated"]), rel=RELATIVE)
+
+
+@pytest.mark.parametrize("strategy", COMPILED)
+def test_compiled_layers_change_no_number(strategy: str, runs_of: Callable[[str], Runs]) -> None:
+    job, eager = (runs_of(strategy)[name] for name in ("compiled", "accumulated"))
+    assert losses(job) == pytest.approx(losses(eager)[:STOP_STEP], rel=RELATIVE)
+    assert metrics(job)[-1]["compiled_graphs"] > 0
 
 
 @pytest.mark.parametrize("strategy", THOROUGH)

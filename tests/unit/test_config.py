@@ -138,6 +138,18 @@ def test_a_missing_field_is_named_with_its_purpose() -> None:
             },
             "train",
         ),
+        ({"train__compile": True, "train__strategy": "zero2"}, "train"),
+        ({"train__strategy": "tp+pp+dp", "train__tensor_parallel": 2}, "train"),
+        (
+            {
+                "train__strategy": "tp+pp+dp",
+                "train__tensor_parallel": 2,
+                "train__pipeline_parallel": 2,
+                "train__global_batch_rows": 64,
+                "cluster__replica_count": 3,
+            },
+            "train.tensor_parallel",
+        ),
         ({"train__schedule": "wsd", "train__warmup_fraction": 0.5, "train__decay_fraction": 0.6}, "train"),
         ({"cluster__reduction_server": {"replica_count": 2}}, "cluster.reduction_server"),
         ({"cluster__accelerator_type": "NVIDIA_L4"}, "cluster"),

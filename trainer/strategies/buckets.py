@@ -49,11 +49,9 @@ class GradientBuckets:
 
     def _send(self, *, ready_only: bool) -> None:
         """In the same order on all ranks, whatever order the gradients come in."""
-        while (
-            not self._is_alone
-            and len(self._sent) < len(self._buffers)
-            and not (ready_only and self._missing[len(self._sent)])
-        ):
+        if self._is_alone:
+            return
+        while len(self._sent) < len(self._buffers) and not (ready_only and self._missing[len(self._sent)]):
             work = dist.all_reduce(self._buffers[len(self._sent)], group=self._group, async_op=True)
             assert work is not None
             self._sent.append(work)
