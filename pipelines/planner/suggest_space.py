@@ -123,6 +123,8 @@ def _strategies(cluster: Cluster, degrees: Degrees) -> Iterator[tuple[str, int, 
     """Strategies with the ranks that split a layer, and the stages."""
     for strategy in STRATEGIES:
         tensor = [ranks for ranks in _divisors(cluster.gpus_per_node) if ranks in degrees.tensor]
+        if strategy in PIPELINE_PARALLEL:
+            tensor = tensor[-1:]  # of both, the most that a node takes: fewer lie between this and stages alone
         for ranks in tensor if strategy in TENSOR_PARALLEL else [1]:
             pipeline = [stages for stages in _divisors(cluster.gpus // ranks) if stages in degrees.pipeline]
             for stages in pipeline if strategy in PIPELINE_PARALLEL else [1]:
