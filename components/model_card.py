@@ -24,6 +24,31 @@ answer = model.generate(**inputs, max_new_tokens=16)
 print(processor.decode(answer[0, inputs["input_ids"].shape[1]:], skip_special_tokens=True))
 ```"""
 
+# Of these, transformers makes a processor only where torchvision is.
+LOADING_WITHOUT_PROCESSOR = """```python
+from PIL import Image
+from transformers import AutoImageProcessor, AutoModelForImageTextToText, AutoTokenizer
+
+folder = "."  # this folder
+tokenizer, image_processor = AutoTokenizer.from_pretrained(folder), AutoImageProcessor.from_pretrained(folder)
+model = AutoModelForImageTextToText.from_pretrained(folder)
+
+question = {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "What is in the picture?"}]}
+prompt = tokenizer.apply_chat_template([question], add_generation_prompt=True, tokenize=False)
+image = image_processor([Image.open("picture.png").convert("RGB")], return_tensors="pt")
+tokens = int(image["image_grid_thw"].prod()) // image_processor.merge_size**2
+image_token = tokenizer.convert_ids_to_tokens(model.config.image_token_id)
+text = tokenizer(prompt.replace(image_token, image_token * tokens), add_special_tokens=False, return_tensors="pt")
+is_image = (text["input_ids"] == model.config.image_token_id).int()
+answer = model.generate(input_ids=text["input_ids"], mm_token_type_ids=is_image, **image, max_new_tokens=16)
+print(tokenizer.decode(answer[0, text["input_ids"].shape[1]:], skip_special_tokens=True))
+```"""
+
+
+def loading(model: ModelConfig) -> str:
+    """Code that loads the model and asks it about picture.png, as Markdown."""
+    return LOADING_WITHOUT_PROCESSOR if model.whole else LOADING
+
 
 def model_card(config: JobConfig, evaluation: Mapping[str, Any], summary: Mapping[str, Any], *, model: str) -> str:
     """The card's text.
@@ -46,7 +71,7 @@ def model_card(config: JobConfig, evaluation: Mapping[str, Any], summary: Mappin
         "## Limits",
         _limits(config, evaluation),
         "## Loading",
-        LOADING,
+        loading(config.model),
     ]
     return f"---\n{header}---\n\n" + "\n\n".join(sections) + "\n"
 

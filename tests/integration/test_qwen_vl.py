@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ import pytest
 import torch
 from transformers import AutoImageProcessor, AutoModelForImageTextToText, AutoTokenizer, PreTrainedTokenizerFast
 
+from components.model_card import loading
 from tests.qwen_fixture import CONFIGS, SIZES, model_section, picture, write_data
 from tests.short_form import WHOLE, only_whole
 from tests.trainer_runs import encode_features, losses, make_run, run_ranks, summary, train_runs
@@ -262,3 +265,14 @@ def test_an_export_gives_the_same_logits_and_answers_in_plain_transformers(runs:
         told = tokenizer.decode(generated[0, prompt_ids.shape[1] :], skip_special_tokens=True).strip()
         assert said[number]["prediction"] == told
     assert result["loss"] == pytest.approx(total / labels, rel=1e-3)
+    answer_as_the_model_card_says(job, Path(folder))
+
+
+def answer_as_the_model_card_says(job: JobConfig, folder: Path) -> None:
+    """Run the card's code, in the folder, as a person would."""
+    (folder / "picture.png").write_bytes(picture(0, (40, 16)))
+    code = loading(job.model).removeprefix("```python\n").removesuffix("```")
+    said = io.StringIO()
+    with contextlib.chdir(folder), contextlib.redirect_stdout(said):
+        exec(compile(code, "model card", "exec"), {})
+    assert said.getvalue().strip()
