@@ -350,6 +350,7 @@ def test_when_no_checkpoint_is_whole_nothing_is_deleted_and_nothing_starts_anew(
     assert {path: path.stat().st_mtime_ns for path in set(run.glob("checkpoints/*/*")) - notes} == before
 
 
+@only_whole
 def test_fresh_starts_another_run_and_sigterm_stops_it_as_ctrl_c_does(halted: Path) -> None:
     old = only_run(halted)
     steps = logged_steps(old)

@@ -6,6 +6,7 @@ import pytest
 
 from benchmarks.duel_checkpoints import DAMAGES, FELL_BACK, LIBRARIES, REFUSED, SILENT, Library, ours, stock
 from benchmarks.duel_checkpoints import deepspeed as duel_with_deepspeed
+from tests.short_form import only_whole
 
 
 @pytest.mark.parametrize("library", LIBRARIES, ids=lambda library: library.name)
@@ -17,5 +18,6 @@ def test_a_library_by_itself_and_under_our_protocol(library: Library, damage: st
 
 
 @pytest.mark.slow
+@only_whole
 def test_deepspeed_names_a_checkpoint_whose_save_was_cut_off() -> None:
     assert duel_with_deepspeed() == {"a flipped bit": (SILENT, FELL_BACK), "a missing file": (REFUSED, FELL_BACK)}
