@@ -2,7 +2,8 @@
 # torch's own wheels bring the CUDA libraries; the machine brings the driver.
 FROM python:3.11-slim
 
-# torch.compile (train.compile) builds its kernels' launchers with a C++ compiler.
+# torch.compile (train.compile) builds its kernels' launchers with a C++ compiler: Debian's, of whatever release the base is.
+# hadolint ignore=DL3008
 RUN apt-get update && apt-get install --yes --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*
 
 ENV PYTHONUNBUFFERED=1 PIP_NO_CACHE_DIR=1

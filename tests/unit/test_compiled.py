@@ -83,7 +83,7 @@ def steps(checkpointing: str, *, backend: CompileBackend | None, sharded: bool =
             return tensor
 
         with saved_tensors_hooks(keep, lambda tensor: tensor):
-            loss = module(**vars(batch))
+            loss = module(**{name: value for name, value in vars(batch).items() if value is not None})
         loss.backward()
         losses.append(loss.item())
         kept.append(sum(sizes.values()))
