@@ -28,13 +28,13 @@ from benchmarks.data_baselines import (
 )
 from benchmarks.report import Report, Side
 from benchmarks.workloads import Workload, job_of, prepare_job, workload
-from trainer.config import ModelConfig
 from trainer.data.index import Index
 from trainer.data.loader import RowLoader
 from trainer.data.rows import plan_rows
 from trainer.data.samples import SPLITS
 from trainer.features.reader import FeatureReader
 from trainer.features.store import write_shard
+from trainer.model_config import ModelConfig
 from trainer.models.pixels import PixelPreparer
 from trainer.models.table import family_of
 from trainer.storage import open_storage

@@ -15,11 +15,11 @@ from PIL import Image
 from torch import Tensor
 
 from benchmarks.workloads import Workload
-from trainer.config import ModelConfig
 from trainer.data.conversation import encode_sample
 from trainer.data.rows import Int64Array
 from trainer.data.samples import Turn
 from trainer.data.shards import FOLDER
+from trainer.model_config import ModelConfig
 from trainer.models.table import family_of
 
 RowContent = tuple[Sequence[str], Sequence[bytes]]  # sample ids; encoded images, one a sample in the built-in sets

@@ -8,8 +8,9 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from trainer.config import Checkpointing, ModelConfig
+from trainer.config import Checkpointing
 from trainer.flops import flops_per_row
+from trainer.model_config import ModelConfig
 from trainer.models.llava import LlavaFamily
 from trainer.models.recompute import Recompute
 

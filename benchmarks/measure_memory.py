@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from benchmarks.memory_cases import CASES, HYBRID_CASES, SPLIT_CASES, Case
 from trainer.batches import RowBatch
-from trainer.config import ModelConfig
+from trainer.model_config import ModelConfig
 from trainer.models.recompute import Recompute
 from trainer.models.table import family_of
 from trainer.replicas import replica_of

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from components.shared_questions import SharedQuestions
-from trainer.config import Fraction, Section
+from trainer.section import Fraction, Section
 
 # A margin is a difference of two rounded shares: 0.3 - 0.1 must reach a threshold of 0.2.
 ROUNDING = 1e-9

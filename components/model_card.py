@@ -7,7 +7,8 @@ from typing import Any
 
 import yaml
 
-from trainer.config import JobConfig, ModelConfig, WeightsConfig
+from trainer.config import JobConfig
+from trainer.model_config import ModelConfig, WeightsConfig
 
 LOADING = """```python
 from PIL import Image

@@ -18,8 +18,8 @@ from typing import Any, Protocol
 
 from pydantic import ConfigDict, Field, ValidationError
 
-from trainer.config import Section
 from trainer.errors import ConfigError, ExitCode, UserError
+from trainer.section import Section
 from trainer.storage import (
     AlreadyExistsError,
     ObjectInfo,

@@ -30,19 +30,17 @@ from pipelines.sections import (
     duration_s,
 )
 from trainer.config import (
-    MOST_ASPECT,
     PIPELINE_PARALLEL,
     TENSOR_PARALLEL,
-    WHOLE_FAMILIES,
     CheckpointConfig,
     DataConfig,
     EvaluateConfig,
     FeaturesConfig,
-    ModelConfig,
     RunPaths,
-    Section,
     TrainConfig,
 )
+from trainer.model_config import MOST_ASPECT, WHOLE_FAMILIES, ModelConfig
+from trainer.section import Section
 
 BUILTIN_SOURCES = ("builtin:digits", "builtin:easy-vqa", "builtin:openmoji")
 ALL_REDUCE_STRATEGIES = ("ddp", "zero1", "zero2", "hsdp")

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, Field
 from components.webhook import SECRET
 from pipelines.planner.rules.secrets import form_of_secret, is_secret_name
 from pipelines.problems import Problem, ProblemsError
-from trainer.config import Section
+from trainer.section import Section
 
 MOST_RECIPIENTS = 3  # of Google's notification component
 # Addresses of these services are secrets as a whole: who knows one can write to the channel.

@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from trainer.config import Positive, Section
+from trainer.section import Positive, Section
 
 Accelerator = Literal[
     "",

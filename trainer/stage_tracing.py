@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from trainer.config import ModelConfig
+from trainer.model_config import ModelConfig
 from trainer.models.family import Stage
 from trainer.models.recompute import Recompute
 from trainer.models.table import family_of

@@ -21,7 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from trainer.config import ModelConfig
+from trainer.model_config import ModelConfig
 from trainer.models.family import Stage
 from trainer.models.recompute import Recompute
 from trainer.models.table import family_of

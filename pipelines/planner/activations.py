@@ -128,7 +128,7 @@ def _traced(
     layers: int,
 ) -> StepTrace:
     """`model` is the model section as JSON; `rows` are their number and of one row tokens, images and label tokens."""
-    from trainer.config import ModelConfig
+    from trainer.model_config import ModelConfig
     from trainer.tracing import RowShape, trace_step
 
     compute, gathered, tensor_parallel = computing

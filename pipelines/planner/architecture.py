@@ -11,8 +11,8 @@ from pathlib import Path
 
 from pipelines.config import RunConfig
 from pipelines.planner.catalog import load_models
-from trainer.config import ModelConfig, WeightsConfig
 from trainer.errors import ExitCode, UserError
+from trainer.model_config import ModelConfig, WeightsConfig
 from trainer.models.shape import ModelShape
 
 HUB_TIMEOUT_S = 2.0

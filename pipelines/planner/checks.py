@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Literal
 from pipelines.config import RunConfig, warnings
 from pipelines.local_run import require_writable
 from pipelines.problems import RunFileError
-from trainer.config import WHOLE_FAMILIES, ModelConfig, RunPaths, WeightsConfig
+from trainer.config import RunPaths
 from trainer.errors import ExitCode, UserError
+from trainer.model_config import WHOLE_FAMILIES, ModelConfig, WeightsConfig
 from trainer.models.image_tokens import image_form_of
 
 if TYPE_CHECKING:

@@ -21,8 +21,9 @@ from pipelines.planner.reduction_server import Advice
 from pipelines.planner.row_load import RowLoad
 from pipelines.planner.rules.rule import Violation
 from pipelines.planner.throughput import Time, estimate_time
-from trainer.config import WHOLE_FAMILIES, JobConfig, RunPaths
+from trainer.config import JobConfig, RunPaths
 from trainer.errors import ConfigError, UserError
+from trainer.model_config import WHOLE_FAMILIES
 from trainer.storage import join_uri, open_storage
 
 ROLES = ("chief", "workers", "Reduction Server", "evaluators")

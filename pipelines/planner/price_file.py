@@ -15,8 +15,8 @@ from components.job_fields import did_you_mean
 from pipelines.planner.catalog import load_catalog
 from pipelines.problems import Problem, RunFileError, show
 from pipelines.run_file import parse_yaml
-from trainer.config import Fraction, Section
 from trainer.errors import ConfigError, os_errors
+from trainer.section import Fraction, Section
 
 LARGEST_FILE_BYTES = 1 << 20
 

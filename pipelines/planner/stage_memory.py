@@ -159,7 +159,7 @@ def _traced(
     tensor_parallel: int,
 ) -> StageTrace:
     """`model` is the model section as JSON; `rows` are their number and of one row tokens, images and label tokens."""
-    from trainer.config import ModelConfig
+    from trainer.model_config import ModelConfig
     from trainer.stage_tracing import trace_stage
     from trainer.tracing import RowShape
 

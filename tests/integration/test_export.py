@@ -45,10 +45,11 @@ from trainer.checkpoint.export import Merged, export_checkpoint
 from trainer.checkpoint.hf_weights import saved_names, write_weights
 from trainer.checkpoint.sync import sync_run
 from trainer.checkpoint.weights import open_weights
-from trainer.config import JobConfig, ModelConfig, WeightsConfig
+from trainer.config import JobConfig
 from trainer.data.conversation import load_tokenizer, make_tokenizer
 from trainer.digest import weights_sha256
 from trainer.errors import ConfigError
+from trainer.model_config import ModelConfig, WeightsConfig
 from trainer.models.table import family_of
 from trainer.parts import model_sha256
 from trainer.storage import open_storage

@@ -12,12 +12,13 @@ import torch
 
 from tests.trainer_runs import make_run, metrics, run_ranks, summary, train_runs
 from trainer.checkpoint.sync import sync_run
-from trainer.config import JobConfig, ModelConfig
+from trainer.config import JobConfig
 from trainer.data.index import Index
 from trainer.digest import weights_sha256
 from trainer.errors import ConfigError, DataError
 from trainer.features.reader import FeatureReader, missing_images
 from trainer.features.store import features_key
+from trainer.model_config import ModelConfig
 from trainer.models.table import family_of
 from trainer.storage import LocalStorage, open_storage
 

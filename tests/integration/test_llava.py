@@ -29,11 +29,11 @@ from transformers import (
 
 from tests.trainer_runs import TINY
 from trainer.checkpoint.hf_weights import write_weights
-from trainer.config import ModelConfig
 from trainer.data.conversation import make_tokenizer, prompt
 from trainer.data.samples import Turn
 from trainer.errors import ConfigError, ExitCode, UserError
 from trainer.generate import generate_answers
+from trainer.model_config import ModelConfig
 from trainer.models.family import Family
 from trainer.models.pixels import PixelPreparer
 from trainer.models.table import family_of

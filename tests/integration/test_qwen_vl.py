@@ -18,12 +18,13 @@ from tests.qwen_fixture import CONFIGS, SIZES, model_section, picture, write_dat
 from tests.short_form import WHOLE, only_whole
 from tests.trainer_runs import encode_features, losses, make_run, run_ranks, summary, train_runs
 from trainer.checkpoint.sync import sync_run
-from trainer.config import JobConfig, ModelConfig
+from trainer.config import JobConfig
 from trainer.data.conversation import encode_sample, make_tokenizer, prompt
 from trainer.data.samples import IMAGE_TOKEN, Turn
 from trainer.digest import weights_sha256
 from trainer.errors import ConfigError
 from trainer.evaluate import load_subject
+from trainer.model_config import ModelConfig
 from trainer.models.image_tokens import image_form_of
 from trainer.models.images import Images
 from trainer.models.pixels import image_preparer, opened

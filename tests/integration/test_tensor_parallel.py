@@ -19,8 +19,9 @@ from tests.integration.test_equalities import RELATIVE, RELATIVE_BF16, STOP_STEP
 from tests.integration.test_memory import COUNTED, PEAK
 from tests.short_form import chosen
 from tests.trainer_runs import losses, make_run, metrics, run_ranks, summary, train_runs
-from trainer.config import JobConfig, ModelConfig
+from trainer.config import JobConfig
 from trainer.errors import ConfigError
+from trainer.model_config import ModelConfig
 from trainer.strategies.split import require_splittable
 
 STRATEGIES = ("tp", "tp+fsdp")

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.qwen_fixture import CONFIGS, model_section
-from trainer.config import ModelConfig
+from trainer.model_config import ModelConfig
 from trainer.models.grids import ImageGrids
 from trainer.models.image_tokens import image_form_of, image_rule, image_tokens_of
 from trainer.models.table import family_of

@@ -10,9 +10,9 @@ from pydantic import ValidationError
 from transformers import GPT2Config, PreTrainedTokenizerFast
 
 from benchmarks.flop_cases import CASES, model_config
-from trainer.config import LoraConfig, ModelConfig
 from trainer.data.conversation import make_tokenizer
 from trainer.errors import ConfigError
+from trainer.model_config import LoraConfig, ModelConfig
 from trainer.models.llava import LlavaFamily
 from trainer.models.lora import adapters_of, add_adapters, is_adapter, without_adapters
 

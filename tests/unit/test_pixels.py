@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from tests.data_fixture import encode, picture
-from trainer.config import ModelConfig
+from trainer.model_config import ModelConfig
 from trainer.models.pixels import PixelPreparer
 
 

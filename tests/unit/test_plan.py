@@ -20,7 +20,7 @@ from pipelines.planner.device_memory import estimate_memory
 from pipelines.planner.layout import STRATEGIES, make_layout
 from pipelines.planner.memory import GIB, fullest, training_moments
 from pipelines.planner.plan import Plan, plan_run
-from trainer.config import ModelConfig
+from trainer.model_config import ModelConfig
 from trainer.models.recompute import Recompute
 from trainer.tracing import RowShape, trace_step
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainer.config import ModelConfig
+from trainer.model_config import ModelConfig
 from trainer.models.table import family_of
 from trainer.storage import Storage, crc32c_of_file, join_uri
 

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from trainer.config import ModelConfig
     from trainer.flops import RowFlops
+    from trainer.model_config import ModelConfig
     from trainer.models.loss import TokenLoss
     from trainer.models.shape import ModelShape
 

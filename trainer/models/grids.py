@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.config import MOST_ASPECT
+from trainer.model_config import MOST_ASPECT
 
 AXES = 4  # of positions: the place in the sample, which keeps packed samples apart, then time, height and width
 

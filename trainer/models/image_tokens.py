@@ -14,8 +14,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from trainer.config import WHOLE_FAMILIES, ModelConfig, WeightsConfig
 from trainer.data.samples import IMAGE_TOKEN
+from trainer.model_config import WHOLE_FAMILIES, ModelConfig, WeightsConfig
 from trainer.models.grids import ImageGrids
 from trainer.models.table import family_of
 

@@ -28,8 +28,8 @@ from transformers import (
 from transformers.initialization import no_init_weights
 from transformers.utils import logging as transformers_logging
 
-from trainer.config import ModelConfig
 from trainer.errors import ConfigError
+from trainer.model_config import ModelConfig
 from trainer.models.family import Blocks
 from trainer.models.image_tokens import square_tokens
 from trainer.models.kept_products import recompute_layers

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from trainer.config import ModelConfig
+from trainer.model_config import ModelConfig
 from trainer.models.pretrained import LanguageWeights
 
 if TYPE_CHECKING:

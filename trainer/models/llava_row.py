@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
-from trainer.config import ModelConfig
+from trainer.model_config import ModelConfig
 from trainer.models.loss import TokenLoss
 
 

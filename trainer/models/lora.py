@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from trainer.config import LoraConfig, ModelConfig
 from trainer.errors import ConfigError
+from trainer.model_config import LoraConfig, ModelConfig
 
 ADAPTER = "default"  # peft's name for the only one
 BASE = ".base_layer."  # what peft puts into the name of a layer's own weight

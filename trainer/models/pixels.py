@@ -11,7 +11,7 @@ from PIL import Image
 from torch import Tensor
 from transformers import CLIPImageProcessorPil, SiglipImageProcessorPil
 
-from trainer.config import ModelConfig
+from trainer.model_config import ModelConfig
 from trainer.models.image_tokens import image_form_of
 from trainer.models.images import Images, PrepareImages
 from trainer.models.table import family_of

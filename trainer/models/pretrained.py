@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoImageProcessor, AutoModel, AutoModelForCausalLM, PreTrainedConfig
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file
 
-from trainer.config import WeightsConfig
 from trainer.errors import ConfigError, ExitCode, UserError
+from trainer.model_config import WeightsConfig
 
 
 def load_pretrained(loader: Any, part: WeightsConfig, **arguments: Any) -> Any:

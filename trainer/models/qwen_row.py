@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
-from trainer.config import ModelConfig
+from trainer.model_config import ModelConfig
 from trainer.models.loss import TokenLoss
 
 MERGERS = ("merger", "deepstack_merger_list")  # transformers' names

@@ -24,9 +24,9 @@ from transformers import (
 )
 from transformers.initialization import no_init_weights
 
-from trainer.config import ModelConfig
 from trainer.data.samples import IMAGE_TOKEN
 from trainer.errors import ConfigError
+from trainer.model_config import ModelConfig
 from trainer.models.family import Blocks, Stage
 from trainer.models.image_tokens import VISION_END, VISION_START, image_form_of
 from trainer.models.kept_products import recompute_layers

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from trainer.config import ModelConfig, WeightsConfig
+from trainer.model_config import ModelConfig, WeightsConfig
 from trainer.models.pretrained import WeightFiles, load_pretrained, with_rows
 
 EMBEDDING, HEAD = "model.language_model.embed_tokens.weight", "lm_head.weight"

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from trainer.config import ModelConfig
+    from trainer.model_config import ModelConfig
     from trainer.models.family import Family
 
 

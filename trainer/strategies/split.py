@@ -12,8 +12,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
 
-from trainer.config import ModelConfig
 from trainer.errors import ConfigError
+from trainer.model_config import ModelConfig
 from trainer.models.family import Blocks, Stage
 from trainer.models.table import family_of
 from trainer.strategies.split_modules import (
