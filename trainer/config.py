@@ -163,8 +163,8 @@ class TrainConfig(Section):
     )
     compile: bool = Field(
         False,
-        description="Layers are compiled by torch.compile, each by itself: minutes at the start, faster steps. For "
-        "ddp, fsdp and hsdp.",
+        description="Layers are compiled by torch.compile, each by itself, which takes time at the start. Measure "
+        "whether steps get faster. For ddp, fsdp and hsdp.",
     )
     compile_backend: CompileBackend = Field(
         "inductor",

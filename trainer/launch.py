@@ -122,7 +122,8 @@ def _torchrun(arguments: list[str]) -> TorchrunEnd:
 def _one_process(command: list[str], cluster: Cluster) -> TorchrunEnd:
     """Run a job's only process. It has nobody to meet, so torchrun, seconds to import, is left out (decision 0024).
 
-    It sees the variables that torchrun would give it, and SIGTERM and SIGINT are passed on to it in the same way.
+    It sees the variables that torchrun would give it, and gets SIGTERM and SIGINT passed on. It is not killed for
+    taking more than torchrun's 30 s to end: whoever sent the signal has a limit of their own.
     """
     ranks = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "LOCAL_WORLD_SIZE": 1, "GROUP_RANK": 0}
     place = {"MASTER_ADDR": cluster.master_host, "MASTER_PORT": cluster.master_port}

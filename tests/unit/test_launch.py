@@ -61,13 +61,14 @@ def leave(code):
 """
 
 
-def launch(folder: Path, program: str, *arguments: str) -> subprocess.Popen[str]:
-    """The launcher with `program` as the job's module; torch cannot be imported."""
+def launch(folder: Path, program: str, *arguments: str, code: str = "") -> subprocess.Popen[str]:
+    """The launcher with `program` as the job's module; torch cannot be imported. `code` is run instead of it."""
     (folder / "tiny_job.py").write_text(LEAVE + program)
     (folder / "torch.py").write_text('raise ImportError("a job of one process needs no torch in its launcher")')
     environment = {name: value for name, value in os.environ.items() if name not in ("CLUSTER_SPEC", "TF_CONFIG")}
+    command = ["-c", code] if code else ["-m", "trainer.launch", "--nproc-per-node", "1", "--", "tiny_job", *arguments]
     return subprocess.Popen(
-        [sys.executable, "-m", "trainer.launch", "--nproc-per-node", "1", "--", "tiny_job", *arguments],
+        [sys.executable, *command],
         env=environment | {"PYTHONPATH": os.pathsep.join([str(folder), os.getcwd()])},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -101,6 +102,25 @@ signal.pause()
     job.send_signal(number)
     said, _ = job.communicate(timeout=60)
     assert job.returncode == ExitCode.PREEMPTED, said
+
+
+def test_a_signal_that_comes_before_the_process_reaches_it(tmp_path: Path) -> None:
+    """Sent by the launcher to itself while it starts the process."""
+    starting = """
+import os, signal, subprocess, sys
+real = subprocess.Popen
+def start(*arguments, **options):
+    os.kill(os.getpid(), signal.SIGTERM)
+    return real(*arguments, **options)
+subprocess.Popen = start
+from trainer.launch import main
+sys.exit(main(["--nproc-per-node", "1", "--", "tiny_job"]))
+"""
+    # It would pause for ever; the default action of SIGTERM ends it.
+    job = launch(tmp_path, "signal.pause()", code=starting)
+    said, _ = job.communicate(timeout=60)
+    assert job.returncode != 0
+    assert "rank 0 was ended by SIGTERM" in said
 
 
 def test_one_process_that_is_killed_is_named(tmp_path: Path) -> None:
