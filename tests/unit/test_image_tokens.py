@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.qwen_fixture import CONFIGS, model_section
+from trainer.features.store import features_key
 from trainer.model_config import ModelConfig
 from trainer.models.grids import ImageGrids
 from trainer.models.image_tokens import image_form_of, image_rule, image_tokens_of
@@ -116,3 +117,19 @@ def test_what_decides_the_tokens_of_images_names_prepared_data() -> None:
     ]
     assert rules[0] != rules[1]
     assert image_rule(model({"config": SIGLIP})) == [64] * 4, "that of llava stays as it was"
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+@pytest.mark.parametrize(
+    ("change", "is_another"),
+    [({"max_pixels": 4096}, True), ({"min_pixels": 300}, True), ({"seed": 9}, True), ({"freeze": ["tower"]}, False)],
+    ids=lambda value: str(value),
+)
+def test_cached_features_are_those_of_images_of_this_size(
+    family: str, change: dict[str, Any], is_another: bool
+) -> None:
+    """An image of another size has other features, and other data prepared for it, under another name."""
+    before = ModelConfig.model_validate(model_section(family))
+    after = ModelConfig.model_validate(model_section(family, **change))
+    assert (features_key(before) != features_key(after)) == is_another
+    assert (image_rule(before) != image_rule(after)) == (is_another and "seed" not in change)
