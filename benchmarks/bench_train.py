@@ -9,7 +9,7 @@ from pathlib import Path
 from benchmarks.common import Measured, close, interleaved, options
 from benchmarks.hugging_face import hugging_face_trainer
 from benchmarks.report import Report, Side
-from benchmarks.training_sides import Length, Trained, bare_steps, our_loop, ready_steps
+from benchmarks.training_sides import Length, Trained, bare_steps, data_wait, our_loop, ready_steps
 from benchmarks.workloads import Workload, workload
 from trainer.batches import cached_images
 from trainer.features.reader import FeatureReader
@@ -18,6 +18,7 @@ from trainer.parts import mean_row_flops
 from trainer.worker import Worker, start_worker
 
 TOLERANCE = 1e-4  # relative, of losses in fp32; sums in another order differ by less
+WAITING_STEPS = 20
 QUICK = {"digits": ("digits", ("train.global_batch_rows=4", "train.micro_batch_rows=2", "data.max_samples=600"))}
 WIDE_TOWER = ("hidden_size=256", "intermediate_size=1024", "num_hidden_layers=6")  # a fifth of an online step
 FULL = {
@@ -72,6 +73,10 @@ def loops(report: Report, load: Workload, worker: Worker, length: Length, rounds
         shares = [100 * (1 - each.engine_cpu_s / each.measured.cpu_s) for each in side]
         claim = "outside forward, backward, optimizer"
         report.figure(claim, load.name, "% of CPU time", Side(label, shares))
+    waiting = Length(length.warm_up, WAITING_STEPS)  # more steps than rows are read ahead of
+    for label, job in (("our loop, cached features", load.cached), ("our loop, online features", load.online)):
+        shares = [data_wait(job, worker, waiting) for _ in range(rounds)]
+        report.figure("training waits for data", load.name, "% of wall time", Side(label, shares))
 
 
 def planned_gain(load: Workload) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import io
+import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from trainer.batches import ImageSource, RowBatch, collate
 from trainer.config import JobConfig
 from trainer.data.loader import Row
 from trainer.parts import Parts, build_parts
+from trainer.storage import open_storage
 from trainer.strategies.strategy import StepResult, Strategy
 from trainer.worker import StopRequest, Worker
 
@@ -103,6 +105,15 @@ def our_loop(job: JobConfig, worker: Worker, length: Length) -> Trained:
         loop.train(job, worker, stop)
     assert made[0].trained
     return made[0].trained
+
+
+def data_wait(job: JobConfig, worker: Worker, length: Length) -> float:
+    """Share of the steps' wall time in which training waited for its rows, in percent, by the run's own metrics."""
+    every_step = job.model_copy(update={"train": job.train.model_copy(update={"log_every_steps": 1})})
+    our_loop(every_step, worker, length)
+    lines = [json.loads(line) for line in open_storage(job.run.run_uri).read("metrics.jsonl").splitlines()]
+    timed = [line for line in lines if length.warm_up < line["step"] <= length.end]
+    return 100 * sum(line["data_wait_s"] for line in timed) / sum(line["step_s"] for line in timed)
 
 
 @dataclass(frozen=True)

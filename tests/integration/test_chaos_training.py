@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.soak import Result, difference, disturbed, kills, result_of, table, train
+from tests.soak import CHANGES, NODES, Result, difference, disturbed, kills, result_of, table
+from tests.trainer_runs import make_run, train_runs
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -22,7 +23,9 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def undisturbed(root: Path) -> Result:
-    return result_of(train(root, "undisturbed"))
+    job = make_run(root, "undisturbed", CHANGES, features="off")
+    train_runs([job], processes=1, nodes=NODES)
+    return result_of(job)
 
 
 def test_a_reclaimed_node_and_a_kill_change_nothing_and_the_notice_is_used(root: Path, undisturbed: Result) -> None:

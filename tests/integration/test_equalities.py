@@ -33,8 +33,9 @@ ALL_LOGITS = {"train.loss_chunk_tokens": 0}  # at once
 TOWER_TRAINED = {"model.freeze": [], "features.cache": "off"}
 
 
-THOROUGH = ("ddp", "fsdp", "zero2", "zero3")  # the others share their code with one of these
-SELECTIVE = ("ddp", "fsdp", "zero2")  # zero3 refuses it
+# The others share their code with one of these; those with True have selective checkpointing too, which zero3 refuses.
+THOROUGH = chosen({"ddp": True, "fsdp": True, "zero2": True, "zero3": False}, lambda name: name != "zero2")
+SELECTIVE = [name for name, takes_it in THOROUGH.items() if takes_it]
 # How they are compiled: all that train.compile takes, the last one in the long form only.
 COMPILED: dict[str, dict[str, Any]] = chosen(
     {

@@ -14,8 +14,8 @@ from tests.short_form import chosen
 from tests.trainer_runs import run_ranks
 
 pytestmark = pytest.mark.slow
-WEIGHED = chosen(CASES, lambda name: name in ("pp", "pp bf16 checkpointing", "pp tower trained"))
-WEIGHED_SPLIT = chosen(SPLIT_CASES, lambda name: name != "tp+pp+dp tower trained")
+WEIGHED = chosen(CASES, lambda name: name in ("pp bf16 checkpointing", "pp tower trained"))
+WEIGHED_SPLIT = chosen(SPLIT_CASES, lambda name: name == "tp+pp+dp")
 
 
 @pytest.fixture(scope="module")
