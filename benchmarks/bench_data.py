@@ -7,6 +7,7 @@ import io
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,8 @@ def main() -> None:
         photographs(report, root, rounds, count=IMAGE_BATCH if chosen.quick else 4 * IMAGE_BATCH)
         for load in workloads:
             preparation(report, load, root / "again")
+            if not chosen.quick:
+                processes(report, load, root / "again")
     report.publish(chosen)
 
 
@@ -235,6 +238,20 @@ def preparation(report: Report, load: Workload, root: Path) -> None:
         values.append(1e3 * measured.cpu_per_unit)
         shutil.rmtree(root)
     report.figure("preparation", load.name, "CPU ms / sample", Side("prepare_data", values))
+
+
+def processes(report: Report, load: Workload, root: Path) -> None:
+    """The same on two processes. It is wall time that they save: other work on the machine tells at once."""
+
+    def prepared(workers: int) -> float:
+        overrides = (f"data.max_samples={load.online.data.max_samples}", f"data.workers={workers}")
+        measured = clocked(lambda: _samples(prepare_job(job_of(load.name, root, "prepare", overrides))))
+        shutil.rmtree(root)
+        return 1 / measured.wall_per_unit
+
+    found = interleaved({"two": partial(prepared, 2), "one": partial(prepared, 1)}, PREPARATIONS, warm_up=False)
+    sides = [Side(f"{name} process{'es' * (name == 'two')}", found[name]) for name in ("two", "one")]
+    report.compare("preparation: two processes or one", load.name, "samples / s", *sides)
 
 
 def _samples(prepared_uri: str) -> float:

@@ -178,6 +178,9 @@ class TrainConfig(Section):
     resume: Literal["auto", "never"] = Field("auto", description="auto continues from the newest good checkpoint.")
     deterministic: bool = Field(False, description="Deterministic kernels: bit-equal reruns, slower on GPUs.")
     freeze_gc: bool = Field(True, description="Collect garbage between steps only, so that ranks do not stall apart.")
+    measure_communication: bool = Field(
+        False, description="Time collectives by size, inside a node and across nodes, before training starts."
+    )
     stall_factor: float = Field(
         20.0, ge=0, description="End the job when no step is done for this many median steps; 0 never does."
     )

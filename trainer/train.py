@@ -9,6 +9,7 @@ import argparse
 
 import torch
 
+from trainer.communication import measure_communication
 from trainer.config import JobConfig
 from trainer.loop import train
 from trainer.preflight import check_ranks
@@ -25,6 +26,8 @@ def main() -> int:
     if job.train.deterministic:
         torch.use_deterministic_algorithms(True)
     check_ranks(job.run.run_uri, worker)
+    if job.train.measure_communication:
+        measure_communication(job.run.run_uri, worker)
     return train(job, worker, stop)
 
 
