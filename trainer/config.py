@@ -110,6 +110,13 @@ class OptimizerConfig(Section):
 
     learning_rate: float = Field(gt=0, description="Peak learning rate; never scaled silently with world size.")
     projector_learning_rate: float = Field(0.0, ge=0, description="Own peak rate of the projector; 0 uses the common.")
+    tower_learning_rate: float = Field(0.0, ge=0, description="Own peak rate of a trained tower; 0 uses the common.")
+    batch_scaling: Literal["none", "sqrt", "linear"] = Field(
+        "none",
+        description="Scales all rates by global_batch_rows / reference_batch_rows, or by its square root, which suits "
+        "AdamW. none leaves them as they are, whatever the batch.",
+    )
+    reference_batch_rows: int = Field(0, ge=0, description="Rows of a step that the rates are meant for; see above.")
     weight_decay: float = Field(0.0, ge=0, description="Decay of matrices; biases and norms are not decayed.")
     betas: tuple[float, float] = Field((0.9, 0.95), description="Moment decay rates.")
     eps: float = Field(1e-8, gt=0, description="Denominator offset.")
@@ -245,6 +252,27 @@ class TrainConfig(Section):
             raise ValueError(
                 f"strategy {self.strategy} cannot offload {self.offload}: use one of {', '.join(able)}, or offload "
                 f"{other}"
+            )
+        return self
+
+    @property
+    def rate_scale(self) -> float:
+        """What all peak rates are multiplied with for the size of the global batch, where the run file asks for it.
+
+        linear: Goyal et al. 2017, arXiv 1706.02677 (SGD); sqrt: Malladi et al. 2022, arXiv 2205.10782 (Adam).
+        """
+        if self.optimizer.batch_scaling == "none":
+            return 1.0
+        ratio = self.global_batch_rows / self.optimizer.reference_batch_rows
+        return ratio if self.optimizer.batch_scaling == "linear" else math.sqrt(ratio)
+
+    @model_validator(mode="after")
+    def _scaling_has_a_reference(self) -> TrainConfig:
+        scaling, reference = self.optimizer.batch_scaling, self.optimizer.reference_batch_rows
+        if (scaling == "none") != (reference == 0):
+            raise ValueError(
+                f"optimizer.batch_scaling {scaling} and optimizer.reference_batch_rows {reference}: give both, or none "
+                "and 0"
             )
         return self
 

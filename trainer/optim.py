@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from trainer.config import OptimizerConfig, TrainConfig
+from trainer.model_config import ModelPart
 
 
 def build_optimizer(module: nn.Module, config: OptimizerConfig, *, on_cpu: bool = False) -> torch.optim.AdamW:
@@ -16,14 +17,18 @@ def build_optimizer(module: nn.Module, config: OptimizerConfig, *, on_cpu: bool 
     Each group keeps its peak rate as `peak_rate`; `set_rates` scales it. Parameters that lie on different sets of ranks
     are in groups of their own: torch cannot update such together.
     """
-    groups: dict[tuple[bool, bool, str], list[nn.Parameter]] = {}
+    own_rates = {"projector": config.projector_learning_rate, "tower": config.tower_learning_rate}
+    groups: dict[tuple[int, bool, str], list[nn.Parameter]] = {}
     for name, parameter in module.named_parameters():
         if parameter.requires_grad:
-            kind = ("projector" in name, parameter.ndim >= 2, str(getattr(parameter, "device_mesh", "")))
+            part = part_of(name)
+            # A tower without a rate of its own is in the common groups, as checkpoints have it.
+            place = 1 if part == "projector" else 2 if part == "tower" and config.tower_learning_rate else 0
+            kind = (place, parameter.ndim >= 2, str(getattr(parameter, "device_mesh", "")))
             groups.setdefault(kind, []).append(parameter)
     described = []
-    for (is_projector, decays, _), parameters in sorted(groups.items()):
-        rate = (config.projector_learning_rate if is_projector else 0.0) or config.learning_rate
+    for (place, decays, _), parameters in sorted(groups.items()):
+        rate = (0.0, *own_rates.values())[place] or config.learning_rate
         decay = config.weight_decay if decays else 0.0
         described.append({"params": parameters, "lr": rate, "peak_rate": rate, "weight_decay": decay})
     # One pass over memory instead of a dozen: what counts when the processor updates for a GPU. torch brings it along;
@@ -31,15 +36,24 @@ def build_optimizer(module: nn.Module, config: OptimizerConfig, *, on_cpu: bool 
     return torch.optim.AdamW(described, betas=config.betas, eps=config.eps, fused=on_cpu or None)
 
 
+def part_of(name: str) -> ModelPart:
+    """The part of the model that a parameter belongs to, by transformers' names."""
+    if "projector" in name or "merger" in name:  # LLaVA's, and those of models that bring their own tower
+        return "projector"
+    return "tower" if "vision_tower." in name or "visual." in name else "language_model"
+
+
 def rate_factor(config: TrainConfig, step: int, total_steps: int) -> float:
     """Share of the peak learning rate at `step` (from 0): linear warm-up, then the schedule down to the final share.
+
+    Times `rate_scale`, where the run file has the rates follow the global batch.
 
     wsd (warm-up, stable, decay; Hu et al. 2024, arXiv 2404.06395) falls by 1 - sqrt(share of its decay that is over),
     which Haegele et al. 2024 (arXiv 2405.18392) found better than a line.
     """
     warmup_steps = math.ceil(config.warmup_fraction * total_steps)
     if step < warmup_steps:
-        return (step + 1) / warmup_steps
+        return config.rate_scale * (step + 1) / warmup_steps
     progress = (step - warmup_steps) / max(1, total_steps - warmup_steps)
     match config.schedule:
         case "constant":
@@ -52,7 +66,7 @@ def rate_factor(config: TrainConfig, step: int, total_steps: int) -> float:
             decay_steps = min(math.ceil(config.decay_fraction * total_steps), total_steps - warmup_steps)
             steps_in_decay = step - (total_steps - decay_steps)
             falling = 1.0 - math.sqrt(steps_in_decay / decay_steps) if steps_in_decay > 0 else 1.0
-    return config.final_rate_fraction + (1.0 - config.final_rate_fraction) * falling
+    return config.rate_scale * (config.final_rate_fraction + (1.0 - config.final_rate_fraction) * falling)
 
 
 def set_rates(optimizer: torch.optim.Optimizer, factor: float) -> float:

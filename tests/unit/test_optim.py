@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 
 import pytest
 import torch
@@ -12,7 +13,11 @@ from pydantic import ValidationError
 from torch import nn
 from transformers.optimization import get_wsd_schedule
 
+from benchmarks.flop_cases import model_config
+from tests.qwen_fixture import model_section
 from trainer.config import OptimizerConfig, TrainConfig
+from trainer.model_config import ModelConfig
+from trainer.models.table import family_of
 from trainer.optim import build_optimizer, rate_factor, set_rates
 
 
@@ -77,3 +82,32 @@ def test_groups_separate_the_projector_and_what_decays() -> None:
     assert found == {(1e-3, 0.1, 2), (1e-3, 0.0, 1), (5e-3, 0.1, 2), (5e-3, 0.0, 1)}
     set_rates(optimizer, 0.5)
     assert sorted({group["lr"] for group in optimizer.param_groups}) == pytest.approx([5e-4, 2.5e-3])
+
+
+@pytest.mark.parametrize("family", ["llava", "qwen2_5_vl", "qwen3_vl"])
+def test_every_family_has_its_parts_and_their_rates(family: str) -> None:
+    """Also where transformers calls them otherwise; each parameter is in one group."""
+    config = model_config(freeze=()) if family == "llava" else ModelConfig(**model_section(family, freeze=()))
+    module = family_of(config).training_module(config, family_of(config).skeleton(config, vocabulary=300), cached=False)
+    rates = OptimizerConfig(learning_rate=1e-3, projector_learning_rate=5e-3, tower_learning_rate=1e-5)
+    counts = Counter[float]()
+    for group in build_optimizer(module, rates).param_groups:
+        counts[group["peak_rate"]] += sum(parameter.numel() for parameter in group["params"])
+    shape = family_of(config).shape(config)
+    assert counts[5e-3] == shape.parameters["projector"]
+    assert counts[1e-5] == shape.parameters["tower"] - shape.behind_features
+    trained = sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
+    assert counts[1e-3] == trained - counts[5e-3] - counts[1e-5]
+
+
+def test_rates_follow_the_batch_only_where_the_run_file_says_how() -> None:
+    def factor(**optimizer: object) -> float:
+        settings = {"optimizer": {"learning_rate": 1e-3, **optimizer}, "global_batch_rows": 64}
+        return rate_factor(settings_of(**settings, schedule="constant", warmup_fraction=0), 3, 10)
+
+    assert factor() == 1
+    assert factor(batch_scaling="linear", reference_batch_rows=16) == pytest.approx(4)
+    assert factor(batch_scaling="sqrt", reference_batch_rows=16) == pytest.approx(2)
+    for half in ({"batch_scaling": "sqrt"}, {"reference_batch_rows": 16}):
+        with pytest.raises(ValidationError, match="give both, or none and 0"):
+            factor(**half)
