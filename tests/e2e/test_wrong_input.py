@@ -33,7 +33,6 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(600)]
 RUN_FILE = "tiny.yaml"
 NUM_STEPS, FEW_STEPS = 240, 60
 EVERY_STEPS = 20  # between checkpoints
-ONE_REPLICA = "cluster.replica_count=1"
 CHANGES = {
     "train.max_steps": NUM_STEPS,
     "train.epochs": 1000,
@@ -196,10 +195,10 @@ class Story:
         self.folder, self.attempts = folder, dict[str, Attempt]()
 
     @contextlib.contextmanager
-    def attempt(self, name: str, *changes: str, more_steps: int = EVERY_STEPS) -> Iterator[Terminal]:
+    def attempt(self, name: str, *, more_steps: int = EVERY_STEPS) -> Iterator[Terminal]:
         """The block is entered when this attempt has saved a checkpoint, so many steps after the newest it found."""
         before = self._newest_step()
-        with Terminal(self.folder, "run", RUN_FILE, *changes) as terminal:
+        with Terminal(self.folder, "run", RUN_FILE) as terminal:
             terminal.when(lambda: self._newest_step() >= before + more_steps)
             yield terminal
             answer, left = terminal.answer(), terminal.left()
@@ -214,20 +213,17 @@ class Story:
 
 
 def interrupted_story(folder: Path) -> Story:
-    """Stopped, killed in part and as a whole, and damaged. `halted`, beside its folder, is a copy of the middle.
-
-    What happens to one replica as to two happens to one here: it starts in half the time.
-    """
+    """Stopped, killed in part and as a whole, and damaged. `halted`, beside its folder, is a copy of the middle."""
     story = Story(with_run_file(folder))
     with story.attempt("Ctrl-C", more_steps=2 * EVERY_STEPS) as terminal:
         terminal.press_ctrl_c()
     with story.attempt("worker killed") as terminal:
         os.kill(terminal.worker(rank=1), signal.SIGKILL)
-    with story.attempt("command killed", ONE_REPLICA) as terminal:
+    with story.attempt("command killed") as terminal:
         terminal.process.kill()
     shutil.copytree(folder, folder.parent / "halted")
     damage(sorted(only_run(folder).glob("checkpoints/*/COMMIT"))[-1].parent)
-    with story.attempt("newest damaged", ONE_REPLICA, more_steps=0):
+    with story.attempt("newest damaged", more_steps=0):
         """To the end."""
     return story
 
@@ -345,7 +341,7 @@ def test_when_no_checkpoint_is_whole_nothing_is_deleted_and_nothing_starts_anew(
         damage(commit.parent)
     before = {path: path.stat().st_mtime_ns for path in run.glob("checkpoints/*/*")}
     refused(
-        vlmpipe(halted, "run", RUN_FILE, ONE_REPLICA),
+        vlmpipe(halted, "run", RUN_FILE),
         ExitCode.CHECKPOINT_CORRUPT,
         "no checkpoint of this run verifies",
         "restore the files (nothing was deleted), or start a new run (--fresh",
@@ -374,7 +370,7 @@ def test_fresh_starts_another_run_and_sigterm_stops_it_as_ctrl_c_does(halted: Pa
 
 def test_a_loss_that_is_not_a_number_ends_training_with_the_samples_that_it_came_from(halted: Path) -> None:
     refused(
-        vlmpipe(halted, "run", RUN_FILE, "train.optimizer.learning_rate=1e30", ONE_REPLICA),
+        vlmpipe(halted, "run", RUN_FILE, "train.optimizer.learning_rate=1e30", "cluster.replica_count=1"),
         ExitCode.DATA,
         "the loss of step 2 is nan; this rank's samples: digit",
         "lower train.optimizer.learning_rate",
