@@ -83,12 +83,12 @@ def sum_over_ranks(
     loss_share: torch.Tensor, data: StepBatches, stop: bool, replica: Replica, worker: Worker
 ) -> StepTotals:
     """Everything the ranks must agree on, in the one collective that the loss needs anyway."""
-    rows = [float(count) * replica.leads for count in (data.useful_tokens, data.slot_tokens, data.images)]
-    counts = [*rows, float(stop)]
+    counted = (data.useful_tokens, data.slot_tokens, data.images, len(data.sample_ids))
+    counts = [*(float(count) * replica.leads for count in counted), float(stop)]
     values = torch.cat([loss_share.double().reshape(1), torch.tensor(counts, device=worker.device).double()])
     dist.all_reduce(values)
-    loss, useful, slots, images, stops = values.tolist()
-    return StepTotals(loss, int(useful), int(slots), int(images), stops > 0)
+    loss, useful, slots, images, samples, stops = values.tolist()
+    return StepTotals(loss, int(useful), int(slots), int(images), int(samples), stops > 0)
 
 
 def require_finite(loss: float, grad_norm: float, data: StepBatches) -> None:

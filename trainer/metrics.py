@@ -42,7 +42,11 @@ class MetricsLog:
 
     def column(self, name: str) -> list[float]:
         """One metric of every step that was logged, earlier attempts included."""
-        return [json.loads(line)[name] for line in self._lines]
+        return [line[name] for line in self.lines()]
+
+    def lines(self) -> list[dict[str, Any]]:
+        """What was logged of every step, earlier attempts included."""
+        return [json.loads(line) for line in self._lines]
 
     def close(self) -> None:
         self.flush()

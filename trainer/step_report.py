@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from trainer.batches import StepBatches
 from trainer.config import JobConfig
+from trainer.gauges import Gauges, gather_gauges
 from trainer.metrics import MetricsLog
 from trainer.parts import Parts
 from trainer.progress import Progress
@@ -37,6 +38,21 @@ def _compiled_graphs() -> int:
     return compiled_graphs()
 
 
+def goodput(lines: Sequence[Mapping[str, Any]], *, until_s: float) -> float | None:
+    """Share of the time since the first step began, restarts included, that went into steps that count.
+
+    `lines` are those of metrics.jsonl, which hold each step once: what was computed and lost is not in them. Neither
+    count the times in which training waited for data or a checkpoint. None before anything was logged.
+    """
+    timed = [line for line in lines if "time_s" in line]  # earlier versions wrote no time
+    if not timed:
+        return None
+    steps = [line["step"] - before["step"] for before, line in zip([{"step": 0}, *lines], lines, strict=False)]
+    windows = [line["step_s"] * count for line, count in zip(lines, steps, strict=True) if "time_s" in line]
+    lost_s = sum(line["data_wait_s"] + line["checkpoint_stall_s"] for line in timed)
+    return (sum(windows) - lost_s) / (until_s - (timed[0]["time_s"] - windows[0]))
+
+
 @dataclass(frozen=True)
 class StepTotals:
     """Sums over all ranks of one step."""
@@ -45,6 +61,7 @@ class StepTotals:
     useful_tokens: int
     slot_tokens: int
     images: int
+    samples: int
     stop: bool  # some rank was asked to stop
 
 
@@ -60,10 +77,11 @@ class StepReport:
         self._job, self._worker, self._parts, self._first_step = job, worker, parts, first_step
         self._last_step = first_step
         self._started = self._window_started = time.perf_counter()
-        self._window = dict.fromkeys(("tokens", "slots", "images", "label_tokens", "steps"), 0)
+        self._window = dict.fromkeys(("tokens", "slots", "images", "samples", "label_tokens", "steps"), 0)
         self._totals = {"tokens": 0, "label_tokens": 0}
         self._graphs: int | None = None  # compiled up to the last line
-        self._stall_s = self._window_stall_s = self._waited_s = 0.0
+        self._stall_s = self._window_stall_s = 0.0
+        self._gauges = Gauges([0.0] * worker.world_size, [0.0] * worker.world_size)  # when the last line was written
         self._first_loss: float | None = None
         self._last_loss: float | None = None
         if worker.is_first:
@@ -81,12 +99,13 @@ class StepReport:
     def step(
         self, done: int, data: StepBatches, totals: StepTotals, result: StepResult, strategy: Strategy, waited_s: float
     ) -> None:
-        """Count one step; log it when it is due."""
+        """Count one step; log it when it is due. Collective."""
         self._last_step = done
         counted = {
             "tokens": totals.useful_tokens,
             "slots": totals.slot_tokens,
             "images": totals.images,
+            "samples": totals.samples,
             "label_tokens": data.global_label_tokens,
             "steps": 1,
         }
@@ -97,9 +116,10 @@ class StepReport:
         self._last_loss = totals.loss
         if self._first_loss is None:
             self._first_loss = totals.loss
-        due = done % self._job.train.log_every_steps == 0 or done in (self._first_step + 1, self._parts.total_steps)
-        if self._worker.is_first and due:
-            self._write(done, data.epoch, result, strategy, waited_s)
+        if done % self._job.train.log_every_steps == 0 or done in (self._first_step + 1, self._parts.total_steps):
+            gauges = gather_gauges(self._worker, waited_s)
+            if self._worker.is_first:
+                self._write(done, data.epoch, result, strategy, gauges)
 
     def flush(self) -> None:
         """Write out the log: a run that resumes from the checkpoint made next must find its lines."""
@@ -128,7 +148,7 @@ class StepReport:
             self._progress.update(self._last_step, self._parts.total_steps)
             self._progress.finish(message=f"loss {self._last_loss:.4f} after {self._last_step} steps")
 
-    def _write(self, done: int, epoch: int, result: StepResult, strategy: Strategy, waited_s: float) -> None:
+    def _write(self, done: int, epoch: int, result: StepResult, strategy: Strategy, gauges: Gauges) -> None:
         now = time.perf_counter()
         window, seconds = self._window, now - self._window_started
         tokens_per_s = window["tokens"] / seconds
@@ -143,13 +163,18 @@ class StepReport:
                 **self._of_compiling(done),
                 "tokens_per_s": tokens_per_s,
                 "images_per_s": window["images"] / seconds,
+                "samples_per_s": window["samples"] / seconds,
                 "label_tokens": window["label_tokens"],
                 "rows": window["steps"] * self._job.train.global_batch_rows,
                 "fill": window["tokens"] / max(1, window["slots"]),
                 "step_s": seconds / window["steps"],
-                "data_wait_s": waited_s - self._waited_s,
+                "data_wait_s": max(  # of the rank that waited longest: all others wait for it
+                    now_s - then_s for now_s, then_s in zip(gauges.data_wait_s, self._gauges.data_wait_s, strict=True)
+                ),
                 "checkpoint_stall_s": self._window_stall_s,
+                "peak_memory_gib": max(gauges.peak_memory_gib),
                 "elapsed_s": now - self._started,
+                "time_s": time.time(),
             },
         )
         self._progress.update(
@@ -162,7 +187,7 @@ class StepReport:
             epoch=epoch,
         )
         self._window = dict.fromkeys(window, 0)
-        self._window_started, self._waited_s, self._window_stall_s = now, waited_s, 0.0
+        self._window_started, self._gauges, self._window_stall_s = now, gauges, 0.0
 
     def _of_compiling(self, done: int) -> dict[str, int]:
         """Graphs that this rank has compiled; nothing without train.compile. More of them later are steps that took
@@ -186,6 +211,8 @@ class StepReport:
             **_of_scale(parts.strategy.loss_scale),
             "wall_s": time.perf_counter() - self._started,
             "checkpoint_stall_s": self._stall_s,
+            "goodput": goodput(self._log.lines(), until_s=time.time()),
+            "peak_memory_gib": self._gauges.peak_memory_gib,
             "world_size": worker.world_size,
             "nodes": worker.num_nodes,
             "strategy": job.train.strategy,

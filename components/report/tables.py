@@ -257,6 +257,12 @@ def training_facts(files: RunFiles) -> list[tuple[str, str]]:
     ]
     waits = [("Waiting for data", _data_wait_share(files)), ("Waiting for checkpoints", _stall_share(summary))]
     facts += [(name, f"{percent(share)} of the time") for name, share in waits if share is not None]
+    goodput = number(summary.get("goodput"))
+    if goodput is not None:
+        facts.append(("In steps that count, restarts included", f"{percent(goodput)} of the time"))
+    peaks = summary.get("peak_memory_gib")
+    if isinstance(peaks, list) and all(number(peak) is not None for peak in peaks) and peaks:
+        facts.append(("Peak memory of a rank", f"{min(peaks):,.2f} to {max(peaks):,.2f} GiB"))
     return [(name, value) for name, value in facts if value]
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.trainer_runs import make_run, run_ranks, summary
+from tests.trainer_runs import make_run, metrics, run_ranks, summary
 from trainer.communication import CPU_SIZES_BYTES, FILE, PASSES
 
 KINDS = {"all ranks": 4, "ranks of a node": 2, "one rank of each node": 2}
@@ -28,4 +28,8 @@ def test_two_nodes_of_two_ranks_are_measured_before_they_train(tmp_path: Path) -
         carried = PASSES[each["collective"]] * each["bytes"] * (each["ranks"] - 1) / each["ranks"]
         assert each["bus_gb_per_s"] == pytest.approx(carried / each["seconds"] / 1e9)
     assert said.count("communication: ") == 1 + len(speeds)
-    assert summary(job)["steps"] == 1, "and then it trains"
+    found = summary(job)
+    assert found["steps"] == 1, "and then it trains"
+    (line,) = metrics(job)
+    assert len(found["peak_memory_gib"]) == 4 and max(found["peak_memory_gib"]) == line["peak_memory_gib"] > 0.1
+    assert 0 < found["goodput"] <= 1 and line["samples_per_s"] > 0
