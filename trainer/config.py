@@ -180,6 +180,10 @@ class TrainConfig(Section):
     )
     seed: int = Field(0, description="Seed of the data order.")
     log_every_steps: Positive = Field(10, description="Steps between lines of metrics.jsonl.")
+    validate_every_steps: int = Field(
+        0, ge=0, description="Steps between losses on held-out rows (held_out_loss in metrics.jsonl); 0 takes none."
+    )
+    validate_rows: Positive = Field(64, description="Rows of the held-out split that are validated on, the same ones.")
     checkpoint_every_steps: Positive = Field(100, description="Steps between checkpoints.")
     keep_checkpoints: Positive = Field(2, description="Newest committed checkpoints to keep.")
     resume: Literal["auto", "never"] = Field("auto", description="auto continues from the newest good checkpoint.")
@@ -232,6 +236,15 @@ class TrainConfig(Section):
             raise ValueError(
                 f"compile does not work with strategy {self.strategy}: use one of {', '.join(COMPILING)}, or leave "
                 "compile out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _validating_works(self) -> TrainConfig:
+        if self.validate_every_steps and self.strategy in PIPELINE_PARALLEL:
+            raise ValueError(
+                f"validate_every_steps does not work with strategy {self.strategy}, whose stages have no pass without "
+                "gradients: set it to 0; the evaluate step measures the held-out split after training"
             )
         return self
 

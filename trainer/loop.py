@@ -57,6 +57,10 @@ def train(job: JobConfig, worker: Worker, stop: StopRequest) -> ExitCode:
         require_finite(totals.loss, 0.0 if result.skipped else float(result.grad_norm), data)
         done = data.step + 1
         finished = done == parts.total_steps
+        if parts.held_out and (finished or done % settings.validate_every_steps == 0):
+            started = time.perf_counter()
+            with watchdog.pause():
+                report.validated(parts.held_out.loss(strategy, parts.replica, worker), time.perf_counter() - started)
         report.step(done, data, totals, result, strategy, stream.waited_s)
         watchdog.beat(done)
         stopping = totals.stop and not finished

@@ -21,6 +21,7 @@ from trainer.digest import tensors_sha256, weights_sha256
 from trainer.errors import ConfigError
 from trainer.features.reader import FeatureReader
 from trainer.flops import RowFlops, flops_per_row
+from trainer.held_out import HeldOut, held_out_of
 from trainer.models.family import Family
 from trainer.models.image_tokens import image_form_of
 from trainer.models.pixels import image_preparer
@@ -50,6 +51,7 @@ class Parts:
     num_parameters: int
     num_trainable: int
     features: str  # cached | online
+    held_out: HeldOut | None  # where the run validates
 
 
 def build_parts(job: JobConfig, worker: Worker) -> Parts:
@@ -60,7 +62,8 @@ def build_parts(job: JobConfig, worker: Worker) -> Parts:
     cached = pointers.features != "off"
     storage = open_storage(pointers.prepared_uri)
     tokenizer = load_tokenizer(storage)
-    split = Index.load(pointers.prepared_uri).split("train")
+    index = Index.load(pointers.prepared_uri)
+    split = index.split("train")
     sequence = RowSequence(
         split,
         row_tokens=job.data.row_tokens,
@@ -107,16 +110,21 @@ def build_parts(job: JobConfig, worker: Worker) -> Parts:
         compile_layers(blocks, job.train.compile_backend)
     strategy = build_strategy(job.train, module, blocks, worker)
     image_source = _image_source(job, family, readers.features, tower_sha256)
+    image_source = image_source if replica.takes_images else no_images
+    held_out = held_out_of(
+        job, index.split("eval"), tokenizer, readers.samples, image_source, replica, images=images, form=form
+    )
     return Parts(
         strategy=strategy,
         replica=replica,
         loader=RowLoader(split, sequence, tokenizer, readers.samples, images=images, ahead=ahead, form=form),
-        image_source=image_source if replica.takes_images else no_images,
+        image_source=image_source,
         record=_record(job, strategy, _plan_sha256(pointers, sequence), worker, tower_sha256, frozen_sha256),
         total_steps=total_steps,
         num_parameters=num_parameters,
         num_trainable=num_trainable,
         features="cached" if cached else "online",
+        held_out=held_out,
     )
 
 

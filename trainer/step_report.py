@@ -81,6 +81,7 @@ class StepReport:
         self._totals = {"tokens": 0, "label_tokens": 0}
         self._graphs: int | None = None  # compiled up to the last line
         self._stall_s = self._window_stall_s = 0.0
+        self._validated: dict[str, float] = {}  # in the step that is counted next
         self._gauges = Gauges([0.0] * worker.world_size, [0.0] * worker.world_size)  # when the last line was written
         self._first_loss: float | None = None
         self._last_loss: float | None = None
@@ -116,10 +117,17 @@ class StepReport:
         self._last_loss = totals.loss
         if self._first_loss is None:
             self._first_loss = totals.loss
-        if done % self._job.train.log_every_steps == 0 or done in (self._first_step + 1, self._parts.total_steps):
+        due = done % self._job.train.log_every_steps == 0 or done in (self._first_step + 1, self._parts.total_steps)
+        if due or self._validated:
             gauges = gather_gauges(self._worker, waited_s)
             if self._worker.is_first:
                 self._write(done, data.epoch, result, strategy, gauges)
+            self._validated = {}
+
+    def validated(self, held_out_loss: float, seconds: float) -> None:
+        """Take the loss on held-out rows after the step that is counted next; its time is no part of that step's."""
+        self._validated = {"held_out_loss": held_out_loss, "validation_s": seconds}
+        self._window_started += seconds
 
     def flush(self) -> None:
         """Write out the log: a run that resumes from the checkpoint made next must find its lines."""
@@ -157,6 +165,7 @@ class StepReport:
             {
                 "epoch": epoch,
                 "loss": self._last_loss,
+                **self._validated,
                 "learning_rate": strategy.learning_rate(),
                 **({} if result.skipped else {"grad_norm": float(result.grad_norm)}),
                 **_of_scale(strategy.loss_scale),

@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from trainer.batches import RowBatch
 from trainer.config import TrainConfig
 from trainer.optim import build_optimizer
-from trainer.strategies.native import OnTorch, clip_and_step
+from trainer.strategies.native import OnTorch, clip_and_step, loss_without_gradients
 from trainer.strategies.precision import LossScale, autocast
 from trainer.strategies.strategy import StepResult
 from trainer.worker import Worker
@@ -55,6 +55,9 @@ class Ddp(OnTorch):
                 (loss * scale).backward()
             loss_sum += loss.detach()
         return loss_sum / total_label_tokens
+
+    def forward_loss(self, batch: RowBatch) -> Tensor:
+        return loss_without_gradients(self._module, batch, self._worker.device, self._config.precision)
 
     def step(self, rate_factor: float) -> StepResult:
         # Gradients are views of DDP's buckets. Let go of, they would be made anew beside the buckets while micro-

@@ -72,6 +72,13 @@ class Zero:
                 self._engine.step()  # only counts: the update is at the boundary, in `step`
         return loss_sum / total_label_tokens
 
+    def forward_loss(self, batch: RowBatch) -> Tensor:
+        self._engine.eval()
+        with torch.no_grad():
+            loss: Tensor = self._engine(**batch.to(self._worker.device))
+        self._engine.train()
+        return loss
+
     def step(self, rate_factor: float) -> StepResult:
         set_rates(self._optimizer, rate_factor)
         self._engine.step()  # which skips the update when the norm, over all ranks, is not finite

@@ -17,7 +17,7 @@ from trainer.batches import RowBatch
 from trainer.config import TrainConfig
 from trainer.models.family import Blocks
 from trainer.optim import build_optimizer
-from trainer.strategies.native import OnTorch, clip_and_step
+from trainer.strategies.native import OnTorch, clip_and_step, loss_without_gradients
 from trainer.strategies.precision import COMPUTE_TYPES, LossScale
 from trainer.strategies.strategy import StepResult
 from trainer.worker import Worker
@@ -44,6 +44,9 @@ class Fsdp(OnTorch):
             (loss * scale).backward()
             loss_sum += loss.detach()
         return loss_sum / total_label_tokens
+
+    def forward_loss(self, batch: RowBatch) -> Tensor:
+        return loss_without_gradients(self._module, batch, self._worker.device, "fp32")  # else by FSDP's own policy
 
     def step(self, rate_factor: float) -> StepResult:
         most = self._config.clip_grad_norm

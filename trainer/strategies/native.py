@@ -15,11 +15,14 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
+from trainer.batches import RowBatch
+from trainer.config import Precision
 from trainer.optim import set_rates
-from trainer.strategies.precision import LossScale
+from trainer.strategies.precision import LossScale, autocast
 from trainer.strategies.strategy import StepResult
 
 # Frozen parameters are rebuilt from their source and compared by digest: they would only fill checkpoints.
@@ -89,6 +92,18 @@ def host_stager(*, on_gpu: bool) -> DefaultStager:
             use_non_blocking_copy=False,
         )
     )
+
+
+def loss_without_gradients(module: nn.Module, batch: RowBatch, device: torch.device, precision: Precision) -> Tensor:
+    """`Strategy.forward_loss`, computed by autocast where `precision` is not fp32."""
+    module.eval()
+    with torch.no_grad(), autocast(precision, device):
+        loss: Tensor = module(**batch.to(device))
+    module.train()
+    for part in module.modules():
+        if isinstance(part, FSDPModule):
+            part.reshard()  # which it leaves to a backward pass that does not come
+    return loss
 
 
 class OnTorch:

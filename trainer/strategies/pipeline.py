@@ -21,6 +21,7 @@ from torch.nn import functional as F
 
 from trainer.batches import RowBatch
 from trainer.config import TrainConfig
+from trainer.errors import ConfigError
 from trainer.models.family import Blocks, Stage
 from trainer.optim import build_optimizer, set_rates
 from trainer.strategies.native import OnTorch
@@ -76,6 +77,9 @@ class Pipeline(OnTorch):
             losses = []
         share = sum((loss.detach() for loss in losses), torch.zeros((), device=self._worker.device))
         return share / self.loss_scale.value
+
+    def forward_loss(self, batch: RowBatch) -> Tensor:
+        raise ConfigError("pipeline stages have no pass without gradients", fix="set train.validate_every_steps to 0")
 
     def step(self, rate_factor: float) -> StepResult:
         self.loss_scale.unscale(self._gradients.parameters)

@@ -41,6 +41,13 @@ class Strategy(Protocol):
         """
         ...
 
+    def forward_loss(self, batch: RowBatch) -> Tensor:
+        """Summed token loss of one micro-batch, of the model as it is: no gradients, no dropout. Collective.
+
+        Where several ranks hold one copy of the model, each returns the copy's whole loss.
+        """
+        ...
+
     def step(self, rate_factor: float) -> StepResult:
         """Clip by the global norm, update at `rate_factor` of the peak learning rates, clear the gradients."""
         ...

@@ -22,7 +22,7 @@ from trainer.models.family import Blocks, Stage
 from trainer.optim import build_optimizer
 from trainer.strategies.buckets import GradientBuckets
 from trainer.strategies.fsdp import shard
-from trainer.strategies.native import OnTorch, clip_and_step
+from trainer.strategies.native import OnTorch, clip_and_step, loss_without_gradients
 from trainer.strategies.precision import LossScale, autocast
 from trainer.strategies.split import split, sum_gradients_of_heads
 from trainer.strategies.strategy import StepResult
@@ -68,6 +68,10 @@ class TensorParallel(OnTorch):
         sum_gradients_of_heads(self._on_heads, self._tensor_group)
         # All ranks of a copy have its loss; one gives it.
         return loss_sum / total_label_tokens if self._leads else torch.zeros_like(loss_sum)
+
+    def forward_loss(self, batch: RowBatch) -> Tensor:
+        by_autocast = "fp32" if self._is_sliced else self._config.precision
+        return loss_without_gradients(self._module, batch, self._worker.device, by_autocast)
 
     def step(self, rate_factor: float) -> StepResult:
         most, keep = self._config.clip_grad_norm, self._buckets is not None
