@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -105,6 +105,27 @@ class FeaturesConfig(Section):
     batch_images: Positive = Field(64, description="Images encoded at once.")
 
 
+# Keys of DeepSpeed's configuration, and the fields of the run file that decide them.
+DECIDED_HERE = {
+    "train_batch_size": "train.global_batch_rows",
+    "train_micro_batch_size_per_gpu": "train.micro_batch_rows",
+    "gradient_accumulation_steps": "train.global_batch_rows and micro_batch_rows",
+    "gradient_clipping": "train.clip_grad_norm",
+    "optimizer": "train.optimizer",
+    "scheduler": "train.schedule",
+    "fp16": "train.precision",
+    "bf16": "train.precision",
+    "amp": "train.precision",
+    "torch_autocast": "train.precision",
+    "activation_checkpointing": "train.activation_checkpointing",
+    "zero_allow_untested_optimizer": "train.optimizer",
+    "zero_force_ds_cpu_optimizer": "train.optimizer",
+    "zero_optimization.stage": "train.strategy",
+    "zero_optimization.offload_optimizer": "train.offload",
+    "zero_optimization.offload_param": "train.offload",
+}
+
+
 class OptimizerConfig(Section):
     """AdamW (Loshchilov and Hutter, 2019)."""
 
@@ -178,6 +199,11 @@ class TrainConfig(Section):
         description="What torch.compile makes of a layer: inductor's fused kernels, or with aot_eager the same "
         "operations as without, to find out what goes wrong.",
     )
+    deepspeed: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Laid over the DeepSpeed configuration that is derived from this file, key by key, for the zero "
+        "strategies; what this file decides cannot be given. The result is in deepspeed.json beside the run.",
+    )
     seed: int = Field(0, description="Seed of the data order.")
     log_every_steps: Positive = Field(10, description="Steps between lines of metrics.jsonl.")
     validate_every_steps: int = Field(
@@ -237,6 +263,21 @@ class TrainConfig(Section):
                 f"compile does not work with strategy {self.strategy}: use one of {', '.join(COMPILING)}, or leave "
                 "compile out"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _deepspeed_is_ours_in_part(self) -> TrainConfig:
+        if self.deepspeed and not self.strategy.startswith("zero"):
+            raise ValueError(
+                f"deepspeed has no meaning for strategy {self.strategy}: take it out, or use zero1 to zero3"
+            )
+        zero = self.deepspeed.get("zero_optimization", {})
+        if not isinstance(zero, dict):
+            raise ValueError(f"deepspeed.zero_optimization: found {zero!r}, expected a mapping")
+        given = [*self.deepspeed, *(f"zero_optimization.{name}" for name in zero)]
+        for name in given:
+            if name in DECIDED_HERE:
+                raise ValueError(f"deepspeed.{name} is decided by {DECIDED_HERE[name]}: set that, and take this out")
         return self
 
     @model_validator(mode="after")

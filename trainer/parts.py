@@ -109,6 +109,9 @@ def build_parts(job: JobConfig, worker: Worker) -> Parts:
 
         compile_layers(blocks, job.train.compile_backend)
     strategy = build_strategy(job.train, module, blocks, worker)
+    if worker.is_first and job.train.strategy.startswith("zero"):
+        content = json.dumps(getattr(strategy, "settings", {}), indent=1, sort_keys=True)
+        open_storage(job.run.run_uri).write("deepspeed.json", content.encode())
     image_source = _image_source(job, family, readers.features, tower_sha256)
     image_source = image_source if replica.takes_images else no_images
     held_out = held_out_of(

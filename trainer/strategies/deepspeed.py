@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,8 +43,9 @@ class Zero:
         optimizer = build_optimizer(module, config.optimizer, on_cpu=config.offload != "none")
         settings = engine_settings(config, stage=stage, micro_steps=micro_steps, sizes=sizes_of(module, blocks))
         settings["zero_optimization"] |= offloading(config, pin_memory=worker.device.type == "cuda")
+        self.settings = laid_over(settings, config.deepspeed)
         self._engine, self._optimizer, _, _ = deepspeed.initialize(
-            model=module, optimizer=optimizer, config=settings, dist_init_required=False
+            model=module, optimizer=optimizer, config=self.settings, dist_init_required=False
         )
         self._micro_steps = micro_steps
         self.loss_scale = LossScale(config.precision)
@@ -160,6 +161,15 @@ def engine_settings(config: TrainConfig, *, stage: int, micro_steps: int, sizes:
             "dtype": {"bf16": "bfloat16", "fp16": "float16"}[config.precision],
         }
     return settings
+
+
+def laid_over(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """`settings` with `changes`, mappings in them key by key."""
+    found = dict(settings)
+    for name, value in changes.items():
+        inner = found.get(name)
+        found[name] = laid_over(inner, value) if isinstance(inner, dict) and isinstance(value, dict) else value
+    return found
 
 
 def offloading(config: TrainConfig, *, pin_memory: bool) -> dict[str, Any]:
