@@ -51,6 +51,7 @@ class Parts:
     num_parameters: int
     num_trainable: int
     features: str  # cached | online
+    shape: ModelShape
     held_out: HeldOut | None  # where the run validates
 
 
@@ -127,6 +128,7 @@ def build_parts(job: JobConfig, worker: Worker) -> Parts:
         num_parameters=num_parameters,
         num_trainable=num_trainable,
         features="cached" if cached else "online",
+        shape=family.shape(job.model),
         held_out=held_out,
     )
 

@@ -10,6 +10,8 @@ from typing import Any
 
 from trainer.batches import StepBatches
 from trainer.config import JobConfig
+from trainer.devices import TERA, peak_flops_per_s
+from trainer.flops import model_flops_per_row
 from trainer.gauges import Gauges, gather_gauges
 from trainer.metrics import MetricsLog
 from trainer.parts import Parts
@@ -156,6 +158,19 @@ class StepReport:
             self._progress.update(self._last_step, self._parts.total_steps)
             self._progress.finish(message=f"loss {self._last_loss:.4f} after {self._last_step} steps")
 
+    def _utilisation(self, seconds: float) -> dict[str, float]:
+        """Of the mean device: model FLOP/s since the line before, and their share of what it could do (MFU)."""
+        window, parts = self._window, self._parts
+        counts = {name: window[name] for name in ("samples", "images", "label_tokens")}
+        if not window["samples"]:
+            return {}
+        flops = model_flops_per_row(
+            parts.shape, useful_tokens=window["tokens"], **counts, cached=parts.features == "cached"
+        )
+        rate = flops / seconds / self._worker.world_size
+        peak = peak_flops_per_s(self._worker.device, self._job.train.precision)
+        return {"model_tflops_per_s": rate / TERA, **({"mfu": rate / peak} if peak else {})}
+
     def _write(self, done: int, epoch: int, result: StepResult, strategy: Strategy, gauges: Gauges) -> None:
         now = time.perf_counter()
         window, seconds = self._window, now - self._window_started
@@ -173,6 +188,7 @@ class StepReport:
                 "tokens_per_s": tokens_per_s,
                 "images_per_s": window["images"] / seconds,
                 "samples_per_s": window["samples"] / seconds,
+                **self._utilisation(seconds),
                 "label_tokens": window["label_tokens"],
                 "rows": window["steps"] * self._job.train.global_batch_rows,
                 "fill": window["tokens"] / max(1, window["slots"]),

@@ -114,6 +114,7 @@ def _charts(files: RunFiles) -> list[Chart]:
         ("loss", "Loss", "nats a label token", False),
         ("held_out_loss", "Loss on held-out rows while training", "nats a label token", False),
         ("tokens_per_s", "Throughput", "tokens per second", True),
+        ("mfu", "Model FLOPs utilisation", "share of the GPUs' peak", True),
         ("learning_rate", "Learning rate", "as applied at the step", True),
         ("grad_norm", "Gradient norm", "norm before clipping", True),
     ]
