@@ -80,7 +80,7 @@ def test_an_index_written_in_runs_is_sorted_and_whole(
 ) -> None:
     lines = [(data.draw(splits), identity) for identity in ids]
     folder = tmp_path_factory.mktemp("index")
-    with mock.patch.object(index_module, "RUN_LINES", 7), mock.patch.object(index_module, "MERGED_LINES", 2):
+    with mock.patch.multiple(index_module, RUN_LINES=3, MERGED_LINES=2, MERGED_RUNS=3):
         writer = IndexWriter()
         for split, identity in lines:
             writer.add(**{name: [] if "list" in str(SCHEMA.field(name).type) else 0 for name in SCHEMA.names}

@@ -50,6 +50,7 @@ SCHEMA = pa.schema(
 ORDER = ("split", "id")
 RUN_LINES = 8192  # lines in memory before they are sorted and put on disk, and lines of a row group
 MERGED_LINES = 64  # of each run in memory at once while runs are merged
+MERGED_RUNS = 16  # at once: an open run takes a MiB beside its lines
 
 
 class IndexWriter:
@@ -61,6 +62,7 @@ class IndexWriter:
     def __init__(self) -> None:
         self._columns: dict[str, list[Any]] = {name: [] for name in SCHEMA.names}
         self._runs: list[Path] = []
+        self._made = 0  # runs so far, merged ones included
         self._scratch = tempfile.TemporaryDirectory(prefix="vlmpipe-index-")
 
     def add(self, **line: Any) -> None:
@@ -78,13 +80,13 @@ class IndexWriter:
     def write(self, folder: Path) -> None:
         """Write the index. Nothing can be added afterwards."""
         self._end_run()
-        with pq.ParquetWriter(folder / NAME, SCHEMA) as file:
-            if len(self._runs) == 1:  # is sorted: nothing to merge
-                file.write_table(pq.read_table(self._runs[0], schema=SCHEMA), row_group_size=RUN_LINES)
-                return self._scratch.cleanup()
-            lines = heapq.merge(*map(_lines, self._runs), key=lambda line: tuple(line[name] for name in ORDER))
-            while chunk := list(islice(lines, RUN_LINES)):
-                file.write_table(pa.Table.from_pylist(chunk, SCHEMA))
+        while len(self._runs) > MERGED_RUNS:
+            some, self._runs = self._runs[:MERGED_RUNS], self._runs[MERGED_RUNS:]
+            self._runs.append(self._new_run())
+            _merge(some, self._runs[-1], row_group_lines=8 * MERGED_LINES)
+            for run in some:
+                run.unlink()
+        _merge(self._runs, folder / NAME, row_group_lines=RUN_LINES)
         self._scratch.cleanup()
 
     def _end_run(self) -> None:
@@ -94,9 +96,23 @@ class IndexWriter:
 
     def _add_run(self, table: pa.Table) -> None:
         if len(table):
-            self._runs.append(Path(self._scratch.name, f"{len(self._runs)}.parquet"))
+            self._runs.append(self._new_run())
             # Small row groups: a reader holds one of them whole.
             pq.write_table(table, self._runs[-1], row_group_size=8 * MERGED_LINES)
+
+    def _new_run(self) -> Path:
+        self._made += 1
+        return Path(self._scratch.name, f"{self._made}.parquet")
+
+
+def _merge(runs: list[Path], path: Path, *, row_group_lines: int) -> None:
+    """Write the lines of sorted runs, in order, to `path`."""
+    with pq.ParquetWriter(path, SCHEMA) as file:
+        if len(runs) == 1:  # is sorted: nothing to merge
+            return file.write_table(pq.read_table(runs[0], schema=SCHEMA), row_group_size=row_group_lines)
+        lines = heapq.merge(*map(_lines, runs), key=lambda line: tuple(line[name] for name in ORDER))
+        while chunk := list(islice(lines, row_group_lines)):
+            file.write_table(pa.Table.from_pylist(chunk, SCHEMA))
 
 
 def _lines(run: Path) -> Iterator[dict[str, Any]]:
