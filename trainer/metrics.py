@@ -25,13 +25,14 @@ class MetricsLog:
         self._lines = self._earlier_lines(resumed_from_step)
         self._interval_s = LOCAL_INTERVAL_S if isinstance(self._store, LocalStorage) else REMOTE_INTERVAL_S
         self._written_s = time.monotonic()
-        self._tensorboard = SummaryWriter(tensorboard_folder(run_uri))
+        self._tensorboard = _tensorboard(tensorboard_folder(run_uri))
 
     def write(self, step: int, values: dict[str, Any]) -> None:
         """Record the metrics of `step`."""
         self._lines.append(json.dumps({"step": step, **values}))
-        for name, value in values.items():
-            self._tensorboard.add_scalar(f"train/{name}", value, step)
+        if self._tensorboard:
+            for name, value in values.items():
+                self._tensorboard.add_scalar(f"train/{name}", value, step)
         if time.monotonic() - self._written_s >= self._interval_s:
             self.flush()
 
@@ -50,13 +51,23 @@ class MetricsLog:
 
     def close(self) -> None:
         self.flush()
-        self._tensorboard.close()
+        if self._tensorboard:
+            self._tensorboard.close()
 
     def _earlier_lines(self, resumed_from_step: int) -> list[str]:
         if not resumed_from_step or self._store.stat(FILE) is None:
             return []
         lines = self._store.read(FILE).decode().splitlines()
         return [line for line in lines if json.loads(line)["step"] <= resumed_from_step]
+
+
+def _tensorboard(folder: Path) -> SummaryWriter | None:
+    """None, and a warning, where the folder cannot be written: a mount for root alone costs no training."""
+    try:
+        return SummaryWriter(folder)
+    except OSError as error:
+        print(f"train: warning: no TensorBoard files, {folder} cannot be written: {error.strerror}", flush=True)
+        return None
 
 
 def tensorboard_folder(run_uri: str) -> Path:

@@ -1,0 +1,25 @@
+"""metrics.jsonl is written whatever becomes of TensorBoard's files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from trainer.metrics import FILE, MetricsLog
+
+
+@pytest.mark.parametrize("writable", [True, False])
+def test_a_tensorboard_folder_that_cannot_be_written_costs_a_warning(
+    writable: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mount").touch()
+    folder = tmp_path / "logs" if writable else tmp_path / "mount" / "logs"
+    monkeypatch.setenv("AIP_TENSORBOARD_LOG_DIR", str(folder))
+    log = MetricsLog(str(tmp_path / "run"), resumed_from_step=0)
+    log.write(1, {"loss": 2.5})
+    log.close()
+    assert json.loads((tmp_path / "run" / FILE).read_text()) == {"step": 1, "loss": 2.5}
+    assert (folder.exists() and any(folder.iterdir())) == writable
+    assert ("no TensorBoard files" in capsys.readouterr().out) == (not writable)
