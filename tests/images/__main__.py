@@ -15,7 +15,7 @@ from tests.images.steps import prepare_data, train, write_run
 from trainer.errors import ExitCode, UserError, run_main
 
 NAMES = ("trainer", "pipeline")
-STRATEGIES = {"ddp": {}, "zero2": {"offload": "optimizer"}}
+STRATEGIES = {"ddp": {}, "zero2": {"train.offload": "optimizer"}}
 SENT = ("pyproject.toml", "constraints.txt", "README.md", "LICENSE", ".dockerignore", "container")
 CODE = ("pipelines", "components", "trainer")
 # Told by the image's own Python, as the image's own user.

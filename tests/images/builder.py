@@ -52,7 +52,7 @@ class Builder:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         self._buildah = [
-            "buildah", "--root", str(folder / "storage"), "--runroot", str(folder / "run"),
+            "buildah", "--log-level=error", "--root", str(folder / "storage"), "--runroot", str(folder / "run"),
             "--storage-driver", "overlay",
         ]  # fmt: skip
         self._pip = pip_settings()

@@ -23,8 +23,7 @@ STEP_TIMEOUT_S = 300.0
 
 def write_run(folder: Path, strategy: str, changes: dict[str, Any]) -> str:
     """run.json of a run below `folder`, which containers see as /data. Returns its folder there."""
-    train = {"strategy": strategy, "epochs": 1, **changes}
-    content = merged(TINY, {"train": train, "features": {"cache": "off"}})
+    content = merged(TINY, {"train.strategy": strategy, "train.epochs": 1, "features.cache": "off", **changes})
     run = folder / "runs" / strategy
     run.mkdir(parents=True)
     content["run"] = {"run_id": strategy, "root_uri": "/data"}
