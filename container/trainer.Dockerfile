@@ -1,11 +1,7 @@
 # What runs on the training machines: the trainer and nothing of the pipeline (kfp pins requests and urllib3 exactly).
 # torch's own wheels bring the CUDA libraries; the machine brings the driver. Needs BuildKit, or buildah.
 ARG BASE_IMAGE=python:3.11-slim
-FROM ${BASE_IMAGE}
-
-# torch.compile (train.compile) builds its kernels' launchers with a C++ compiler: Debian's, of whatever release the base is.
-# hadolint ignore=DL3008
-RUN apt-get update && apt-get install --yes --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*
+FROM ${BASE_IMAGE} AS system
 
 # 1: with NCCL's plugin for Reduction Server (cluster.reduction_server), from Google's packages. NCCL takes one plugin: the
 # minus at a name's end removes Fast Socket, in case the base has it.
@@ -18,7 +14,12 @@ RUN if [ "$REDUCTION_SERVER" = 1 ]; then \
     && echo "deb [signed-by=$key] $GOOGLE_PACKAGES google-fast-socket main" > /etc/apt/sources.list.d/google.list \
     && apt-get update \
     && apt-get install --yes --no-install-recommends google-reduction-server google-fast-socket- \
-    && rm -rf /var/lib/apt/lists/*; fi
+    && rm -rf /var/lib/apt/lists/* /etc/apt/sources.list.d/google.list $key; fi
+
+FROM system
+# torch.compile (train.compile) builds its kernels' launchers with a C++ compiler: Debian's, of whatever release the base is.
+# hadolint ignore=DL3008
+RUN apt-get update && apt-get install --yes --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*
 
 # Vertex AI runs a container as root unless its image says otherwise. A trial of hyperparameter tuning leaves its metric in
 # /var/hypertune.

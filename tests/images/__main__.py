@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.images.builder import ROOT, Builder, Clock, require_tools
+from tests.images.plugin import OTHER, PLUGIN, installed_plugins
 from tests.images.steps import prepare_data, train, write_run
 from trainer.errors import ExitCode, UserError, run_main
 
@@ -120,6 +121,13 @@ def layers(builder: Builder) -> None:
             )
 
 
+def reduction_server(builder: Builder) -> None:
+    """The option puts its plugin in the place of Fast Socket; without the option, nothing changes."""
+    with tempfile.TemporaryDirectory(prefix="vlmpipe-plugin-") as folder:
+        found = installed_plugins(builder, Path(folder, "source"))
+    expect(found, {"0": [OTHER], "1": [PLUGIN]}, "NCCL's plugins")
+
+
 def data_and_training(builder: Builder) -> None:
     """prepare_data in the pipeline image, then jobs of two replicas in the trainer image."""
     with tempfile.TemporaryDirectory(prefix="vlmpipe-data-") as name:
@@ -149,6 +157,7 @@ CHECKS: dict[str, Callable[[Builder], None]] = {
     "trainer: not root, no kfp, its own places to write": trainer_environment,
     "packages as pinned, and as in the SBOM": packages,
     "changed code installs no package again": layers,
+    "REDUCTION_SERVER=1 puts its plugin in the place of Fast Socket": reduction_server,
     "prepare_data in the pipeline image; two replicas train in the trainer image (ddp; zero2 with offloading)": (
         data_and_training
     ),

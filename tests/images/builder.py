@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,12 @@ PACKAGES = "python3,python3-venv,python3-dev,ca-certificates"
 PATH = "/usr/local/bin:/usr/local/sbin:/usr/sbin:/usr/bin:/sbin:/bin"
 SECRET_FILES = ("pip.conf", ".netrc", ".pypirc", "application_default_credentials.json")
 LARGEST_TEXT_BYTES = 1 << 20
-TOOLS = {"buildah": "buildah", "debootstrap": "debootstrap", "ip": "iproute2"}  # program, and Debian's package of it
+TOOLS = {
+    "buildah": "buildah",
+    "debootstrap": "debootstrap",
+    "ip": "iproute2",
+    "gpg": "gnupg",
+}  # program, and Debian's package of it
 
 
 def require_tools() -> None:
@@ -81,7 +86,7 @@ class Builder:
         finally:
             self.buildah("rm", container)
 
-    def build(self, name: str, context: Path = ROOT, tag: str = "") -> str:
+    def build(self, name: str, context: Path = ROOT, tag: str = "", options: Sequence[str] = ()) -> str:
         """Build one recipe as `tag`, or its own name; returns its output, which is also kept in `<name>.log`."""
         settings = self.folder / "pip.conf"
         settings.write_text(self._pip.text)
@@ -89,7 +94,7 @@ class Builder:
         command = [
             *self._buildah, "build", "--isolation=chroot", "--network=host", "--layers", "--pull-never", *mounts,
             f"--secret=id=pip,src={settings}", f"--build-arg=BASE_IMAGE={BASE}",
-            f"--file=container/{name}.Dockerfile", f"--tag=localhost/vlmpipe-{tag or name}", ".",
+            f"--file=container/{name}.Dockerfile", f"--tag=localhost/vlmpipe-{tag or name}", *options, ".",
         ]  # fmt: skip
         log = self.folder / f"{tag or name}.log"
         with log.open("w") as output:

@@ -19,8 +19,9 @@ from hypothesis import strategies as st
 
 from pipelines.images import FIELDS, by_digest, pin
 from pipelines.run_file import parse_yaml
+from tests.images.builder import require_tools
 from tests.images.pip_settings import pip_settings
-from trainer.errors import ConfigError, UserError
+from trainer.errors import ConfigError, ExitCode, UserError
 
 ROOT = Path(__file__).parents[2]
 REGISTRY, TAG = "host/p/r", "t"
@@ -316,3 +317,13 @@ install.find-links='{tmp_path}'
     assert parsed["install"]["find-links"] == str(tmp_path)
     assert found.mounts == (tmp_path, tmp_path / "ca.crt")
     assert set(found.traces) == {"https://user:secret@host/simple", f"file://{tmp_path}/simple", str(tmp_path)}
+
+
+def test_image_test_names_all_packages_that_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        shutil, "which", lambda program: None if program in ("buildah", "ip") else f"/usr/bin/{program}"
+    )
+    with pytest.raises(UserError, match="buildah, iproute2 not installed") as caught:
+        require_tools()
+    assert caught.value.fix == "apt-get install --no-install-recommends buildah iproute2"
+    assert caught.value.code == ExitCode.UNAVAILABLE
