@@ -37,7 +37,7 @@ print(json.dumps({
 def main() -> int:
     """Build, look, run; one line for each."""
     parser = argparse.ArgumentParser(prog="make image-test", description=__doc__)
-    parser.add_argument("--folder", type=Path, default=ROOT / "build/image-test", help="images and logs (about 7 GB)")
+    parser.add_argument("--folder", type=Path, default=ROOT / "build/image-test", help="images and logs (about 5 GB)")
     parser.add_argument("--keep", action="store_true", help="keep the images: the next run builds only what changed")
     options = parser.parse_args()
     require_tools()
