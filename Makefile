@@ -11,6 +11,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 config ?= configs/digits.yaml
 builder ?= docker
+given_config = $(if $(filter file,$(origin config)),,$(config))# only one that the user named
 args ?=
 
 # DeepSpeed builds small extensions at first use: they live and die with the environment, and ninja is found in it.
@@ -82,8 +83,12 @@ submit: $(INSTALLED)  ## start a run on Vertex AI; asks before much is spent: ma
 	@$(BIN)/vlmpipe submit $(config) $(GCP_FIELDS) $(args)
 
 .PHONY: build
-build:  ## build the container images (needs Docker here, or gcloud: make build builder=gcloud)
-	@container/build.sh $(builder)
+build:  ## build and push the container images, and put their digests into config=FILE (builder=docker or gcloud)
+	@VLMPIPE_PYTHON=$(BIN)/python container/build.sh $(builder) $(given_config)
+
+.PHONY: image-test
+image-test: $(INSTALLED_DEV)  ## build both images without a registry and run them (needs root, buildah, debootstrap)
+	@$(BIN)/python -m tests.images $(args)
 
 .PHONY: test
 test: $(INSTALLED_DEV)  ## run the tests, two files at a time

@@ -1,12 +1,28 @@
 # What runs the pipeline's own steps (resolve_run, prepare_data, sync_checkpoint, decide, ...) on CPU machines. Those steps
-# read checkpoints and write the export, so the trainer's libraries are here too, beside kfp.
-FROM python:3.11-slim
+# read checkpoints and write the export, so the trainer's libraries are here too, beside kfp. Needs BuildKit, or buildah.
+ARG BASE_IMAGE=python:3.11-slim
+FROM ${BASE_IMAGE}
 
-ENV PYTHONUNBUFFERED=1 PIP_NO_CACHE_DIR=1
+ENV PYTHONUNBUFFERED=1 PIP_NO_CACHE_DIR=1 PIP_ROOT_USER_ACTION=ignore
 WORKDIR /app
 
-COPY pyproject.toml constraints.txt README.md LICENSE ./
+# As in trainer.Dockerfile: the packages, the list of them, the code.
+COPY pyproject.toml constraints.txt README.md LICENSE container/requirements.py ./
+RUN --mount=type=secret,id=pip export PIP_CONFIG_FILE=/run/secrets/pip \
+    && python requirements.py pipelines trainer data > requirements.txt \
+    && pip install --constraint constraints.txt --requirement requirements.txt
+RUN --mount=type=secret,id=pip export PIP_CONFIG_FILE=/run/secrets/pip \
+    && python -m venv /tmp/sbom \
+    && /tmp/sbom/bin/pip install --constraint constraints.txt cyclonedx-bom \
+    && /tmp/sbom/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible --output-file sbom.cdx.json \
+    "$(command -v python)" \
+    && rm -rf /tmp/sbom
+
 COPY pipelines pipelines
 COPY components components
 COPY trainer trainer
-RUN pip install --constraint constraints.txt '.[pipelines,trainer,data]'
+RUN pip install --no-deps --no-build-isolation --no-index . && rm -rf build ./*.egg-info pipelines components trainer
+
+# The steps run as root: kfp's executor writes its outputs below /gcs, where Vertex AI mounts buckets, and nothing says that
+# another user may (kubeflow/pipelines#5673).
+CMD ["vlmpipe", "--help"]

@@ -68,6 +68,11 @@ def parse_yaml(text: str, source: str) -> Any:
         raise RunFileError(source, [Problem("", "nested too deep to be a run file")]) from error
 
 
+def compose(text: str) -> yaml.Node | None:
+    """The YAML text's nodes, which know where in it they stand. For a text that `parse_yaml` has read."""
+    return yaml.compose(text, Loader=_Loader)
+
+
 def read_run_file(path: Path) -> dict[str, Any]:
     """The mapping in a run file. Raises ConfigError for a missing, too large or unreadable file."""
     if not path.is_file():
