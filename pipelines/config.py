@@ -126,7 +126,7 @@ class RunConfig(Section):
 
         The data may still be named when a run is started; see `require_vertex_data`.
         """
-        if problems := list(_vertex_problems(self)):
+        if problems := [*_vertex_problems(self), *_vertex_registry_problems(self)]:
             raise RunFileError(f"run file {self.name}, for Vertex AI", problems)
 
     def require_vertex_data(self) -> None:
@@ -166,6 +166,8 @@ def warnings(config: RunConfig) -> list[Problem]:
                 "is false with several nodes: one that Vertex AI restarts cannot rejoin the others, and the job hangs",
             )
         )
+    if config.register_.serving and not config.register_.registry.startswith("vertex://"):
+        found.append(Problem("register.serving", "has no effect: only register.registry vertex://MODEL_ID serves"))
     if not config.gate.checks_something:
         found.append(Problem("gate", "sets no bound: every model is accepted and registered"))
     for path, image in (("cluster.image_uri", cluster.image_uri), ("gcp.pipeline_image", config.gcp.pipeline_image)):
@@ -196,6 +198,18 @@ def _cross_section_problems(config: RunConfig) -> Iterator[Problem]:
             f"processes{each}) x train.micro_batch_rows {train.micro_batch_rows}",
         )
     yield from _cluster_problems(config)
+    if config.register_.registry.startswith("vertex://"):
+        yield from _model_registry_problems(config)
+
+
+def _model_registry_problems(config: RunConfig) -> Iterator[Problem]:
+    named = f"found register.registry {config.register_.registry}"
+    if config.register_.serving is None:
+        yield Problem(
+            "register.serving", f"missing, {named}; expected image_uri of a serving container, which Vertex AI asks for"
+        )
+    if not config.gcp.project:
+        yield Problem("gcp.project", f"missing, {named}; expected the project that holds the model")
 
 
 def _whole_family_problems(config: RunConfig) -> Iterator[Problem]:
@@ -284,6 +298,15 @@ def _vertex_problems(config: RunConfig) -> Iterator[Problem]:
             yield Problem(
                 path, f"found {show(value)}, expected {expected}" if value else f"missing, expected {expected}"
             )
+
+
+def _vertex_registry_problems(config: RunConfig) -> Iterator[Problem]:
+    registry = config.register_.registry
+    if registry and not registry.startswith(("gs://", "vertex://")):
+        yield Problem(
+            "register.registry",
+            f"found {show(registry)}, expected gs:// or vertex://MODEL_ID: no step sees a folder here",
+        )
 
 
 def _vertex_data_problems(data: DataConfig) -> Iterator[Problem]:

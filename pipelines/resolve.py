@@ -101,6 +101,7 @@ def resolve(
     if not root_uri.startswith("gs://"):
         root_uri = open_storage(root_uri).root_uri  # absolute: a job may run in another folder
         uri = run_uri_of(root_uri, run_id, job_name)
+    config = _with_registry(config, root_uri)
     on_vertex = settings["target"] == "vertex"
     # On this machine nothing is paid for, and planning takes seconds: only where something depends on it.
     plan = plan_run(config) if on_vertex or config.features.cache == "auto" else None
@@ -132,6 +133,23 @@ def _require_not_red(plan: Plan) -> None:
             expected="a plan without errors, before machines are paid for",
             fix=f"for example {' '.join(nearest)}" if nearest else "see vlmpipe plan; plan.refuse_red=false goes on",
         )
+
+
+def _with_registry(config: RunConfig, root_uri: str) -> RunConfig:
+    """A folder for the registry becomes absolute. Raises ConfigError where Vertex AI could not read the models."""
+    registry = config.register_.registry
+    if registry.startswith("vertex://"):
+        if not root_uri.startswith("gs://"):
+            raise ConfigError(
+                f"register.registry is {registry}, and the run's models lie in {root_uri}",
+                expected="output.root_uri on gs://: Vertex AI Model Registry keeps models in Cloud Storage",
+                fix="set output.root_uri to a gs:// prefix, or register.registry to a folder",
+            )
+        return config
+    if not registry or "://" in registry:
+        return config
+    register = config.register_.model_copy(update={"registry": open_storage(registry).root_uri})
+    return config.model_copy(update={"register_": register})
 
 
 def _with_decided_cache(config: RunConfig, plan: Plan | None) -> RunConfig:

@@ -46,6 +46,7 @@ def check_run(config: RunConfig) -> list[Finding]:
         ("data", _data),
         ("batch", _batch),
         ("output", _output),
+        ("registry", _registry),
         ("port", _port),
         ("jobs", _jobs),
         ("vertex", _vertex),
@@ -185,6 +186,19 @@ def _output(config: RunConfig) -> Iterator[Finding]:
     free_gib = shutil.disk_usage(require_writable(root)).free / 2**30
     state: Literal["ok", "warning"] = "ok" if free_gib >= LEAST_FREE_GIB else "warning"
     yield Finding("output", state, f"{root_uri} can be written, {free_gib:,.0f} GiB free")
+
+
+def _registry(config: RunConfig) -> Iterator[Finding]:
+    registry, gcp = config.register_.registry, config.gcp
+    if registry.startswith("vertex://"):
+        model = f"projects/{gcp.project}/locations/{gcp.location}/models/{registry.removeprefix('vertex://')}"
+        text = f"{model}, alias {config.register_.alias}: Vertex AI is asked when the run decides"
+        yield Finding("registry", "unchecked", text)
+    elif registry.startswith("gs://"):
+        yield Finding("registry", "unchecked", f"{registry} is written when a model is accepted")
+    elif registry:
+        require_writable(Path(registry).expanduser().absolute())
+        yield Finding("registry", "ok", f"{registry} can be written")
 
 
 def _port(config: RunConfig) -> Iterator[Finding]:

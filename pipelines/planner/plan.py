@@ -116,6 +116,8 @@ def plan_run(config: RunConfig) -> Plan:
         jobs[job] = [_pool(number, pool) for number, pool in enumerate(pools)]
         findings += [one for one in job_violations(config, job, paths.run_uri) if one not in findings]
     notes = [str(problem) for problem in warnings(config)]
+    if config.register_.registry.startswith("vertex://"):
+        notes.append("An accepted model becomes a version in Vertex AI Model Registry; serving it is not in this plan.")
     catalog = load_catalog()
     machine = catalog.machines.get(config.cluster.machine_type)
     gpu = catalog.gpus.get(config.cluster.accelerator_type)
