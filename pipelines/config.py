@@ -155,6 +155,9 @@ def warnings(config: RunConfig) -> list[Problem]:
     cluster, data = config.cluster, config.data
     if data.image_folder and (data.source.startswith("builtin:") or data.source.endswith(".tar")):
         found.append(Problem("data.image_folder", f"has no effect: {data.source} brings its own pictures"))
+    if cluster.ladder and "strategy" not in cluster.model_fields_set:
+        text = "is left at standard, which features and evaluation take: cluster.ladder is the training job's"
+        found.append(Problem("cluster.strategy", text))
     if "max_wait_duration" in cluster.model_fields_set and cluster.strategy != "flex_start":
         found.append(Problem("cluster.max_wait_duration", "has no effect: only cluster.strategy flex_start waits"))
     if "decay_fraction" in config.train.model_fields_set and config.train.schedule != "wsd":
@@ -246,6 +249,13 @@ def _parallel_problems(config: RunConfig) -> Iterator[Problem]:
 
 def _cluster_problems(config: RunConfig) -> Iterator[Problem]:
     train, cluster = config.train, config.cluster
+    flex_start = "cluster.strategy" if cluster.strategy == "flex_start" else ""
+    if any(rung.strategy == "flex_start" for rung in cluster.ladder):
+        flex_start = "cluster.ladder"
+    if cluster.ladder and train.resume == "never":
+        yield Problem("train.resume", "found never with cluster.ladder, whose next rung continues; expected auto")
+    if cluster.ladder and config.gcp.persistent_resource_id:
+        yield Problem("cluster.ladder", "found with gcp.persistent_resource_id, whose machines are there already")
     if cluster.reduction_server:
         if cluster.replica_count < 2:
             yield Problem(
@@ -259,14 +269,14 @@ def _cluster_problems(config: RunConfig) -> Iterator[Problem]:
             )
         if not cluster.accelerator_count:
             yield Problem("cluster.reduction_server", "found without GPUs, expected GPU nodes (it works through NCCL)")
-        if cluster.strategy == "flex_start":
+        if flex_start:
             yield Problem(
                 "cluster.reduction_server",
-                "found with cluster.strategy flex_start, which needs equal machines in all pools; expected null",
+                f"found with {flex_start} flex_start, which needs equal machines in all pools; expected null",
             )
-    if cluster.strategy == "flex_start":
+    if flex_start:
         if not cluster.accelerator_count:
-            yield Problem("cluster.strategy", "found flex_start without GPUs, expected accelerator_type and _count")
+            yield Problem(flex_start, "found flex_start without GPUs, expected accelerator_type and _count")
         if duration_s(cluster.timeout) > FLEX_START_MOST_TIMEOUT_S:
             yield Problem(
                 "cluster.timeout",

@@ -11,7 +11,7 @@ import zoneinfo
 from datetime import datetime
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from trainer.section import Positive, Section
 
@@ -106,6 +106,22 @@ class ReductionServerConfig(Section):
     )
 
 
+Strategy = Literal["standard", "spot", "flex_start"]
+
+
+class Rung(Section):
+    """One way to get the training job's machines, tried for a while."""
+
+    strategy: Strategy = Field(description="How capacity is obtained; see cluster.strategy.")
+    wait: Duration = Field(
+        "3600s", description="Longest wait for machines before the next rung, in seconds; 0s, in the last, for no end."
+    )
+
+
+def _rung(value: object) -> object:
+    return {"strategy": value} if isinstance(value, str) else value
+
+
 class ClusterConfig(Section):
     """The machines of the training job, and how Vertex AI gets them."""
 
@@ -125,9 +141,19 @@ class ClusterConfig(Section):
     image_uri: str = Field(
         "", description="Trainer image in Artifact Registry, best by digest (...@sha256:...). Vertex AI only."
     )
-    strategy: Literal["standard", "spot", "flex_start"] = Field(
+    strategy: Strategy = Field(
         "standard",
         description="How capacity is obtained: on demand, preemptible, or queued (Dynamic Workload Scheduler).",
+    )
+    ladder: tuple[Annotated[Rung, BeforeValidator(_rung, json_schema_input_type=Rung | Strategy)], ...] = Field(
+        (),
+        description="Strategies of the training job, the next one tried when the one before finds no machines in time, "
+        "for example [spot, flex_start, {strategy: standard, wait: 0s}]; empty takes strategy. Vertex AI only.",
+    )
+    max_spend_usd: float | None = Field(
+        None,
+        gt=0,
+        description="Of a ladder: US dollars, at the plan's prices, at which training is stopped; null for no limit.",
     )
     timeout: Duration = Field("604800s", description="Longest time a job may run, in seconds, for example 86400s.")
     max_wait_duration: Duration = Field(
@@ -148,6 +174,11 @@ class ClusterConfig(Section):
     )
 
     @property
+    def strategies(self) -> tuple[Strategy, ...]:
+        """Every way in which some job may get its machines."""
+        return tuple(dict.fromkeys((self.strategy, *(rung.strategy for rung in self.ladder))))
+
+    @property
     def processes(self) -> int:
         """Ranks on one node."""
         if self.processes_per_replica == "auto":
@@ -158,6 +189,17 @@ class ClusterConfig(Section):
     def world_size(self) -> int:
         """Ranks of the training job."""
         return self.replica_count * self.processes
+
+    @model_validator(mode="after")
+    def _rungs(self) -> ClusterConfig:
+        names = [rung.strategy for rung in self.ladder]
+        if len(names) == 1 or len(set(names)) < len(names):
+            raise ValueError(f"ladder {names} takes two or three different strategies; for a single one set strategy")
+        if any(not duration_s(rung.wait) for rung in self.ladder[:-1]):
+            raise ValueError("ladder: only the last rung may wait without end (0s), or none behind it is ever tried")
+        if self.max_spend_usd is not None and not self.ladder:
+            raise ValueError("max_spend_usd is watched by a ladder only: set ladder, or leave it out")
+        return self
 
     @model_validator(mode="after")
     def _accelerators(self) -> ClusterConfig:

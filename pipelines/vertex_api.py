@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from google.api_core.exceptions import GoogleAPICallError
     from google.api_core.operations_v1 import AbstractOperationsClient
     from google.auth.credentials import Credentials
+    from google.cloud.aiplatform_v1.services.job_service import JobServiceClient
     from google.cloud.aiplatform_v1.services.model_service import ModelServiceClient
     from google.cloud.aiplatform_v1.services.pipeline_service import PipelineServiceClient
     from google.cloud.aiplatform_v1.services.schedule_service import ScheduleServiceClient
@@ -106,6 +107,16 @@ def model_client(location: str) -> ModelServiceClient:
 
     address = endpoint(location)
     return ModelServiceClient(
+        credentials=credentials_for(address), transport="rest", client_options={"api_endpoint": address}
+    )
+
+
+def job_client(location: str) -> JobServiceClient:
+    """A client for custom and tuning jobs, as `pipeline_client`."""
+    from google.cloud.aiplatform_v1.services.job_service import JobServiceClient
+
+    address = endpoint(location)
+    return JobServiceClient(
         credentials=credentials_for(address), transport="rest", client_options={"api_endpoint": address}
     )
 

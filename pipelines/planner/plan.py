@@ -63,6 +63,9 @@ class Plan:
                 f"does not fit: {need:,.1f} GiB on {self.memory.device} with {there:,.1f} GiB; "
                 f"the largest part is {self.memory.binding}"
             )
+        for term in self.cost.ladder if self.cost else ():
+            if why := self.cost and self.cost.by_term[term].why_not:
+                found.append(f"cluster.ladder: {term} is not possible: {why}")
         return found
 
     @property

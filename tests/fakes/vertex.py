@@ -27,6 +27,7 @@ from google.protobuf import json_format
 from kfp.pipeline_spec import pipeline_spec_pb2
 
 from tests.fakes.vertex_courses import Courses
+from tests.fakes.vertex_jobs import JobFloor
 from tests.fakes.vertex_models import ModelShelf
 from tests.fakes.vertex_schedules import ScheduleBook
 
@@ -84,6 +85,7 @@ class FakeVertex:
         self.parent = f"projects/{project}/locations/{location}"
         self.jobs: dict[str, PipelineJob] = {}
         self.book = ScheduleBook(self.parent, _check, ApiError)
+        self.floor = JobFloor(self.parent, ApiError)
         self.shelf = ModelShelf(self.parent, ApiError)
         self.courses = Courses(project, ApiError)
         self.faults: list[Fault] = []
@@ -285,6 +287,10 @@ class _Handler(BaseHTTPRequestHandler):
         match = re.fullmatch(r"/v1/(projects/[^/]+/locations/[^/]+)/schedules(/[^/:]+)?(:[a-z]+)?", url.path)
         if match:
             return self._schedules(match[1], match[2] and f"{match[1]}/schedules{match[2]}", match[3], query, body)
+        match = re.fullmatch(r"/v1/(projects/[^/]+/locations/[^/]+)/(customJobs)(/[^/:]+)?(:cancel)?", url.path)
+        if match:
+            self.fake.require_parent(match[1])
+            return self.fake.floor.answer(self.command, match[2], (match[3] or "")[1:], match[4], query, body)
         if match := MODELS.fullmatch(unquote(url.path)):
             return self._models(match, query, body)
         raise ApiError(501, f"no such route in this fake: {self.command} {url.path}")
