@@ -29,6 +29,7 @@ from pipelines.sections import (
     ScheduleConfig,
     duration_s,
 )
+from pipelines.tuning_section import TuningConfig
 from trainer.config import (
     PIPELINE_PARALLEL,
     TENSOR_PARALLEL,
@@ -85,6 +86,7 @@ class RunConfig(Section):
         default_factory=RegisterConfig, alias="register", description="How an accepted model is registered."
     )
     schedule: ScheduleConfig | None = Field(None, description="Recurring runs on Vertex AI; null for none.")
+    tuning: TuningConfig | None = Field(None, description="A search over fields of train; null for none.")
     notify: NotifyConfig = Field(default_factory=NotifyConfig, description="Who hears how a run ended.")
     plan: PlanConfig = Field(
         default_factory=PlanConfig, description="What vlmpipe plan assumes, and what needs asking."

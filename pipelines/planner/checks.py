@@ -49,6 +49,7 @@ def check_run(config: RunConfig) -> list[Finding]:
         ("registry", _registry),
         ("port", _port),
         ("jobs", _jobs),
+        ("tuning", _tuning),
         ("vertex", _vertex),
     ]
     for subject, check in checks:
@@ -240,6 +241,14 @@ def _missing_for_vertex(config: RunConfig) -> Iterator[str]:
         config.require_vertex()
     except RunFileError as error:
         yield from map(str, error.problems)
+
+
+def _tuning(config: RunConfig) -> Iterator[Finding]:
+    if config.tuning:
+        from pipelines.tuning import require_tuning
+
+        names = ", ".join(require_tuning(config).parameters)
+        yield Finding("tuning", "ok", f"{config.tuning.max_trial_count} trials over {names}")
 
 
 def _vertex(config: RunConfig) -> Iterator[Finding]:

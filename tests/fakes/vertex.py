@@ -30,6 +30,7 @@ from tests.fakes.vertex_courses import Courses
 from tests.fakes.vertex_jobs import JobFloor
 from tests.fakes.vertex_models import ModelShelf
 from tests.fakes.vertex_schedules import ScheduleBook
+from tests.fakes.vertex_tuning import TuningFloor
 
 STATUS = {
     400: "INVALID_ARGUMENT", 401: "UNAUTHENTICATED", 403: "PERMISSION_DENIED", 404: "NOT_FOUND", 409: "ALREADY_EXISTS",
@@ -86,6 +87,7 @@ class FakeVertex:
         self.jobs: dict[str, PipelineJob] = {}
         self.book = ScheduleBook(self.parent, _check, ApiError)
         self.floor = JobFloor(self.parent, ApiError)
+        self.searches = TuningFloor(self.parent, ApiError)
         self.shelf = ModelShelf(self.parent, ApiError)
         self.courses = Courses(project, ApiError)
         self.faults: list[Fault] = []
@@ -287,6 +289,10 @@ class _Handler(BaseHTTPRequestHandler):
         match = re.fullmatch(r"/v1/(projects/[^/]+/locations/[^/]+)/schedules(/[^/:]+)?(:[a-z]+)?", url.path)
         if match:
             return self._schedules(match[1], match[2] and f"{match[1]}/schedules{match[2]}", match[3], query, body)
+        match = re.fullmatch(r"/v1/(projects/[^/]+/locations/[^/]+)/hyperparameterTuningJobs", url.path)
+        if match:
+            self.fake.require_parent(match[1])
+            return self.fake.searches.answer(self.command, query, body)
         match = re.fullmatch(r"/v1/(projects/[^/]+/locations/[^/]+)/(customJobs)(/[^/:]+)?(:cancel)?", url.path)
         if match:
             self.fake.require_parent(match[1])
