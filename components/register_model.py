@@ -20,4 +20,6 @@ def register_model(run_uri: str, model: Output[Model]) -> str:
         progress.finish(message=f"{entry.model} version {entry.version} in {entry.model_uri}")
     model.uri = entry.model_uri
     model.metadata.update({"model": entry.model, "version": entry.version, "run_id": entry.run_id})
+    if entry.resource:
+        model.metadata["resourceName"] = entry.resource
     return str(entry.model_uri)

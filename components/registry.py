@@ -1,6 +1,7 @@
 """The model registry: numbered versions of a model, and which of them is in use (the champion).
 
-`Registry` is the seam; `FolderRegistry` keeps it in a folder or bucket, safe for several pipelines at once:
+`Registry` is the seam; `pipelines.vertex_models` keeps it in Vertex AI Model Registry, `FolderRegistry` in a folder or
+bucket, safe for several pipelines at once:
 
     <root>/<model>/versions/000001/CLAIM     who takes this number; create-only, so a number is given out once
     <root>/<model>/versions/000001/model/    a copy of the export: deleting the run leaves the registry whole
@@ -22,7 +23,6 @@ from trainer.errors import ConfigError, ExitCode, UserError
 from trainer.section import Section
 from trainer.storage import (
     AlreadyExistsError,
-    ObjectInfo,
     Storage,
     VersionConflictError,
     crc32c_of_file,
@@ -68,6 +68,7 @@ class Entry(Section):
     data_fingerprint: str = ""
     config_digest: str = ""
     files: tuple[ModelFile, ...]
+    resource: str = Field("", description="Name of the version on Vertex AI, where the registry is there.")
 
     def as_champion(self) -> dict[str, Any]:
         """What the gate compares with."""
@@ -86,6 +87,30 @@ class Registry(Protocol):
     def versions(self, model: str) -> list[Entry]: ...
     def register(self, model: str, candidate: Candidate, model_card: str) -> Entry: ...
     def promote(self, model: str, version: int, *, instead_of: int | None) -> None: ...
+
+
+class Export:
+    """The files of a candidate's exported model. Raises ConfigError when there are none."""
+
+    def __init__(self, candidate: Candidate) -> None:
+        self._store = open_storage(candidate.export_uri)
+        self._files = [info for info in self._store.list() if info.name != MODEL_CARD]
+        if not self._files:
+            raise ConfigError(
+                f"run {candidate.run_id} has no exported model in {candidate.export_uri}",
+                expected="a Hugging Face model folder",
+                fix="run the step sync_checkpoint first",
+            )
+
+    def copy(self, store: Storage, folder: str, model_card: str) -> tuple[ModelFile, ...]:
+        """Copy them and `model_card` into `folder` of `store`, replacing what an earlier attempt left there."""
+        files = []
+        for info in self._files:
+            path = self._store.fetch(info.name)
+            store.upload(path, f"{folder}/{info.name}")
+            files.append(ModelFile(name=info.name, size_bytes=info.size_bytes, crc32c=crc32c_of_file(path)))
+        store.write(f"{folder}/{MODEL_CARD}", model_card.encode())
+        return tuple(files)
 
 
 class FolderRegistry:
@@ -115,25 +140,17 @@ class FolderRegistry:
         stopped half-way. Raises ConfigError when the run now offers another checkpoint, or has no export.
         """
         folder = _folder(model)
-        export = open_storage(candidate.export_uri)
-        sources = [info for info in export.list() if info.name != MODEL_CARD]
-        if not sources:
-            raise ConfigError(
-                f"run {candidate.run_id} has no exported model in {candidate.export_uri}",
-                expected="a Hugging Face model folder",
-                fix="run the step sync_checkpoint first",
-            )
+        export = Export(candidate)
         number = self._claim(folder, candidate)
         name = f"{folder}/versions/{number:06d}"
         if self._store.stat(f"{name}.json") is None:
-            files = [self._copy(export, info, f"{name}/model") for info in sources]
-            self._store.write(f"{name}/model/{MODEL_CARD}", model_card.encode())
+            files = export.copy(self._store, f"{name}/model", model_card)
             entry = Entry(
                 model=model,
                 version=number,
                 created=datetime.now(UTC).isoformat(timespec="seconds"),
                 model_uri=self._store.uri(f"{name}/model"),
-                files=tuple(files),
+                files=files,
                 **candidate.model_dump(exclude={"export_uri"}),
             )
             with contextlib.suppress(AlreadyExistsError):  # another attempt of this run was faster, with the same files
@@ -161,12 +178,7 @@ class FolderRegistry:
                 self._store.replace(f"{folder}/{self._pointer}", data, token)
         except (AlreadyExistsError, VersionConflictError) as error:
             now, _ = self._read_pointer(model)
-            raise UserError(
-                f"the {self._pointer.lower()} of model {model!r} is version {now}, but version {version} was compared "
-                f"with {'none' if instead_of is None else f'version {instead_of}'}: another run was faster",
-                fix="run the step decide again, so that the comparison is made with the model now in use",
-                code=ExitCode.UNEXPECTED,
-            ) from error
+            raise overtaken(self._pointer.lower(), model, now, version, instead_of) from error
 
     def _claim(self, folder: str, candidate: Candidate) -> int:
         """The version number of this run: the one it claimed before, or the next free one, which no other run gets."""
@@ -176,18 +188,14 @@ class FolderRegistry:
             taken = {_number(name): json.loads(self._store.read(name)) for name in names}
             for number, owner in taken.items():
                 if owner["run_id"] == candidate.run_id:
-                    return _same_checkpoint(number, owner, candidate)
+                    require_same_checkpoint(f"version {number}", owner["checkpoint"], candidate)
+                    return number
             number = max(taken, default=0) + 1
             try:
                 self._store.create(f"{folder}/versions/{number:06d}/CLAIM", claim)
             except AlreadyExistsError:
                 continue  # another run was faster: look again. Each turn of the loop means that somebody got a number
             return number
-
-    def _copy(self, export: Storage, info: ObjectInfo, target: str) -> ModelFile:
-        path = export.fetch(info.name)
-        self._store.upload(path, f"{target}/{info.name}")
-        return ModelFile(name=info.name, size_bytes=info.size_bytes, crc32c=crc32c_of_file(path))
 
     def _entry(self, folder: str, version: int) -> Entry:
         name = f"{folder}/versions/{version:06d}.json"
@@ -225,12 +233,22 @@ def _number(name: str) -> int:
     return int(name.split("/versions/")[1][:6])
 
 
-def _same_checkpoint(number: int, owner: dict[str, str], candidate: Candidate) -> int:
-    if owner["checkpoint"] != candidate.checkpoint:
+def require_same_checkpoint(what: str, checkpoint: str, candidate: Candidate) -> None:
+    """Raise ConfigError when the run, which is `what` already, from `checkpoint`, now offers another one."""
+    if checkpoint != candidate.checkpoint:
         raise ConfigError(
-            f"run {candidate.run_id} is already version {number}, from checkpoint {owner['checkpoint'] or 'unknown'}; "
+            f"run {candidate.run_id} is already {what}, from checkpoint {checkpoint or 'unknown'}; "
             f"it now offers {candidate.checkpoint or 'unknown'}",
             expected="one version a run",
             fix="give the new training its own run id",
         )
-    return number
+
+
+def overtaken(alias: str, model: str, now: int | None, version: int, instead_of: int | None) -> UserError:
+    """The error of a promotion whose comparison is out of date."""
+    return UserError(
+        f"the {alias} of model {model!r} is version {now}, but version {version} was compared "
+        f"with {'none' if instead_of is None else f'version {instead_of}'}: another run was faster",
+        fix="run the step decide again, so that the comparison is made with the model now in use",
+        code=ExitCode.UNEXPECTED,
+    )

@@ -68,6 +68,8 @@ def register_run(run_uri: str) -> Entry:
     entry = registry.register(model, candidate, card)
     registry.promote(model, entry.version, instead_of=decision.champion.version if decision.champion else None)
     registered = {"model": model, "version": entry.version, "uri": entry.model_uri, "alias": alias}
+    if entry.resource:
+        registered["resource"] = entry.resource
     store.write("registered.json", json.dumps(registered, indent=2).encode())
     return entry
 
@@ -77,7 +79,12 @@ def open_registry(settings: dict[str, Any]) -> tuple[Registry, str, str]:
     register = settings["register"]
     root_uri = join_uri(settings["run"]["root_uri"], "registry")
     model, alias = register["model_name"] or settings["name"], register["alias"]
-    return FolderRegistry(root_uri, alias=alias), model, alias
+    place = register.get("registry", "")  # runs of earlier releases have no such field
+    if place.startswith("vertex://"):
+        from pipelines.vertex_models import VertexRegistry
+
+        return VertexRegistry.of(settings, root_uri), model, alias
+    return FolderRegistry(place or root_uri, alias=alias), model, alias
 
 
 def _read(store: Storage, name: str, step: str) -> dict[str, Any]:

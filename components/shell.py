@@ -30,7 +30,7 @@ def step(run_uri: str, name: str, *, even_when_stopped: bool = False) -> Iterato
     """
     with (
         exiting(even_when_stopped=even_when_stopped),
-        _stop_as_error(name),
+        stop_as_error(name),
         step_progress(run_uri, name) as progress,
         os_errors(f"running {name}"),
     ):
@@ -38,7 +38,7 @@ def step(run_uri: str, name: str, *, even_when_stopped: bool = False) -> Iterato
 
 
 @contextlib.contextmanager
-def _stop_as_error(name: str) -> Iterator[None]:
+def stop_as_error(name: str) -> Iterator[None]:
     """SIGTERM as an error inside the block, so that the step closes its record and removes its temporary files."""
 
     def stop(_number: int, _frame: object) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pipelines import run_commands, schedule_commands
+from pipelines import run_commands, schedule_commands, tune_command
 from pipelines.arguments import AsJson, Overrides, RunFile, load
 from pipelines.output import print_error, print_json, print_lines, to_stderr
 from trainer import __version__
@@ -32,7 +32,7 @@ app = typer.Typer(
 cache = typer.Typer(help="The cache of vision features.", no_args_is_help=True)
 app.add_typer(cache, name="cache")
 app.add_typer(schedule_commands.app, name="schedule")
-for command in (run_commands.status, run_commands.cancel, run_commands.logs):
+for command in (run_commands.status, run_commands.cancel, run_commands.logs, tune_command.tune):
     app.command()(command)
 
 

@@ -29,6 +29,7 @@ from pipelines.sections import (
     ScheduleConfig,
     duration_s,
 )
+from pipelines.tuning_section import TuningConfig
 from trainer.config import (
     PIPELINE_PARALLEL,
     TENSOR_PARALLEL,
@@ -85,6 +86,7 @@ class RunConfig(Section):
         default_factory=RegisterConfig, alias="register", description="How an accepted model is registered."
     )
     schedule: ScheduleConfig | None = Field(None, description="Recurring runs on Vertex AI; null for none.")
+    tuning: TuningConfig | None = Field(None, description="A search over fields of train; null for none.")
     notify: NotifyConfig = Field(default_factory=NotifyConfig, description="Who hears how a run ended.")
     plan: PlanConfig = Field(
         default_factory=PlanConfig, description="What vlmpipe plan assumes, and what needs asking."
@@ -126,7 +128,7 @@ class RunConfig(Section):
 
         The data may still be named when a run is started; see `require_vertex_data`.
         """
-        if problems := list(_vertex_problems(self)):
+        if problems := [*_vertex_problems(self), *_vertex_registry_problems(self)]:
             raise RunFileError(f"run file {self.name}, for Vertex AI", problems)
 
     def require_vertex_data(self) -> None:
@@ -155,6 +157,9 @@ def warnings(config: RunConfig) -> list[Problem]:
     cluster, data = config.cluster, config.data
     if data.image_folder and (data.source.startswith("builtin:") or data.source.endswith(".tar")):
         found.append(Problem("data.image_folder", f"has no effect: {data.source} brings its own pictures"))
+    if cluster.ladder and "strategy" not in cluster.model_fields_set:
+        text = "is left at standard, which features and evaluation take: cluster.ladder is the training job's"
+        found.append(Problem("cluster.strategy", text))
     if "max_wait_duration" in cluster.model_fields_set and cluster.strategy != "flex_start":
         found.append(Problem("cluster.max_wait_duration", "has no effect: only cluster.strategy flex_start waits"))
     if "decay_fraction" in config.train.model_fields_set and config.train.schedule != "wsd":
@@ -166,6 +171,8 @@ def warnings(config: RunConfig) -> list[Problem]:
                 "is false with several nodes: one that Vertex AI restarts cannot rejoin the others, and the job hangs",
             )
         )
+    if config.register_.serving and not config.register_.registry.startswith("vertex://"):
+        found.append(Problem("register.serving", "has no effect: only register.registry vertex://MODEL_ID serves"))
     if not config.gate.checks_something:
         found.append(Problem("gate", "sets no bound: every model is accepted and registered"))
     for path, image in (("cluster.image_uri", cluster.image_uri), ("gcp.pipeline_image", config.gcp.pipeline_image)):
@@ -196,6 +203,18 @@ def _cross_section_problems(config: RunConfig) -> Iterator[Problem]:
             f"processes{each}) x train.micro_batch_rows {train.micro_batch_rows}",
         )
     yield from _cluster_problems(config)
+    if config.register_.registry.startswith("vertex://"):
+        yield from _model_registry_problems(config)
+
+
+def _model_registry_problems(config: RunConfig) -> Iterator[Problem]:
+    named = f"found register.registry {config.register_.registry}"
+    if config.register_.serving is None:
+        yield Problem(
+            "register.serving", f"missing, {named}; expected image_uri of a serving container, which Vertex AI asks for"
+        )
+    if not config.gcp.project:
+        yield Problem("gcp.project", f"missing, {named}; expected the project that holds the model")
 
 
 def _whole_family_problems(config: RunConfig) -> Iterator[Problem]:
@@ -232,6 +251,13 @@ def _parallel_problems(config: RunConfig) -> Iterator[Problem]:
 
 def _cluster_problems(config: RunConfig) -> Iterator[Problem]:
     train, cluster = config.train, config.cluster
+    flex_start = "cluster.strategy" if cluster.strategy == "flex_start" else ""
+    if any(rung.strategy == "flex_start" for rung in cluster.ladder):
+        flex_start = "cluster.ladder"
+    if cluster.ladder and train.resume == "never":
+        yield Problem("train.resume", "found never with cluster.ladder, whose next rung continues; expected auto")
+    if cluster.ladder and config.gcp.persistent_resource_id:
+        yield Problem("cluster.ladder", "found with gcp.persistent_resource_id, whose machines are there already")
     if cluster.reduction_server:
         if cluster.replica_count < 2:
             yield Problem(
@@ -245,14 +271,14 @@ def _cluster_problems(config: RunConfig) -> Iterator[Problem]:
             )
         if not cluster.accelerator_count:
             yield Problem("cluster.reduction_server", "found without GPUs, expected GPU nodes (it works through NCCL)")
-        if cluster.strategy == "flex_start":
+        if flex_start:
             yield Problem(
                 "cluster.reduction_server",
-                "found with cluster.strategy flex_start, which needs equal machines in all pools; expected null",
+                f"found with {flex_start} flex_start, which needs equal machines in all pools; expected null",
             )
-    if cluster.strategy == "flex_start":
+    if flex_start:
         if not cluster.accelerator_count:
-            yield Problem("cluster.strategy", "found flex_start without GPUs, expected accelerator_type and _count")
+            yield Problem(flex_start, "found flex_start without GPUs, expected accelerator_type and _count")
         if duration_s(cluster.timeout) > FLEX_START_MOST_TIMEOUT_S:
             yield Problem(
                 "cluster.timeout",
@@ -284,6 +310,15 @@ def _vertex_problems(config: RunConfig) -> Iterator[Problem]:
             yield Problem(
                 path, f"found {show(value)}, expected {expected}" if value else f"missing, expected {expected}"
             )
+
+
+def _vertex_registry_problems(config: RunConfig) -> Iterator[Problem]:
+    registry = config.register_.registry
+    if registry and not registry.startswith(("gs://", "vertex://")):
+        yield Problem(
+            "register.registry",
+            f"found {show(registry)}, expected gs:// or vertex://MODEL_ID: no step sees a folder here",
+        )
 
 
 def _vertex_data_problems(data: DataConfig) -> Iterator[Problem]:

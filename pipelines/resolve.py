@@ -24,7 +24,7 @@ RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 # Settings that a compiled pipeline holds outside the run file: changing them for one run would change nothing.
 FIXED = (
     "name", "output", "gcp", "notify", "cluster.timeout", "cluster.strategy", "cluster.max_wait_duration",
-    "cluster.restart_job_on_worker_restart",
+    "cluster.restart_job_on_worker_restart", "cluster.ladder",
 )  # fmt: skip
 PARAMETER_FIELDS = {
     "data_uri": "data.source",
@@ -101,6 +101,7 @@ def resolve(
     if not root_uri.startswith("gs://"):
         root_uri = open_storage(root_uri).root_uri  # absolute: a job may run in another folder
         uri = run_uri_of(root_uri, run_id, job_name)
+    config = _with_registry(config, root_uri)
     on_vertex = settings["target"] == "vertex"
     # On this machine nothing is paid for, and planning takes seconds: only where something depends on it.
     plan = plan_run(config) if on_vertex or config.features.cache == "auto" else None
@@ -108,6 +109,8 @@ def resolve(
         check_jobs(config, uri)
     if plan and on_vertex and config.plan.refuse_red:
         _require_not_red(plan)
+    if plan and on_vertex and config.cluster.max_spend_usd:
+        require_prices(plan)
     config = _with_decided_cache(config, plan)
     paths = RunPaths(run_id=run_id or job_name, root_uri=root_uri)
     run = open_storage(uri)
@@ -132,6 +135,36 @@ def _require_not_red(plan: Plan) -> None:
             expected="a plan without errors, before machines are paid for",
             fix=f"for example {' '.join(nearest)}" if nearest else "see vlmpipe plan; plan.refuse_red=false goes on",
         )
+
+
+def require_prices(plan: Plan) -> None:
+    """Raise ConfigError where what a rung of the ladder spends could not be told, so that no limit could hold."""
+    steps = {term: plan.cost.by_term[term].steps for term in plan.cost.ladder} if plan.cost else {"any rung": ()}
+    if open_terms := [
+        term for term, found in steps.items() if not any(one.job == "train" and one.usd_per_hour for one in found)
+    ]:
+        raise ConfigError(
+            f"cluster.max_spend_usd is set, and what an hour of training costs on {', '.join(open_terms)} is not known",
+            expected="a price for every rung of cluster.ladder",
+            fix="give prices with plan.prices_file, or leave cluster.max_spend_usd out",
+        )
+
+
+def _with_registry(config: RunConfig, root_uri: str) -> RunConfig:
+    """A folder for the registry becomes absolute. Raises ConfigError where Vertex AI could not read the models."""
+    registry = config.register_.registry
+    if registry.startswith("vertex://"):
+        if not root_uri.startswith("gs://"):
+            raise ConfigError(
+                f"register.registry is {registry}, and the run's models lie in {root_uri}",
+                expected="output.root_uri on gs://: Vertex AI Model Registry keeps models in Cloud Storage",
+                fix="set output.root_uri to a gs:// prefix, or register.registry to a folder",
+            )
+        return config
+    if not registry or "://" in registry:
+        return config
+    register = config.register_.model_copy(update={"registry": open_storage(registry).root_uri})
+    return config.model_copy(update={"register_": register})
 
 
 def _with_decided_cache(config: RunConfig, plan: Plan | None) -> RunConfig:

@@ -86,6 +86,8 @@ def _name(annotation: Any, metadata: list[Any] | tuple[Any, ...] = ()) -> str:
     if origin is tuple:
         items = dict.fromkeys(_name(item) for item in args if item is not Ellipsis)
         return f"list of {', '.join(items)}"
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return f"`{{{', '.join(annotation.model_fields)}}}`"
     names = {str: "text", int: "whole number", float: "number", bool: "`true`, `false`", datetime: "date and time"}
     return " ".join([names[annotation], ", ".join(_bounds(metadata))]).rstrip()
 

@@ -11,7 +11,7 @@ import zoneinfo
 from datetime import datetime
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from trainer.section import Positive, Section
 
@@ -36,6 +36,7 @@ FLEX_START_MOST_TIMEOUT_S = 7 * 24 * 3600
 
 _SECRET_NAME = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL)S?$")
 _SECRET_VALUE = re.compile(r"^(hf_|ghp_|github_pat_|sk-|AIza|ya29\.|-----BEGIN )")
+_MODEL_ID = re.compile(r"vertex://[a-z0-9_][a-z0-9_-]{0,62}")
 _ENV_NAME = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*$")
 
 
@@ -72,6 +73,12 @@ def _cron(text: str) -> str:
     return text
 
 
+def _registry(place: str) -> str:
+    if place.startswith("vertex:") and not _MODEL_ID.fullmatch(place):
+        raise ValueError("vertex://MODEL_ID takes lower-case letters, digits, _ and -, 63 at most")
+    return place
+
+
 class OutputConfig(Section):
     """Where everything is written."""
 
@@ -99,6 +106,22 @@ class ReductionServerConfig(Section):
     )
 
 
+Strategy = Literal["standard", "spot", "flex_start"]
+
+
+class Rung(Section):
+    """One way to get the training job's machines, tried for a while."""
+
+    strategy: Strategy = Field(description="How capacity is obtained; see cluster.strategy.")
+    wait: Duration = Field(
+        "3600s", description="Longest wait for machines before the next rung, in seconds; 0s, in the last, for no end."
+    )
+
+
+def _rung(value: object) -> object:
+    return {"strategy": value} if isinstance(value, str) else value
+
+
 class ClusterConfig(Section):
     """The machines of the training job, and how Vertex AI gets them."""
 
@@ -118,9 +141,19 @@ class ClusterConfig(Section):
     image_uri: str = Field(
         "", description="Trainer image in Artifact Registry, best by digest (...@sha256:...). Vertex AI only."
     )
-    strategy: Literal["standard", "spot", "flex_start"] = Field(
+    strategy: Strategy = Field(
         "standard",
         description="How capacity is obtained: on demand, preemptible, or queued (Dynamic Workload Scheduler).",
+    )
+    ladder: tuple[Annotated[Rung, BeforeValidator(_rung, json_schema_input_type=Rung | Strategy)], ...] = Field(
+        (),
+        description="Strategies of the training job, the next one tried when the one before finds no machines in time, "
+        "for example [spot, flex_start, {strategy: standard, wait: 0s}]; empty takes strategy. Vertex AI only.",
+    )
+    max_spend_usd: float | None = Field(
+        None,
+        gt=0,
+        description="Of a ladder: US dollars, at the plan's prices, at which training is stopped; null for no limit.",
     )
     timeout: Duration = Field("604800s", description="Longest time a job may run, in seconds, for example 86400s.")
     max_wait_duration: Duration = Field(
@@ -141,6 +174,11 @@ class ClusterConfig(Section):
     )
 
     @property
+    def strategies(self) -> tuple[Strategy, ...]:
+        """Every way in which some job may get its machines."""
+        return tuple(dict.fromkeys((self.strategy, *(rung.strategy for rung in self.ladder))))
+
+    @property
     def processes(self) -> int:
         """Ranks on one node."""
         if self.processes_per_replica == "auto":
@@ -151,6 +189,17 @@ class ClusterConfig(Section):
     def world_size(self) -> int:
         """Ranks of the training job."""
         return self.replica_count * self.processes
+
+    @model_validator(mode="after")
+    def _rungs(self) -> ClusterConfig:
+        names = [rung.strategy for rung in self.ladder]
+        if len(names) == 1 or len(set(names)) < len(names):
+            raise ValueError(f"ladder {names} takes two or three different strategies; for a single one set strategy")
+        if any(not duration_s(rung.wait) for rung in self.ladder[:-1]):
+            raise ValueError("ladder: only the last rung may wait without end (0s), or none behind it is ever tried")
+        if self.max_spend_usd is not None and not self.ladder:
+            raise ValueError("max_spend_usd is watched by a ladder only: set ladder, or leave it out")
+        return self
 
     @model_validator(mode="after")
     def _accelerators(self) -> ClusterConfig:
@@ -167,9 +216,36 @@ class ClusterConfig(Section):
         return self
 
 
+class ServingConfig(Section):
+    """The container in which Vertex AI serves a registered model, once somebody deploys it."""
+
+    image_uri: str = Field(
+        pattern=r"^([a-z0-9-]+-docker\.pkg\.dev|([a-z]+\.)?gcr\.io)/[a-z0-9._/-]+(@sha256:[0-9a-f]{64}|:[A-Za-z0-9._-]+)$",
+        description="Serving image in Artifact Registry; it finds the model at AIP_STORAGE_URI.",
+    )
+    command: tuple[str, ...] = Field((), description="Command instead of the image's own.")
+    args: tuple[str, ...] = Field(
+        (), description="Arguments; {model_uri} in one of them becomes the registered folder's gs:// URI."
+    )
+    port: int = Field(8080, ge=1, le=65535, description="Port at which the container answers.")
+    predict_route: str = Field("", pattern=r"^(/.*)?$", description="HTTP path of predictions; empty for Vertex AI's.")
+    health_route: str = Field("", pattern=r"^(/.*)?$", description="HTTP path of health checks; empty for Vertex AI's.")
+    env: Annotated[dict[str, str], AfterValidator(_env)] = Field(
+        default_factory=dict, max_length=100, description="Environment of the container. No secrets."
+    )
+
+
 class RegisterConfig(Section):
     """How an accepted model is registered."""
 
+    registry: Annotated[str, AfterValidator(_registry)] = Field(
+        "",
+        description="Where versions are kept: a folder, a gs:// prefix, or vertex://MODEL_ID for a model of Vertex AI "
+        "Model Registry; empty takes registry/ under output.root_uri.",
+    )
+    serving: ServingConfig | None = Field(
+        None, description="Serving container of the registered model; needed, and used, with vertex:// only."
+    )
     model_name: str = Field(
         "",
         pattern=r"^([A-Za-z0-9][A-Za-z0-9_.-]{0,127})?$",

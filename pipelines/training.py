@@ -179,7 +179,7 @@ class _Steps:
     def add_job(self, job: Job, *, pools: Any, run_uri: Any) -> PipelineTask:
         """A step that runs a CustomJob with these worker pools."""
         inputs = {**job_settings(self._config, job), "worker_pool_specs": pools, "base_output_directory": run_uri}
-        return self._add(self._target.job_step(), step_of(job), inputs)
+        return self._add(self._target.job_step(self._config, job), step_of(job), inputs)
 
     def collect(self, job: Job, task: PipelineTask, run_uri: Any) -> PipelineTask:
         """The step behind a job that turns what the job wrote into artifacts."""

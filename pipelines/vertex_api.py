@@ -18,7 +18,10 @@ from trainer.errors import ConfigError, ExitCode, UserError
 
 if TYPE_CHECKING:
     from google.api_core.exceptions import GoogleAPICallError
+    from google.api_core.operations_v1 import AbstractOperationsClient
     from google.auth.credentials import Credentials
+    from google.cloud.aiplatform_v1.services.job_service import JobServiceClient
+    from google.cloud.aiplatform_v1.services.model_service import ModelServiceClient
     from google.cloud.aiplatform_v1.services.pipeline_service import PipelineServiceClient
     from google.cloud.aiplatform_v1.services.schedule_service import ScheduleServiceClient
 
@@ -98,11 +101,44 @@ def schedule_client(location: str) -> ScheduleServiceClient:
     )
 
 
+def model_client(location: str) -> ModelServiceClient:
+    """A client for the model registry, as `pipeline_client`."""
+    from google.cloud.aiplatform_v1.services.model_service import ModelServiceClient
+
+    address = endpoint(location)
+    return ModelServiceClient(
+        credentials=credentials_for(address), transport="rest", client_options={"api_endpoint": address}
+    )
+
+
+def job_client(location: str) -> JobServiceClient:
+    """A client for custom and tuning jobs, as `pipeline_client`."""
+    from google.cloud.aiplatform_v1.services.job_service import JobServiceClient
+
+    address = endpoint(location)
+    return JobServiceClient(
+        credentials=credentials_for(address), transport="rest", client_options={"api_endpoint": address}
+    )
+
+
+def operations_client(location: str) -> AbstractOperationsClient:
+    """A client that asks how a long-running operation stands.
+
+    The generated clients ask at /ui/, the first of the paths that they are given and one that no document names; this
+    one asks at /v1/.
+    """
+    from google.api_core.operations_v1 import AbstractOperationsClient, OperationsRestTransport
+
+    address = endpoint(location)
+    transport = OperationsRestTransport(host=address, credentials=credentials_for(address), scopes=[SCOPE])
+    return AbstractOperationsClient(transport=transport)
+
+
 @contextlib.contextmanager
-def in_words(place: Place, *, role: str = "roles/aiplatform.user") -> Iterator[None]:
+def in_words(place: Place, *, role: str = "roles/aiplatform.user", what: str = "pipeline job") -> Iterator[None]:
     """Re-raise what the client library raises inside the block as a UserError that says what to do.
 
-    `role` is the one that the block needs on the project.
+    `role` is the one that the block needs on the project, `what` the kind of resource that it speaks of.
     """
     import requests
     from google.api_core.exceptions import GoogleAPICallError
@@ -111,7 +147,7 @@ def in_words(place: Place, *, role: str = "roles/aiplatform.user") -> Iterator[N
     try:
         yield
     except GoogleAPICallError as error:
-        raise _api_error(error, place, role) from error
+        raise _api_error(error, place, role, what) from error
     except (requests.exceptions.RequestException, TransportError) as error:
         raise _unreachable(place, _reason(error)) from error
     except GoogleAuthError as error:
@@ -156,7 +192,7 @@ def _unreachable(place: Place, why: str) -> UserError:
     )
 
 
-def _api_error(error: GoogleAPICallError, place: Place, role: str) -> UserError:
+def _api_error(error: GoogleAPICallError, place: Place, role: str, what: str) -> UserError:
     said = " ".join(error.message.split())[:LONGEST_MESSAGE_CHARS]
     status = int(error.code or 0)
     if status == 403 and error.reason == "SERVICE_DISABLED":
@@ -178,12 +214,12 @@ def _api_error(error: GoogleAPICallError, place: Place, role: str) -> UserError:
     if status == 404:
         return ConfigError(
             f"not found on Vertex AI: {said}",
-            expected=f"project {place.project} with pipelines in {place.location}",
+            expected=f"project {place.project} with {what}s in {place.location}",
             fix="correct gcp.project and gcp.location",
         )
     if status == 409:
         return UserError(
-            f"a pipeline job of this name, which is not this one, is there already: {said}",
+            f"a {what} of this name, which is not this one, is there already: {said}",
             fix="submit again: the name holds the time, to the second",
             code=ExitCode.UNAVAILABLE,
         )
@@ -195,7 +231,7 @@ def _api_error(error: GoogleAPICallError, place: Place, role: str) -> UserError:
         )
     if 400 <= status < 500:
         return ConfigError(
-            f"Vertex AI refuses the pipeline job: {said}",
+            f"Vertex AI refuses the {what}: {said}",
             expected="values that the API takes; it names the one that it does not",
             fix="correct the field in the run file",
         )

@@ -22,7 +22,7 @@ locals {
     }
     pipeline-vertex = {
       account = "pipeline", role = "roles/aiplatform.user"
-      why     = "Creates, watches and cancels the custom jobs, and records the run's artifacts in Vertex ML Metadata."
+      why     = "Creates, watches and cancels the custom jobs, records the run's artifacts in Vertex ML Metadata, and uploads models and moves their alias."
     }
     pipeline-logs = {
       account = "pipeline", role = "roles/logging.logWriter"

@@ -46,8 +46,10 @@ def check_run(config: RunConfig) -> list[Finding]:
         ("data", _data),
         ("batch", _batch),
         ("output", _output),
+        ("registry", _registry),
         ("port", _port),
         ("jobs", _jobs),
+        ("tuning", _tuning),
         ("vertex", _vertex),
     ]
     for subject, check in checks:
@@ -187,6 +189,19 @@ def _output(config: RunConfig) -> Iterator[Finding]:
     yield Finding("output", state, f"{root_uri} can be written, {free_gib:,.0f} GiB free")
 
 
+def _registry(config: RunConfig) -> Iterator[Finding]:
+    registry, gcp = config.register_.registry, config.gcp
+    if registry.startswith("vertex://"):
+        model = f"projects/{gcp.project}/locations/{gcp.location}/models/{registry.removeprefix('vertex://')}"
+        text = f"{model}, alias {config.register_.alias}: Vertex AI is asked when the run decides"
+        yield Finding("registry", "unchecked", text)
+    elif registry.startswith("gs://"):
+        yield Finding("registry", "unchecked", f"{registry} is written when a model is accepted")
+    elif registry:
+        require_writable(Path(registry).expanduser().absolute())
+        yield Finding("registry", "ok", f"{registry} can be written")
+
+
 def _port(config: RunConfig) -> Iterator[Finding]:
     if config.cluster.local_port:
         from components.local_cluster import require_free_port
@@ -226,6 +241,14 @@ def _missing_for_vertex(config: RunConfig) -> Iterator[str]:
         config.require_vertex()
     except RunFileError as error:
         yield from map(str, error.problems)
+
+
+def _tuning(config: RunConfig) -> Iterator[Finding]:
+    if config.tuning:
+        from pipelines.tuning import require_tuning
+
+        names = ", ".join(require_tuning(config).parameters)
+        yield Finding("tuning", "ok", f"{config.tuning.max_trial_count} trials over {names}")
 
 
 def _vertex(config: RunConfig) -> Iterator[Finding]:

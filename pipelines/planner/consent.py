@@ -39,7 +39,7 @@ def spending_of(config: RunConfig, plan: Plan) -> Spending:
         usd=cost.usd if cost else None,
         hours=sum(hours) if cost and len(hours) == len(cost.steps) else None,
         machines=machines_of(config),
-        term=config.cluster.strategy,
+        term=cost.term if cost else config.cluster.strategy,
         unknown=_why_not_known(plan),
     )
 

@@ -6,6 +6,7 @@ user's own file.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
@@ -66,7 +67,7 @@ class Cost:
     """Of one run, and of its schedule. None: not known, and `missing` or `assumptions` says why."""
 
     by_term: dict[Term, TermCost]
-    term: Term  # the run file's
+    term: Term  # the run file's; of a ladder the dearest
     usd: float | None
     steps: tuple[StepCost, ...]
     storage_bytes: int
@@ -79,6 +80,7 @@ class Cost:
     least_lost_hours: float | None  # with the interval by Young and Daly
     assumptions: tuple[str, ...]
     missing: tuple[str, ...]
+    ladder: tuple[Term, ...] = ()  # the training job's rungs in order; empty without a ladder
 
 
 def estimate_cost(
@@ -95,18 +97,23 @@ def estimate_cost(
     """The run on every term. The run file's own is `term`."""
     hours = hours_beside_training(config, shape, layout, load, cache, gpu)
     by_term = {term: term_cost(config, time, hours, machine, gpu, prices, term) for term in TERMS}
-    chosen = by_term[config.cluster.strategy]
+    # With a ladder any rung may be the one that runs: what is asked about is the dearest.
+    chosen = max(
+        (by_term[term] for term in config.cluster.strategies),
+        key=lambda found: math.inf if found.usd is None else found.usd,
+    )
     storage_bytes = config.train.keep_checkpoints * checkpoint_bytes(shape, layout)
     storage_bytes += shape.total_parameters * FP32_BYTES  # the exported model
     storage_bytes += cache.bytes or 0 if cache.state == "on" else 0
     storage = prices.storage(config.gcp.location)
     runs = runs_per_month(config.schedule.cron) if config.schedule else None
     every_s, every_steps, least = _best_interval(config, time)
-    preemptible = config.cluster.strategy == "spot"
+    preemptible = chosen.term == "spot"
     missing = tuple(dict.fromkeys((*chosen.missing, *storage.missing)))
     return Cost(
         by_term=by_term,
-        term=config.cluster.strategy,
+        term=chosen.term,
+        ladder=tuple(rung.strategy for rung in config.cluster.ladder),
         usd=chosen.usd,
         steps=chosen.steps,
         storage_bytes=storage_bytes,
@@ -236,7 +243,13 @@ def _best_interval(config: RunConfig, time: Time) -> tuple[float | None, int | N
 
 def _assumptions(config: RunConfig, time: Time, chosen: TermCost, runs: float | None, *, old: bool) -> Iterator[str]:
     plan = config.plan
-    if config.cluster.strategy == "spot":
+    if config.cluster.ladder:
+        steps = ", then ".join(f"{rung.strategy} for {rung.wait}" for rung in config.cluster.ladder)
+        yield (
+            f"Training tries {steps} (cluster.ladder; 0s waits without end). The cost is that of the dearest, "
+            f"{chosen.term}; waiting costs nothing, and what an earlier rung trained is not trained again."
+        )
+    if "spot" in config.cluster.strategies:
         yield (
             f"A Spot node is taken away {plan.preemptions_per_node_hour:g} times an hour (no platform states a rate; "
             f"plan.preemptions_per_node_hour). All nodes then restart, {plan.restart_s:.0f} s pass to the next step "

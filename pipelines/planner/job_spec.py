@@ -71,6 +71,7 @@ def job_settings(config: RunConfig, job: Job) -> dict[str, Any]:
     The names are CustomTrainingJobOp's. What is left out keeps that component's default, such as the project of the
     pipeline itself.
     """
+    config = rungs(config, job)[0]
     cluster, gcp = config.cluster, config.gcp
     strategy = cluster.strategy.upper()
     settings = {
@@ -93,6 +94,23 @@ def job_settings(config: RunConfig, job: Job) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if value}
 
 
+def rungs(config: RunConfig, job: Job) -> list[RunConfig]:
+    """The run file as each rung of cluster.ladder means it for the job; the run file alone where there is no ladder."""
+    cluster = config.cluster
+    if not cluster.ladder or job != "train":
+        return [config]
+    return [
+        config.model_copy(
+            update={
+                "cluster": cluster.model_copy(
+                    update={"strategy": rung.strategy, "max_wait_duration": rung.wait, "ladder": ()}
+                )
+            }
+        )
+        for rung in cluster.ladder
+    ]
+
+
 def job_spec(config: RunConfig, job: Job, run_uri: str) -> dict[str, Any]:
     """The job's whole CustomJobSpec, as CustomTrainingJobOp will send it."""
     settings = job_settings(config, job)
@@ -112,7 +130,8 @@ def job_spec(config: RunConfig, job: Job, run_uri: str) -> dict[str, Any]:
 
 def job_violations(config: RunConfig, job: Job, run_uri: str) -> list[Violation]:
     """Everything that is wrong with the job, in its region where the run file names a project."""
-    return _violations(job_spec(config, job, run_uri), _region(config))
+    found = [one for rung in rungs(config, job) for one in _violations(job_spec(rung, job, run_uri), _region(config))]
+    return list(dict.fromkeys(found))
 
 
 def check_job_spec(spec: Mapping[str, Any], *, region: str = "") -> api.CustomJobSpec:
@@ -128,9 +147,15 @@ def check_job_spec(spec: Mapping[str, Any], *, region: str = "") -> api.CustomJo
 
 def check_jobs(config: RunConfig, run_uri: str) -> None:
     """Check every job of the pipeline. Raises ConfigError that lists all that Vertex AI would not take."""
-    specs = {job: job_spec(config, job, run_uri) for job in JOBS}
+    specs = {
+        f"job {step_of(job)}" + (f" on {rung.cluster.strategy}" if rung is not config else ""): job_spec(
+            rung, job, run_uri
+        )
+        for job in JOBS
+        for rung in rungs(config, job)
+    }
     region = _region(config)
-    _raise_errors({f"job {step_of(job)}": _violations(spec, region) for job, spec in specs.items()})
+    _raise_errors({name: _violations(spec, region) for name, spec in specs.items()})
     from components.custom_job import parse_job_spec
 
     for spec in specs.values():

@@ -63,6 +63,9 @@ class Plan:
                 f"does not fit: {need:,.1f} GiB on {self.memory.device} with {there:,.1f} GiB; "
                 f"the largest part is {self.memory.binding}"
             )
+        for term in self.cost.ladder if self.cost else ():
+            if why := self.cost and self.cost.by_term[term].why_not:
+                found.append(f"cluster.ladder: {term} is not possible: {why}")
         return found
 
     @property
@@ -116,6 +119,8 @@ def plan_run(config: RunConfig) -> Plan:
         jobs[job] = [_pool(number, pool) for number, pool in enumerate(pools)]
         findings += [one for one in job_violations(config, job, paths.run_uri) if one not in findings]
     notes = [str(problem) for problem in warnings(config)]
+    if config.register_.registry.startswith("vertex://"):
+        notes.append("An accepted model becomes a version in Vertex AI Model Registry; serving it is not in this plan.")
     catalog = load_catalog()
     machine = catalog.machines.get(config.cluster.machine_type)
     gpu = catalog.gpus.get(config.cluster.accelerator_type)

@@ -95,7 +95,7 @@ def _refusal(config: RunConfig, layout: Layout, machine: Machine) -> str:
         return f"{layout.strategy} sums no gradients by all-reduce over all its ranks, the only thing that reducers do"
     if layout.nodes < 2:
         return "there is one node, so nothing is summed over the network"
-    if cluster.strategy == "flex_start":
+    if "flex_start" in cluster.strategies:
         return "flex_start needs the same machine in all pools"
     if machine.machine_type.startswith(OWN_PLUGIN):
         return f"{machine.machine_type} has a network plugin of its own, and NCCL runs one plugin at a time"

@@ -168,7 +168,9 @@ def _cost(cost: Mapping[str, Any]) -> Iterator[RenderableType]:
     table.add_column("cost", no_wrap=True)
     for term in terms:
         chosen = term == cost["term"]
-        table.add_column(f"{term} ◂ run file" if chosen else term, justify="right", style="bold" if chosen else "")
+        rungs = list(cost.get("ladder") or ())  # plans of earlier releases have none
+        mark = f" ◂ rung {rungs.index(term) + 1}" if term in rungs else " ◂ run file" if chosen and not rungs else ""
+        table.add_column(f"{term}{mark}", justify="right", style="bold" if chosen else "")
     table.add_row("whole run", *(_amount(found["usd"]) if found["possible"] else "–" for found in terms.values()))
     for job in dict.fromkeys(step["job"] for found in terms.values() for step in found["steps"]):
         steps = [_step_of(found, job) for found in terms.values()]

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from kfp.dsl.base_component import BaseComponent
 
     from pipelines.config import RunConfig
+    from pipelines.planner.job_spec import Job
 
 KILLED = {
     "exit_code": int(ExitCode.UNEXPECTED),
@@ -50,7 +51,8 @@ def base_image(config: RunConfig) -> str:
     return "python"  # kfp.local runs steps in this very interpreter and only asks for a name like this
 
 
-def job_step() -> BaseComponent:
+def job_step(config: RunConfig, job: Job) -> BaseComponent:
+    """The same for every job: on this machine there is no capacity to wait for."""
     from kfp import dsl
 
     from components.run_job import run_job

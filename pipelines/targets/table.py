@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from kfp.dsl.base_component import BaseComponent
 
     from pipelines.config import RunConfig
+    from pipelines.planner.job_spec import Job
 
 TargetName = Literal["vertex", "local"]
 
@@ -22,7 +23,7 @@ class Target(Protocol):
     def base_image(self, config: RunConfig) -> str:
         """Image of the pipeline's own steps."""
 
-    def job_step(self) -> BaseComponent:
+    def job_step(self, config: RunConfig, job: Job) -> BaseComponent:
         """The component that runs a CustomJob: the inputs of CustomTrainingJobOp, the output `gcp_resources`."""
 
     def mail_step(self, config: RunConfig) -> BaseComponent | None:

@@ -1,16 +1,20 @@
-"""Vertex AI Pipelines: a job step is Google's CustomTrainingJobOp."""
+"""Vertex AI Pipelines: a job step is Google's CustomTrainingJobOp, or, for training with cluster.ladder, our own."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from google_cloud_pipeline_components.v1.custom_job import CustomTrainingJobOp
+from kfp import dsl
+
+from components.run_ladder import run_ladder
 
 if TYPE_CHECKING:
     from kfp.dsl import PipelineTask
     from kfp.dsl.base_component import BaseComponent
 
     from pipelines.config import RunConfig
+    from pipelines.planner.job_spec import Job
 
 # Steps that need more than the service's default machine (e2-standard-4): (CPUs, memory).
 MACHINES = {
@@ -31,7 +35,9 @@ def base_image(config: RunConfig) -> str:
     return config.gcp.pipeline_image
 
 
-def job_step() -> BaseComponent:
+def job_step(config: RunConfig, job: Job) -> BaseComponent:
+    if job == "train" and config.cluster.ladder:
+        return dsl.component(run_ladder, base_image=config.gcp.pipeline_image, install_kfp_package=False)
     return CustomTrainingJobOp
 
 

@@ -1,4 +1,4 @@
-"""A small, strict stand-in for Vertex AI's pipeline jobs (REST: create, get, cancel), schedules and logs, for tests.
+"""A small, strict stand-in for Vertex AI: pipeline jobs (create, get, cancel), schedules, models and logs, over REST.
 
 It parses what it is sent into the API's own message, and the pipeline in it into kfp's, and refuses what either does
 not know. It checks what the real service does, as far as its documentation says: names, types of parameters, forms of
@@ -20,14 +20,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Literal
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 from google.cloud.aiplatform_v1.types import PipelineJob
 from google.protobuf import json_format
 from kfp.pipeline_spec import pipeline_spec_pb2
 
 from tests.fakes.vertex_courses import Courses
+from tests.fakes.vertex_jobs import JobFloor
+from tests.fakes.vertex_models import ModelShelf
 from tests.fakes.vertex_schedules import ScheduleBook
+from tests.fakes.vertex_tuning import TuningFloor
 
 STATUS = {
     400: "INVALID_ARGUMENT", 401: "UNAUTHENTICATED", 403: "PERMISSION_DENIED", 404: "NOT_FOUND", 409: "ALREADY_EXISTS",
@@ -40,6 +43,9 @@ SERVICE_ACCOUNT = re.compile(r"[a-z0-9-]+@[a-z0-9.-]+\.gserviceaccount\.com")
 OUTPUT_ONLY = ("name", "create_time", "start_time", "end_time", "update_time", "state", "job_detail", "error")
 MOST_LABELS = 64
 KNOWN_QUERY = {"pipelineJobId", "$alt", "filter", "pageToken", "updateMask"}
+MODELS = re.compile(
+    r"/v1/(projects/[^/]+/locations/[^/]+)/models(?:/([^/:@]+)(@[^/:@]+)?)?(?::([a-zA-Z]+)|/(operations/[0-9]+))?"
+)
 
 
 @dataclass
@@ -80,6 +86,9 @@ class FakeVertex:
         self.parent = f"projects/{project}/locations/{location}"
         self.jobs: dict[str, PipelineJob] = {}
         self.book = ScheduleBook(self.parent, _check, ApiError)
+        self.floor = JobFloor(self.parent, ApiError)
+        self.searches = TuningFloor(self.parent, ApiError)
+        self.shelf = ModelShelf(self.parent, ApiError)
         self.courses = Courses(project, ApiError)
         self.faults: list[Fault] = []
         self.requests: list[str] = []  # "METHOD path?query" of every request that arrived
@@ -280,7 +289,33 @@ class _Handler(BaseHTTPRequestHandler):
         match = re.fullmatch(r"/v1/(projects/[^/]+/locations/[^/]+)/schedules(/[^/:]+)?(:[a-z]+)?", url.path)
         if match:
             return self._schedules(match[1], match[2] and f"{match[1]}/schedules{match[2]}", match[3], query, body)
+        match = re.fullmatch(r"/v1/(projects/[^/]+/locations/[^/]+)/hyperparameterTuningJobs", url.path)
+        if match:
+            self.fake.require_parent(match[1])
+            return self.fake.searches.answer(self.command, query, body)
+        match = re.fullmatch(r"/v1/(projects/[^/]+/locations/[^/]+)/(customJobs)(/[^/:]+)?(:cancel)?", url.path)
+        if match:
+            self.fake.require_parent(match[1])
+            return self.fake.floor.answer(self.command, match[2], (match[3] or "")[1:], match[4], query, body)
+        if match := MODELS.fullmatch(unquote(url.path)):
+            return self._models(match, query, body)
         raise ApiError(501, f"no such route in this fake: {self.command} {url.path}")
+
+    def _models(self, match: re.Match[str], query: dict[str, str], body: bytes) -> dict[str, Any]:
+        parent, model_id, version, verb, operation = match.groups()
+        self.fake.require_parent(parent)
+        shelf, version = self.fake.shelf, (version or "").removeprefix("@")
+        if (self.command, model_id, verb) == ("POST", None, "upload"):
+            return shelf.upload(body)
+        if (self.command, verb) == ("GET", None) and model_id and operation:
+            return shelf.operation(f"{parent}/models/{model_id}/{operation}")
+        if (self.command, verb) == ("GET", None) and model_id:
+            return shelf.get(model_id, version)
+        if (self.command, verb, version) == ("GET", "listVersions", "") and model_id:
+            return shelf.list_versions(model_id, query)
+        if (self.command, verb) == ("POST", "mergeVersionAliases") and model_id:
+            return shelf.merge_aliases(model_id, version, body)
+        raise ApiError(501, f"no such route in this fake: {self.command} {self.path}")
 
     def _schedules(
         self, parent: str, name: str | None, verb: str | None, query: dict[str, str], body: bytes

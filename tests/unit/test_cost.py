@@ -18,8 +18,10 @@ from pipelines.planner.cron import runs_per_month, starts_after
 from pipelines.planner.feature_cache import advise
 from pipelines.planner.layout import layout_of
 from pipelines.planner.lost_time import expected_loss, mean_time_between_preemptions_s, young_daly_s
+from pipelines.planner.plan import Plan
 from pipelines.planner.prices import load_prices
 from pipelines.planner.throughput import RowLoad, Time, estimate_time
+from pipelines.resolve import require_prices
 from tests.planner_fixture import A100_80, LLAVA_7B, RoundPrices, machine, run_config
 from trainer.errors import ConfigError
 
@@ -72,6 +74,32 @@ def test_terms_are_compared_side_by_side() -> None:
 def test_the_run_files_term_is_the_runs_cost() -> None:
     cost, _ = estimated(cluster__strategy="spot")
     assert cost.term == "spot" and cost.usd == cost.by_term["spot"].usd
+
+
+LADDER = [{"strategy": "spot", "wait": "600s"}, "standard"]
+
+
+def test_a_ladder_is_priced_by_rung_and_asked_about_as_its_dearest() -> None:
+    cost, _ = estimated(cluster__strategy="spot", cluster__ladder=LADDER)
+    assert (cost.ladder, cost.term) == (("spot", "standard"), "standard")
+    assert cost.usd == cost.by_term["standard"].usd
+    assert any("Training tries spot for 600s, then standard for 3600s" in line for line in cost.assumptions)
+    unknown, _ = estimated(RoundPrices(unknown=frozenset({"a2-ultragpu-8g"})), cluster__ladder=LADDER)
+    assert unknown.usd is None
+
+
+def test_a_rung_that_is_not_to_be_had_makes_the_plan_red_and_a_limit_needs_prices() -> None:
+    def planned(cost: Cost) -> Plan:
+        return Plan("a", (), {}, None, None, None, None, None, None, cost, ())
+
+    cost, _ = estimated(node=machine(spot=False), cluster__ladder=LADDER)
+    assert planned(cost).errors == ["cluster.ladder: spot is not possible: a2-ultragpu-8g is not offered as Spot"]
+    require_prices(planned(cost))
+    unknown, _ = estimated(RoundPrices(unknown=frozenset({"a2-ultragpu-8g"})), cluster__ladder=LADDER)
+    with pytest.raises(ConfigError, match="training costs on spot, standard is not known"):
+        require_prices(planned(unknown))
+    with pytest.raises(ConfigError, match="training costs on any rung is not known"):
+        require_prices(dataclasses.replace(planned(cost), cost=None))
 
 
 def test_reducers_are_paid_for_training_only() -> None:

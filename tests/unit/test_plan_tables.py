@@ -90,6 +90,13 @@ def test_a_price_by_the_hour_is_said_where_hours_are_not_known() -> None:
     assert "train $160 an hour unknown –" in [" ".join(line.split()) for line in text.splitlines()]
 
 
+def test_a_ladder_marks_its_rungs_in_order() -> None:
+    plan = amber()
+    plan["cost"]["ladder"] = ["spot", "standard"]
+    header = line_with(printed(plan), "cost ")
+    assert "spot ◂ rung 1" in header and "standard ◂ rung 2" in header and "run file" not in header
+
+
 def test_without_gpus_there_is_no_time_and_the_reason_stands_beside_it() -> None:
     text = printed(without_gpu())
     assert "time unknown; cost unknown." in text

@@ -1,0 +1,118 @@
+"""One trial of a search: trains with the trial's values, evaluates, and reports the number that is searched for.
+
+    python -m trainer.trial --config <search>/run.json --metric exact_match --nproc-per-node 2 --train.seed=3
+
+CLOUD_ML_TRIAL_ID names the trial. All it writes lies in `<search>/trial-<id>/`, a run's folder of its own: no two
+trials share a checkpoint, and one that is started again goes on from its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from trainer import launch
+from trainer.cluster import read_cluster
+from trainer.config import JobConfig
+from trainer.errors import ConfigError, run_main
+from trainer.storage import open_storage
+
+TRIAL_VARIABLE = "CLOUD_ML_TRIAL_ID"
+METRIC_FILE_VARIABLE = "CLOUD_ML_HP_METRIC_FILE"
+METRIC_FILE = "/tmp/hypertune/output.metrics"  # where the service reads, as google/cloudml-hypertune writes it
+CLUSTER_VARIABLES = ("CLUSTER_SPEC", "TF_CONFIG")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the trial on this node; its exit code."""
+    parser = argparse.ArgumentParser(prog="trainer.trial", description=__doc__)
+    parser.add_argument("--config", required=True, help="URI of the search's run.json")
+    parser.add_argument("--metric", required=True, help="number in evaluate.json")
+    parser.add_argument("--nproc-per-node", default="auto", help="see trainer.launch")
+    options, values = parser.parse_known_args(arguments)
+    cluster = read_cluster(os.environ)
+    job = open_trial(options.config, parse_values(values), os.environ.get(TRIAL_VARIABLE, ""))
+    config = f"{job.run.run_uri}/run.json"
+    processes = ["--nproc-per-node", options.nproc_per_node, "--"]
+    if code := launch.main([*processes, "trainer.train", "--config", config]):
+        return code
+    if cluster and cluster.node_rank:
+        return 0  # the chief goes on alone: one node evaluates
+    from trainer.checkpoint.sync import sync_run
+
+    sync_run(job)
+    for variable in CLUSTER_VARIABLES:
+        os.environ.pop(variable, None)
+    if code := launch.main([*processes, "trainer.evaluate", "--config", config]):
+        return code
+    report(job, options.metric)
+    return 0
+
+
+def parse_values(arguments: Sequence[str]) -> dict[str, Any]:
+    """`["--train.seed=3", ...]` as {dotted name: value}; a value that is no JSON is a text. Raises ConfigError."""
+    values: dict[str, Any] = {}
+    for argument in arguments:
+        name, equals, text = argument.removeprefix("--").partition("=")
+        if not equals or not argument.startswith("--"):
+            raise ConfigError(f"argument {argument!r}", expected="--name=value, as Vertex AI hands on a trial's values")
+        try:
+            values[name] = json.loads(text)
+        except json.JSONDecodeError:
+            values[name] = text
+    return values
+
+
+def open_trial(config_uri: str, values: dict[str, Any], trial: str) -> JobConfig:
+    """Write the trial's run.json and prepared.json, the same bytes from every node; the trial's job.
+
+    Raises ConfigError without a trial's id, and for values that the run file does not take.
+    """
+    if not trial.isalnum():
+        raise ConfigError(f"{TRIAL_VARIABLE} is {trial!r}", expected="the trial's id, which Vertex AI sets")
+    search = open_storage(config_uri.rpartition("/")[0])
+    content = json.loads(search.read("run.json"))
+    for name, value in values.items():
+        *parents, last = name.split(".")
+        inner = content
+        for parent in parents:
+            inner = inner.get(parent, {})
+        if last not in inner:
+            raise ConfigError(f"there is no field {name} in {search.uri('run.json')}", expected="a field of train")
+        inner[last] = value
+    content["run"]["run_id"] = f"{content['run']['run_id']}/trial-{trial}"
+    job = JobConfig.model_validate(content)
+    folder = open_storage(job.run.run_uri)
+    folder.write("prepared.json", search.read("prepared.json"))
+    folder.write("run.json", json.dumps(content, indent=1).encode())
+    return job
+
+
+def report(job: JobConfig, metric: str) -> float:
+    """Tell the service the trial's number, in the form of google/cloudml-hypertune. Raises ConfigError without one."""
+    store = open_storage(job.run.run_uri)
+    found = json.loads(store.read("evaluate.json")).get(metric)
+    if not isinstance(found, int | float):
+        raise ConfigError(f"evaluate.json has no number {metric}", fix="correct tuning.metric")
+    steps = json.loads(store.read("summary.json")).get("steps", 0)
+    line = {
+        "timestamp": time.time(),
+        "trial": os.environ.get(TRIAL_VARIABLE, "0"),
+        metric: str(float(found)),
+        "global_step": str(int(steps)),
+    }
+    path = Path(os.environ.get(METRIC_FILE_VARIABLE, METRIC_FILE))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(line, sort_keys=True) + "\n", encoding="utf-8")
+    print(f"trial: {metric} {found}", flush=True)
+    return float(found)
+
+
+if __name__ == "__main__":
+    sys.exit(run_main(main))
