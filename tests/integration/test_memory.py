@@ -17,7 +17,8 @@ PROCESSES = 2  # on each node
 OF_ONE_NODE = chosen(
     CASES,
     lambda name: (
-        name in ("ddp online", "zero2 adapters")
+        name
+        in ("ddp online", "zero2 adapters", "fsdp bf16 loss in chunks", "qwen2_5_vl ddp bf16 online", "qwen3_vl zero3")
         or name.removeprefix("zero3").removeprefix("zero2").removeprefix("fsdp").removeprefix("ddp")
         in ("", " bf16", " checkpointing", " loss in chunks", " offload")
     ),

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.qwen_fixture import CONFIGS, model_section
+from benchmarks.tiny_native import CONFIGS, model_section
 from trainer.features.store import features_key
 from trainer.model_config import ModelConfig
 from trainer.models.grids import ImageGrids

@@ -22,7 +22,8 @@ from pipelines.planner.memory import GIB, fullest, training_moments
 from pipelines.planner.plan import Plan, plan_run
 from trainer.model_config import ModelConfig
 from trainer.models.recompute import Recompute
-from trainer.tracing import RowShape, trace_step
+from trainer.trace_rows import RowShape
+from trainer.tracing import trace_step
 
 ROOT = Path(__file__).parents[2]
 SEVEN_B = ROOT / "configs/llava-7b-zero2-spot.yaml"
