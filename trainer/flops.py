@@ -191,7 +191,7 @@ def _tower_attention(shape: ModelShape) -> float:
     stack, tokens, windows = shape.tower, shape.tower_tokens, shape.windows
     if windows is None:
         return stack.layers * _attention_flops(stack, tokens)
-    seen = shape.merge**2  # patches that one sees inside its window, in the mean
+    seen = float(shape.merge**2)  # patches that one sees inside its window, in the mean
     for side in near_square(shape.image_tokens):
         pieces = [windows.side] * (side // windows.side) + [side % windows.side]
         seen *= sum(piece**2 for piece in pieces) / side

@@ -150,7 +150,7 @@ def trace_module(
         backward = tracker.take_peak(next_category="backward")
         for hook in hooks:
             hook.remove()
-    return StepTrace(forward, *turn, backward, sum(tensor.nbytes for tensor in inputs.values()))
+    return StepTrace(forward, turn[0], backward, sum(tensor.nbytes for tensor in inputs.values()))
 
 
 class MemoryTracker(TorchDispatchMode):

@@ -90,7 +90,7 @@ class Weights:
     trainable: int
     frozen: int
     layer: int  # trainable ones of one language layer
-    feed_forward: int  # those of its feed-forward part
+    last_product: int  # those of the last matrix of its feed-forward part
     root: int  # trainable ones outside of layers
     head: int  # trainable ones of the matrix that makes logits
     largest: int  # trainable ones of the embedding or of the head, which is more
@@ -113,14 +113,14 @@ class Weights:
         trained = {part: on_rank(part, count) for part, count in shape.trained.items()}
         trainable = sum(trained.values())
         layer = shape.of_tensor_rank("language_layers", shape.trained_per_layer, layout.tensor_parallel)
-        language, matrices = shape.language, 3 if shape.language.gated else 2
+        language = shape.language
         embedding = on_rank("embedding", shape.parameters["embedding"])
         tower_layers = min(trained["tower"], shape.tower.layers * shape.tower.layer_parameters)
         return cls(
             trainable=trainable,
             frozen=sum(on_rank(part, count) for part, count in shape.parameters.items()) - trainable,
             layer=layer,
-            feed_forward=layer * matrices * language.hidden * language.intermediate // language.layer_parameters,
+            last_product=layer * language.hidden * language.intermediate // language.layer_parameters,
             root=trainable - trained["language_layers"] - trained["adapters"] - tower_layers,
             head=trained["embedding" if shape.tied_head else "head"],
             largest=max(trained["embedding"], trained["head"]),
@@ -248,8 +248,8 @@ def _extra(run: Run, when: Moment) -> list[MemoryPart]:
     count = weights.root + FSDP_GATHERED_LAYERS * weights.layer
     parts = [MemoryPart("gathered weights", compute_bytes * count, "the rest and two layers, whole")]
     if when == "end" or (run.checkpointing and when == "backward"):
-        # Computed again, a layer is fullest in its feed-forward part: the gradients of the rest are still to come.
-        there = weights.layer if when == "end" else weights.feed_forward
+        # Computed again, a layer is fullest behind its last product: the gradients of the rest are still to come.
+        there = weights.layer if when == "end" else weights.last_product
         moving = compute_bytes * there + FP32_BYTES * weights.layer
         parts.append(MemoryPart("gradients on their way", moving, "one layer's, and in fp32 that of the layer before"))
     # The first micro-batch of a step makes the shards; those after it add to them.
