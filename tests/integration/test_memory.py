@@ -14,11 +14,17 @@ from tests.short_form import chosen
 from tests.trainer_runs import run_ranks
 
 PROCESSES = 2  # on each node
+ALWAYS = (
+    "ddp online",
+    "zero2 adapters",
+    "fsdp bf16 loss in chunks",
+    "qwen2_5_vl zero3 bf16 online",
+    "qwen3_vl fsdp online",
+)
 OF_ONE_NODE = chosen(
     CASES,
     lambda name: (
-        name
-        in ("ddp online", "zero2 adapters", "fsdp bf16 loss in chunks", "qwen2_5_vl ddp bf16 online", "qwen3_vl zero3")
+        name in ALWAYS
         or name.removeprefix("zero3").removeprefix("zero2").removeprefix("fsdp").removeprefix("ddp")
         in ("", " bf16", " checkpointing", " loss in chunks", " offload")
     ),
