@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks import flop_cases, memory_cases, step_times
+from benchmarks import flop_cases, memory_cases, pipeline_memory, step_times
 from benchmarks.common import interleaved, options
 from benchmarks.predictions import Predictions
 from trainer.worker import Worker, start_worker
@@ -22,7 +22,8 @@ PROCESSES = 2
 MIB = 2**20
 QUICK_CASES = 2
 NOTES = [
-    f"Memory: bytes on the first of {PROCESSES} processes, weighed storage by storage in a real step. What a GPU adds "
+    f"Memory: bytes on the first of {PROCESSES} processes (4 with tp and tp+pp+dp, 3 with pp), weighed "
+    "storage by storage in a real step. What a GPU adds "
     "(CUDA context, NCCL buffers, holes between allocations) is not in it, and not measured by anything here.",
     "FLOPs: of one forward and backward pass, beside torch's FlopCounterMode.",
     "Step time: the rates of this processor are taken from one configuration, and the others are predicted from it by "
@@ -43,21 +44,32 @@ def main() -> None:
 
 
 def memory(report: Predictions, *, quick: bool) -> None:
-    """Each case in two real processes."""
-    names = list(memory_cases.CASES)[: QUICK_CASES if quick else None]
-    measured = measured_memory(names)
-    predicted = {name: memory_cases.predicted(memory_cases.CASES[name], PROCESSES) for name in names}
-    for part in ("weights", "optimizer", "peak"):
+    """Each case in real processes: two, or four where layers are split; of pipelines every stage."""
+    few = QUICK_CASES if quick else None
+    found: dict[str, tuple[dict[str, int], dict[str, int]]] = {}  # predicted, measured
+    for cases, processes in ((memory_cases.CASES, PROCESSES), (memory_cases.SPLIT_CASES, 2 * PROCESSES)):
+        names = list(cases)[:few]
+        weighed = measured_memory("benchmarks.measure_memory", names, processes)
+        found |= {name: (memory_cases.predicted(cases[name], processes), weighed[name]) for name in names}
+    staged = ((pipeline_memory.CASES, pipeline_memory.STAGES), (pipeline_memory.SPLIT_CASES, 2 * PROCESSES))
+    for cases, processes in staged:
+        names = list(cases)[:few]
+        weighed = measured_memory("benchmarks.pipeline_memory", names, processes)
         for name in names:
-            report.add(f"memory, {part}", name, "MiB", predicted[name][part] / MIB, measured[name][part] / MIB)
+            stages = zip(pipeline_memory.predicted(cases[name]), weighed[name], strict=True)
+            found |= {f"{name}, stage {number}": both for number, both in enumerate(stages, start=1)}
+    for part in ("weights", "optimizer", "peak"):
+        for name, (predicted, measured) in found.items():
+            if measured[part]:
+                report.add(f"memory, {part}", name, "MiB", predicted[part] / MIB, measured[part] / MIB)
 
 
-def measured_memory(names: list[str]) -> dict[str, Any]:
-    """Bytes by case and part, from processes of their own."""
+def measured_memory(module: str, names: list[str], processes: int) -> dict[str, Any]:
+    """Bytes by case and part (of pipelines by case, stage and part), from processes of their own."""
     with tempfile.TemporaryDirectory(prefix="vlmpipe-bench-") as scratch:
         output = Path(scratch) / "measured.json"
-        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(PROCESSES)]
-        command = [*launcher, "-m", "benchmarks.measure_memory", "--output", str(output), "--cases", *names]
+        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+        command = [*launcher, "-m", module, "--output", str(output), "--cases", *names]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         if done.returncode != 0:

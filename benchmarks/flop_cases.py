@@ -8,11 +8,13 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from benchmarks.tiny_native import model_section
 from trainer.config import Checkpointing
 from trainer.flops import flops_per_row
 from trainer.model_config import ModelConfig
-from trainer.models.llava import LlavaFamily
 from trainer.models.recompute import Recompute
+from trainer.models.table import family_of
+from trainer.trace_rows import RowShape, inputs_of
 
 SIGLIP = {
     "model_type": "siglip_vision_model",
@@ -38,6 +40,12 @@ WIDE_HEADS = QWEN2 | {"model_type": "qwen3", "head_dim": 32}
 ROWS, ROW_TOKENS, IMAGES, LABELS = 2, 192, 3, 50
 IMAGE = 32  # side, in pixels
 
+# Three images of 4 x 5 tokens: Qwen2.5-VL's windows of 2 x 2 tokens cut them into unequal pieces.
+NATIVE_IMAGE_TOKENS = 20
+QWEN2_5_VL, QWEN3_VL = (
+    {"family": family, "max_pixels": NATIVE_IMAGE_TOKENS * 64} for family in ("qwen2_5_vl", "qwen3_vl")
+)
+
 CASES: dict[str, dict[str, Any]] = {
     "siglip and qwen2 with grouped queries": {},
     "clip and llama with a tied head": {"tower": CLIP, "language_model": LLAMA, "feature_select": "drop_cls"},
@@ -54,41 +62,44 @@ CASES: dict[str, dict[str, Any]] = {
     "adapters on two layers of a block": {"lora": {"rank": 8, "targets": ["q_proj", "v_proj"]}},
     "adapters, nothing else is trained": {"lora": {"rank": 4}, "freeze": ("tower", "projector")},
     "adapters and the tower": {"lora": {"rank": 4}, "freeze": ()},
+    "qwen2.5-vl": QWEN2_5_VL,
+    "qwen2.5-vl, nothing frozen": QWEN2_5_VL | {"freeze": ()},
+    "qwen2.5-vl, only the projector is trained": QWEN2_5_VL | {"freeze": ("tower", "language_model")},
+    "qwen3-vl": QWEN3_VL,
+    "qwen3-vl, nothing frozen": QWEN3_VL | {"freeze": ()},
+    "qwen3-vl, adapters": QWEN3_VL | {"lora": {"rank": 4}},
 }
 
 
-def model_config(tower: dict[str, Any] = SIGLIP, language_model: dict[str, Any] = QWEN2, **more: Any) -> ModelConfig:
+def model_config(
+    tower: dict[str, Any] = SIGLIP, language_model: dict[str, Any] = QWEN2, *, family: str = "llava", **more: Any
+) -> ModelConfig:
+    if family != "llava":
+        return ModelConfig.model_validate(model_section(family, **more))
     parts = {"tower": {"config": tower}, "language_model": {"config": language_model}}
     return ModelConfig.model_validate(parts | {"tokenizer": "train:300", "image_size": IMAGE} | more)
 
 
 def counted(config: ModelConfig, *, cached: bool, checkpointing: Checkpointing) -> int:
     """FLOPs of one forward and backward pass over rows of two samples each, by torch's counter."""
-    family = LlavaFamily()
+    family = family_of(config)
     model = family.skeleton(config, vocabulary=300)
     module = family.training_module(config, model, cached=cached).train()
     Recompute(layers=checkpointing).apply(family, module)
-    image_tokens = family.image_tokens(config, IMAGE, IMAGE)
-    input_ids = torch.zeros(ROWS, ROW_TOKENS, dtype=torch.long)
-    input_ids.view(-1)[: IMAGES * image_tokens] = 299  # <image>
+    inputs = inputs_of(config, RowShape(ROWS, ROW_TOKENS, IMAGES, ROWS * LABELS), 300, cached=cached)
     half = torch.arange(ROW_TOKENS // 2)
-    images = torch.rand(IMAGES, image_tokens, 48) if cached else torch.rand(IMAGES, 3, IMAGE, IMAGE)
+    inputs["position_ids"] = torch.cat([half, half]).expand_as(inputs["position_ids"])
+    inputs["label_index"] = torch.arange(ROWS * LABELS)
     # The CPU's fused attention kernel has no formula in torch's counter: it would count as nothing.
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
-        module(
-            input_ids=input_ids,
-            position_ids=torch.cat([half, half]).expand(ROWS, -1),
-            label_index=torch.arange(ROWS * LABELS),
-            label_ids=torch.zeros(ROWS * LABELS, dtype=torch.long),
-            images=images,
-        ).backward()
+        module(**inputs).backward()
     return counter.get_total_flops()
 
 
 def by_formula(config: ModelConfig, *, cached: bool, checkpointing: Any) -> float:
     """The same FLOPs from the model's sizes."""
     row = flops_per_row(
-        LlavaFamily().shape(config),
+        family_of(config).shape(config),
         row_tokens=ROW_TOKENS,
         images=IMAGES / ROWS,
         label_tokens=LABELS,

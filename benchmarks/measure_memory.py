@@ -23,7 +23,7 @@ from trainer.models.table import family_of
 from trainer.replicas import replica_of
 from trainer.strategies.strategy import Strategy
 from trainer.strategies.table import build_strategy
-from trainer.tracing import RowShape, inputs_of
+from trainer.trace_rows import RowShape, inputs_of
 from trainer.worker import Worker, run_worker, start_worker
 
 
@@ -105,7 +105,7 @@ def row_batch(model: ModelConfig, rows: RowShape, vocabulary: int, *, cached: bo
     inputs = inputs_of(model, rows, vocabulary, cached=cached)
     half = rows.tokens // 2
     positions = torch.cat([torch.arange(half), torch.arange(rows.tokens - half)])
-    inputs["position_ids"] = positions.repeat(rows.rows, 1)
+    inputs["position_ids"] = positions.expand_as(inputs["position_ids"]).contiguous()
     inputs["label_index"] = torch.arange(rows.label_tokens)
     return RowBatch(**inputs)
 

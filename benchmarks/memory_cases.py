@@ -2,18 +2,45 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from benchmarks.tiny_native import model_section
 from benchmarks.tiny_runs import TINY, merged, strategy_changes
 from pipelines.config import RunConfig, parse_run_config
 from pipelines.planner.activations import activations, is_cached
 from pipelines.planner.layout import layout_of
 from pipelines.planner.memory import fullest, training_moments
 from trainer.models.table import family_of
-from trainer.tracing import RowShape
+from trainer.trace_rows import RowShape
 
 ROWS = RowShape(rows=2, tokens=128, images=4, label_tokens=96)
+
+LLAVA: dict[str, Any] = {
+    "model.tower.config.image_size": 32,
+    "model.language_model.config.num_hidden_layers": 4,
+    "model.language_model.config.hidden_size": 128,
+    "model.language_model.config.intermediate_size": 256,
+}
+# Images of 4 x 4 tokens, which are 4 windows of Qwen2.5-VL.
+NATIVE: dict[str, Any] = {
+    "model.max_pixels": 1024,
+    "model.whole.config.text_config.num_hidden_layers": 5,
+    "model.whole.config.text_config.hidden_size": 128,
+    "model.whole.config.text_config.intermediate_size": 256,
+    "model.whole.config.text_config.rope_parameters.mrope_section": [4, 6, 6],
+    "model.whole.config.vision_config.depth": 4,
+    "model.whole.config.vision_config.hidden_size": 32,
+    "model.whole.config.vision_config.intermediate_size": 48,
+    "model.whole.config.vision_config.out_hidden_size": 128,
+}
+OF_FAMILY: dict[str, dict[str, Any]] = {
+    "qwen2_5_vl": {"model.whole.config.vision_config.fullatt_block_indexes": [1, 3]},
+    "qwen3_vl": {
+        "model.whole.config.text_config.head_dim": 32,
+        "model.whole.config.vision_config.deepstack_visual_indexes": [0, 2],
+    },
+}
 
 
 @dataclass(frozen=True)
@@ -26,6 +53,7 @@ class Case:
     cached: bool = True
     rows: RowShape = ROWS
     vocabulary: int = 300
+    family: str = "llava"
 
     @property
     def nodes(self) -> int:
@@ -36,15 +64,15 @@ class Case:
         """The run file of this case."""
         strategy = strategy_changes(self.strategy) | self.changes
         copies = world_size // (strategy.get("train.tensor_parallel", 1) * strategy.get("train.pipeline_parallel", 1))
+        base, model = TINY, LLAVA
+        if self.family != "llava":
+            base, model = TINY | {"model": model_section(self.family)}, NATIVE | OF_FAMILY[self.family]
         return parse_run_config(
             merged(
-                TINY,
+                base,
                 {
                     "model.tokenizer": f"train:{self.vocabulary}",
-                    "model.tower.config.image_size": 32,
-                    "model.language_model.config.num_hidden_layers": 4,
-                    "model.language_model.config.hidden_size": 128,
-                    "model.language_model.config.intermediate_size": 256,
+                    **model,
                     **strategy_changes(self.strategy),
                     "train.micro_batch_rows": self.rows.rows,
                     "train.global_batch_rows": self.rows.rows * self.passes * copies,
@@ -139,6 +167,17 @@ CASES |= {
     "ddp loss at once": Case("ddp", AT_ONCE, vocabulary=LARGE_VOCABULARY),
     "fsdp loss at once": Case("fsdp", AT_ONCE, vocabulary=LARGE_VOCABULARY),
     "ddp bf16 loss in chunks": Case("ddp", IN_CHUNKS | BF16, vocabulary=LARGE_VOCABULARY),
+    "fsdp bf16 loss in chunks": Case("fsdp", IN_CHUNKS | BF16, vocabulary=LARGE_VOCABULARY),
+    "fsdp bf16 loss in chunks one pass": Case("fsdp", IN_CHUNKS | BF16, passes=1, vocabulary=LARGE_VOCABULARY),
+    "fsdp bf16 loss at once": Case("fsdp", AT_ONCE | BF16, vocabulary=LARGE_VOCABULARY),
+    "fsdp checkpointing loss in chunks": Case("fsdp", IN_CHUNKS | CHECKPOINTING, vocabulary=LARGE_VOCABULARY),
+    "zero1 bf16 loss in chunks": Case("zero1", IN_CHUNKS | BF16, vocabulary=LARGE_VOCABULARY),
+    "zero2 loss at once": Case("zero2", AT_ONCE, vocabulary=LARGE_VOCABULARY),
+    "zero2 bf16 loss at once": Case("zero2", AT_ONCE | BF16, vocabulary=LARGE_VOCABULARY),
+    "zero2 bf16 loss in chunks": Case("zero2", IN_CHUNKS | BF16, vocabulary=LARGE_VOCABULARY),
+    "zero3 loss in chunks": Case("zero3", IN_CHUNKS, vocabulary=LARGE_VOCABULARY),
+    "zero3 loss at once": Case("zero3", AT_ONCE, vocabulary=LARGE_VOCABULARY),
+    "zero3 bf16 loss in chunks": Case("zero3", IN_CHUNKS | BF16, vocabulary=LARGE_VOCABULARY),
 }
 # Without a GPU both memories are one place: all of it is compared with what both are said to hold.
 CASES |= {
@@ -156,6 +195,27 @@ CASES |= {
     "zero3 bf16 offload": Case("zero3", BF16 | {"train.offload": "optimizer+weights"}),
     "fsdp bf16 offload": Case("fsdp", BF16 | {"train.offload": "optimizer+weights"}),
 }
+# Native models, whose images are as large as they may be here.
+NATIVE_CASES = {
+    f"{family} {name}": replace(case, family=family)
+    for family in OF_FAMILY
+    for name, case in {
+        "ddp": Case("ddp"),
+        "ddp bf16 online": Case("ddp", ONLINE | BF16, cached=False),
+        "ddp tower trained": Case("ddp", TOWER_TRAINED, cached=False),
+        "fsdp online": Case("fsdp", ONLINE, cached=False),
+        "fsdp bf16 checkpointing": Case("fsdp", BF16 | CHECKPOINTING),
+        "fsdp tower trained": Case("fsdp", TOWER_TRAINED, cached=False),
+        "zero2 online": Case("zero2", ONLINE, cached=False),
+        "zero2 bf16 checkpointing": Case("zero2", BF16 | CHECKPOINTING),
+        "zero3": Case("zero3"),
+        "zero3 bf16 online": Case("zero3", BF16 | ONLINE, cached=False),
+        "zero3 tower trained": Case("zero3", TOWER_TRAINED, cached=False),
+        "ddp adapters": Case("ddp", ADAPTERS),
+        "zero2 projector only bf16": Case("zero2", PROJECTOR | BF16),
+    }.items()
+}
+CASES |= NATIVE_CASES
 # On four processes, two on each of two nodes.
 HYBRID_CASES = {
     "hsdp": Case("hsdp"),

@@ -20,7 +20,7 @@ from pipelines.planner.throughput import estimate_time
 from trainer.models.recompute import Recompute
 from trainer.models.table import family_of
 from trainer.strategies.table import build_strategy
-from trainer.tracing import RowShape
+from trainer.trace_rows import RowShape
 from trainer.worker import Worker
 
 Rounds = list[tuple[Measured, Measured]]  # forward and backward pass, and update

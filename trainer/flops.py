@@ -1,6 +1,6 @@
 """Floating-point operations of one packed row, from the model's sizes alone. A multiply-add counts as two.
 
-What `LlavaRowModel.forward` computes is counted, as torch's own counter does (matrix products, convolutions and
+What the training modules compute is counted, as torch's own counter does (matrix products, convolutions and
 attention; not norms, activations or lookups): the tower runs all its layers even when an earlier one feeds the
 projector; attention covers the whole padded row, because packed samples are kept apart by a dense mask; only label
 positions go through the head. Products per layer: Kaplan et al. 2020 (arXiv 2001.08361), section 2.1; a backward pass
@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from trainer.config import Checkpointing
+from trainer.models.grids import near_square
 from trainer.models.shape import ModelShape, Part, Stack
 
 LANGUAGE: tuple[Part, ...] = ("embedding", "language_layers", "adapters", "head")
@@ -175,13 +176,27 @@ def _attention_flops(stack: Stack, tokens: float) -> float:
 
 def _tower(shape: ModelShape, feature_layer: int) -> PartFlops:
     stack, tokens = shape.tower, shape.tower_tokens
-    layer = tokens * _weight_flops_per_token(stack) + _attention_flops(stack, tokens)
+    layers = stack.layers * tokens * _weight_flops_per_token(stack) + _tower_attention(shape)
     patches = 2 * tokens * shape.patch_pixels * stack.hidden  # with a class token, one too many: below a thousandth
-    forward = patches + stack.layers * layer + _pooling_head(shape)
+    forward = patches + layers + _pooling_head(shape)
     if "tower" in shape.frozen:
         return PartFlops(int(forward))
     used_layers = feature_layer if feature_layer >= 0 else stack.layers + 1 + feature_layer
-    return PartFlops(int(forward), int(patches + 2 * used_layers * layer))  # pixels need no gradient
+    backward = patches + 2 * layers * used_layers / stack.layers  # pixels need no gradient
+    return PartFlops(int(forward), int(backward))
+
+
+def _tower_attention(shape: ModelShape) -> float:
+    """Forward, all layers. An image is taken as nearly square where windows cut it into pieces."""
+    stack, tokens, windows = shape.tower, shape.tower_tokens, shape.windows
+    if windows is None:
+        return stack.layers * _attention_flops(stack, tokens)
+    seen = float(shape.merge**2)  # patches that one sees inside its window, in the mean
+    for side in near_square(shape.image_tokens):
+        pieces = [windows.side] * (side // windows.side) + [side % windows.side]
+        seen *= sum(piece**2 for piece in pieces) / side
+    in_windows = (stack.layers - windows.full_layers) * tokens * seen * _attention_flops(stack, 1)
+    return windows.full_layers * _attention_flops(stack, tokens) + in_windows
 
 
 def _pooling_head(shape: ModelShape) -> int:
@@ -190,6 +205,8 @@ def _pooling_head(shape: ModelShape) -> int:
     It is told by the parameters that layers, patches and positions leave over.
     """
     stack, tokens = shape.tower, shape.tower_tokens
+    if shape.images_differ:
+        return 0
     left = shape.parameters["tower"] - stack.layers * stack.layer_parameters
     left -= (shape.patch_pixels + tokens) * stack.hidden
     if left < 4 * stack.hidden**2:
@@ -199,10 +216,14 @@ def _pooling_head(shape: ModelShape) -> int:
 
 
 def _projector(shape: ModelShape, *, reaches_inputs: bool) -> PartFlops:
-    """Two layers on each image token; `reaches_inputs`: a trained tower before it needs gradients through it."""
-    first = 2 * shape.image_tokens * shape.feature_width * shape.language.hidden
-    second = 2 * shape.image_tokens * shape.language.hidden**2
+    """Two layers on each image token, in a native model of each level; `reaches_inputs`: a trained tower before it
+    needs gradients through it."""
+    width = shape.feature_width // shape.levels
+    inner = width if shape.images_differ else shape.language.hidden
+    first = 2 * shape.image_tokens * shape.levels * width * inner
+    second = 2 * shape.image_tokens * shape.levels * inner * shape.language.hidden
     trained = "projector" not in shape.frozen
-    backward = first * (int(trained) + int(reaches_inputs))
+    # In a native model a norm comes first, which is trained too.
+    backward = first * (int(trained) + int(reaches_inputs or (trained and shape.images_differ)))
     backward += second * (int(trained) + int(trained or reaches_inputs))
     return PartFlops(first + second, backward)

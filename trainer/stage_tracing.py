@@ -14,7 +14,8 @@ from trainer.models.family import Stage
 from trainer.models.recompute import Recompute
 from trainer.models.table import family_of
 from trainer.strategies.split import cut
-from trainer.tracing import Category, Compute, Held, MemoryTracker, RowShape, inputs_of, without_checks
+from trainer.trace_rows import RowShape, inputs_of
+from trainer.tracing import Category, Compute, Held, MemoryTracker, without_checks
 
 FP32_BYTES = 4
 

@@ -11,7 +11,7 @@ import contextlib
 import os
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -21,12 +21,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from trainer.model_config import ModelConfig
+from trainer.model_config import WHOLE_FAMILIES, ModelConfig
 from trainer.models.family import Stage
 from trainer.models.recompute import Recompute
 from trainer.models.table import family_of
 from trainer.strategies.gathered import keep_no_gathered_weights
 from trainer.strategies.split import cut
+from trainer.trace_rows import RowShape, image_grids, inputs_of
 
 # autocast: fp32 weights, cast where an operation computes in bf16 (DDP, ZeRO).
 # bf16 weights: the strategy hands the module weights that are bf16 already (FSDP).
@@ -35,16 +36,6 @@ Category = Literal["weight copies", "vision", "language", "head", "backward"]
 
 # transformers checks the count of image tokens by reading numbers, of which fake tensors have none.
 CHECK_VARIABLE = "TRANSFORMERS_DISABLE_TORCH_CHECK"
-
-
-@dataclass(frozen=True)
-class RowShape:
-    """One forward pass: `rows` rows of `tokens` tokens, with these images and label tokens in all of them together."""
-
-    rows: int
-    tokens: int
-    images: int
-    label_tokens: int
 
 
 @dataclass(frozen=True)
@@ -60,9 +51,11 @@ class Held:
 
 @dataclass(frozen=True)
 class StepTrace:
-    """The two moments that matter: the fullest of the forward pass, and the fullest of the backward pass."""
+    """The fullest moments of a forward pass, of the backward pass before the first gradient of a weight is there, and
+    of what comes after it."""
 
     forward: Held
+    turn: Held
     backward: Held
     input_bytes: int
 
@@ -77,12 +70,15 @@ def trace_step(
     recompute: Recompute,
     language_layers: int,
     gathered: bool = False,
+    sliced: bool = False,
     tensor_parallel: int = 1,
     every_layer: bool = False,
 ) -> StepTrace:
     """Trace one micro-batch of the model with `language_layers` layers of its language model.
 
     `gathered`: weights come and go, and no layer holds on to them (`trainer.strategies.gathered`).
+    `sliced`: gradients of what lies outside of layers are made anew and stay until the end of the backward pass, when
+    they are sliced (FSDP).
     `every_layer`: run also the frozen layers that hold what others hold; the answer is the same, later.
     Gradients are there before, as from the second micro-batch on and as in the buckets of DDP.
     """
@@ -107,7 +103,14 @@ def trace_step(
             for parameter in module.parameters():
                 if parameter.requires_grad:
                     parameter.data = parameter.data.bfloat16()
-        return trace_module(module, inputs_of(config, shape, vocabulary, cached=cached), compute)
+        if config.family in WHOLE_FAMILIES:
+            from trainer.models.qwen_trace import tell_sizes
+
+            tell_sizes(module, [rows * columns for rows, columns in image_grids(config, shape)])
+        blocks = family.blocks(module)
+        in_layers = {id(one) for layer in (*blocks.language_layers, *blocks.tower_layers) for one in layer.parameters()}
+        inputs = inputs_of(config, shape, vocabulary, cached=cached)
+        return trace_module(module, inputs, compute, lambda parameter: not sliced or id(parameter) in in_layers)
 
 
 def _pass_through(layers: Sequence[nn.Module]) -> None:
@@ -119,11 +122,16 @@ def _pass_through(layers: Sequence[nn.Module]) -> None:
         layer.forward = lambda hidden, *_, **__: torch.empty_like(hidden)
 
 
-def trace_module(module: nn.Module, inputs: dict[str, Tensor], compute: Compute) -> StepTrace:
-    """Trace forward and backward of a training module, with real tensors or fake ones."""
+def trace_module(
+    module: nn.Module,
+    inputs: dict[str, Tensor],
+    compute: Compute,
+    has_gradient: Callable[[nn.Parameter], bool] = lambda parameter: True,
+) -> StepTrace:
+    """Trace forward and backward of a training module, with real tensors or fake ones. `has_gradient`: before."""
     held = [*module.parameters(), *module.buffers(), *inputs.values()]
     for parameter in module.parameters():
-        if parameter.requires_grad:
+        if parameter.requires_grad and has_gradient(parameter):
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
             held.append(parameter.grad)
@@ -131,29 +139,18 @@ def trace_module(module: nn.Module, inputs: dict[str, Tensor], compute: Compute)
         with torch.autocast("cpu", torch.bfloat16, enabled=compute == "autocast"):
             loss = module(**inputs)
         forward = tracker.take_peak(next_category="backward")
+        turn: list[Held] = []
+
+        def arrived(_: Tensor) -> None:
+            if not turn:
+                turn.append(tracker.take_peak(next_category="backward"))
+
+        hooks = [parameter.register_hook(arrived) for parameter in module.parameters() if parameter.requires_grad]
         loss.backward()
         backward = tracker.take_peak(next_category="backward")
-    return StepTrace(forward, backward, sum(tensor.nbytes for tensor in inputs.values()))
-
-
-def inputs_of(config: ModelConfig, shape: RowShape, vocabulary: int, *, cached: bool) -> dict[str, Tensor]:
-    """Inputs of the training module with the right shapes: zeros, and image tokens where images are."""
-    family = family_of(config)
-    image_tokens, width = family.feature_shape(config)
-    input_ids = torch.zeros(shape.rows * shape.tokens, dtype=torch.int64)
-    input_ids[: shape.images * image_tokens] = vocabulary - 1
-    side = config.image_size
-    if cached:
-        images = torch.zeros(shape.images, image_tokens, width, dtype=torch.bfloat16)
-    else:
-        images = torch.zeros(shape.images, 3, side, side)
-    return {
-        "input_ids": input_ids.view(shape.rows, shape.tokens),
-        "position_ids": torch.arange(shape.tokens).repeat(shape.rows, 1),
-        "label_index": torch.zeros(shape.label_tokens, dtype=torch.int64),
-        "label_ids": torch.zeros(shape.label_tokens, dtype=torch.int64),
-        "images": images,
-    }
+        for hook in hooks:
+            hook.remove()
+    return StepTrace(forward, turn[0], backward, sum(tensor.nbytes for tensor in inputs.values()))
 
 
 class MemoryTracker(TorchDispatchMode):
@@ -247,13 +244,13 @@ class MemoryTracker(TorchDispatchMode):
 
 
 def _regions(module: nn.Module) -> list[tuple[nn.Module, Category]]:
-    """The parts of a LLaVA-like model whose activations have names of their own; the rest is the head and the loss."""
+    """The parts of a model whose activations have names of their own; the rest is the head and the loss."""
     base = module.model.model
-    regions: list[tuple[nn.Module, Category]] = [
-        (base.multi_modal_projector, "vision"),
-        (base.language_model, "language"),
-    ]
-    return [*regions, (base.vision_tower, "vision")] if base.vision_tower is not None else regions
+    language: tuple[nn.Module, Category] = (base.language_model, "language")
+    if hasattr(base, "visual"):  # a native model: all that comes before its language model
+        return [(module, "vision"), language]
+    towers = [] if base.vision_tower is None else [base.vision_tower]
+    return [language, *((part, "vision") for part in (base.multi_modal_projector, *towers))]
 
 
 @contextlib.contextmanager

@@ -1,6 +1,7 @@
 """What one micro-batch holds beside weights and gradients, from traces of the real training module.
 
-Layers are equal, so two traces with one and two language layers give any number of them.
+Layers are equal, so two traces with one and two language layers give any number of them. Where the tower's levels are
+added to the first layers (DeepStack), these are traced too.
 """
 
 from __future__ import annotations
@@ -20,17 +21,20 @@ if TYPE_CHECKING:
     from trainer.tracing import Held, StepTrace
 
 WEIGHT_COPIES = "weight copies"
-# trainer.tracing.Compute, whether no layer holds on to its weights, and the ranks that split each layer
-Computing = tuple[str, bool, int]
+# trainer.tracing.Compute, whether no layer holds on to its weights, whether gradients of what lies outside of layers
+# are sliced at the end, and the ranks that split each layer
+Computing = tuple[str, bool, bool, int]
 Bytes = Mapping[str, int]  # by category, see trainer.tracing.Category
 
 
 @dataclass(frozen=True)
 class Activations:
-    """Bytes by category at the fullest moment of the forward pass, at that of the backward pass, and where the backward
-    pass has reached the first layer again."""
+    """Bytes by category at the fullest moment of the forward pass, at that of the backward pass before the first
+    gradient of a weight is there and of what comes after it, and where the backward pass has reached the first layer
+    again."""
 
     forward: Bytes
+    turn: Bytes
     backward: Bytes
     backward_end: Bytes
     input_bytes: int
@@ -45,6 +49,7 @@ class Activations:
 
         return Activations(
             extended(self.forward, two.forward),
+            extended(self.turn, two.turn),
             extended(self.backward, two.backward),
             extended(self.backward_end, two.backward_end),
             self.input_bytes + (rows - 1) * (two.input_bytes - self.input_bytes),
@@ -53,9 +58,12 @@ class Activations:
 
 def worst_rows(config: RunConfig, shape: ModelShape) -> list[tuple[int, int]]:
     """(images, label tokens) of the rows that can be fullest: text that is all labels, and as many images as fit."""
-    data = config.data
-    most_images = min(data.row_images, data.row_tokens // shape.image_tokens)
-    return [(0, data.row_tokens), (most_images, data.row_tokens - most_images * shape.image_tokens)]
+    row_tokens, most_images = config.data.row_tokens, config.data.row_images
+    if shape.images_differ:  # the last image may be smaller, so images can fill a row
+        in_images = min(row_tokens, most_images * shape.image_tokens)
+        return [(0, row_tokens), (-(-in_images // shape.image_tokens), row_tokens - in_images)]
+    most_images = min(most_images, row_tokens // shape.image_tokens)
+    return [(0, row_tokens), (most_images, row_tokens - most_images * shape.image_tokens)]
 
 
 def activations(config: RunConfig, shape: ModelShape, mixes: Sequence[tuple[int, int]] = ()) -> Activations:
@@ -78,16 +86,20 @@ def activations(config: RunConfig, shape: ModelShape, mixes: Sequence[tuple[int,
             layers=layers,
         )
 
+    layers = shape.language.layers
+    few = min(shape.levels, layers)  # a level is added to each of them but the last
+
     def fullest(mix: tuple[int, int]) -> int:
-        return max(traced(*mix, 1).forward.total_bytes, traced(*mix, 1).backward.total_bytes)
+        trace = traced(*mix, few)
+        return max(each.total_bytes for each in (trace.forward, trace.turn, trace.backward))
 
     mix = max(mixes or worst_rows(config, shape), key=fullest)
-    one, two = traced(*mix, 1), traced(*mix, 2)
-    layers = shape.language.layers
+    one, more = traced(*mix, few), traced(*mix, min(few + 1, layers))
     return Activations(
-        forward=_extended(one.forward, two.forward, layers),
-        backward=_extended(one.backward, two.backward, layers),
-        backward_end={str(name): count for name, count in one.backward.bytes_by_category.items()},
+        forward=_extended(one.forward, more.forward, layers - few),
+        turn=_extended(one.turn, more.turn, layers - few),
+        backward=_extended(one.backward, more.backward, layers - few),
+        backward_end={str(name): count for name, count in traced(*mix, 1).backward.bytes_by_category.items()},
         input_bytes=one.input_bytes,
     )
 
@@ -108,12 +120,11 @@ def is_cached(config: RunConfig) -> bool:
 def computing_of(config: RunConfig) -> Computing:
     """How the strategy computes: two that do it in the same way hold the same activations."""
     strategy = config.train.strategy
-    gathered = strategy == "zero3"
-    if config.train.precision == "fp32":
-        return "fp32", gathered, config.train.tensor_parallel
     in_slices = strategy in SHARDED_BY_FSDP and (strategy != "tp+fsdp" or layout_of(config).weight_shards > 1)
     compute = "bf16 weights" if in_slices else "autocast"
-    return compute, gathered, config.train.tensor_parallel
+    if config.train.precision == "fp32":
+        compute = "fp32"
+    return compute, strategy == "zero3", in_slices, config.train.tensor_parallel
 
 
 @functools.cache
@@ -129,9 +140,10 @@ def _traced(
 ) -> StepTrace:
     """`model` is the model section as JSON; `rows` are their number and of one row tokens, images and label tokens."""
     from trainer.model_config import ModelConfig
-    from trainer.tracing import RowShape, trace_step
+    from trainer.trace_rows import RowShape
+    from trainer.tracing import trace_step
 
-    compute, gathered, tensor_parallel = computing
+    compute, gathered, sliced, tensor_parallel = computing
     num_rows, row_tokens, images, label_tokens = rows
     return trace_step(
         ModelConfig.model_validate_json(model),
@@ -140,12 +152,13 @@ def _traced(
         cached=cached,
         compute=compute,  # type: ignore[arg-type]
         gathered=gathered,
+        sliced=sliced,
         tensor_parallel=tensor_parallel,
         recompute=recompute,
         language_layers=layers,
     )
 
 
-def _extended(one: Held, two: Held, layers: int) -> dict[str, int]:
-    first, second = Counter(one.bytes_by_category), Counter(two.bytes_by_category)
-    return {name: first[name] + (layers - 1) * (second[name] - first[name]) for name in sorted({*first, *second})}
+def _extended(held: Held, of_one_more: Held, more_layers: int) -> dict[str, int]:
+    first, second = Counter(held.bytes_by_category), Counter(of_one_more.bytes_by_category)
+    return {name: first[name] + more_layers * (second[name] - first[name]) for name in sorted({*first, *second})}

@@ -129,7 +129,7 @@ def _most_image_tokens(model: ModelConfig, row_tokens: int) -> Iterator[Finding]
     grids = image_form_of(model).grids
     assert grids is not None and model.max_pixels is not None
     side = grids.patch * grids.merge
-    most = max(1, model.max_pixels // side**2)
+    most = grids.most_tokens
     text = (
         f"at most {most} per image (model.max_pixels, {side} x {side} pixels a token), data.row_tokens is {row_tokens}"
     )

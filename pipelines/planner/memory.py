@@ -13,12 +13,12 @@ from typing import Any, Literal
 
 from pipelines.planner.activations import WEIGHT_COPIES, Activations
 from pipelines.planner.host_memory import HostMemory, placed
-from pipelines.planner.layout import Layout
+from pipelines.planner.layout import SHARDED_BY_FSDP, Layout
 from pipelines.planner.memory_parts import BF16_BYTES, FP32_BYTES, MemoryPart, split
 from pipelines.planner.memory_zero import gathered, partitioned, reduces_once
 from trainer.models.shape import ModelShape, Part
 
-Moment = Literal["forward", "backward", "end", "step"]
+Moment = Literal["forward", "turn", "backward", "end", "rest", "step"]
 
 GIB = 2**30
 ADAM_MOMENTS = 2  # fp32 each
@@ -90,10 +90,13 @@ class Weights:
     trainable: int
     frozen: int
     layer: int  # trainable ones of one language layer
-    feed_forward: int  # those of its feed-forward part
+    last_product: int  # those of the last matrix of its feed-forward part
     root: int  # trainable ones outside of layers
+    head: int  # trainable ones of the matrix that makes logits
     largest: int  # trainable ones of the embedding or of the head, which is more
     whole_layer: int  # all of the largest layer, frozen ones too
+    whole_embedding: int  # frozen or not
+    whole_head: int
     only_linear: bool  # the trainable ones are those of linear layers: no embedding, no norm
 
     @classmethod
@@ -110,19 +113,29 @@ class Weights:
         trained = {part: on_rank(part, count) for part, count in shape.trained.items()}
         trainable = sum(trained.values())
         layer = shape.of_tensor_rank("language_layers", shape.trained_per_layer, layout.tensor_parallel)
-        language, matrices = shape.language, 3 if shape.language.gated else 2
+        language = shape.language
+        embedding = on_rank("embedding", shape.parameters["embedding"])
+        tower_layers = min(trained["tower"], shape.tower.layers * shape.tower.layer_parameters)
         return cls(
             trainable=trainable,
             frozen=sum(on_rank(part, count) for part, count in shape.parameters.items()) - trainable,
             layer=layer,
-            feed_forward=layer * matrices * language.hidden * language.intermediate // language.layer_parameters,
-            root=trainable - trained["language_layers"] - trained["adapters"],
+            last_product=layer * language.hidden * language.intermediate // language.layer_parameters,
+            root=trainable - trained["language_layers"] - trained["adapters"] - tower_layers,
+            head=trained["embedding" if shape.tied_head else "head"],
             largest=max(trained["embedding"], trained["head"]),
             whole_layer=max(
                 shape.language.layer_parameters + sum(shape.adapters.values()),
                 0 if cached else shape.tower.layer_parameters,
             ),
-            only_linear=not (trained["embedding"] or trained["language_layers"] or trained["tower"]),
+            whole_embedding=embedding,
+            whole_head=embedding if shape.tied_head else on_rank("head", shape.parameters["head"]),
+            only_linear=not (
+                trained["embedding"]
+                or trained["language_layers"]
+                or trained["tower"]
+                or (shape.images_differ and trained["projector"])  # mergers have norms
+            ),
         )
 
 
@@ -171,12 +184,15 @@ def training_moments(
     run = Run(weights, layout, precision, passes, checkpointing, on_gpu, offload)
     moments = {
         "forward": _moment(activations.forward, layout, _extra(run, "forward")),
+        "backward, before its first gradient": _moment(activations.turn, layout, _extra(run, "turn")),
         "backward": _moment(activations.backward, layout, _extra(run, "backward")),
         "backward, at its end": _moment(
             {} if reduces_once(run) else activations.backward_end, layout, _extra(run, "end")
         ),
         "step": _extra(run, "step"),
     }
+    if layout.strategy in SHARDED_BY_FSDP and layout.weight_shards > 1:
+        moments["backward, the rest's gradients"] = _extra(run, "rest")
     place = offload if on_gpu else "none"  # without a GPU both memories are one
     return {
         moment: placed([part for part in [*static, *parts] if part.bytes], layout, place)
@@ -209,14 +225,13 @@ def _frozen(weights: Weights, layout: Layout) -> MemoryPart:
 
 
 def _extra(run: Run, when: Moment) -> list[MemoryPart]:
-    """Gradients and what the strategy needs at a moment: forward, backward (its start), end (of backward), step."""
+    """Gradients and what the strategy needs at a moment: forward, turn (backward before its first gradient), backward
+    (after it), end (of backward), rest (of gradients is reduced), step."""
     weights, layout = run.weights, run.layout
     mine = split(weights.trainable, layout.gradient_shards)
     whole, compute_bytes = weights.trainable, FP32_BYTES if run.precision == "fp32" else BF16_BYTES
     temporaries = MemoryPart(
-        "optimizer's temporaries",
-        FP32_BYTES * split(weights.trainable, layout.optimizer_shards) if run.offload == "none" else 0,
-        "one moment's root",
+        "optimizer's temporaries", 0 if run.offload != "none" else _temporary_bytes(run), "one moment's root"
     )
     if layout.strategy in ("zero1", "zero2"):
         return partitioned(run, when, temporaries)
@@ -228,15 +243,38 @@ def _extra(run: Run, when: Moment) -> list[MemoryPart]:
     sharded = MemoryPart("gradients", FP32_BYTES * mine, "fp32, sharded")
     if when == "step":
         return [sharded, temporaries]
+    if when == "rest":
+        return [sharded, _moving_rest(run, compute_bytes)]
     count = weights.root + FSDP_GATHERED_LAYERS * weights.layer
     parts = [MemoryPart("gathered weights", compute_bytes * count, "the rest and two layers, whole")]
     if when == "end" or (run.checkpointing and when == "backward"):
-        # Computed again, a layer is fullest in its feed-forward part: the gradients of the rest are still to come.
-        there = weights.layer if when == "end" else weights.feed_forward
+        # Computed again, a layer is fullest behind its last product: the gradients of the rest are still to come.
+        there = weights.layer if when == "end" else weights.last_product
         moving = compute_bytes * there + FP32_BYTES * weights.layer
         parts.append(MemoryPart("gradients on their way", moving, "one layer's, and in fp32 that of the layer before"))
     # The first micro-batch of a step makes the shards; those after it add to them.
     return [*parts, sharded] if run.passes > 1 or when == "end" else parts
+
+
+def _temporary_bytes(run: Run) -> int:
+    """On a GPU AdamW takes all tensors together; on a CPU one after the other, and has two temporaries of each. ZeRO
+    has one tensor."""
+    if run.on_gpu:
+        return FP32_BYTES * split(run.weights.trainable, run.layout.optimizer_shards)
+    largest = run.weights.trainable if run.layout.strategy.startswith("zero") else run.weights.largest
+    return 2 * FP32_BYTES * split(largest, run.layout.optimizer_shards)
+
+
+def _moving_rest(run: Run, compute_bytes: int) -> MemoryPart:
+    """What is outside of FSDP's layers is reduced last, all at once: copied into one fp32 tensor, of which the rank's
+    slice is then made anew and added to that of earlier micro-batches. The head's own gradient stays until then."""
+    weights = run.weights
+    fresh = FP32_BYTES * split(weights.root, run.layout.gradient_shards) if run.passes > 1 else 0
+    after = fresh + compute_bytes * weights.head
+    copied = FP32_BYTES * weights.root
+    # On CPUs a reduce-scatter works on a copy of its own.
+    beside = max(compute_bytes * weights.root, after) if run.on_gpu else copied + after
+    return MemoryPart("gradients on their way", copied + beside, "of all outside of layers, in fp32")
 
 
 def _moment(held: Mapping[str, int], layout: Layout, extra: list[MemoryPart]) -> list[MemoryPart]:

@@ -20,8 +20,9 @@ LIVE_LAYERS = 2  # stage3_max_live_parameters, as trainer/strategies/deepspeed.p
 def partitioned(run: Run, when: Moment, temporaries: MemoryPart) -> list[MemoryPart]:
     """ZeRO-1 and 2: an fp32 copy of the rank's partition, and buckets while gradients travel.
 
-    The partition's gradients exist from the end of the first backward pass on. ZeRO-1 sums whole gradients over
-    micro-batches, and cuts them after the last one.
+    Buckets are made when a backward pass has its first gradient, and go with it. The partition's gradients exist from
+    the end of the first backward pass on. ZeRO-1 sums whole gradients over micro-batches, and cuts them after the last
+    one.
     """
     weights, layout = run.weights, run.layout
     share = FP32_BYTES * split(weights.trainable, layout.optimizer_shards)
@@ -39,10 +40,13 @@ def partitioned(run: Run, when: Moment, temporaries: MemoryPart) -> list[MemoryP
         summed = MemoryPart("whole gradients", FP32_BYTES * weights.trainable, "fp32, until the last micro-batch")
     elif run.passes > 1 and run.offload != "none":
         lasting.append(summed)
+    if when == "step" and run.offload != "none":
+        return [*lasting, temporaries]
     if when == "step":
-        return [*lasting, of_partition, temporaries] if run.offload == "none" else [*lasting, temporaries]
+        flat = MemoryPart("flat gradients", share, "the partition's, put together")
+        return [*lasting, of_partition, flat, temporaries]
     types = 2 if run.precision != "fp32" and not weights.only_linear else 1
-    size = types * FP32_BYTES * _bucket_elements(run)
+    size = 0 if when in ("forward", "turn") else types * FP32_BYTES * _bucket_elements(run)
     parts = [*lasting, MemoryPart("buckets", size, "gradients on their way, fp32, one for each type")]
     return [*parts, summed] if summed not in lasting and (run.passes > 1 or when == "end") else parts
 
@@ -50,8 +54,9 @@ def partitioned(run: Run, when: Moment, temporaries: MemoryPart) -> list[MemoryP
 def gathered(run: Run, when: Moment, temporaries: MemoryPart) -> list[MemoryPart]:
     """ZeRO-3: the partition once more for the optimizer, room for its gradients and one set of buckets from the start.
 
-    Weights are gathered parameter by parameter, as far ahead as two layers. Of what is reduced there is a copy: after
-    the backward pass where one bucket takes all gradients, and else whenever it is full.
+    Weights are gathered parameter by parameter, as far ahead as two layers; embedding and head are there whole where
+    they are used, the embedding to the end of the backward pass. Of what is reduced there is a copy: after the backward
+    pass where one bucket takes all gradients, and else whenever it is full.
     """
     weights, layout = run.weights, run.layout
     share = FP32_BYTES * split(weights.trainable, layout.optimizer_shards)
@@ -70,10 +75,12 @@ def gathered(run: Run, when: Moment, temporaries: MemoryPart) -> list[MemoryPart
     size = copies * (BF16_BYTES if run.precision != "fp32" else FP32_BYTES) * _bucket_elements(run)
     moving = MemoryPart("gradients on their way", size, "copied for the reduction")
     if when == "end" and reduces_once(run):
-        return [*lasting, moving]
-    live = min(LIVE_LAYERS * weights.whole_layer, weights.trainable + weights.frozen)
-    parts = [*lasting, MemoryPart("gathered weights", FP32_BYTES * live, "two layers, whole")]
-    return parts if when == "forward" or reduces_once(run) else [*parts, moving]
+        embedding = MemoryPart("gathered weights", FP32_BYTES * weights.whole_embedding, "the embedding, whole")
+        return [*lasting, moving, embedding]
+    alone = {"forward": weights.whole_head, "turn": weights.whole_head, "end": weights.whole_embedding}.get(when, 0)
+    live = min(max(LIVE_LAYERS * weights.whole_layer, alone), weights.trainable + weights.frozen)
+    parts = [*lasting, MemoryPart("gathered weights", FP32_BYTES * live, "two layers, embedding or head, whole")]
+    return parts if when in ("forward", "turn") or reduces_once(run) else [*parts, moving]
 
 
 def reduces_once(run: Run) -> bool:

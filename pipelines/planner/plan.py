@@ -22,8 +22,7 @@ from pipelines.planner.row_load import RowLoad
 from pipelines.planner.rules.rule import Violation
 from pipelines.planner.throughput import Time, estimate_time
 from trainer.config import JobConfig, RunPaths
-from trainer.errors import ConfigError, UserError
-from trainer.model_config import WHOLE_FAMILIES
+from trainer.errors import UserError
 from trainer.storage import join_uri, open_storage
 
 ROLES = ("chief", "workers", "Reduction Server", "evaluators")
@@ -133,25 +132,11 @@ def plan_run(config: RunConfig) -> Plan:
     except UserError as error:
         note = f"Memory, time and cost are open: the model's sizes are not known. {error.text()}"
         return dataclasses.replace(bare, notes=(*notes, note))
-    if note := open_estimates(config):
-        return dataclasses.replace(bare, model=model, notes=(*notes, note))
     return _estimated(bare, config, model, machine, gpu, paths)
-
-
-def open_estimates(config: RunConfig) -> str:
-    """Why memory, time and cost of a model cannot be told; empty where they can."""
-    if config.model.family not in WHOLE_FAMILIES:
-        return ""
-    return (
-        f"Memory, time and cost are open: images of model.family {config.model.family} differ in tokens, which the "
-        "estimates do not take into account yet."
-    )
 
 
 def plan_basis(config: RunConfig) -> tuple[Architecture, RowLoad, Prices]:
     """What every estimate starts from: the model's sizes, the rows to train on, and prices. Raises UserError."""
-    if note := open_estimates(config):
-        raise ConfigError(note, fix="compare by short runs with train.max_steps")
     model = architecture(config)
     paths = RunPaths(run_id=config.name, root_uri=config.root_uri("local"))
     return model, _load(config, model, paths)[0], load_prices(config.plan.prices_file)
@@ -160,9 +145,9 @@ def plan_basis(config: RunConfig) -> tuple[Architecture, RowLoad, Prices]:
 def _estimated(
     bare: Plan, config: RunConfig, model: Architecture, machine: Machine, gpu: Gpu | None, paths: RunPaths
 ) -> Plan:
-    shape, layout = model.shape, layout_of(config)
-    prices = load_prices(config.plan.prices_file)
+    layout, prices = layout_of(config), load_prices(config.plan.prices_file)
     load, note = _load(config, model, paths)
+    shape = load.sized(model.shape)
     cache = feature_cache.advise(config, shape, layout, load, gpu, prices)
     time = estimate_time(config, shape, layout, load, machine, gpu, cached=cache.state == "on")
     notes = [*bare.notes, *([note] if note else [])]
@@ -226,6 +211,7 @@ def _prepared(config: RunConfig, paths: RunPaths) -> RowLoad | None:
         samples=len(split),
         tokens=int(split.tokens.sum()),
         images=int(split.image_count.sum()),
+        image_tokens=int(split.image_tokens.sum()),
         label_tokens=int(split.label_tokens.sum()),
         rows=len(sequence.plan(0)),
         steps=min(steps, job.train.max_steps) if job.train.max_steps else steps,

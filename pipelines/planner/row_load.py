@@ -27,6 +27,7 @@ class RowLoad:
     samples: int | None
     epochs: int
     origin: str  # a sentence: where the figures come from
+    image_tokens: int | None = None  # of an image, in the mean; None where all have what the model's shape says
 
     @property
     def useful_tokens_per_row(self) -> float:
@@ -44,9 +45,22 @@ class RowLoad:
             return float(self.epochs)
         return min(float(self.epochs), self.steps * self.rows_per_step / self.rows_per_epoch)
 
+    def sized(self, shape: ModelShape) -> ModelShape:
+        """The model with images of these rows' size: what time and cost are reckoned with."""
+        return shape if self.image_tokens is None else shape.of_images(self.image_tokens)
+
     @classmethod
     def from_index(
-        cls, config: RunConfig, *, samples: int, tokens: int, images: int, label_tokens: int, rows: int, steps: int
+        cls,
+        config: RunConfig,
+        *,
+        samples: int,
+        tokens: int,
+        images: int,
+        image_tokens: int,
+        label_tokens: int,
+        rows: int,
+        steps: int,
     ) -> RowLoad:
         """From the prepared data's index: sums over the training split, rows of its first epoch, steps of the run."""
         return cls(
@@ -61,6 +75,7 @@ class RowLoad:
             samples=samples,
             epochs=config.train.epochs,
             origin=f"Rows are those of the prepared data: {samples:,} samples in {rows:,} rows.",
+            image_tokens=max(1, round(image_tokens / images)) if images else None,
         )
 
     @classmethod
@@ -68,17 +83,22 @@ class RowLoad:
         """From the plan section as far as it goes: with no number of samples, a step is known and the run is not.
 
         Without plan.sample_tokens a row is taken as full of images, the most that a step can compute. All text tokens
-        are taken as labels, which is the most as well.
+        are taken as labels, which is the most as well. An image whose tokens are not known is as large as it may be and
+        as its sample has tokens.
         """
         plan, data, train = config.plan, config.data, config.train
         samples = min(plan.samples, data.max_samples or plan.samples) or None
+        image_tokens = shape.image_tokens
         if not plan.sample_tokens:
-            images = min(data.row_images, data.row_tokens // shape.image_tokens)
+            image_tokens = min(image_tokens, data.row_tokens) if shape.images_differ else image_tokens
+            images = min(data.row_images, data.row_tokens // image_tokens)
             samples_per_row, images_per_row, fill = float(max(1, images)), float(images), ASSUMED_FILL
             origin = f"How long samples are is not known: a row is taken as full, with {images} images, the most."
             rows = None
         else:
             sample_tokens = min(plan.sample_tokens, data.row_tokens)
+            if shape.images_differ and plan.sample_images:
+                image_tokens = max(1, min(image_tokens, int(sample_tokens / plan.sample_images)))
             samples_per_row = ASSUMED_FILL * data.row_tokens / sample_tokens if data.pack else 1.0
             if plan.sample_images:
                 samples_per_row = min(samples_per_row, data.row_images / plan.sample_images)
@@ -91,6 +111,8 @@ class RowLoad:
                 f"A sample is taken as {plan.sample_tokens:,} tokens with {plan.sample_images:g} images (plan section)"
                 f", a row as {fill:.0%} filled" + (f": {samples:,} samples in {rows:,} rows." if rows else ".")
             )
+        if shape.images_differ:
+            origin += f" An image is taken as {image_tokens:,} tokens, the most that it can have."
         steps = train.epochs * math.ceil(rows / train.global_batch_rows) if rows else train.max_steps or None
         if steps and train.max_steps:
             steps = min(steps, train.max_steps)
@@ -100,10 +122,11 @@ class RowLoad:
             fill=fill,
             samples_per_row=samples_per_row,
             images_per_row=images_per_row,
-            label_tokens_per_row=max(0.0, fill * data.row_tokens - images_per_row * shape.image_tokens),
+            label_tokens_per_row=max(0.0, fill * data.row_tokens - images_per_row * image_tokens),
             rows_per_epoch=rows,
             steps=steps,
             samples=samples,
             epochs=train.epochs,
             origin=origin,
+            image_tokens=image_tokens if shape.images_differ else None,
         )

@@ -161,7 +161,7 @@ def _traced(
     """`model` is the model section as JSON; `rows` are their number and of one row tokens, images and label tokens."""
     from trainer.model_config import ModelConfig
     from trainer.stage_tracing import trace_stage
-    from trainer.tracing import RowShape
+    from trainer.trace_rows import RowShape
 
     num_rows, row_tokens, images, label_tokens = rows
     return trace_stage(

@@ -127,7 +127,7 @@ def suggest(
             fix="add for example plan.samples=100000 plan.sample_tokens=800",
         )
     gpu = load_catalog().gpus.get(config.cluster.accelerator_type)
-    cache = feature_cache.advise(config, model.shape, layout_of(config), load, gpu, prices)
+    cache = feature_cache.advise(config, load.sized(model.shape), layout_of(config), load, gpu, prices)
     features = config.features.model_copy(update={"cache": cache.state})
     search = _Search(config.model_copy(update={"features": features}), model, load, cache, prices)
     memory = SearchMemory(model, load, cached=cache.state == "on")
@@ -169,7 +169,7 @@ def _with(config: RunConfig, change: dict[str, Any]) -> RunConfig:
 
 
 def _priced(search: _Search, place: Cluster, change: dict[str, Any], config: RunConfig) -> _Way | None:
-    layout, shape, cache = layout_of(config), search.model.shape, search.cache
+    layout, shape, cache = layout_of(config), search.load.sized(search.model.shape), search.cache
     time = estimate_time(config, shape, layout, search.load, place.machine, place.gpu, cached=cache.state == "on")
     others = cost.hours_beside_training(config, shape, layout, search.load, cache, place.gpu)
     term = config.cluster.strategy

@@ -18,7 +18,7 @@ from pipelines.planner.row_load import RowLoad
 from pipelines.planner.stage_memory import lasting_parts, stage_moments
 from pipelines.planner.stages import StageWeights, planned_stages
 
-NOTHING = Activations({}, {}, {}, 0)
+NOTHING = Activations({}, {}, {}, {}, 0)
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from pipelines.planner.layout import STRATEGIES
 from pipelines.planner.prices import Prices
 from trainer.config import COMPILING, OFFLOADING, PIPELINE_PARALLEL, TENSOR_PARALLEL
 from trainer.errors import ConfigError
+from trainer.model_config import WHOLE_FAMILIES
 from trainer.strategies.pipeline_stages import stages_of
 
 NODES = (1, 2, 4, 8, 16)
@@ -78,6 +79,8 @@ class Degrees:
         """All that some of the clusters have GPUs for, and that the trainer's own checks let through."""
         from trainer.strategies.split import require_splittable
 
+        if model.model.family in WHOLE_FAMILIES:
+            return cls(frozenset(), frozenset())  # the run file's own checks refuse them
         places = list(places)
         layers = model.shape.language.layers
         return cls(

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from benchmarks.measure_memory import row_batch
 from benchmarks.memory_cases import Case
 from tests.drivers.late_write import build
-from trainer.tracing import RowShape
+from trainer.trace_rows import RowShape
 from trainer.worker import Worker, run_worker, start_worker
 
 MARK = "found: "

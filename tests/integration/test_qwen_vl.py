@@ -13,8 +13,9 @@ import pytest
 import torch
 from transformers import AutoImageProcessor, AutoModelForImageTextToText, AutoTokenizer, PreTrainedTokenizerFast
 
+from benchmarks.tiny_native import CONFIGS, model_section
 from components.model_card import loading
-from tests.qwen_fixture import CONFIGS, SIZES, model_section, picture, write_data
+from tests.qwen_fixture import SIZES, picture, write_data
 from tests.short_form import WHOLE, only_whole
 from tests.trainer_runs import encode_features, losses, make_run, run_ranks, summary, train_runs
 from trainer.checkpoint.sync import sync_run
@@ -148,6 +149,8 @@ def test_pretrained_weights_are_kept(
     model = family.build(config, longer)
     for name, tensor in drawn.state_dict().items():
         assert torch.equal(model.state_dict()[name][: len(tensor)], tensor), name
+    is_tied = model.lm_head.weight is model.get_input_embeddings().weight
+    assert is_tied == drawn.config.tie_word_embeddings, "else each would be trained by itself"
     assert len(model.get_input_embeddings().weight) == len(longer) > 300, "the tokenizer's own tokens get rows"
     assert weights_sha256(family.build_tower(config)) == weights_sha256(family.tower(model))
     initial = family.initial_weights(config, longer)

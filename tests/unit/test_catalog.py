@@ -11,6 +11,7 @@ import pytest
 from pipelines.planner import catalog as catalog_module
 from pipelines.planner.catalog import MIB_PER_GIB, Gpu, Machine, load_catalog, load_models
 from pipelines.sections import Accelerator, ClusterConfig, ReductionServerConfig
+from trainer.model_config import WHOLE_FAMILIES
 
 MODELS = load_models()
 BOOT_DISK_TYPES = get_args(ClusterConfig.model_fields["boot_disk_type"].annotation)
@@ -158,11 +159,13 @@ def test_loading_takes_less_than_100_ms() -> None:
 @pytest.mark.parametrize("hub_id", MODELS)
 def test_a_known_models_sizes_give_its_published_parameter_count(hub_id: str) -> None:
     import torch
-    from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForImageTextToText
 
     known = MODELS[hub_id]
     config = AutoConfig.for_model(**known.config)
     kind = AutoModel if config.model_type.endswith("_vision_model") else AutoModelForCausalLM
+    if config.model_type in WHOLE_FAMILIES:
+        kind = AutoModelForImageTextToText
     with torch.device("meta"):
         model = kind.from_config(config)
     assert sum(parameter.numel() for parameter in model.parameters()) == known.parameters

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from benchmarks.tiny_native import CONFIGS, model_section
 from pipelines import cli, local_process
 from pipelines.local_run import LocalRun
 from pipelines.run_file import read_run_file
-from tests.qwen_fixture import CONFIGS, model_section
 from tests.short_form import only_whole
 
 ROOT = Path(__file__).parents[2]
@@ -284,12 +284,16 @@ def test_check_counts_the_tokens_of_the_largest_image(
     assert [check["state"] for check in checks if check["subject"] == "image tokens"] == [state]
 
 
-def test_plan_leaves_open_what_it_cannot_tell_of_a_whole_model(vlmpipe: Vlmpipe, whole_model: str) -> None:
-    answer = vlmpipe("plan", whole_model, "--json")
-    plan = answer.json
-    assert answer.code == 0 and plan["model"]["parts"]["projector"] == 64 * 65 + 64 * 32 + 32 + 16
-    assert (plan["memory"], plan["time"], plan["cost"], plan["load"]) == (None, None, None, None)
-    assert any("images of model.family qwen2_5_vl differ in tokens" in note for note in plan["notes"])
-    assert "differ in tokens" in vlmpipe("plan", whole_model).out
-    refused = vlmpipe("plan", whole_model, "--suggest", "cheapest")
-    assert refused.code == 64 and "differ in tokens" in refused.err
+def test_plan_and_suggest_answer_for_a_whole_model(vlmpipe: Vlmpipe, whole_model: str) -> None:
+    """A token is 8 x 8 pixels. What the trainer refuses of such a model is not suggested."""
+    sizes = ["model.max_pixels=2048", "plan.samples=1000", "plan.sample_tokens=100"]
+    plan = vlmpipe("plan", whole_model, *sizes, "--json").json
+    assert plan["model"]["parts"]["projector"] == 64 * 65 + 64 * 32 + 32 + 16
+    assert plan["load"]["image_tokens"] == 32 and "taken as 32 tokens, the most" in plan["load"]["origin"]
+    assert {"weights", "gradients", "optimizer", "activations"} <= {part["name"] for part in plan["memory"]["parts"]}
+    gpus = {"machine_type": "a2-ultragpu-8g", "accelerator_type": "NVIDIA_A100_80GB", "accelerator_count": 8}
+    cluster = [f"cluster.{name}={value}" for name, value in (gpus | {"processes_per_replica": "auto"}).items()]
+    sizes += ["gcp.location=us-central1", "train.global_batch_rows=32"]
+    answer = vlmpipe("plan", whole_model, *sizes, *cluster, "--suggest", "cheapest", "--json")
+    found = [one["change"]["train.strategy"] for one in answer.json["suggestions"]]
+    assert found and not {"tp", "tp+fsdp", "pp", "tp+pp+dp"} & {*found}

@@ -28,7 +28,7 @@ from trainer.models.compiled import CACHE_VARIABLE, cache_folder, compile_layers
 from trainer.models.recompute import Recompute
 from trainer.models.table import family_of
 from trainer.strategies.fsdp import shard
-from trainer.tracing import RowShape
+from trainer.trace_rows import RowShape
 
 VOCABULARY = 300
 LAYERS = 2

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.qwen_fixture import CONFIGS, model_section
+from benchmarks.tiny_native import CONFIGS, model_section
 from trainer.features.store import features_key
 from trainer.model_config import ModelConfig
-from trainer.models.grids import ImageGrids
+from trainer.models.grids import ImageGrids, near_square
 from trainer.models.image_tokens import image_form_of, image_rule, image_tokens_of
 from trainer.models.table import family_of
 
@@ -133,3 +133,10 @@ def test_cached_features_are_those_of_images_of_this_size(
     after = ModelConfig.model_validate(model_section(family, **change))
     assert (features_key(before) != features_key(after)) == is_another
     assert (image_rule(before) != image_rule(after)) == (is_another and "seed" not in change)
+
+
+@given(tokens=st.integers(1, 20_000))
+def test_a_nearly_square_image_has_nearly_all_of_its_tokens(tokens: int) -> None:
+    rows, columns = near_square(tokens)
+    assert 0.8 * tokens <= rows * columns <= tokens
+    assert rows <= columns <= 2 * rows or tokens == 3

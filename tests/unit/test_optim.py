@@ -14,7 +14,7 @@ from torch import nn
 from transformers.optimization import get_wsd_schedule
 
 from benchmarks.flop_cases import model_config
-from tests.qwen_fixture import model_section
+from benchmarks.tiny_native import model_section
 from trainer.config import OptimizerConfig, TrainConfig
 from trainer.model_config import ModelConfig
 from trainer.models.table import family_of

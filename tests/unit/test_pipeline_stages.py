@@ -16,7 +16,7 @@ from trainer.models.family import Stage
 from trainer.models.llava import LlavaFamily
 from trainer.models.llava_stage import reduce_to_stage
 from trainer.strategies.pipeline_stages import Costs, cut, end_costs, stages_of
-from trainer.tracing import RowShape, inputs_of
+from trainer.trace_rows import RowShape, inputs_of
 
 VOCABULARY = 300
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.memory_cases import Case
 from pipelines.config import RunConfig, load_run_file
 from pipelines.planner import architecture as architectures
 from pipelines.planner.activations import activations
@@ -22,7 +23,8 @@ from pipelines.planner.memory import GIB, fullest, training_moments
 from pipelines.planner.plan import Plan, plan_run
 from trainer.model_config import ModelConfig
 from trainer.models.recompute import Recompute
-from trainer.tracing import RowShape, trace_step
+from trainer.trace_rows import RowShape
+from trainer.tracing import trace_step
 
 ROOT = Path(__file__).parents[2]
 SEVEN_B = ROOT / "configs/llava-7b-zero2-spot.yaml"
@@ -107,6 +109,26 @@ def test_few_layers_say_what_many_hold(precision: str, freeze: list[str]) -> Non
         compute="autocast" if precision == "bf16" else "fp32",
         recompute=Recompute.of(config.train),
         language_layers=7,
+        every_layer=True,
+    )
+    assert sum(found.forward.values()) == whole.forward.total_bytes
+    assert sum(found.backward.values()) == whole.backward.total_bytes
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
+def test_few_layers_of_a_native_model_say_what_many_hold(family: str) -> None:
+    """Its own tower, and the levels that are added to its first language layers."""
+    config = Case("ddp", {"features.cache": "off"}, cached=False, family=family).config(1)
+    shape = architecture(config).shape
+    found = activations(config, shape, mixes=[(2, 40)])
+    whole = trace_step(
+        config.model,
+        RowShape(config.train.micro_batch_rows, config.data.row_tokens, 4, 80),
+        vocabulary=shape.vocabulary,
+        cached=False,
+        compute="fp32",
+        recompute=Recompute.of(config.train),
+        language_layers=shape.language.layers,
         every_layer=True,
     )
     assert sum(found.forward.values()) == whole.forward.total_bytes

@@ -237,7 +237,14 @@ def test_max_steps_and_max_samples_bound_the_load() -> None:
 
 def test_load_from_prepared_data() -> None:
     load = RowLoad.from_index(
-        run_config(), samples=300, tokens=200 * 2048, images=150, label_tokens=4000, rows=200, steps=4
+        run_config(),
+        samples=300,
+        tokens=200 * 2048,
+        images=150,
+        image_tokens=1500,
+        label_tokens=4000,
+        rows=200,
+        steps=4,
     )
     assert (load.fill, load.samples_per_row, load.images_per_row) == (0.5, 1.5, 0.75)
     assert (load.label_tokens_per_row, load.steps, load.images_per_epoch) == (20, 4, 150)

@@ -130,6 +130,7 @@ class SplitIndex:
         self.ids: list[str] = self._columns["id"].to_pylist()
         self.tokens = self._numpy("tokens")  # (samples,)
         self.label_tokens = self._numpy("label_tokens")  # (samples,)
+        self.image_tokens = self._numpy("image_tokens")  # (samples,) of all images of a sample
         self.turns = self._numpy("turns")  # (samples,)
         self.shards, self.shard_numbers = _numbered(self._columns["shard"])  # names in order; (samples,) places in them
         self.image_count = pc.list_value_length(self._columns["image_sha256"]).to_numpy().astype(np.int64)  # (samples,)

@@ -29,6 +29,11 @@ class ImageGrids:
     min_pixels: int
     max_pixels: int
 
+    @property
+    def most_tokens(self) -> int:
+        """Of the largest image."""
+        return max(1, self.max_pixels // (self.patch * self.merge) ** 2)
+
     def of(self, width: int, height: int) -> tuple[int, int]:
         """Rows and columns of patches of an image of `width` x `height` pixels. Raises ValueError for a strip."""
         if max(width, height) > MOST_ASPECT * min(width, height):
@@ -78,3 +83,10 @@ class ImageGrids:
     def as_dict(self) -> dict[str, Any]:
         """All that decides tokens and positions, as plain JSON."""
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+
+def near_square(tokens: int) -> tuple[int, int]:
+    """Rows and columns of an image of at most `tokens` tokens: of those at most twice as wide as high, the largest."""
+    widest = math.isqrt(tokens)
+    found = [(rows, tokens // rows) for rows in range(widest, 0, -1) if tokens // rows <= 2 * rows]
+    return max(found, key=math.prod) if found else (1, tokens)

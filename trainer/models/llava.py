@@ -133,6 +133,7 @@ class LlavaFamily:
             whole.vision_config.num_hidden_layers = 3
         with no_init_weights():  # drawing numbers looks at numbers, which such tensors do not have
             model = LlavaForConditionalGeneration(whole)
+        model.tie_weights()  # left out with the drawing of weights
         if one_inner_tower_layer and tower_layers > 3:
             _repeat_inner_layer(model.model.vision_tower, tower_layers)
         return _freeze(model, config)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import OrderedDict
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +12,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 from trainer.model_config import ModelConfig
 from trainer.models.loss import TokenLoss
 
+HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 MERGERS = ("merger", "deepstack_merger_list")  # transformers' names
 
 
@@ -113,6 +115,8 @@ def without_mergers(visual: nn.Module) -> nn.Module:
     tower = copy.copy(visual)
     group = Group(int(visual.config.spatial_merge_size) ** 2)
     tower._modules = dict(visual._modules)
+    for hooks in HOOKS:  # of its own: those that a strategy puts on the encoder know only that one (DeepSpeed's ds_id)
+        setattr(tower, hooks, OrderedDict())
     tower._modules["merger"] = group
     if "deepstack_merger_list" in tower._modules:
         tower._modules["deepstack_merger_list"] = nn.ModuleList([group for _ in visual.deepstack_merger_list])

@@ -42,7 +42,7 @@ from trainer.models.qwen_row import (
     without_mergers,
 )
 from trainer.models.qwen_weights import InitialWeights, StoredWeights
-from trainer.models.shape import ModelShape, Part
+from trainer.models.shape import ModelShape, Part, Windows
 from trainer.models.sizes import count_parameters, stack_of
 
 CLASSES = {"qwen2_5_vl": Qwen2_5_VLForConditionalGeneration, "qwen3_vl": Qwen3VLForConditionalGeneration}
@@ -92,6 +92,7 @@ class QwenVlFamily:
         if config.tower.weights:
             with no_init_weights():
                 model = CLASSES[config.family](whole).float()
+            model.tie_weights()  # left out with the drawing of weights
             weights = StoredWeights(config.tower, CLASSES[config.family], len(tokenizer))
             with torch.no_grad():
                 for name, tensor in model.state_dict().items():
@@ -131,9 +132,14 @@ class QwenVlFamily:
         language_layers: int | None = None,
         one_inner_tower_layer: bool = False,
     ) -> nn.Module:
-        """What `build` makes, but for the numbers in it."""
+        """What `build` makes, but for the numbers in it.
+
+        `one_inner_tower_layer`: the tower's layers between the first and the last are one, which is quicker to make.
+        """
         whole = whole_config(config)
-        text = whole.text_config
+        text, vision = whole.text_config, whole.vision_config
+        more_layers = max(0, int(vision.depth) - 3) if one_inner_tower_layer else 0
+        vision.depth -= more_layers
         text.vocab_size = vocabulary
         whole.image_token_id = vocabulary - 1
         if language_layers is not None:
@@ -141,7 +147,12 @@ class QwenVlFamily:
             if getattr(text, "layer_types", None):
                 text.layer_types = text.layer_types[:language_layers]
         with no_init_weights():
-            return _freeze(CLASSES[config.family](whole), config)
+            model = CLASSES[config.family](whole)
+        model.tie_weights()  # left out with the drawing of weights
+        layers = model.model.visual.blocks
+        for _ in range(more_layers):
+            layers.insert(1, layers[1])
+        return _freeze(model, config)
 
     def shape(self, config: ModelConfig) -> ModelShape:
         """Sizes, with the parameters counted on the meta device; tokens of an image are the most it can have."""
@@ -168,19 +179,24 @@ class QwenVlFamily:
         frozen: set[Part] = set()
         for name in config.frozen:
             frozen |= {"embedding", "language_layers", "head"} if name == "language_model" else {name}
-        most_tokens = max(1, grids.max_pixels // (grids.patch * grids.merge) ** 2)
+        windows = None
+        if full_layers := getattr(vision, "fullatt_block_indexes", None):
+            windows = Windows(int(vision.window_size) // grids.merge // grids.patch, len(full_layers))
         return ModelShape(
             tower=stack_of(vision, visual.blocks[0]),
-            tower_tokens=most_tokens * grids.merge**2,
-            image_tokens=most_tokens,
+            tower_tokens=grids.most_tokens * grids.merge**2,
+            image_tokens=grids.most_tokens,
             feature_width=self.feature_shape(config)[0],
-            patch_pixels=int(vision.in_channels) * int(vision.temporal_patch_size) * grids.patch**2,
+            patch_pixels=patch_numbers(config),
             language=stack_of(text, language.layers[0]),
             vocabulary=vocabulary,
             tied_head=tied,
             parameters=parameters,
             frozen=frozenset(frozen),
             adapters=adapters,
+            merge=grids.merge,
+            levels=len(mergers_of(visual)),
+            windows=windows,
         )
 
     def build_tower(self, config: ModelConfig) -> nn.Module:
@@ -272,6 +288,12 @@ def whole_config(config: ModelConfig) -> PreTrainedConfig:
             expected=f"a configuration with model_type {config.family}",
         )
     return whole
+
+
+def patch_numbers(config: ModelConfig) -> int:
+    """Numbers of one patch as the tower takes it: a still image is repeated to fill its time."""
+    vision = whole_config(config).vision_config
+    return int(vision.in_channels) * int(vision.temporal_patch_size) * int(vision.patch_size) ** 2
 
 
 def _config_for(config: ModelConfig, tokenizer: Any) -> PreTrainedConfig:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 Part = Literal["tower", "projector", "embedding", "language_layers", "adapters", "head"]
@@ -29,12 +29,20 @@ class Stack:
 
 
 @dataclass(frozen=True)
+class Windows:
+    """Squares of an image inside which the layers of a tower attend, but for some that see the whole image."""
+
+    side: int  # in tokens of the language model
+    full_layers: int
+
+
+@dataclass(frozen=True)
 class ModelShape:
     """A vision-language model: tower, projector, embedding, language layers with their adapters, and head."""
 
     tower: Stack
     tower_tokens: int  # what the tower runs on for one image, class token included
-    image_tokens: int  # what one image takes in a row
+    image_tokens: int  # what one image takes in a row; where images differ the most, until `of_images` says otherwise
     feature_width: int  # numbers of one feature token
     patch_pixels: int  # numbers of one patch: channels x side x side
     language: Stack
@@ -44,6 +52,20 @@ class ModelShape:
     frozen: frozenset[Part]
     behind_features: int = 0  # parameters of the tower behind the layer whose output is used: never trained
     adapters: dict[str, int] = field(default_factory=dict)  # adapted layer -> adapter parameters in one language layer
+    merge: int = 0  # of a native model, the side in patches of a token's square; images then differ in tokens
+    levels: int = 1  # outputs of the tower, each with a merger; all but one reach a language layer each (DeepStack)
+    windows: Windows | None = None
+
+    @property
+    def images_differ(self) -> bool:
+        """Whether images keep their shape, and so differ in tokens."""
+        return self.merge > 0
+
+    def of_images(self, tokens: int) -> ModelShape:
+        """The same with images of `tokens` tokens each, where they differ."""
+        if not self.images_differ:
+            return self
+        return replace(self, image_tokens=tokens, tower_tokens=tokens * self.merge**2)
 
     @property
     def total_parameters(self) -> int:

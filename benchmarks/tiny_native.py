@@ -1,0 +1,34 @@
+"""Tiny native vision-language models: Qwen2.5-VL with its windows, Qwen3-VL with a level of DeepStack."""
+
+from __future__ import annotations
+
+from typing import Any
+
+TEXT = {
+    "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 512, "vocab_size": 300,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 2]},
+}  # fmt: skip
+VISION = {
+    "depth": 2, "hidden_size": 16, "intermediate_size": 24, "num_heads": 2, "patch_size": 4, "spatial_merge_size": 2,
+    "temporal_patch_size": 2, "out_hidden_size": 32,
+}  # fmt: skip
+# Windows of 2 x 2 tokens in the first layer: larger images have several.
+WINDOWS = {"window_size": 16, "fullatt_block_indexes": [1]}
+# DeepStack: what the first layer of the tower gives reaches the first language layer.
+LEVELS = {"deepstack_visual_indexes": [0], "num_position_embeddings": 16}
+CONFIGS: dict[str, dict[str, Any]] = {
+    "qwen2_5_vl": {"model_type": "qwen2_5_vl", "vision_config": VISION | WINDOWS, "text_config": TEXT},
+    "qwen3_vl": {
+        "model_type": "qwen3_vl",
+        "tie_word_embeddings": True,
+        "vision_config": VISION | LEVELS,
+        "text_config": TEXT | {"head_dim": 8},
+    },
+}
+
+
+def model_section(family: str, **changes: Any) -> dict[str, Any]:
+    whole = {"config": CONFIGS[family]}
+    sizes = {"min_pixels": 256, "max_pixels": 2048}
+    return {"family": family, "whole": whole, "tokenizer": "train:300", **sizes} | changes

@@ -1,0 +1,87 @@
+"""Rows without content, for traces and measurements: all inputs of a training module with the right shapes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from trainer.model_config import WHOLE_FAMILIES, ModelConfig
+from trainer.models.grids import AXES, near_square
+from trainer.models.image_tokens import image_form_of
+from trainer.models.table import family_of
+
+Grid = tuple[int, int]  # rows and columns of an image, in tokens
+
+
+@dataclass(frozen=True)
+class RowShape:
+    """One forward pass: `rows` rows of `tokens` tokens, with these images and label tokens in all of them together."""
+
+    rows: int
+    tokens: int
+    images: int
+    label_tokens: int
+
+
+def image_grids(config: ModelConfig, shape: RowShape) -> list[Grid]:
+    """Of a family whose images differ in tokens, those of these rows.
+
+    Images share what the rows have beside labels, as far as the largest that there can be: each is as large as it may.
+    """
+    grids = image_form_of(config).grids
+    assert grids is not None
+    left, found = shape.rows * shape.tokens - shape.label_tokens, []
+    for images in range(shape.images, 0, -1):
+        tokens = min(grids.most_tokens, -(-left // images))
+        if tokens < 1:
+            break
+        found.append(near_square(tokens))
+        left -= tokens
+    return found
+
+
+def inputs_of(config: ModelConfig, shape: RowShape, vocabulary: int, *, cached: bool) -> dict[str, Tensor]:
+    """Inputs of the training module with the right shapes: zeros, and image tokens where images are."""
+    if config.family in WHOLE_FAMILIES:
+        images, image_tokens = _images_of_any_shape(config, shape, cached=cached)
+        axes: tuple[int, ...] = (AXES,)
+    else:
+        images, image_tokens = _square_images(config, shape, cached=cached)
+        axes = ()
+    input_ids = torch.zeros(shape.rows * shape.tokens, dtype=torch.int64)
+    input_ids[:image_tokens] = vocabulary - 1
+    return {
+        "input_ids": input_ids.view(shape.rows, shape.tokens),
+        "position_ids": torch.arange(shape.tokens).repeat(*axes, shape.rows, 1),
+        "label_index": torch.zeros(shape.label_tokens, dtype=torch.int64),
+        "label_ids": torch.zeros(shape.label_tokens, dtype=torch.int64),
+        **images,
+    }
+
+
+def _square_images(config: ModelConfig, shape: RowShape, *, cached: bool) -> tuple[dict[str, Tensor], int]:
+    """Inputs, and the tokens that all images take."""
+    image_tokens, width = family_of(config).feature_shape(config)
+    side = config.image_size
+    if cached:
+        images = torch.zeros(shape.images, image_tokens, width, dtype=torch.bfloat16)
+    else:
+        images = torch.zeros(shape.images, 3, side, side)
+    return {"images": images}, shape.images * image_tokens
+
+
+def _images_of_any_shape(config: ModelConfig, shape: RowShape, *, cached: bool) -> tuple[dict[str, Tensor], int]:
+    family, sizes = family_of(config), image_grids(config, shape)
+    image_tokens = sum(rows * columns for rows, columns in sizes)
+    if cached:
+        (width,) = family.feature_shape(config)
+        return {"images": torch.zeros(image_tokens, width, dtype=torch.bfloat16)}, image_tokens
+    from trainer.models.qwen_vl import patch_numbers
+
+    grids = image_form_of(config).grids
+    assert grids is not None
+    patches = torch.zeros(image_tokens * grids.merge**2, patch_numbers(config))
+    in_patches = [(1, rows * grids.merge, columns * grids.merge) for rows, columns in sizes]
+    return {"images": patches, "image_grids": torch.tensor(in_patches, dtype=torch.int64).view(-1, 3)}, image_tokens
