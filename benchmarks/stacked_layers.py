@@ -11,9 +11,9 @@ from trainer.batches import RowBatch
 from trainer.checkpoint.attempts import claim_attempt
 from trainer.checkpoint.retention import Retention
 from trainer.checkpoint.saver import CheckpointSaver
-from trainer.config import OptimizerConfig, TrainConfig
 from trainer.storage import LocalStorage
 from trainer.strategies.ddp import Ddp
+from trainer.train_config import OptimizerConfig, TrainConfig
 from trainer.worker import Worker
 
 WIDTH = 1024  # a layer is 4 MiB of weights, three times that with Adam's moments

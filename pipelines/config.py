@@ -30,18 +30,10 @@ from pipelines.sections import (
     duration_s,
 )
 from pipelines.tuning_section import TuningConfig
-from trainer.config import (
-    PIPELINE_PARALLEL,
-    TENSOR_PARALLEL,
-    CheckpointConfig,
-    DataConfig,
-    EvaluateConfig,
-    FeaturesConfig,
-    RunPaths,
-    TrainConfig,
-)
+from trainer.config import CheckpointConfig, DataConfig, EvaluateConfig, FeaturesConfig, RunPaths
 from trainer.model_config import MOST_ASPECT, WHOLE_FAMILIES, ModelConfig
 from trainer.section import Section
+from trainer.train_config import PIPELINE_PARALLEL, TENSOR_PARALLEL, TrainConfig
 
 BUILTIN_SOURCES = ("builtin:digits", "builtin:easy-vqa", "builtin:openmoji")
 ALL_REDUCE_STRATEGIES = ("ddp", "zero1", "zero2", "hsdp")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from trainer.config import Precision
+from trainer.train_config import Precision
 
 TERA = 1e12
 

@@ -13,9 +13,9 @@ import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from trainer.config import Checkpointing
 from trainer.models.grids import near_square
 from trainer.models.shape import ModelShape, Part, Stack
+from trainer.train_config import Checkpointing
 
 LANGUAGE: tuple[Part, ...] = ("embedding", "language_layers", "adapters", "head")
 

@@ -7,8 +7,8 @@ import math
 import torch
 from torch import nn
 
-from trainer.config import OptimizerConfig, TrainConfig
 from trainer.model_config import ModelPart
+from trainer.train_config import OptimizerConfig, TrainConfig
 
 
 def build_optimizer(module: nn.Module, config: OptimizerConfig, *, on_cpu: bool = False) -> torch.optim.AdamW:

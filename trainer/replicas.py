@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trainer.config import TrainConfig
 from trainer.errors import ConfigError
+from trainer.train_config import TrainConfig
 from trainer.worker import Worker
 
 

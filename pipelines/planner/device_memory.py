@@ -18,8 +18,8 @@ from pipelines.planner.row_load import RowLoad
 from pipelines.planner.stage_memory import stage_moments
 from pipelines.planner.stages import planned_stages
 from pipelines.run_file import apply_overrides
-from trainer.config import NOT_SELECTIVE
 from trainer.errors import ConfigError
+from trainer.train_config import NOT_SELECTIVE
 
 NEAREST = 3
 

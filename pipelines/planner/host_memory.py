@@ -9,7 +9,7 @@ from typing import Any
 from pipelines.planner.catalog import Machine
 from pipelines.planner.layout import Layout
 from pipelines.planner.memory_parts import MemoryPart
-from trainer.config import PIPELINE_PARALLEL
+from trainer.train_config import PIPELINE_PARALLEL
 
 OF_THE_OPTIMIZER = frozenset(
     ("optimizer", "optimizer's weights", "gradients", "optimizer's gradients", "summed gradients", "updated weights")

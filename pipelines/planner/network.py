@@ -17,10 +17,10 @@ from typing import Literal
 from pipelines.planner.catalog import Gpu, Machine
 from pipelines.planner.layout import SHARDED_BY_FSDP, Layout
 from pipelines.planner.stages import StageWeights
-from trainer.config import Checkpointing, Precision
 from trainer.models.family import Stage
 from trainer.models.shape import ModelShape, Part
 from trainer.strategies.pipeline_stages import stages_of
+from trainer.train_config import Checkpointing, Precision
 
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "send"]
 Scope = Literal["intra", "inter"]

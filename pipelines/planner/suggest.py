@@ -31,8 +31,8 @@ from pipelines.planner.suggest_memory import SearchMemory
 from pipelines.planner.suggest_space import Cluster, Degrees, clusters, ways
 from pipelines.planner.throughput import estimate_time
 from pipelines.run_file import apply_overrides
-from trainer.config import NOT_SELECTIVE
 from trainer.errors import ConfigError
+from trainer.train_config import NOT_SELECTIVE
 
 CHECKPOINTING_WORDS = {"none": (), "selective": ("selective checkpointing",), "full": ("checkpointing",)}
 _GOAL = re.compile(r"^(?P<kind>cheapest|fastest|under|by)(:(?P<bound>[0-9]+(\.[0-9]+)?))?$")

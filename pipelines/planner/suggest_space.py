@@ -12,10 +12,10 @@ from pipelines.planner.architecture import Architecture
 from pipelines.planner.catalog import Catalog, Gpu, Machine
 from pipelines.planner.layout import STRATEGIES
 from pipelines.planner.prices import Prices
-from trainer.config import COMPILING, OFFLOADING, PIPELINE_PARALLEL, TENSOR_PARALLEL
 from trainer.errors import ConfigError
 from trainer.model_config import WHOLE_FAMILIES
 from trainer.strategies.pipeline_stages import stages_of
+from trainer.train_config import COMPILING, OFFLOADING, PIPELINE_PARALLEL, TENSOR_PARALLEL
 
 NODES = (1, 2, 4, 8, 16)
 MICRO_BATCH_ROWS = (1, 2, 4, 8)

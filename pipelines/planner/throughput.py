@@ -11,10 +11,10 @@ from pipelines.planner.layout import SHARDED_BY_FSDP, Layout
 from pipelines.planner.network import Transfer, Work, pipeline_bubble, seconds, traffic
 from pipelines.planner.row_load import RowLoad
 from pipelines.planner.stages import planned_stages
-from trainer.config import PIPELINE_PARALLEL
 from trainer.flops import RowFlops, flops_per_row, model_flops_per_row
 from trainer.models.shape import ModelShape
 from trainer.strategies.pipeline_stages import stages_of
+from trainer.train_config import PIPELINE_PARALLEL
 
 # Share of the peak that computing reaches, recomputation and padding included. Read: 39-43 % of an H100's bf16 peak in
 # NeMo AutoModel and torchtitan, 30-40 % with packed images on A800 in lmms-engine, 41-48 % in Megatron-LM.

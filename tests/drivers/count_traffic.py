@@ -17,9 +17,9 @@ from torch.profiler import ProfilerActivity, profile
 from benchmarks.flop_cases import IMAGE, model_config
 from benchmarks.tiny_runs import strategy_changes
 from trainer.batches import RowBatch
-from trainer.config import TrainConfig
 from trainer.models.llava import LlavaFamily
 from trainer.strategies.table import build_strategy
+from trainer.train_config import TrainConfig
 from trainer.worker import Worker, run_worker, start_worker
 
 MICRO_STEPS, MICRO_ROWS, ROW_TOKENS, LABELS, VOCABULARY = 2, 2, 64, 20, 300  # and one image

@@ -10,7 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from tests.trainer_runs import losses, make_run, train_runs
-from trainer.config import DECIDED_HERE, TrainConfig
+from trainer.train_config import DECIDED_HERE, TrainConfig
 
 # ZeRO++ (Wang et al. 2023, arXiv 2306.10209): a second copy of the weights' slices in each node.
 HPZ = {"zero_optimization": {"zero_hpz_partition_size": 2, "overlap_comm": True}, "wall_clock_breakdown": True}

@@ -13,10 +13,11 @@ from benchmarks.tiny_runs import strategy_changes
 from tests.integration.test_equalities import NODES, RELATIVE, trained_weights
 from tests.short_form import chosen
 from tests.trainer_runs import losses, make_run, metrics, summary, train_runs
-from trainer.config import PIPELINE_PARALLEL, JobConfig, TrainConfig
+from trainer.config import JobConfig
 from trainer.errors import ConfigError
 from trainer.parts import build_parts
 from trainer.strategies.table import strategy_names
+from trainer.train_config import PIPELINE_PARALLEL, TrainConfig
 from trainer.worker import Worker
 
 NUM_STEPS = 5

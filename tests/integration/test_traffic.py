@@ -11,9 +11,9 @@ from pipelines.planner.layout import make_layout
 from pipelines.planner.network import FP32_BYTES, Work, traffic
 from tests.drivers.count_traffic import LABELS, MARK, MICRO_ROWS, MICRO_STEPS, ROW_TOKENS
 from tests.trainer_runs import run_ranks
-from trainer.config import PIPELINE_PARALLEL, TENSOR_PARALLEL
 from trainer.models.llava import LlavaFamily
 from trainer.strategies.table import strategy_names
+from trainer.train_config import PIPELINE_PARALLEL, TENSOR_PARALLEL
 
 pytestmark = pytest.mark.slow
 

@@ -13,7 +13,7 @@ from pipelines.planner.architecture import architecture
 from pipelines.planner.catalog import load_catalog
 from pipelines.planner.device_memory import estimate_memory
 from pipelines.planner.memory import Memory
-from trainer.config import TrainConfig
+from trainer.train_config import TrainConfig
 
 RUN_FILE = Path(__file__).parents[2] / "configs/llava-7b-zero2-spot.yaml"
 TRAIN = {"global_batch_rows": 8, "optimizer": {"learning_rate": 1e-3}}

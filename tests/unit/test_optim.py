@@ -15,10 +15,10 @@ from transformers.optimization import get_wsd_schedule
 
 from benchmarks.flop_cases import model_config
 from benchmarks.tiny_native import model_section
-from trainer.config import OptimizerConfig, TrainConfig
 from trainer.model_config import ModelConfig
 from trainer.models.table import family_of
 from trainer.optim import build_optimizer, rate_factor, set_rates
+from trainer.train_config import OptimizerConfig, TrainConfig
 
 
 def settings_of(**changes: object) -> TrainConfig:

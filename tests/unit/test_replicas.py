@@ -9,9 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.config import OptimizerConfig, TrainConfig
 from trainer.errors import ConfigError
 from trainer.replicas import Replica, replica_of
+from trainer.train_config import OptimizerConfig, TrainConfig
 from trainer.worker import Worker
 
 powers = st.sampled_from((1, 2, 4))

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from trainer.config import CompileBackend
 from trainer.errors import ConfigError
+from trainer.train_config import CompileBackend
 
 if TYPE_CHECKING:
     from torch import nn

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from trainer.config import Checkpointing, TrainConfig
 from trainer.models.family import Family
+from trainer.train_config import Checkpointing, TrainConfig
 
 if TYPE_CHECKING:
     from torch import nn

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from trainer.batches import RowBatch
-from trainer.config import TrainConfig
 from trainer.optim import build_optimizer
 from trainer.strategies.native import OnTorch, clip_and_step, loss_without_gradients
 from trainer.strategies.precision import LossScale, autocast
 from trainer.strategies.strategy import StepResult
+from trainer.train_config import TrainConfig
 from trainer.worker import Worker
 
 

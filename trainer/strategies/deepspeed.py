@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from trainer.batches import RowBatch
-from trainer.config import TrainConfig
 from trainer.models.family import Blocks
 from trainer.optim import build_optimizer, set_rates
 from trainer.strategies.gathered import keep_no_gathered_weights
 from trainer.strategies.native import host_stager
 from trainer.strategies.precision import LossScale
 from trainer.strategies.strategy import StepResult
+from trainer.train_config import TrainConfig
 from trainer.worker import Worker
 
 LARGEST_BUCKET_ELEMENTS = 500_000_000  # DeepSpeed's default

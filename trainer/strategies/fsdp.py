@@ -14,12 +14,12 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
 from trainer.batches import RowBatch
-from trainer.config import TrainConfig
 from trainer.models.family import Blocks
 from trainer.optim import build_optimizer
 from trainer.strategies.native import OnTorch, clip_and_step, loss_without_gradients
 from trainer.strategies.precision import COMPUTE_TYPES, LossScale
 from trainer.strategies.strategy import StepResult
+from trainer.train_config import TrainConfig
 from trainer.worker import Worker
 
 

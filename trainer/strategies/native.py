@@ -20,10 +20,10 @@ from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from trainer.batches import RowBatch
-from trainer.config import Precision
 from trainer.optim import set_rates
 from trainer.strategies.precision import LossScale, autocast
 from trainer.strategies.strategy import StepResult
+from trainer.train_config import Precision
 
 # Frozen parameters are rebuilt from their source and compared by digest: they would only fill checkpoints.
 STATE_OPTIONS = StateDictOptions(ignore_frozen_params=True, strict=False)

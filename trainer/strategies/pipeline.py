@@ -20,7 +20,6 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.nn import functional as F
 
 from trainer.batches import RowBatch
-from trainer.config import TrainConfig
 from trainer.errors import ConfigError
 from trainer.models.family import Blocks, Stage
 from trainer.optim import build_optimizer, set_rates
@@ -30,6 +29,7 @@ from trainer.strategies.pipeline_stages import stages_of
 from trainer.strategies.precision import LossScale, autocast
 from trainer.strategies.split import split, sum_gradients_of_heads
 from trainer.strategies.strategy import StepResult
+from trainer.train_config import TrainConfig
 from trainer.worker import Worker
 
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from trainer.config import Precision
 from trainer.errors import DataError
+from trainer.train_config import Precision
 
 COMPUTE_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 # As torch.amp.GradScaler has them.

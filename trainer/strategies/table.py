@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from trainer.config import TrainConfig
 from trainer.models.family import Blocks
 from trainer.strategies.strategy import Strategy
+from trainer.train_config import TrainConfig
 from trainer.worker import Worker
 
 if TYPE_CHECKING:

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from trainer.batches import RowBatch
-from trainer.config import TrainConfig
 from trainer.models.family import Blocks, Stage
 from trainer.optim import build_optimizer
 from trainer.strategies.buckets import GradientBuckets
@@ -26,6 +25,7 @@ from trainer.strategies.native import OnTorch, clip_and_step, loss_without_gradi
 from trainer.strategies.precision import LossScale, autocast
 from trainer.strategies.split import split, sum_gradients_of_heads
 from trainer.strategies.strategy import StepResult
+from trainer.train_config import TrainConfig
 from trainer.worker import Worker
 
 
