@@ -1,6 +1,7 @@
 """Samples become rows: a pure function of the sample lengths, a seed and an epoch.
 
-Best fit, longest first, within windows of a shuffled order (best-fit decreasing; Johnson, 1974). Every row keeps within
+Best fit, longest first, within windows of a shuffled order (best-fit decreasing; Johnson, 1974), or as samples come
+where that takes fewer rows. Every row keeps within
 a token and an image budget, so no row can need more memory than the plan foresaw. Shards come in shuffled order, and
 samples and rows are shuffled within groups of shards, so that an epoch needs each shard during one stretch of it only;
 a data set of one group is shuffled as a whole. The order uses its own 64-bit mixing function (SplitMix64; Steele, Lea
@@ -22,6 +23,7 @@ from numpy.typing import NDArray
 from trainer.config import SHUFFLE_SHARDS
 
 Int64Array = NDArray[np.int64]
+WELL_FILLED = 0.97  # share of a window's tokens that is good enough to look no further
 ROW_BITS = 32  # an open row is one integer: its free tokens, then its number
 
 
@@ -75,7 +77,7 @@ def plan_rows(
         # Arrays at once: a million samples as lists of lists would take 200 bytes each.
         members, lengths = np.empty_like(order), [np.empty(0, np.int64)]
         for start, stop in _windows(groups, window):
-            rows = _best_fit(order[start:stop], tokens, images, row_tokens, row_images)
+            rows = _packed(order[start:stop], tokens, images, row_tokens, row_images)
             members[start:stop] = [sample for row in rows for sample in row]
             lengths.append(np.array([len(row) for row in rows], np.int64))
         sizes = np.concatenate(lengths)
@@ -114,6 +116,23 @@ def _windows(groups: Int64Array, window: int) -> Iterator[tuple[int, int]]:
             yield start, min(start + window, last)
 
 
+def _packed(
+    samples: Int64Array,
+    tokens: NDArray[np.integer],
+    images: NDArray[np.integer],
+    row_tokens: int,
+    row_images: int,
+) -> list[list[int]]:
+    """The rows of one window. Longest first does badly where few lengths are there, and several long ones leave a gap
+    that no short one fits into: there, samples as they come are tried too, and the fewer rows taken."""
+    longest_first = samples[np.argsort(-tokens[samples].astype(np.int64), kind="stable")]
+    rows = _best_fit(longest_first, tokens, images, row_tokens, row_images)
+    if int(tokens[samples].sum()) < WELL_FILLED * len(rows) * row_tokens:
+        others = _best_fit(samples, tokens, images, row_tokens, row_images)
+        rows = min(rows, others, key=len)
+    return rows
+
+
 def _best_fit(
     samples: Int64Array,
     tokens: NDArray[np.integer],
@@ -121,13 +140,12 @@ def _best_fit(
     row_tokens: int,
     row_images: int,
 ) -> list[list[int]]:
-    """Put each sample, longest first, into the row that it leaves least room in."""
-    longest_first = samples[np.argsort(-tokens[samples].astype(np.int64), kind="stable")]
-    sizes, counts = tokens[longest_first].tolist(), images[longest_first].tolist()
+    """Put each sample, in this order, into the row that it leaves least room in."""
+    sizes, counts = tokens[samples].tolist(), images[samples].tolist()
     rows: list[list[int]] = []
     free_images: list[int] = []
     open_rows: list[int] = []  # sorted: free tokens << ROW_BITS | row
-    for sample, size, count in zip(longest_first.tolist(), sizes, counts, strict=True):
+    for sample, size, count in zip(samples.tolist(), sizes, counts, strict=True):
         place = bisect_left(open_rows, size << ROW_BITS)
         while place < len(open_rows) and free_images[_row_of(open_rows[place])] < count:
             place += 1
