@@ -13,25 +13,32 @@ from benchmarks.flop_cases import CASES, model_config
 from trainer.data.conversation import make_tokenizer
 from trainer.errors import ConfigError
 from trainer.model_config import LoraConfig, ModelConfig
+from trainer.models.image_tokens import image_form_of
 from trainer.models.llava import LlavaFamily
 from trainer.models.lora import adapters_of, add_adapters, is_adapter, without_adapters
+from trainer.models.table import family_of
 
 FAMILY = LlavaFamily()
 
 
 @pytest.fixture(scope="module")
 def tokenizer() -> PreTrainedTokenizerFast:
-    return make_tokenizer("train:300", ["USER: what digit is this? ASSISTANT:", " 7"])
+    return tokenizer_of(model_config())
+
+
+def tokenizer_of(config: ModelConfig) -> PreTrainedTokenizerFast:
+    return make_tokenizer("train:300", ["USER: what digit is this? ASSISTANT:", " 7"], image_form_of(config).mark)
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_shape_counts_as_trained_what_a_model_trains(case: str) -> None:
     """Also of a tower, of which the layers behind the features are not trained."""
     config = model_config(**CASES[case])
+    family = family_of(config)
     with torch.device("meta"):
-        model = FAMILY.skeleton(config, vocabulary=300)
+        model = family.skeleton(config, vocabulary=300)
         model.tie_weights()
-    shape, parameters = FAMILY.shape(config), list(model.parameters())
+    shape, parameters = family.shape(config), list(model.parameters())
     assert shape.total_parameters == sum(weight.numel() for weight in parameters)
     assert shape.trainable_parameters == sum(weight.numel() for weight in parameters if weight.requires_grad)
     layer = model.model.language_model.layers[0].parameters()
@@ -55,15 +62,14 @@ def test_adapters_start_without_effect_and_the_same_in_every_process(tokenizer: 
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_what_lies_frozen_under_a_model_has_the_names_of_its_export(
-    case: str, tokenizer: PreTrainedTokenizerFast
-) -> None:
+def test_what_lies_frozen_under_a_model_has_the_names_of_its_export(case: str) -> None:
     """By these a checkpoint's base is told from another, in training and in an export."""
     config = model_config(**CASES[case])
-    exported = FAMILY.blueprint(without_adapters(config), tokenizer)
-    initial = FAMILY.initial_weights(config, tokenizer)
-    frozen = FAMILY.frozen_weights(FAMILY.build(config, tokenizer))
-    assert frozen.keys() == FAMILY.frozen_weights(exported).keys() <= exported.state_dict().keys()
+    family, tokenizer = family_of(config), tokenizer_of(config)
+    exported = family.blueprint(without_adapters(config), tokenizer)
+    initial = family.initial_weights(config, tokenizer)
+    frozen = family.frozen_weights(family.build(config, tokenizer))
+    assert frozen.keys() == family.frozen_weights(exported).keys() <= exported.state_dict().keys()
     assert all(initial.read(name).equal(frozen[name]) for name in sorted(frozen))
     assert bool(frozen) == (bool(config.lora) or bool({"projector", "language_model"} & set(config.freeze)))
 
