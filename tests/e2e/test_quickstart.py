@@ -60,8 +60,8 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def first(root: Path) -> tuple[Path, str]:
-    """The quickstart; in the short form with three epochs instead of five, which is enough to pass its gate."""
-    return run_quickstart(root, *([] if WHOLE else ["train.epochs=3", "evaluate.max_samples=200"]))
+    """The quickstart; in the short form with four epochs instead of five, which is enough to pass its gate."""
+    return run_quickstart(root, *([] if WHOLE else ["train.epochs=4", "evaluate.max_samples=200"]))
 
 
 @pytest.fixture(scope="module")

@@ -191,7 +191,7 @@ def test_what_is_missing_is_said_before_anything_is_built(
 
 
 def test_make_hands_over_a_run_file_only_when_one_is_named(tmp_path: Path) -> None:
-    command = ["make", "--dry-run", "build"]
+    command = ["make", "--no-print-directory", "--dry-run", "build"]
     planned = [
         subprocess.run([*command, *more], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
         for more in ([], ["config=a.yaml"])
