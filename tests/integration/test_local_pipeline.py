@@ -71,7 +71,7 @@ def test_missing_features_are_encoded_before_training_and_an_accepted_model_is_r
     assert written["run"] == {"run_id": "r1", "root_uri": config.output.root_uri}
 
 
-@pytest.mark.parametrize("tasks", [0, 3])
+@pytest.mark.parametrize("tasks", [pytest.param(0, marks=only_whole), 3])
 def test_data_tasks_come_between_their_plan_and_what_puts_them_together(
     tasks: int, config: RunConfig, trace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
