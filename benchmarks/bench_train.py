@@ -18,7 +18,7 @@ from trainer.parts import mean_row_flops
 from trainer.worker import Worker, start_worker
 
 TOLERANCE = 1e-4  # relative, of losses in fp32; sums in another order differ by less
-WAITING_STEPS = 20
+WAITING_STEPS, WAITING_ROUNDS = 20, 2
 QUICK = {"digits": ("digits", ("train.global_batch_rows=4", "train.micro_batch_rows=2", "data.max_samples=600"))}
 WIDE_TOWER = ("hidden_size=256", "intermediate_size=1024", "num_hidden_layers=6")  # a fifth of an online step
 FULL = {
@@ -75,7 +75,7 @@ def loops(report: Report, load: Workload, worker: Worker, length: Length, rounds
         report.figure(claim, load.name, "% of CPU time", Side(label, shares))
     waiting = Length(length.warm_up, WAITING_STEPS)  # more steps than rows are read ahead of
     for label, job in (("our loop, cached features", load.cached), ("our loop, online features", load.online)):
-        shares = [data_wait(job, worker, waiting) for _ in range(rounds)]
+        shares = [data_wait(job, worker, waiting) for _ in range(min(rounds, WAITING_ROUNDS))]
         report.figure("training waits for data", load.name, "% of wall time", Side(label, shares))
 
 
