@@ -11,6 +11,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 config ?= configs/digits.yaml
 builder ?= docker
+unexport config builder args# words of one call: a make that it starts has its own
 given_config = $(if $(filter file,$(origin config)),,$(config))# only one that the user named
 args ?=
 

@@ -7,7 +7,6 @@ that it finds there, and a lost answer starts no second one.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 import secrets
@@ -23,7 +22,7 @@ from requests.exceptions import RequestException
 from components.custom_job import parse_job_spec
 from pipelines.sections import duration_s
 from pipelines.vertex_api import Place, in_words, job_client
-from pipelines.vertex_job import PASSING, REQUEST_TIMEOUT_S, retrying
+from pipelines.vertex_job import PASSING, REQUEST_TIMEOUT_S, SUBMISSION_LABEL, retrying
 from trainer.errors import ExitCode, UserError
 from trainer.storage import open_storage
 
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
     from google.cloud.aiplatform_v1.services.job_service import JobServiceClient
 
 FILE = "ladder.json"
-TOKEN_LABEL = "vlmpipe-submission"
 POLL_S = 20.0
 CANCEL_S = 900.0  # longest wait for a job to end after it was told to; a later start outranks one that still lives
 ATTEMPTS = 3  # to create a job whose answers get lost
@@ -116,18 +114,29 @@ class Ladder:
     def _try(self, attempt: Attempt, rung: Mapping[str, str]) -> None:
         """Start the rung's job, or take it up, and watch it to its end. Sets the outcome, or raises."""
         try:
-            job = self._started(attempt, rung)
-        except exceptions.TooManyRequests as error:  # no quota for these machines
-            attempt.outcome, attempt.why = "no capacity", _first_line(error.message)
-            self._say(attempt)
-            return
-        try:
+            try:
+                job = self._started(attempt, rung)
+            except exceptions.TooManyRequests as error:
+                if REQUESTS.search(error.message):
+                    raise  # says nothing of machines; the next rung may cost more
+                attempt.outcome, attempt.why = "no capacity", _first_line(error.message)
+                self._say(attempt)
+                return
             self._watch(attempt, duration_s(rung["wait"]), job)
         except BaseException:  # stopped, or Vertex AI no longer answers: nothing may go on unwatched
             if not attempt.outcome:
-                with contextlib.suppress(exceptions.GoogleAPICallError, RequestException):
-                    self._cancel(attempt, "stop")
+                self._abandon(attempt)
             raise
+
+    def _abandon(self, attempt: Attempt) -> None:
+        """Cancel the rung's job, also one whose creation was not answered; say it where that fails."""
+        try:
+            if not attempt.job and (found := self._find(attempt.token)):
+                attempt.job = found.name
+            self._cancel(attempt, "stop")
+        except (exceptions.GoogleAPICallError, RequestException) as error:
+            name = attempt.job or f"a job with the label {SUBMISSION_LABEL}={attempt.token}, if there is one,"
+            print(f"{name} could not be cancelled and may go on: {_first_line(str(error))}", flush=True)
 
     def _watch(self, attempt: Attempt, wait_s: float, job: api.CustomJob) -> None:
         waiting_since_s: float | None = job.create_time.timestamp()
@@ -200,8 +209,10 @@ class Ladder:
                 fault = error
                 self._sleep(POLL_S * (number + 1))
         else:
-            assert fault
-            raise fault
+            found = self._find(attempt.token)
+            if not found:
+                assert fault
+                raise fault
         attempt.job = found.name
         self._keep()
         print(f"{attempt.strategy}: {found.name}", flush=True)
@@ -214,13 +225,13 @@ class Ladder:
         key = self._settings["encryption_spec_key_name"]
         return api.CustomJob(
             display_name=f"{self._settings['display_name']}-{attempt.strategy.replace('_', '-')}",
-            labels={**self._settings["labels"], TOKEN_LABEL: attempt.token},
+            labels={**self._settings["labels"], SUBMISSION_LABEL: attempt.token},
             job_spec=parse_job_spec({**self._spec, "scheduling": scheduling}),
             encryption_spec=api.EncryptionSpec(kms_key_name=key) if key else None,
         )
 
     def _find(self, token: str) -> api.CustomJob | None:
-        request = api.ListCustomJobsRequest(parent=self.place.parent, filter=f"labels.{TOKEN_LABEL}={token}")
+        request = api.ListCustomJobsRequest(parent=self.place.parent, filter=f"labels.{SUBMISSION_LABEL}={token}")
 
         def ask() -> list[api.CustomJob]:
             return list(self._client.list_custom_jobs(request, retry=None, timeout=REQUEST_TIMEOUT_S))

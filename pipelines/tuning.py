@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 SHARED = ("data", "model", "features")  # sections that trials take over from the run, with its prepared data
 TABLE = "trials.json"
-TOKEN_LABEL = "vlmpipe-submission"
 
 
 @dataclass(frozen=True)
@@ -128,6 +127,7 @@ def tuning_job(search: Search, *, token: str = "") -> api.HyperparameterTuningJo
     from google.cloud.aiplatform_v1 import types as api
 
     from components.custom_job import parse_job_spec
+    from pipelines.vertex_job import SUBMISSION_LABEL
 
     tuning, settings = search.tuning, job_settings(search.config, "train")
     key = settings.get("encryption_spec_key_name")
@@ -142,7 +142,7 @@ def tuning_job(search: Search, *, token: str = "") -> api.HyperparameterTuningJo
         parallel_trial_count=tuning.parallel_trial_count,
         max_failed_trial_count=tuning.max_failed_trial_count,
         trial_job_spec=parse_job_spec(trial_spec(search)),
-        labels={**settings["labels"], **({TOKEN_LABEL: token} if token else {})},
+        labels={**settings["labels"], **({SUBMISSION_LABEL: token} if token else {})},
         encryption_spec=api.EncryptionSpec(kms_key_name=key) if key else None,
     )
 
@@ -152,11 +152,11 @@ def submit_search(search: Search) -> api.HyperparameterTuningJob:
     from google.cloud.aiplatform_v1 import types as api
 
     from pipelines.vertex_api import Place, in_words, job_client
-    from pipelines.vertex_job import PASSING, REQUEST_TIMEOUT_S, retrying
+    from pipelines.vertex_job import PASSING, REQUEST_TIMEOUT_S, SUBMISSION_LABEL, retrying
 
     token, place = secrets.token_hex(8), Place.of(search.config)
     job, client = tuning_job(search, token=token), job_client(place.location)
-    wanted = api.ListHyperparameterTuningJobsRequest(parent=place.parent, filter=f"labels.{TOKEN_LABEL}={token}")
+    wanted = api.ListHyperparameterTuningJobsRequest(parent=place.parent, filter=f"labels.{SUBMISSION_LABEL}={token}")
 
     def find() -> list[api.HyperparameterTuningJob]:
         return list(client.list_hyperparameter_tuning_jobs(wanted, retry=None, timeout=REQUEST_TIMEOUT_S))

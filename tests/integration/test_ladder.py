@@ -157,6 +157,51 @@ def test_a_lost_answer_starts_no_second_job(server: FakeVertex, run: Path, actio
     assert len(server.floor.jobs) == 1
 
 
+def test_a_job_of_which_no_answer_ever_came_is_watched_all_the_same(server: FakeVertex, run: Path) -> None:
+    server.floor.courses = [RUNS]
+    server.faults += [Fault("drop_before", times=2), Fault("drop_after")]
+    climb(server, run)
+    assert len(server.floor.jobs) == 1 and tried(run) == [("spot", "done")]
+
+
+def test_a_stop_before_the_answer_leaves_no_job_behind(server: FakeVertex, run: Path) -> None:
+    server.floor.courses = [[Step("RUNNING")]]
+    server.faults.append(Fault("drop_after"))
+
+    def stop(_: float) -> None:
+        raise UserError("train was stopped on request", code=ExitCode.PREEMPTED)
+
+    server.floor.sleep = stop  # type: ignore[method-assign]
+    with pytest.raises(UserError, match="stopped on request"):
+        climb(server, run)
+    (job,) = server.floor.jobs
+    assert sum(f"{job}:cancel" in request for request in server.requests) == 1
+
+
+def test_too_many_requests_are_no_lack_of_machines(server: FakeVertex, run: Path) -> None:
+    message = "Quota exceeded for quota metric 'Requests' and limit 'Requests per minute'"
+    server.faults.append(Fault("status", code=429, message=message, times=3))
+    with pytest.raises(UserError, match="per minute"):
+        climb(server, run)
+    assert not server.floor.jobs, "the next rung would have cost more"
+
+
+def test_a_job_that_cannot_be_cancelled_is_named(
+    server: FakeVertex, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.floor.courses = [[Step("RUNNING")]]
+
+    def stop(_: float) -> None:
+        server.faults.append(Fault("status", code=403, message="no permission"))
+        raise UserError("train was stopped on request", code=ExitCode.PREEMPTED)
+
+    server.floor.sleep = stop  # type: ignore[method-assign]
+    with pytest.raises(UserError, match="stopped on request"):
+        climb(server, run)
+    (job,) = server.floor.jobs
+    assert f"{job} could not be cancelled and may go on" in capsys.readouterr().out
+
+
 def test_a_step_that_begins_again_takes_up_the_job_it_left(server: FakeVertex, run: Path) -> None:
     server.floor.courses = [[STOCKOUT], RUNS]
     with pytest.MonkeyPatch.context() as patch:

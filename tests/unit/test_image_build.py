@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import configparser
 import json
+import os
 import re
 import shlex
 import shutil
@@ -191,9 +192,10 @@ def test_what_is_missing_is_said_before_anything_is_built(
 
 
 def test_make_hands_over_a_run_file_only_when_one_is_named(tmp_path: Path) -> None:
+    outside = {name: value for name, value in os.environ.items() if name not in ("config", "MAKEFLAGS")}
     command = ["make", "--no-print-directory", "--dry-run", "build"]
     planned = [
-        subprocess.run([*command, *more], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+        subprocess.run(command + more, cwd=ROOT, env=outside, capture_output=True, text=True, check=True).stdout.split()
         for more in ([], ["config=a.yaml"])
     ]
     assert [words[words.index("docker") + 1 :] for words in planned] == [[], ["a.yaml"]]
