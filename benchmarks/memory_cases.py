@@ -266,6 +266,7 @@ def predicted(case: Case, processes: int) -> dict[str, int]:
         checkpointing=config.train.activation_checkpointing == "full",
         on_gpu=False,
         offload=config.train.offload,
+        compressed=config.train.gradient_compression != "none",
     )
     sizes = {part.name: part.bytes for part in moments["step"]}
     return {

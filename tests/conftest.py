@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 MEMORY = Path("/dev/shm")
+# Files are tested two at a time: threads of one would wait for processors that the other has, and spin meanwhile.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# An example may take as long as it does: on a busy machine that says nothing of the code.
+hypothesis.settings.register_profile("patient", deadline=None)
+hypothesis.settings.load_profile("patient")
 
 
 @pytest.fixture

@@ -40,6 +40,7 @@ DECIDED_HERE = {
 Checkpointing = Literal["none", "selective", "full"]
 CompileBackend = Literal["inductor", "aot_eager"]
 Precision = Literal["fp32", "bf16", "fp16"]
+Compression = Literal["none", "bf16", "fp16"]
 
 
 class OptimizerConfig(Section):
@@ -115,6 +116,11 @@ class TrainConfig(Section):
         description="What torch.compile makes of a layer: inductor's fused kernels, or with aot_eager the same "
         "operations as without, to find out what goes wrong.",
     )
+    gradient_compression: Compression = Field(
+        "none",
+        description="What gradients are rounded to while they travel between ranks, for ddp: half the bytes, and sums "
+        "of rounded numbers. bf16 has the range of fp32; in fp16 what is below 6e-8 is lost.",
+    )
     deepspeed: dict[str, Any] = Field(
         default_factory=dict,
         description="Laid over the DeepSpeed configuration that is derived from this file, key by key, for the zero "
@@ -178,6 +184,15 @@ class TrainConfig(Section):
             raise ValueError(
                 f"compile does not work with strategy {self.strategy}: use one of {', '.join(COMPILING)}, or leave "
                 "compile out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _compression_works(self) -> TrainConfig:
+        if self.gradient_compression != "none" and self.strategy != "ddp":
+            raise ValueError(
+                f"gradient_compression {self.gradient_compression} does not work with strategy {self.strategy}: use "
+                "ddp, or set it to none; the zero strategies send matrices in train.precision of themselves"
             )
         return self
 

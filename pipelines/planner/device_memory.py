@@ -73,6 +73,7 @@ def _moments(config: RunConfig, model: Architecture, layout: Layout) -> dict[str
         checkpointing=train.activation_checkpointing == "full",
         on_gpu=bool(config.cluster.accelerator_count),
         offload=train.offload,
+        compressed=train.gradient_compression != "none",
     )
 
 

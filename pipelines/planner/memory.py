@@ -150,6 +150,7 @@ class Run:
     checkpointing: bool
     on_gpu: bool
     offload: str
+    compressed: bool
 
 
 def training_moments(
@@ -163,12 +164,14 @@ def training_moments(
     checkpointing: bool,
     on_gpu: bool = True,
     offload: str = "none",
+    compressed: bool = False,
 ) -> dict[str, list[MemoryPart]]:
     """All that torch allocates at four moments of a step: forward pass, backward pass, its end, and update.
 
     Args:
         passes: micro-batches that are summed for one step.
         checkpointing: activations are computed again, so that the backward pass is fullest inside of a layer.
+        compressed: gradients travel in two bytes a number.
     """
     weights = Weights.of(shape, layout, cached=cached)
     static = [
@@ -181,7 +184,7 @@ def training_moments(
         ),
         MemoryPart("inputs", passes * activations.input_bytes, "tokens, labels and images of a step"),
     ]
-    run = Run(weights, layout, precision, passes, checkpointing, on_gpu, offload)
+    run = Run(weights, layout, precision, passes, checkpointing, on_gpu, offload, compressed)
     moments = {
         "forward": _moment(activations.forward, layout, _extra(run, "forward")),
         "backward, before its first gradient": _moment(activations.turn, layout, _extra(run, "turn")),
@@ -239,6 +242,8 @@ def _extra(run: Run, when: Moment) -> list[MemoryPart]:
         return gathered(run, when, temporaries)
     if layout.weight_shards == 1:  # ddp, tensor, pipeline: gradients live in buckets that stay
         gradients = MemoryPart("gradients", FP32_BYTES * whole, "fp32, in the buckets of all-reduce")
+        if when == "end" and run.compressed:  # all of them, where the network is slower than the backward pass
+            return [gradients, MemoryPart("gradients on their way", BF16_BYTES * whole, "compressed")]
         return [gradients, temporaries] if when == "step" else [gradients]
     sharded = MemoryPart("gradients", FP32_BYTES * mine, "fp32, sharded")
     if when == "step":

@@ -20,7 +20,7 @@ from pipelines.planner.stages import StageWeights
 from trainer.models.family import Stage
 from trainer.models.shape import ModelShape, Part
 from trainer.strategies.pipeline_stages import stages_of
-from trainer.train_config import Checkpointing, Precision
+from trainer.train_config import Checkpointing, Compression, Precision
 
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "send"]
 Scope = Literal["intra", "inter"]
@@ -63,6 +63,7 @@ class Work:
     activation_checkpointing: Checkpointing
     row_images: float = 0.0  # that the tower runs on in the step; none when features are cached
     row_label_tokens: float = 0.0
+    gradient_compression: Compression = "none"
     stages: tuple[Stage, ...] = ()  # where a pipeline is cut; () takes all layers as equal and the ends as free
 
     @property
@@ -102,14 +103,14 @@ def traffic(layout: Layout, shape: ModelShape, work: Work) -> list[Transfer]:
     """All traffic of one training step.
 
     What is sent is what `trainer/strategies` does; tests/integration/test_traffic.py counts it. DDP all-reduces fp32
-    gradients once a step. ZeRO-2 does so after each micro-batch, matrices in the autocast type (DeepSpeed 0.19,
-    stage_1_and_2.py, `reduce_ready_partitions_and_remove_grads`), and then gathers fp32 weights once. FSDP2 gathers the
-    layers' weights in the compute type twice a micro-batch, those outside layers once, and reduce-scatters fp32
-    gradients after each; frozen parameters stay whole. Hybrid does so inside a node and all-reduces a shard's gradients
-    across nodes once a step. ZeRO-1 sends its gradients once a step. ZeRO-3 gathers all weights, frozen ones too, for
-    each forward and each backward pass. Ranks that split layers sum activations, see `_tensor_sums`. Of
-    a pipeline's stages, which all-reduce their own gradients and sum their own activations, the one that sends most is
-    given.
+    gradients once a step, or half of their bytes where they are compressed. ZeRO-2 does so after each micro-batch,
+    matrices in the autocast type (DeepSpeed 0.19, stage_1_and_2.py, `reduce_ready_partitions_and_remove_grads`), and
+    then gathers fp32 weights once. FSDP2 gathers the layers' weights in the compute type twice a micro-batch, those
+    outside layers once, and reduce-scatters fp32 gradients after each; frozen parameters stay whole. Hybrid does so
+    inside a node and all-reduces a shard's gradients across nodes once a step. ZeRO-1 sends its gradients once a step.
+    ZeRO-3 gathers all weights, frozen ones too, for each forward and each backward pass. Ranks that split layers sum
+    activations, see `_tensor_sums`. Of a pipeline's stages, which all-reduce their own gradients and sum their own
+    activations, the one that sends most is given.
     """
     strategy = layout.strategy
     stage = _fullest_stage(layout, shape, work)
@@ -124,7 +125,8 @@ def traffic(layout: Layout, shape: ModelShape, work: Work) -> list[Transfer]:
     )
     match strategy:
         case "ddp" | "tp":
-            found += data.collective("gradients", "all_reduce", fp32)
+            sent_bytes = fp32 if work.gradient_compression == "none" else fp32 * BF16_BYTES / FP32_BYTES
+            found += data.collective("gradients", "all_reduce", sent_bytes)
         case "pp" | "tp+pp+dp":
             found += data.collective("gradients", "all_reduce", _stage_gradients(layout, shape, work, stage))
         case "zero1":

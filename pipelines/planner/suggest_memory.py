@@ -79,6 +79,7 @@ class SearchMemory:
             passes=passes,
             checkpointing=config.train.activation_checkpointing == "full",
             offload=config.train.offload,
+            compressed=config.train.gradient_compression != "none",
         )
         return _on_device([part for part in fullest(moments)[1] if not part.on_host], layout)
 

@@ -158,6 +158,7 @@ def work_of(config: RunConfig, shape: ModelShape, layout: Layout, load: RowLoad,
         activation_checkpointing=train.activation_checkpointing,
         row_images=0.0 if cached else load.images_per_row,
         row_label_tokens=load.label_tokens_per_row,
+        gradient_compression=train.gradient_compression,
         stages=planned_stages(config, shape, layout, load, cached=cached) if layout.pipeline_parallel > 1 else (),
     )
 

@@ -30,6 +30,7 @@ RELATIVE_BF16 = 5e-3
 WHOLE_SET_ROWS = 64  # more rows than there are samples: one step reads the whole split, packed or not
 STOP_STEP = 3
 ALL_LOGITS = {"train.loss_chunk_tokens": 0}  # at once
+HELD_OUT = {"train.validate_every_steps": STOP_STEP, "train.validate_rows": 3}
 TOWER_TRAINED = {"model.freeze": [], "features.cache": "off"}
 
 
@@ -136,11 +137,17 @@ def _base(strategy: str) -> dict[str, Any]:
 
 def _jobs(root: Path, strategy: str) -> dict[str, JobConfig]:
     base = _base(strategy)
-    jobs = {"accumulated": make_run(root, f"{strategy}-accumulated", base)}
+    validating = HELD_OUT if strategy in COMPILED else {}
+    jobs = {"accumulated": make_run(root, f"{strategy}-accumulated", {**base, **validating})}
     if strategy in COMPILED:
-        compiled = {**base, **COMPILED[strategy], "train.compile": True, "train.max_steps": STOP_STEP}
+        compiled = {**base, **HELD_OUT, **COMPILED[strategy], "train.compile": True, "train.max_steps": STOP_STEP}
         # Of itself it is inductor, whose kernels take minutes to make: see tests/unit/test_compiled.py.
         jobs["compiled"] = make_run(root, f"{strategy}-compiled", {**compiled, "train.compile_backend": "aot_eager"})
+    if strategy == "ddp":
+        jobs |= {
+            f"{kind} gradients": make_run(root, f"ddp-{kind}-gradients", base | {"train.gradient_compression": kind})
+            for kind in ("bf16", "fp16")
+        }
     if strategy not in THOROUGH:
         return jobs
     whole = {**base, "train.global_batch_rows": WHOLE_SET_ROWS, "train.micro_batch_rows": 8}
@@ -225,7 +232,17 @@ def test_activation_checkpointing_changes_no_number(strategy: str, runs_of: Call
 def test_compiled_layers_change_no_number(strategy: str, runs_of: Callable[[str], Runs]) -> None:
     job, eager = (runs_of(strategy)[name] for name in ("compiled", "accumulated"))
     assert losses(job) == pytest.approx(losses(eager)[:STOP_STEP], rel=RELATIVE)
+    validated, expected = (metrics(run)[STOP_STEP - 1]["held_out_loss"] for run in (job, eager))
+    assert validated == pytest.approx(expected, rel=RELATIVE)
     assert metrics(job)[-1]["compiled_graphs"] > 0
+
+
+@pytest.mark.parametrize("kind", ["bf16", "fp16"])
+def test_compressed_gradients_change_losses_by_their_rounding(kind: str, runs_of: Callable[[str], Runs]) -> None:
+    compressed, plain = (losses(runs_of("ddp")[name]) for name in (f"{kind} gradients", "accumulated"))
+    assert compressed[0] == pytest.approx(plain[0], rel=RELATIVE), "weights are those of the start"
+    assert compressed == pytest.approx(plain, rel=RELATIVE_BF16)
+    assert compressed != pytest.approx(plain, rel=RELATIVE / 100)
 
 
 @pytest.mark.parametrize("strategy", THOROUGH)

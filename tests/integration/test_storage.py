@@ -47,7 +47,7 @@ def test_a_download_replaces_a_file_of_the_callers_own(store: Storage, tmp_path:
         store.download("b", tmp_path / "mine")
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     name=st.text(alphabet="abcXYZ09 ._-+=é@#?%&", min_size=1, max_size=30).filter(lambda text: set(text) != {"."}),
     data=st.binary(max_size=300),

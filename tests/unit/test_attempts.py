@@ -134,7 +134,7 @@ def test_a_fresh_start_owes_nothing_to_the_crashes_before(store: LocalStorage) -
     assert read_attempts(store).without_progress == 0
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(ends=st.lists(st.sampled_from(["crash", "preempted", "done", "progress"]), max_size=12))
 def test_only_crashes_in_a_row_at_one_step_are_counted(
     ends: list[str],

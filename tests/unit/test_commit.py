@@ -110,7 +110,7 @@ def test_damage_anywhere_falls_back_to_the_one_before(store: LocalStorage, tmp_p
         assert len(passed_over) == 1 and newest in passed_over[0]
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_no_flipped_bit_of_commit_is_believed(store: LocalStorage, tmp_path: Path, data: st.DataObject) -> None:
     """Also one that leaves it readable: another step number would misplace the run in its data."""

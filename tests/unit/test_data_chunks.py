@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from components.steps import prepare_run
@@ -52,7 +52,6 @@ def cut(ids: list[str], size: int) -> list[list[str]]:
     return [chunk for chunk in chunks if chunk]
 
 
-@settings(deadline=None)
 @given(seed=st.integers(0, 1000), count=st.integers(1, 600), more=st.integers(1, 50), size=st.integers(2, 40))
 def test_records_that_are_appended_change_the_last_chunk_only(seed: int, count: int, more: int, size: int) -> None:
     ids = [stable_digest(seed, number) for number in range(count + more)]

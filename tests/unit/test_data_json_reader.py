@@ -9,7 +9,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from trainer.data.sources import json_reader
@@ -30,7 +30,6 @@ def read_items(data: bytes, chunk_bytes: int = 1 << 20) -> list[Any]:
         return items
 
 
-@settings(deadline=None)
 @given(st.lists(values, max_size=6), st.integers(1, 40), st.sampled_from([None, 1]), st.booleans())
 def test_an_array_read_in_pieces_is_the_array(items: list[Any], chunk: int, indent: int | None, ascii_: bool) -> None:
     text = json.dumps(items, indent=indent, ensure_ascii=ascii_)
@@ -39,7 +38,6 @@ def test_an_array_read_in_pieces_is_the_array(items: list[Any], chunk: int, inde
     assert repr(read_items(data, chunk)) == repr(expected)  # by repr: nan is not equal to itself
 
 
-@settings(deadline=None)
 @given(st.lists(values, min_size=1, max_size=4), st.integers(1, 40), st.data())
 def test_a_cut_array_is_always_noticed(items: list[Any], chunk: int, data: st.DataObject) -> None:
     whole = json.dumps(items).encode()
@@ -48,7 +46,6 @@ def test_a_cut_array_is_always_noticed(items: list[Any], chunk: int, data: st.Da
         read_items(whole[:cut], chunk)
 
 
-@settings(deadline=None)
 @given(st.dictionaries(st.text(), st.lists(values, max_size=3), max_size=4), st.integers(1, 40))
 def test_an_object_is_read_or_passed_key_by_key(content: dict[str, list[Any]], chunk: int) -> None:
     with mock.patch.object(json_reader, "CHUNK_BYTES", chunk):

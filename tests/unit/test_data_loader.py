@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.data_fixture import conversation, job_config, llava_folder, prepare_llava, run_prepare, write_json
@@ -89,7 +89,6 @@ def test_epochs_have_unlike_orders(data: Fixture) -> None:
     assert sequence.plan(0).digest() != sequence.plan(1).digest()
 
 
-@settings(deadline=None)
 @given(rows=st.lists(st.integers(1, 9), min_size=1, max_size=6), batch=st.integers(1, 5), world_size=st.integers(1, 4))
 def test_one_integer_is_the_whole_state(rows: list[int], batch: int, world_size: int) -> None:
     """Walking from any saved `rows_consumed` meets the same batches as never having stopped."""

@@ -196,7 +196,7 @@ def test_an_odd_member_is_rejected_and_the_samples_around_it_are_not(
 # ---- the law, and the ledger that keeps it
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(codes=st.lists(st.sampled_from(list(IN_LINES)), max_size=12))
 def test_accepted_and_rejected_add_up_to_read(
     tmp_path_factory: pytest.TempPathFactory, codes: list[RejectCode]

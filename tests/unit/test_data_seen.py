@@ -30,7 +30,6 @@ def stats_of(uri: str) -> dict[str, Any]:
     return dict(json.loads(Path(uri, "stats.json").read_text()))
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from("xyz"))))
 def test_ids_are_new_once_and_then_the_same_or_other(pairs: list[tuple[str, str]]) -> None:
     seen, before = SeenIds(), set()
@@ -41,7 +40,6 @@ def test_ids_are_new_once_and_then_the_same_or_other(pairs: list[tuple[str, str]
         before.add((identity, content))
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.binary(min_size=1, max_size=1), splits)))
 def test_content_is_counted_as_a_dictionary_would(things: list[tuple[bytes, Split]]) -> None:
     seen = SeenContent()
@@ -54,7 +52,6 @@ def test_content_is_counted_as_a_dictionary_would(things: list[tuple[bytes, Spli
     assert all(digest in seen for digest, _ in things) and b"not there" not in seen
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(splits, st.sampled_from("pq"), st.sampled_from(["yes", "no", "y" * 65]))))
 def test_answers_are_counted_as_a_counter_would(given_answers: list[tuple[Split, str, str]]) -> None:
     counts = AnswerCounts()
@@ -73,7 +70,7 @@ def test_answers_are_counted_as_a_counter_would(given_answers: list[tuple[Split,
         assert of_slice["chance"] == (held_out.count(str(majority)) / len(held_out) if held_out else None)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(ids=st.lists(st.text(max_size=8), unique=True, max_size=40), data=st.data())
 def test_an_index_written_in_runs_is_sorted_and_whole(
     tmp_path_factory: pytest.TempPathFactory, ids: list[str], data: st.DataObject

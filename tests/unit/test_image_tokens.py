@@ -62,7 +62,7 @@ def test_torch_is_imported_only_where_the_configuration_leaves_something_out() -
 SIDES = st.integers(4, 3000)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     width=SIDES, height=SIDES, patch=st.sampled_from([4, 14, 16]), merge=st.sampled_from([1, 2]),
     least=st.integers(1, 200_000), more=st.integers(0, 3_000_000),
@@ -85,7 +85,7 @@ def test_an_image_of_any_size_takes_the_tokens_that_the_librarys_processor_gives
     assert rows * columns == patches and grids.tokens(width, height) == patches // merge**2
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(parts=st.lists(st.integers(0, 5) | st.tuples(st.integers(4, 90), st.integers(4, 90)), max_size=8))
 def test_positions_are_those_of_the_library(parts: list[int | tuple[int, int]]) -> None:
     """A sample of texts, of so many tokens, and images, each between two tokens."""

@@ -250,7 +250,6 @@ def test_an_ordinary_value_is_no_secret(value: str) -> None:
     assert form_of_secret(value) == ""
 
 
-@settings(deadline=None)
 @given(st.binary(min_size=1, max_size=64), st.uuids(), st.sampled_from(["md5", "sha1", "sha256", "sha512"]))
 def test_digests_and_uuids_are_no_secrets(data: bytes, identifier: uuid.UUID, algorithm: str) -> None:
     digest = hashlib.new(algorithm, data).hexdigest()
@@ -301,14 +300,14 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow])
 @given(JSON)
 def test_no_content_makes_the_rules_fail(content: Any) -> None:
     for violation in check(content, "us-central1"):
         assert violation.severity == RULES[violation.code].severity
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow])
 @given(st.sampled_from(list(leaves(REDUCED))), st.integers(1, 6), JSON)
 def test_no_value_in_any_place_of_a_job_makes_the_rules_fail(path: tuple[Any, ...], depth: int, content: Any) -> None:
     for violation in check(changed(REDUCED, {".".join(map(str, path[:depth])): content}), "us-central1"):

@@ -126,7 +126,7 @@ def test_a_failed_step_shows_its_message_and_what_to_do(tmp_path: Path) -> None:
     assert lines[-1] == "  continue: vlmpipe run c.yaml"
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.sets(st.sampled_from(sorted(RUN_FILES))),
     st.dictionaries(st.sampled_from(sorted(RUN_FILES)), st.integers(0, 200), max_size=4),

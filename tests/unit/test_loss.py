@@ -33,7 +33,7 @@ def assert_equal(found: Any, expected: Any, relative: float = RELATIVE) -> None:
         assert torch.linalg.vector_norm(one - other) <= relative * torch.linalg.vector_norm(other)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(labels=st.integers(0, 40), chunk=st.integers(1, 50), scale=st.floats(0.01, 1000))
 def test_chunks_change_neither_the_loss_nor_its_gradients(labels: int, chunk: int, scale: float) -> None:
     hidden, weight, label_ids = problem(labels)

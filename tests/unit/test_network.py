@@ -57,6 +57,13 @@ def test_one_rank_sends_nothing(strategy: str) -> None:
     assert sent(strategy, 1, 1) == []
 
 
+@given(NODES, RANKS)
+def test_compressed_gradients_are_half_the_bytes(nodes: int, ranks: int) -> None:
+    plain, half = (sum(t.bytes_per_rank for t in sent("ddp", nodes, ranks, gradient_compression=kind))
+                   for kind in ("none", "bf16"))  # fmt: skip
+    assert plain == 2 * half
+
+
 @given(STRATEGY, st.sampled_from([2, 4, 8]), RANKS)
 def test_traffic_between_nodes_needs_network_cards(strategy: str, nodes: int, ranks: int) -> None:
     for transfer in sent(strategy, nodes, ranks):

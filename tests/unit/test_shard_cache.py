@@ -375,7 +375,7 @@ def test_a_set_in_a_folder_takes_no_room_of_one_that_is_remote(data: Fixture, mo
     assert cached._limit_bytes == 6 * data.shard_bytes
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(
     needed=st.lists(st.lists(st.integers(0, 7), max_size=3), min_size=1, max_size=60),
     shuffle_shards=st.integers(1, 9),

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from components.job_fields import camel_case
@@ -118,7 +118,6 @@ def test_both_spellings_of_a_broken_spec_break_the_same_rules(case: Case) -> Non
 VALUES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=6) | st.sampled_from(["SPOT", "4"])
 
 
-@settings(deadline=None)
 @given(st.dictionaries(st.sampled_from(list(leaves(REDUCED))), VALUES, max_size=5))
 def test_both_spellings_of_any_mixture_break_the_same_rules(values: dict[tuple[Any, ...], Any]) -> None:
     spec = changed(REDUCED, {".".join(map(str, path)): value for path, value in values.items()})
@@ -135,7 +134,6 @@ JSON = st.recursive(
 )
 
 
-@settings(deadline=None)
 @given(st.lists(JSON, max_size=3) | st.dictionaries(st.sampled_from(["jobSpec", *ONE]) | st.text(), JSON, max_size=4))
 def test_no_content_of_a_file_makes_reading_fail(content: Any) -> None:
     file = spec_of(content)

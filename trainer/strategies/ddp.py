@@ -7,7 +7,9 @@ import warnings
 from collections.abc import Sequence
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from trainer.batches import RowBatch
@@ -17,6 +19,8 @@ from trainer.strategies.precision import LossScale, autocast
 from trainer.strategies.strategy import StepResult
 from trainer.train_config import TrainConfig
 from trainer.worker import Worker
+
+COMPRESSED = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Ddp(OnTorch):
@@ -30,7 +34,7 @@ class Ddp(OnTorch):
             with warnings.catch_warnings():
                 # torch 2.13 renames broadcast_buffers; 2.11 and 2.12 know no other name.
                 warnings.simplefilter("ignore", FutureWarning)
-                self._module = DistributedDataParallel(
+                copies = DistributedDataParallel(
                     module,
                     broadcast_buffers=False,
                     gradient_as_bucket_view=True,
@@ -39,6 +43,10 @@ class Ddp(OnTorch):
                     # and sums over more than two ranks come out in another order.
                     find_unused_parameters=config.deterministic,
                 )
+            if number_type := COMPRESSED.get(config.gradient_compression):
+                # In a lambda, for DDP compares annotations with types, and here they are texts.
+                copies.register_comm_hook(None, lambda _, bucket: mean_of_rounded(number_type, bucket))
+            self._module = copies
         optimizer = build_optimizer(module, config.optimizer)
         super().__init__(
             self._module, optimizer, LossScale(config.precision), copies=worker.world_size, copy=worker.rank
@@ -70,3 +78,17 @@ class Ddp(OnTorch):
         if last or not isinstance(self._module, DistributedDataParallel):
             return contextlib.nullcontext()
         return self._module.no_sync()
+
+
+def mean_of_rounded(number_type: torch.dtype, bucket: dist.GradBucket) -> Future[Tensor]:
+    """A communication hook of DDP: a bucket's mean over ranks, of gradients rounded to `number_type`.
+
+    It keeps nothing from step to step, so a resumed run is the same. torch's own hook for bf16 takes GPUs only.
+    """
+    gradients = bucket.buffer()
+    rounded = gradients.div_(dist.get_world_size()).to(number_type)
+
+    def widen(sent: Future[list[Tensor]]) -> Tensor:
+        return gradients.copy_(sent.value()[0])
+
+    return dist.all_reduce(rounded, async_op=True).get_future().then(widen)
