@@ -135,6 +135,7 @@ TOWER_TRAINED: dict[str, Any] = {"model.freeze": [], "features.cache": "off"}
 PROJECTOR: dict[str, Any] = {"model.freeze": ["tower", "language_model"]}
 ADAPTERS: dict[str, Any] = {"model.lora": {"rank": 8}}
 CASES |= {
+    "zero2 bf16 checkpointing": Case("zero2", BF16 | CHECKPOINTING),
     "zero1": Case("zero1"),
     "zero1 bf16": Case("zero1", BF16),
     "zero1 one pass": Case("zero1", passes=1),

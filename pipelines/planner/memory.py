@@ -92,6 +92,7 @@ class Weights:
     layer: int  # trainable ones of one language layer
     last_product: int  # those of the last matrix of its feed-forward part
     root: int  # trainable ones outside of layers
+    embedding: int  # trainable ones of a matrix that does not make logits too
     head: int  # trainable ones of the matrix that makes logits
     largest: int  # trainable ones of the embedding or of the head, which is more
     whole_layer: int  # all of the largest layer, frozen ones too
@@ -122,6 +123,7 @@ class Weights:
             layer=layer,
             last_product=layer * language.hidden * language.intermediate // language.layer_parameters,
             root=trainable - trained["language_layers"] - trained["adapters"] - tower_layers,
+            embedding=0 if shape.tied_head else trained["embedding"],
             head=trained["embedding" if shape.tied_head else "head"],
             largest=max(trained["embedding"], trained["head"]),
             whole_layer=max(
@@ -194,8 +196,8 @@ def training_moments(
         ),
         "step": _extra(run, "step"),
     }
-    if layout.strategy in SHARDED_BY_FSDP and layout.weight_shards > 1:
-        moments["backward, the rest's gradients"] = _extra(run, "rest")
+    if layout.strategy in ("zero1", "zero2") or (layout.strategy in SHARDED_BY_FSDP and layout.weight_shards > 1):
+        moments["backward, the last gradients are reduced"] = _extra(run, "rest")
     place = offload if on_gpu else "none"  # without a GPU both memories are one
     return {
         moment: placed([part for part in [*static, *parts] if part.bytes], layout, place)

@@ -20,7 +20,8 @@ LIVE_LAYERS = 2  # stage3_max_live_parameters, as trainer/strategies/deepspeed.p
 def partitioned(run: Run, when: Moment, temporaries: MemoryPart) -> list[MemoryPart]:
     """ZeRO-1 and 2: an fp32 copy of the rank's partition, and buckets while gradients travel.
 
-    Buckets are made when a backward pass has its first gradient, and go with it. The partition's gradients exist from
+    Buckets are made when a backward pass has its first gradient, and go with it, when what they hold is reduced: at its
+    end, where one bucket takes all gradients, and else whenever it is full. The partition's gradients exist from
     the end of the first backward pass on. ZeRO-1 sums whole gradients over micro-batches, and cuts them after the last
     one.
     """
@@ -46,9 +47,13 @@ def partitioned(run: Run, when: Moment, temporaries: MemoryPart) -> list[MemoryP
         flat = MemoryPart("flat gradients", share, "the partition's, put together")
         return [*lasting, of_partition, flat, temporaries]
     types = 2 if run.precision != "fp32" and not weights.only_linear else 1
-    size = 0 if when in ("forward", "turn") else types * FP32_BYTES * _bucket_elements(run)
+    # ZeRO-1's stay from the first micro-batch to the end of the last.
+    there = when not in ("forward", "turn") or (layout.gradient_shards == 1 and run.passes > 1)
+    size = types * FP32_BYTES * _bucket_elements(run) if there else 0
     parts = [*lasting, MemoryPart("buckets", size, "gradients on their way, fp32, one for each type")]
-    return [*parts, summed] if summed not in lasting and (run.passes > 1 or when == "end") else parts
+    if when == "rest" or (when in ("backward", "end") and weights.trainable > BUCKET_ELEMENTS):
+        parts.append(MemoryPart("gradients on their way", _reduced_bytes(run), "a bucket's, copied for the reduction"))
+    return [*parts, summed] if summed not in lasting and (run.passes > 1 or when in ("end", "rest")) else parts
 
 
 def gathered(run: Run, when: Moment, temporaries: MemoryPart) -> list[MemoryPart]:
@@ -90,6 +95,16 @@ def reduces_once(run: Run) -> bool:
 
 def _bucket_elements(run: Run) -> int:
     return min(BUCKET_ELEMENTS, run.weights.trainable)
+
+
+def _reduced_bytes(run: Run) -> int:
+    """What DeepSpeed's `allreduce_bucket` copies of the largest bucket: its slices together in fp32, and under autocast
+    in bf16, in which gradients of matrix products travel, the embedding's not."""
+    if run.precision == "fp32":
+        return FP32_BYTES * _bucket_elements(run)
+    embedding = min(BUCKET_ELEMENTS, run.weights.embedding)
+    products = min(BUCKET_ELEMENTS, run.weights.trainable - embedding)
+    return max(FP32_BYTES * embedding, (FP32_BYTES + BF16_BYTES) * products)
 
 
 def _set_bytes(run: Run) -> int:

@@ -18,9 +18,10 @@ PROCESSES = 2  # on each node
 SHORT = {
     "ddp", "ddp checkpointing", "ddp online",
     "fsdp", "fsdp bf16 loss in chunks", "fsdp offload",
+    "zero1 adapters bf16",
     "zero2 bf16", "zero2 adapters", "zero2 offload",
     "zero3", "zero3 checkpointing",
-    "qwen2_5_vl zero3 bf16 online", "qwen3_vl fsdp online",
+    "qwen2_5_vl zero2 bf16 checkpointing", "qwen3_vl fsdp online",
 }  # fmt: skip
 OF_ONE_NODE = chosen(CASES, SHORT.__contains__)
 OF_TWO_NODES = chosen(HYBRID_CASES, lambda name: name == "hsdp")
