@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import sys
 from collections import Counter
+from importlib.metadata import PackageNotFoundError
 from itertools import islice
 
 import numpy as np
@@ -115,13 +116,26 @@ def test_openmoji_pictures_have_their_unicode_name() -> None:
 
 @pytest.mark.parametrize(
     ("name", "module", "package"),
-    [("openmoji", "resvg_py", "resvg-py"), ("easy-vqa", "easy_vqa", "easy-vqa"), ("digits", "sklearn", "scikit-learn")],
+    [
+        ("openmoji", "resvg_py", "resvg-py"),
+        ("easy-vqa", "easy_vqa", "easy-vqa"),
+        ("digits", "sklearn.datasets", "scikit-learn"),
+    ],
 )
 def test_a_missing_package_is_named(name: str, module: str, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(UserError, match=f"pip install {package}") as caught:
-        open_source(DataConfig(source=f"builtin:{name}", row_tokens=100)).fingerprint()
+        next(iter(open_source(DataConfig(source=f"builtin:{name}", row_tokens=100))))
     assert caught.value.code == ExitCode.UNAVAILABLE
+
+
+def test_a_missing_package_is_named_before_anything_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    def version(package: str) -> str:
+        raise PackageNotFoundError(package)
+
+    monkeypatch.setattr("importlib.metadata.version", version)
+    with pytest.raises(UserError, match="pip install scikit-learn"):
+        open_source(DataConfig(source="builtin:digits", row_tokens=100)).fingerprint()
 
 
 def test_an_unknown_built_in_set_lists_the_known_ones() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import importlib.util
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
@@ -146,6 +147,14 @@ def require(module: str, package: str) -> Any:
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
+        raise _not_installed(module, package) from error
+
+
+def installed_version(module: str, package: str) -> str:
+    """Without importing it, which can take seconds. Raises as `require` does."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError as error:
         raise _not_installed(module, package) from error
 
 

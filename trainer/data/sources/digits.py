@@ -24,7 +24,7 @@ from trainer.data.samples import (
     split_of,
     stable_shuffle,
 )
-from trainer.data.sources import require
+from trainer.data.sources import installed_version, require
 from trainer.data.sources.parts import OnePart
 
 GENERATOR_VERSION = 1  # raise it when pictures or questions change
@@ -42,8 +42,7 @@ class DigitsSource(OnePart):
         self._held_out_fraction = held_out_fraction
 
     def fingerprint(self) -> str:
-        version = require("sklearn", "scikit-learn").__version__
-        return f"digits {GENERATOR_VERSION} scikit-learn {version}"
+        return f"digits {GENERATOR_VERSION} scikit-learn {installed_version('sklearn', 'scikit-learn')}"
 
     def __iter__(self) -> Iterator[Sample]:
         for scan, partners in enumerate(self._partners()):
