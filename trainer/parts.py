@@ -74,8 +74,7 @@ def build_parts(job: JobConfig, worker: Worker) -> Parts:
         pack=job.data.pack,
         shuffle_shards=job.data.shuffle_shards,
     )
-    total_steps = sequence.num_steps(job.train.epochs)
-    total_steps = min(total_steps, job.train.max_steps) if job.train.max_steps else total_steps
+    total_steps = sequence.num_steps(job.train.epochs, at_most=job.train.max_steps)
     family = family_of(job.model)
     if job.train.tensor_parallel > 1:
         from trainer.strategies.split import require_splittable  # DTensor alone takes most of a second

@@ -205,7 +205,6 @@ def _prepared(config: RunConfig, paths: RunPaths) -> RowLoad | None:
         pack=job.data.pack,
         shuffle_shards=job.data.shuffle_shards,
     )
-    steps = sequence.num_steps(job.train.epochs)
     return RowLoad.from_index(
         config,
         samples=len(split),
@@ -214,7 +213,7 @@ def _prepared(config: RunConfig, paths: RunPaths) -> RowLoad | None:
         image_tokens=int(split.image_tokens.sum()),
         label_tokens=int(split.label_tokens.sum()),
         rows=len(sequence.plan(0)),
-        steps=min(steps, job.train.max_steps) if job.train.max_steps else steps,
+        steps=sequence.num_steps(job.train.epochs, at_most=job.train.max_steps),
     )
 
 

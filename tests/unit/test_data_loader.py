@@ -84,6 +84,18 @@ def test_each_sample_is_read_once_an_epoch(data: Fixture) -> None:
         assert seen == Counter(data.split.ids)
 
 
+@pytest.mark.parametrize("at_most", [1, 2, 3, 1000])
+def test_epochs_behind_the_last_step_are_not_planned(
+    data: Fixture, at_most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    epochs, planned = 3, list[int]()
+    steps = data.sequence().num_steps(epochs)
+    limited, plan = data.sequence(), RowSequence.plan
+    monkeypatch.setattr(RowSequence, "plan", lambda self, epoch: planned.append(epoch) or plan(self, epoch))
+    assert limited.num_steps(epochs, at_most=at_most) == min(steps, at_most)
+    assert planned[-1] == limited.batch(min(steps, at_most) - 1).epoch
+
+
 def test_epochs_have_unlike_orders(data: Fixture) -> None:
     sequence = data.sequence()
     assert sequence.plan(0).digest() != sequence.plan(1).digest()

@@ -91,9 +91,14 @@ class RowSequence:
                 self._num_rows.append(len(self.plan(len(self._num_rows))))
             return self._num_rows[epoch]
 
-    def num_steps(self, epochs: int) -> int:
-        """Optimizer steps in the first `epochs` epochs."""
-        return sum(self._steps_of(epoch) for epoch in range(epochs))
+    def num_steps(self, epochs: int, *, at_most: int = 0) -> int:
+        """Optimizer steps in the first `epochs` epochs; with `at_most`, epochs behind so many steps are not planned."""
+        steps = 0
+        for epoch in range(epochs):
+            steps += self._steps_of(epoch)
+            if 0 < at_most <= steps:
+                return at_most
+        return steps
 
     def batch_at(self, rows_consumed: int) -> GlobalBatch:
         """The global batch that follows `rows_consumed` rows."""
