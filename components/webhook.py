@@ -6,23 +6,16 @@ nothing secret is in it, else from Secret Manager, read by the step's own servic
 
 from __future__ import annotations
 
-import base64
-import binascii
 import json
 import re
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlsplit
 
 from trainer.errors import UserError
+from trainer.secret import SECRET_NAME, SecretNotRead, read_secret
 from trainer.storage import open_storage
 
-if TYPE_CHECKING:
-    import requests
-
-SECRET = re.compile(r"(projects/[^/]+/secrets/[^/]+)(/versions/[^/]+)?")
-SECRET_MANAGER = "https://secretmanager.googleapis.com"
-SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 TIMEOUT_S = 10.0
 PAUSES_S = (1.0, 4.0)  # before the second and the third attempt
 LONGEST_ERROR_CHARS = 300
@@ -50,7 +43,7 @@ def tell(webhook: str, run_uri: str, state: str, error: str = "") -> str:
         message = message_of(run_uri, state, error)
         address = _address(webhook)
         return f"webhook told ({_post(address, body_for(address, message))})"
-    except NotTold as problem:
+    except (NotTold, SecretNotRead) as problem:
         return f"webhook NOT told: {problem}"
     except UserError as problem:  # of the run's storage
         return f"webhook NOT told: {problem.found.splitlines()[0]}"
@@ -90,30 +83,7 @@ def body_for(address: str, message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _address(webhook: str) -> str:
-    match = SECRET.fullmatch(webhook)
-    if not match:
-        return webhook
-    url = f"{SECRET_MANAGER}/v1/{match[1]}{match[2] or '/versions/latest'}:access"
-    answer = _session(SECRET_MANAGER).get(url, timeout=TIMEOUT_S)
-    if answer.status_code == 403:
-        raise NotTold(f"no permission to read {match[1]}; the service account needs roles/secretmanager.secretAccessor")
-    if answer.status_code != 200:
-        raise NotTold(f"Secret Manager answers {answer.status_code} for {match[1]}")
-    try:
-        return base64.b64decode(answer.json()["payload"]["data"]).decode().strip()
-    except (ValueError, KeyError, binascii.Error) as error:
-        raise NotTold(f"{match[1]} holds no text") from error
-
-
-def _session(address: str) -> requests.Session:
-    import google.auth
-    import requests
-    from google.auth.transport.requests import AuthorizedSession
-
-    if address.startswith("http://127.0.0.1:"):  # a test server: no credentials go there
-        return requests.Session()
-    credentials, _ = google.auth.default(scopes=[SCOPE])
-    return AuthorizedSession(credentials)
+    return read_secret(webhook) if re.fullmatch(SECRET_NAME, webhook) else webhook
 
 
 def _post(address: str, body: dict[str, Any]) -> str:

@@ -32,8 +32,11 @@ WORKDIR /app
 # The packages first, which take minutes: changed code does not install them again. Where they come from a mirror, its
 # pip.conf is handed in as the secret `pip`, of which nothing stays in the image.
 COPY pyproject.toml constraints.txt README.md LICENSE container/requirements.py ./
+# EXTRAS: of pyproject.toml, such as wandb.
+ARG EXTRAS=
+# hadolint ignore=SC2086
 RUN --mount=type=secret,id=pip export PIP_CONFIG_FILE=/run/secrets/pip \
-    && python requirements.py trainer data > requirements.txt \
+    && python requirements.py trainer data $EXTRAS > requirements.txt \
     && pip install --constraint constraints.txt --requirement requirements.txt
 # What was installed, as CycloneDX: found by a tool in an environment of its own, which is not part of the image.
 RUN --mount=type=secret,id=pip export PIP_CONFIG_FILE=/run/secrets/pip \

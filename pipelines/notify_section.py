@@ -8,9 +8,9 @@ from urllib.parse import parse_qsl, urlsplit
 
 from pydantic import AfterValidator, Field
 
-from components.webhook import SECRET
 from pipelines.planner.rules.secrets import form_of_secret, is_secret_name
 from pipelines.problems import Problem, ProblemsError
+from trainer.secret import SECRET_NAME
 from trainer.section import Section
 
 MOST_RECIPIENTS = 3  # of Google's notification component
@@ -33,7 +33,7 @@ def _recipients(addresses: tuple[str, ...]) -> tuple[str, ...]:
 
 def _webhook(text: str) -> str:
     """An address without secrets, or the resource name of a secret. The value is not repeated: errors are logged."""
-    if not text or SECRET.fullmatch(text):
+    if not text or re.fullmatch(SECRET_NAME, text):
         return text
     parts = urlsplit(text)
     if parts.scheme not in ("https", "http") or not parts.hostname:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from torch.utils.tensorboard import SummaryWriter
 
@@ -17,15 +18,28 @@ LOCAL_INTERVAL_S = 0.5  # every write repeats the whole file
 REMOTE_INTERVAL_S = 15.0  # one object may be written about once a second
 
 
+class Mirror(Protocol):
+    """Another place for the same numbers."""
+
+    def write(self, step: int, values: dict[str, Any]) -> None:
+        """Record the metrics of `step`."""
+        ...
+
+    def close(self) -> None:
+        """Nothing more comes."""
+        ...
+
+
 class MetricsLog:
     """One JSON object a logged step. Lines after the step resumed from are dropped: that future did not happen."""
 
-    def __init__(self, run_uri: str, *, resumed_from_step: int) -> None:
+    def __init__(self, run_uri: str, *, resumed_from_step: int, mirrors: Sequence[Mirror] = ()) -> None:
         self._store = open_storage(run_uri)
         self._lines = self._earlier_lines(resumed_from_step)
         self._interval_s = LOCAL_INTERVAL_S if isinstance(self._store, LocalStorage) else REMOTE_INTERVAL_S
         self._written_s = time.monotonic()
         self._tensorboard = _tensorboard(tensorboard_folder(run_uri))
+        self._mirrors = mirrors
 
     def write(self, step: int, values: dict[str, Any]) -> None:
         """Record the metrics of `step`."""
@@ -33,6 +47,8 @@ class MetricsLog:
         if self._tensorboard:
             for name, value in values.items():
                 self._tensorboard.add_scalar(f"train/{name}", value, step)
+        for mirror in self._mirrors:
+            mirror.write(step, values)
         if time.monotonic() - self._written_s >= self._interval_s:
             self.flush()
 
@@ -53,6 +69,8 @@ class MetricsLog:
         self.flush()
         if self._tensorboard:
             self._tensorboard.close()
+        for mirror in self._mirrors:
+            mirror.close()
 
     def _earlier_lines(self, resumed_from_step: int) -> list[str]:
         if not resumed_from_step or self._store.stat(FILE) is None:

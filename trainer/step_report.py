@@ -19,6 +19,7 @@ from trainer.progress import Progress
 from trainer.storage import Storage, open_storage
 from trainer.strategies.precision import LossScale
 from trainer.strategies.strategy import StepResult, Strategy
+from trainer.wandb_log import open_wandb
 from trainer.worker import Worker
 
 SUMMARY = "summary.json"
@@ -88,7 +89,9 @@ class StepReport:
         self._first_loss: float | None = None
         self._last_loss: float | None = None
         if worker.is_first:
-            self._log = MetricsLog(job.run.run_uri, resumed_from_step=first_step)
+            wandb = open_wandb(job)
+            mirrors = [wandb] if wandb else []
+            self._log = MetricsLog(job.run.run_uri, resumed_from_step=first_step, mirrors=mirrors)
             if losses := self._log.column("loss"):
                 self._first_loss, self._last_loss = losses[0], losses[-1]
             self._progress = Progress(job.run.run_uri, "train")

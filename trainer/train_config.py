@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
+from trainer.secret import SECRET_NAME
 from trainer.section import Fraction, Positive, Section
 
 TENSOR_PARALLEL = ("tp", "tp+fsdp", "tp+pp+dp")  # strategies in which ranks split each layer
@@ -58,6 +59,19 @@ class OptimizerConfig(Section):
     weight_decay: float = Field(0.0, ge=0, description="Decay of matrices; biases and norms are not decayed.")
     betas: tuple[float, float] = Field((0.9, 0.95), description="Moment decay rates.")
     eps: float = Field(1e-8, gt=0, description="Denominator offset.")
+
+
+class WandbConfig(Section):
+    """Metrics on Weights & Biases. Its own variables, such as WANDB_MODE and WANDB_BASE_URL, are heeded."""
+
+    project: str = Field("", description="Project that metrics are sent to as well; empty sends none.")
+    entity: str = Field("", description="Team or user of the project; empty is the key's own.")
+    api_key_secret: str = Field(
+        "",
+        pattern=rf"^({SECRET_NAME})?$",
+        description="Secret Manager secret that holds the API key, projects/PROJECT/secrets/NAME; empty uses a login "
+        "that is there.",
+    )
 
 
 class TrainConfig(Section):
@@ -126,6 +140,7 @@ class TrainConfig(Section):
         description="Laid over the DeepSpeed configuration that is derived from this file, key by key, for the zero "
         "strategies; what this file decides cannot be given. The result is in deepspeed.json beside the run.",
     )
+    wandb: WandbConfig = Field(default_factory=WandbConfig, description="Metrics on Weights & Biases.")
     seed: int = Field(0, description="Seed of the data order.")
     log_every_steps: Positive = Field(10, description="Steps between lines of metrics.jsonl.")
     validate_every_steps: int = Field(

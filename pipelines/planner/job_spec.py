@@ -193,6 +193,8 @@ def _node(config: RunConfig, job: Job, run_uri: str) -> dict[str, Any]:
     if cluster.accelerator_count:
         machine_spec |= {"accelerator_type": cluster.accelerator_type, "accelerator_count": cluster.accelerator_count}
     env = dict(cluster.env)
+    if job == "train" and config.train.wandb.project:
+        env.setdefault("WANDB_PROJECT", config.train.wandb.project)  # for whoever, or whatever rule, reads the spec
     if cluster.local_port:
         env[LOCAL_PORT_VARIABLE] = str(cluster.local_port)
     container_spec: dict[str, Any] = {

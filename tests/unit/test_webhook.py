@@ -24,7 +24,7 @@ SECRET = "projects/my-project/secrets/chat"
 def receiver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
     monkeypatch.setattr(webhook, "PAUSES_S", (0.0, 0.0))
     with Receiver() as server:
-        monkeypatch.setattr(webhook, "SECRET_MANAGER", server.address)
+        monkeypatch.setattr("trainer.secret.SECRET_MANAGER", server.address)
         yield server
 
 

@@ -1,0 +1,53 @@
+"""Reading a secret where it is used: only its resource name travels in run files, job specs and logs."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import requests
+
+SECRET_NAME = r"(projects/[^/]+/secrets/[^/]+)(/versions/[^/]+)?"
+SECRET_MANAGER = "https://secretmanager.googleapis.com"
+SCOPE = "https://www.googleapis.com/auth/cloud-platform"
+TIMEOUT_S = 10.0
+
+
+class SecretNotRead(Exception):
+    """Why, in words without the secret."""
+
+
+def read_secret(name: str) -> str:
+    """The text that Secret Manager keeps under this name, its newest version unless the name has one.
+
+    Raises SecretNotRead; requests.RequestException and GoogleAuthError where there was no answer.
+    """
+    match = re.fullmatch(SECRET_NAME, name)
+    if not match:
+        raise SecretNotRead("it is not named projects/PROJECT/secrets/NAME")
+    url = f"{SECRET_MANAGER}/v1/{match[1]}{match[2] or '/versions/latest'}:access"
+    answer = google_session(SECRET_MANAGER).get(url, timeout=TIMEOUT_S)
+    if answer.status_code == 403:
+        need = "the service account needs roles/secretmanager.secretAccessor"
+        raise SecretNotRead(f"no permission to read {match[1]}; {need}")
+    if answer.status_code != 200:
+        raise SecretNotRead(f"Secret Manager answers {answer.status_code} for {match[1]}")
+    try:
+        return base64.b64decode(answer.json()["payload"]["data"]).decode().strip()
+    except (ValueError, KeyError, binascii.Error) as error:
+        raise SecretNotRead(f"{match[1]} holds no text") from error
+
+
+def google_session(address: str) -> requests.Session:
+    """A session with this process's Google credentials; none go to a test server on this machine."""
+    import google.auth
+    import requests
+    from google.auth.transport.requests import AuthorizedSession
+
+    if address.startswith("http://127.0.0.1:"):
+        return requests.Session()
+    credentials, _ = google.auth.default(scopes=[SCOPE])
+    return AuthorizedSession(credentials)
