@@ -45,6 +45,7 @@ NATIVE_IMAGE_TOKENS = 20
 QWEN2_5_VL, QWEN3_VL = (
     {"family": family, "max_pixels": NATIVE_IMAGE_TOKENS * 64} for family in ("qwen2_5_vl", "qwen3_vl")
 )
+SMOLVLM = {"family": "smolvlm"}
 
 CASES: dict[str, dict[str, Any]] = {
     "siglip and qwen2 with grouped queries": {},
@@ -68,6 +69,9 @@ CASES: dict[str, dict[str, Any]] = {
     "qwen3-vl": QWEN3_VL,
     "qwen3-vl, nothing frozen": QWEN3_VL | {"freeze": ()},
     "qwen3-vl, adapters": QWEN3_VL | {"lora": {"rank": 4}},
+    "smolvlm": SMOLVLM,
+    "smolvlm, nothing frozen": SMOLVLM | {"freeze": ()},
+    "smolvlm, only the projector is trained": SMOLVLM | {"freeze": ("tower", "language_model")},
 }
 
 

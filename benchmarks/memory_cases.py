@@ -35,10 +35,21 @@ NATIVE: dict[str, Any] = {
     "model.whole.config.vision_config.out_hidden_size": 128,
 }
 OF_FAMILY: dict[str, dict[str, Any]] = {
-    "qwen2_5_vl": {"model.whole.config.vision_config.fullatt_block_indexes": [1, 3]},
-    "qwen3_vl": {
+    "qwen2_5_vl": NATIVE | {"model.whole.config.vision_config.fullatt_block_indexes": [1, 3]},
+    "qwen3_vl": NATIVE
+    | {
         "model.whole.config.text_config.head_dim": 32,
         "model.whole.config.vision_config.deepstack_visual_indexes": [0, 2],
+    },
+    "smolvlm": {
+        "model.image_size": 32,
+        "model.whole.config.text_config.num_hidden_layers": 5,
+        "model.whole.config.text_config.hidden_size": 128,
+        "model.whole.config.text_config.intermediate_size": 256,
+        "model.whole.config.vision_config.image_size": 32,
+        "model.whole.config.vision_config.num_hidden_layers": 4,
+        "model.whole.config.vision_config.hidden_size": 32,
+        "model.whole.config.vision_config.intermediate_size": 48,
     },
 }
 
@@ -66,7 +77,7 @@ class Case:
         copies = world_size // (strategy.get("train.tensor_parallel", 1) * strategy.get("train.pipeline_parallel", 1))
         base, model = TINY, LLAVA
         if self.family != "llava":
-            base, model = TINY | {"model": model_section(self.family)}, NATIVE | OF_FAMILY[self.family]
+            base, model = TINY | {"model": model_section(self.family)}, OF_FAMILY[self.family]
         return parse_run_config(
             merged(
                 base,

@@ -1,8 +1,10 @@
-"""Tiny native vision-language models: Qwen2.5-VL with its windows, Qwen3-VL with a level of DeepStack."""
+"""Tiny native vision-language models: Qwen2.5-VL with its windows, Qwen3-VL with a level of DeepStack, SmolVLM."""
 
 from __future__ import annotations
 
 from typing import Any
+
+from trainer.model_config import GRID_FAMILIES
 
 TEXT = {
     "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -17,6 +19,12 @@ VISION = {
 WINDOWS = {"window_size": 16, "fullatt_block_indexes": [1]}
 # DeepStack: what the first layer of the tower gives reaches the first language layer.
 LEVELS = {"deepstack_visual_indexes": [0], "num_position_embeddings": 16}
+# Four tokens an image, each of four patches.
+SQUARE = {
+    "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "patch_size": 4,
+    "image_size": 16,
+}  # fmt: skip
+LLAMA = {name: value for name, value in TEXT.items() if name != "rope_parameters"} | {"model_type": "llama"}
 CONFIGS: dict[str, dict[str, Any]] = {
     "qwen2_5_vl": {"model_type": "qwen2_5_vl", "vision_config": VISION | WINDOWS, "text_config": TEXT},
     "qwen3_vl": {
@@ -25,10 +33,16 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "vision_config": VISION | LEVELS,
         "text_config": TEXT | {"head_dim": 8},
     },
+    "smolvlm": {
+        "model_type": "smolvlm",
+        "scale_factor": 2,
+        "vision_config": SQUARE,
+        "text_config": LLAMA,
+    },
 }
 
 
 def model_section(family: str, **changes: Any) -> dict[str, Any]:
     whole = {"config": CONFIGS[family]}
-    sizes = {"min_pixels": 256, "max_pixels": 2048}
+    sizes = {"min_pixels": 256, "max_pixels": 2048} if family in GRID_FAMILIES else {"image_size": 16}
     return {"family": family, "whole": whole, "tokenizer": "train:300", **sizes} | changes

@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from trainer.config import JobConfig
-from trainer.model_config import ModelConfig, WeightsConfig
+from trainer.model_config import GRID_FAMILIES, ModelConfig, WeightsConfig
 
 LOADING = """```python
 from PIL import Image
@@ -37,18 +37,33 @@ model = AutoModelForImageTextToText.from_pretrained(folder)
 question = {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "What is in the picture?"}]}
 prompt = tokenizer.apply_chat_template([question], add_generation_prompt=True, tokenize=False)
 image = image_processor([Image.open("picture.png").convert("RGB")], return_tensors="pt")
-tokens = int(image["image_grid_thw"].prod()) // image_processor.merge_size**2
+TOKENS
 image_token = tokenizer.convert_ids_to_tokens(model.config.image_token_id)
 text = tokenizer(prompt.replace(image_token, image_token * tokens), add_special_tokens=False, return_tensors="pt")
-is_image = (text["input_ids"] == model.config.image_token_id).int()
-answer = model.generate(input_ids=text["input_ids"], mm_token_type_ids=is_image, **image, max_new_tokens=16)
+ANSWER
 print(tokenizer.decode(answer[0, text["input_ids"].shape[1]:], skip_special_tokens=True))
 ```"""
 
 
+# How many tokens the image has, and what the model is given.
+OF_GRIDS = (
+    """tokens = int(image["image_grid_thw"].prod()) // image_processor.merge_size**2""",
+    """is_image = (text["input_ids"] == model.config.image_token_id).int()
+answer = model.generate(input_ids=text["input_ids"], mm_token_type_ids=is_image, **image, max_new_tokens=16)""",
+)
+OF_SQUARES = (
+    """patches = image["pixel_values"].shape[-1] // model.config.vision_config.patch_size
+tokens = (patches // model.config.scale_factor) ** 2""",
+    """answer = model.generate(input_ids=text["input_ids"], **image, max_new_tokens=16)""",
+)
+
+
 def loading(model: ModelConfig) -> str:
     """Code that loads the model and asks it about picture.png, as Markdown."""
-    return LOADING_WITHOUT_PROCESSOR if model.whole else LOADING
+    if not model.whole:
+        return LOADING
+    tokens, answer = OF_GRIDS if model.family in GRID_FAMILIES else OF_SQUARES
+    return LOADING_WITHOUT_PROCESSOR.replace("TOKENS", tokens).replace("ANSWER", answer)
 
 
 def model_card(config: JobConfig, evaluation: Mapping[str, Any], summary: Mapping[str, Any], *, model: str) -> str:
@@ -162,7 +177,7 @@ def _limits(config: JobConfig, evaluation: Mapping[str, Any]) -> str:
 
 
 def _size(model: ModelConfig) -> str:
-    if model.whole:
+    if model.max_pixels:
         return f"at most {model.max_pixels:,} pixels"
     return f"{model.image_size} x {model.image_size} pixels"
 

@@ -31,7 +31,7 @@ from pipelines.sections import (
 )
 from pipelines.tuning_section import TuningConfig
 from trainer.config import CheckpointConfig, DataConfig, EvaluateConfig, FeaturesConfig, RunPaths
-from trainer.model_config import MOST_ASPECT, WHOLE_FAMILIES, ModelConfig
+from trainer.model_config import GRID_FAMILIES, MOST_ASPECT, ModelConfig
 from trainer.section import Section
 from trainer.train_config import PIPELINE_PARALLEL, TENSOR_PARALLEL, TrainConfig
 
@@ -180,8 +180,8 @@ def _cross_section_problems(config: RunConfig) -> Iterator[Problem]:
             "features.cache",
             "found on, but the tower is trained, so its output changes; expected tower in model.freeze, or off",
         )
-    if model.family in WHOLE_FAMILIES:
-        yield from _whole_family_problems(config)
+    if model.family in GRID_FAMILIES:
+        yield from _grid_family_problems(config)
     if train.model_ranks > 1:
         yield from _parallel_problems(config)
     copies = max(1, cluster.world_size // train.model_ranks)
@@ -209,7 +209,7 @@ def _model_registry_problems(config: RunConfig) -> Iterator[Problem]:
         yield Problem("gcp.project", f"missing, {named}; expected the project that holds the model")
 
 
-def _whole_family_problems(config: RunConfig) -> Iterator[Problem]:
+def _grid_family_problems(config: RunConfig) -> Iterator[Problem]:
     model, train, data = config.model, config.train, config.data
     if train.strategy in (*TENSOR_PARALLEL, *PIPELINE_PARALLEL):
         yield Problem(

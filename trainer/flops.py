@@ -205,8 +205,8 @@ def _pooling_head(shape: ModelShape) -> int:
     It is told by the parameters that layers, patches and positions leave over.
     """
     stack, tokens = shape.tower, shape.tower_tokens
-    if shape.images_differ:
-        return 0
+    if shape.images_differ or shape.projector_layers == 1:
+        return 0  # a native model's has none
     left = shape.parameters["tower"] - stack.layers * stack.layer_parameters
     left -= (shape.patch_pixels + tokens) * stack.hidden
     if left < 4 * stack.hidden**2:
@@ -216,8 +216,11 @@ def _pooling_head(shape: ModelShape) -> int:
 
 
 def _projector(shape: ModelShape, *, reaches_inputs: bool) -> PartFlops:
-    """Two layers on each image token, in a native model of each level; `reaches_inputs`: a trained tower before it
-    needs gradients through it."""
+    """One or two layers on each image token, in a native model of each level; `reaches_inputs`: a trained tower before
+    it needs gradients through it."""
+    if shape.projector_layers == 1:
+        only = 2 * shape.image_tokens * shape.feature_width * shape.language.hidden
+        return PartFlops(only, only * (int("projector" not in shape.frozen) + int(reaches_inputs)))
     width = shape.feature_width // shape.levels
     inner = width if shape.images_differ else shape.language.hidden
     first = 2 * shape.image_tokens * shape.levels * width * inner

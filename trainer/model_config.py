@@ -9,7 +9,9 @@ from pydantic import ConfigDict, Field, SerializerFunctionWrapHandler, model_ser
 from trainer.section import Positive, Section
 
 # Families whose tower and language model come together: `model.whole` is where both are from.
-WHOLE_FAMILIES = ("qwen2_5_vl", "qwen3_vl")
+WHOLE_FAMILIES = ("qwen2_5_vl", "qwen3_vl", "smolvlm")
+# Families whose images keep their shape, and so differ in tokens; those of the others are resized to one square.
+GRID_FAMILIES = ("qwen2_5_vl", "qwen3_vl")
 # Of their images: the longer side to the shorter one. transformers refuses to resize what is longer.
 MOST_ASPECT = 200.0
 ModelPart = Literal["tower", "projector", "language_model"]
@@ -56,7 +58,7 @@ class ModelConfig(Section):
 
     model_config = ConfigDict(json_schema_extra=_parts_of_llava_only)
 
-    family: Literal["llava", "qwen2_5_vl", "qwen3_vl"] = Field(
+    family: Literal["llava", "qwen2_5_vl", "qwen3_vl", "smolvlm"] = Field(
         "llava",
         description="Model family. llava joins any tower and any language_model, the others are a model as a whole.",
     )
@@ -74,15 +76,17 @@ class ModelConfig(Section):
         "full", description="full keeps every tower token; drop_cls drops the first (CLIP's class token)."
     )
     image_size: int = Field(
-        0, ge=0, description="Side of the square that images are resized to, in pixels. For llava, which needs it."
+        0,
+        ge=0,
+        description="Side of the square that images are resized to, in pixels. For llava and smolvlm, which need it.",
     )
     min_pixels: Positive | None = Field(
-        None, description="Smaller images are enlarged to about so many pixels. Not for llava."
+        None, description="Smaller images are enlarged to about so many pixels. For the Qwen-VL families."
     )
     max_pixels: Positive | None = Field(
         None,
-        description="Larger images are reduced to at most about so many pixels, which bounds their tokens. The other "
-        "families than llava need it.",
+        description="Larger images are reduced to at most about so many pixels, which bounds their tokens. For the "
+        "Qwen-VL families, which need it.",
     )
     freeze: tuple[ModelPart, ...] = Field(
         ("tower",), description="Parts whose weights do not change. Feature caching needs a frozen tower."
@@ -105,6 +109,8 @@ class ModelConfig(Section):
             raise ValueError(
                 f"family {family} has no {' and no '.join(given)} of its own: whole is where both are from"
             )
+        if family == "smolvlm" and "do_image_splitting" in content:
+            raise ValueError("do_image_splitting is no field: each image is one tile, the square of image_size")
         return {**content, "tower": whole, "language_model": whole}
 
     @model_serializer(mode="wrap")
@@ -117,11 +123,11 @@ class ModelConfig(Section):
 
     @model_validator(mode="after")
     def _fits_the_family(self) -> ModelConfig:
-        if self.family in WHOLE_FAMILIES:
-            if alien := sorted({"image_size", "feature_layer", "feature_select"} & _changed(self)):
+        if self.family in GRID_FAMILIES:
+            if found := sorted({"image_size", "feature_layer", "feature_select"} & _changed(self)):
                 raise ValueError(
-                    f"{alien[0]} is for family llava: of {self.family}, images keep their shape between min_pixels and "
-                    "max_pixels, and the model says which features it takes"
+                    f"{found[0]} has no meaning for family {self.family}: images keep their shape between min_pixels "
+                    "and max_pixels, and the model says which features it takes"
                 )
             if self.max_pixels is None:
                 raise ValueError(
@@ -130,10 +136,15 @@ class ModelConfig(Section):
             if (self.min_pixels or 0) > self.max_pixels:
                 raise ValueError(f"min_pixels {self.min_pixels} is more than max_pixels {self.max_pixels}")
             return self
-        if alien := sorted({"whole", "min_pixels", "max_pixels"} & _changed(self)):
-            raise ValueError(f"{alien[0]} has no meaning for family llava, which has tower, language_model, image_size")
+        alien, own = {"whole"}, "tower, language_model, image_size"
+        if self.family in WHOLE_FAMILIES:
+            alien, own = {"feature_layer", "feature_select"}, "whole, image_size"
+        if found := sorted({"min_pixels", "max_pixels", *alien} & _changed(self)):
+            raise ValueError(f"{found[0]} has no meaning for family {self.family}, which has {own}")
         if not self.image_size:
-            raise ValueError("family llava needs image_size: the side in pixels that its tower was trained with")
+            raise ValueError(
+                f"family {self.family} needs image_size: the side in pixels that its tower was trained with"
+            )
         return self
 
     @model_validator(mode="after")

@@ -10,6 +10,10 @@ from torch import nn
 from trainer.model_config import ModelPart
 from trainer.train_config import OptimizerConfig, TrainConfig
 
+# transformers' names of parts: LLaVA's, and those of models that bring their own tower.
+PROJECTOR_NAMES = ("projector", "merger", "connector.")
+TOWER_NAMES = ("vision_tower.", "visual.", "vision_model.")
+
 
 def build_optimizer(module: nn.Module, config: OptimizerConfig, *, on_cpu: bool = False) -> torch.optim.AdamW:
     """AdamW over the trainable parameters. Matrices decay; biases, norms and embeddings of one dimension do not.
@@ -38,9 +42,9 @@ def build_optimizer(module: nn.Module, config: OptimizerConfig, *, on_cpu: bool 
 
 def part_of(name: str) -> ModelPart:
     """The part of the model that a parameter belongs to, by transformers' names."""
-    if "projector" in name or "merger" in name:  # LLaVA's, and those of models that bring their own tower
+    if any(word in name for word in PROJECTOR_NAMES):
         return "projector"
-    return "tower" if "vision_tower." in name or "visual." in name else "language_model"
+    return "tower" if any(word in name for word in TOWER_NAMES) else "language_model"
 
 
 def rate_factor(config: TrainConfig, step: int, total_steps: int) -> float:

@@ -15,7 +15,7 @@ from trainer.models.recompute import Recompute
 from trainer.models.table import family_of
 from trainer.strategies.split import cut
 from trainer.trace_rows import RowShape, inputs_of
-from trainer.tracing import Category, Compute, Held, MemoryTracker, without_checks
+from trainer.tracing import Compute, Held, MemoryTracker, square_regions, without_checks
 
 FP32_BYTES = 4
 
@@ -79,7 +79,7 @@ def _trace(
         if parameter.requires_grad:
             parameter.grad = torch.zeros_like(parameter)
             held.append(parameter.grad)
-    with MemoryTracker(held, module.parameters(), _regions(module)) as tracker:
+    with MemoryTracker(held, module.parameters(), square_regions(module)) as tracker:
         with torch.autocast("cpu", torch.bfloat16, enabled=compute == "autocast"):
             output = module(**inputs)
         kept = tracker.held
@@ -89,9 +89,3 @@ def _trace(
         backward = tracker.take_peak(next_category="backward")
     input_bytes = sum(tensor.nbytes for name, tensor in inputs.items() if name != "hidden")
     return StageTrace(forward, kept, backward, passed_on_bytes, input_bytes)
-
-
-def _regions(module: nn.Module) -> list[tuple[nn.Module, Category]]:
-    base = module.model.model
-    vision = [part for part in (base.multi_modal_projector, base.vision_tower) if part is not None]
-    return [(base.language_model, "language"), *((part, "vision") for part in vision)]

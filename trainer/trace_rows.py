@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from trainer.model_config import WHOLE_FAMILIES, ModelConfig
+from trainer.model_config import GRID_FAMILIES, ModelConfig
 from trainer.models.grids import AXES, near_square
 from trainer.models.image_tokens import image_form_of
 from trainer.models.table import family_of
@@ -44,7 +44,7 @@ def image_grids(config: ModelConfig, shape: RowShape) -> list[Grid]:
 
 def inputs_of(config: ModelConfig, shape: RowShape, vocabulary: int, *, cached: bool) -> dict[str, Tensor]:
     """Inputs of the training module with the right shapes: zeros, and image tokens where images are."""
-    if config.family in WHOLE_FAMILIES:
+    if config.family in GRID_FAMILIES:
         images, image_tokens = _images_of_any_shape(config, shape, cached=cached)
         axes: tuple[int, ...] = (AXES,)
     else:
@@ -63,10 +63,10 @@ def inputs_of(config: ModelConfig, shape: RowShape, vocabulary: int, *, cached: 
 
 def _square_images(config: ModelConfig, shape: RowShape, *, cached: bool) -> tuple[dict[str, Tensor], int]:
     """Inputs, and the tokens that all images take."""
-    image_tokens, width = family_of(config).feature_shape(config)
-    side = config.image_size
+    family, side = family_of(config), config.image_size
+    image_tokens = family.image_tokens(config, side, side)
     if cached:
-        images = torch.zeros(shape.images, image_tokens, width, dtype=torch.bfloat16)
+        images = torch.zeros(shape.images, *family.feature_shape(config), dtype=torch.bfloat16)
     else:
         images = torch.zeros(shape.images, 3, side, side)
     return {"images": images}, shape.images * image_tokens

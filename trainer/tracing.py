@@ -21,9 +21,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from trainer.model_config import WHOLE_FAMILIES, ModelConfig
+from trainer.model_config import GRID_FAMILIES, ModelConfig
 from trainer.models.family import Stage
 from trainer.models.recompute import Recompute
+from trainer.models.square_row import SquareRowModel
 from trainer.models.table import family_of
 from trainer.strategies.gathered import keep_no_gathered_weights
 from trainer.strategies.split import cut
@@ -103,7 +104,7 @@ def trace_step(
             for parameter in module.parameters():
                 if parameter.requires_grad:
                     parameter.data = parameter.data.bfloat16()
-        if config.family in WHOLE_FAMILIES:
+        if config.family in GRID_FAMILIES:
             from trainer.models.qwen_trace import tell_sizes
 
             tell_sizes(module, [rows * columns for rows, columns in image_grids(config, shape)])
@@ -245,12 +246,17 @@ class MemoryTracker(TorchDispatchMode):
 
 def _regions(module: nn.Module) -> list[tuple[nn.Module, Category]]:
     """The parts of a model whose activations have names of their own; the rest is the head and the loss."""
-    base = module.model.model
-    language: tuple[nn.Module, Category] = (base.language_model, "language")
-    if hasattr(base, "visual"):  # a native model: all that comes before its language model
-        return [(module, "vision"), language]
-    towers = [] if base.vision_tower is None else [base.vision_tower]
-    return [language, *((part, "vision") for part in (base.multi_modal_projector, *towers))]
+    if isinstance(module, SquareRowModel):
+        return square_regions(module)
+    return [(module, "vision"), (module.model.model.language_model, "language")]  # all before the language model
+
+
+def square_regions(module: SquareRowModel) -> list[tuple[nn.Module, Category]]:
+    """The same of a family whose images are all one square, or of a stage of one."""
+    vision = [] if module.projector is None else [module.projector]
+    if module.tower is not None:
+        vision += [module.tower] if module.wiring.calls_tower else module.tower.children()
+    return [(module.language_model, "language"), *((part, "vision") for part in vision)]
 
 
 @contextlib.contextmanager

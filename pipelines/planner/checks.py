@@ -15,8 +15,8 @@ from pipelines.local_run import require_writable
 from pipelines.problems import RunFileError
 from trainer.config import RunPaths
 from trainer.errors import ExitCode, UserError
-from trainer.model_config import WHOLE_FAMILIES, ModelConfig, WeightsConfig
-from trainer.models.image_tokens import image_form_of
+from trainer.model_config import GRID_FAMILIES, ModelConfig, WeightsConfig
+from trainer.models.image_tokens import image_form_of, stated, vision_of
 
 if TYPE_CHECKING:
     from pipelines.planner.rules import Violation
@@ -99,21 +99,25 @@ def _hub_cache() -> Path:
 
 def _image_tokens(model: ModelConfig, row_tokens: int) -> Iterator[Finding]:
     """Compare sizes, for a tower whose configuration is in the run file: that of pretrained weights is not at hand."""
-    if model.family in WHOLE_FAMILIES:
+    if model.family in GRID_FAMILIES:
         yield from _most_image_tokens(model, row_tokens)
         return
-    tower = model.tower.config
-    patch_size = tower.get("patch_size")
-    if not isinstance(patch_size, int) or patch_size < 1:
+    content = stated(model.tower) if model.whole else model.tower.config
+    tower = vision_of(content) if model.whole else content
+    patch_size, scale_factor = tower.get("patch_size"), content.get("scale_factor") if model.whole else 1
+    if not isinstance(patch_size, int) or not isinstance(scale_factor, int) or min(patch_size, scale_factor) < 1:
         return
-    if tower.get("image_size", model.image_size) != model.image_size:
-        text = f"model.image_size is {model.image_size}, but the tower's image_size is {tower['image_size']}"
+    own_size, token_side = tower.get("image_size", model.image_size), patch_size * scale_factor
+    is_taken = own_size == model.image_size or (model.whole and model.image_size < own_size)
+    if not is_taken:
+        text = f"model.image_size is {model.image_size}, but the tower's image_size is {own_size}"
         yield Finding("image tokens", "failed", text, ExitCode.CONFIG)
-    elif model.image_size % patch_size:
-        text = f"model.image_size {model.image_size} is not a multiple of the tower's patch_size {patch_size}"
+    elif model.image_size % token_side:
+        side = f"patch_size x scale_factor {token_side}" if model.whole else f"patch_size {token_side}"
+        text = f"model.image_size {model.image_size} is not a multiple of the tower's {side}"
         yield Finding("image tokens", "failed", text, ExitCode.CONFIG)
     else:
-        tokens = (model.image_size // patch_size) ** 2
+        tokens = (model.image_size // token_side) ** 2
         fits = tokens < row_tokens
         text = f"{tokens} per image, data.row_tokens is {row_tokens}"
         if fits:

@@ -13,7 +13,7 @@ from pipelines.planner.catalog import Catalog, Gpu, Machine
 from pipelines.planner.layout import STRATEGIES
 from pipelines.planner.prices import Prices
 from trainer.errors import ConfigError
-from trainer.model_config import WHOLE_FAMILIES
+from trainer.model_config import GRID_FAMILIES
 from trainer.strategies.pipeline_stages import stages_of
 from trainer.train_config import COMPILING, OFFLOADING, PIPELINE_PARALLEL, TENSOR_PARALLEL
 
@@ -79,7 +79,7 @@ class Degrees:
         """All that some of the clusters have GPUs for, and that the trainer's own checks let through."""
         from trainer.strategies.split import require_splittable
 
-        if model.model.family in WHOLE_FAMILIES:
+        if model.model.family in GRID_FAMILIES:
             return cls(frozenset(), frozenset())  # the run file's own checks refuse them
         places = list(places)
         layers = model.shape.language.layers

@@ -373,12 +373,28 @@ def test_a_whole_model_is_where_tower_and_language_model_are_from_and_is_written
         ({}, "family qwen2_5_vl needs max_pixels"),
         ({"whole": None, "max_pixels": 50_000}, "family qwen2_5_vl needs whole"),
         ({"tower": {"weights": "x"}, "max_pixels": 50_000}, "has no tower of its own: whole is where"),
-        ({"image_size": 32, "max_pixels": 50_000}, "image_size is for family llava"),
+        ({"image_size": 32, "max_pixels": 50_000}, "image_size has no meaning for family qwen2_5_vl"),
         ({"min_pixels": 9, "max_pixels": 8}, "min_pixels 9 is more than max_pixels 8"),
     ],
 )
 def test_what_has_no_meaning_for_a_whole_model_is_refused(model: dict[str, Any], sentence: str) -> None:
     assert sentence in problems_of(model=WHOLE_MODEL | model)["model"]
+
+
+SMOLVLM = {"family": "smolvlm", "whole": {"config": {"model_type": "smolvlm"}}, "tokenizer": "train:300"}
+
+
+@pytest.mark.parametrize(
+    ("model", "sentence"),
+    [
+        ({}, "family smolvlm needs image_size"),
+        ({"image_size": 32, "max_pixels": 9}, "max_pixels has no meaning for family smolvlm, which has whole"),
+        ({"image_size": 32, "feature_layer": -2}, "feature_layer has no meaning for family smolvlm"),
+        ({"image_size": 32, "do_image_splitting": True}, "each image is one tile, the square of image_size"),
+    ],
+)
+def test_what_has_no_meaning_for_smolvlm_is_refused(model: dict[str, Any], sentence: str) -> None:
+    assert sentence in problems_of(model=SMOLVLM | model)["model"]
 
 
 def test_what_has_no_meaning_for_llava_is_refused() -> None:

@@ -155,6 +155,18 @@ def test_a_pretrained_tokenizer_gets_what_it_lacks(tmp_path: Path) -> None:
     assert through_template(messages_of(TURNS), tokenizer, [4]) == encoded.input_ids
 
 
+def test_a_tokenizer_without_the_tokens_that_a_model_has_learnt_is_refused(tmp_path: Path) -> None:
+    bare = make_tokenizer("train:400", TEXTS)
+    bare.save_pretrained(tmp_path)
+    mark = f"<around><whole>{IMAGE_TOKEN}<around>"
+    with pytest.raises(ConfigError, match=r"model.tokenizer .* lacks <around>, <whole>, which the model sees"):
+        make_tokenizer(str(tmp_path), [], mark, has_mark=True)
+    made = make_tokenizer(str(tmp_path), [], mark)
+    assert made.convert_tokens_to_ids(["<around>", "<whole>"]) == [len(bare), len(bare) + 1]
+    made.save_pretrained(tmp_path)
+    assert len(make_tokenizer(str(tmp_path), [], mark, has_mark=True)) == len(made)
+
+
 def test_a_tokenizer_that_is_not_there_is_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="cannot be loaded") as caught:
         make_tokenizer(str(tmp_path / "nothing"), [])

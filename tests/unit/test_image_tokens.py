@@ -14,8 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.tiny_native import CONFIGS, model_section
+from trainer.errors import ConfigError
 from trainer.features.store import features_key
-from trainer.model_config import ModelConfig
+from trainer.model_config import GRID_FAMILIES, ModelConfig
 from trainer.models.grids import ImageGrids, near_square
 from trainer.models.image_tokens import image_form_of, image_rule, image_tokens_of
 from trainer.models.table import family_of
@@ -46,6 +47,33 @@ def test_the_count_is_the_familys(tower: dict[str, Any], select: str, tmp_path: 
     for source in ({"config": tower}, {"weights": str(tmp_path)}):
         config = model(source, feature_select=select)
         assert image_tokens_of(config)(40, 30) == family_of(config).image_tokens(config, 40, 30)
+
+
+@pytest.mark.parametrize("side", [8, 16])
+@pytest.mark.parametrize("left_out", ["", "scale_factor"])
+def test_the_count_of_smolvlm_is_that_of_its_connector(side: int, left_out: str, tmp_path: Path) -> None:
+    """Also at a side less than the model's own; known without torch unless the configuration leaves something out."""
+    import torch
+
+    whole = without(left_out, CONFIGS["smolvlm"])
+    (tmp_path / "config.json").write_text(json.dumps(whole))
+    for source in ({"config": whole}, {"weights": str(tmp_path)}):
+        config = ModelConfig.model_validate(model_section("smolvlm", whole=source, image_size=side))
+        family = family_of(config)
+        with torch.device("meta"):
+            model = family.skeleton(config, vocabulary=300)
+        patches, width = family.feature_shape(config)
+        tokens = model.model.connector(torch.empty(1, patches, width, device="meta")).shape[1]
+        assert tokens == image_tokens_of(config)(40, 30) == family.image_tokens(config, 40, 30)
+    assert image_rule(config) != image_rule(ModelConfig.model_validate(model_section("smolvlm", image_size=24 - side)))
+
+
+@pytest.mark.parametrize("side", [12, 24])
+def test_a_square_that_the_model_cannot_take_is_a_sentence(side: int) -> None:
+    config = ModelConfig.model_validate(model_section("smolvlm", image_size=side))
+    with pytest.raises(ConfigError, match=rf"model.image_size {side} is no size of images for this model") as caught:
+        family_of(config).shape(config)
+    assert "a multiple of 8 (patch_size x scale_factor), at most 16" in str(caught.value.expected)
 
 
 def test_torch_is_imported_only_where_the_configuration_leaves_something_out() -> None:
@@ -119,10 +147,13 @@ def test_what_decides_the_tokens_of_images_names_prepared_data() -> None:
     assert image_rule(model({"config": SIGLIP})) == [64] * 4, "that of llava stays as it was"
 
 
-@pytest.mark.parametrize("family", CONFIGS)
+SIZES = [({"max_pixels": 4096}, True), ({"min_pixels": 300}, True), ({"seed": 9}, True), ({"freeze": ["tower"]}, False)]
+SIDES_OF_SQUARES = [({"image_size": 8}, True), ({"seed": 9}, True), ({"freeze": ["tower"]}, False)]
+
+
 @pytest.mark.parametrize(
-    ("change", "is_another"),
-    [({"max_pixels": 4096}, True), ({"min_pixels": 300}, True), ({"seed": 9}, True), ({"freeze": ["tower"]}, False)],
+    ("family", "change", "is_another"),
+    [(family, *each) for family in CONFIGS for each in (SIZES if family in GRID_FAMILIES else SIDES_OF_SQUARES)],
     ids=lambda value: str(value),
 )
 def test_cached_features_are_those_of_images_of_this_size(

@@ -41,7 +41,7 @@ def test_a_shape_counts_as_trained_what_a_model_trains(case: str) -> None:
     shape, parameters = family.shape(config), list(model.parameters())
     assert shape.total_parameters == sum(weight.numel() for weight in parameters)
     assert shape.trainable_parameters == sum(weight.numel() for weight in parameters if weight.requires_grad)
-    layer = model.model.language_model.layers[0].parameters()
+    layer = family.blocks(family.training_module(config, model, cached=False)).language_layers[0].parameters()
     assert shape.trained_per_layer == sum(weight.numel() for weight in layer if weight.requires_grad)
 
 

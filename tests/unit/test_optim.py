@@ -84,7 +84,7 @@ def test_groups_separate_the_projector_and_what_decays() -> None:
     assert sorted({group["lr"] for group in optimizer.param_groups}) == pytest.approx([5e-4, 2.5e-3])
 
 
-@pytest.mark.parametrize("family", ["llava", "qwen2_5_vl", "qwen3_vl"])
+@pytest.mark.parametrize("family", ["llava", "qwen2_5_vl", "qwen3_vl", "smolvlm"])
 def test_every_family_has_its_parts_and_their_rates(family: str) -> None:
     """Also where transformers calls them otherwise; each parameter is in one group."""
     config = model_config(freeze=()) if family == "llava" else ModelConfig(**model_section(family, freeze=()))

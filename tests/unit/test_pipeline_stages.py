@@ -14,7 +14,7 @@ from benchmarks.flop_cases import model_config
 from trainer.errors import ConfigError
 from trainer.models.family import Stage
 from trainer.models.llava import LlavaFamily
-from trainer.models.llava_stage import reduce_to_stage
+from trainer.models.square_stage import reduce_to_stage
 from trainer.strategies.pipeline_stages import Costs, cut, end_costs, stages_of
 from trainer.trace_rows import RowShape, inputs_of
 
@@ -54,7 +54,7 @@ def test_stages_one_after_another_compute_what_the_whole_model_does(tied: bool) 
     in_stages: list[str] = []
     for stage in cut(layers, 2, Costs(0, 1, 0)):
         module = built(tied)
-        reduce_to_stage(module.model, stage)
+        reduce_to_stage(module, stage)
         in_stages += [name for name, _ in module.named_parameters()]
         hidden = module(**inputs, hidden=hidden)
     assert hidden is not None
@@ -65,7 +65,7 @@ def test_stages_one_after_another_compute_what_the_whole_model_does(tied: bool) 
 
 def test_a_model_that_works_on_hidden_states_outside_of_its_layers_is_refused() -> None:
     """Each stage runs the whole model's code: a scale of embeddings, for one, would be applied by every stage."""
-    model = built(tied=False).model
+    module = built(tied=False)
 
     class Scaled(nn.Module):
         def forward(self, hidden: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -73,10 +73,10 @@ def test_a_model_that_works_on_hidden_states_outside_of_its_layers_is_refused() 
             return self.rotary(hidden, position_ids)
 
     scaled = Scaled()
-    scaled.rotary = model.model.language_model.rotary_emb
-    model.model.language_model.rotary_emb = scaled
+    scaled.rotary = module.language_model.rotary_emb
+    module.language_model.rotary_emb = scaled
     with pytest.raises(ConfigError, match="'qwen2' cannot be cut into pipeline stages"):
-        reduce_to_stage(model, Stage(range(1), is_first=True, is_last=False))
+        reduce_to_stage(module, Stage(range(1), is_first=True, is_last=False))
 
 
 def built(tied: bool) -> nn.Module:

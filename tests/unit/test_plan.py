@@ -115,7 +115,7 @@ def test_few_layers_say_what_many_hold(precision: str, freeze: list[str]) -> Non
     assert sum(found.backward.values()) == whole.backward.total_bytes
 
 
-@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl", "smolvlm"])
 def test_few_layers_of_a_native_model_say_what_many_hold(family: str) -> None:
     """Its own tower, and the levels that are added to its first language layers."""
     config = Case("ddp", {"features.cache": "off"}, cached=False, family=family).config(1)

@@ -11,6 +11,7 @@ labels are found by character position.
 
 from __future__ import annotations
 
+import re
 import tempfile
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
@@ -29,6 +30,7 @@ IGNORED = -100  # label of a token that does not count in the loss
 TRAINED_PREFIX = "train:"
 PAD, BOS, EOS = "<pad>", "<s>", "</s>"
 BYTES_ALPHABET = 256
+CONTROL_TOKEN = re.compile("<[^<>]+>")
 QUESTION_PREFIX, ANSWER_PREFIX = "USER: ", " ASSISTANT:"
 
 # Text content is taken as it is; of a content list, an image is its mark and a line end, as in training.
@@ -118,15 +120,20 @@ def _with_images(
     return Encoded(ids, labels)
 
 
-def make_tokenizer(name: str, texts: Iterable[str], image_mark: str = IMAGE_TOKEN) -> PreTrainedTokenizerFast:
+def make_tokenizer(
+    name: str, texts: Iterable[str], image_mark: str = IMAGE_TOKEN, *, has_mark: bool = False
+) -> PreTrainedTokenizerFast:
     """The tokenizer that `model.tokenizer` names, with every token and the chat template that the format needs.
 
-    `image_mark` is what the family writes for an image: `<image>`, or that between two tokens of its own. `texts` is
-    consumed only for `train:N`. Raises ConfigError for a bad N, UserError (exit 69) when a hub id or folder cannot be
-    loaded.
+    `image_mark` is what the family writes for an image: `<image>`, or that between tokens of its own. `texts` is
+    consumed only for `train:N`. `has_mark`: a tokenizer that is not trained here must have the mark's tokens already.
+    Raises ConfigError for a bad N and for missing tokens, UserError (exit 69) when a hub id or folder cannot be loaded.
     """
-    around = [token for token in image_mark.split(IMAGE_TOKEN) if token]
-    tokenizer = _train(name, texts, around) if name.startswith(TRAINED_PREFIX) else _pretrained(name, around)
+    around = [token for token in dict.fromkeys(CONTROL_TOKEN.findall(image_mark)) if token != IMAGE_TOKEN]
+    if name.startswith(TRAINED_PREFIX):
+        tokenizer = _train(name, texts, around)
+    else:
+        tokenizer = _pretrained(name, around, has_mark=has_mark)
     tokenizer.chat_template = CHAT_TEMPLATE.replace(IMAGE_TOKEN, image_mark)
     return tokenizer
 
@@ -181,7 +188,7 @@ def _train(name: str, texts: Iterable[str], around: list[str]) -> PreTrainedToke
     )
 
 
-def _pretrained(name: str, around: list[str]) -> Any:
+def _pretrained(name: str, around: list[str], *, has_mark: bool) -> Any:
     from transformers import AutoTokenizer
 
     try:
@@ -197,6 +204,12 @@ def _pretrained(name: str, around: list[str]) -> Any:
         raise ConfigError(
             f"model.tokenizer {name!r} has no fast tokenizer",
             expected="a tokenizer.json: labels are found by the character positions that only fast tokenizers give",
+        )
+    lacking = [token for token in (IMAGE_TOKEN, *around) if token not in tokenizer.get_vocab()]
+    if has_mark and lacking:
+        raise ConfigError(
+            f"model.tokenizer {name!r} lacks {', '.join(lacking)}, which the model sees an image by",
+            expected="a tokenizer with these tokens, such as that of model.whole",
         )
     missing = {"pad_token": PAD, "eos_token": EOS}
     tokenizer.add_special_tokens({kind: token for kind, token in missing.items() if getattr(tokenizer, kind) is None})

@@ -218,7 +218,8 @@ def _tokenizer(config: JobConfig, source: Source, progress: Progress) -> tuple[A
                     return
         total = read
 
-    return make_tokenizer(name, training_texts(turns()), image_form_of(config.model).mark), total
+    form = image_form_of(config.model)
+    return make_tokenizer(name, training_texts(turns()), form.mark, has_mark=form.is_in_tokenizer), total
 
 
 def _publish(config: JobConfig, identity: str, folder: Path, built: _Built) -> None:

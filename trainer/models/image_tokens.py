@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.data.samples import IMAGE_TOKEN
-from trainer.model_config import WHOLE_FAMILIES, ModelConfig, WeightsConfig
+from trainer.model_config import GRID_FAMILIES, ModelConfig, WeightsConfig
 from trainer.models.grids import ImageGrids
 from trainer.models.table import family_of
 
@@ -23,6 +23,8 @@ ImageTokens = Callable[[int, int], int]  # (width, height) in pixels -> tokens
 CLIP = "clip_vision_model"
 KNOWN_TOWERS = (CLIP, "siglip_vision_model")  # others are looked up in transformers, which also knows what is no tower
 VISION_START, VISION_END = "<|vision_start|>", "<|vision_end|>"  # what the Qwen-VL models have learnt to see images in
+# And what SmolVLM has, of an image that is one tile.
+SMOLVLM_MARK = f"<fake_token_around_image><global-img>{IMAGE_TOKEN}<fake_token_around_image>"
 LEAST_TOKENS = 4  # of an image, where model.min_pixels does not say: 56 x 56 pixels of Qwen2.5-VL
 PROBE_SIZES = ((64, 64), (640, 480), (480, 640), (1024, 1024))  # pixels; tell image token rules apart
 
@@ -33,6 +35,7 @@ class ImageForm:
 
     mark: str = IMAGE_TOKEN  # text that stands for an image; its image token is then repeated
     grids: ImageGrids | None = None  # None: all images are resized to one square, and positions count tokens
+    is_in_tokenizer: bool = False  # the model's own tokenizer has the mark's tokens, and one without them is refused
 
 
 SQUARES = ImageForm()
@@ -40,11 +43,13 @@ SQUARES = ImageForm()
 
 def image_form_of(config: ModelConfig) -> ImageForm:
     """Of the model's family. Imports torch only where it must."""
-    if config.family not in WHOLE_FAMILIES:
+    if config.family == "smolvlm":
+        return ImageForm(SMOLVLM_MARK, is_in_tokenizer=True)
+    if config.family not in GRID_FAMILIES:
         return SQUARES
-    vision = _stated(config.tower)
+    vision = vision_of(stated(config.tower))
     if not {"patch_size", "spatial_merge_size"} <= vision.keys():
-        from trainer.models.qwen_vl import whole_config
+        from trainer.models.whole import whole_config
 
         vision = whole_config(config).vision_config.to_dict()
     patch, merge = int(vision["patch_size"]), int(vision["spatial_merge_size"])
@@ -60,16 +65,21 @@ def image_rule(config: ModelConfig) -> Any:
     if form.grids:
         return {"mark": form.mark, **form.grids.as_dict()}
     image_tokens = image_tokens_of(config)
-    return [image_tokens(*size) for size in PROBE_SIZES]
+    counts = [image_tokens(*size) for size in PROBE_SIZES]
+    return counts if form == SQUARES else {"mark": form.mark, "tokens": counts}
 
 
 def image_tokens_of(config: ModelConfig) -> ImageTokens:
     """The rule by which the model's family counts tokens of an image. Imports torch only where it must."""
     if grids := image_form_of(config).grids:
         return cache(grids.tokens)
-    vision = _stated(config.tower)
+    content = stated(config.tower)
+    vision = vision_of(content)
     if config.family == "llava" and vision.get("model_type") in KNOWN_TOWERS and "patch_size" in vision:
         count = square_tokens(config, str(vision["model_type"]), int(vision["patch_size"]))
+        return lambda width, height: count
+    if config.family == "smolvlm" and "patch_size" in vision and "scale_factor" in content:
+        count = shuffled_tokens(config.image_size, int(vision["patch_size"]), int(content["scale_factor"]))
         return lambda width, height: count
     family = family_of(config)
     return cache(lambda width, height: family.image_tokens(config, width, height))
@@ -81,8 +91,13 @@ def square_tokens(config: ModelConfig, tower_type: str, patch_size: int) -> int:
     return side * side + (1 if tower_type == CLIP and config.feature_select == "full" else 0)
 
 
-def _stated(tower: WeightsConfig) -> dict[str, Any]:
-    """The vision encoder's configuration as far as it is written down; what is left out is transformers' to say."""
+def shuffled_tokens(image_size: int, patch_size: int, scale_factor: int) -> int:
+    """The same of SmolVLM, where a token is a square of `scale_factor` x `scale_factor` patches (pixel shuffle)."""
+    return int((image_size // patch_size // scale_factor) ** 2)
+
+
+def stated(tower: WeightsConfig) -> dict[str, Any]:
+    """The model's configuration as far as it is written down; what is left out is transformers' to say."""
     content: Any = tower.config
     if tower.weights:
         file = Path(tower.weights, "config.json")
@@ -90,5 +105,10 @@ def _stated(tower: WeightsConfig) -> dict[str, Any]:
             content = json.loads(file.read_text()) if file.is_file() else {}
         except ValueError:  # transformers says what is wrong with it
             return {}
-    vision = content.get("vision_config", content) if isinstance(content, dict) else {}
+    return content if isinstance(content, dict) else {}
+
+
+def vision_of(content: dict[str, Any]) -> dict[str, Any]:
+    """That of the vision encoder in it."""
+    vision = content.get("vision_config", content)
     return vision if isinstance(vision, dict) else {}

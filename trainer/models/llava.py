@@ -8,7 +8,6 @@ ago.
 from __future__ import annotations
 
 import copy
-import functools
 import sys
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from transformers import (
     SiglipImageProcessorPil,
 )
 from transformers.initialization import no_init_weights
+from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.utils import logging as transformers_logging
 
 from trainer.errors import ConfigError
@@ -34,12 +34,20 @@ from trainer.models.family import Blocks
 from trainer.models.image_tokens import square_tokens
 from trainer.models.kept_products import recompute_layers
 from trainer.models.llava_initial import TOWER, InitialWeights
-from trainer.models.llava_row import LlavaRowModel, tower_output
-from trainer.models.llava_stage import reduce_to_stage
-from trainer.models.lora import adapter_parameters, add_adapters, is_adapter, plain_name, without_adapters
+from trainer.models.lora import adapter_parameters, add_adapters, without_adapters
 from trainer.models.pretrained import LanguageWeights, load_pretrained, load_tower, part_config
-from trainer.models.shape import ModelShape, Part
-from trainer.models.sizes import count_parameters, stack_of
+from trainer.models.settings import frozen_weights, save_model_settings
+from trainer.models.shape import ModelShape
+from trainer.models.sizes import count_parameters, frozen_parts, part_parameters, stack_of, vocabulary_of
+from trainer.models.square_row import (
+    SquareRowModel,
+    Wiring,
+    blocks_of,
+    embedded,
+    project,
+    repeat_inner_layer,
+    tower_layers_of,
+)
 
 if not sys.stderr.isatty():
     transformers_logging.disable_progress_bar()  # in a log, every redraw of a bar is a line
@@ -101,13 +109,7 @@ class LlavaFamily:
 
     def frozen_weights(self, model: nn.Module) -> dict[str, Tensor]:
         """Frozen weights of language model and projector, by the names that they have without adapters."""
-        return {
-            plain_name(name): parameter
-            for name, parameter in model.named_parameters()
-            if not parameter.requires_grad
-            and not name.startswith(TOWER)
-            and name not in model.all_tied_weights_keys  # on the meta device they are not one parameter
-        }
+        return frozen_weights(model, lambda name: name.startswith(TOWER))
 
     def skeleton(
         self,
@@ -135,35 +137,20 @@ class LlavaFamily:
             model = LlavaForConditionalGeneration(whole)
         model.tie_weights()  # left out with the drawing of weights
         if one_inner_tower_layer and tower_layers > 3:
-            _repeat_inner_layer(model.model.vision_tower, tower_layers)
+            repeat_inner_layer(model.model.vision_tower, tower_layers)
         return _freeze(model, config)
 
     def shape(self, config: ModelConfig) -> ModelShape:
         """Sizes, with the parameters counted on the meta device."""
         vision, text = vision_config(config), _text_config(config)
-        trained = config.tokenizer.removeprefix("train:")
-        vocabulary = int(trained) if trained != config.tokenizer else int(text.vocab_size)
+        vocabulary = vocabulary_of(config, text)
         with torch.device("meta"):
             model = self.skeleton(config, vocabulary=vocabulary)
         language, tower = model.model.language_model, model.model.vision_tower
-        adapters = adapter_parameters(language)
-        in_adapters = count_parameters(language, is_adapter)
-        behind_features = sum(count_parameters(part) for part in _behind_the_features(tower, config))
         tied = bool(getattr(text, "tie_word_embeddings", False))
-        parameters: dict[Part, int] = {
-            "tower": count_parameters(tower),
-            "projector": count_parameters(model.model.multi_modal_projector),
-            "embedding": count_parameters(language.embed_tokens),
-            "language_layers": count_parameters(language) - count_parameters(language.embed_tokens) - in_adapters,
-            "adapters": in_adapters,
-            "head": 0 if tied else count_parameters(model.lm_head),
-        }
         side = config.image_size // int(vision.patch_size)
-        frozen: set[Part] = set()
-        for name in config.frozen:
-            frozen |= {"embedding", "language_layers", "head"} if name == "language_model" else {name}
         return ModelShape(
-            tower=stack_of(vision, _layers_of(tower)[0]),
+            tower=stack_of(vision, tower_layers_of(tower)[0]),
             tower_tokens=side * side + (1 if vision.model_type == "clip_vision_model" else 0),
             image_tokens=self.image_tokens(config, config.image_size, config.image_size),
             feature_width=self.feature_shape(config)[1],
@@ -171,10 +158,16 @@ class LlavaFamily:
             language=stack_of(text, language.layers[0]),
             vocabulary=vocabulary,
             tied_head=tied,
-            parameters=parameters,
-            frozen=frozenset(frozen),
-            behind_features=behind_features,
-            adapters=adapters,
+            parameters=part_parameters(
+                language,
+                model.lm_head,
+                tower=count_parameters(tower),
+                projector=count_parameters(model.model.multi_modal_projector),
+                tied=tied,
+            ),
+            frozen=frozen_parts(config),
+            behind_features=sum(count_parameters(part) for part in _behind_the_features(tower, config)),
+            adapters=adapter_parameters(language),
         )
 
     def build_tower(self, config: ModelConfig) -> nn.Module:
@@ -200,44 +193,26 @@ class LlavaFamily:
 
     def project(self, model: nn.Module, features: Tensor) -> Tensor:
         """(images, tokens, tower_hidden) -> (images, tokens, hidden)."""
-        projector = model.model.multi_modal_projector
-        return projector(features.to(projector.linear_1.weight.dtype))
+        return project(model.model.multi_modal_projector, features)
 
     def generation_inputs(
         self, model: nn.Module, input_ids: Tensor, projected: Tensor, grids: Tensor | None = None
     ) -> dict[str, Any]:
         """The tokens' embeddings, with projected features in place of the image tokens'."""
-        embeddings = model.get_input_embeddings()(input_ids)  # (prompts, tokens, hidden)
-        is_image = (input_ids == model.config.image_token_id).unsqueeze(-1).expand_as(embeddings)
-        return {"inputs_embeds": embeddings.masked_scatter(is_image, projected.to(embeddings.dtype))}
+        return {"inputs_embeds": embedded(model, input_ids, projected)}
 
     def training_module(self, config: ModelConfig, model: nn.Module, *, cached: bool) -> nn.Module:
-        return LlavaRowModel(config, model, cached=cached)
+        return SquareRowModel(config, model, WIRING, cached=cached)
 
     def blocks(self, module: nn.Module) -> Blocks:
-        model = module.model
-        tower = model.model.vision_tower
-        return Blocks(
-            language_layers=list(model.model.language_model.layers),
-            tower_layers=_layers_of(tower) if tower else [],
-            embedding=model.model.language_model.embed_tokens,
-            head=model.lm_head,
-            loss=module.token_loss,
-            frozen=[parameter for parameter in module.parameters() if not parameter.requires_grad],
-            reduce_to=functools.partial(reduce_to_stage, module.model),
-        )
+        return blocks_of(module)
 
     def enable_activation_checkpointing(self, module: nn.Module, *, selective: bool = False) -> None:
         recompute_layers(module.model.model.language_model, selective=selective)
 
     def save_settings(self, config: ModelConfig, model: nn.Module, tokenizer: Any, folder: Path) -> None:
         """Write all that plain `from_pretrained` needs but the weights: configuration, tokenizer and processor."""
-        model.generation_config.pad_token_id = tokenizer.pad_token_id
-        model.generation_config.eos_token_id = tokenizer.eos_token_id
-        model.generation_config.bos_token_id = tokenizer.bos_token_id
-        model.config.dtype, model.config.architectures = "float32", [type(model).__name__]
-        model.config.save_pretrained(folder)
-        model.generation_config.save_pretrained(folder)
+        save_model_settings(model, tokenizer, folder)
         processor = LlavaProcessor(
             image_processor=self.image_processor(config),
             tokenizer=tokenizer,
@@ -316,23 +291,10 @@ def _freeze(model: nn.Module, config: ModelConfig) -> nn.Module:
 def _behind_the_features(tower: nn.Module, config: ModelConfig) -> list[nn.Module]:
     """Parts of the tower that come after the layer whose output is used: they never get a gradient, for which DDP
     would wait, and weight decay would wear them away."""
-    layers = _layers_of(tower)
+    layers = tower_layers_of(tower)
     used = config.feature_layer if config.feature_layer >= 0 else len(layers) + 1 + config.feature_layer
     last = [part for name, part in tower.named_modules() if name.rpartition(".")[2] in ("post_layernorm", "head")]
     return [*layers[used:], *last]
-
-
-def _repeat_inner_layer(tower: nn.Module, layers: int) -> None:
-    """Make a tower of three layers one of `layers`, in which all between the first and the last are the same module."""
-    inner = _layers_of(tower)[1]
-    stack = next(part for part in tower.modules() if isinstance(part, nn.ModuleList) and inner in part)
-    for _ in range(layers - len(stack)):
-        stack.insert(1, inner)
-    tower.config.num_hidden_layers = layers
-
-
-def _layers_of(tower: nn.Module) -> list[nn.Module]:
-    return [module for module in tower.modules() if type(module).__name__.endswith("EncoderLayer")]
 
 
 def _parts(model: nn.Module) -> dict[str, list[nn.Module]]:
@@ -342,3 +304,24 @@ def _parts(model: nn.Module) -> dict[str, list[nn.Module]]:
         "projector": [base.multi_modal_projector],
         "language_model": [base.language_model, model.lm_head],
     }
+
+
+def tower_output(config: ModelConfig, tower: nn.Module, pixel_values: Tensor) -> Tensor:
+    """Hidden states that feed the projector: (images, 3, side, side) -> (images, tokens, tower_hidden)."""
+    hidden = tower(pixel_values, output_hidden_states=True).hidden_states[config.feature_layer]
+    return hidden[:, 1:] if config.feature_select == "drop_cls" else hidden
+
+
+def _hidden_states(model: nn.Module, input_ids: Tensor, position_ids: Tensor, projected: Tensor) -> Tensor:
+    """See `Wiring.hidden_states`."""
+    # No mask and no cache: with either, transformers no longer keeps packed samples apart by their positions.
+    hidden: Tensor = model.model(
+        input_ids=input_ids,
+        position_ids=position_ids,
+        mm_encoder_outputs={"image": BaseModelOutputWithPooling(pooler_output=[projected.flatten(0, 1)])},
+        use_cache=False,
+    ).last_hidden_state
+    return hidden
+
+
+WIRING = Wiring("vision_tower", "multi_modal_projector", "language_model", tower_output, True, _hidden_states)

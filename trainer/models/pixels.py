@@ -61,7 +61,8 @@ class PixelPreparer:
         pixels = torch.empty(len(images), 3, self._side, self._side)
         for place, picture in zip(pixels.numpy(), opened(images), strict=True):
             if self._tables is None:
-                place[:] = self._processor([picture], return_tensors="np")["pixel_values"][0]
+                made = self._processor([picture], return_tensors="np")["pixel_values"]
+                place[:] = made.reshape(place.shape)  # of some with an axis more
                 continue
             resized = np.asarray(picture.resize((self._side, self._side), self._processor.resample))
             for channel, table in enumerate(self._tables):

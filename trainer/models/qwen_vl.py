@@ -7,7 +7,6 @@ projector. Features are what the merger gets: a frozen tower leaves it to traini
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from torch import Tensor, nn
 from transformers import (
     AutoConfig,
     AutoImageProcessor,
-    AutoModel,
     PreTrainedConfig,
     Qwen2_5_VLForConditionalGeneration,
     Qwen2VLImageProcessorPil,
@@ -24,14 +22,14 @@ from transformers import (
 )
 from transformers.initialization import no_init_weights
 
-from trainer.data.samples import IMAGE_TOKEN
 from trainer.errors import ConfigError
 from trainer.model_config import ModelConfig
+from trainer.models import whole as native
 from trainer.models.family import Blocks, Stage
 from trainer.models.image_tokens import VISION_END, VISION_START, image_form_of
 from trainer.models.kept_products import recompute_layers
-from trainer.models.lora import adapter_parameters, add_adapters, is_adapter, plain_name, without_adapters
-from trainer.models.pretrained import load_pretrained, part_config
+from trainer.models.lora import adapter_parameters, add_adapters
+from trainer.models.pretrained import load_pretrained
 from trainer.models.qwen_row import (
     MERGERS,
     QwenRowModel,
@@ -41,12 +39,26 @@ from trainer.models.qwen_row import (
     tower_output,
     without_mergers,
 )
-from trainer.models.qwen_weights import InitialWeights, StoredWeights
-from trainer.models.shape import ModelShape, Part, Windows
-from trainer.models.sizes import count_parameters, stack_of
+from trainer.models.settings import frozen_weights
+from trainer.models.shape import ModelShape, Windows
+from trainer.models.sizes import count_parameters, frozen_parts, part_parameters, stack_of, vocabulary_of
+from trainer.models.whole import whole_config
+from trainer.models.whole_weights import InitialWeights, WholeModel
 
-CLASSES = {"qwen2_5_vl": Qwen2_5_VLForConditionalGeneration, "qwen3_vl": Qwen3VLForConditionalGeneration}
 VISUAL = "model.visual."
+MODELS = {
+    name: WholeModel(
+        kind,
+        tower=VISUAL,
+        embedding="model.language_model.embed_tokens.weight",
+        # The hub's first releases lack a level that transformers has put in since.
+        older={VISUAL: "visual.", "model.language_model.": "model."},
+    )
+    for name, kind in {
+        "qwen2_5_vl": Qwen2_5_VLForConditionalGeneration,
+        "qwen3_vl": Qwen3VLForConditionalGeneration,
+    }.items()
+}
 
 
 class QwenVlFamily:
@@ -66,10 +78,7 @@ class QwenVlFamily:
 
     def feature_description(self, config: ModelConfig) -> dict[str, Any]:
         """All that decides what the frozen tower outputs for given image bytes, as plain JSON."""
-        whole = config.tower
-        if whole.weights:
-            return {"weights": whole.weights, "revision": whole.revision}
-        return {"config": whole.config, "seed": config.seed}
+        return native.description(config)
 
     def image_processor(self, config: ModelConfig) -> Any:
         """Always by Pillow, as that of `llava`: a machine with torchvision must give the pixels of one without."""
@@ -88,41 +97,20 @@ class QwenVlFamily:
     def build(self, config: ModelConfig, tokenizer: Any) -> nn.Module:
         """The whole model on the CPU in fp32: pretrained where weights are named, else drawn from the seed."""
         whole = _config_for(config, tokenizer)
-        torch.manual_seed(config.seed)
-        if config.tower.weights:
-            with no_init_weights():
-                model = CLASSES[config.family](whole).float()
-            model.tie_weights()  # left out with the drawing of weights
-            weights = StoredWeights(config.tower, CLASSES[config.family], len(tokenizer))
-            with torch.no_grad():
-                for name, tensor in model.state_dict().items():
-                    tensor.copy_(weights.read(name))
-        else:
-            model = CLASSES[config.family](whole).float()
-            model.model.visual.load_state_dict(_drawn_visual(config).state_dict())
-        torch.manual_seed(config.seed)  # adapters start the same whatever was drawn before them
-        return _freeze(model, config)
+        return _freeze(native.build(config, MODELS[config.family], whole, len(tokenizer)), config)
 
     def blueprint(self, config: ModelConfig, tokenizer: Any) -> nn.Module:
         """What `build` makes, without numbers: on the meta device."""
         with torch.device("meta"), no_init_weights():
-            return _freeze(CLASSES[config.family](_config_for(config, tokenizer)).float(), config)
+            return _freeze(MODELS[config.family].kind(_config_for(config, tokenizer)).float(), config)
 
     def initial_weights(self, config: ModelConfig, tokenizer: Any) -> InitialWeights:
-        plain = without_adapters(config)
-        return InitialWeights(
-            plain, CLASSES[config.family], len(tokenizer), lambda: dict(self.build(plain, tokenizer).state_dict())
-        )
+        model = MODELS[config.family]
+        return native.initial_weights(config, model, len(tokenizer), lambda plain: self.build(plain, tokenizer))
 
     def frozen_weights(self, model: nn.Module) -> dict[str, Tensor]:
         """Frozen weights of language model and mergers, by the names that they have without adapters."""
-        return {
-            plain_name(name): parameter
-            for name, parameter in model.named_parameters()
-            if not parameter.requires_grad
-            and not _is_of_tower(name)
-            and name not in model.all_tied_weights_keys  # on the meta device they are not one parameter
-        }
+        return frozen_weights(model, _is_of_tower)
 
     def skeleton(
         self,
@@ -147,7 +135,7 @@ class QwenVlFamily:
             if getattr(text, "layer_types", None):
                 text.layer_types = text.layer_types[:language_layers]
         with no_init_weights():
-            model = CLASSES[config.family](whole)
+            model = MODELS[config.family].kind(whole)
         model.tie_weights()  # left out with the drawing of weights
         layers = model.model.visual.blocks
         for _ in range(more_layers):
@@ -159,26 +147,12 @@ class QwenVlFamily:
         whole, grids = whole_config(config), image_form_of(config).grids
         assert grids is not None
         vision, text = whole.vision_config, whole.text_config
-        trained = config.tokenizer.removeprefix("train:")
-        vocabulary = int(trained) if trained != config.tokenizer else int(text.vocab_size)
+        vocabulary = vocabulary_of(config, text)
         with torch.device("meta"):
             model = self.skeleton(config, vocabulary=vocabulary)
         language, visual = model.model.language_model, model.model.visual
-        adapters = adapter_parameters(language)
-        in_adapters = count_parameters(language, is_adapter)
         in_mergers = sum(count_parameters(merger) for merger in mergers_of(visual))
         tied = bool(whole.tie_word_embeddings)
-        parameters: dict[Part, int] = {
-            "tower": count_parameters(visual) - in_mergers,
-            "projector": in_mergers,
-            "embedding": count_parameters(language.embed_tokens),
-            "language_layers": count_parameters(language) - count_parameters(language.embed_tokens) - in_adapters,
-            "adapters": in_adapters,
-            "head": 0 if tied else count_parameters(model.lm_head),
-        }
-        frozen: set[Part] = set()
-        for name in config.frozen:
-            frozen |= {"embedding", "language_layers", "head"} if name == "language_model" else {name}
         windows = None
         if full_layers := getattr(vision, "fullatt_block_indexes", None):
             windows = Windows(int(vision.window_size) // grids.merge // grids.patch, len(full_layers))
@@ -191,9 +165,15 @@ class QwenVlFamily:
             language=stack_of(text, language.layers[0]),
             vocabulary=vocabulary,
             tied_head=tied,
-            parameters=parameters,
-            frozen=frozenset(frozen),
-            adapters=adapters,
+            parameters=part_parameters(
+                language,
+                model.lm_head,
+                tower=count_parameters(visual) - in_mergers,
+                projector=in_mergers,
+                tied=tied,
+            ),
+            frozen=frozen_parts(config),
+            adapters=adapter_parameters(language),
             merge=grids.merge,
             levels=len(mergers_of(visual)),
             windows=windows,
@@ -201,16 +181,7 @@ class QwenVlFamily:
 
     def build_tower(self, config: ModelConfig) -> nn.Module:
         """The tower alone, on the CPU in fp32 and in evaluation mode. Random weights depend on the seed only."""
-        if not config.tower.weights:
-            return without_mergers(_drawn_visual(config)).eval()
-        with torch.device("meta"):
-            visual = _visual(config)
-        weights = StoredWeights(config.tower, CLASSES[config.family], 0)
-        state = {name: weights.read(f"{VISUAL}{name}") for name in visual.state_dict()}
-        with no_init_weights():
-            visual = _visual(config).float()
-        visual.load_state_dict(state)
-        return without_mergers(visual).eval()
+        return without_mergers(native.build_vision(config, MODELS[config.family])).eval()
 
     @torch.no_grad()
     def encode(
@@ -264,30 +235,12 @@ class QwenVlFamily:
 
     def save_settings(self, config: ModelConfig, model: nn.Module, tokenizer: Any, folder: Path) -> None:
         """Write all that plain `from_pretrained` needs but the weights: configuration, tokenizer and processor."""
-        model.generation_config.pad_token_id = tokenizer.pad_token_id
-        model.generation_config.eos_token_id = tokenizer.eos_token_id
-        model.generation_config.bos_token_id = tokenizer.bos_token_id
-        model.config.dtype, model.config.architectures = "float32", [type(model).__name__]
-        model.config.save_pretrained(folder)
-        model.generation_config.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
-        self.image_processor(config).save_pretrained(folder)
+        native.save_settings(model, tokenizer, self.image_processor(config), folder)
 
     def load(self, folder: Path) -> nn.Module:
         """An exported model."""
         whole = AutoConfig.from_pretrained(folder)
-        return CLASSES[whole.model_type].from_pretrained(folder, dtype=torch.float32)
-
-
-def whole_config(config: ModelConfig) -> PreTrainedConfig:
-    """The model's transformers configuration. Raises ConfigError for that of another family."""
-    whole = copy.deepcopy(part_config(config.tower))
-    if whole.model_type != config.family:
-        raise ConfigError(
-            f"model.whole is a {whole.model_type} model, and model.family is {config.family}",
-            expected=f"a configuration with model_type {config.family}",
-        )
-    return whole
+        return MODELS[whole.model_type].kind.from_pretrained(folder, dtype=torch.float32)
 
 
 def patch_numbers(config: ModelConfig) -> int:
@@ -297,25 +250,10 @@ def patch_numbers(config: ModelConfig) -> int:
 
 
 def _config_for(config: ModelConfig, tokenizer: Any) -> PreTrainedConfig:
-    whole = whole_config(config)
-    text = whole.text_config
-    text.vocab_size = max(len(tokenizer), text.vocab_size if config.tower.weights else 0)
-    text.pad_token_id, text.eos_token_id = tokenizer.pad_token_id, tokenizer.eos_token_id
-    text.bos_token_id = tokenizer.bos_token_id
-    whole.image_token_id = tokenizer.convert_tokens_to_ids(IMAGE_TOKEN)
+    whole = native.config_for(config, tokenizer)
     whole.vision_start_token_id = tokenizer.convert_tokens_to_ids(VISION_START)
     whole.vision_end_token_id = tokenizer.convert_tokens_to_ids(VISION_END)
     return whole
-
-
-def _visual(config: ModelConfig) -> nn.Module:
-    return AutoModel.from_config(whole_config(config).vision_config)
-
-
-def _drawn_visual(config: ModelConfig) -> nn.Module:
-    """The vision encoder with its mergers, in fp32: its numbers depend on the seed only."""
-    torch.manual_seed(config.seed)
-    return _visual(config).float()
 
 
 def _is_of_tower(name: str) -> bool:

@@ -55,6 +55,7 @@ class ModelShape:
     merge: int = 0  # of a native model, the side in patches of a token's square; images then differ in tokens
     levels: int = 1  # outputs of the tower, each with a merger; all but one reach a language layer each (DeepStack)
     windows: Windows | None = None
+    projector_layers: int = 2
 
     @property
     def images_differ(self) -> bool:

@@ -20,6 +20,10 @@ def family_of(config: ModelConfig) -> Family:
             from trainer.models.llava import LlavaFamily
 
             family = LlavaFamily()
+        elif config.family == "smolvlm":
+            from trainer.models.smolvlm import SmolVlmFamily
+
+            family = SmolVlmFamily()
         else:
             from trainer.models.qwen_vl import QwenVlFamily
 

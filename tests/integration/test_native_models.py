@@ -1,10 +1,12 @@
-"""The native families: images of any shape, three-axis positions in packed rows, and exports for plain transformers."""
+"""The native families: their images and positions in packed rows, and exports for plain transformers."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,23 +16,25 @@ import torch
 from transformers import AutoImageProcessor, AutoModelForImageTextToText, AutoTokenizer, PreTrainedTokenizerFast
 
 from benchmarks.tiny_native import CONFIGS, model_section
+from benchmarks.tiny_runs import strategy_changes
 from components.model_card import loading
-from tests.qwen_fixture import SIZES, picture, write_data
+from tests.native_fixture import SIZES, picture, write_data
 from tests.short_form import WHOLE, only_whole
-from tests.trainer_runs import encode_features, losses, make_run, run_ranks, summary, train_runs
+from tests.trainer_runs import encode_features, losses, make_run, metrics, run_ranks, summary, train_runs
 from trainer.checkpoint.sync import sync_run
 from trainer.config import JobConfig
-from trainer.data.conversation import encode_sample, make_tokenizer, prompt
+from trainer.data.conversation import encode_sample, make_tokenizer
 from trainer.data.samples import IMAGE_TOKEN, Turn
 from trainer.digest import weights_sha256
 from trainer.errors import ConfigError
 from trainer.evaluate import load_subject
-from trainer.model_config import ModelConfig
-from trainer.models.image_tokens import image_form_of
+from trainer.model_config import GRID_FAMILIES, ModelConfig
+from trainer.models import qwen_row, smolvlm
+from trainer.models.image_tokens import image_form_of, image_tokens_of
 from trainer.models.images import Images
 from trainer.models.pixels import image_preparer, opened
-from trainer.models.qwen_row import tower_output
 from trainer.models.table import family_of
+from trainer.optim import part_of
 from trainer.storage import open_storage
 from trainer.worker import Worker
 
@@ -38,100 +42,145 @@ FAMILIES = sorted(CONFIGS)
 TRAINED = FAMILIES if WHOLE else ["qwen3_vl"]  # over several processes; all else is tested of each family
 RELATIVE = 1e-5  # fp32 sums in another order
 STOP_STEP = 2
+SPLIT = ("tp", "pp")  # not for families whose images differ in tokens
+ADAPTERS = {"model.lora": {"rank": 4}}
 TOWER_TRAINED = {"model.freeze": [], "features.cache": "off"}
-# Of each sample its pictures, as (seed, size).
-ROW = ([(1, SIZES[2]), (2, SIZES[1])], [], [(3, SIZES[3])], [(4, SIZES[4])])
+Picture = tuple[int, tuple[int, int]]  # seed and size
+ROW: tuple[list[Picture], ...] = ([(1, SIZES[2]), (2, SIZES[1])], [], [(3, SIZES[3])], [(4, SIZES[4])])
 
 
 def config_of(family: str, **changes: Any) -> ModelConfig:
     return ModelConfig.model_validate(model_section(family, **changes))
 
 
-@pytest.fixture(scope="module")
-def tokenizer() -> PreTrainedTokenizerFast:
-    return make_tokenizer(
-        "train:300", ["USER: what is this? ASSISTANT:", " 7"], image_form_of(config_of(FAMILIES[0])).mark
+@functools.cache
+def tokenizer_of(family: str) -> PreTrainedTokenizerFast:
+    return make_tokenizer("train:300", ["USER: what is this? ASSISTANT:", " 7"], image_form_of(config_of(family)).mark)
+
+
+def sample_ids(config: ModelConfig, sizes: list[tuple[int, int]]) -> list[int]:
+    count, tokenizer = image_tokens_of(config), tokenizer_of(config.family)
+    turns = [Turn(f"{IMAGE_TOKEN}\n" * len(sizes) + "what is this?", " it is 7")]
+    return encode_sample(turns, [count(*size) for size in sizes], tokenizer, image_form_of(config).mark).input_ids
+
+
+def positions_of(config: ModelConfig, tokens: list[int], sizes: list[tuple[int, int]]) -> np.ndarray:
+    """(tokens,) or (axes, tokens)."""
+    if grids := image_form_of(config).grids:
+        image_token = tokenizer_of(config.family).convert_tokens_to_ids(IMAGE_TOKEN)
+        return grids.positions(np.array(tokens) == image_token, sizes)
+    return np.arange(len(tokens))
+
+
+def row_of(config: ModelConfig, samples: Sequence[Sequence[Picture]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens (1, tokens) and positions (1, tokens) or (axes, 1, tokens) of samples in one row."""
+    sizes = [[size for _, size in sample] for sample in samples]
+    ids = [sample_ids(config, each) for each in sizes]
+    places = [positions_of(config, tokens, each) for tokens, each in zip(ids, sizes, strict=True)]
+    return torch.tensor([[token for sample in ids for token in sample]]), torch.from_numpy(
+        np.expand_dims(np.concatenate(places, axis=-1), -2)
     )
 
 
-def sample_ids(config: ModelConfig, sizes: list[tuple[int, int]], tokenizer: PreTrainedTokenizerFast) -> list[int]:
-    form = image_form_of(config)
-    assert form.grids is not None
-    turns = [Turn(f"{IMAGE_TOKEN}\n" * len(sizes) + "what is this?", " it is 7")]
-    return encode_sample(turns, [form.grids.tokens(*size) for size in sizes], tokenizer, form.mark).input_ids
+def as_plain_transformers_takes(made: Images, input_ids: torch.Tensor, image_token: int) -> dict[str, torch.Tensor]:
+    if made.grids is None:
+        return {"pixel_values": made.values[None]} if len(made.values) else {}
+    given = {"mm_token_type_ids": (input_ids == image_token).int()}
+    return given | ({"pixel_values": made.values, "image_grid_thw": made.grids} if len(made.grids) else {})
 
 
 @pytest.mark.parametrize("cached", [False, True], ids=["online", "cached"])
 @pytest.mark.parametrize("family_name", FAMILIES)
-def test_a_packed_row_gives_each_sample_what_plain_transformers_gives_it_alone(
-    family_name: str, cached: bool, tokenizer: PreTrainedTokenizerFast
-) -> None:
+def test_a_packed_row_gives_each_sample_what_plain_transformers_gives_it_alone(family_name: str, cached: bool) -> None:
     """The library places positions itself, sees one sample at a time, and encodes its images alone.
 
     Nothing is rounded to bf16 here: a tower that is trained is not, and features are taken as they come.
     """
     config = config_of(family_name, freeze=())
-    family = family_of(config)
-    form, prepare = image_form_of(config), image_preparer(config)
-    assert form.grids is not None
-    plain = family.build(config, tokenizer).eval()
+    family, prepare = family_of(config), image_preparer(config)
+    plain = family.build(config, tokenizer_of(family_name)).eval()
     pictures = [[picture(*one) for one in sample] for sample in ROW]
-    ids = [sample_ids(config, [size for _, size in sample], tokenizer) for sample in ROW]
     expected = []
     with torch.no_grad():
         for weight in plain.parameters():
             weight.mul_(4 if weight.ndim > 1 else 1)  # so large that attention tells tokens apart, and so positions
-        for tokens, images in zip(ids, pictures, strict=True):
-            input_ids, made = torch.tensor([tokens]), prepare(images)
-            is_image = (input_ids == plain.config.image_token_id).int()
-            given = {"pixel_values": made.values, "image_grid_thw": made.grids} if images else {}
-            expected.append(plain(input_ids=input_ids, mm_token_type_ids=is_image, **given).logits[0])
+        for sample, images in zip(ROW, pictures, strict=True):
+            input_ids, _ = row_of(config, [sample])
+            given = as_plain_transformers_takes(prepare(images), input_ids, plain.config.image_token_id)
+            expected.append(plain(input_ids=input_ids, **given).logits[0])
         all_images = prepare([one for sample in pictures for one in sample])
         if cached:
-            assert all_images.grids is not None
-            all_images = Images(tower_output(family.tower(plain), all_images.values, all_images.grids))
-        row = torch.tensor([[token for sample in ids for token in sample]])
-        positions = [
-            form.grids.positions(np.array(tokens) == plain.config.image_token_id, [size for _, size in sample])
-            for tokens, sample in zip(ids, ROW, strict=True)
-        ]
+            tower = family.tower(plain)
+            all_images = Images(
+                smolvlm.tower_output(config, tower, all_images.values)
+                if all_images.grids is None
+                else qwen_row.tower_output(tower, all_images.values, all_images.grids)
+            )
+        row, places = row_of(config, ROW)
         module = family.training_module(config, plain, cached=cached).eval()
         found: list[torch.Tensor] = []
         module.token_loss.forward = lambda head, hidden, label_ids: found.append(head(hidden)) or torch.zeros(())
         index = torch.arange(row.shape[1])
-        places = torch.from_numpy(np.concatenate(positions, axis=1))[:, None]
-        module(row, places, index, index, all_images.values, all_images.grids)
+        module(row, places, index, index, *given_to_module(all_images))
     torch.testing.assert_close(found[0], torch.cat(expected), rtol=1e-4, atol=1e-4)
     assert torch.cat(expected).std() > 0.1, "the tolerance must be far below what logits differ by"
 
 
+def given_to_module(images: Images) -> list[torch.Tensor]:
+    return [tensor for tensor in images if tensor is not None]
+
+
+@pytest.mark.parametrize("family_name", FAMILIES)
+def test_a_packed_row_gives_the_loss_and_the_gradients_of_its_samples_alone(family_name: str) -> None:
+    config = config_of(family_name, freeze=())
+    family, prepare = family_of(config), image_preparer(config)
+    module = family.training_module(config, family.build(config, tokenizer_of(family_name)), cached=False).train()
+
+    def step(rows: Sequence[Sequence[Sequence[Picture]]]) -> tuple[float, list[torch.Tensor]]:
+        """Summed loss of every other token of rows of samples, and the gradients."""
+        module.zero_grad()
+        total = 0.0
+        for samples in rows:
+            ids, places = row_of(config, samples)
+            lengths = [row_of(config, [sample])[0].shape[1] for sample in samples]
+            stops = np.cumsum(lengths)
+            index = torch.cat([torch.arange(end - one, end - 1, 2) for end, one in zip(stops, lengths, strict=True)])
+            images = prepare([picture(*one) for sample in samples for one in sample])
+            loss = module(ids, places, index, ids[0, index + 1], *given_to_module(images))
+            loss.backward()
+            total += float(loss.detach())
+        return total, [each.grad.clone() for each in module.parameters() if each.grad is not None]
+
+    (packed, gradients), (alone, of_samples) = step([ROW]), step([[sample] for sample in ROW])
+    assert packed == pytest.approx(alone, rel=RELATIVE)
+    largest = max(float(each.abs().max()) for each in of_samples)
+    for found, expected in zip(gradients, of_samples, strict=True):
+        torch.testing.assert_close(found, expected, rtol=RELATIVE, atol=RELATIVE * largest)
+
+
 @pytest.mark.parametrize("frozen", [("tower",), ()])
 @pytest.mark.parametrize("family_name", FAMILIES)
-def test_a_row_without_an_image_gives_every_trained_part_a_gradient(
-    family_name: str, frozen: tuple[str, ...], tokenizer: PreTrainedTokenizerFast
-) -> None:
+def test_a_row_without_an_image_gives_every_trained_part_a_gradient(family_name: str, frozen: tuple[str, ...]) -> None:
     """A parameter without a gradient is a collective that one rank skips."""
     config = config_of(family_name, freeze=frozen)
     family = family_of(config)
-    module = family.training_module(config, family.build(config, tokenizer), cached=False).train()
-    ids, made = torch.tensor([prompt("is it even?", [], tokenizer)]), image_preparer(config)([])
-    places = torch.arange(ids.shape[1]).expand(4, 1, -1)
-    module(ids, places, torch.arange(3), ids[0, 1:4], made.values, made.grids).backward()
+    module = family.training_module(config, family.build(config, tokenizer_of(family_name)), cached=False).train()
+    ids, places = row_of(config, [[]])
+    made = image_preparer(config)([])
+    module(ids, places, torch.arange(3), ids[0, 1:4], *given_to_module(made)).backward()
     without = [name for name, each in module.named_parameters() if each.requires_grad and each.grad is None]
     assert not without
     frozen_names = [name for name, each in module.named_parameters() if not each.requires_grad]
-    assert bool(frozen_names) == bool(frozen) and not any("merger" in name for name in frozen_names)
+    assert bool(frozen_names) == bool(frozen) and all(part_of(name) == "tower" for name in frozen_names)
 
 
 @pytest.mark.parametrize("names", ["as they are", "of the first release"])
 @pytest.mark.parametrize("family_name", FAMILIES)
-def test_pretrained_weights_are_kept(
-    family_name: str, names: str, tmp_path: Path, tokenizer: PreTrainedTokenizerFast
-) -> None:
+def test_pretrained_weights_are_kept(family_name: str, names: str, tmp_path: Path) -> None:
     from safetensors.torch import save_file
 
     family = family_of(config_of(family_name))
-    drawn = family.build(config_of(family_name, seed=5), tokenizer)
+    drawn = family.build(config_of(family_name, seed=5), tokenizer_of(family_name))
     stored = {name: tensor.clone() for name, tensor in drawn.state_dict().items()}
     if names == "of the first release":
         renamed = {"model.visual.": "visual.", "model.language_model.": "model."}
@@ -157,10 +206,10 @@ def test_pretrained_weights_are_kept(
     assert all(torch.equal(initial.read(name), tensor) for name, tensor in sorted(model.state_dict().items()))
 
 
-def test_a_model_of_another_family_is_refused(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_a_model_of_another_family_is_refused() -> None:
     config = config_of("qwen2_5_vl", whole={"config": {"model_type": "qwen2_vl"}})
     with pytest.raises(ConfigError, match=r"model\.whole is a qwen2_vl model, and model\.family is qwen2_5_vl"):
-        family_of(config).build(config, tokenizer)
+        family_of(config).build(config, tokenizer_of("qwen2_5_vl"))
 
 
 @pytest.fixture(scope="module", params=TRAINED)
@@ -181,6 +230,8 @@ def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         "unpacked": make_run(root, "unpacked", packed | {"data.pack": False, "train.global_batch_rows": 32}),
         "reference-tower": make_run(root, "reference-tower", whole | TOWER_TRAINED, features="off"),
     }
+    if WHOLE:
+        alone["reference-adapters"] = make_run(root, "reference-adapters", whole | ADAPTERS)
     train_runs(list(alone.values()), processes=1)
     two = {name: make_run(root, name, base | {"train.strategy": name}) for name in ("ddp", "fsdp")}
     two["online"] = make_run(root, "online", base, features="off")
@@ -190,9 +241,16 @@ def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     resumed = make_run(root, "resumed", fsdp)
     more = {"resumed": resumed}
     if WHOLE:
+        more["adapters"] = make_run(root, "adapters", fsdp | ADAPTERS)
         more["ddp-tower"] = make_run(root, "ddp-tower", base | TOWER_TRAINED, features="off")
         more["bf16"] = make_run(root, "bf16", fsdp | {"train.precision": "bf16"}, features="off")
         more["checkpointing"] = make_run(root, "checkpointing", base | {"train.activation_checkpointing": "selective"})
+    if WHOLE and request.param not in GRID_FAMILIES:
+        for name in SPLIT:
+            more[name] = make_run(root, name, base | strategy_changes(name))
+            more[f"{name}-tower"] = make_run(
+                root, f"{name}-tower", base | strategy_changes(name) | TOWER_TRAINED, features="off"
+            )
     train_runs(list(more.values()), processes=2)
     if WHOLE:
         zeros = {name: make_run(root, name, base | {"train.strategy": name}) for name in ("zero2", "zero3")}
@@ -205,7 +263,8 @@ def test_every_strategy_equals_one_process(runs: dict[str, JobConfig]) -> None:
     """With ranks that have no image in a step; cached features equal the tower online."""
     expected = losses(runs["reference"])
     assert len(set(expected)) == 4
-    for name in ("ddp", "fsdp", "online", *(("zero2", "zero3", "checkpointing") if WHOLE else ())):
+    more = ("zero2", "zero3", "checkpointing", *SPLIT) if WHOLE else ()
+    for name in ("ddp", "fsdp", "online", *(name for name in more if name in runs)):
         assert losses(runs[name]) == pytest.approx(expected, rel=RELATIVE), name
     assert (summary(runs["ddp"])["features"], summary(runs["online"])["features"]) == ("cached", "online")
 
@@ -213,8 +272,16 @@ def test_every_strategy_equals_one_process(runs: dict[str, JobConfig]) -> None:
 def test_a_trained_tower_equals_one_process(runs: dict[str, JobConfig]) -> None:
     expected = losses(runs["reference-tower"])
     assert expected[2:] != pytest.approx(losses(runs["reference"])[2:], rel=RELATIVE)
-    for name in ("fsdp-tower", *(["ddp-tower"] if WHOLE else [])):
+    more = ("ddp-tower", *(f"{name}-tower" for name in SPLIT))
+    for name in ("fsdp-tower", *(name for name in more if name in runs)):
         assert losses(runs[name]) == pytest.approx(expected, rel=RELATIVE), name
+
+
+@only_whole
+def test_adapters_equal_one_process(runs: dict[str, JobConfig]) -> None:
+    expected = losses(runs["reference-adapters"])
+    assert expected[2:] != pytest.approx(losses(runs["reference"])[2:], rel=RELATIVE)
+    assert losses(runs["adapters"]) == pytest.approx(expected, rel=RELATIVE)
 
 
 @only_whole
@@ -224,7 +291,9 @@ def test_bf16_stays_close_to_fp32(runs: dict[str, JobConfig]) -> None:
 
 def test_packed_equals_unpacked(runs: dict[str, JobConfig]) -> None:
     assert summary(runs["packed"])["tokens"] == summary(runs["unpacked"])["tokens"]
-    assert losses(runs["packed"]) == pytest.approx(losses(runs["unpacked"]), rel=RELATIVE)
+    for name in ("loss", "grad_norm"):
+        packed, unpacked = ([line[name] for line in metrics(runs[run])] for run in ("packed", "unpacked"))
+        assert packed == pytest.approx(unpacked, rel=RELATIVE), name
 
 
 def test_resumed_equals_uninterrupted(runs: dict[str, JobConfig]) -> None:
@@ -243,12 +312,17 @@ def test_an_export_gives_the_same_logits_and_answers_in_plain_transformers(runs:
     said = [json.loads(line) for line in open_storage(job.run.run_uri).read("predictions.jsonl").splitlines()]
     assert result["questions"] == len(said) > 3 and result["loss"] > 0
     subject = load_subject(job, Worker(0, 1, 0, 1, torch.device("cpu")))
-    total, labels = 0.0, 0
+    total, labels, tokens_of = 0.0, 0, image_tokens_of(job.model)
+
+    def of_types(ids: torch.Tensor) -> dict[str, torch.Tensor]:
+        is_image = (ids == plain.config.image_token_id).int()
+        return {"mm_token_type_ids": is_image} if job.model.family in GRID_FAMILIES else {}
+
     for number in range(len(subject.split)):
         images = subject.shards.images(subject.split.sample_location(number))
         turns = subject.shards.turns(subject.split.sample_location(number))
-        made = processor(list(opened(images)), return_tensors="pt") if images else {}
-        counts = [int(grid.prod()) // processor.merge_size**2 for grid in made.get("image_grid_thw", [])]
+        made = dict(processor(list(opened(images)), return_tensors="pt")) if images else {}
+        counts = [tokens_of(*size) for size in subject.split.image_sizes(number)]
         asked = turns[0].question.replace(f"{IMAGE_TOKEN}\n", "")
         content = [*[{"type": "image"} for _ in images], {"type": "text", "text": asked}]
         message = {"role": "user", "content": content}
@@ -259,12 +333,12 @@ def test_an_export_gives_the_same_logits_and_answers_in_plain_transformers(runs:
         answer = f" {turns[0].answer}{tokenizer.eos_token}"
         prompt_ids = tokenizer(text, add_special_tokens=False, return_tensors="pt")["input_ids"]
         both = tokenizer(text + answer, add_special_tokens=False, return_tensors="pt")["input_ids"]
-        given = dict(made) | {"mm_token_type_ids": (both == plain.config.image_token_id).int()}
+        given = made | of_types(both)
         with torch.no_grad():
             logits = plain(input_ids=both, **given).logits[0, prompt_ids.shape[1] - 1 : -1]
             total += float(torch.nn.functional.cross_entropy(logits, both[0, prompt_ids.shape[1] :], reduction="sum"))
             labels += len(logits)
-            given = dict(made) | {"mm_token_type_ids": (prompt_ids == plain.config.image_token_id).int()}
+            given = made | of_types(prompt_ids)
             generated = plain.generate(input_ids=prompt_ids, **given, max_new_tokens=4, do_sample=False)
         told = tokenizer.decode(generated[0, prompt_ids.shape[1] :], skip_special_tokens=True).strip()
         assert said[number]["prediction"] == told

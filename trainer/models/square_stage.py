@@ -1,14 +1,18 @@
-"""A stage of the `llava` family: the model with some of its language layers, under the names that they have in it."""
+"""A stage of a family whose images are all one square: the model with some of its language layers, under the names
+that they have in it."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from trainer.errors import ConfigError
 from trainer.models.family import Stage
+
+if TYPE_CHECKING:
+    from trainer.models.square_row import SquareRowModel
 
 
 class Passage(nn.Module):
@@ -18,13 +22,13 @@ class Passage(nn.Module):
         return hidden
 
 
-def reduce_to_stage(model: nn.Module, stage: Stage) -> None:
+def reduce_to_stage(module: SquareRowModel, stage: Stage) -> None:
     """Let go of all that `stage` does not have.
 
     Layers keep their numbers, and so their names in checkpoints. Raises ConfigError for a language model that does more
     than its layers and its norm with hidden states.
     """
-    base, language_model = model.model, model.model.language_model
+    model, language_model = module.model, module.language_model
     layers, norm = language_model.layers, language_model.norm
     is_tied = model.lm_head.weight is language_model.embed_tokens.weight
     language_model.layers, language_model.norm = nn.ModuleList([Passage() for _ in layers]), Passage()
@@ -36,7 +40,8 @@ def reduce_to_stage(model: nn.Module, stage: Stage) -> None:
     else:
         model.lm_head = None
     if not stage.is_first:
-        base.vision_tower = base.multi_modal_projector = None
+        for part in (module.wiring.tower, module.wiring.projector):
+            setattr(model.model, part, None)
         if not (stage.is_last and is_tied):  # a tied head's weight goes by the embedding's name
             language_model.embed_tokens = None
 
