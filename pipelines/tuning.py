@@ -9,27 +9,31 @@ import dataclasses
 import itertools
 import json
 import math
+import os
 import random
 import re
 import secrets
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipelines.config import RunConfig, parse_run_config
 from pipelines.planner.job_spec import check_job_spec, job_settings, job_spec
 from pipelines.run_file import apply_overrides
+from pipelines.searches import SEARCH_FILE
+from pipelines.trials import TABLE, Trial, ranked
 from pipelines.tuning_section import ParameterSpec, TuningConfig, Value
 from trainer.config import RunPaths
 from trainer.errors import ConfigError, UserError
-from trainer.storage import join_uri, open_storage
+from trainer.storage import Storage, join_uri, open_storage
 
 if TYPE_CHECKING:
     from google.cloud.aiplatform_v1 import types as api
 
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 SHARED = ("data", "model", "features")  # sections that trials take over from the run, with its prepared data
-TABLE = "trials.json"
 
 
 @dataclass(frozen=True)
@@ -47,16 +51,6 @@ class Search:
         store = open_storage(self.uri)
         for name, data in self.files.items():
             store.write(name, data)
-
-
-@dataclass(frozen=True)
-class Trial:
-    """One line of the table. `metric` is None for a trial that failed."""
-
-    trial: int
-    values: dict[str, Value]
-    metric: float | None
-    error: str = ""
 
 
 def require_tuning(config: RunConfig) -> TuningConfig:
@@ -101,8 +95,14 @@ def open_search(config: RunConfig, from_run: str, search_id: str, root_uri: str)
             )
         content[section] = its
     run_json = json.dumps(content, indent=1, ensure_ascii=False).encode()
-    files = {"prepared.json": base.read("prepared.json"), "run.json": run_json}
+    files = {"prepared.json": base.read("prepared.json"), "run.json": run_json, SEARCH_FILE: _search_file(tuning)}
     return Search(config, tuning, search_id, paths.run_uri, files)
+
+
+def _search_file(tuning: TuningConfig) -> bytes:
+    """What `vlmpipe status` needs to read the table of trials."""
+    content = {"metric": tuning.metric, "goal": tuning.goal, "max_failed_trial_count": tuning.max_failed_trial_count}
+    return json.dumps({**content, "num_trials": num_points(tuning)}, indent=1).encode()
 
 
 def trial_spec(search: Search) -> dict[str, Any]:
@@ -174,11 +174,23 @@ def submit_search(search: Search) -> api.HyperparameterTuningJob:
 
 def run_search(search: Search) -> list[Trial]:
     """Run the trials on this machine, one after the other; writes `trials.json` after each. The table, best first."""
+    from pipelines.local_run import take_lock
+
+    store, table = open_storage(search.uri), list[Trial]()
+    lock = take_lock(Path(search.uri)) if "://" not in search.uri else None  # by which others see that it goes on
+    try:
+        _run_trials(search, store, table)
+    finally:
+        if lock is not None:
+            os.close(lock)
+    return ranked(table, search.tuning.goal)
+
+
+def _run_trials(search: Search, store: Storage, table: list[Trial]) -> None:
     from components.local_job import run_local_job
     from components.worker_pools import STEP_LABEL
     from trainer.trial import METRIC_FILE_VARIABLE, TRIAL_VARIABLE
 
-    store, table = open_storage(search.uri), list[Trial]()
     for number, values in enumerate(points(search.tuning), start=1):
         spec, folder = trial_spec(search), join_uri(search.uri, f"trial-{number}")
         metric_file = join_uri(folder, "metric.json")
@@ -191,18 +203,27 @@ def run_search(search: Search) -> list[Trial]:
                 {"name": METRIC_FILE_VARIABLE, "value": metric_file},
             ]
         spec["base_output_directory"] = {"output_uri_prefix": folder}
+        begun_s, error = time.monotonic(), ""
+        metric: float | None = None
         try:
             run_local_job(f"{search.search_id}-trial-{number}", spec, labels={STEP_LABEL: "trial"})
             line = json.loads(open_storage(folder).read("metric.json"))
-            table.append(Trial(number, values, float(line[search.tuning.metric])))
-        except UserError as error:
-            table.append(Trial(number, values, None, error.found.splitlines()[0]))
+            metric = float(line[search.tuning.metric])
+        except UserError as failure:
+            error = failure.found.splitlines()[0]
+        state = "failed" if metric is None else "done"
+        table.append(Trial(number, values, metric, error, state, round(time.monotonic() - begun_s, 1)))
         store.write(TABLE, json.dumps([dataclasses.asdict(one) for one in table], indent=1).encode())
         failed = sum(one.metric is None for one in table)
         if search.tuning.max_failed_trial_count and failed >= search.tuning.max_failed_trial_count:
             break
-    sign = -1 if search.tuning.goal == "MAXIMIZE" else 1
-    return sorted(table, key=lambda one: math.inf if one.metric is None else sign * one.metric)
+
+
+def num_points(tuning: TuningConfig) -> int:
+    """Trials that there are to be: a small grid has fewer points than `max_trial_count`."""
+    if tuning.algorithm != "GRID_SEARCH":
+        return tuning.max_trial_count
+    return min(tuning.max_trial_count, math.prod(len(one.points) for one in tuning.parameters.values()))
 
 
 def points(tuning: TuningConfig) -> Iterator[dict[str, Value]]:

@@ -1,4 +1,4 @@
-"""A small, strict stand-in for Vertex AI: pipeline jobs (create, get, cancel), schedules, models and logs, over REST.
+"""A small, strict stand-in for Vertex AI: jobs of its kinds, schedules, models, experiments and logs, over REST.
 
 It parses what it is sent into the API's own message, and the pipeline in it into kfp's, and refuses what either does
 not know. It checks what the real service does, as far as its documentation says: names, types of parameters, forms of
@@ -43,6 +43,7 @@ SERVICE_ACCOUNT = re.compile(r"[a-z0-9-]+@[a-z0-9.-]+\.gserviceaccount\.com")
 OUTPUT_ONLY = ("name", "create_time", "start_time", "end_time", "update_time", "state", "job_detail", "error")
 MOST_LABELS = 64
 KNOWN_QUERY = {"pipelineJobId", "$alt", "filter", "pageToken", "updateMask"}
+TUNING_JOBS = re.compile(r"/v1/(projects/[^/]+/locations/[^/]+)/hyperparameterTuningJobs(/[^/:]+)?(:cancel)?")
 MODELS = re.compile(
     r"/v1/(projects/[^/]+/locations/[^/]+)/models(?:/([^/:@]+)(@[^/:@]+)?)?(?::([a-zA-Z]+)|/(operations/[0-9]+))?"
 )
@@ -89,7 +90,7 @@ class FakeVertex:
         self.floor = JobFloor(self.parent, ApiError)
         self.searches = TuningFloor(self.parent, ApiError)
         self.shelf = ModelShelf(self.parent, ApiError)
-        self.courses = Courses(project, ApiError)
+        self.courses = Courses(project, ApiError, self.floor)
         self.faults: list[Fault] = []
         self.requests: list[str] = []  # "METHOD path?query" of every request that arrived
         self.lock = threading.Lock()
@@ -289,10 +290,12 @@ class _Handler(BaseHTTPRequestHandler):
         match = re.fullmatch(r"/v1/(projects/[^/]+/locations/[^/]+)/schedules(/[^/:]+)?(:[a-z]+)?", url.path)
         if match:
             return self._schedules(match[1], match[2] and f"{match[1]}/schedules{match[2]}", match[3], query, body)
-        match = re.fullmatch(r"/v1/(projects/[^/]+/locations/[^/]+)/hyperparameterTuningJobs", url.path)
+        match = re.fullmatch(
+            r"/v1/(projects/[^/]+/locations/[^/]+)/hyperparameterTuningJobs(/[^/:]+)?(:cancel)?", url.path
+        )
         if match:
             self.fake.require_parent(match[1])
-            return self.fake.searches.answer(self.command, query, body)
+            return self.fake.searches.answer(self.command, (match[2] or "")[1:], match[3], query, body)
         match = re.fullmatch(r"/v1/(projects/[^/]+/locations/[^/]+)/(customJobs)(/[^/:]+)?(:cancel)?", url.path)
         if match:
             self.fake.require_parent(match[1])
