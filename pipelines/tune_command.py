@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pipelines.arguments import AsJson, Overrides, RunFile, load
-from pipelines.output import print_json, print_lines
+from pipelines.output import print_json, print_lines, to_stderr
 from trainer.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -44,6 +44,8 @@ def tune(
     search_id = f"{settings.name}-tune-{datetime.now(UTC):%Y%m%d-%H%M%S}"
     usd: float | None = None
     if target == TuneTarget.local:
+        if found.stopping != "none":
+            to_stderr(f"note: tuning.stopping {found.stopping} is Vertex AI's; here every trial runs to its end")
         tuning.points(found)  # an algorithm that is not here is refused before anything is written
     else:
         settings.require_vertex()

@@ -27,6 +27,7 @@ from pipelines.trials import TABLE, Trial, ranked
 from pipelines.tuning_section import ParameterSpec, TuningConfig, Value
 from trainer.config import RunPaths
 from trainer.errors import ConfigError, UserError
+from trainer.hypertune import HELD_OUT_LOSS
 from trainer.storage import Storage, join_uri, open_storage
 
 if TYPE_CHECKING:
@@ -57,6 +58,11 @@ def require_tuning(config: RunConfig) -> TuningConfig:
     """The section, once every end of every range makes a run file that holds. Raises ConfigError."""
     if config.tuning is None:
         raise ConfigError("the run file has no section tuning", fix="add one: docs/how-to/tune.md")
+    if config.tuning.metric == HELD_OUT_LOSS and not config.train.validate_every_steps:
+        raise ConfigError(
+            f"tuning.metric is {HELD_OUT_LOSS}, and train.validate_every_steps is 0, so nothing measures it",
+            fix="set train.validate_every_steps",
+        )
     for name, spec in config.tuning.parameters.items():
         points = spec.points
         for value in dict.fromkeys((points[0], points[-1]) if spec.range else points):
@@ -137,6 +143,7 @@ def tuning_job(search: Search, *, token: str = "") -> api.HyperparameterTuningJo
             metrics=[{"metric_id": tuning.metric, "goal": tuning.goal}],
             parameters=[_parameter(name, one) for name, one in tuning.parameters.items()],
             algorithm=tuning.algorithm,
+            **_stopping(tuning),
         ),
         max_trial_count=tuning.max_trial_count,
         parallel_trial_count=tuning.parallel_trial_count,
@@ -189,7 +196,7 @@ def run_search(search: Search) -> list[Trial]:
 def _run_trials(search: Search, store: Storage, table: list[Trial]) -> None:
     from components.local_job import run_local_job
     from components.worker_pools import STEP_LABEL
-    from trainer.trial import METRIC_FILE_VARIABLE, TRIAL_VARIABLE
+    from trainer.hypertune import METRIC_FILE_VARIABLE, TRIAL_VARIABLE
 
     for number, values in enumerate(points(search.tuning), start=1):
         spec, folder = trial_spec(search), join_uri(search.uri, f"trial-{number}")
@@ -207,7 +214,7 @@ def _run_trials(search: Search, store: Storage, table: list[Trial]) -> None:
         metric: float | None = None
         try:
             run_local_job(f"{search.search_id}-trial-{number}", spec, labels={STEP_LABEL: "trial"})
-            line = json.loads(open_storage(folder).read("metric.json"))
+            line = json.loads(open_storage(folder).read("metric.json").splitlines()[-1])
             metric = float(line[search.tuning.metric])
         except UserError as failure:
             error = failure.found.splitlines()[0]
@@ -260,6 +267,12 @@ def value_at(spec: ParameterSpec, share: float) -> Value:
         value = low + high - low * (high / low) ** (1 - share)
     value = min(max(value, low), high)
     return round(value) if spec.integer_value_spec else value
+
+
+def _stopping(tuning: TuningConfig) -> dict[str, Any]:
+    """By steps, not by time: a trial's machines may be slower than another's."""
+    names = {"median": "median_automated_stopping_spec", "decay_curve": "decay_curve_stopping_spec"}
+    return {names[tuning.stopping]: {"use_elapsed_duration": False}} if tuning.stopping in names else {}
 
 
 def _parameter(name: str, spec: ParameterSpec) -> dict[str, Any]:

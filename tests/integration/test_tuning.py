@@ -37,7 +37,9 @@ from tests.submit_runs import Submit, commander
 from trainer import launch
 from trainer import trial as trial_module
 from trainer.errors import ConfigError, UserError
-from trainer.trial import METRIC_FILE_VARIABLE, TRIAL_VARIABLE, open_trial, parse_values
+from trainer.hypertune import METRIC_FILE_VARIABLE, TRIAL_VARIABLE, WATCHED_VARIABLE
+from trainer.metrics import MetricsLog
+from trainer.trial import open_trial, parse_values
 
 DIGITS = Path(__file__).parents[2] / "configs/digits.yaml"
 RATE, ROWS, PRECISION = "train.optimizer.learning_rate", "train.micro_batch_rows", "train.precision"
@@ -108,6 +110,22 @@ def test_the_request_says_ranges_metric_and_trials_in_the_apis_terms(server: Fak
     assert job.trial_job_spec.base_output_directory.output_uri_prefix == search.uri
 
 
+@pytest.mark.parametrize(
+    ("stopping", "field"), [("median", "medianAutomatedStoppingSpec"), ("decay_curve", "decayCurveStoppingSpec")]
+)
+def test_trials_are_stopped_early_by_what_training_measures(
+    server: FakeVertex, tmp_path: Path, stopping: str, field: str
+) -> None:
+    wanted = config(metric="held_out_loss", goal="MINIMIZE", stopping=stopping)
+    with pytest.raises(ConfigError, match="validate_every_steps is 0"):
+        opened(wanted, tmp_path)
+    train = wanted.train.model_copy(update={"validate_every_steps": 5})
+    submit_search(opened(wanted.model_copy(update={"train": train}), tmp_path))
+    (job,) = server.searches.jobs
+    study = json_format.MessageToDict(api.StudySpec.pb(job.study_spec))
+    assert study[field] == {} and study["metrics"] == [{"metricId": "held_out_loss", "goal": "MINIMIZE"}]
+
+
 @pytest.mark.parametrize(("action", "jobs"), [("drop_after", 1), ("drop_before", 0)])
 def test_a_lost_answer_makes_no_second_search(server: FakeVertex, search: Search, action: Any, jobs: int) -> None:
     server.faults.append(Fault(action))
@@ -157,6 +175,8 @@ REFUSALS: dict[str, tuple[dict[str, Any], str]] = {
     "falling values": ({"parameters": {ROWS: {"discrete_value_spec": {"values": [2, 1]}}}}, "rising order"),
     "a grid of real numbers": ({"algorithm": "GRID_SEARCH"}, "takes no double_value_spec"),
     "data": ({"parameters": {"data.row_tokens": {"discrete_value_spec": {"values": [64]}}}}, "only fields of train"),
+    "stopping by what is measured once": ({"stopping": "median"}, "set metric to held_out_loss"),
+    "the largest loss": ({"metric": "held_out_loss"}, "set goal to MINIMIZE"),
     "more at once than in all": ({"parallel_trial_count": 7}, "more than max_trial_count"),
 }  # fmt: skip
 
@@ -317,8 +337,34 @@ def test_a_trial_trains_exports_evaluates_and_reports_as_the_service_reads(
     found = json.loads(line)
     assert found.pop("timestamp") > 0
     assert found == {"trial": "4", "exact_match": "0.5", "global_step": "7"}
-    with pytest.raises(ConfigError, match="has no number bleu"):
+    with pytest.raises(ConfigError, match="no number bleu"):
         trial_module.report(open_trial(f"{search.uri}/run.json", {}, "4"), "bleu")
+
+
+def test_a_trial_that_is_watched_reports_after_each_validation_and_evaluates_nothing(
+    search: Search, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[str] = []
+
+    def launched(arguments: list[str]) -> int:
+        ran.append(arguments[3])
+        log = MetricsLog(str(Path(arguments[-1]).parent), resumed_from_step=0)
+        for step, values in ((5, {"held_out_loss": 2.0}), (6, {"loss": 1.9}), (10, {"held_out_loss": 1.5})):
+            log.write(step, values)
+        log.close()
+        return 0
+
+    monkeypatch.setattr(launch, "main", launched)
+    monkeypatch.setenv(TRIAL_VARIABLE, "4")
+    monkeypatch.setenv(METRIC_FILE_VARIABLE, str(tmp_path / "output.metrics"))
+    monkeypatch.setenv(WATCHED_VARIABLE, "")
+    arguments = ["--config", f"{search.uri}/run.json", "--metric", "held_out_loss", "--nproc-per-node", "1"]
+    assert trial_module.main(arguments) == 0
+    assert ran == ["trainer.train"]
+    lines = [json.loads(line) for line in (tmp_path / "output.metrics").read_text().splitlines()]
+    assert [(one["trial"], one["held_out_loss"], one["global_step"]) for one in lines] == [
+        ("4", "2.0", "5"), ("4", "1.5", "10"),
+    ]  # fmt: skip
 
 
 # ---- on this machine
