@@ -9,13 +9,15 @@ from typing import Any
 
 import pytest
 from google.cloud.aiplatform import initializer
+from kfp.dsl import PipelineTaskFinalStatus
 
+from components.notify import notify
 from pipelines.config import load_run_file
 from pipelines.experiments import LONGEST_ID_CHARS, log_run, run_name
 from tests.fakes.gcs import FakeGcs
 from tests.fakes.vertex import FakeVertex, Fault
 from tests.submit_runs import CONFIG, MINE
-from tests.vertex_runs import JOB, put
+from tests.vertex_runs import JOB, RUN, put
 from trainer.config import RunPaths
 
 pytest_plugins = ("tests.vertex_fixtures",)
@@ -66,6 +68,20 @@ def test_a_run_is_logged_with_its_settings_and_results_and_again_only_once(asked
         2, 0.8, "FAILED",
     )  # fmt: skip
     assert not any("tensorboard" in request.lower() for request in asked.requests if "tb-run" not in request)
+
+
+def test_the_exit_handler_logs_and_a_failure_to_log_fails_nothing(
+    asked: FakeVertex, bucket: FakeGcs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("components.steps.close_run", lambda run_uri, state: "report written")
+    status = PipelineTaskFinalStatus("CANCELLED", RUN, "run", 1, "cancelled")
+    for fault, said in ((None, "logged as"), (Fault("status", "GET", code=403), "warning: NOT logged")):
+        asked.faults = [fault] if fault else []
+        notify("", JOB, "gs://example-bucket/vlmpipe", "", status)
+        path = f"vlmpipe/runs/{JOB}/steps/notify.json"
+        record = json.loads(bucket.client().bucket("example-bucket").blob(path).download_as_bytes())
+        assert record["state"] == "done" and record["message"].startswith(f"report written; {said}")
+    assert context(asked, f"{EXPERIMENT}-{JOB}").metadata["_state"] == "CANCELLED"
 
 
 def test_what_keeps_a_run_from_being_logged_is_a_warning(asked: FakeVertex, bucket: FakeGcs) -> None:
