@@ -92,6 +92,9 @@ def test_what_keeps_a_run_from_being_logged_is_a_warning(asked: FakeVertex, buck
     asked.metadata.has_store = True
     asked.faults.append(Fault("status", "POST", code=400, message="context_id: too long"))
     assert "NOT logged as an experiment: Vertex AI refuses the experiment" in log_run(URI, "SUCCEEDED")
+    other = {"displayName": "e", "schemaTitle": "system.ExperimentRun", "schemaVersion": "0.0.1"}
+    assert post(asked, f"?contextId={EXPERIMENT}", other) == 200
+    assert "NOT logged as an experiment: ValueError: Experiment name" in log_run(URI, "SUCCEEDED")
     bucket.buckets.clear()
     assert "does not exist" in log_run(URI, "SUCCEEDED")
 

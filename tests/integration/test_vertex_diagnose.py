@@ -102,6 +102,7 @@ def test_a_missing_bucket_is_the_cause_where_no_step_could_say_it(
 
 def test_a_run_that_somebody_cancelled_says_so(started: FakeVertex, bucket: FakeGcs, vlmpipe: Submit) -> None:
     course(started, *TRAINING, begun=4)
+    started.courses.print(started.jobs[RUN], "train", "stopped on request after step 5; resumable")
     vlmpipe("cancel", RUN)
     vlmpipe("status", RUN)
     found = vlmpipe("diagnose", RUN, "--json").json
