@@ -4,7 +4,7 @@ from kfp.dsl import PipelineTaskFinalStatus
 
 
 def notify(run_id: str, job_name: str, root_uri: str, webhook: str, status: PipelineTaskFinalStatus) -> None:
-    """Write the final report.html and a line for the log; post a message to the webhook, if there is one.
+    """Write the final report.html and a line for the log; log the run in gcp.experiment and tell the webhook, if asked.
 
     An exit handler sees nothing of the other steps' outputs: it finds the run by its name.
 
@@ -20,6 +20,7 @@ def notify(run_id: str, job_name: str, root_uri: str, webhook: str, status: Pipe
     from components.shell import STOPPED_VARIABLE, run_uri_of, step
     from components.steps import close_run
     from components.webhook import tell
+    from pipelines.experiments import log_run
 
     run_uri = run_uri_of(root_uri, run_id, job_name)
     state = "stopped" if os.environ.get(STOPPED_VARIABLE) else status.state
@@ -28,6 +29,6 @@ def notify(run_id: str, job_name: str, root_uri: str, webhook: str, status: Pipe
         try:
             said.append(close_run(run_uri, state))
         finally:  # also of a run whose report cannot be written
-            said.append(tell(webhook, run_uri, state, status.error_message or ""))
-            print(said[-1], flush=True)
+            said += [tell(webhook, run_uri, state, status.error_message or ""), log_run(run_uri, state)]
+            print("\n".join(filter(None, said[-2:])), flush=True)
         progress.finish(message="; ".join(filter(None, said)))

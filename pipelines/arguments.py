@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,6 +11,14 @@ import typer
 
 if TYPE_CHECKING:
     from pipelines.config import RunConfig
+
+
+class TargetOption(StrEnum):
+    """Targets that a pipeline can be compiled for and run on."""
+
+    vertex = "vertex"
+    local = "local"
+
 
 RunFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="The run file, for example configs/digits.yaml.")]
 Overrides = Annotated[

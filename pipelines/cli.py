@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import asdict
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pipelines import run_commands, schedule_commands, tune_command
-from pipelines.arguments import AsJson, Overrides, RunFile, load
+from pipelines import run_commands, schedule_commands, start_commands, tune_command
+from pipelines.arguments import AsJson, Overrides, RunFile, TargetOption, load
 from pipelines.output import print_error, print_json, print_lines, to_stderr
 from trainer import __version__
 from trainer.errors import DEBUG_VARIABLE, ConfigError, ExitCode, UserError, from_os_error
@@ -32,15 +31,8 @@ app = typer.Typer(
 cache = typer.Typer(help="The cache of vision features.", no_args_is_help=True)
 app.add_typer(cache, name="cache")
 app.add_typer(schedule_commands.app, name="schedule")
-for command in (run_commands.status, run_commands.cancel, run_commands.logs, tune_command.tune):
+for command in (*start_commands.ALL, *run_commands.ALL, tune_command.tune):
     app.command()(command)
-
-
-class CompileTarget(StrEnum):
-    """Targets that a pipeline can be compiled for."""
-
-    vertex = "vertex"
-    local = "local"
 
 
 def _version(wanted: bool) -> None:
@@ -145,7 +137,7 @@ def _suggest(settings: RunConfig, config: str, goal: str, as_json: bool) -> None
 @app.command(name="compile")
 def compile_(
     configs: Annotated[list[str], typer.Argument(metavar="CONFIG", help="Run files, and fields to override in all.")],
-    target: Annotated[CompileTarget, typer.Option(help="Where the pipeline is to run.")] = CompileTarget.vertex,
+    target: Annotated[TargetOption, typer.Option(help="Where the pipeline is to run.")] = TargetOption.vertex,
     output: Annotated[Path, typer.Option(help="Folder to write the pipelines to.")] = Path("build/pipelines"),
 ) -> None:
     """Compile run files into pipelines: one YAML file each, named <name>.<target>.yaml."""
@@ -163,108 +155,6 @@ def compile_(
     for path, config in loaded.items():
         compiled = compile_pipeline(config, target.value, path)
         print(f"{compiled.path}: {compiled.steps} steps, {compiled.jobs} jobs, checked")
-
-
-@app.command()
-def run(
-    config: RunFile,
-    overrides: Overrides = None,
-    run_id: Annotated[
-        str, typer.Option(help="Name of the run; default <name>-<date>-<time>.", show_default=False)
-    ] = "",
-    fresh: Annotated[
-        bool, typer.Option("--fresh", help="Start a new run even if the last one can be continued.")
-    ] = False,
-    retries: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            metavar="N",
-            help="How often each replica of a job is started again when it fails without a named cause; default 0, "
-            "with --chaos as often as on Vertex AI.",
-            show_default=False,
-        ),
-    ] = None,
-    chaos: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="EVENT",
-            help="Let training meet a mishap: preempt:node=1,after_step=20,notice=5s, kill:rank=0,after_step=7, "
-            "kill:node=..., stop:node=1,after_step=3,for=2s or random:seed=7,every_steps=15,count=4. Repeatable.",
-            show_default=False,
-        ),
-    ] = None,
-    plain: Annotated[bool, typer.Option("--plain", help="Print lines instead of a live table.")] = False,
-    as_json: AsJson = False,
-) -> None:
-    """Run the whole pipeline on this machine. Continues the last run of the same run file if it did not finish."""
-    from pipelines.live_view import view_for
-    from pipelines.local_process import execute, pipeline_command
-    from pipelines.local_run import open_run
-    from pipelines.run_summary import report_of
-
-    settings = load(config, overrides)
-    if chaos:
-        from components.chaos import parse_chaos
-
-        parse_chaos(chaos, nodes=settings.cluster.replica_count, ranks_per_node=settings.cluster.processes)
-    this = open_run(settings, [str(config), *(overrides or [])], run_id=run_id, fresh=fresh)
-    say = to_stderr if as_json else print
-    for line in this.introduction():
-        say(line)
-    view = view_for(plain=plain or as_json, say=say)
-    code = execute(this, view, pipeline_command(this, retries=retries, chaos=chaos or ()))
-    found = report_of(this.folder, this.marker)
-    if as_json:
-        print_json(found.as_json())
-    else:
-        print_lines(["", *found.lines()])
-    raise typer.Exit(code)
-
-
-@app.command()
-def submit(
-    config: RunFile,
-    overrides: Overrides = None,
-    force: Annotated[bool, typer.Option("--force", help="Submit although memory is planned not to fit.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask, whatever it costs.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be sent, and send nothing.")] = False,
-    run_id: Annotated[
-        str, typer.Option(help="An earlier run on Vertex AI to continue; default a new one.", show_default=False)
-    ] = "",
-    detach: Annotated[bool, typer.Option("--detach", help="Leave once it is started, and do not watch it.")] = False,
-    plain: run_commands.Plain = False,
-    as_json: AsJson = False,
-) -> None:
-    """Start a run on Vertex AI: plan, compile, ask before much is spent, send; then watch it to its end."""
-    from pipelines.planner.consent import terminal_question
-    from pipelines.submit import submit_run
-
-    answer = submit_run(
-        load(config, overrides), run_id=run_id, force=force, yes=yes, dry_run=dry_run, ask=terminal_question()
-    )
-    watching = bool(answer.resource_name) and not detach
-    if not as_json:
-        print_lines(answer.lines())
-    elif not watching:
-        print_json(answer.as_json())
-    if watching:
-        read = run_commands.vertex_reader(answer.address)
-        name = answer.address.argument
-        raise typer.Exit(run_commands.watch_and_show(name, read, on_vertex=True, plain=plain, as_json=as_json))
-
-
-@app.command()
-def diagnose(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="Run id or folder.")],
-    root: Annotated[str, typer.Option(help="The runs' output.root_uri.")] = "runs",
-    as_json: AsJson = False,
-) -> None:
-    """Say why a run failed or stopped, and what to do, from its records, logs, exit codes and stacks."""
-    from pipelines.diagnose import diagnose as diagnose_run
-
-    found = diagnose_run(root, run)
-    print_json(found.as_json()) if as_json else print_lines(found.lines())
 
 
 @cache.command("explain")

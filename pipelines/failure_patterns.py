@@ -42,13 +42,18 @@ class Pattern:
 
 @dataclass(frozen=True)
 class Hit:
-    """A pattern that a text matches. `line` counts from 1."""
+    """A pattern that a text matches. `line` counts from 1; 0 where lines have no numbers."""
 
     pattern: Pattern
     where: str
     line: int
     text: str
     detail: str
+
+    @property
+    def place(self) -> str:
+        """Where it was seen, for people."""
+        return f"{self.where}:{self.line}" if self.line else self.where
 
 
 @functools.cache

@@ -12,7 +12,7 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from google.api_core import exceptions
@@ -20,6 +20,7 @@ from google.cloud.aiplatform_v1 import types as api
 from requests.exceptions import RequestException
 
 from components.custom_job import parse_job_spec
+from pipelines.rungs import FILE, Attempt, parse_rungs
 from pipelines.sections import duration_s
 from pipelines.vertex_api import Place, in_words, job_client
 from pipelines.vertex_job import PASSING, REQUEST_TIMEOUT_S, SUBMISSION_LABEL, retrying
@@ -29,7 +30,6 @@ from trainer.storage import open_storage
 if TYPE_CHECKING:
     from google.cloud.aiplatform_v1.services.job_service import JobServiceClient
 
-FILE = "ladder.json"
 POLL_S = 20.0
 CANCEL_S = 900.0  # longest wait for a job to end after it was told to; a later start outranks one that still lives
 ATTEMPTS = 3  # to create a job whose answers get lost
@@ -40,19 +40,6 @@ NO_CAPACITY = re.compile(
     r"Resources are insufficient|\bSTOCKOUT\b|RESOURCE_POOL_EXHAUSTED|RESOURCE_EXHAUSTED|exceed quota limits", re.I
 )
 REQUESTS = re.compile(r"per minute|per second", re.I)  # a quota of requests, not of machines
-
-
-@dataclass
-class Attempt:
-    """What became of one rung."""
-
-    strategy: str
-    token: str  # label by which its job is found again
-    job: str = ""  # resource name, once an answer came
-    cancelled_for: str = ""  # wait, spend or stop: what we cancelled it for
-    outcome: str = ""  # no capacity, done, failed or stopped
-    why: str = ""
-    usd: float | None = None  # spent at most, at the plan's prices
 
 
 def climb(settings: Mapping[str, Any], job_spec: Mapping[str, Any]) -> str:
@@ -265,10 +252,8 @@ class Ladder:
     def _kept(self) -> list[Attempt]:
         if self._store.stat(FILE) is None:
             return []
-        content = json.loads(self._store.read(FILE))
-        if content["of_run"] != self._of_run:
-            return []
-        return [Attempt(**one) for one in content["attempts"] if one["cancelled_for"] != "stop"]
+        rungs = parse_rungs(json.loads(self._store.read(FILE)), self._of_run)
+        return [one for one in rungs if one.cancelled_for != "stop"]
 
     def _keep(self) -> None:
         content = {"of_run": self._of_run, "attempts": [asdict(one) for one in self.attempts]}

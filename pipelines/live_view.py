@@ -173,7 +173,7 @@ def render(state: RunState, *, elapsed_s: float | None = None, note: str = "", s
 
     def rows() -> Table:
         table = Table.grid(padding=(0, 1), expand=True)
-        for width in (1, max(len(step.name) for step in state.steps), max(map(len, LOOKS))):
+        for width in (1, max((len(step.name) for step in state.steps), default=0), max(map(len, LOOKS))):
             table.add_column(min_width=width, no_wrap=True)
         for _ in range(1 + starts):
             table.add_column(min_width=7, justify="right", no_wrap=True)

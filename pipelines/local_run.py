@@ -209,7 +209,7 @@ def open_run(config: RunConfig, arguments: Sequence[str], *, run_id: str = "", f
     folder = folder / choice.run_id
     with os_errors(f"creating the run's folder {folder}"):
         folder.mkdir(parents=True, exist_ok=True)
-        lock = _take_lock(folder)
+        lock = take_lock(folder)
     marker = Marker(choice.run_id, digest, tuple(arguments), time.time())
     text = json.dumps(config.to_dict(), indent=1, ensure_ascii=False)
     LocalStorage(folder).write(RUN_FILE_COPY, text.encode())
@@ -217,7 +217,8 @@ def open_run(config: RunConfig, arguments: Sequence[str], *, run_id: str = "", f
     return LocalRun(folder, marker, choice.earlier, lock)
 
 
-def _take_lock(folder: Path) -> int:
+def take_lock(folder: Path) -> int:
+    """Hold the run's folder until the number that is returned is closed. Raises UserError where somebody holds it."""
     lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""`vlmpipe status`, `cancel` and `logs`: one spelling for the runs of this machine and those on Vertex AI.
+"""`vlmpipe status`, `cancel`, `logs` and `diagnose`: one spelling for the runs of this machine and those on Vertex AI.
 
 What is typed as RUN is looked for here first, then among what was submitted from this folder, then on Vertex AI.
 """
@@ -14,13 +14,15 @@ import typer
 
 from pipelines.arguments import AsJson
 from pipelines.output import print_json, print_lines, to_stderr
+from trainer.errors import ConfigError
 
 if TYPE_CHECKING:
     from pipelines.addresses import Address
     from pipelines.run_summary import RunReport
+    from pipelines.searches import SearchStatus
     from pipelines.vertex_status import VertexStatus
 
-RUN_HELP = "Run id or folder, pipeline job, its resource name or its link to the console."
+RUN_HELP = "Run id or folder, pipeline job, its resource name or its link to the console; or a search."
 Run = Annotated[str, typer.Argument(metavar="RUN", help=RUN_HELP)]
 Root = Annotated[str, typer.Option(help="The local runs' output.root_uri.")]
 Project = Annotated[
@@ -48,10 +50,9 @@ def status(
     if not run:
         _list_runs(root, as_json)
         return
-    found = _find(run, root, project, location)
-    read = _reader(found, root)
+    read, on_vertex = _reader(run, root, project, location)
     if watching:
-        raise typer.Exit(watch_and_show(run, read, on_vertex=not _is_local(found), plain=plain, as_json=as_json))
+        raise typer.Exit(watch_and_show(run, read, on_vertex=on_vertex, plain=plain, as_json=as_json))
     show(read(), as_json)
 
 
@@ -61,13 +62,18 @@ def cancel(
     """Ask a run to stop. What its jobs have saved is kept; the same command or --run-id continues it."""
     from pipelines import local_control
     from pipelines.addresses import Address
+    from pipelines.searches import find_search
 
-    found = _find(run, root, project, location)
-    if isinstance(found, Address):
+    search = find_search(run, root)
+    found = None if search else _find(run, root, project, location)
+    if search:
+        name, asked = search.name, search.cancel()
+    elif isinstance(found, Address):
         from pipelines.vertex_runs import Runs
 
         name, asked = found.argument, Runs(found.place).cancel(found)
     else:
+        assert found
         name, asked = found.folder.name, local_control.cancel(found)
     if as_json:
         print_json({"run_id": name, "asked": asked})
@@ -103,8 +109,30 @@ def logs(
         raise typer.Exit(0) from None
 
 
+def diagnose(
+    run: Run, root: Root = "runs", project: Project = "", location: Location = "", as_json: AsJson = False
+) -> None:
+    """Say why a run failed or stopped, and what to do, from its records, logs, exit codes and stacks."""
+    from pipelines import diagnose as local
+    from pipelines.addresses import Address
+
+    run_at = None if local.is_run_folder(run) else _find(run, root, project, location)
+    if isinstance(run_at, Address):
+        from pipelines.vertex_diagnose import diagnose_vertex
+
+        found = diagnose_vertex(run_at)
+    else:
+        found = local.diagnose_folder(run_at.folder if run_at else Path(run))
+    print_json(found.as_json()) if as_json else print_lines(found.lines())
+
+
 def watch_and_show(
-    run: str, read: Callable[[], RunReport | VertexStatus], *, on_vertex: bool, plain: bool, as_json: bool
+    run: str,
+    read: Callable[[], RunReport | SearchStatus | VertexStatus],
+    *,
+    on_vertex: bool,
+    plain: bool,
+    as_json: bool,
 ) -> int:
     """Follow a run to its end, show how it ended and return its exit code."""
     from pipelines.live_view import view_for
@@ -116,13 +144,17 @@ def watch_and_show(
     return found.exit_code or 0
 
 
-def show(found: RunReport | VertexStatus, as_json: bool) -> None:
+def show(found: RunReport | SearchStatus | VertexStatus, as_json: bool) -> None:
     """Print how a run stands."""
     if as_json:
         print_json(found.as_json())
         return
+    from pipelines.searches import SearchStatus
     from pipelines.tables import print_state
 
+    if isinstance(found, SearchStatus):  # its lines are the table
+        print_lines(found.lines())
+        return
     print_state(found.state)
     print_lines(["", *found.lines()])
 
@@ -144,23 +176,29 @@ def _find(name: str, root: str, project: str, location: str) -> RunReport | Addr
     if any(Path(folder, MARKER).is_file() for folder in (name, join_uri(root, "runs", name))):
         return find_run(root, name)
     from pipelines.addresses import address_of
+    from pipelines.searches import find_search
 
+    if find_search(name, root):
+        raise ConfigError(
+            f"{name} is a search, not a run",
+            expected="a run; each trial of a search keeps a folder of its own",
+            fix=f"vlmpipe status {name}",
+        )
     return address_of(name, project=project, location=location) or find_run(root, name)
 
 
-def _is_local(found: RunReport | Address) -> bool:
-    from pipelines.run_summary import RunReport
-
-    return isinstance(found, RunReport)
-
-
-def _reader(found: RunReport | Address, root: str) -> Callable[[], Any]:
+def _reader(run: str, root: str, project: str, location: str) -> tuple[Callable[[], Any], bool]:
+    """A function that reads how it stands now, and whether that is on Vertex AI."""
     from pipelines.run_summary import RunReport, report_of
+    from pipelines.searches import LocalSearch, find_search
 
+    if search := find_search(run, root):
+        return search.status, not isinstance(search, LocalSearch)
+    found = _find(run, root, project, location)
     if isinstance(found, RunReport):
         folder = found.folder
-        return lambda: report_of(folder)
-    return vertex_reader(found)
+        return lambda: report_of(folder), False
+    return vertex_reader(found), True
 
 
 def _vertex_logs(address: Address, step: str, last: int, follow: bool) -> Iterator[str]:
@@ -194,3 +232,6 @@ def _list_runs(root: str, as_json: bool) -> None:
     tables.print_runs(runs, root)
     if submitted:
         tables.print_submitted(submitted)
+
+
+ALL = (status, cancel, logs, diagnose)

@@ -337,6 +337,11 @@ class GcpConfig(Section):
         default_factory=dict, max_length=63, description="Labels of pipeline and jobs; vlmpipe adds one of its own."
     )
     tensorboard: str = Field("", description="Vertex AI TensorBoard instance, full resource name.")
+    experiment: str = Field(
+        "",
+        pattern=r"^([a-z0-9][a-z0-9-]{3,59})?$",
+        description="Vertex AI experiment in which each run logs its settings and final metrics; empty for none.",
+    )
     encryption_spec_key_name: str = Field("", description="Customer-managed encryption key, full resource name.")
     persistent_resource_id: str = Field("", description="Persistent resource to run the jobs on.")
     enable_web_access: bool = Field(False, description="Allow an interactive shell into running jobs.")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pipelines.arguments import AsJson, Overrides, RunFile, load
-from pipelines.output import print_json, print_lines
+from pipelines.output import print_json, print_lines, to_stderr
 from trainer.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -42,12 +42,15 @@ def tune(
     settings = load(config, overrides)
     found = tuning.require_tuning(settings)
     search_id = f"{settings.name}-tune-{datetime.now(UTC):%Y%m%d-%H%M%S}"
+    usd: float | None = None
     if target == TuneTarget.local:
+        if found.stopping != "none":
+            to_stderr(f"note: tuning.stopping {found.stopping} is Vertex AI's; here every trial runs to its end")
         tuning.points(found)  # an algorithm that is not here is refused before anything is written
     else:
         settings.require_vertex()
         if not dry_run:
-            _consent(settings, yes=yes)
+            usd = _consent(settings, yes=yes)
     search = tuning.open_search(settings, from_run, search_id, settings.root_uri(target.value))
     if dry_run:
         from google.protobuf import json_format
@@ -57,13 +60,13 @@ def tune(
         return
     search.write()
     if target == TuneTarget.vertex:
-        _submit(search, as_json=as_json)
+        _submit(search, usd, as_json=as_json)
     else:
         _run(search, as_json=as_json)
 
 
-def _consent(settings: RunConfig, *, yes: bool) -> None:
-    """All trials at the plan's price of one run."""
+def _consent(settings: RunConfig, *, yes: bool) -> float | None:
+    """All trials at the plan's price of one run, once that may be spent. Raises UserError where not."""
     from pipelines.planner.consent import require_consent, spending_of, terminal_question
     from pipelines.planner.plan import plan_run
 
@@ -78,31 +81,31 @@ def _consent(settings: RunConfig, *, yes: bool) -> None:
     )
     above = settings.plan.confirm_above_usd
     require_consent(whole, confirm_above_usd=above, force=False, yes=yes, ask=terminal_question())
+    return whole.usd
 
 
-def _submit(search: Search, *, as_json: bool) -> None:
+def _submit(search: Search, usd: float | None, *, as_json: bool) -> None:
+    from pipelines.addresses import Note
     from pipelines.tuning import submit_search
 
     job = submit_search(search)
+    # `vlmpipe status` and `cancel` then know the search by its id
+    Note(job.name, search.uri, datetime.now(UTC).timestamp(), usd).write(search.search_id)
     if as_json:
         print_json({"search_id": search.search_id, "resource_name": job.name, "uri": search.uri})
         return
-    print_lines([f"search {search.search_id} started: {job.name}", f"  trials  {search.uri}/trial-N"])
+    lines = [f"search {search.search_id} started: {job.name}", f"  trials     {search.uri}/trial-N"]
+    print_lines([*lines, f"  to follow  vlmpipe status {search.search_id} --watch"])
 
 
 def _run(search: Search, *, as_json: bool) -> None:
-    from pipelines.tuning import TABLE, run_search
+    from pipelines.trials import TABLE, table_lines
+    from pipelines.tuning import run_search
 
     trials = run_search(search)
     best = trials[0] if trials and trials[0].metric is not None else None
     if as_json:
         print_json({"search_id": search.search_id, "uri": search.uri, "trials": [vars(one) for one in trials]})
     else:
-        print_lines([f"{'trial':>5}  {search.tuning.metric:>12}  values"])
-        for one in trials:
-            values = " ".join(f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}"
-                              for name, value in one.values.items())  # fmt: skip
-            shown = f"failed: {one.error}" if one.metric is None else f"{one.metric:.4f}"
-            print_lines([f"{one.trial:>5}  {shown:>12}  {values}"])
-        print_lines([f"table: {search.uri}/{TABLE}"])
+        print_lines([*table_lines(trials, search.tuning.metric), f"table: {search.uri}/{TABLE}"])
     raise typer.Exit(ExitCode.OK if best else ExitCode.UNEXPECTED)

@@ -9,27 +9,32 @@ import dataclasses
 import itertools
 import json
 import math
+import os
 import random
 import re
 import secrets
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipelines.config import RunConfig, parse_run_config
 from pipelines.planner.job_spec import check_job_spec, job_settings, job_spec
 from pipelines.run_file import apply_overrides
+from pipelines.searches import SEARCH_FILE
+from pipelines.trials import TABLE, Trial, ranked
 from pipelines.tuning_section import ParameterSpec, TuningConfig, Value
 from trainer.config import RunPaths
 from trainer.errors import ConfigError, UserError
-from trainer.storage import join_uri, open_storage
+from trainer.hypertune import HELD_OUT_LOSS
+from trainer.storage import Storage, join_uri, open_storage
 
 if TYPE_CHECKING:
     from google.cloud.aiplatform_v1 import types as api
 
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 SHARED = ("data", "model", "features")  # sections that trials take over from the run, with its prepared data
-TABLE = "trials.json"
 
 
 @dataclass(frozen=True)
@@ -49,20 +54,15 @@ class Search:
             store.write(name, data)
 
 
-@dataclass(frozen=True)
-class Trial:
-    """One line of the table. `metric` is None for a trial that failed."""
-
-    trial: int
-    values: dict[str, Value]
-    metric: float | None
-    error: str = ""
-
-
 def require_tuning(config: RunConfig) -> TuningConfig:
     """The section, once every end of every range makes a run file that holds. Raises ConfigError."""
     if config.tuning is None:
         raise ConfigError("the run file has no section tuning", fix="add one: docs/how-to/tune.md")
+    if config.tuning.metric == HELD_OUT_LOSS and not config.train.validate_every_steps:
+        raise ConfigError(
+            f"tuning.metric is {HELD_OUT_LOSS}, and train.validate_every_steps is 0, so nothing measures it",
+            fix="set train.validate_every_steps",
+        )
     for name, spec in config.tuning.parameters.items():
         points = spec.points
         for value in dict.fromkeys((points[0], points[-1]) if spec.range else points):
@@ -101,8 +101,14 @@ def open_search(config: RunConfig, from_run: str, search_id: str, root_uri: str)
             )
         content[section] = its
     run_json = json.dumps(content, indent=1, ensure_ascii=False).encode()
-    files = {"prepared.json": base.read("prepared.json"), "run.json": run_json}
+    files = {"prepared.json": base.read("prepared.json"), "run.json": run_json, SEARCH_FILE: _search_file(tuning)}
     return Search(config, tuning, search_id, paths.run_uri, files)
+
+
+def _search_file(tuning: TuningConfig) -> bytes:
+    """What `vlmpipe status` needs to read the table of trials."""
+    content = {"metric": tuning.metric, "goal": tuning.goal, "max_failed_trial_count": tuning.max_failed_trial_count}
+    return json.dumps({**content, "num_trials": num_points(tuning)}, indent=1).encode()
 
 
 def trial_spec(search: Search) -> dict[str, Any]:
@@ -137,6 +143,7 @@ def tuning_job(search: Search, *, token: str = "") -> api.HyperparameterTuningJo
             metrics=[{"metric_id": tuning.metric, "goal": tuning.goal}],
             parameters=[_parameter(name, one) for name, one in tuning.parameters.items()],
             algorithm=tuning.algorithm,
+            **_stopping(tuning),
         ),
         max_trial_count=tuning.max_trial_count,
         parallel_trial_count=tuning.parallel_trial_count,
@@ -174,11 +181,23 @@ def submit_search(search: Search) -> api.HyperparameterTuningJob:
 
 def run_search(search: Search) -> list[Trial]:
     """Run the trials on this machine, one after the other; writes `trials.json` after each. The table, best first."""
-    from components.local_job import run_local_job
-    from components.worker_pools import STEP_LABEL
-    from trainer.trial import METRIC_FILE_VARIABLE, TRIAL_VARIABLE
+    from pipelines.local_run import take_lock
 
     store, table = open_storage(search.uri), list[Trial]()
+    lock = take_lock(Path(search.uri)) if "://" not in search.uri else None  # by which others see that it goes on
+    try:
+        _run_trials(search, store, table)
+    finally:
+        if lock is not None:
+            os.close(lock)
+    return ranked(table, search.tuning.goal)
+
+
+def _run_trials(search: Search, store: Storage, table: list[Trial]) -> None:
+    from components.local_job import run_local_job
+    from components.worker_pools import STEP_LABEL
+    from trainer.hypertune import METRIC_FILE_VARIABLE, TRIAL_VARIABLE
+
     for number, values in enumerate(points(search.tuning), start=1):
         spec, folder = trial_spec(search), join_uri(search.uri, f"trial-{number}")
         metric_file = join_uri(folder, "metric.json")
@@ -191,18 +210,27 @@ def run_search(search: Search) -> list[Trial]:
                 {"name": METRIC_FILE_VARIABLE, "value": metric_file},
             ]
         spec["base_output_directory"] = {"output_uri_prefix": folder}
+        begun_s, error = time.monotonic(), ""
+        metric: float | None = None
         try:
             run_local_job(f"{search.search_id}-trial-{number}", spec, labels={STEP_LABEL: "trial"})
-            line = json.loads(open_storage(folder).read("metric.json"))
-            table.append(Trial(number, values, float(line[search.tuning.metric])))
-        except UserError as error:
-            table.append(Trial(number, values, None, error.found.splitlines()[0]))
+            line = json.loads(open_storage(folder).read("metric.json").splitlines()[-1])
+            metric = float(line[search.tuning.metric])
+        except UserError as failure:
+            error = failure.found.splitlines()[0]
+        state = "failed" if metric is None else "done"
+        table.append(Trial(number, values, metric, error, state, round(time.monotonic() - begun_s, 1)))
         store.write(TABLE, json.dumps([dataclasses.asdict(one) for one in table], indent=1).encode())
         failed = sum(one.metric is None for one in table)
         if search.tuning.max_failed_trial_count and failed >= search.tuning.max_failed_trial_count:
             break
-    sign = -1 if search.tuning.goal == "MAXIMIZE" else 1
-    return sorted(table, key=lambda one: math.inf if one.metric is None else sign * one.metric)
+
+
+def num_points(tuning: TuningConfig) -> int:
+    """Trials that there are to be: a small grid has fewer points than `max_trial_count`."""
+    if tuning.algorithm != "GRID_SEARCH":
+        return tuning.max_trial_count
+    return min(tuning.max_trial_count, math.prod(len(one.points) for one in tuning.parameters.values()))
 
 
 def points(tuning: TuningConfig) -> Iterator[dict[str, Value]]:
@@ -239,6 +267,12 @@ def value_at(spec: ParameterSpec, share: float) -> Value:
         value = low + high - low * (high / low) ** (1 - share)
     value = min(max(value, low), high)
     return round(value) if spec.integer_value_spec else value
+
+
+def _stopping(tuning: TuningConfig) -> dict[str, Any]:
+    """By steps, not by time: a trial's machines may be slower than another's."""
+    names = {"median": "median_automated_stopping_spec", "decay_curve": "decay_curve_stopping_spec"}
+    return {names[tuning.stopping]: {"use_elapsed_duration": False}} if tuning.stopping in names else {}
 
 
 def _parameter(name: str, spec: ParameterSpec) -> dict[str, Any]:

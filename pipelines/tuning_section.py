@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from trainer.hypertune import HELD_OUT_LOSS
 from trainer.section import Positive, Section
 
 Value = float | int | str
@@ -82,7 +83,9 @@ class TuningConfig(Section):
     """A search for good settings: many short trainings on the data of one run."""
 
     metric: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")] = Field(
-        "exact_match", description="Number in evaluate.json that is searched for, for example exact_match or loss."
+        "exact_match",
+        description="Number in evaluate.json that is searched for, for example exact_match or loss; or held_out_loss, "
+        "which training measures every train.validate_every_steps steps.",
     )
     goal: Literal["MAXIMIZE", "MINIMIZE"] = Field("MAXIMIZE", description="Whether more of it is better.")
     algorithm: Literal["ALGORITHM_UNSPECIFIED", "GRID_SEARCH", "RANDOM_SEARCH"] = Field(
@@ -96,6 +99,11 @@ class TuningConfig(Section):
     max_failed_trial_count: int = Field(
         0, ge=0, description="Failed trials that end the search; 0 leaves it to Vertex AI, and here to the last trial."
     )
+    stopping: Literal["none", "median", "decay_curve"] = Field(
+        "none",
+        description="Ends trials early that will hardly win, on Vertex AI: by the median of those before, or by where "
+        "each one's curve leads. Takes metric held_out_loss.",
+    )
     seed: int = Field(0, ge=0, description="Seed of a random search on this machine.")
 
     @model_validator(mode="after")
@@ -108,6 +116,13 @@ class TuningConfig(Section):
         ranges = [name for name, one in self.parameters.items() if one.double_value_spec]
         if self.algorithm == "GRID_SEARCH" and ranges:
             raise ValueError(f"GRID_SEARCH takes no double_value_spec, which {', '.join(ranges)} has: give values")
+        if self.stopping != "none" and self.metric != HELD_OUT_LOSS:
+            raise ValueError(
+                f"stopping {self.stopping} needs a number that is measured while training goes on: set metric to "
+                f"{HELD_OUT_LOSS}, not {self.metric}"
+            )
+        if self.metric == HELD_OUT_LOSS and self.goal != "MINIMIZE":
+            raise ValueError(f"a {HELD_OUT_LOSS} is the better the smaller it is: set goal to MINIMIZE")
         if self.parallel_trial_count > self.max_trial_count:
             raise ValueError(f"parallel_trial_count is more than max_trial_count {self.max_trial_count}")
         return self

@@ -20,6 +20,8 @@ from pipelines.planner.consent import dollars
 from pipelines.planner.job_spec import JOBS, step_of
 from pipelines.run_state import STEPS, RunState, Step, parse_record, step_of_record
 from pipelines.run_summary import result_lines
+from pipelines.rungs import FILE as LADDER
+from pipelines.rungs import Attempt, parse_rungs, waiting_message
 from pipelines.vertex_runs import OVER, run_uri_of_job, state_of
 from trainer.errors import ExitCode, UserError
 from trainer.storage import open_storage
@@ -50,6 +52,7 @@ class RunFiles:
 
     records: Mapping[str, StepRecord] = field(default_factory=dict)
     contents: Mapping[str, Any] = field(default_factory=dict)
+    rungs: tuple[Attempt, ...] = ()  # of cluster.ladder, as far as they were tried
     unreadable: str = ""
 
     def content(self, name: str) -> dict[str, Any]:
@@ -115,6 +118,7 @@ class VertexStatus:
             table["log"] = f"vlmpipe logs {self.address.argument} --follow"
             table["to stop"] = f"vlmpipe cancel {self.address.argument}"
         lines += [f"  {name:<9} {value}" for name, value in table.items() if value]
+        lines += [f"  rung      {rung.line()}" for rung in self.files.rungs]
         if self.outcome == "done":
             lines += ["", *result_lines(*map(self.files.content, RESULTS[1:]))]
         notes = [note for step in self.state.steps for note in step.detail.get("notes") or []]
@@ -143,6 +147,7 @@ class VertexStatus:
             "evaluation": evaluation or None,
             "decision": decision or None,
             "registered": registered or None,
+            "ladder": [rung.as_json() for rung in self.files.rungs] or None,
             "unreadable": self.files.unreadable or None,
         }
 
@@ -165,6 +170,7 @@ class VertexStatus:
         if not any(line.startswith("  to do:") for line in lines) and (hit := _first_hit(said, self.error)):
             lines += [f"  cause:    {hit.pattern.cause}", f"  to do:    {' '.join(hit.pattern.remedy.split())}"]
         return [*lines, f"  logs:     vlmpipe logs {run}{name}",
+                f"  more:     vlmpipe diagnose {run}",
                 f"  continue: vlmpipe submit CONFIG --run-id {self.state.run_id}"]  # fmt: skip
 
 
@@ -176,9 +182,9 @@ def status_of(address: Address, job: PipelineJob, *, now_s: float | None = None)
     files = read_files(uri, since_s=created_s - CLOCKS_APART_S) if uri else RunFiles(unreadable="it is not of vlmpipe")
     tasks = {task.task_name: task for task in job.job_detail.task_details}
     is_over = state_of(job) in OVER
-    steps = [_step(name, tasks, files.records, now_s, is_over=is_over) for name in STEPS]
+    steps = [_step(name, tasks, files, now_s, is_over=is_over) for name in STEPS]
     steps += [
-        _step(name, tasks, files.records, now_s, is_over=is_over)
+        _step(name, tasks, files, now_s, is_over=is_over)
         for name, task in tasks.items()
         if name not in STEPS and task.state.name == "FAILED" and _is_step(task)
     ]
@@ -206,8 +212,9 @@ def read_files(run_uri: str, *, since_s: float) -> RunFiles:
     try:
         store = open_storage(run_uri)
         found = [info.name for info in store.list("steps")]
-        contents = {name: _json(store.read(name)) for name in found}
-        contents |= {name: _json(store.read(name)) for name in RESULTS if store.stat(name)}
+        contents = {name: json_object(store.read(name)) for name in found}
+        contents |= {name: json_object(store.read(name)) for name in (*RESULTS, LADDER) if store.stat(name)}
+        run_file = store.stat("run.json")
     except UserError as error:
         return RunFiles(unreadable=error.found.splitlines()[0])
     names = {name.removeprefix("steps/").removesuffix(".json"): name for name in found}
@@ -216,13 +223,14 @@ def read_files(run_uri: str, *, since_s: float) -> RunFiles:
     results = {name: contents[name] for name in RESULTS if name in contents}
     if "notify" not in fresh and "decide" not in fresh:  # results of an earlier attempt of the same run
         results = {name: value for name, value in results.items() if name == "plan.json"}
-    return RunFiles(fresh, results)
+    rungs = parse_rungs(contents.get(LADDER) or {}, run_file.version if run_file else "")
+    return RunFiles(fresh, results, rungs)
 
 
 def _step(
     name: str,
     tasks: Mapping[str, PipelineTaskDetail],
-    records: Mapping[str, StepRecord],
+    files: RunFiles,
     now_s: float,
     *,
     is_over: bool,
@@ -233,7 +241,7 @@ def _step(
     state = _state(task)
     if is_over and state in ("waiting", "running"):
         state = "skipped" if state == "waiting" else "stopped"
-    record = records.get(name)
+    record = files.records.get(name)
     if task is None or state in ("waiting", "skipped"):
         return Step(name, state)
     started_s = _seconds(task.start_time) or _seconds(task.create_time)
@@ -244,6 +252,7 @@ def _step(
     message = said.message
     if state == "running" and record is None:
         message = "machines are being found or started" if name in JOB_STEPS else "its machine is being started"
+        message = (name == "train" and waiting_message(files.rungs)) or message
     if state == "running" and "CANCEL" in task.state.name:
         message = "it is being stopped"
     detail = dict(said.detail)
@@ -269,10 +278,16 @@ def _is_step(task: PipelineTaskDetail) -> bool:
 
 def _exit_code(words: str) -> int:
     """The code that the service names in the task's error, else the one that the kind of failure stands for."""
-    if match := _EXIT.search(words):
-        return int(match[1])
+    if code := named_code(words):
+        return code
     hit = _first_hit(words)
     return hit.pattern.exit_codes[0] if hit and hit.pattern.exit_codes else int(ExitCode.UNEXPECTED)
+
+
+def named_code(words: str) -> int | None:
+    """The exit code of a replica that the service names."""
+    match = _EXIT.search(words)
+    return int(match[1]) if match else None
 
 
 def _first_hit(*texts: str) -> Hit | None:
@@ -283,7 +298,7 @@ def _given(texts: Iterable[str]) -> Iterable[str]:
     return (text for text in texts if text)
 
 
-def _json(data: bytes) -> dict[str, Any]:
+def json_object(data: bytes) -> dict[str, Any]:
     """A JSON object; empty for what is none."""
     try:
         value = json.loads(data)

@@ -47,10 +47,11 @@ def running_vertex(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeVertex]:
 
 
 def submitter(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], *, detach: bool = True
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], *command: str
 ) -> Submit:
-    """`vlmpipe submit` in an empty folder, without a terminal, with this plan; None for the planner's own."""
-    return _command(["submit", *(["--detach"] if detach else [])], submit, tmp_path, monkeypatch, capfd)
+    """`vlmpipe submit`, or the command given, in an empty folder, without a terminal, with this plan; None for the
+    planner's own."""
+    return _command(list(command) or ["submit", "--detach"], submit, tmp_path, monkeypatch, capfd)
 
 
 def commander(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Submit:

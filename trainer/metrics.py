@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from torch.utils.tensorboard import SummaryWriter
 
+from trainer.hypertune import report_measured
 from trainer.storage import LocalStorage, join_uri, mounted, open_storage
 
 FILE = "metrics.jsonl"
@@ -44,6 +45,7 @@ class MetricsLog:
     def write(self, step: int, values: dict[str, Any]) -> None:
         """Record the metrics of `step`."""
         self._lines.append(json.dumps({"step": step, **values}))
+        report_measured(values, step)
         if self._tensorboard:
             for name, value in values.items():
                 self._tensorboard.add_scalar(f"train/{name}", value, step)

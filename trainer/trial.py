@@ -12,20 +12,18 @@ import argparse
 import json
 import os
 import sys
-import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from trainer import launch
 from trainer.cluster import read_cluster
 from trainer.config import JobConfig
 from trainer.errors import ConfigError, run_main
+from trainer.hypertune import HELD_OUT_LOSS, TRIAL_VARIABLE, WATCHED_VARIABLE
+from trainer.hypertune import report as report_to_service
 from trainer.storage import open_storage
 
-TRIAL_VARIABLE = "CLOUD_ML_TRIAL_ID"
-METRIC_FILE_VARIABLE = "CLOUD_ML_HP_METRIC_FILE"
-METRIC_FILE = "/tmp/hypertune/output.metrics"  # where the service reads, as google/cloudml-hypertune writes it
+METRICS = "metrics.jsonl"  # trainer.metrics would load torch here
 CLUSTER_VARIABLES = ("CLUSTER_SPEC", "TF_CONFIG")
 
 
@@ -33,17 +31,22 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the trial on this node; its exit code."""
     parser = argparse.ArgumentParser(prog="trainer.trial", description=__doc__)
     parser.add_argument("--config", required=True, help="URI of the search's run.json")
-    parser.add_argument("--metric", required=True, help="number in evaluate.json")
+    parser.add_argument("--metric", required=True, help="number in evaluate.json, or held_out_loss")
     parser.add_argument("--nproc-per-node", default="auto", help="see trainer.launch")
     options, values = parser.parse_known_args(arguments)
     cluster = read_cluster(os.environ)
     job = open_trial(options.config, parse_values(values), os.environ.get(TRIAL_VARIABLE, ""))
     config = f"{job.run.run_uri}/run.json"
+    if options.metric == HELD_OUT_LOSS:
+        os.environ[WATCHED_VARIABLE] = HELD_OUT_LOSS  # training reports after each validation
     processes = ["--nproc-per-node", options.nproc_per_node, "--"]
     if code := launch.main([*processes, "trainer.train", "--config", config]):
         return code
     if cluster and cluster.node_rank:
         return 0  # the chief goes on alone: one node evaluates
+    if options.metric == HELD_OUT_LOSS:  # which training has measured: nothing is exported or evaluated
+        report(job, options.metric)
+        return 0
     from trainer.checkpoint.sync import sync_run
 
     sync_run(job)
@@ -97,19 +100,16 @@ def open_trial(config_uri: str, values: dict[str, Any], trial: str) -> JobConfig
 def report(job: JobConfig, metric: str) -> float:
     """Tell the service the trial's number, in the form of google/cloudml-hypertune. Raises ConfigError without one."""
     store = open_storage(job.run.run_uri)
-    found = json.loads(store.read("evaluate.json")).get(metric)
+    if metric == HELD_OUT_LOSS:
+        lines = [json.loads(line) for line in store.read(METRICS).decode().splitlines()]
+        measured = [(line[metric], line["step"]) for line in lines if metric in line]
+        found, step = measured[-1] if measured else (None, 0)
+    else:
+        found = json.loads(store.read("evaluate.json")).get(metric)
+        step = json.loads(store.read("summary.json")).get("steps", 0)
     if not isinstance(found, int | float):
-        raise ConfigError(f"evaluate.json has no number {metric}", fix="correct tuning.metric")
-    steps = json.loads(store.read("summary.json")).get("steps", 0)
-    line = {
-        "timestamp": time.time(),
-        "trial": os.environ.get(TRIAL_VARIABLE, "0"),
-        metric: str(float(found)),
-        "global_step": str(int(steps)),
-    }
-    path = Path(os.environ.get(METRIC_FILE_VARIABLE, METRIC_FILE))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(line, sort_keys=True) + "\n", encoding="utf-8")
+        raise ConfigError(f"the trial has measured no number {metric}", fix="correct tuning.metric")
+    report_to_service(metric, float(found), int(step))
     print(f"trial: {metric} {found}", flush=True)
     return float(found)
 

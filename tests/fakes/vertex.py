@@ -1,4 +1,4 @@
-"""A small, strict stand-in for Vertex AI: pipeline jobs (create, get, cancel), schedules, models and logs, over REST.
+"""A small, strict stand-in for Vertex AI: jobs of its kinds, schedules, models, experiments and logs, over REST.
 
 It parses what it is sent into the API's own message, and the pipeline in it into kfp's, and refuses what either does
 not know. It checks what the real service does, as far as its documentation says: names, types of parameters, forms of
@@ -28,6 +28,8 @@ from kfp.pipeline_spec import pipeline_spec_pb2
 
 from tests.fakes.vertex_courses import Courses
 from tests.fakes.vertex_jobs import JobFloor
+from tests.fakes.vertex_metadata import PATH as METADATA
+from tests.fakes.vertex_metadata import MetadataShelf
 from tests.fakes.vertex_models import ModelShelf
 from tests.fakes.vertex_schedules import ScheduleBook
 from tests.fakes.vertex_tuning import TuningFloor
@@ -42,7 +44,8 @@ NETWORK = re.compile(r"projects/[0-9]+/global/networks/[a-z][a-z0-9-]*")
 SERVICE_ACCOUNT = re.compile(r"[a-z0-9-]+@[a-z0-9.-]+\.gserviceaccount\.com")
 OUTPUT_ONLY = ("name", "create_time", "start_time", "end_time", "update_time", "state", "job_detail", "error")
 MOST_LABELS = 64
-KNOWN_QUERY = {"pipelineJobId", "$alt", "filter", "pageToken", "updateMask"}
+KNOWN_QUERY = {"pipelineJobId", "$alt", "filter", "pageToken", "updateMask", "contextId", "metadataStoreId"}
+TUNING_JOBS = re.compile(r"/v1/(projects/[^/]+/locations/[^/]+)/hyperparameterTuningJobs(/[^/:]+)?(:cancel)?")
 MODELS = re.compile(
     r"/v1/(projects/[^/]+/locations/[^/]+)/models(?:/([^/:@]+)(@[^/:@]+)?)?(?::([a-zA-Z]+)|/(operations/[0-9]+))?"
 )
@@ -89,7 +92,8 @@ class FakeVertex:
         self.floor = JobFloor(self.parent, ApiError)
         self.searches = TuningFloor(self.parent, ApiError)
         self.shelf = ModelShelf(self.parent, ApiError)
-        self.courses = Courses(project, ApiError)
+        self.metadata = MetadataShelf(self.parent, ApiError)
+        self.courses = Courses(project, ApiError, self.floor)
         self.faults: list[Fault] = []
         self.requests: list[str] = []  # "METHOD path?query" of every request that arrived
         self.lock = threading.Lock()
@@ -289,14 +293,19 @@ class _Handler(BaseHTTPRequestHandler):
         match = re.fullmatch(r"/v1/(projects/[^/]+/locations/[^/]+)/schedules(/[^/:]+)?(:[a-z]+)?", url.path)
         if match:
             return self._schedules(match[1], match[2] and f"{match[1]}/schedules{match[2]}", match[3], query, body)
-        match = re.fullmatch(r"/v1/(projects/[^/]+/locations/[^/]+)/hyperparameterTuningJobs", url.path)
+        match = re.fullmatch(
+            r"/v1/(projects/[^/]+/locations/[^/]+)/hyperparameterTuningJobs(/[^/:]+)?(:cancel)?", url.path
+        )
         if match:
             self.fake.require_parent(match[1])
-            return self.fake.searches.answer(self.command, query, body)
+            return self.fake.searches.answer(self.command, (match[2] or "")[1:], match[3], query, body)
         match = re.fullmatch(r"/v1/(projects/[^/]+/locations/[^/]+)/(customJobs)(/[^/:]+)?(:cancel)?", url.path)
         if match:
             self.fake.require_parent(match[1])
             return self.fake.floor.answer(self.command, match[2], (match[3] or "")[1:], match[4], query, body)
+        if match := METADATA.fullmatch(url.path):
+            self.fake.require_parent(match[1])
+            return self.fake.metadata.answer(self.command, match, query, body)
         if match := MODELS.fullmatch(unquote(url.path)):
             return self._models(match, query, body)
         raise ApiError(501, f"no such route in this fake: {self.command} {url.path}")

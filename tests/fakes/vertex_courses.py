@@ -17,6 +17,8 @@ from google.cloud.aiplatform_v1.types import PipelineJob, PipelineState, Pipelin
 from google.protobuf import json_format
 from google.rpc import code_pb2, status_pb2
 
+from tests.fakes.vertex_jobs import JobFloor, Step
+
 JOB_STEPS = ("cache-features", "train", "evaluate")
 OVER = ("SUCCEEDED", "FAILED", "CANCELLED")
 MOVES = {  # from -> to
@@ -43,19 +45,24 @@ Refuse = Callable[[int, str], Exception]
 
 @dataclass
 class Move:
-    """The job's next moment: new states of its tasks, its own state, the error of what failed in it."""
+    """The job's next moment: new states of its tasks, its own state, the error of what failed in it.
+
+    `custom_job` is the last state of the custom job that a job step started, where it is not the task's own: the
+    service says of the task only that its container failed.
+    """
 
     tasks: dict[str, str] = field(default_factory=dict)
     job: str = "RUNNING"
     error: str = ""
     later_s: float = 10.0
+    custom_job: Step | None = None
 
 
 class Courses:
     """The moves of each job that are still to come, and the log."""
 
-    def __init__(self, project: str, refuse: Refuse) -> None:
-        self._project, self._refuse = project, refuse
+    def __init__(self, project: str, refuse: Refuse, floor: JobFloor) -> None:
+        self._project, self._refuse, self._floor = project, refuse, floor
         self.moves: dict[str, list[Move]] = {}
         self.entries: list[dict[str, Any]] = []
         self._numbers = 0
@@ -129,7 +136,7 @@ class Courses:
         known = _tasks_of(job)
         for name, state in move.tasks.items():
             assert name in known, f"the pipeline has no task {name}: {sorted(known)}"
-            self._move_task(job, name, state, now, move.error)
+            self._move_task(job, name, state, now, move)
         job.state = PipelineState[f"PIPELINE_STATE_{move.job}"]
         job.update_time = now
         job.start_time = job.start_time or now
@@ -140,7 +147,7 @@ class Courses:
             code = code_pb2.CANCELLED if move.job == "CANCELLED" else code_pb2.FAILED_PRECONDITION
             job.error = status_pb2.Status(code=code, message=move.error)
 
-    def _move_task(self, job: PipelineJob, name: str, state: str, now: dt.datetime, error: str) -> None:
+    def _move_task(self, job: PipelineJob, name: str, state: str, now: dt.datetime, move: Move) -> None:
         found = [task for task in job.job_detail.task_details if task.task_name == name]
         before = found[0].state.name if found else ""
         assert state in TASK_MOVES.get(before, ()), f"task {name} does not go from {before or 'nothing'} to {state}"
@@ -151,19 +158,25 @@ class Courses:
         if state == "RUNNING":
             task.start_time = now
             parent = job.name.rpartition("/pipelineJobs/")[0]
-            task.executor_detail.container_detail.main_job = f"{parent}/customJobs/{self._number()}"
+            task.executor_detail.container_detail.main_job = self._begin_job(parent)
             if name in JOB_STEPS:
-                resource = f"https://us-central1-aiplatform.googleapis.com/v1/{parent}/customJobs/{self._number()}"
+                resource = f"https://us-central1-aiplatform.googleapis.com/v1/{self._begin_job(parent)}"
                 resources = json.dumps({"resources": [{"resourceType": "CustomJob", "resourceUri": resource}]})
                 task.execution.metadata = {"output:gcp_resources": resources}
         if state in ("SUCCEEDED", "FAILED", "CANCELLED"):
             task.end_time = now
+            own = Step(state, code_pb2.FAILED_PRECONDITION, move.error if state == "FAILED" else "")
+            names = re.findall(r"projects/[^\s\"']*/customJobs/[0-9]+", str(PipelineTaskDetail.pb(task)))
+            for name in names:
+                self._floor.end(name, own if name == names[0] else move.custom_job or own)
         if state == "FAILED":
-            task.error = status_pb2.Status(code=code_pb2.FAILED_PRECONDITION, message=error)
+            task.error = status_pb2.Status(code=code_pb2.FAILED_PRECONDITION, message=move.error)
 
-    def _number(self) -> int:
+    def _begin_job(self, parent: str) -> str:
         self._numbers += 1
-        return 7000 + self._numbers
+        name = f"{parent}/customJobs/{7000 + self._numbers}"
+        self._floor.begin(name)
+        return name
 
 
 def _state(job: PipelineJob) -> str:

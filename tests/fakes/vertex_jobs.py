@@ -67,6 +67,17 @@ class JobFloor:
             raise self._refuse(501, f"no such route in this fake: {method} {kind} {verb}")
         return route()
 
+    def begin(self, name: str) -> None:
+        """A job that the pipeline service started for a task: it has its machines, and moves when `end` says so."""
+        state = api.JobState.JOB_STATE_RUNNING
+        moment = self._moment()
+        self.jobs[name] = api.CustomJob(name=name, state=state, create_time=moment, start_time=moment)
+        self._course_of[name] = []
+
+    def end(self, name: str, step: Step) -> None:
+        """Such a job's last state."""
+        self._move(self.jobs[name], step)
+
     def _create(self, body: bytes) -> dict[str, Any]:
         job = api.CustomJob()
         try:

@@ -1,4 +1,4 @@
-"""Tuning jobs of the stand-in for Vertex AI: created and listed, strict about their messages.
+"""Tuning jobs of the stand-in for Vertex AI: created, listed, asked for and cancelled, strict about their messages.
 
 Rules are those that StudySpec states, and that the service's page on tuning states of a grid search.
 """
@@ -13,7 +13,7 @@ from typing import Any
 from google.cloud.aiplatform_v1 import types as api
 from google.protobuf import json_format
 
-from tests.fakes.vertex_jobs import LABEL_FILTER
+from tests.fakes.vertex_jobs import LABEL_FILTER, OPEN
 
 OUTPUT_ONLY = {"name", "trials", "state", "create_time", "start_time", "end_time", "update_time", "error"}
 
@@ -21,13 +21,20 @@ Refuse = Callable[[int, str], Exception]
 
 
 class TuningFloor:
-    """State in memory; the jobs do not move."""
+    """State in memory.
+
+    Attributes:
+        moves: the next states and trials of a job, one for each time that somebody asks for it.
+    """
 
     def __init__(self, parent: str, refuse: Refuse) -> None:
         self.jobs: list[api.HyperparameterTuningJob] = []
+        self.moves: list[tuple[str, list[api.Trial]]] = []
         self._parent, self._refuse = parent, refuse
 
-    def answer(self, method: str, query: dict[str, str], body: bytes) -> dict[str, Any]:
+    def answer(self, method: str, number: str, verb: str | None, query: dict[str, str], body: bytes) -> dict[str, Any]:
+        if number:
+            return self._one(method, f"{self._parent}/hyperparameterTuningJobs/{number}", verb, body)
         if method == "POST":
             return self._create(body)
         match = LABEL_FILTER.fullmatch(query.get("filter", ""))
@@ -35,6 +42,37 @@ class TuningFloor:
             raise self._refuse(501, f"not known to this fake: {method} {query}")
         found = [job for job in self.jobs if job.labels.get(match[1]) == match[2]]
         return {"hyperparameterTuningJobs": [_as_dict(job) for job in found]}
+
+    def _one(self, method: str, name: str, verb: str | None, body: bytes) -> dict[str, Any]:
+        job = next((one for one in self.jobs if one.name == name), None)
+        if job is None:
+            raise self._refuse(404, f"The HyperparameterTuningJob does not exist: {name}")
+        state = job.state.name.removeprefix("JOB_STATE_")
+        if (method, verb) == ("GET", None):
+            if state == "CANCELLING":
+                job.state = api.JobState.JOB_STATE_CANCELLED
+            elif self.moves:
+                self._move(job, *self.moves.pop(0))
+            return _as_dict(job)
+        if (method, verb) == ("POST", ":cancel"):
+            if unknown := json.loads(body or b"{}").keys() - {"name"}:
+                raise self._refuse(400, f"Invalid JSON payload received. Unknown name {sorted(unknown)}")
+            if state not in OPEN:
+                raise self._refuse(400, f"The HyperparameterTuningJob is in state {state} and cannot be cancelled.")
+            job.state = api.JobState.JOB_STATE_CANCELLING
+            return {}
+        raise self._refuse(501, f"not known to this fake: {method} {verb}")
+
+    def _move(self, job: api.HyperparameterTuningJob, state: str, trials: list[api.Trial]) -> None:
+        assert job.state.name.removeprefix("JOB_STATE_") in OPEN, "a job that is over does not move"
+        assert len(trials) <= job.max_trial_count
+        for trial in trials:
+            wanted = {one.parameter_id for one in job.study_spec.parameters}
+            assert {one.parameter_id for one in trial.parameters} == wanted, "a trial has a value for every parameter"
+            measured = {one.metric_id for one in trial.final_measurement.metrics}
+            assert measured <= {one.metric_id for one in job.study_spec.metrics}
+            assert bool(measured) == (trial.state.name == "SUCCEEDED"), "a trial that succeeded has its measurement"
+        job.state, job.trials = api.JobState[f"JOB_STATE_{state}"], trials
 
     def _create(self, body: bytes) -> dict[str, Any]:
         job = api.HyperparameterTuningJob()

@@ -2,105 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 from google.auth.exceptions import RefreshError
-from google.cloud.aiplatform_v1.types import PipelineJob
-from google.protobuf import json_format
 
 from pipelines import watch
 from pipelines.addresses import Note
-from pipelines.compile import compile_pipeline
-from pipelines.config import load_run_file
 from pipelines.run_state import Step
-from pipelines.vertex_job import prepare
 from tests.fakes.gcs import FakeGcs
 from tests.fakes.vertex import FakeVertex, Fault
 from tests.fakes.vertex_courses import Move
-from tests.submit_runs import CONFIG, MINE, Submit, commander, running_vertex, submitter
-from trainer.progress import StepRecord
+from tests.submit_runs import CONFIG, Submit, submitter
+from tests.vertex_runs import BEGUN, DONE, JOB, LINK, RUN, TRAINING, course, put, put_ladder, put_record
 
-JOB = "llava-7b-zero2-spot-1"
-RUN = f"projects/test-project/locations/us-central1/pipelineJobs/{JOB}"
-LINK = f"https://console.cloud.google.com/vertex-ai/locations/us-central1/pipelines/runs/{JOB}?project=test-project"
-BEGUN = Move({"resolve-run": "RUNNING"})
-TRAINING = [
-    BEGUN,
-    Move({"resolve-run": "SUCCEEDED", "prepare-data": "RUNNING"}),
-    Move({"prepare-data": "SUCCEEDED", "reuse-features": "RUNNING", "cache-features": "NOT_TRIGGERED"}),
-    Move({"reuse-features": "SUCCEEDED", "train": "RUNNING"}, later_s=60),
-]
-DONE = [
-    Move({"train": "SUCCEEDED", "collect-train": "RUNNING"}, later_s=3600),
-    Move({"collect-train": "SUCCEEDED", "sync-checkpoint": "RUNNING"}),
-    Move({"sync-checkpoint": "SUCCEEDED", "evaluate": "RUNNING"}),
-    Move({"evaluate": "SUCCEEDED", "decide": "RUNNING"}, later_s=600),
-    Move({"decide": "SUCCEEDED", "notify": "RUNNING"}),
-    Move({"notify": "SUCCEEDED"}, "SUCCEEDED"),
-]
-
-
-@pytest.fixture
-def vertex(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeVertex]:
-    for name in ("VERTEX_PROJECT_ID", "VERTEX_LOCATION"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(watch, "VERTEX_POLL_S", 0.0)
-    with running_vertex(monkeypatch) as server:
-        yield server
-
-
-@pytest.fixture
-def bucket(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeGcs]:
-    with FakeGcs(buckets=["example-bucket"]) as server:
-        monkeypatch.setenv("STORAGE_EMULATOR_HOST", server.endpoint)
-        monkeypatch.setenv("VLMPIPE_CACHE_DIR", str(tmp_path / "cache"))
-        yield server
-
-
-@pytest.fixture
-def vlmpipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Submit:
-    return commander(tmp_path, monkeypatch, capfd)
-
-
-@pytest.fixture(scope="module")
-def created(tmp_path_factory: pytest.TempPathFactory) -> PipelineJob:
-    """The run's job as the fake took it: compiling and parsing take longer than all else in these tests."""
-    config = load_run_file(CONFIG, [MINE])
-    path = compile_pipeline(config, "vertex", tmp_path_factory.mktemp("compiled") / "pipeline.yaml").path
-    submission = prepare(config, path, job_id=JOB)
-    body = json_format.MessageToJson(PipelineJob.pb(submission.job))
-    with FakeVertex() as server:
-        return server.create(submission.place.parent, JOB, body.encode())
-
-
-@pytest.fixture
-def started(vertex: FakeVertex, bucket: FakeGcs, created: PipelineJob) -> FakeVertex:
-    """The run, just submitted."""
-    vertex.jobs[RUN] = PipelineJob(created)
-    vertex.courses.begin(vertex.jobs[RUN])
-    return vertex
-
-
-def put(bucket: FakeGcs, name: str, content: Any) -> None:
-    path = f"vlmpipe/runs/{JOB}/{name}"
-    bucket.client().bucket("example-bucket").blob(path).upload_from_string(json.dumps(content), checksum="crc32c")
-
-
-def put_record(bucket: FakeGcs, step: str, state: str = "running", **fields: Any) -> None:
-    put(bucket, f"steps/{step}.json", asdict(StepRecord(step, state, **fields)))
-
-
-def course(vertex: FakeVertex, *moves: Move, begun: int = 0) -> None:
-    """The moves that lie ahead; the first `begun` of them are made already."""
-    vertex.courses.moves[JOB] = list(moves)
-    for _ in range(begun):
-        vertex.courses.advance(vertex.jobs[RUN])
+pytest_plugins = ("tests.vertex_fixtures",)
 
 
 def steps_of(answer: Any) -> dict[str, Step]:
@@ -137,6 +55,23 @@ def test_a_run_has_several_names(started: FakeVertex, vlmpipe: Submit, name: str
     flags = ["--project", "test-project", "--location", "us-central1"] if name == "by flags" else []
     answer = vlmpipe("status", name if "/" in name else JOB, "--json", *flags)
     assert (answer.code, answer.json["resource_name"], answer.json["outcome"]) == (0, RUN, "waiting")
+
+
+def test_the_rungs_of_a_ladder_are_shown_with_what_became_of_them(
+    started: FakeVertex, bucket: FakeGcs, vlmpipe: Submit
+) -> None:
+    course(started, *TRAINING, begun=4)
+    put_ladder(bucket, "spot", "flex_start", job="projects/p/locations/l/customJobs/9002")
+    said = vlmpipe("status", RUN).out
+    assert "  rung      spot: no capacity, $0.00: no machines within 600 s, job PENDING\n" in said
+    assert "  rung      flex_start: under way, $9.50\n" in said
+    answer = vlmpipe("status", RUN, "--json")
+    assert [(one["strategy"], one["outcome"], one["usd"]) for one in answer.json["ladder"]] == [
+        ("spot", "no capacity", 0.0), ("flex_start", "", 9.5),
+    ]  # fmt: skip
+    assert steps_of(answer)["train"].message == "spot: no capacity; flex_start: machines are being found or started"
+    put(bucket, "run.json", {"of": "the next attempt"})
+    assert vlmpipe("status", RUN, "--json").json["ladder"] is None
 
 
 def test_a_failed_step_says_its_own_words_and_gives_its_code(
@@ -230,7 +165,7 @@ def test_leaving_the_watch_leaves_the_run_alone(
     assert not any("cancel" in request for request in started.requests)
 
 
-def test_submit_watches_the_run_unless_told_not_to(
+def test_run_on_vertex_submits_and_watches(
     vertex: FakeVertex,
     bucket: FakeGcs,
     tmp_path: Path,
@@ -239,10 +174,20 @@ def test_submit_watches_the_run_unless_told_not_to(
 ) -> None:
     monkeypatch.setattr("pipelines.submit.job_id_at", lambda config, moment: JOB)
     vertex.courses.moves[JOB] = [BEGUN, Move({"resolve-run": "FAILED"}, "FAILED", "a non-zero status of 64")]
-    run = submitter(tmp_path, monkeypatch, capfd, detach=False)
+    run = submitter(tmp_path, monkeypatch, capfd, "run", "--target", "vertex")
     answer = run("--plain")
     assert (answer.code, "resolve-run: running" in answer.out) == (64, True)
     assert answer.out.startswith(f"{JOB} is started on Vertex AI")
+    assert len(vertex.jobs) == 1
+    for options in (["--fresh"], ["--retries", "1"], ["--chaos", "kill:rank=0,after_step=7"]):
+        refused = run(*options)
+        assert (refused.code, f"{options[0]} is only for runs on this machine" in refused.err) == (64, True)
+
+
+@pytest.mark.parametrize("option", ["--force", "--yes", "--dry-run", "--detach"])
+def test_what_is_only_for_vertex_is_refused_here(vlmpipe: Submit, option: str) -> None:
+    answer = vlmpipe("run", CONFIG, option)
+    assert (answer.code, f"{option} is only for runs on Vertex AI" in answer.err) == (64, True)
 
 
 def test_a_cancelled_run_is_over_as_stopped(started: FakeVertex, vlmpipe: Submit) -> None:

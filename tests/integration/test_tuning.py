@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from components import local_job
 from pipelines import vertex_job
+from pipelines.addresses import Note
 from pipelines.config import RunConfig, load_run_file
 from pipelines.problems import RunFileError
 from pipelines.tuning import (
@@ -32,10 +33,13 @@ from pipelines.tuning import (
 from pipelines.tuning_section import ParameterSpec, TuningConfig
 from pipelines.vertex_api import ENDPOINT_VARIABLE
 from tests.fakes.vertex import FakeVertex, Fault
+from tests.submit_runs import Submit, commander
 from trainer import launch
 from trainer import trial as trial_module
 from trainer.errors import ConfigError, UserError
-from trainer.trial import METRIC_FILE_VARIABLE, TRIAL_VARIABLE, open_trial, parse_values
+from trainer.hypertune import METRIC_FILE_VARIABLE, TRIAL_VARIABLE, WATCHED_VARIABLE
+from trainer.metrics import MetricsLog
+from trainer.trial import open_trial, parse_values
 
 DIGITS = Path(__file__).parents[2] / "configs/digits.yaml"
 RATE, ROWS, PRECISION = "train.optimizer.learning_rate", "train.micro_batch_rows", "train.precision"
@@ -106,6 +110,22 @@ def test_the_request_says_ranges_metric_and_trials_in_the_apis_terms(server: Fak
     assert job.trial_job_spec.base_output_directory.output_uri_prefix == search.uri
 
 
+@pytest.mark.parametrize(
+    ("stopping", "field"), [("median", "medianAutomatedStoppingSpec"), ("decay_curve", "decayCurveStoppingSpec")]
+)
+def test_trials_are_stopped_early_by_what_training_measures(
+    server: FakeVertex, tmp_path: Path, stopping: str, field: str
+) -> None:
+    wanted = config(metric="held_out_loss", goal="MINIMIZE", stopping=stopping)
+    with pytest.raises(ConfigError, match="validate_every_steps is 0"):
+        opened(wanted, tmp_path)
+    train = wanted.train.model_copy(update={"validate_every_steps": 5})
+    submit_search(opened(wanted.model_copy(update={"train": train}), tmp_path))
+    (job,) = server.searches.jobs
+    study = json_format.MessageToDict(api.StudySpec.pb(job.study_spec))
+    assert study[field] == {} and study["metrics"] == [{"metricId": "held_out_loss", "goal": "MINIMIZE"}]
+
+
 @pytest.mark.parametrize(("action", "jobs"), [("drop_after", 1), ("drop_before", 0)])
 def test_a_lost_answer_makes_no_second_search(server: FakeVertex, search: Search, action: Any, jobs: int) -> None:
     server.faults.append(Fault(action))
@@ -155,6 +175,8 @@ REFUSALS: dict[str, tuple[dict[str, Any], str]] = {
     "falling values": ({"parameters": {ROWS: {"discrete_value_spec": {"values": [2, 1]}}}}, "rising order"),
     "a grid of real numbers": ({"algorithm": "GRID_SEARCH"}, "takes no double_value_spec"),
     "data": ({"parameters": {"data.row_tokens": {"discrete_value_spec": {"values": [64]}}}}, "only fields of train"),
+    "stopping by what is measured once": ({"stopping": "median"}, "set metric to held_out_loss"),
+    "the largest loss": ({"metric": "held_out_loss"}, "set goal to MINIMIZE"),
     "more at once than in all": ({"parallel_trial_count": 7}, "more than max_trial_count"),
 }  # fmt: skip
 
@@ -179,6 +201,93 @@ def test_every_end_must_make_a_run_file_and_the_run_must_have_trained(tmp_path: 
     other = found.config.model_copy(update={"data": found.config.data.model_copy(update={"row_tokens": 128})})
     with pytest.raises(ConfigError, match="section data differs from that of run base"):
         open_search(other, "base", "s", str(tmp_path))
+
+
+# ---- how a search stands
+
+
+@pytest.fixture
+def vlmpipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Submit:
+    monkeypatch.setattr("pipelines.watch.VERTEX_POLL_S", 0.0)
+    return commander(tmp_path, monkeypatch, capfd)
+
+
+def trial(number: int, state: str, metric: float | None = None, reason: str = "") -> api.Trial:
+    """As the service tells of one, with a value for each of PARAMETERS."""
+    measured = [] if metric is None else [{"metric_id": "exact_match", "value": metric}]
+    values = {RATE: 1e-3 * number, ROWS: 2.0, PRECISION: "bf16"}
+    return api.Trial(
+        id=str(number),
+        state=state,
+        parameters=[{"parameter_id": name, "value": value} for name, value in values.items()],
+        final_measurement={"metrics": measured},
+        infeasible_reason=reason,
+    )
+
+
+def test_a_search_on_vertex_is_watched_by_its_id_and_shows_the_best_trial_first(
+    server: FakeVertex, search: Search, vlmpipe: Submit
+) -> None:
+    name = submit_search(search).name
+    Note(name, search.uri, 1.0, 30.0).write(search.search_id)
+    whole = [trial(1, "SUCCEEDED", 0.4), trial(2, "SUCCEEDED", 0.7), trial(3, "INFEASIBLE", reason="exit code 1")]
+    server.searches.moves = [
+        ("RUNNING", []),
+        ("RUNNING", [trial(1, "SUCCEEDED", 0.4), trial(2, "ACTIVE")]),
+        ("SUCCEEDED", whole),
+    ]
+    answer = vlmpipe("status", search.search_id, "--watch", "--plain")
+    assert answer.code == 0
+    assert "trial-1: done 0.0 s. exact_match 0.4000, train.optimizer.learning_rate=0.001" in answer.out
+    lines = [line.split()[:2] for line in answer.out.split("ended", 1)[1].splitlines()[2:5]]
+    assert lines == [["2", "0.7000"], ["1", "0.4000"], ["3", "failed:"]]
+    assert f"training/{name.rpartition('/')[2]}?project=test-project" in answer.out
+    for known in (search.search_id, name):
+        found = vlmpipe("status", known, "--json").json
+        assert (found["outcome"], found["exit_code"], found["trials"][0]["metric"]) == ("done", 0, 0.7)
+        assert found["trials"][0]["values"] == {RATE: 2e-3, ROWS: 2.0, PRECISION: "bf16"}
+    over = vlmpipe("cancel", search.search_id)
+    assert (over.code, "nothing to cancel" in over.err) == (64, True)
+    assert (vlmpipe("logs", search.search_id).code, vlmpipe("diagnose", search.search_id).code) == (64, 64)
+
+
+def test_a_search_on_vertex_is_cancelled_once(server: FakeVertex, search: Search, vlmpipe: Submit) -> None:
+    name = submit_search(search).name
+    server.faults.append(Fault("drop_after", method="POST"))
+    assert vlmpipe("cancel", name).code == 0
+    again = vlmpipe("cancel", name, "--json")
+    assert (again.code, again.json["asked"]) == (0, False)
+    answer = vlmpipe("status", name, "--watch", "--json")
+    assert (answer.code, answer.json["outcome"]) == (75, "stopped")
+    assert sum(":cancel" in request for request in server.requests) == 2  # the first answer was lost
+    missing = vlmpipe("status", name.replace("/5001", "/5002"))
+    assert (missing.code, "does not exist" in missing.err) == (64, True)
+
+
+def test_a_search_here_is_read_from_its_table(
+    search: Search, vlmpipe: Submit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+
+    def run(name: str, spec: dict[str, Any], labels: dict[str, str]) -> None:
+        seen.append(vlmpipe("status", search.search_id, "--root", str(tmp_path), "--json").json)
+        if len(seen) == 2:
+            raise UserError("training is not finite")
+        env = {one["name"]: one["value"] for one in spec["worker_pool_specs"][0]["container_spec"]["env"]}
+        Path(env[METRIC_FILE_VARIABLE]).parent.mkdir(parents=True)
+        Path(env[METRIC_FILE_VARIABLE]).write_text(json.dumps({"exact_match": str(len(seen) / 10)}))
+
+    monkeypatch.setattr(local_job, "run_local_job", run)
+    run_search(search)
+    assert [(one["outcome"], len(one["trials"])) for one in seen] == [("running", number) for number in range(6)]
+    found = vlmpipe("status", search.uri, "--json").json
+    assert (found["outcome"], [one["trial"] for one in found["trials"]]) == ("done", [6, 5, 4, 3, 1, 2])
+    said = vlmpipe("status", search.uri).out
+    assert said.startswith(f"search {search.search_id}: done, 6 of 6 trials ended\n")
+    assert "failed: training is not finite" in said
+    (Path(search.uri) / "trials.json").write_text("[]")
+    assert vlmpipe("status", search.uri, "--json").json["outcome"] == "stopped"
+    assert "Ctrl-C" in vlmpipe("cancel", search.uri).err
 
 
 # ---- a trial
@@ -228,8 +337,34 @@ def test_a_trial_trains_exports_evaluates_and_reports_as_the_service_reads(
     found = json.loads(line)
     assert found.pop("timestamp") > 0
     assert found == {"trial": "4", "exact_match": "0.5", "global_step": "7"}
-    with pytest.raises(ConfigError, match="has no number bleu"):
+    with pytest.raises(ConfigError, match="no number bleu"):
         trial_module.report(open_trial(f"{search.uri}/run.json", {}, "4"), "bleu")
+
+
+def test_a_trial_that_is_watched_reports_after_each_validation_and_evaluates_nothing(
+    search: Search, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[str] = []
+
+    def launched(arguments: list[str]) -> int:
+        ran.append(arguments[3])
+        log = MetricsLog(str(Path(arguments[-1]).parent), resumed_from_step=0)
+        for step, values in ((5, {"held_out_loss": 2.0}), (6, {"loss": 1.9}), (10, {"held_out_loss": 1.5})):
+            log.write(step, values)
+        log.close()
+        return 0
+
+    monkeypatch.setattr(launch, "main", launched)
+    monkeypatch.setenv(TRIAL_VARIABLE, "4")
+    monkeypatch.setenv(METRIC_FILE_VARIABLE, str(tmp_path / "output.metrics"))
+    monkeypatch.setenv(WATCHED_VARIABLE, "")
+    arguments = ["--config", f"{search.uri}/run.json", "--metric", "held_out_loss", "--nproc-per-node", "1"]
+    assert trial_module.main(arguments) == 0
+    assert ran == ["trainer.train"]
+    lines = [json.loads(line) for line in (tmp_path / "output.metrics").read_text().splitlines()]
+    assert [(one["trial"], one["held_out_loss"], one["global_step"]) for one in lines] == [
+        ("4", "2.0", "5"), ("4", "1.5", "10"),
+    ]  # fmt: skip
 
 
 # ---- on this machine

@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
+from pipelines import cli
 from pipelines.config import RunConfig
-from pipelines.diagnose import NOT_RECOGNISED, Diagnosis, diagnose, diagnose_folder
+from pipelines.diagnose import diagnose_folder
+from pipelines.diagnosis import NOT_RECOGNISED, Diagnosis
 from pipelines.failure_patterns import Pattern, hits, patterns
 from pipelines.local_run import Marker
 from pipelines.stacks import main_frames, read_stall
-from trainer.errors import UserError
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "tests/fixtures/failures"
@@ -190,14 +191,22 @@ def test_a_run_that_is_done_needs_nothing(run: Run) -> None:
     assert len(found.lines()) == 2
 
 
-def test_a_run_is_found_by_id_and_by_folder_also_without_a_marker(run: Run, tmp_path: Path) -> None:
+def test_a_run_is_found_by_id_and_by_folder_also_without_a_marker(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = run(exit_code=77, logs={"workerpool0-0": example("folder-permission")})
-    assert identity(diagnose(str(tmp_path), "digits-1")) == "folder-permission"
+    assert diagnosed(monkeypatch, capsys, "digits-1", "--root", str(tmp_path))["id"] == "folder-permission"
     (folder / "local.json").unlink()  # downloaded from a bucket
     (folder / "steps/train.json").write_text(json.dumps({"step": "train", "state": "failed", "started_s": STARTED_S}))
-    assert identity(diagnose("nowhere", str(folder))) == "folder-permission"
-    with pytest.raises(UserError, match="no run 'digits-2'"):
-        diagnose(str(tmp_path), "digits-2")
+    assert diagnosed(monkeypatch, capsys, str(folder), "--root", "nowhere")["id"] == "folder-permission"
+    assert "no run 'digits-2'" in diagnosed(monkeypatch, capsys, "digits-2", "--root", str(tmp_path))["error"]["found"]
+
+
+def diagnosed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
+    monkeypatch.setattr("sys.argv", ["vlmpipe", "diagnose", *arguments, "--json"])
+    with pytest.raises(SystemExit):
+        cli.main()
+    return json.loads(capsys.readouterr().out)
 
 
 def stacks(rank: int, *calls: str) -> str:
@@ -244,8 +253,6 @@ def test_calls_are_those_of_the_main_thread_from_the_outermost_in() -> None:
 def test_the_command_prints_lines_or_json(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from pipelines import cli
-
     run(exit_code=137, logs={"workerpool0-0": example("killed")})
     said = {}
     for options in ((), ("--json",)):

@@ -1,0 +1,50 @@
+"""What a run has tried on its `cluster.ladder`: the record in `<run>/ladder.json`, and how it is told."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+FILE = "ladder.json"
+
+
+@dataclass
+class Attempt:
+    """What became of one rung."""
+
+    strategy: str
+    token: str  # label by which its job is found again
+    job: str = ""  # resource name, once an answer came
+    cancelled_for: str = ""  # wait, spend or stop: what we cancelled it for
+    outcome: str = ""  # no capacity, done, failed or stopped
+    why: str = ""
+    usd: float | None = None  # spent at most, at the plan's prices
+
+    def line(self) -> str:
+        """For people: `spot: no capacity, $0.00: no machines within 600 s, job PENDING`."""
+        now = "being stopped" if self.cancelled_for else "under way"
+        parts = [self.outcome or now, *([f"${self.usd:,.2f}"] if self.usd is not None else [])]
+        return f"{self.strategy}: {', '.join(parts)}{f': {self.why}' if self.why else ''}"
+
+    def as_json(self) -> dict[str, Any]:
+        return {name: value for name, value in asdict(self).items() if name != "token"}
+
+
+def parse_rungs(content: Mapping[str, Any], of_run: str) -> tuple[Attempt, ...]:
+    """The rungs in a ladder.json, in the order in which they were tried.
+
+    Args:
+        of_run: the version of `<run>/run.json`; a run that is continued writes it anew, and climbs anew.
+    """
+    if content.get("of_run") != of_run:
+        return ()
+    return tuple(Attempt(**one) for one in content["attempts"])
+
+
+def waiting_message(rungs: Sequence[Attempt]) -> str:
+    """What the training step is doing while no machine of it has said anything; "" without a ladder."""
+    if not rungs or rungs[-1].outcome:
+        return ""
+    tried = [f"{one.strategy}: {one.outcome}" for one in rungs[:-1]]
+    return "; ".join([*tried, f"{rungs[-1].strategy}: machines are being found or started"])
