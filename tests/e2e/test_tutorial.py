@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 TUTORIAL = ROOT / "docs" / "tutorial.md"
 INSTALLATION = ("make install", "source .venv/bin/activate")  # what this test runs in
 CUT_SHORT = [
-    "data.max_samples=400", "cluster.replica_count=1", "train.max_steps=10", "evaluate.max_samples=20"
+    "data.max_samples=200", "cluster.replica_count=1", "train.max_steps=3", "evaluate.max_samples=10"
 ]  # fmt: skip
 
 
