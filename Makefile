@@ -83,6 +83,10 @@ compile-pipeline: $(INSTALLED)  ## compile the Vertex AI pipeline of every run f
 submit: $(INSTALLED)  ## start a run on Vertex AI; asks before much is spent: make submit config=configs/x.yaml
 	@$(BIN)/vlmpipe submit $(config) $(GCP_FIELDS) $(args)
 
+.PHONY: rehearse
+rehearse: $(INSTALLED_DEV)  ## a strict Vertex AI on this machine, to submit a run file to: make rehearse config=configs/x.yaml
+	@$(BIN)/python -m tests.fakes.rehearsal $(config) $(GCP_FIELDS) $(args)
+
 .PHONY: build
 build:  ## build and push the container images, and put their digests into config=FILE (builder=docker or gcloud)
 	@VLMPIPE_PYTHON=$(BIN)/python container/build.sh $(builder) $(given_config)

@@ -13,6 +13,7 @@ import typer
 from pipelines import run_commands, schedule_commands, start_commands, tune_command
 from pipelines.arguments import AsJson, Overrides, RunFile, TargetOption, load
 from pipelines.output import print_error, print_json, print_lines, to_stderr
+from pipelines.vertex_api import ENDPOINT_VARIABLE
 from trainer import __version__
 from trainer.errors import DEBUG_VARIABLE, ConfigError, ExitCode, UserError, from_os_error
 
@@ -44,12 +45,20 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def _global_options(
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.")] = False,
+    api_endpoint: Annotated[
+        str,
+        typer.Option(
+            metavar="ADDRESS", help="Vertex AI's API, if not the region's own; see make rehearse.", show_default=False
+        ),
+    ] = "",
     version: Annotated[
         bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)
     ] = False,
 ) -> None:
     if debug:
         os.environ[DEBUG_VARIABLE] = "1"  # the pipeline's processes read it too
+    if api_endpoint:
+        os.environ[ENDPOINT_VARIABLE] = api_endpoint
 
 
 @app.command()

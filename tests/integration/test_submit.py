@@ -16,9 +16,11 @@ from google.cloud.aiplatform.utils import gcs_utils
 from google.protobuf import json_format
 from kfp.pipeline_spec import pipeline_spec_pb2
 
-from pipelines import vertex_job
+from pipelines import vertex_job, watch
 from pipelines.config import load_run_file
+from pipelines.vertex_api import ENDPOINT_VARIABLE
 from tests.e2e.terminal import Terminal
+from tests.fakes.rehearsal import rehearsal
 from tests.fakes.vertex import FakeVertex
 from tests.short_form import chosen
 from tests.submit_runs import CONFIG, DEAR, MINE, RED, Submit, running_vertex, submitter
@@ -225,6 +227,21 @@ def test_in_a_terminal_the_answer_decides(vertex: FakeVertex, tmp_path: Path, ty
     assert (answer.code, len(vertex.jobs)) == (code, jobs)
     assert ("nothing was sent" in answer.words) == (jobs == 0)
     assert "Traceback" not in answer.said
+
+
+def test_a_run_can_be_rehearsed_to_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(watch, "VERTEX_POLL_S", 0.0)
+    monkeypatch.setenv(ENDPOINT_VARIABLE, "http://localhost:1")
+    with rehearsal(load_run_file(CONFIG, [MINE])) as servers:
+        for name, value in servers.environment.items():
+            monkeypatch.setenv(name, value)
+        options = ("--api-endpoint", servers.vertex.endpoint, "submit", "--plain")
+        answer = submitter(tmp_path, monkeypatch, capfd, *options)()
+        (job,) = servers.vertex.jobs.values()
+    assert answer.code == 0, answer.err
+    assert job.state.name == "PIPELINE_STATE_SUCCEEDED"
 
 
 def test_a_dry_run_sends_nothing_and_prints_the_request(vertex: FakeVertex, vlmpipe_submit: Submit) -> None:
