@@ -66,5 +66,7 @@ def test_strategies_send_what_the_planner_says(strategy: str, counted: dict[str,
         expected[kind] += transfer.payload_bytes / FP32_BYTES / parts
     found = {kind: counted[strategy].get(kind, 0) for kind in expected}
     print(strategy, "planned", expected, "counted", found)
-    # Norms and padding are not planned; ZeRO-3 gathers its vectors once a step and not for each pass.
-    assert found == pytest.approx(expected, rel=0.01 if strategy == "zero3" else 0.005, abs=0)
+    # Norms and padding are not planned. ZeRO-3 gathers its vectors once a step and not for each pass, and what is live
+    # of the last layers when the backward pass begins not again: of a model with so few layers, a share that is seen.
+    assert found == pytest.approx(expected, rel=0.05 if strategy == "zero3" else 0.005, abs=0)
+    assert strategy != "zero3" or found["all_gather"] <= expected["all_gather"]
