@@ -51,7 +51,7 @@ case $builder in
     if [ -n "${VERTEX_PROJECT_ID:-}" ]; then
       export CLOUDSDK_CORE_PROJECT=$VERTEX_PROJECT_ID # as --project, for each call
     fi
-    values="_REGISTRY=$registry,_TAG=$tag,_BASE_IMAGE=$base,_REDUCTION_SERVER=$plugin,_EXTRAS=$extras"
+    values="_REGISTRY=$registry,_TAG=$tag,_BASE_IMAGE=$base,_REDUCTION_SERVER=$plugin${extras:+,_EXTRAS=$extras}"
     set -- --config container/cloudbuild.yaml --substitutions "$values"
     # Without an account and a place of its own, Cloud Build takes the project's defaults, which new projects leave powerless.
     if [ -n "${CLOUD_BUILD_SA_EMAIL:-}" ]; then

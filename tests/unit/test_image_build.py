@@ -151,7 +151,7 @@ def test_cloud_build_is_waited_for_and_its_results_are_read(desk: Desk) -> None:
     assert (desk.folder / "run.yaml").read_text() == RUN_FILE, "no run file was named"
     submit, *described = desk.calls()
     assert len(described) == 4
-    values = "_REGISTRY=host/p/r,_TAG=t,_BASE_IMAGE=python:3.11-slim,_REDUCTION_SERVER=0,_EXTRAS="
+    values = "_REGISTRY=host/p/r,_TAG=t,_BASE_IMAGE=python:3.11-slim,_REDUCTION_SERVER=0"
     assert submit.endswith(
         f"--substitutions {values} --service-account projects/my-project/serviceAccounts/builder@x "
         "--gcs-source-staging-dir gs://bucket/source ."
