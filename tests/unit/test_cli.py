@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from benchmarks.tiny_native import CONFIGS, model_section
-from pipelines import cli, local_process
+from pipelines import addresses, cli, local_process
 from pipelines.local_run import LocalRun
 from pipelines.run_file import read_run_file
 from tests.short_form import only_whole
@@ -35,9 +35,10 @@ Vlmpipe = Callable[..., Answer]
 
 
 @pytest.fixture
-def vlmpipe(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Vlmpipe:
+def vlmpipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Vlmpipe:
     """The console script, called in this process from the repository's root."""
     monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(addresses, "SUBMITTED", tmp_path / "submitted")  # not what was submitted from here
     monkeypatch.setenv(cli.DEBUG_VARIABLE, "")  # --debug sets it: this puts it back afterwards
 
     def call(*arguments: str) -> Answer:
