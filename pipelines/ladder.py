@@ -7,6 +7,7 @@ that it finds there, and a lost answer starts no second one.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import secrets
@@ -120,7 +121,14 @@ class Ladder:
         try:
             if not attempt.job and (found := self._find(attempt.token)):
                 attempt.job = found.name
-            self._cancel(attempt, "stop")
+            if not attempt.job:
+                return  # its label stays on record, should it be listed later
+            attempt.cancelled_for = "stop"
+            with contextlib.suppress(
+                UserError
+            ):  # a record that cannot be written, which may be why, keeps no job alive
+                self._keep()
+            self._send_cancel(attempt)
         except (exceptions.GoogleAPICallError, RequestException) as error:
             name = attempt.job or f"a job with the label {SUBMISSION_LABEL}={attempt.token}, if there is one,"
             print(f"{name} could not be cancelled and may go on: {_first_line(str(error))}", flush=True)
@@ -229,10 +237,11 @@ class Ladder:
         return retrying([], lambda: self._client.get_custom_job(name=name, retry=None, timeout=REQUEST_TIMEOUT_S))
 
     def _cancel(self, attempt: Attempt, reason: str) -> None:
-        if not attempt.job:
-            return
         attempt.cancelled_for = reason
         self._keep()
+        self._send_cancel(attempt)
+
+    def _send_cancel(self, attempt: Attempt) -> None:
         try:
             retrying(
                 [], lambda: self._client.cancel_custom_job(name=attempt.job, retry=None, timeout=REQUEST_TIMEOUT_S)

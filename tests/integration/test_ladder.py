@@ -24,6 +24,7 @@ from tests.fakes.vertex import FakeVertex, Fault
 from tests.fakes.vertex_jobs import Step
 from tests.unit.test_graph import all_tasks, shape, steps
 from trainer.errors import ConfigError, ExitCode, UserError
+from trainer.storage import LocalStorage
 
 ROOT = Path(__file__).parents[2]
 SPOT_FILE = ROOT / "configs/llava-7b-zero2-spot.yaml"
@@ -202,11 +203,29 @@ def test_a_job_that_cannot_be_cancelled_is_named(
     assert f"{job} could not be cancelled and may go on" in capsys.readouterr().out
 
 
+def test_a_folder_that_can_no_longer_be_written_leaves_no_job_behind(
+    server: FakeVertex, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.floor.courses = [[Step("RUNNING")]]
+    write = LocalStorage.write
+
+    def write_no_job(self: LocalStorage, name: str, data: bytes, **options: Any) -> Any:
+        if b"customJobs" in data:
+            raise UserError("the bucket is gone", code=ExitCode.UNAVAILABLE)
+        return write(self, name, data, **options)
+
+    monkeypatch.setattr(LocalStorage, "write", write_no_job)
+    with pytest.raises(UserError, match="the bucket is gone"):
+        climb(server, run)
+    (job,) = server.floor.jobs
+    assert sum(f"{job}:cancel" in request for request in server.requests) == 1
+
+
 def test_a_step_that_begins_again_takes_up_the_job_it_left(server: FakeVertex, run: Path) -> None:
     server.floor.courses = [[STOCKOUT], RUNS]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Ladder, "_watch", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-        patch.setattr(Ladder, "_cancel", lambda *_: None)  # killed, without a chance to cancel
+        patch.setattr(Ladder, "_abandon", lambda *_: None)  # killed, without a chance to cancel
         with pytest.raises(KeyboardInterrupt):
             climb(server, run)
     assert len(server.floor.jobs) == 1
