@@ -148,7 +148,7 @@ class StepReport:
         """Write the summary and close the log."""
         if not self._worker.is_first:
             return
-        self._log.close()
+        self._log.flush()
         store = open_storage(self._job.run.run_uri)
         nothing_left = self._last_step == self._first_step  # an earlier attempt made the last step
         if not (nothing_left and _is_of_step(store, self._last_step)):
@@ -160,6 +160,7 @@ class StepReport:
         else:
             self._progress.update(self._last_step, self._parts.total_steps)
             self._progress.finish(message=f"loss {self._last_loss:.4f} after {self._last_step} steps")
+        self._log.close()  # last: a mirror may wait minutes for its service, and this machine may be taken away
 
     def _utilisation(self, seconds: float) -> dict[str, float]:
         """Of the mean device: model FLOP/s since the line before, and their share of what it could do (MFU)."""

@@ -9,6 +9,8 @@ from __future__ import annotations
 import importlib.util
 import os
 import tempfile
+from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer.errors import ExitCode, UserError
@@ -22,17 +24,27 @@ START_S, FINISH_S = 30, 120  # longest waits for the service
 
 
 class WandbLog:
-    """A `trainer.metrics.Mirror`."""
+    """A `trainer.metrics.Mirror`. What goes wrong with it is said once, and then nothing more is sent."""
 
     def __init__(self, run: Any) -> None:
         self._run = run
 
     def write(self, step: int, values: dict[str, Any]) -> None:
         # The step is a value like the others: W&B drops lines of steps that an earlier attempt went past and lost.
-        self._run.log({"step": step, **{f"train/{name}": value for name, value in values.items()}})
+        line = {"step": step, **{f"train/{name}": value for name, value in values.items()}}
+        self._guarded(lambda run: run.log(line), f"no metrics from step {step} on")
 
     def close(self) -> None:
-        self._run.finish()
+        self._guarded(lambda run: run.finish(), "the last metrics may be missing there")
+
+    def _guarded(self, send: Callable[[Any], object], missing: str) -> None:
+        if self._run is None:
+            return
+        try:
+            send(self._run)
+        except Exception as error:  # of whatever kind: hours of training must not end over a copy of the metrics
+            self._run = None
+            _warn(error, missing)
 
 
 def open_wandb(job: JobConfig) -> WandbLog | None:
@@ -50,9 +62,7 @@ def open_wandb(job: JobConfig) -> WandbLog | None:
             fix="pip install 'vlmpipe[wandb]', or build the trainer image with EXTRAS=wandb",
             code=ExitCode.UNAVAILABLE,
         )
-    import requests
     import wandb
-    from google.auth.exceptions import GoogleAuthError
 
     try:
         if settings.api_key_secret:
@@ -63,22 +73,37 @@ def open_wandb(job: JobConfig) -> WandbLog | None:
             id=job.run.run_id.replace("/", "-"),
             name=job.run.run_id,
             resume="allow",
-            dir=tempfile.mkdtemp(prefix="vlmpipe-wandb-") if "WANDB_DIR" not in os.environ else None,
+            dir=wandb_folder(job.run.run_uri),
             config=job.model_dump(mode="json"),
             settings=wandb.Settings(
                 silent=True, console="off", disable_git=True, disable_code=True, init_timeout=START_S,
                 finish_timeout=FINISH_S,
             ),
         )  # fmt: skip
-    except (wandb.errors.Error, SecretNotRead, requests.RequestException, GoogleAuthError) as error:
-        why = (
-            str(error).splitlines()[0]
-            if isinstance(error, SecretNotRead | wandb.errors.Error)
-            else type(error).__name__
-        )
-        print(f"train: warning: no metrics on Weights & Biases: {why}", flush=True)
+        run.define_metric("step")
+        run.define_metric("train/*", step_metric="step")
+    except Exception as error:  # of the library, the network or Google's: none may keep a run from training
+        _warn(error, "no metrics")
         return None
-    run.define_metric("step")
-    run.define_metric("train/*", step_metric="step")
     print(f"train: metrics also on Weights & Biases: {run.url or run.dir}", flush=True)
     return WandbLog(run)
+
+
+def wandb_folder(run_uri: str) -> str | None:
+    """Where the library keeps its files: with a run that is a folder, since those of an offline run are all there is
+    of it; None for the library's own choice."""
+    if "WANDB_DIR" in os.environ:
+        return None
+    if "://" in run_uri:
+        return tempfile.mkdtemp(prefix="vlmpipe-wandb-")
+    Path(run_uri).mkdir(parents=True, exist_ok=True)
+    return run_uri
+
+
+def _warn(error: Exception, missing: str) -> None:
+    """Say it without the text of an error that nobody foresaw, which may hold what must not be printed."""
+    import wandb
+
+    words = str(error).splitlines() if isinstance(error, SecretNotRead | wandb.errors.Error) else []
+    why = words[0] if words else type(error).__name__
+    print(f"train: warning: Weights & Biases: {missing}: {why}", flush=True)

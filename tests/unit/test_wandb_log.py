@@ -17,7 +17,7 @@ from tests.trainer_runs import TINY, merged
 from trainer.config import JobConfig
 from trainer.errors import ExitCode, UserError
 from trainer.metrics import FILE, MetricsLog
-from trainer.wandb_log import KEY_VARIABLE, open_wandb
+from trainer.wandb_log import KEY_VARIABLE, WandbLog, open_wandb, wandb_folder
 
 FILE_HEADER, BLOCK_BYTES = b":W&B\xe1\xbe\x00", 32768
 RUN = {"run_id": "tune-1/trial-2", "root_uri": "/nowhere"}
@@ -101,7 +101,48 @@ def test_who_is_not_let_in_trains_all_the_same(
         monkeypatch.setattr("trainer.secret.SECRET_MANAGER", receiver.address)
         assert open_wandb(job(project="digits", **settings)) is None
     said = capfd.readouterr().out
-    assert "train: warning: no metrics on Weights & Biases: " in said and words in said
+    assert "train: warning: Weights & Biases: no metrics: " in said and words in said
+
+
+def test_a_service_that_breaks_is_told_once_and_training_goes_on(capfd: pytest.CaptureFixture[str]) -> None:
+    class Broken:
+        calls = 0
+
+        def log(self, line: dict[str, float]) -> None:
+            self.calls += 1
+            raise BrokenPipeError("of a socket to key-1234")
+
+    run = Broken()
+    log = WandbLog(run)
+    for step in (10, 20):
+        log.write(step, {"loss": 1.0})
+    log.close()
+    assert run.calls == 1
+    assert capfd.readouterr().out == "train: warning: Weights & Biases: no metrics from step 10 on: BrokenPipeError\n"
+
+
+def test_an_error_that_nobody_foresaw_is_named_without_its_text(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def broken(**settings: Any) -> None:
+        raise RuntimeError("key-1234 is wrong")
+
+    monkeypatch.setattr("wandb.init", broken)
+    assert open_wandb(job(project="digits")) is None
+    assert capfd.readouterr().out == "train: warning: Weights & Biases: no metrics: RuntimeError\n"
+
+
+@pytest.mark.parametrize(("run_uri", "with_it"), [("/runs/one", True), ("gs://bucket/runs/one", False)])
+def test_its_files_lie_with_a_run_that_is_a_folder(
+    run_uri: str, with_it: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("WANDB_DIR", raising=False)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    uri = run_uri if "://" in run_uri else f"{tmp_path}{run_uri}"
+    folder = wandb_folder(uri)
+    assert folder and Path(folder).is_dir() and (folder == uri) is with_it
+    monkeypatch.setenv("WANDB_DIR", "/elsewhere")
+    assert wandb_folder(uri) is None
 
 
 def test_the_key_comes_from_secret_manager_and_is_not_printed(
