@@ -21,25 +21,29 @@ from trainer.worker import Worker, start_worker
 PROCESSES = 2
 MIB = 2**20
 QUICK_CASES = 2
-NOTES = [
-    f"Memory: bytes on the first of {PROCESSES} processes (4 with tp and tp+pp+dp, 3 with pp), weighed "
+PARTS = ("memory", "flops", "steps")
+NOTES = {
+    "memory": f"Memory: bytes on the first of {PROCESSES} processes (4 with tp and tp+pp+dp, 3 with pp), weighed "
     "storage by storage in a real step. What a GPU adds "
     "(CUDA context, NCCL buffers, holes between allocations) is not in it, and not measured by anything here.",
-    "FLOPs: of one forward and backward pass, beside torch's FlopCounterMode.",
-    "Step time: the rates of this processor are taken from one configuration, and the others are predicted from it by "
-    "the planner's own functions. That checks whether time grows with width, depth, rows and passes as the planner "
-    "says. It says nothing about the rate of a GPU, or about communication.",
-]
+    "flops": "FLOPs: of one forward and backward pass, beside torch's FlopCounterMode.",
+    "steps": "Step time: the rates of this processor are taken from one configuration, and the others are predicted "
+    "from it by the planner's own functions. That checks whether time grows with width, depth, rows and passes as the "
+    "planner says. It says nothing about the rate of a GPU, or about communication.",
+}
 
 
 def main() -> None:
-    chosen = options(__doc__)
+    chosen = options(__doc__, PARTS)
     rounds = chosen.rounds or (2 if chosen.quick else 5)
     report = Predictions("The planner, predicted and measured", {"rounds of a step": rounds, "processes": PROCESSES})
-    memory(report, quick=chosen.quick)
-    flops(report, quick=chosen.quick)
-    steps(report, start_worker(), rounds, quick=chosen.quick)
-    report.notes += NOTES
+    if "memory" in chosen.only:
+        memory(report, quick=chosen.quick)
+    if "flops" in chosen.only:
+        flops(report, quick=chosen.quick)
+    if "steps" in chosen.only:
+        steps(report, start_worker(), rounds, quick=chosen.quick)
+    report.notes += [NOTES[part] for part in PARTS if part in chosen.only]
     report.publish(chosen)
 
 
