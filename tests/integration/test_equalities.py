@@ -245,6 +245,11 @@ def test_compressed_gradients_change_losses_by_their_rounding(kind: str, runs_of
     assert compressed != pytest.approx(plain, rel=RELATIVE / 100)
 
 
+def test_the_two_compressions_round_differently(runs_of: Callable[[str], Runs]) -> None:
+    runs = runs_of("ddp")
+    assert losses(runs["bf16 gradients"]) != pytest.approx(losses(runs["fp16 gradients"]), rel=RELATIVE / 100)
+
+
 @pytest.mark.parametrize("strategy", THOROUGH)
 def test_bf16_stays_close_to_fp32_and_is_not_fp32(strategy: str, runs_of: Callable[[str], Runs]) -> None:
     runs = runs_of(strategy)

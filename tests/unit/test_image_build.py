@@ -158,6 +158,14 @@ def test_cloud_build_is_waited_for_and_its_results_are_read(desk: Desk) -> None:
     )
 
 
+def test_extras_reach_cloud_build(desk: Desk) -> None:
+    desk.stand_in(
+        "gcloud", {SUBMIT: "echo build-1", '"builds describe build-1 --format value(status)"': "echo FAILURE"}
+    )
+    desk.build("gcloud", EXTRAS="wandb")
+    assert "_REDUCTION_SERVER=0,_EXTRAS=wandb " in desk.calls()[0]
+
+
 def test_a_failed_build_names_its_log_and_leaves_the_run_file(desk: Desk) -> None:
     desk.stand_in(
         "gcloud", {SUBMIT: "echo build-1", '"builds describe build-1 --format value(status)"': "echo FAILURE"}

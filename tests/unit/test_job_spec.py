@@ -10,7 +10,7 @@ import pytest
 
 from components.custom_job import parse_job_spec
 from pipelines.config import load_run_file
-from pipelines.planner.job_spec import check_job_spec, job_spec, worker_pools
+from pipelines.planner.job_spec import JOBS, check_job_spec, job_spec, job_violations, worker_pools
 from trainer.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
@@ -117,6 +117,24 @@ def test_a_node_runs_the_launcher_with_the_run_file_of_its_run() -> None:
     assert container["command"] == ["python", "-m", "trainer.launch"]
     assert container["args"] == ["--nproc-per-node", "1", "--", "trainer.train", "--config", "out/runs/r1/run.json"]
     assert container["env"] == [{"name": "A", "value": "b"}, {"name": "VLMPIPE_LOCAL_PORT", "value": "29400"}]
+
+
+def test_metrics_on_weights_and_biases_are_seen_in_the_training_jobs_spec() -> None:
+    """So that a network without a way out is pointed out before anything is submitted."""
+    network = ["gcp.project=my-project", "gcp.network=projects/1/global/networks/lab"]
+    config = load_run_file(ROOT / "configs/digits.yaml", ["train.wandb={project: vlm}", *network])
+    env = {
+        job: {variable["name"]: variable["value"] for variable in pools[0]["container_spec"].get("env", ())}
+        for job in ("cache_features", "train", "evaluate")
+        if (pools := worker_pools(config, job, "r"))
+    }
+    assert {job: values.get("WANDB_PROJECT") for job, values in env.items()} == {
+        "cache_features": None,
+        "train": "vlm",
+        "evaluate": None,
+    }
+    codes = {job: {found.code for found in job_violations(config, job, "r")} for job in JOBS}
+    assert [job for job in JOBS if "VP504" in codes[job]] == ["train"]
 
 
 def test_a_spec_holds_nothing_that_was_not_set() -> None:
