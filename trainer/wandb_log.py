@@ -35,7 +35,7 @@ class WandbLog:
         self._guarded(lambda run: run.log(line), f"no metrics from step {step} on")
 
     def close(self) -> None:
-        self._guarded(lambda run: run.finish(), "the last metrics may be missing there")
+        self._guarded(_finish, "the last metrics may be missing there")
 
     def _guarded(self, send: Callable[[Any], object], missing: str) -> None:
         if self._run is None:
@@ -87,6 +87,13 @@ def open_wandb(job: JobConfig) -> WandbLog | None:
         return None
     print(f"train: metrics also on Weights & Biases: {run.url or run.dir}", flush=True)
     return WandbLog(run)
+
+
+def _finish(run: Any) -> None:
+    import wandb
+
+    run.finish()
+    wandb.teardown()  # its file may still be written when `finish` returns; it is whole when the library's process ends
 
 
 def wandb_folder(run_uri: str) -> str | None:

@@ -34,7 +34,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     yield tmp_path
     import wandb
 
-    wandb.teardown()
+    wandb.teardown()  # where a test did not close
 
 
 def job(**settings: str) -> JobConfig:
