@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 
 from components import local_job
 from pipelines import vertex_job
-from pipelines.addresses import Note
-from pipelines.config import RunConfig, load_run_file
+from pipelines.config import load_run_file
 from pipelines.problems import RunFileError
 from pipelines.tuning import (
     Search,
@@ -33,7 +32,7 @@ from pipelines.tuning import (
 from pipelines.tuning_section import ParameterSpec, TuningConfig
 from pipelines.vertex_api import ENDPOINT_VARIABLE
 from tests.fakes.vertex import FakeVertex, Fault
-from tests.submit_runs import Submit, commander
+from tests.search_runs import DIGITS, LOG, PARAMETERS, PRECISION, RATE, ROWS, config, opened
 from trainer import launch
 from trainer import trial as trial_module
 from trainer.errors import ConfigError, UserError
@@ -41,38 +40,11 @@ from trainer.hypertune import METRIC_FILE_VARIABLE, TRIAL_VARIABLE, WATCHED_VARI
 from trainer.metrics import MetricsLog
 from trainer.trial import open_trial, parse_values
 
-DIGITS = Path(__file__).parents[2] / "configs/digits.yaml"
-RATE, ROWS, PRECISION = "train.optimizer.learning_rate", "train.micro_batch_rows", "train.precision"
-LOG = {"double_value_spec": {"min_value": 1e-4, "max_value": 1e-2}, "scale_type": "UNIT_LOG_SCALE"}
-PARAMETERS: dict[str, Any] = {
-    RATE: LOG,
-    ROWS: {"discrete_value_spec": {"values": [1, 2]}},
-    PRECISION: {"categorical_value_spec": {"values": ["fp32", "bf16"]}},
-}
-
-
-def config(**tuning: Any) -> RunConfig:
-    section = {"parameters": PARAMETERS, "max_trial_count": 6, "parallel_trial_count": 2, **tuning}
-    wanted = ["cluster.replica_count=1", "gcp.project=test-project", f"tuning={json.dumps(section)}"]
-    return load_run_file(DIGITS, wanted)
-
 
 @pytest.fixture
 def search(tmp_path: Path) -> Search:
     """A search from a run that has trained."""
     return opened(config(algorithm="RANDOM_SEARCH"), tmp_path)
-
-
-def opened(wanted: RunConfig, root: Path) -> Search:
-    run = root / "runs/base"
-    run.mkdir(parents=True, exist_ok=True)
-    (run / "run.json").write_text(json.dumps(wanted.to_dict()))
-    pointers = {"prepared_uri": f"{root}/prepared/f", "features_uri": f"{root}/features/k", "features": "reuse"}
-    (run / "prepared.json").write_text(json.dumps(pointers))
-    (run / "summary.json").write_text("{}")
-    found = open_search(wanted, "base", "digits-tune-1", str(root))
-    found.write()
-    return found
 
 
 # ---- the request
@@ -201,93 +173,6 @@ def test_every_end_must_make_a_run_file_and_the_run_must_have_trained(tmp_path: 
     other = found.config.model_copy(update={"data": found.config.data.model_copy(update={"row_tokens": 128})})
     with pytest.raises(ConfigError, match="section data differs from that of run base"):
         open_search(other, "base", "s", str(tmp_path))
-
-
-# ---- how a search stands
-
-
-@pytest.fixture
-def vlmpipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Submit:
-    monkeypatch.setattr("pipelines.watch.VERTEX_POLL_S", 0.0)
-    return commander(tmp_path, monkeypatch, capfd)
-
-
-def trial(number: int, state: str, metric: float | None = None, reason: str = "") -> api.Trial:
-    """As the service tells of one, with a value for each of PARAMETERS."""
-    measured = [] if metric is None else [{"metric_id": "exact_match", "value": metric}]
-    values = {RATE: 1e-3 * number, ROWS: 2.0, PRECISION: "bf16"}
-    return api.Trial(
-        id=str(number),
-        state=state,
-        parameters=[{"parameter_id": name, "value": value} for name, value in values.items()],
-        final_measurement={"metrics": measured},
-        infeasible_reason=reason,
-    )
-
-
-def test_a_search_on_vertex_is_watched_by_its_id_and_shows_the_best_trial_first(
-    server: FakeVertex, search: Search, vlmpipe: Submit
-) -> None:
-    name = submit_search(search).name
-    Note(name, search.uri, 1.0, 30.0).write(search.search_id)
-    whole = [trial(1, "SUCCEEDED", 0.4), trial(2, "SUCCEEDED", 0.7), trial(3, "INFEASIBLE", reason="exit code 1")]
-    server.searches.moves = [
-        ("RUNNING", []),
-        ("RUNNING", [trial(1, "SUCCEEDED", 0.4), trial(2, "ACTIVE")]),
-        ("SUCCEEDED", whole),
-    ]
-    answer = vlmpipe("status", search.search_id, "--watch", "--plain")
-    assert answer.code == 0
-    assert "trial-1: done 0.0 s. exact_match 0.4000, train.optimizer.learning_rate=0.001" in answer.out
-    lines = [line.split()[:2] for line in answer.out.split("ended", 1)[1].splitlines()[2:5]]
-    assert lines == [["2", "0.7000"], ["1", "0.4000"], ["3", "failed:"]]
-    assert f"training/{name.rpartition('/')[2]}?project=test-project" in answer.out
-    for known in (search.search_id, name):
-        found = vlmpipe("status", known, "--json").json
-        assert (found["outcome"], found["exit_code"], found["trials"][0]["metric"]) == ("done", 0, 0.7)
-        assert found["trials"][0]["values"] == {RATE: 2e-3, ROWS: 2.0, PRECISION: "bf16"}
-    over = vlmpipe("cancel", search.search_id)
-    assert (over.code, "nothing to cancel" in over.err) == (64, True)
-    assert (vlmpipe("logs", search.search_id).code, vlmpipe("diagnose", search.search_id).code) == (64, 64)
-
-
-def test_a_search_on_vertex_is_cancelled_once(server: FakeVertex, search: Search, vlmpipe: Submit) -> None:
-    name = submit_search(search).name
-    server.faults.append(Fault("drop_after", method="POST"))
-    assert vlmpipe("cancel", name).code == 0
-    again = vlmpipe("cancel", name, "--json")
-    assert (again.code, again.json["asked"]) == (0, False)
-    answer = vlmpipe("status", name, "--watch", "--json")
-    assert (answer.code, answer.json["outcome"]) == (75, "stopped")
-    assert sum(":cancel" in request for request in server.requests) == 2  # the first answer was lost
-    missing = vlmpipe("status", name.replace("/5001", "/5002"))
-    assert (missing.code, "does not exist" in missing.err) == (64, True)
-
-
-def test_a_search_here_is_read_from_its_table(
-    search: Search, vlmpipe: Submit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen = []
-
-    def run(name: str, spec: dict[str, Any], labels: dict[str, str]) -> None:
-        seen.append(vlmpipe("status", search.search_id, "--root", str(tmp_path), "--json").json)
-        if len(seen) == 2:
-            raise UserError("training is not finite")
-        env = {one["name"]: one["value"] for one in spec["worker_pool_specs"][0]["container_spec"]["env"]}
-        Path(env[METRIC_FILE_VARIABLE]).parent.mkdir(parents=True)
-        Path(env[METRIC_FILE_VARIABLE]).write_text(json.dumps({"exact_match": str(len(seen) / 10)}))
-
-    monkeypatch.setattr(local_job, "run_local_job", run)
-    run_search(search)
-    assert [(one["outcome"], len(one["trials"])) for one in seen] == [("running", number) for number in range(6)]
-    found = vlmpipe("status", search.uri, "--json").json
-    assert (found["outcome"], [one["trial"] for one in found["trials"]]) == ("done", [6, 5, 4, 3, 1, 2])
-    said = vlmpipe("status", search.uri).out
-    assert said.startswith(f"search {search.search_id}: done, 6 of 6 trials ended\n")
-    assert "failed: training is not finite" in said
-    (Path(search.uri) / "trials.json").write_text("[]")
-    assert vlmpipe("status", search.uri, "--json").json["outcome"] == "stopped"
-    assert "Ctrl-C" in vlmpipe("cancel", search.uri).err
 
 
 # ---- a trial

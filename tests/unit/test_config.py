@@ -16,35 +16,12 @@ from pipelines.config import BUILTIN_SOURCES, RunConfig, load_run_file, parse_ru
 from pipelines.local_run import DEFAULT_ROOT
 from pipelines.problems import RunFileError, closest_field, fields_of
 from pipelines.run_file import LARGEST_FILE_BYTES, apply_overrides, parse_overrides, parse_yaml
+from tests.run_files import SMALL, problems_of, small
 from trainer.config import JobConfig, RunPaths
-from trainer.errors import ConfigError, ExitCode
+from trainer.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
-SMALL: dict[str, Any] = {
-    "name": "small",
-    "model": {
-        "tower": {"config": {"model_type": "siglip_vision_model"}},
-        "language_model": {"config": {"model_type": "qwen2"}},
-        "tokenizer": "train:300",
-        "image_size": 32,
-    },
-    "data": {"source": "builtin:digits", "row_tokens": 256},
-    "train": {"global_batch_rows": 8, "optimizer": {"learning_rate": 0.001}},
-}
-
-
-def small(**overrides: Any) -> RunConfig:
-    """A small run file with dotted keys replaced; `__` stands for a dot."""
-    data = apply_overrides(SMALL, {key.replace("__", "."): value for key, value in overrides.items()})
-    return parse_run_config(data, "small.yaml")
-
-
-def problems_of(**overrides: Any) -> dict[str, str]:
-    with pytest.raises(RunFileError) as caught:
-        small(**overrides)
-    assert caught.value.code == ExitCode.CONFIG
-    return {problem.field: problem.text for problem in caught.value.problems}
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
@@ -355,59 +332,3 @@ def test_the_builtin_sources_are_those_of_the_data_step() -> None:
     from trainer.data.sources import BUILTIN_PREFIX, _builtin_sources
 
     assert set(BUILTIN_SOURCES) == {BUILTIN_PREFIX + name for name in _builtin_sources()}
-
-
-WHOLE_MODEL = {"family": "qwen2_5_vl", "whole": {"config": {"model_type": "qwen2_5_vl"}}, "tokenizer": "train:300"}
-
-
-def test_a_whole_model_is_where_tower_and_language_model_are_from_and_is_written_as_it_was_given() -> None:
-    config = small(model=WHOLE_MODEL | {"max_pixels": 50_000})
-    assert config.model.tower == config.model.language_model == config.model.whole
-    dumped = config.to_dict()
-    assert "tower" not in dumped["model"] and parse_run_config(dumped, "again") == config
-
-
-@pytest.mark.parametrize(
-    ("model", "sentence"),
-    [
-        ({}, "family qwen2_5_vl needs max_pixels"),
-        ({"whole": None, "max_pixels": 50_000}, "family qwen2_5_vl needs whole"),
-        ({"tower": {"weights": "x"}, "max_pixels": 50_000}, "has no tower of its own: whole is where"),
-        ({"image_size": 32, "max_pixels": 50_000}, "image_size has no meaning for family qwen2_5_vl"),
-        ({"min_pixels": 9, "max_pixels": 8}, "min_pixels 9 is more than max_pixels 8"),
-    ],
-)
-def test_what_has_no_meaning_for_a_whole_model_is_refused(model: dict[str, Any], sentence: str) -> None:
-    assert sentence in problems_of(model=WHOLE_MODEL | model)["model"]
-
-
-SMOLVLM = {"family": "smolvlm", "whole": {"config": {"model_type": "smolvlm"}}, "tokenizer": "train:300"}
-
-
-@pytest.mark.parametrize(
-    ("model", "sentence"),
-    [
-        ({}, "family smolvlm needs image_size"),
-        ({"image_size": 32, "max_pixels": 9}, "max_pixels has no meaning for family smolvlm, which has whole"),
-        ({"image_size": 32, "feature_layer": -2}, "feature_layer has no meaning for family smolvlm"),
-        ({"image_size": 32, "do_image_splitting": True}, "each image is one tile, the square of image_size"),
-    ],
-)
-def test_what_has_no_meaning_for_smolvlm_is_refused(model: dict[str, Any], sentence: str) -> None:
-    assert sentence in problems_of(model=SMOLVLM | model)["model"]
-
-
-def test_what_has_no_meaning_for_llava_is_refused() -> None:
-    assert "max_pixels has no meaning for family llava" in problems_of(model__max_pixels=50_000)["model"]
-    without_size = {name: value for name, value in SMALL["model"].items() if name != "image_size"}
-    assert "family llava needs image_size" in problems_of(model=without_size)["model"]
-
-
-@pytest.mark.parametrize(
-    "split", [{"strategy": "tp", "tensor_parallel": 2}, {"strategy": "pp", "pipeline_parallel": 2}]
-)
-def test_what_cannot_train_a_whole_model_is_refused(split: dict[str, Any]) -> None:
-    overrides = {f"train__{name}": value for name, value in split.items()}
-    found = problems_of(model=WHOLE_MODEL | {"max_pixels": 50_000}, data__max_image_aspect=300, **overrides)
-    assert "is not split over ranks yet" in found["train.strategy"]
-    assert "expected at most 200" in found["data.max_image_aspect"]

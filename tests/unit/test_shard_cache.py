@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.shard_splits import sequence_of, split_of
 from trainer.data import shard_cache
 from trainer.data.samples import Turn
 from trainer.data.sequence import RowSequence
@@ -82,28 +83,6 @@ class Fixture:
 
     def split(self) -> Any:
         return split_of([number // SHARD_SAMPLES for number in range(len(self.members))], self.shards)
-
-
-def split_of(shard_numbers: list[int], shards: list[str]) -> Any:
-    """What a sequence and a schedule know of a split."""
-
-    class Split(SimpleNamespace):
-        def __len__(self) -> int:
-            return len(shard_numbers)
-
-    lengths = np.array([7 + 13 * number % 40 for number in range(len(shard_numbers))])
-    return Split(
-        name="train",
-        tokens=lengths,
-        image_count=np.ones_like(lengths),
-        shards=shards,
-        shard_numbers=np.array(shard_numbers),
-    )
-
-
-def sequence_of(split: Any, shuffle_shards: int, global_batch_rows: int = 4) -> RowSequence:
-    budget = {"row_tokens": 100, "row_images": 4, "seed": 5, "global_batch_rows": global_batch_rows}
-    return RowSequence(split, shuffle_shards=shuffle_shards, **budget)
 
 
 def schedule_of(split: Any, sequence: RowSequence, end_step: int) -> ShardSchedule:
@@ -373,30 +352,3 @@ def test_a_set_in_a_folder_takes_no_room_of_one_that_is_remote(data: Fixture, mo
     assert isinstance(local, ShardsInPlace)
     assert isinstance(cached, ShardCache)
     assert cached._limit_bytes == 6 * data.shard_bytes
-
-
-@settings(max_examples=30)
-@given(
-    needed=st.lists(st.lists(st.integers(0, 7), max_size=3), min_size=1, max_size=60),
-    shuffle_shards=st.integers(1, 9),
-    batch=st.integers(1, 5),
-    end=st.integers(1, 40),
-)
-def test_the_schedule_says_which_step_needs_a_shard_next(
-    needed: list[list[int]], shuffle_shards: int, batch: int, end: int
-) -> None:
-    split = split_of([number // 8 for number in range(len(needed))], ["data"] * (1 + len(needed) // 8))
-    sequence = sequence_of(split, shuffle_shards, batch)
-    offsets = np.cumsum([0, *map(len, needed)])
-    needs = Needs(offsets, np.array([number for numbers in needed for number in numbers], np.int64))
-    schedule = ShardSchedule([f"shard-{number}" for number in range(8)], needs, sequence, end)
-
-    def uses(step: int) -> set[int]:
-        return {shard for sample in sequence.members(sequence.batch(step)) for shard in needed[sample]}
-
-    for step in range(end):
-        last = sequence.num_steps(sequence.batch(step).epoch + 2)  # of this epoch and the next
-        expected = [
-            next((later for later in range(step, min(end, last)) if shard in uses(later)), NEVER) for shard in range(8)
-        ]
-        assert schedule.next_uses(step).tolist() == expected

@@ -1,0 +1,37 @@
+"""A small run file for tests of what run files may say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pipelines.config import RunConfig, parse_run_config
+from pipelines.problems import RunFileError
+from pipelines.run_file import apply_overrides
+from trainer.errors import ExitCode
+
+SMALL: dict[str, Any] = {
+    "name": "small",
+    "model": {
+        "tower": {"config": {"model_type": "siglip_vision_model"}},
+        "language_model": {"config": {"model_type": "qwen2"}},
+        "tokenizer": "train:300",
+        "image_size": 32,
+    },
+    "data": {"source": "builtin:digits", "row_tokens": 256},
+    "train": {"global_batch_rows": 8, "optimizer": {"learning_rate": 0.001}},
+}
+
+
+def small(**overrides: Any) -> RunConfig:
+    """A small run file with dotted keys replaced; `__` stands for a dot."""
+    data = apply_overrides(SMALL, {key.replace("__", "."): value for key, value in overrides.items()})
+    return parse_run_config(data, "small.yaml")
+
+
+def problems_of(**overrides: Any) -> dict[str, str]:
+    with pytest.raises(RunFileError) as caught:
+        small(**overrides)
+    assert caught.value.code == ExitCode.CONFIG
+    return {problem.field: problem.text for problem in caught.value.problems}

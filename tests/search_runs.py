@@ -1,0 +1,37 @@
+"""Searches for tests: of the shipped run file digits, from a run that counts as trained."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from pipelines.config import RunConfig, load_run_file
+from pipelines.tuning import Search, open_search
+
+DIGITS = Path(__file__).parents[1] / "configs/digits.yaml"
+RATE, ROWS, PRECISION = "train.optimizer.learning_rate", "train.micro_batch_rows", "train.precision"
+LOG = {"double_value_spec": {"min_value": 1e-4, "max_value": 1e-2}, "scale_type": "UNIT_LOG_SCALE"}
+PARAMETERS: dict[str, Any] = {
+    RATE: LOG,
+    ROWS: {"discrete_value_spec": {"values": [1, 2]}},
+    PRECISION: {"categorical_value_spec": {"values": ["fp32", "bf16"]}},
+}
+
+
+def config(**tuning: Any) -> RunConfig:
+    section = {"parameters": PARAMETERS, "max_trial_count": 6, "parallel_trial_count": 2, **tuning}
+    wanted = ["cluster.replica_count=1", "gcp.project=test-project", f"tuning={json.dumps(section)}"]
+    return load_run_file(DIGITS, wanted)
+
+
+def opened(wanted: RunConfig, root: Path) -> Search:
+    run = root / "runs/base"
+    run.mkdir(parents=True, exist_ok=True)
+    (run / "run.json").write_text(json.dumps(wanted.to_dict()))
+    pointers = {"prepared_uri": f"{root}/prepared/f", "features_uri": f"{root}/features/k", "features": "reuse"}
+    (run / "prepared.json").write_text(json.dumps(pointers))
+    (run / "summary.json").write_text("{}")
+    found = open_search(wanted, "base", "digits-tune-1", str(root))
+    found.write()
+    return found

@@ -1,0 +1,32 @@
+"""What a sequence of rows and a schedule of shards know of a split, for tests."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from trainer.data.sequence import RowSequence
+
+
+def split_of(shard_numbers: list[int], shards: list[str]) -> Any:
+    """What a sequence and a schedule know of a split."""
+
+    class Split(SimpleNamespace):
+        def __len__(self) -> int:
+            return len(shard_numbers)
+
+    lengths = np.array([7 + 13 * number % 40 for number in range(len(shard_numbers))])
+    return Split(
+        name="train",
+        tokens=lengths,
+        image_count=np.ones_like(lengths),
+        shards=shards,
+        shard_numbers=np.array(shard_numbers),
+    )
+
+
+def sequence_of(split: Any, shuffle_shards: int, global_batch_rows: int = 4) -> RowSequence:
+    budget = {"row_tokens": 100, "row_images": 4, "seed": 5, "global_batch_rows": global_batch_rows}
+    return RowSequence(split, shuffle_shards=shuffle_shards, **budget)
