@@ -1,4 +1,4 @@
-"""What each rank holds and has waited for, brought together: one rank that stands out slows down all others."""
+"""What each rank holds, waits for and computes, brought together: one that stands out slows down all others."""
 
 from __future__ import annotations
 
@@ -19,15 +19,20 @@ class Gauges:
 
     peak_memory_gib: list[float]
     data_wait_s: list[float]
+    forward_s: list[float]  # 0 where it is not timed
+
+    @classmethod
+    def at_start(cls, ranks: int) -> Gauges:
+        return cls([0.0] * ranks, [0.0] * ranks, [0.0] * ranks)
 
 
-def gather_gauges(worker: Worker, data_wait_s: float) -> Gauges:
-    """Collective. `data_wait_s` is this rank's own."""
-    mine = torch.tensor([_peak_memory_bytes(worker) / GIB, data_wait_s], dtype=torch.float64, device=worker.device)
+def gather_gauges(worker: Worker, data_wait_s: float, forward_s: float) -> Gauges:
+    """Collective. `data_wait_s` and `forward_s` are this rank's own."""
+    own = [_peak_memory_bytes(worker) / GIB, data_wait_s, forward_s]
+    mine = torch.tensor(own, dtype=torch.float64, device=worker.device)
     found = [torch.empty_like(mine) for _ in range(worker.world_size)]
     dist.all_gather(found, mine)
-    memory, waits = torch.stack(found).T.tolist()
-    return Gauges(memory, waits)
+    return Gauges(*torch.stack(found).T.tolist())
 
 
 def _peak_memory_bytes(worker: Worker) -> int:

@@ -21,6 +21,7 @@ from trainer.digest import tensors_sha256, weights_sha256
 from trainer.errors import ConfigError
 from trainer.features.reader import FeatureReader
 from trainer.flops import RowFlops, flops_per_row
+from trainer.forward_timer import WITHOUT_WAITS, ForwardTimer
 from trainer.held_out import HeldOut, held_out_of
 from trainer.models.family import Family
 from trainer.models.image_tokens import image_form_of
@@ -53,6 +54,7 @@ class Parts:
     features: str  # cached | online
     shape: ModelShape
     held_out: HeldOut | None  # where the run validates
+    forward_timer: ForwardTimer | None  # where no rank waits for another in a forward pass
 
 
 def build_parts(job: JobConfig, worker: Worker) -> Parts:
@@ -108,6 +110,7 @@ def build_parts(job: JobConfig, worker: Worker) -> Parts:
         from trainer.models.compiled import compile_layers  # torch's compiler takes seconds to import
 
         compile_layers(blocks, job.train.compile_backend)
+    timer = ForwardTimer(module, worker.device) if job.train.strategy in WITHOUT_WAITS else None
     strategy = build_strategy(job.train, module, blocks, worker)
     if worker.is_first and job.train.strategy.startswith("zero"):
         content = json.dumps(getattr(strategy, "settings", {}), indent=1, sort_keys=True)
@@ -129,6 +132,7 @@ def build_parts(job: JobConfig, worker: Worker) -> Parts:
         features="cached" if cached else "online",
         shape=family.shape(job.model),
         held_out=held_out,
+        forward_timer=timer,
     )
 
 

@@ -12,6 +12,7 @@ from trainer.batches import StepBatches
 from trainer.config import JobConfig
 from trainer.devices import TERA, peak_flops_per_s
 from trainer.flops import model_flops_per_row
+from trainer.forward_timer import straggler
 from trainer.gauges import Gauges, gather_gauges
 from trainer.metrics import MetricsLog
 from trainer.parts import Parts
@@ -85,7 +86,7 @@ class StepReport:
         self._graphs: int | None = None  # compiled up to the last line
         self._stall_s = self._window_stall_s = 0.0
         self._validated: dict[str, float] = {}  # in the step that is counted next
-        self._gauges = Gauges([0.0] * worker.world_size, [0.0] * worker.world_size)  # when the last line was written
+        self._gauges = Gauges.at_start(worker.world_size)  # when the last line was written
         self._first_loss: float | None = None
         self._last_loss: float | None = None
         if worker.is_first:
@@ -124,7 +125,8 @@ class StepReport:
             self._first_loss = totals.loss
         due = done % self._job.train.log_every_steps == 0 or done in (self._first_step + 1, self._parts.total_steps)
         if due or self._validated:
-            gauges = gather_gauges(self._worker, waited_s)
+            timer = self._parts.forward_timer
+            gauges = gather_gauges(self._worker, waited_s, timer.seconds() if timer else 0.0)
             if self._worker.is_first:
                 self._write(done, data.epoch, result, strategy, gauges)
             self._validated = {}
@@ -200,6 +202,7 @@ class StepReport:
                 "data_wait_s": max(  # of the rank that waited longest: all others wait for it
                     now_s - then_s for now_s, then_s in zip(gauges.data_wait_s, self._gauges.data_wait_s, strict=True)
                 ),
+                **straggler(self._gauges.forward_s, gauges.forward_s),
                 "checkpoint_stall_s": self._window_stall_s,
                 "peak_memory_gib": max(gauges.peak_memory_gib),
                 "elapsed_s": now - self._started,

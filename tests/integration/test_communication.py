@@ -32,6 +32,7 @@ def test_two_nodes_of_two_ranks_are_measured_before_they_train(tmp_path: Path) -
     assert found["steps"] == 1, "and then it trains"
     (line,) = metrics(job)
     assert len(found["peak_memory_gib"]) == 4 and max(found["peak_memory_gib"]) == line["peak_memory_gib"] > 0.1
+    assert 1 <= line["straggler_spread"] < 4 and line["slowest_rank"] in range(4)
     page = (Path(__file__).parents[2] / "docs" / "reference" / "metrics.md").read_text()
     assert {name for name in found | line if f"`{name}`" not in page} == set(), "each is documented"
     assert 0 < found["goodput"] <= 1 and line["samples_per_s"] > 0
