@@ -79,6 +79,10 @@ run: $(INSTALLED)  ## run a run file's pipeline on this machine
 compile-pipeline: $(INSTALLED)  ## compile the Vertex AI pipeline of every run file in configs/ into build/pipelines
 	@$(BIN)/vlmpipe compile configs/*.yaml $(GCP_FIELDS) $(args)
 
+.PHONY: publish
+publish: $(INSTALLED)  ## publish a run file's pipeline as a template of Vertex AI, with tags: make publish config=configs/x.yaml
+	@$(BIN)/vlmpipe publish $(config) $(GCP_FIELDS) $(args)
+
 .PHONY: submit
 submit: $(INSTALLED)  ## start a run on Vertex AI; asks before much is spent: make submit config=configs/x.yaml
 	@$(BIN)/vlmpipe submit $(config) $(GCP_FIELDS) $(args)

@@ -21,6 +21,7 @@ from trainer.storage import LocalStorage, join_uri
 if TYPE_CHECKING:
     from pipelines.config import RunConfig
 
+FOLDER = Path("build/pipelines")
 LARGEST_FILE_BYTES = 10 << 20  # what Artifact Registry takes
 
 
@@ -53,6 +54,11 @@ def compile_pipeline(config: RunConfig, target: TargetName, path: Path) -> Compi
     with os_errors(f"writing {path}"):
         path.parent.mkdir(parents=True, exist_ok=True)
     LocalStorage(path.parent).write(path.name, data)
+    return described(path, spec)
+
+
+def described(path: Path, spec: pipeline_spec_pb2.PipelineSpec) -> Compiled:
+    """What is said of the pipeline `spec` in the file `path`."""
     return Compiled(path, spec.pipeline_info.name, len(spec.deployment_spec["executors"]), len(JOBS))
 
 

@@ -6,11 +6,10 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipelines.addresses import Address, Note
-from pipelines.compile import Compiled, compile_pipeline
+from pipelines.compile import FOLDER, Compiled, compile_pipeline
 from pipelines.planner.checks import EXAMPLE_PROJECT
 from pipelines.planner.consent import Spending, dollars, refuse_red, require_consent, spending_of, what_needs_a_yes
 from pipelines.planner.plan import plan_run
@@ -20,8 +19,7 @@ from trainer.errors import ConfigError
 
 if TYPE_CHECKING:
     from pipelines.config import RunConfig
-
-FOLDER = Path("build/pipelines")
+    from pipelines.templates import Template
 
 
 @dataclass(frozen=True)
@@ -66,6 +64,8 @@ class Submitted:
             "pipeline": f"{self.compiled.path} ({self.compiled.steps} steps, {self.compiled.jobs} jobs)",
             "results": submission.run_uri,
         }
+        if submission.job.template_uri:
+            table |= {"published": submission.job.template_uri}
         if self.resource_name:
             first = [f"{submission.job_id} is started on Vertex AI"]
             table |= {"job": self.resource_name, "console": submission.console_url}
@@ -82,13 +82,21 @@ class Submitted:
 
 
 def submit_run(
-    config: RunConfig, *, run_id: str, force: bool, yes: bool, dry_run: bool, ask: Callable[[str], bool] | None
+    config: RunConfig,
+    template: Template | None = None,
+    *,
+    run_id: str,
+    force: bool,
+    yes: bool,
+    dry_run: bool,
+    ask: Callable[[str], bool] | None,
 ) -> Submitted:
     """Start a run of `config` on Vertex AI; `Submitted.address` tells where to watch it.
 
     The pipeline is left in build/pipelines/<name>.vertex.yaml, as `vlmpipe compile` leaves it.
 
     Args:
+        template: the published pipeline to start, byte for byte, instead of compiling one; `config` is its run file.
         run_id: an earlier run on Vertex AI to continue; empty for a new one.
         force: submit although the plan is red. Jobs that Vertex AI would refuse are not compiled all the same.
         yes: do not ask, whatever it costs.
@@ -104,8 +112,12 @@ def submit_run(
     spending = spending_of(config, plan_run(config))
     refuse_red(spending, force=force)  # before compiling, which would name only the jobs' errors
     limit_usd = config.plan.confirm_above_usd
-    compiled = compile_pipeline(config, "vertex", FOLDER / f"{config.name}.vertex.yaml")
-    submission = prepare(config, compiled.path, job_id=job_id_at(config, datetime.now()), run_id=run_id)
+    if template:
+        compiled, template_uri = template.compiled, template.address
+    else:
+        compiled, template_uri = compile_pipeline(config, "vertex", FOLDER / f"{config.name}.vertex.yaml"), ""
+    job_id = job_id_at(config, datetime.now())
+    submission = prepare(config, compiled.path, job_id=job_id, run_id=run_id, template_uri=template_uri)
     client = None
     if not dry_run:
         require_own_project(config)
