@@ -108,7 +108,13 @@ def submit(
     from pipelines.submit import submit_run
 
     answer = submit_run(
-        *load_source(config, overrides), run_id=run_id, force=force, yes=yes, dry_run=dry_run, ask=terminal_question()
+        *load_source(config, overrides),
+        source=[config, *(overrides or [])],
+        run_id=run_id,
+        force=force,
+        yes=yes,
+        dry_run=dry_run,
+        ask=terminal_question(),
     )
     watching = bool(answer.resource_name) and not detach
     if not as_json:

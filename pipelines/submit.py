@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -85,6 +85,7 @@ def submit_run(
     config: RunConfig,
     template: Template | None = None,
     *,
+    source: Sequence[str],
     run_id: str,
     force: bool,
     yes: bool,
@@ -97,6 +98,7 @@ def submit_run(
 
     Args:
         template: the published pipeline to start, byte for byte, instead of compiling one; `config` is its run file.
+        source: what names `config` on the command line, with overrides; it is noted, to tell how to continue.
         run_id: an earlier run on Vertex AI to continue; empty for a new one.
         force: submit although the plan is red. Jobs that Vertex AI would refuse are not compiled all the same.
         yes: do not ask, whatever it costs.
@@ -126,7 +128,7 @@ def submit_run(
     resource_name = ""
     if client:
         resource_name = send(submission, client).name
-        note = Note(resource_name, submission.run_uri, datetime.now().timestamp(), spending.usd)
+        note = Note(resource_name, submission.run_uri, datetime.now().timestamp(), spending.usd, tuple(source))
         note.write(submission.job_id)  # `vlmpipe status` and the others then know the run by the name of its job
     question = what_needs_a_yes(spending, limit_usd)
     return Submitted(submission, compiled, spending, question, address, resource_name)

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from pipelines.addresses import Address
+from pipelines.addresses import Address, continue_with
 from pipelines.chaos_report import restart_lines
 from pipelines.failure_patterns import Hit, hits
 from pipelines.planner.consent import dollars
@@ -71,6 +71,7 @@ class VertexStatus:
     error: str  # the job's own
     started_s: float
     ended_s: float
+    continuation: str = ""  # how to go on with it: a command, or a sentence
 
     @property
     def outcome(self) -> str:
@@ -171,7 +172,7 @@ class VertexStatus:
             lines += [f"  cause:    {hit.pattern.cause}", f"  to do:    {' '.join(hit.pattern.remedy.split())}"]
         return [*lines, f"  logs:     vlmpipe logs {run}{name}",
                 f"  more:     vlmpipe diagnose {run}",
-                f"  continue: vlmpipe submit CONFIG --run-id {self.state.run_id}"]  # fmt: skip
+                f"  continue: {self.continuation}"]  # fmt: skip
 
 
 def status_of(address: Address, job: PipelineJob, *, now_s: float | None = None) -> VertexStatus:
@@ -195,15 +196,22 @@ def status_of(address: Address, job: PipelineJob, *, now_s: float | None = None)
     eta_s = None
     if record and train.state == "running":  # from when training began: the task began when it asked for machines
         eta_s = replace(train, elapsed_s=max(0.0, now_s - record.started_s)).eta_s
+    run_id = uri.rpartition("/")[2] or address.job_id
     return VertexStatus(
         address=address,
         service_state=state_of(job),
         run_uri=uri,
-        state=RunState(uri.rpartition("/")[2] or address.job_id, tuple(steps), metrics, eta_s),
+        state=RunState(run_id, tuple(steps), metrics, eta_s),
         files=files,
         error=job.error.message,
         started_s=_seconds(job.start_time) or created_s,
         ended_s=_seconds(job.end_time),
+        continuation=continue_with(
+            address.job_id,
+            run_id,
+            template_uri=job.template_uri,
+            pipeline=((job.pipeline_spec or {}).get("pipelineInfo") or {}).get("name", ""),
+        ),
     )
 
 

@@ -17,6 +17,7 @@ from google.protobuf import json_format
 from kfp.pipeline_spec import pipeline_spec_pb2
 
 from pipelines import vertex_job, watch
+from pipelines.addresses import notes
 from pipelines.config import load_run_file
 from pipelines.vertex_api import ENDPOINT_VARIABLE
 from tests.e2e.terminal import Terminal
@@ -86,9 +87,10 @@ def test_a_run_id_that_is_no_folders_name_is_refused(vertex: FakeVertex, vlmpipe
 
 
 def test_it_says_where_to_look(vertex: FakeVertex, vlmpipe_submit: Submit) -> None:
-    answer = vlmpipe_submit("--json").json
+    answer = vlmpipe_submit("--json", "train.epochs=2").json
     (name,) = vertex.jobs
     job_id = name.rpartition("/")[2]
+    assert list(notes()[job_id].source) == [CONFIG, MINE, "train.epochs=2"], "what would continue it"
     assert (answer["sent"], answer["resource_name"]) == (True, name)
     assert f"/us-central1/pipelines/runs/{job_id}?project=test-project" in answer["console_url"]
     assert answer["run_uri"] == f"gs://example-bucket/vlmpipe/runs/{job_id}"
