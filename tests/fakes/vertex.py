@@ -16,6 +16,7 @@ import re
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -108,6 +109,7 @@ class FakeVertex:
         self.metadata = MetadataShelf(self.parent, ApiError)
         self.courses = Courses(project, ApiError, self.floor)
         self.faults: list[Fault] = []
+        self.latency_s = 0.0  # before each answer
         self.requests: list[str] = []  # "METHOD path?query" of every request that arrived
         self.lock = threading.Lock()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler_class(self))
@@ -265,6 +267,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _serve(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         self.fake.requests.append(f"{self.command} {self.path}")
+        time.sleep(self.fake.latency_s)
         fault = self.fake.take_fault(self.command)
         if fault and fault.action in ("drop_before", "reset"):
             self._cut(reset=fault.action == "reset")
