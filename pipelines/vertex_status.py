@@ -40,6 +40,7 @@ STEP_STATES = {
     "SUCCEEDED": "done", "SKIPPED": "reused", "FAILED": "failed", "CANCELLED": "stopped", "NOT_TRIGGERED": "skipped",
 }  # fmt: skip
 INSTEAD = {"cache-features": "reuse-features"}  # the step that runs, and keeps the record, where this one need not
+EARLIER = {"prepare-data": ("plan-data", "prepare-chunks")}  # with several data.tasks they do most of the step's work
 JOB_STEPS = tuple(step_of(job) for job in JOBS)
 RESULTS = ("plan.json", "evaluate.json", "decision.json", "registered.json")
 CLOCKS_APART_S = 60.0  # a record may be that much older than the job, by its machine's clock
@@ -246,6 +247,11 @@ def _step(
     task = tasks.get(name)
     if _state(task) in ("waiting", "skipped") and (other := tasks.get(INSTEAD.get(name, ""))):
         task = other if _state(other) not in ("waiting", "skipped") else task
+    earlier = [one for one in EARLIER.get(name, ()) if _state(tasks.get(one)) == "running"]
+    if _state(task) == "waiting" and earlier and not is_over:
+        began_s = _seconds(tasks[earlier[0]].start_time)
+        elapsed_s = max(0.0, now_s - began_s) if began_s else 0.0
+        return Step(name, "running", started_s=began_s, elapsed_s=elapsed_s, message=f"{earlier[0]} is going on")
     state = _state(task)
     if is_over and state in ("waiting", "running"):
         state = "skipped" if state == "waiting" else "stopped"

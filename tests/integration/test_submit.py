@@ -231,19 +231,23 @@ def test_in_a_terminal_the_answer_decides(vertex: FakeVertex, tmp_path: Path, ty
     assert "Traceback" not in answer.said
 
 
+@pytest.mark.parametrize("tasks", [1, 3])
 def test_a_run_can_be_rehearsed_to_its_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tasks: int
 ) -> None:
     monkeypatch.setattr(watch, "VERTEX_POLL_S", 0.0)
     monkeypatch.setenv(ENDPOINT_VARIABLE, "http://localhost:1")
-    with rehearsal(load_run_file(CONFIG, [MINE])) as servers:
+    overrides = [f"data.tasks={tasks}"]
+    with rehearsal(load_run_file(CONFIG, [MINE, *overrides])) as servers:
         for name, value in servers.environment.items():
             monkeypatch.setenv(name, value)
         options = ("--api-endpoint", servers.vertex.endpoint, "submit", "--plain")
-        answer = submitter(tmp_path, monkeypatch, capfd, *options)()
+        answer = submitter(tmp_path, monkeypatch, capfd, *options)(*overrides)
         (job,) = servers.vertex.jobs.values()
     assert answer.code == 0, answer.err
     assert job.state.name == "PIPELINE_STATE_SUCCEEDED"
+    sharing = {"plan-data", "prepare-chunks"} & {task.task_name for task in job.job_detail.task_details}
+    assert (len(sharing), "plan-data is going on" in answer.out) == ((2, True) if tasks > 1 else (0, False))
 
 
 def test_a_dry_run_sends_nothing_and_prints_the_request(vertex: FakeVertex, vlmpipe_submit: Submit) -> None:
