@@ -21,11 +21,11 @@ from tests.trainer_runs import make_run, metrics
 from trainer.communication import CPU_SIZES_BYTES, FILE
 from trainer.config import JobConfig
 
-RATE_MBIT_PER_S = 100
+RATE_MBIT_PER_S = 40
 RATE_GB_PER_S = RATE_MBIT_PER_S / 8000
 # What of the link's rate is seen at least. Headers take some 5 %; gloo's all-gather sends and receives by turns for some
 # of the time, and of a reduce-scatter it makes an all-reduce, which carries twice as much.
-LEAST_SHARE = {"all_reduce": 0.85, "all_gather": 0.4, "reduce_scatter": 0.4}
+LEAST_SHARE = {"all_reduce": 0.85, "all_gather": 0.4, "reduce_scatter": 0.35}
 PORT = 2222
 TIMEOUT_S = 240.0
 
@@ -98,4 +98,4 @@ def _largest(job: JobConfig) -> dict[str, float]:
 
 
 def _step_s(job: JobConfig) -> float:
-    return min(line["step_s"] for line in metrics(job))  # the one that others on this machine disturbed least
+    return sum(line["step_s"] for line in metrics(job)[1:])  # the first one also opens connections
