@@ -23,8 +23,8 @@ from trainer.config import JobConfig
 
 RATE_MBIT_PER_S = 40
 RATE_GB_PER_S = RATE_MBIT_PER_S / 8000
-# What of the link's rate is seen at least. Headers take some 5 %; gloo's all-gather sends and receives by turns for some
-# of the time, and of a reduce-scatter it makes an all-reduce, which carries twice as much.
+# What of the link's rate is seen at least. Headers take some 5 %; gloo's all-gather sends and receives by turns some of
+# the time, and of a reduce-scatter it makes an all-reduce, which carries twice as much.
 LEAST_SHARE = {"all_reduce": 0.85, "all_gather": 0.4, "reduce_scatter": 0.35}
 PORT = 2222
 TIMEOUT_S = 240.0
