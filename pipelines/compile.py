@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import yaml
 from google.protobuf import json_format
 from kfp import compiler
 from kfp.pipeline_spec import pipeline_spec_pb2
 
+from pipelines.pipeline_file import documents
 from pipelines.planner.job_spec import JOBS, check_jobs
 from pipelines.targets.table import TargetName
 from pipelines.training import build
@@ -67,9 +67,9 @@ def check_pipeline(data: bytes) -> pipeline_spec_pb2.PipelineSpec:
 
     An assert guards against ourselves: no run file can lead there, only a change of the graph or of kfp.
     """
-    documents = list(yaml.safe_load_all(data))
-    assert len(documents) == 1, f"compiled to {len(documents)} documents: a step has Kubernetes settings"
+    found = documents(data)
+    assert len(found) == 1, f"compiled to {len(found)} documents: a step has Kubernetes settings"
     assert len(data) <= LARGEST_FILE_BYTES, f"compiled to {len(data)} bytes"
     spec = pipeline_spec_pb2.PipelineSpec()
-    json_format.ParseDict(documents[0], spec)
+    json_format.ParseDict(found[0], spec)
     return spec

@@ -21,6 +21,7 @@ from kfp.pipeline_spec import pipeline_spec_pb2
 
 from pipelines.compile import Compiled, described
 from pipelines.config import RunConfig, parse_run_config
+from pipelines.pipeline_file import documents
 from pipelines.template_registry import DIGEST, HOST, Registry
 from trainer import __version__
 from trainer.errors import ConfigError, os_errors
@@ -128,7 +129,8 @@ def _read(content: bytes, address: str) -> tuple[pipeline_spec_pb2.PipelineSpec,
     """The pipeline, and the run file that is the default of its parameter run_file."""
     spec = pipeline_spec_pb2.PipelineSpec()
     try:
-        json_format.ParseDict(yaml.safe_load(content), spec)
+        (document,) = documents(content)
+        json_format.ParseDict(document, spec)
         run_file = json.loads(spec.root.input_definitions.parameters["run_file"].default_value.string_value)
     except (yaml.YAMLError, json_format.ParseError, ValueError) as error:
         raise ConfigError(

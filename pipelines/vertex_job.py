@@ -14,7 +14,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import yaml
 from google.api_core import exceptions
 from google.api_core.retry import Retry
 from google.auth.exceptions import GoogleAuthError
@@ -24,6 +23,7 @@ from requests.exceptions import ConnectionError as NoConnection
 from requests.exceptions import ConnectTimeout, ProxyError, RequestException, SSLError, Timeout
 from urllib3.exceptions import NewConnectionError
 
+from pipelines.pipeline_file import documents
 from pipelines.resolve import run_uri
 from pipelines.vertex_api import Place, in_words
 from trainer.errors import ExitCode, UserError
@@ -108,7 +108,8 @@ def prepare(config: RunConfig, pipeline: Path, *, job_id: str, run_id: str = "",
         network=gcp.network,
         template_uri=template_uri,
     )
-    json_format.ParseDict(yaml.safe_load(pipeline.read_bytes()), PipelineJob.pb(job).pipeline_spec)
+    (content,) = documents(pipeline.read_bytes())
+    json_format.ParseDict(content, PipelineJob.pb(job).pipeline_spec)
     if gcp.psc_interface_config:
         job.psc_interface_config = PscInterfaceConfig(gcp.psc_interface_config.model_dump())
     if gcp.encryption_spec_key_name:

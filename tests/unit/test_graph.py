@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from google.auth.credentials import AnonymousCredentials
 
 from pipelines.compile import check_pipeline, compile_pipeline
 from pipelines.config import RunConfig, load_run_file
+from pipelines.pipeline_file import documents
 from pipelines.planner.job_spec import JOBS, check_job_spec, job_spec, worker_pools
 from pipelines.targets.table import TargetName
 from trainer.errors import ConfigError
@@ -37,7 +37,8 @@ def digits() -> RunConfig:
 
 def compiled(config: RunConfig, target: TargetName, folder: Path) -> Spec:
     path = compile_pipeline(config, target, folder / f"{config.name}.{target}.yaml").path
-    spec: Spec = yaml.safe_load(path.read_text())
+    spec: Spec
+    (spec,) = documents(path.read_bytes())
     return spec
 
 
