@@ -130,6 +130,10 @@ typecheck: $(INSTALLED_DEV)  ## check the types (mypy)
 reference: $(INSTALLED_DEV)  ## write the run file's reference and JSON Schema from the code into docs/reference
 	@$(BIN)/vlmpipe schema --output docs/reference
 
+.PHONY: golden
+golden: $(INSTALLED_DEV)  ## write the outlines of the shipped run files' pipelines anew, which a test compares
+	@$(BIN)/python -m tests.golden_pipelines
+
 .PHONY: bench-data
 bench-data: $(INSTALLED_DEV)  ## benchmarks of the data path, as ratios measured side by side
 	$(BIN)/python -m benchmarks.bench_data $(args)
