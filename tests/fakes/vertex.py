@@ -16,7 +16,6 @@ import re
 import socket
 import struct
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -267,7 +266,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _serve(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         self.fake.requests.append(f"{self.command} {self.path}")
-        time.sleep(self.fake.latency_s)
+        threading.Event().wait(self.fake.latency_s)  # tests replace time.sleep
         fault = self.fake.take_fault(self.command)
         if fault and fault.action in ("drop_before", "reset"):
             self._cut(reset=fault.action == "reset")
