@@ -23,9 +23,11 @@ from trainer.config import JobConfig
 
 RATE_MBIT_PER_S = 40
 RATE_GB_PER_S = RATE_MBIT_PER_S / 8000
+BURST_BYTES = 64 << 10  # that the bucket lets pass at once
+SIZE_BYTES = CPU_SIZES_BYTES[1]  # far above the burst, and below what the bucket queues before it drops
 # What of the link's rate is seen at least. Headers take some 5 %; gloo's all-gather sends and receives by turns some of
-# the time, and of a reduce-scatter it makes an all-reduce, which carries twice as much.
-LEAST_SHARE = {"all_reduce": 0.85, "all_gather": 0.4, "reduce_scatter": 0.35}
+# the time, and of a reduce-scatter it makes an all-reduce, which carries twice as much. Seen: 0.94, 0.73 and 0.47.
+LEAST_SHARE = {"all_reduce": 0.85, "all_gather": 0.6, "reduce_scatter": 0.4}
 PORT = 2222
 TIMEOUT_S = 240.0
 
@@ -84,17 +86,17 @@ def test_a_slow_link_changes_the_time_and_nothing_else_and_is_measured_as_slow_a
 
     assert [line["loss"] for line in metrics(slow)] == [line["loss"] for line in metrics(fast)]
     assert _step_s(slow) > _step_s(fast)
-    measured, unshaped = _largest(slow), _largest(fast)
+    measured, unshaped = _measured(slow), _measured(fast)
     for collective, least in LEAST_SHARE.items():
         share = measured[collective] / RATE_GB_PER_S
-        assert least < share < 1.02, f"{collective} at {share:.2f} of the link's rate"
+        assert least < share < 1 + BURST_BYTES / SIZE_BYTES, f"{collective} at {share:.2f} of the link's rate"
         assert unshaped[collective] > 2 * measured[collective]
 
 
-def _largest(job: JobConfig) -> dict[str, float]:
-    """Bus bandwidth by collective, of the largest tensor: of small ones the bucket lets much pass at once."""
+def _measured(job: JobConfig) -> dict[str, float]:
+    """Bus bandwidth by collective."""
     speeds = json.loads(Path(job.run.run_uri, FILE).read_text())
-    return {each["collective"]: each["bus_gb_per_s"] for each in speeds if each["bytes"] == max(CPU_SIZES_BYTES)}
+    return {each["collective"]: each["bus_gb_per_s"] for each in speeds if each["bytes"] == SIZE_BYTES}
 
 
 def _step_s(job: JobConfig) -> float:
