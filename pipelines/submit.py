@@ -13,6 +13,7 @@ from pipelines.compile import FOLDER, Compiled, compile_pipeline
 from pipelines.planner.checks import EXAMPLE_PROJECT
 from pipelines.planner.consent import Spending, dollars, refuse_red, require_consent, spending_of, what_needs_a_yes
 from pipelines.planner.plan import plan_run
+from pipelines.planner.quotas import quotas
 from pipelines.vertex_api import endpoint, pipeline_client
 from pipelines.vertex_job import Submission, job_id_at, prepare, send
 from trainer.errors import ConfigError
@@ -32,6 +33,7 @@ class Submitted:
     question: str  # what needs a yes; empty for a run that may go without
     endpoint: str
     resource_name: str
+    quotas: dict[str, int]  # the least limit of each that the jobs need
 
     @property
     def address(self) -> Address:
@@ -54,6 +56,7 @@ class Submitted:
                 "machines": spending.machines,
                 "term": spending.term,
                 "needs_a_yes": self.question or None,
+                "quotas": self.quotas,
             },
         }
 
@@ -64,6 +67,9 @@ class Submitted:
             "pipeline": f"{self.compiled.path} ({self.compiled.steps} steps, {self.compiled.jobs} jobs)",
             "results": submission.run_uri,
         }
+        if self.quotas:
+            needed = ", ".join(f"{count} of {metric}" for metric, count in self.quotas.items())
+            table |= {"quotas": f"{needed} in {submission.place.location}"}
         if submission.job.template_uri:
             table |= {"published": submission.job.template_uri}
         if self.resource_name:
@@ -131,7 +137,7 @@ def submit_run(
         note = Note(resource_name, submission.run_uri, datetime.now().timestamp(), spending.usd, tuple(source))
         note.write(submission.job_id)  # `vlmpipe status` and the others then know the run by the name of its job
     question = what_needs_a_yes(spending, limit_usd)
-    return Submitted(submission, compiled, spending, question, address, resource_name)
+    return Submitted(submission, compiled, spending, question, address, resource_name, quotas(config))
 
 
 def require_own_project(config: RunConfig) -> None:

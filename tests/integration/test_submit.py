@@ -100,7 +100,8 @@ def test_it_says_so_to_people_too(vertex: FakeVertex, vlmpipe_submit: Submit) ->
     said = vlmpipe_submit().out
     (name,) = vertex.jobs
     assert said.startswith(f"{name.rpartition('/')[2]} is started on Vertex AI\n")
-    for part in (name, "https://console.cloud.google.com/", "build/pipelines/", "about $20.00 on 1 x a2-highgpu-1g"):
+    for part in (name, "https://console.cloud.google.com/", "build/pipelines/", "about $20.00 on 1 x a2-highgpu-1g",
+                 "32 of custom_model_training_preemptible_nvidia_a100_80gb_gpus"):  # fmt: skip
         assert part in said
 
 
