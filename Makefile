@@ -11,7 +11,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 config ?= configs/digits.yaml
 builder ?= docker
-unexport config builder args# words of one call: a make that it starts has its own
+unexport config builder args target# words of one call: a make that it starts has its own
 given_config = $(if $(filter file,$(origin config)),,$(config))# only one that the user named
 args ?=
 
@@ -76,8 +76,12 @@ run: $(INSTALLED)  ## run a run file's pipeline on this machine
 	@$(BIN)/vlmpipe run $(config) $(args)
 
 .PHONY: compile-pipeline
-compile-pipeline: $(INSTALLED)  ## compile the Vertex AI pipeline of every run file in configs/ into build/pipelines
-	@$(BIN)/vlmpipe compile configs/*.yaml $(GCP_FIELDS) $(args)
+compile-pipeline: $(INSTALLED)  ## compile every run file in configs/ into build/pipelines, or one: config=configs/x.yaml target=local
+	@$(BIN)/vlmpipe compile $(or $(given_config),configs/*.yaml) $(GCP_FIELDS) --target $(or $(target),vertex) $(args)
+
+.PHONY: publish
+publish: $(INSTALLED)  ## publish a run file's pipeline as a template of Vertex AI, with tags: make publish config=configs/x.yaml
+	@$(BIN)/vlmpipe publish $(config) $(GCP_FIELDS) $(args)
 
 .PHONY: submit
 submit: $(INSTALLED)  ## start a run on Vertex AI; asks before much is spent: make submit config=configs/x.yaml
@@ -125,6 +129,10 @@ typecheck: $(INSTALLED_DEV)  ## check the types (mypy)
 .PHONY: reference
 reference: $(INSTALLED_DEV)  ## write the run file's reference and JSON Schema from the code into docs/reference
 	@$(BIN)/vlmpipe schema --output docs/reference
+
+.PHONY: golden
+golden: $(INSTALLED_DEV)  ## write the outlines of the shipped run files' pipelines anew, which a test compares
+	@$(BIN)/python -m tests.golden_pipelines
 
 .PHONY: bench-data
 bench-data: $(INSTALLED_DEV)  ## benchmarks of the data path, as ratios measured side by side

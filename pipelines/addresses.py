@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from urllib.parse import unquote
@@ -14,6 +15,7 @@ from trainer.errors import ConfigError
 from trainer.storage import LocalStorage
 
 SUBMITTED = Path("build/submitted")  # a note for each run that was submitted from this folder
+SUBMIT = "vlmpipe submit"
 _RESOURCE = re.compile(r"projects/(?P<project>[^/]+)/locations/(?P<location>[^/]+)/pipelineJobs/(?P<job>[^/?]+)")
 _CONSOLE = re.compile(
     r"https://console\.cloud\.google\.com/.*locations/(?P<location>[^/]+)/pipelines/runs/(?P<job>[^/?]+)"
@@ -30,10 +32,27 @@ class Note:
     run_uri: str
     submitted_s: float
     usd: float | None = None
+    source: tuple[str, ...] = ()  # what was submitted, as it was typed: run file or template, and overrides
     version: int = 1
 
     def write(self, job_id: str) -> None:
         LocalStorage(SUBMITTED).write(f"{job_id}.json", json.dumps(asdict(self), indent=1).encode())
+
+
+def continue_with(job_id: str, run_id: str, *, template_uri: str, pipeline: str) -> str:
+    """The command that goes on with a run; a sentence where nobody here knows its run file.
+
+    Args:
+        template_uri: the published pipeline that the job was started from, if it was.
+        pipeline: the pipeline's name, which is the run file's.
+    """
+    source = read_json(SUBMITTED / f"{job_id}.json").get("source") or ([template_uri] if template_uri else [])
+    if source:
+        return f"{SUBMIT} {shlex.join(map(str, source))} --run-id {run_id}"
+    return (
+        f"submit the run file of {pipeline or 'this run'} again with --run-id {run_id}; it was not submitted from this "
+        "folder, and the job's parameter run_file in the console holds the file's content"
+    )
 
 
 def notes() -> dict[str, Note]:

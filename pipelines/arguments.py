@@ -9,8 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from trainer.errors import ConfigError
+
 if TYPE_CHECKING:
     from pipelines.config import RunConfig
+    from pipelines.templates import Template
 
 
 class TargetOption(StrEnum):
@@ -21,6 +24,13 @@ class TargetOption(StrEnum):
 
 
 RunFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="The run file, for example configs/digits.yaml.")]
+Source = Annotated[
+    str,
+    typer.Argument(
+        metavar="CONFIG",
+        help="The run file, or https://REGION-kfp.pkg.dev/PROJECT/REPOSITORY/NAME/TAG of a published one.",
+    ),
+]
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(metavar="a.b=c", help="Fields to override, for example train.epochs=2.", show_default=False),
@@ -33,3 +43,23 @@ def load(config: Path, overrides: Sequence[str] | None) -> RunConfig:
     from pipelines.config import load_run_file
 
     return load_run_file(config, overrides or [])
+
+
+def load_source(source: str, overrides: Sequence[str] | None) -> tuple[RunConfig, Template | None]:
+    """The run file, or that of a published pipeline with the pipeline itself.
+
+    Raises UserError for a pipeline that cannot be had, ConfigError for overrides of one: it runs as it was published.
+    """
+    if not source.startswith(("https://", "http://")):
+        return load(Path(source), overrides), None
+    if overrides:
+        raise ConfigError(
+            f"{' '.join(overrides)} beside a published pipeline",
+            expected="no overrides: it runs as it was published",
+            fix="publish a changed run file; or start it in the console, which shows the pipeline's parameters",
+        )
+    from pipelines.compile import FOLDER
+    from pipelines.templates import fetch
+
+    template = fetch(source, FOLDER)
+    return template.config, template

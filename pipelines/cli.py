@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pipelines import run_commands, schedule_commands, start_commands, tune_command
-from pipelines.arguments import AsJson, Overrides, RunFile, TargetOption, load
+from pipelines import compile_commands, run_commands, schedule_commands, start_commands, tune_command
+from pipelines.arguments import AsJson, Overrides, RunFile, load
 from pipelines.output import print_error, print_json, print_lines, to_stderr
 from pipelines.vertex_api import ENDPOINT_VARIABLE
 from trainer import __version__
@@ -32,7 +32,8 @@ app = typer.Typer(
 cache = typer.Typer(help="The cache of vision features.", no_args_is_help=True)
 app.add_typer(cache, name="cache")
 app.add_typer(schedule_commands.app, name="schedule")
-for command in (*start_commands.ALL, *run_commands.ALL, tune_command.tune):
+app.command(name="compile")(compile_commands.compile_)
+for command in (compile_commands.publish, *start_commands.ALL, *run_commands.ALL, tune_command.tune):
     app.command()(command)
 
 
@@ -141,29 +142,6 @@ def _suggest(settings: RunConfig, config: str, goal: str, as_json: bool) -> None
         print_json({"goal": goal, "suggestions": [vars(one) for one in found]})
     else:
         print_suggestions(found, wanted, settings, config)
-
-
-@app.command(name="compile")
-def compile_(
-    configs: Annotated[list[str], typer.Argument(metavar="CONFIG", help="Run files, and fields to override in all.")],
-    target: Annotated[TargetOption, typer.Option(help="Where the pipeline is to run.")] = TargetOption.vertex,
-    output: Annotated[Path, typer.Option(help="Folder to write the pipelines to.")] = Path("build/pipelines"),
-) -> None:
-    """Compile run files into pipelines: one YAML file each, named <name>.<target>.yaml."""
-    files = [Path(text) for text in configs if "=" not in text]
-    overrides = [text for text in configs if "=" in text]
-    if not files:
-        raise ConfigError("no run file given", expected="vlmpipe compile CONFIG... [a.b=c]...")
-    loaded = {
-        output / f"{config.name}.{target.value}.yaml": config for config in (load(file, overrides) for file in files)
-    }
-    if len(loaded) < len(files):
-        raise ConfigError("two of the run files have the same name", expected="a different `name` in each run file")
-    from pipelines.compile import compile_pipeline
-
-    for path, config in loaded.items():
-        compiled = compile_pipeline(config, target.value, path)
-        print(f"{compiled.path}: {compiled.steps} steps, {compiled.jobs} jobs, checked")
 
 
 @cache.command("explain")

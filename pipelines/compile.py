@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import yaml
 from google.protobuf import json_format
 from kfp import compiler
 from kfp.pipeline_spec import pipeline_spec_pb2
 
+from pipelines.pipeline_file import documents
 from pipelines.planner.job_spec import JOBS, check_jobs
 from pipelines.targets.table import TargetName
 from pipelines.training import build
@@ -21,6 +21,7 @@ from trainer.storage import LocalStorage, join_uri
 if TYPE_CHECKING:
     from pipelines.config import RunConfig
 
+FOLDER = Path("build/pipelines")
 LARGEST_FILE_BYTES = 10 << 20  # what Artifact Registry takes
 
 
@@ -53,6 +54,11 @@ def compile_pipeline(config: RunConfig, target: TargetName, path: Path) -> Compi
     with os_errors(f"writing {path}"):
         path.parent.mkdir(parents=True, exist_ok=True)
     LocalStorage(path.parent).write(path.name, data)
+    return described(path, spec)
+
+
+def described(path: Path, spec: pipeline_spec_pb2.PipelineSpec) -> Compiled:
+    """What is said of the pipeline `spec` in the file `path`."""
     return Compiled(path, spec.pipeline_info.name, len(spec.deployment_spec["executors"]), len(JOBS))
 
 
@@ -61,9 +67,9 @@ def check_pipeline(data: bytes) -> pipeline_spec_pb2.PipelineSpec:
 
     An assert guards against ourselves: no run file can lead there, only a change of the graph or of kfp.
     """
-    documents = list(yaml.safe_load_all(data))
-    assert len(documents) == 1, f"compiled to {len(documents)} documents: a step has Kubernetes settings"
+    found = documents(data)
+    assert len(found) == 1, f"compiled to {len(found)} documents: a step has Kubernetes settings"
     assert len(data) <= LARGEST_FILE_BYTES, f"compiled to {len(data)} bytes"
     spec = pipeline_spec_pb2.PipelineSpec()
-    json_format.ParseDict(documents[0], spec)
+    json_format.ParseDict(found[0], spec)
     return spec

@@ -17,6 +17,7 @@ from pydantic import AfterValidator, ConfigDict, Field, ValidationError, model_v
 
 from components.gate import GateConfig
 from pipelines.notify_section import NotifyConfig
+from pipelines.planner.rules.secrets import known_form
 from pipelines.problems import Problem, ProblemsError, RunFileError, closest_field, from_validation_error, show
 from pipelines.run_file import apply_overrides, parse_overrides, read_run_file
 from pipelines.sections import (
@@ -87,7 +88,7 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _sections_fit(self) -> RunConfig:
-        if problems := list(_cross_section_problems(self)):
+        if problems := [*_secrets(self.to_dict()), *_cross_section_problems(self)]:
             raise ProblemsError(problems)
         return self
 
@@ -171,6 +172,19 @@ def warnings(config: RunConfig) -> list[Problem]:
         if image and "@sha256:" not in image:
             found.append(Problem(path, "names an image by tag, which may change; a digest (@sha256:...) does not"))
     return found
+
+
+def _secrets(value: Any, path: str = "") -> Iterator[Problem]:
+    """Fields that hold a secret of a well-known form, wherever they are. The value is not repeated."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _secrets(inner, f"{path}.{key}" if path else str(key))
+    elif isinstance(value, list):
+        for index, inner in enumerate(value):
+            yield from _secrets(inner, f"{path}.{index}")
+    elif isinstance(value, str) and (form := known_form(value)):
+        text = f"holds a secret ({form}), and everybody who may see the pipeline can read it; keep it in Secret Manager"
+        yield Problem(path, text)
 
 
 def _cross_section_problems(config: RunConfig) -> Iterator[Problem]:

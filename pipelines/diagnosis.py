@@ -58,7 +58,7 @@ class Diagnosis:
     stall: Stall | None
     notes: tuple[str, ...]
     last_lines: tuple[str, ...]
-    command: str
+    command: str  # that continues the run; a sentence where its run file is not known
 
     @property
     def cause(self) -> str:
@@ -115,7 +115,7 @@ class Diagnosis:
             "also": list(self.also),
             "notes": list(self.notes),
             "last_lines": list(self.last_lines),
-            "command": self.command or None,
+            "command": self.command if self.command.startswith("vlmpipe ") else None,
         }
 
 

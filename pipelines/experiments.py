@@ -10,7 +10,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from components.steps import METRIC_FILES, job_metrics
@@ -24,6 +25,9 @@ STATES = {"SUCCEEDED": "COMPLETE", "FAILED": "FAILED", "CANCELLED": "CANCELLED",
 LONGEST_ID_CHARS = 121  # of experiment, dash and run: the SDK's limit, by the service's 128 for its own suffix
 LONGEST_VALUE_CHARS = 500
 LONGEST_PROBLEM_CHARS = 200
+# For all calls together. Each alone is tried again by the SDK for 120 s where nobody answers, and there are seven.
+TIMEOUT_S = 30.0
+THREAD = "experiment"
 
 
 def log_run(run_uri: str, pipeline_state: str) -> str:
@@ -46,8 +50,11 @@ def log_run(run_uri: str, pipeline_state: str) -> str:
             return ""
         name = run_name(experiment, settings["run"]["run_id"])
         found = parameters(settings, run_uri), metrics(store, run_uri)
+        from google.cloud import aiplatform  # noqa: F401 (seconds without a network, so outside the limit)
+
+        state = STATES.get(pipeline_state, "COMPLETE")
         with in_words(Place(settings["gcp"]["project"], settings["gcp"]["location"]), what="experiment"):
-            _log(settings, experiment, name, *found, STATES.get(pipeline_state, "COMPLETE"))
+            _in_time(lambda: _log(settings, experiment, name, *found, state))
         return f"logged as {name} in experiment {experiment}"
     except UserError as error:  # of the run's storage, or of an address that cannot be
         problem = error.found.splitlines()[0]
@@ -93,6 +100,28 @@ def _flat(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, f
             yield path, json.dumps(value, ensure_ascii=False)[:LONGEST_VALUE_CHARS]
         elif isinstance(value, int | float | str) and value != "":
             yield path, value[:LONGEST_VALUE_CHARS] if isinstance(value, str) else value
+
+
+def _in_time(work: Callable[[], None]) -> None:
+    """Do it, or raise TimeoutError after TIMEOUT_S: a run's end is not to wait for minutes for the record of it.
+
+    The SDK takes no limit of its own. What it was doing goes on in its thread, which ends with the process.
+    """
+    problems: list[Exception] = []
+
+    def working() -> None:
+        try:
+            work()
+        except Exception as error:  # raised again in the thread that waits
+            problems.append(error)
+
+    thread = threading.Thread(target=working, name=THREAD, daemon=True)
+    thread.start()
+    thread.join(TIMEOUT_S)
+    if problems:
+        raise problems[0]
+    if thread.is_alive():
+        raise TimeoutError(f"Vertex AI has not taken it within {TIMEOUT_S:g} s")
 
 
 def _log(

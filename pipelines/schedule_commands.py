@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pipelines.arguments import AsJson, Overrides, RunFile, load
+from pipelines.arguments import AsJson, Overrides, RunFile, Source, load, load_source
 from pipelines.output import print_json, print_lines
 
 if TYPE_CHECKING:
@@ -17,18 +17,18 @@ app = typer.Typer(help="Recurring runs on Vertex AI, kept as the run file says."
 
 
 @app.command("plan")
-def plan_command(config: RunFile, overrides: Overrides = None, as_json: AsJson = False) -> None:
+def plan_command(config: Source, overrides: Overrides = None, as_json: AsJson = False) -> None:
     """Show what apply would change on Vertex AI, the next starts and the cost a month. Changes nothing."""
     from pipelines.schedule_plan import plan_schedule, schedules_of
 
-    settings = load(config, overrides)
-    plan = plan_schedule(settings, schedules_of(settings), _now())
+    settings, template = load_source(config, overrides)
+    plan = plan_schedule(settings, schedules_of(settings), _now(), template)
     print_json(plan.as_json()) if as_json else print_lines(plan.lines())
 
 
 @app.command("apply")
 def apply_command(
-    config: RunFile,
+    config: Source,
     overrides: Overrides = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask, whatever a month costs.")] = False,
     as_json: AsJson = False,
@@ -37,7 +37,7 @@ def apply_command(
     from pipelines.planner.consent import terminal_question
     from pipelines.schedule_plan import apply_schedule
 
-    plan, live = apply_schedule(load(config, overrides), yes=yes, ask=terminal_question(), now=_now())
+    plan, live = apply_schedule(*load_source(config, overrides), yes=yes, ask=terminal_question(), now=_now())
     if as_json:
         print_json({**plan.as_json(), "live": live.as_json()})
         return

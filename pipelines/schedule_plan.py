@@ -9,12 +9,12 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipelines.compile import compile_pipeline
+from pipelines.compile import FOLDER, compile_pipeline
 from pipelines.planner.consent import Spending, dollars, refuse_red, require_consent, spending_of, what_needs_a_yes
 from pipelines.planner.cron import runs_per_month, starts_after
 from pipelines.planner.plan import plan_run
 from pipelines.schedules import Change, Live, Schedules, Wanted, wanted_schedule
-from pipelines.submit import FOLDER, require_own_project
+from pipelines.submit import require_own_project
 from pipelines.vertex_api import Place, schedule_client
 from pipelines.vertex_job import prepare
 from trainer.errors import ConfigError
@@ -22,6 +22,7 @@ from trainer.errors import ConfigError
 if TYPE_CHECKING:
     from pipelines.config import RunConfig
     from pipelines.sections import ScheduleConfig
+    from pipelines.templates import Template
 
 STARTS_SHOWN = 3
 
@@ -86,8 +87,12 @@ class SchedulePlan:
         return lines + [f"  change    {change.field}: {change.live} -> {change.wanted}" for change in self.changes]
 
 
-def plan_schedule(config: RunConfig, schedules: Schedules, now: dt.datetime) -> SchedulePlan:
+def plan_schedule(
+    config: RunConfig, schedules: Schedules, now: dt.datetime, template: Template | None = None
+) -> SchedulePlan:
     """Compare the run file's schedule with the live one. Nothing on Vertex AI is changed.
+
+    With a template, whose run file `config` is, the published pipeline is started instead of one compiled here.
 
     Raises ConfigError for a run file without a schedule, or whose plan is red.
     """
@@ -100,8 +105,12 @@ def plan_schedule(config: RunConfig, schedules: Schedules, now: dt.datetime) -> 
     spending = spending_of(config, plan_run(config))
     refuse_red(spending, force=False)
     job = config.model_copy(update={"schedule": None})  # when runs start changes nothing of what they do
-    compiled = compile_pipeline(job, "vertex", FOLDER / f"{config.name}.scheduled.yaml")
-    wanted = wanted_schedule(prepare(job, compiled.path, job_id=""), config.name, settings)
+    if template:
+        compiled, template_uri = template.compiled, template.address
+    else:
+        compiled, template_uri = compile_pipeline(job, "vertex", FOLDER / f"{config.name}.scheduled.yaml"), ""
+    submission = prepare(job, compiled.path, job_id="", template_uri=template_uri)
+    wanted = wanted_schedule(submission, config.name, settings)
     live = schedules.find(config.name)
     live = None if live is None or live.is_over else live
     runs = runs_per_month(settings.cron)
@@ -128,14 +137,19 @@ def plan_schedule(config: RunConfig, schedules: Schedules, now: dt.datetime) -> 
 
 
 def apply_schedule(
-    config: RunConfig, *, yes: bool, ask: Callable[[str], bool] | None, now: dt.datetime
+    config: RunConfig,
+    template: Template | None = None,
+    *,
+    yes: bool,
+    ask: Callable[[str], bool] | None,
+    now: dt.datetime,
 ) -> tuple[SchedulePlan, Live]:
     """Make the live schedule what the run file says. Doing it twice is doing it once.
 
     Raises UserError for everything that keeps it from being done.
     """
     schedules = schedules_of(config)
-    plan = plan_schedule(config, schedules, now)
+    plan = plan_schedule(config, schedules, now, template)
     if plan.live and not plan.changes:
         return plan, plan.live
     limit_usd = config.plan.confirm_above_usd

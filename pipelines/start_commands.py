@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from pipelines import run_commands
-from pipelines.arguments import AsJson, Overrides, RunFile, TargetOption, load
+from pipelines.arguments import AsJson, Overrides, RunFile, Source, TargetOption, load, load_source
 from pipelines.output import print_json, print_lines, to_stderr
 from trainer.errors import ConfigError
 
@@ -63,7 +63,7 @@ def run(
     there = {"--force": force, "--yes": yes, "--dry-run": dry_run, "--detach": detach}
     if target == TargetOption.vertex:
         _refuse_options(here, "this machine", "leave it out; on Vertex AI every run is new unless --run-id names one")
-        submit(config, overrides, force, yes, dry_run, run_id, detach, plain, as_json)
+        submit(str(config), overrides, force, yes, dry_run, run_id, detach, plain, as_json)
         return
     _refuse_options(there, "Vertex AI", "leave it out, or add --target vertex")
     from pipelines.live_view import view_for
@@ -91,7 +91,7 @@ def run(
 
 
 def submit(
-    config: RunFile,
+    config: Source,
     overrides: Overrides = None,
     force: Annotated[bool, _flag(*FORCE)] = False,
     yes: Annotated[bool, _flag(*YES)] = False,
@@ -108,7 +108,13 @@ def submit(
     from pipelines.submit import submit_run
 
     answer = submit_run(
-        load(config, overrides), run_id=run_id, force=force, yes=yes, dry_run=dry_run, ask=terminal_question()
+        *load_source(config, overrides),
+        source=[config, *(overrides or [])],
+        run_id=run_id,
+        force=force,
+        yes=yes,
+        dry_run=dry_run,
+        ask=terminal_question(),
     )
     watching = bool(answer.resource_name) and not detach
     if not as_json:

@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipelines.addresses import Address, Note
-from pipelines.compile import Compiled, compile_pipeline
+from pipelines.compile import FOLDER, Compiled, compile_pipeline
 from pipelines.planner.checks import EXAMPLE_PROJECT
 from pipelines.planner.consent import Spending, dollars, refuse_red, require_consent, spending_of, what_needs_a_yes
 from pipelines.planner.plan import plan_run
+from pipelines.planner.quotas import quotas
 from pipelines.vertex_api import endpoint, pipeline_client
 from pipelines.vertex_job import Submission, job_id_at, prepare, send
 from trainer.errors import ConfigError
 
 if TYPE_CHECKING:
     from pipelines.config import RunConfig
-
-FOLDER = Path("build/pipelines")
+    from pipelines.templates import Template
 
 
 @dataclass(frozen=True)
@@ -34,6 +33,7 @@ class Submitted:
     question: str  # what needs a yes; empty for a run that may go without
     endpoint: str
     resource_name: str
+    quotas: dict[str, int]  # the least limit of each that the jobs need
 
     @property
     def address(self) -> Address:
@@ -56,6 +56,7 @@ class Submitted:
                 "machines": spending.machines,
                 "term": spending.term,
                 "needs_a_yes": self.question or None,
+                "quotas": self.quotas,
             },
         }
 
@@ -66,6 +67,11 @@ class Submitted:
             "pipeline": f"{self.compiled.path} ({self.compiled.steps} steps, {self.compiled.jobs} jobs)",
             "results": submission.run_uri,
         }
+        if self.quotas:
+            needed = ", ".join(f"{count} of {metric}" for metric, count in self.quotas.items())
+            table |= {"quotas": f"{needed} in {submission.place.location}"}
+        if submission.job.template_uri:
+            table |= {"published": submission.job.template_uri}
         if self.resource_name:
             first = [f"{submission.job_id} is started on Vertex AI"]
             table |= {"job": self.resource_name, "console": submission.console_url}
@@ -82,13 +88,23 @@ class Submitted:
 
 
 def submit_run(
-    config: RunConfig, *, run_id: str, force: bool, yes: bool, dry_run: bool, ask: Callable[[str], bool] | None
+    config: RunConfig,
+    template: Template | None = None,
+    *,
+    source: Sequence[str],
+    run_id: str,
+    force: bool,
+    yes: bool,
+    dry_run: bool,
+    ask: Callable[[str], bool] | None,
 ) -> Submitted:
     """Start a run of `config` on Vertex AI; `Submitted.address` tells where to watch it.
 
     The pipeline is left in build/pipelines/<name>.vertex.yaml, as `vlmpipe compile` leaves it.
 
     Args:
+        template: the published pipeline to start, byte for byte, instead of compiling one; `config` is its run file.
+        source: what names `config` on the command line, with overrides; it is noted, to tell how to continue.
         run_id: an earlier run on Vertex AI to continue; empty for a new one.
         force: submit although the plan is red. Jobs that Vertex AI would refuse are not compiled all the same.
         yes: do not ask, whatever it costs.
@@ -104,8 +120,12 @@ def submit_run(
     spending = spending_of(config, plan_run(config))
     refuse_red(spending, force=force)  # before compiling, which would name only the jobs' errors
     limit_usd = config.plan.confirm_above_usd
-    compiled = compile_pipeline(config, "vertex", FOLDER / f"{config.name}.vertex.yaml")
-    submission = prepare(config, compiled.path, job_id=job_id_at(config, datetime.now()), run_id=run_id)
+    if template:
+        compiled, template_uri = template.compiled, template.address
+    else:
+        compiled, template_uri = compile_pipeline(config, "vertex", FOLDER / f"{config.name}.vertex.yaml"), ""
+    job_id = job_id_at(config, datetime.now())
+    submission = prepare(config, compiled.path, job_id=job_id, run_id=run_id, template_uri=template_uri)
     client = None
     if not dry_run:
         require_own_project(config)
@@ -114,10 +134,10 @@ def submit_run(
     resource_name = ""
     if client:
         resource_name = send(submission, client).name
-        note = Note(resource_name, submission.run_uri, datetime.now().timestamp(), spending.usd)
+        note = Note(resource_name, submission.run_uri, datetime.now().timestamp(), spending.usd, tuple(source))
         note.write(submission.job_id)  # `vlmpipe status` and the others then know the run by the name of its job
     question = what_needs_a_yes(spending, limit_usd)
-    return Submitted(submission, compiled, spending, question, address, resource_name)
+    return Submitted(submission, compiled, spending, question, address, resource_name, quotas(config))
 
 
 def require_own_project(config: RunConfig) -> None:

@@ -149,9 +149,9 @@ def in_words(place: Place, *, role: str = "roles/aiplatform.user", what: str = "
     except GoogleAPICallError as error:
         raise _api_error(error, place, role, what) from error
     except (requests.exceptions.RequestException, TransportError) as error:
-        raise _unreachable(place, _reason(error)) from error
+        raise _unreachable(place, reason_of(error)) from error
     except GoogleAuthError as error:
-        raise _no_credentials(error) from error
+        raise no_credentials(error) from error
 
 
 def is_local(address: str) -> bool:
@@ -170,11 +170,12 @@ def credentials_for(address: str) -> Credentials:
     try:
         found, _ = google.auth.default(scopes=[SCOPE])
     except DefaultCredentialsError as error:
-        raise _no_credentials(error) from error
+        raise no_credentials(error) from error
     return found
 
 
-def _no_credentials(error: Exception) -> UserError:
+def no_credentials(error: Exception) -> UserError:
+    """That there are none, or that they have run out."""
     return UserError(
         f"no usable Google Cloud credentials: {_first_sentence(error)}",
         expected="application default credentials",
@@ -210,7 +211,7 @@ def _api_error(error: GoogleAPICallError, place: Place, role: str, what: str) ->
             code=ExitCode.NO_PERMISSION,
         )
     if status == 401:
-        return _no_credentials(error)
+        return no_credentials(error)
     if status == 404:
         return ConfigError(
             f"not found on Vertex AI: {said}",
@@ -247,7 +248,7 @@ def _roles(place: Place, role: str) -> str:
     )
 
 
-def _reason(error: Exception) -> str:
+def reason_of(error: Exception) -> str:
     """The innermost cause of a failed connection, without the addresses of objects that wrap it."""
     inner: BaseException = error
     while (deeper := getattr(inner, "reason", None) or next(iter(inner.args), None)) is not None:

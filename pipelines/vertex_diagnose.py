@@ -71,7 +71,7 @@ def diagnose_job(address: Address, job: PipelineJob, status: VertexStatus) -> Di
         stall=_stall(status.run_uri) if pattern and pattern.id in STALL_IDS else None,
         notes=tuple(notes),
         last_lines=last_lines(texts) if texts and pattern is None else (),
-        command=f"vlmpipe submit CONFIG --run-id {status.state.run_id}",
+        command=status.continuation,
     )
 
 

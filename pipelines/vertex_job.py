@@ -14,7 +14,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import yaml
 from google.api_core import exceptions
 from google.api_core.retry import Retry
 from google.auth.exceptions import GoogleAuthError
@@ -24,6 +23,7 @@ from requests.exceptions import ConnectionError as NoConnection
 from requests.exceptions import ConnectTimeout, ProxyError, RequestException, SSLError, Timeout
 from urllib3.exceptions import NewConnectionError
 
+from pipelines.pipeline_file import documents
 from pipelines.resolve import run_uri
 from pipelines.vertex_api import Place, in_words
 from trainer.errors import ExitCode, UserError
@@ -81,7 +81,7 @@ def job_id_at(config: RunConfig, moment: datetime) -> str:
     return f"{config.name}-{moment:%Y%m%d-%H%M%S}"
 
 
-def prepare(config: RunConfig, pipeline: Path, *, job_id: str, run_id: str = "") -> Submission:
+def prepare(config: RunConfig, pipeline: Path, *, job_id: str, run_id: str = "", template_uri: str = "") -> Submission:
     """The request for the compiled pipeline of `config`; nothing is sent.
 
     Args:
@@ -89,6 +89,7 @@ def prepare(config: RunConfig, pipeline: Path, *, job_id: str, run_id: str = "")
         job_id: see `job_id_at`.
         run_id: an earlier run to continue, as the pipeline's parameter; empty for a new one. The other parameters are
             not used here: what the plan priced is what is in the run file.
+        template_uri: where the pipeline was published, by its version; the console then links the run to it.
 
     Raises ConfigError for a run file that lacks what a run on Vertex AI needs, or a run id that is no folder's name.
     """
@@ -105,8 +106,10 @@ def prepare(config: RunConfig, pipeline: Path, *, job_id: str, run_id: str = "")
         ),
         service_account=gcp.service_account,
         network=gcp.network,
+        template_uri=template_uri,
     )
-    json_format.ParseDict(yaml.safe_load(pipeline.read_bytes()), PipelineJob.pb(job).pipeline_spec)
+    (content,) = documents(pipeline.read_bytes())
+    json_format.ParseDict(content, PipelineJob.pb(job).pipeline_spec)
     if gcp.psc_interface_config:
         job.psc_interface_config = PscInterfaceConfig(gcp.psc_interface_config.model_dump())
     if gcp.encryption_spec_key_name:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from pipelines.addresses import Address
+from pipelines.addresses import Address, continue_with
 from pipelines.chaos_report import restart_lines
 from pipelines.failure_patterns import Hit, hits
 from pipelines.planner.consent import dollars
@@ -40,6 +40,7 @@ STEP_STATES = {
     "SUCCEEDED": "done", "SKIPPED": "reused", "FAILED": "failed", "CANCELLED": "stopped", "NOT_TRIGGERED": "skipped",
 }  # fmt: skip
 INSTEAD = {"cache-features": "reuse-features"}  # the step that runs, and keeps the record, where this one need not
+EARLIER = {"prepare-data": ("plan-data", "prepare-chunks")}  # with several data.tasks they do most of the step's work
 JOB_STEPS = tuple(step_of(job) for job in JOBS)
 RESULTS = ("plan.json", "evaluate.json", "decision.json", "registered.json")
 CLOCKS_APART_S = 60.0  # a record may be that much older than the job, by its machine's clock
@@ -71,6 +72,7 @@ class VertexStatus:
     error: str  # the job's own
     started_s: float
     ended_s: float
+    continuation: str = ""  # how to go on with it: a command, or a sentence
 
     @property
     def outcome(self) -> str:
@@ -171,7 +173,7 @@ class VertexStatus:
             lines += [f"  cause:    {hit.pattern.cause}", f"  to do:    {' '.join(hit.pattern.remedy.split())}"]
         return [*lines, f"  logs:     vlmpipe logs {run}{name}",
                 f"  more:     vlmpipe diagnose {run}",
-                f"  continue: vlmpipe submit CONFIG --run-id {self.state.run_id}"]  # fmt: skip
+                f"  continue: {self.continuation}"]  # fmt: skip
 
 
 def status_of(address: Address, job: PipelineJob, *, now_s: float | None = None) -> VertexStatus:
@@ -195,15 +197,22 @@ def status_of(address: Address, job: PipelineJob, *, now_s: float | None = None)
     eta_s = None
     if record and train.state == "running":  # from when training began: the task began when it asked for machines
         eta_s = replace(train, elapsed_s=max(0.0, now_s - record.started_s)).eta_s
+    run_id = uri.rpartition("/")[2] or address.job_id
     return VertexStatus(
         address=address,
         service_state=state_of(job),
         run_uri=uri,
-        state=RunState(uri.rpartition("/")[2] or address.job_id, tuple(steps), metrics, eta_s),
+        state=RunState(run_id, tuple(steps), metrics, eta_s),
         files=files,
         error=job.error.message,
         started_s=_seconds(job.start_time) or created_s,
         ended_s=_seconds(job.end_time),
+        continuation=continue_with(
+            address.job_id,
+            run_id,
+            template_uri=job.template_uri,
+            pipeline=((job.pipeline_spec or {}).get("pipelineInfo") or {}).get("name", ""),
+        ),
     )
 
 
@@ -238,6 +247,11 @@ def _step(
     task = tasks.get(name)
     if _state(task) in ("waiting", "skipped") and (other := tasks.get(INSTEAD.get(name, ""))):
         task = other if _state(other) not in ("waiting", "skipped") else task
+    earlier = [one for one in EARLIER.get(name, ()) if _state(tasks.get(one)) == "running"]
+    if _state(task) == "waiting" and earlier and not is_over:
+        began_s = _seconds(tasks[earlier[0]].start_time)
+        elapsed_s = max(0.0, now_s - began_s) if began_s else 0.0
+        return Step(name, "running", started_s=began_s, elapsed_s=elapsed_s, message=f"{earlier[0]} is going on")
     state = _state(task)
     if is_over and state in ("waiting", "running"):
         state = "skipped" if state == "waiting" else "stopped"

@@ -1,7 +1,7 @@
 # Four accounts, each with what its part of vlmpipe calls and no more. No account has a key. Every grant says why it is there,
 # and tests/unit/test_terraform.py knows each by name.
 #
-# Images are pulled by Vertex AI's own service agent, so no account reads the registry.
+# Images are pulled by Vertex AI's own service agent, so no account reads their registry.
 
 locals {
   accounts = {
@@ -135,6 +135,22 @@ resource "google_artifact_registry_repository_iam_member" "builder" {
   repository = google_artifact_registry_repository.images.name
   role       = "roles/artifactregistry.writer"
   member     = google_service_account.all["builder"].member
+}
+
+# Publishes pipelines and starts what was published, from this one repository. Who may publish may start runs, and the other way round.
+resource "google_artifact_registry_repository_iam_member" "submitter" {
+  location   = google_artifact_registry_repository.templates.location
+  repository = google_artifact_registry_repository.templates.name
+  role       = "roles/artifactregistry.writer"
+  member     = google_service_account.all["submitter"].member
+}
+
+# For runs that are started in the console from a template: Google asks for it for the account that the pipeline runs as.
+resource "google_artifact_registry_repository_iam_member" "pipeline" {
+  location   = google_artifact_registry_repository.templates.location
+  repository = google_artifact_registry_repository.templates.name
+  role       = "roles/artifactregistry.reader"
+  member     = google_service_account.all["pipeline"].member
 }
 
 # One account reads each secret, at the moment it is needed: what stands in a job's spec can be read by everybody who sees the job.

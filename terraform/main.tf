@@ -4,7 +4,7 @@ locals {
   services = toset(concat(
     [
       "aiplatform.googleapis.com",           # pipelines, jobs, schedules
-      "artifactregistry.googleapis.com",     # the two images
+      "artifactregistry.googleapis.com",     # the two images, and published pipelines
       "cloudbuild.googleapis.com",           # make build builder=gcloud
       "cloudresourcemanager.googleapis.com", # the grants on the project
       "iam.googleapis.com",                  # service accounts
@@ -31,6 +31,17 @@ resource "google_artifact_registry_repository" "images" {
   location      = var.location
   format        = "DOCKER"
   description   = "Trainer and pipeline images of vlmpipe"
+  kms_key_name  = var.encryption_key != "" ? var.encryption_key : null
+
+  depends_on = [google_project_service.all, google_kms_crypto_key_iam_member.service_agents]
+}
+
+# Compiled pipelines, which vlmpipe publish puts there: versions that never change, with tags that move.
+resource "google_artifact_registry_repository" "templates" {
+  repository_id = "${var.name}-templates"
+  location      = var.location
+  format        = "KFP"
+  description   = "Published pipelines of vlmpipe"
   kms_key_name  = var.encryption_key != "" ? var.encryption_key : null
 
   depends_on = [google_project_service.all, google_kms_crypto_key_iam_member.service_agents]

@@ -12,7 +12,8 @@ locals {
       psc_interface_config = { network_attachment = google_compute_network_attachment.jobs[0].id }
     } : {},
   )
-  registry = "${var.location}-docker.pkg.dev/${var.project}/${google_artifact_registry_repository.images.name}"
+  templates = "https://${var.location}-kfp.pkg.dev/${var.project}/${google_artifact_registry_repository.templates.name}"
+  registry  = "${var.location}-docker.pkg.dev/${var.project}/${google_artifact_registry_repository.images.name}"
   env = merge(
     {
       VERTEX_PROJECT_ID        = local.gcp.project
@@ -21,6 +22,7 @@ locals {
       VERTEX_SA_EMAIL          = local.gcp.service_account
       VERTEX_JOB_SA_EMAIL      = local.gcp.job_service_account
       CONTAINER_IMAGE_REGISTRY = local.registry
+      VERTEX_TEMPLATE_REGISTRY = local.templates
       CLOUD_BUILD_SA_EMAIL     = google_service_account.all["builder"].email
       CLOUD_BUILD_SOURCES      = "gs://${google_storage_bucket.all["build"].name}/source"
     },

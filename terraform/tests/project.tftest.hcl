@@ -50,7 +50,7 @@ run "as_it_comes" {
     error_message = "The run file's pipeline root is not in the runs bucket."
   }
   assert {
-    condition     = length(regexall("(?m)^export [A-Z_]+=[^ \"]+$", output.env_sh)) == 8
+    condition     = length(regexall("(?m)^export [A-Z_]+=[^ \"]+$", output.env_sh)) == 9
     error_message = "env.sh has another form than make can read."
   }
   assert {

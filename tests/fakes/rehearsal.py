@@ -15,13 +15,16 @@ import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from google.cloud.aiplatform_v1.types import PipelineJob
 
 from pipelines.config import RunConfig, load_run_file
+from pipelines.planner.checks import EXAMPLE_PROJECT
+from pipelines.vertex_api import ENDPOINT_VARIABLE
 from tests.fakes.gcs import FakeGcs
 from tests.fakes.vertex import FakeVertex
-from tests.fakes.vertex_courses import Move
+from tests.fakes.vertex_courses import Move, tasks_of
 from tests.vertex_runs import DONE, TRAINING
 from trainer.errors import run_main
 
@@ -31,7 +34,15 @@ class SelfMovingVertex(FakeVertex):
 
     def create(self, parent: str, job_id: str, body: bytes) -> PipelineJob:
         job = super().create(parent, job_id, body)
-        self.courses.moves[job_id] = [Move(dict(one.tasks), one.job, later_s=one.later_s) for one in (*TRAINING, *DONE)]
+        moves = [Move(dict(one.tasks), one.job, later_s=one.later_s) for one in (*TRAINING, *DONE)]
+        before = [name for name in ("plan-data", "prepare-chunks") if name in tasks_of(job)]  # with several data.tasks
+        for number, name in enumerate(before):
+            (last,) = (one.tasks for one in moves if one.tasks.get("prepare-data") == "RUNNING")
+            ended = {task: state for task, state in last.items() if task != "prepare-data"}
+            moves.insert(1 + number, Move({**ended, name: "RUNNING"}))
+            last.clear()
+            last.update({name: "SUCCEEDED", "prepare-data": "RUNNING"})
+        self.courses.moves[job_id] = moves
         return job
 
 
@@ -67,11 +78,17 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("config", help="run file")
     parser.add_argument("overrides", nargs="*", help="section.field=value")
     options = parser.parse_args(arguments)
-    with rehearsal(load_run_file(options.config, options.overrides)) as servers:
-        variables = " ".join(f"{name}={value}" for name, value in servers.environment.items())
-        command = shlex.join(["submit", options.config, *options.overrides])
-        print("A strict Vertex AI listens. In another terminal:\n", flush=True)
-        print(f"  {variables} vlmpipe --api-endpoint {servers.vertex.endpoint} {command}\n", flush=True)
+    config, overrides = load_run_file(options.config, options.overrides), options.overrides
+    if config.gcp.project == EXAMPLE_PROJECT:  # nobody's: submit would refuse it
+        overrides = [*overrides, "gcp.project=my-project"]
+        config = load_run_file(options.config, overrides)
+    with rehearsal(config) as servers:
+        told = {**servers.environment, ENDPOINT_VARIABLE: servers.vertex.endpoint}
+        vlmpipe = Path(sys.executable).with_name("vlmpipe")
+        here = vlmpipe.relative_to(Path.cwd()) if vlmpipe.is_relative_to(Path.cwd()) else vlmpipe
+        print("A strict Vertex AI listens. In another terminal, where status and the others then find it too:\n")
+        print(f"  export {' '.join(f'{name}={value}' for name, value in told.items())}")
+        print(f"  {shlex.join([str(here), 'submit', options.config, *overrides])}\n", flush=True)
         print("Ctrl-C ends it.", flush=True)
         with contextlib.suppress(KeyboardInterrupt):
             threading.Event().wait()

@@ -1,4 +1,4 @@
-"""A small, strict stand-in for Vertex AI: jobs of its kinds, schedules, models, experiments and logs, over REST.
+"""A small, strict stand-in for Vertex AI: jobs, schedules, models, templates, experiments and logs, over REST.
 
 It parses what it is sent into the API's own message, and the pipeline in it into kfp's, and refuses what either does
 not know. It checks what the real service does, as far as its documentation says: names, types of parameters, forms of
@@ -32,6 +32,7 @@ from tests.fakes.vertex_metadata import PATH as METADATA
 from tests.fakes.vertex_metadata import MetadataShelf
 from tests.fakes.vertex_models import ModelShelf
 from tests.fakes.vertex_schedules import ScheduleBook
+from tests.fakes.vertex_templates import API, FILES, TemplateShelf
 from tests.fakes.vertex_tuning import TuningFloor
 
 STATUS = {
@@ -42,9 +43,20 @@ JOB_ID = re.compile(r"[a-z][-a-z0-9]{0,127}")
 LABEL_KEY, LABEL_VALUE = re.compile(r"[a-z][a-z0-9_-]{0,62}"), re.compile(r"[a-z0-9_-]{0,63}")
 NETWORK = re.compile(r"projects/[0-9]+/global/networks/[a-z][a-z0-9-]*")
 SERVICE_ACCOUNT = re.compile(r"[a-z0-9-]+@[a-z0-9.-]+\.gserviceaccount\.com")
-OUTPUT_ONLY = ("name", "create_time", "start_time", "end_time", "update_time", "state", "job_detail", "error")
+OUTPUT_ONLY = (
+    "name",
+    "create_time",
+    "start_time",
+    "end_time",
+    "update_time",
+    "state",
+    "job_detail",
+    "error",
+    "template_metadata",
+)
 MOST_LABELS = 64
-KNOWN_QUERY = {"pipelineJobId", "$alt", "filter", "pageToken", "updateMask", "contextId", "metadataStoreId"}
+KNOWN_QUERY = {"pipelineJobId", "$alt", "filter", "pageToken", "updateMask", "contextId", "metadataStoreId", "tagId"}
+TEMPLATE = re.compile(r"https://[a-z0-9-]+-kfp\.pkg\.dev/[^/]+/[^/]+/[^/]+/sha256:[0-9a-f]{64}")
 TUNING_JOBS = re.compile(r"/v1/(projects/[^/]+/locations/[^/]+)/hyperparameterTuningJobs(/[^/:]+)?(:cancel)?")
 MODELS = re.compile(
     r"/v1/(projects/[^/]+/locations/[^/]+)/models(?:/([^/:@]+)(@[^/:@]+)?)?(?::([a-zA-Z]+)|/(operations/[0-9]+))?"
@@ -91,10 +103,12 @@ class FakeVertex:
         self.book = ScheduleBook(self.parent, _check, ApiError)
         self.floor = JobFloor(self.parent, ApiError)
         self.searches = TuningFloor(self.parent, ApiError)
+        self.templates = TemplateShelf(project, location, ApiError)
         self.shelf = ModelShelf(self.parent, ApiError)
         self.metadata = MetadataShelf(self.parent, ApiError)
         self.courses = Courses(project, ApiError, self.floor)
         self.faults: list[Fault] = []
+        self.latency_s = 0.0  # before each answer
         self.requests: list[str] = []  # "METHOD path?query" of every request that arrived
         self.lock = threading.Lock()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler_class(self))
@@ -183,6 +197,9 @@ def _check(job: PipelineJob) -> None:
     for field, form in (("service_account", SERVICE_ACCOUNT), ("network", NETWORK)):
         if (value := getattr(job, field)) and not form.fullmatch(value):
             raise ApiError(400, f"{field}: {value!r} does not match {form.pattern}")
+    if job.template_uri and not TEMPLATE.fullmatch(job.template_uri):
+        # With a tag it looks up the version as its own agent, or fails (googleapis/python-aiplatform, issue 2181).
+        raise ApiError(500, f"template_uri {job.template_uri}: no version")
     if job.network and job.psc_interface_config.network_attachment:
         raise ApiError(400, "network and psc_interface_config are both set")
     _check_parameters(job, _pipeline_spec(job))
@@ -249,6 +266,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _serve(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         self.fake.requests.append(f"{self.command} {self.path}")
+        threading.Event().wait(self.fake.latency_s)  # tests replace time.sleep
         fault = self.fake.take_fault(self.command)
         if fault and fault.action in ("drop_before", "reset"):
             self._cut(reset=fault.action == "reset")
@@ -264,22 +282,24 @@ class _Handler(BaseHTTPRequestHandler):
         if fault and fault.action == "drop_after":
             self._cut(reset=False)
             return
-        data = json.dumps(answer).encode()
+        data = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
         self.send_response(code)
-        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Type", "text/plain" if isinstance(answer, bytes) else "application/json")
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
         self.wfile.write(data)
 
     do_GET = do_POST = do_PUT = do_DELETE = do_PATCH = _serve
 
-    def _route(self, body: bytes) -> dict[str, Any]:
+    def _route(self, body: bytes) -> dict[str, Any] | bytes:
         url = urlsplit(self.path)
         query = {key: values[0] for key, values in parse_qs(url.query, keep_blank_values=True).items()}
         if unknown := query.keys() - KNOWN_QUERY:
             raise ApiError(
                 400, f"Invalid JSON payload received. Unknown name {sorted(unknown)}: Cannot bind query parameter."
             )
+        if (host := self.headers.get("Host", "")) in (FILES, API):
+            return self.fake.templates.answer(self.command, host, url.path, query, self.headers, body)
         if self.command == "POST" and url.path == "/v2/entries:list":
             return self.fake.courses.list_entries(body)
         match = re.fullmatch(r"/v1/(projects/[^/]+/locations/[^/]+/pipelineJobs/[^/:]+):cancel", url.path)

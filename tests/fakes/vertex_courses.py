@@ -133,7 +133,7 @@ class Courses:
     def _make(self, job: PipelineJob, move: Move) -> None:
         assert move.job in MOVES.get(_state(job), ()), f"a job does not go from {_state(job)} to {move.job}"
         now = max(job.update_time, job.create_time) + dt.timedelta(seconds=move.later_s)
-        known = _tasks_of(job)
+        known = tasks_of(job)
         for name, state in move.tasks.items():
             assert name in known, f"the pipeline has no task {name}: {sorted(known)}"
             self._move_task(job, name, state, now, move)
@@ -187,7 +187,7 @@ def _is_open(task: PipelineTaskDetail) -> bool:
     return task.state.name in ("PENDING", "RUNNING")
 
 
-def _tasks_of(job: PipelineJob) -> set[str]:
+def tasks_of(job: PipelineJob) -> set[str]:
     """The names of all tasks in the job's pipeline, groups such as conditions too."""
     spec = json_format.MessageToDict(PipelineJob.pb(job))["pipelineSpec"]
     dags = [spec["root"]["dag"], *(one["dag"] for one in spec["components"].values() if "dag" in one)]

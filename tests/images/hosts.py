@@ -27,6 +27,16 @@ def two_hosts() -> Iterator[dict[str, str]]:
         _remove()
 
 
+def shape(mbit_per_s: int) -> None:
+    """Slow the cable between the hosts down, in both directions, by a token bucket (tbf).
+
+    Raises CalledProcessError where the kernel has none.
+    """
+    for name in HOSTS:
+        rate = ["rate", f"{mbit_per_s}mbit", "burst", "64kb", "latency", "400ms"]
+        subprocess.run(["tc", "-netns", name, "qdisc", "add", "dev", "cable", "root", "tbf", *rate], check=True)
+
+
 def _remove() -> None:
     for name in HOSTS:
         with suppress(subprocess.CalledProcessError):

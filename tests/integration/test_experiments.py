@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import http.client
 import json
+import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +14,7 @@ from google.cloud.aiplatform import initializer
 from kfp.dsl import PipelineTaskFinalStatus
 
 from components.notify import notify
+from pipelines import experiments
 from pipelines.config import load_run_file
 from pipelines.experiments import LONGEST_ID_CHARS, log_run, run_name
 from tests.fakes.gcs import FakeGcs
@@ -97,6 +100,21 @@ def test_what_keeps_a_run_from_being_logged_is_a_warning(asked: FakeVertex, buck
     assert "NOT logged as an experiment: ValueError: Experiment name" in log_run(URI, "SUCCEEDED")
     bucket.buckets.clear()
     assert "does not exist" in log_run(URI, "SUCCEEDED")
+
+
+def test_a_service_that_does_not_answer_is_not_waited_for(asked: FakeVertex, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(experiments, "TIMEOUT_S", 0.3)
+    asked.latency_s = 1.0
+    begun_s = time.monotonic()
+    said = log_run(URI, "SUCCEEDED")
+    took_s = time.monotonic() - begun_s
+    asked.latency_s = 0.0
+    for thread in threading.enumerate():
+        if thread.name == experiments.THREAD:
+            thread.join()
+    assert said == "warning: NOT logged as an experiment: TimeoutError: Vertex AI has not taken it within 0.3 s"
+    assert took_s < 0.9
+    assert context(asked, f"{EXPERIMENT}-{JOB}").metadata["_state"] == "COMPLETE", "a slow answer is an answer"
 
 
 def test_nothing_is_logged_where_nobody_asked_and_of_a_run_on_this_machine(vertex: FakeVertex, bucket: FakeGcs) -> None:

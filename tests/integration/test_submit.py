@@ -17,6 +17,7 @@ from google.protobuf import json_format
 from kfp.pipeline_spec import pipeline_spec_pb2
 
 from pipelines import vertex_job, watch
+from pipelines.addresses import notes
 from pipelines.config import load_run_file
 from pipelines.vertex_api import ENDPOINT_VARIABLE
 from tests.e2e.terminal import Terminal
@@ -86,9 +87,10 @@ def test_a_run_id_that_is_no_folders_name_is_refused(vertex: FakeVertex, vlmpipe
 
 
 def test_it_says_where_to_look(vertex: FakeVertex, vlmpipe_submit: Submit) -> None:
-    answer = vlmpipe_submit("--json").json
+    answer = vlmpipe_submit("--json", "train.epochs=2").json
     (name,) = vertex.jobs
     job_id = name.rpartition("/")[2]
+    assert list(notes()[job_id].source) == [CONFIG, MINE, "train.epochs=2"], "what would continue it"
     assert (answer["sent"], answer["resource_name"]) == (True, name)
     assert f"/us-central1/pipelines/runs/{job_id}?project=test-project" in answer["console_url"]
     assert answer["run_uri"] == f"gs://example-bucket/vlmpipe/runs/{job_id}"
@@ -98,7 +100,8 @@ def test_it_says_so_to_people_too(vertex: FakeVertex, vlmpipe_submit: Submit) ->
     said = vlmpipe_submit().out
     (name,) = vertex.jobs
     assert said.startswith(f"{name.rpartition('/')[2]} is started on Vertex AI\n")
-    for part in (name, "https://console.cloud.google.com/", "build/pipelines/", "about $20.00 on 1 x a2-highgpu-1g"):
+    for part in (name, "https://console.cloud.google.com/", "build/pipelines/", "about $20.00 on 1 x a2-highgpu-1g",
+                 "32 of custom_model_training_preemptible_nvidia_a100_80gb_gpus"):  # fmt: skip
         assert part in said
 
 
@@ -229,19 +232,23 @@ def test_in_a_terminal_the_answer_decides(vertex: FakeVertex, tmp_path: Path, ty
     assert "Traceback" not in answer.said
 
 
+@pytest.mark.parametrize("tasks", [1, 3])
 def test_a_run_can_be_rehearsed_to_its_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tasks: int
 ) -> None:
     monkeypatch.setattr(watch, "VERTEX_POLL_S", 0.0)
     monkeypatch.setenv(ENDPOINT_VARIABLE, "http://localhost:1")
-    with rehearsal(load_run_file(CONFIG, [MINE])) as servers:
+    overrides = [f"data.tasks={tasks}"]
+    with rehearsal(load_run_file(CONFIG, [MINE, *overrides])) as servers:
         for name, value in servers.environment.items():
             monkeypatch.setenv(name, value)
         options = ("--api-endpoint", servers.vertex.endpoint, "submit", "--plain")
-        answer = submitter(tmp_path, monkeypatch, capfd, *options)()
+        answer = submitter(tmp_path, monkeypatch, capfd, *options)(*overrides)
         (job,) = servers.vertex.jobs.values()
     assert answer.code == 0, answer.err
     assert job.state.name == "PIPELINE_STATE_SUCCEEDED"
+    sharing = {"plan-data", "prepare-chunks"} & {task.task_name for task in job.job_detail.task_details}
+    assert (len(sharing), "plan-data is going on" in answer.out) == ((2, True) if tasks > 1 else (0, False))
 
 
 def test_a_dry_run_sends_nothing_and_prints_the_request(vertex: FakeVertex, vlmpipe_submit: Submit) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from google.cloud.aiplatform_v1.types import JobState
 
+from pipelines.addresses import Note
 from tests.fakes.gcs import FakeGcs
 from tests.fakes.vertex import FakeVertex, Fault
 from tests.fakes.vertex_courses import Move
@@ -14,6 +15,7 @@ from tests.vertex_runs import BEGUN, JOB, RUN, TRAINING, course, put, put_ladder
 
 pytest_plugins = ("tests.vertex_fixtures",)
 
+TEMPLATE = f"https://us-central1-kfp.pkg.dev/p/r/llava-7b-zero2-spot/sha256:{'0' * 64}"
 REPLICA = "The replica workerpool0-0 exited with a non-zero status of {}."
 LAUNCHER = "The container of the task exited with a non-zero status of 1."
 STOCKOUT = "Resources are insufficient in region: us-central1. Please try a different region."
@@ -52,6 +54,27 @@ def test_what_ended_a_training_is_found_where_the_service_says_it(
     train_fails(started, custom_job, task)
     found = vlmpipe("diagnose", RUN, "--json").json
     assert (found["outcome"], found["step"], found["id"], found["exit_code"]) == ("failed", "train", expected, code)
+
+
+@pytest.mark.parametrize(
+    ("source", "template", "said"),
+    [
+        (("my file.yaml", "train.epochs=2"), "", f"vlmpipe submit 'my file.yaml' train.epochs=2 --run-id {JOB}"),
+        ((), TEMPLATE, f"vlmpipe submit {TEMPLATE} --run-id {JOB}"),
+        ((), "", f"submit the run file of llava-7b-zero2-spot again with --run-id {JOB}"),
+    ],
+    ids=["noted", "published", "not known"],
+)
+def test_how_to_continue_names_what_was_submitted(
+    started: FakeVertex, bucket: FakeGcs, vlmpipe: Submit, source: tuple[str, ...], template: str, said: str
+) -> None:
+    train_fails(started, Step("FAILED", 9, REPLICA.format(65)))
+    started.jobs[RUN].template_uri = template
+    if source:
+        Note(RUN, "gs://b/runs/r", 1.0, 3.0, source).write(JOB)
+    assert f"  continue:  {said}" in vlmpipe("diagnose", RUN).out
+    assert vlmpipe("diagnose", RUN, "--json").json["command"] == (said if source or template else None)
+    assert f"  continue: {said}" in vlmpipe("status", RUN).out
 
 
 def test_a_record_says_more_than_the_service_and_the_notes_how_far_it_came(

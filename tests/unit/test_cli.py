@@ -61,7 +61,19 @@ def test_loading_the_command_line_loads_nothing_slow() -> None:
 def test_help_names_every_command(vlmpipe: Vlmpipe) -> None:
     answer = vlmpipe("--help")
     assert answer.code == 0
-    for command in ("check", "plan", "compile", "submit", "run", "status", "cancel", "logs", "diagnose", "schema"):
+    for command in (
+        "check",
+        "plan",
+        "compile",
+        "publish",
+        "submit",
+        "run",
+        "status",
+        "cancel",
+        "logs",
+        "diagnose",
+        "schema",
+    ):
         assert f" {command} " in answer.out
 
 

@@ -147,6 +147,9 @@ GPU_NODES = {
 }
 
 
+TOKEN = "hf_" + "aB3dE5fG7hI9jK1lM3nO5pQ7rS9tU1vW3x"  # of the form of one
+
+
 @pytest.mark.parametrize(("strategy", "accepted"), [("ddp", True), ("zero2", True), ("fsdp", False)])
 def test_a_reduction_server_needs_a_strategy_that_all_reduces(strategy: str, accepted: bool) -> None:
     if accepted:
@@ -160,6 +163,21 @@ def test_a_secret_in_the_environment_is_refused_and_not_repeated(name: str) -> N
     problems = problems_of(cluster__env={name: "s3cr3t-value"})
     assert name in problems["cluster.env"]
     assert "s3cr3t-value" not in str(problems)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "place"),
+    [
+        ("gcp__labels", {"token": TOKEN.lower()}, "gcp.labels.token"),
+        ("gcp__persistent_resource_id", TOKEN, "gcp.persistent_resource_id"),
+        ("data__source", f"https://ann:{TOKEN}@example.com/a.json", "data.source"),
+        ("notify__email", (f"{TOKEN}@example.com",), "notify.email.0"),
+    ],
+)
+def test_a_secret_in_any_field_is_refused_and_not_repeated(field: str, value: Any, place: str) -> None:
+    problems = problems_of(**{field: value})
+    assert "holds a secret (Hugging Face token)" in problems[place]
+    assert TOKEN.lower() not in str(problems).lower()
 
 
 def test_a_secret_of_another_type_is_not_repeated_either() -> None:

@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from google.auth.credentials import AnonymousCredentials
 
 from pipelines.compile import check_pipeline, compile_pipeline
 from pipelines.config import RunConfig, load_run_file
+from pipelines.pipeline_file import documents
 from pipelines.planner.job_spec import JOBS, check_job_spec, job_spec, worker_pools
 from pipelines.targets.table import TargetName
+from tests import golden_pipelines
 from trainer.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
@@ -37,7 +38,8 @@ def digits() -> RunConfig:
 
 def compiled(config: RunConfig, target: TargetName, folder: Path) -> Spec:
     path = compile_pipeline(config, target, folder / f"{config.name}.{target}.yaml").path
-    spec: Spec = yaml.safe_load(path.read_text())
+    spec: Spec
+    (spec,) = documents(path.read_bytes())
     return spec
 
 
@@ -102,6 +104,17 @@ def test_the_graph_is_the_same_on_both_targets(path: Path, tmp_path: Path) -> No
     }  # fmt: skip
     for name in JOB_STEPS:
         assert constants(steps(vertex)[name]) == constants(steps(local)[name])
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda path: path.stem)
+def test_a_change_of_a_shipped_pipeline_is_seen_in_its_outline(path: Path) -> None:
+    kept = (golden_pipelines.FOLDER / path.name).read_text()
+    assert golden_pipelines.text(load_run_file(path)) == kept, "python -m tests.golden_pipelines writes them anew"
+
+
+def test_no_outline_is_of_a_run_file_that_is_gone() -> None:
+    names = [{one.name for one in folder.glob("*.yaml")} for folder in (ROOT / "configs", golden_pipelines.FOLDER)]
+    assert names[0] == names[1]
 
 
 def test_several_data_tasks_prepare_chunks_side_by_side_before_they_are_put_together(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 from components.custom_job import parse_job_spec
 from pipelines.config import load_run_file
 from pipelines.planner.job_spec import JOBS, check_job_spec, job_spec, job_violations, worker_pools
+from pipelines.planner.quotas import quotas
 from trainer.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
@@ -141,3 +142,24 @@ def test_a_spec_holds_nothing_that_was_not_set() -> None:
     spec = job_spec(load_run_file(ROOT / "configs/digits.yaml", ["gcp={}"]), "train", "out")
     assert set(spec) == {"worker_pool_specs", "scheduling", "base_output_directory"}
     assert set(spec["scheduling"]) == {"timeout", "strategy", "restart_job_on_worker_restart"}
+
+
+LADDER = "cluster.ladder=[{strategy: spot}, {strategy: standard}]"
+
+
+@pytest.mark.parametrize(
+    ("run_file", "overrides", "expected"),
+    [
+        ("digits", [], {"cpus": 16}),  # two n1-standard-8
+        ("llava-7b-lora", [], {"preemptible_nvidia_a100_gpus": 8}),
+        ("llava-7b-zero2-spot", [LADDER], {
+            "preemptible_nvidia_a100_80gb_gpus": 32, "preemptible_cpus": 208,  # 13 reducers of 16
+            "nvidia_a100_80gb_gpus": 32, "cpus": 208,
+        }),
+    ],
+)  # fmt: skip
+def test_the_quotas_that_a_run_needs_are_those_of_its_largest_job_on_each_rung(
+    run_file: str, overrides: list[str], expected: dict[str, int]
+) -> None:
+    found = quotas(load_run_file(ROOT / "configs" / f"{run_file}.yaml", overrides))
+    assert found == {f"custom_model_training_{name}": count for name, count in expected.items()}

@@ -37,6 +37,8 @@ GRANTS = {
 }
 FIXED_ROLES = {
     "google_artifact_registry_repository_iam_member.builder": "roles/artifactregistry.writer",
+    "google_artifact_registry_repository_iam_member.submitter": "roles/artifactregistry.writer",
+    "google_artifact_registry_repository_iam_member.pipeline": "roles/artifactregistry.reader",
     "google_secret_manager_secret_iam_member.reader": "roles/secretmanager.secretAccessor",
     "google_service_account_iam_member.submitters": "roles/iam.serviceAccountTokenCreator",
     "google_kms_crypto_key_iam_member.service_agents": "roles/cloudkms.cryptoKeyEncrypterDecrypter",

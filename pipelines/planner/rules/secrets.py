@@ -58,11 +58,15 @@ def may_be_secret(name: str, value: str) -> bool:
     return not (value.isdigit() and name.upper().endswith("TOKEN"))  # the id of a token in a vocabulary
 
 
+def known_form(value: str) -> str:
+    """What well-known kind of secret is in the text; empty for none."""
+    return next((name for name, pattern in _patterns().items() if pattern.search(value)), "")
+
+
 def form_of_secret(value: str) -> str:
     """What kind of secret the value looks like; empty if it does not."""
-    for name, pattern in _patterns().items():
-        if pattern.search(value):
-            return name
+    if form := known_form(value):
+        return form
     return "random text" if _TOKEN.fullmatch(value) and _is_random(value) else ""
 
 
