@@ -99,6 +99,7 @@ class Case:
 
 
 STRATEGIES = ("ddp", "fsdp", "zero2")
+AVERAGED = {"train.ema_decay": 0.9}
 ADAPTERS_WITH: dict[str, dict[str, Any]] = {
     "": {},
     " bf16": {"train.precision": "bf16"},
@@ -196,6 +197,10 @@ CASES |= {
     "zero1 offload": Case("zero1", {"train.offload": "optimizer"}),
     "zero2 offload": Case("zero2", {"train.offload": "optimizer"}),
     "zero3 offload": Case("zero3", {"train.offload": "optimizer+weights"}),
+    "ddp averaged": Case("ddp", AVERAGED),
+    "fsdp averaged": Case("fsdp", AVERAGED),
+    "zero2 averaged": Case("zero2", AVERAGED),
+    "zero3 averaged": Case("zero3", AVERAGED),
     "fsdp offload": Case("fsdp", {"train.offload": "optimizer+weights"}),
     "zero3 offload optimizer": Case("zero3", {"train.offload": "optimizer"}),
     "zero3 adapters offload": Case("zero3", ADAPTERS | {"train.offload": "optimizer+weights"}),
@@ -279,6 +284,7 @@ def predicted(case: Case, processes: int) -> dict[str, int]:
         on_gpu=False,
         offload=config.train.offload,
         compressed=config.train.gradient_compression != "none",
+        averaged=config.train.ema_decay > 0,
     )
     sizes = {part.name: part.bytes for part in moments["step"]}
     return {

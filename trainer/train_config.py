@@ -102,6 +102,13 @@ class TrainConfig(Section):
     warmup_fraction: Fraction = Field(0.03, description="Share of steps in which the rate rises linearly from 0.")
     decay_fraction: Fraction = Field(0.2, description="Share of steps at the end in which the rate of wsd falls.")
     final_rate_fraction: Fraction = Field(0.0, description="Rate at the last step as a share of the peak.")
+    ema_decay: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="Decay of an exponential moving average of the trained weights, such as 0.999; 0 keeps none. The "
+        "average is what is validated, exported and evaluated; training goes on from the weights themselves.",
+    )
     clip_grad_norm: float = Field(1.0, ge=0, description="Largest global gradient norm; 0 does not clip.")
     precision: Precision = Field(
         "bf16",

@@ -74,6 +74,7 @@ def _moments(config: RunConfig, model: Architecture, layout: Layout) -> dict[str
         on_gpu=bool(config.cluster.accelerator_count),
         offload=train.offload,
         compressed=train.gradient_compression != "none",
+        averaged=train.ema_decay > 0,
     )
 
 

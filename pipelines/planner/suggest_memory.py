@@ -66,7 +66,8 @@ class SearchMemory:
             weights = [
                 StageWeights.of(self.model.shape, stage, cached=self.cached, tensor_parallel=ranks) for stage in stages
             ]
-            return max(_on_device(lasting_parts(each), layout) for each in weights)
+            averaged = config.train.ema_decay > 0
+            return max(_on_device(lasting_parts(each, averaged=averaged), layout) for each in weights)
         return self._of_ranks(config, layout, NOTHING, passes=1)
 
     def _of_ranks(self, config: RunConfig, layout: Layout, held: Activations, passes: int) -> int:
@@ -80,6 +81,7 @@ class SearchMemory:
             checkpointing=config.train.activation_checkpointing == "full",
             offload=config.train.offload,
             compressed=config.train.gradient_compression != "none",
+            averaged=config.train.ema_decay > 0,
         )
         return _on_device([part for part in fullest(moments)[1] if not part.on_host], layout)
 

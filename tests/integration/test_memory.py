@@ -17,7 +17,7 @@ PROCESSES = 2  # on each node
 # Each strategy, and each part that takes memory under one whose share of it is its own.
 SHORT = {
     "ddp", "ddp checkpointing", "ddp online",
-    "fsdp", "fsdp bf16 loss in chunks", "fsdp offload",
+    "fsdp", "fsdp averaged", "fsdp bf16 loss in chunks", "fsdp offload",
     "zero1 adapters bf16",
     "zero2 bf16", "zero2 adapters", "zero2 offload",
     "zero3", "zero3 checkpointing",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from torch.distributed import ProcessGroup
 from trainer.batches import RowBatch
 from trainer.models.family import Blocks
 from trainer.optim import build_optimizer, set_rates
+from trainer.strategies.ema import Ema
 from trainer.strategies.gathered import keep_no_gathered_weights
 from trainer.strategies.native import host_stager
 from trainer.strategies.precision import LossScale
@@ -26,6 +28,7 @@ LARGEST_BUCKET_ELEMENTS = 500_000_000  # DeepSpeed's default
 TAG = "zero"  # one fixed folder name: which checkpoint this is, is said by COMMIT and not by DeepSpeed's `latest`
 MODULE_FILE = f"{TAG}/mp_rank_00_model_states.pt"  # the weights, whole for stages 1 and 2
 SHAPES_FILE = f"{TAG}/zero_pp_rank_0_mp_rank_00_model_states.pt"  # stage 3: what lies where in the partitions
+EMA_FILE = f"{TAG}/ema_rank_{{rank}}.pt"  # the average of what a rank's partitions hold, in their order
 PARTITION_FILE = f"{TAG}/zero_pp_rank_{{rank}}_mp_rank_00_optim_states.pt"
 
 
@@ -35,7 +38,7 @@ class Zero:
     checkpoint_format = "deepspeed"
 
     def __init__(self, config: TrainConfig, module: nn.Module, blocks: Blocks, worker: Worker, *, stage: int) -> None:
-        self._config, self._worker = config, worker
+        self._config, self._worker, self._stage = config, worker, stage
         deepspeed = _import_deepspeed(worker)
         if stage == 3:
             keep_no_gathered_weights(module)
@@ -56,6 +59,7 @@ class Zero:
 
         self._files = HeldFiles(host_stager(on_gpu=worker.device.type == "cuda"))
         self._engine.checkpoint_engine = self._files
+        self._ema = Ema(self._partitions(), config.ema_decay) if config.ema_decay else None
 
     def forward_backward(self, batches: Sequence[RowBatch], total_label_tokens: int) -> Tensor:
         # The engine divides by ranks and by its count of micro-steps; the loss is a sum over both: multiply by these.
@@ -80,11 +84,26 @@ class Zero:
         self._engine.train()
         return loss
 
+    @contextlib.contextmanager
+    def averaged(self) -> Iterator[None]:
+        if self._ema is None:
+            yield
+            return
+        self._let_go()
+        with self._ema.swapped():
+            self._publish()
+            yield
+            self._let_go()
+        self._publish()
+
     def step(self, rate_factor: float) -> StepResult:
         set_rates(self._optimizer, rate_factor)
         self._engine.step()  # which skips the update when the norm, over all ranks, is not finite
         norm = self._engine.get_global_grad_norm()
-        return StepResult(norm, skipped=not self.loss_scale.accepts(norm))
+        accepted = self.loss_scale.accepts(norm)
+        if self._ema and accepted:
+            self._ema.update()
+        return StepResult(norm, skipped=not accepted)
 
     def learning_rate(self) -> float:
         return float(self._optimizer.param_groups[0]["lr"])
@@ -93,6 +112,8 @@ class Zero:
         # The engine talks to the other ranks while it saves, so it does that here; its files are written later.
         state = self.loss_scale.state()
         self._engine.save_checkpoint(folder, TAG, client_state=state, save_latest=False, exclude_frozen_parameters=True)
+        if self._ema:
+            self._files.save(self._ema.averages, str(folder / self._ema_file))
         return self._files.take()
 
     def load(self, folder: Path) -> None:
@@ -101,6 +122,42 @@ class Zero:
             raise RuntimeError(f"DeepSpeed found no checkpoint in {folder}")
         for name in self.loss_scale.state().keys() & state.keys():  # none in a checkpoint of another precision
             self.loss_scale.restore(state[name])
+        if self._ema:
+            self._load_average(self._ema, folder / self._ema_file)
+
+    @property
+    def _ema_file(self) -> str:
+        return EMA_FILE.format(rank=self._worker.rank)
+
+    def _load_average(self, ema: Ema, file: Path) -> None:
+        if not file.exists():
+            ema.restart("the checkpoint")
+            return
+        for average, saved in zip(ema.averages, torch.load(file, map_location="cpu", weights_only=True), strict=True):
+            average.copy_(saved)
+
+    def _partitions(self) -> list[Tensor]:
+        """This rank's fp32 weights: each a group's, end to end."""
+        optimizer = self._engine.optimizer
+        return list(
+            optimizer.fp32_partitioned_groups_flat if self._stage == 3 else optimizer.single_partition_of_fp32_groups
+        )
+
+    def _let_go(self) -> None:
+        """Of weights that ZeRO-3 has gathered: they would be used again, whatever becomes of the partitions."""
+        if self._stage == 3:
+            self._engine.optimizer._partition_all_parameters()
+
+    def _publish(self) -> None:
+        """Have the module's weights be those of the partitions, as the engine does after an update. Collective."""
+        optimizer = self._engine.optimizer
+        if self._stage < 3:
+            optimizer.update_lp_params()
+            return
+        for number in range(len(optimizer.fp32_partitioned_groups_flat)):
+            optimizer._reassign_or_swap_out_partitioned_parameters(number)
+        if small := optimizer.persistent_parameters:  # kept whole on every rank
+            small[0].all_gather(small)
 
 
 @dataclass(frozen=True)
