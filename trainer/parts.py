@@ -32,6 +32,7 @@ from trainer.preflight import state_bytes
 from trainer.readers import open_readers, warnings
 from trainer.replicas import Replica, replica_of
 from trainer.storage import open_storage
+from trainer.strategies.deepspeed_needs import require_engine
 from trainer.strategies.pipeline_stages import stages_of
 from trainer.strategies.strategy import Strategy
 from trainer.strategies.table import build_strategy
@@ -59,6 +60,7 @@ class Parts:
 
 def build_parts(job: JobConfig, worker: Worker) -> Parts:
     """Model, data and strategy of this rank. Raises ConfigError before anything large is built where it can."""
+    require_engine(job.train, worker)
     replica = replica_of(job.train, worker)
     require_divisible(job, replica)
     pointers = job.pointers()

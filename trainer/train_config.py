@@ -34,6 +34,8 @@ DECIDED_HERE = {
     "zero_allow_untested_optimizer": "train.optimizer",
     "zero_force_ds_cpu_optimizer": "train.optimizer",
     "zero_optimization.stage": "train.strategy",
+    "zero_optimization.zero_quantized_weights": "train.zero_quantized_weights",
+    "zero_optimization.zero_quantized_gradients": "train.zero_quantized_gradients",
     "zero_optimization.offload_optimizer": "train.offload",
     "zero_optimization.offload_param": "train.offload",
 }
@@ -142,6 +144,16 @@ class TrainConfig(Section):
         description="What gradients are rounded to while they travel between ranks, for ddp: half the bytes, and sums "
         "of rounded numbers. bf16 has the range of fp32; in fp16 what is below 6e-8 is lost.",
     )
+    zero_quantized_weights: bool = Field(
+        False,
+        description="Weights travel in 8 bits a number, for zero3 on GPUs (ZeRO++'s qwZ): the model that computes is "
+        "a rounded one. Never run by this project.",
+    )
+    zero_quantized_gradients: bool = Field(
+        False,
+        description="Gradients travel in 4 bits a number between nodes, for zero3 on GPUs with train.precision fp16 "
+        "(ZeRO++'s qgZ): sums of coarsely rounded numbers. Never run by this project.",
+    )
     deepspeed: dict[str, Any] = Field(
         default_factory=dict,
         description="Laid over the DeepSpeed configuration that is derived from this file, key by key, for the zero "
@@ -215,6 +227,23 @@ class TrainConfig(Section):
             raise ValueError(
                 f"gradient_compression {self.gradient_compression} does not work with strategy {self.strategy}: use "
                 "ddp, or set it to none; the zero strategies send matrices in train.precision of themselves"
+            )
+        return self
+
+    @property
+    def quantized(self) -> list[str]:
+        """The fields of ZeRO++ that are on."""
+        return [name for name in ("zero_quantized_weights", "zero_quantized_gradients") if getattr(self, name)]
+
+    @model_validator(mode="after")
+    def _quantizing_works(self) -> TrainConfig:
+        for name in self.quantized:
+            if self.strategy != "zero3":
+                raise ValueError(f"{name} does not work with strategy {self.strategy}: use zero3, or set it to false")
+        if self.zero_quantized_gradients and self.precision != "fp16":
+            raise ValueError(
+                f"zero_quantized_gradients does not work with precision {self.precision}: DeepSpeed's kernel takes "
+                "whatever it is given for fp16 numbers; use fp16, or set it to false"
             )
         return self
 

@@ -161,6 +161,8 @@ def work_of(config: RunConfig, shape: ModelShape, layout: Layout, load: RowLoad,
         row_images=0.0 if cached else load.images_per_row,
         row_label_tokens=load.label_tokens_per_row,
         gradient_compression=train.gradient_compression,
+        quantized_weights=train.zero_quantized_weights,
+        quantized_gradients=train.zero_quantized_gradients,
         stages=planned_stages(config, shape, layout, load, cached=cached) if layout.pipeline_parallel > 1 else (),
     )
 

@@ -19,7 +19,7 @@ SHORT = {
     "ddp", "ddp checkpointing", "ddp online",
     "fsdp", "fsdp averaged", "fsdp bf16 loss in chunks", "fsdp offload",
     "zero1 adapters bf16",
-    "zero2 bf16", "zero2 adapters", "zero2 offload",
+    "zero2 bf16", "zero2 adapters", "zero2 offload", "zero2 overlap",
     "zero3", "zero3 checkpointing",
     "qwen2_5_vl zero2 bf16 checkpointing", "qwen3_vl fsdp online",
 }  # fmt: skip
