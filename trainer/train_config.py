@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from trainer.secret import SECRET_NAME
 from trainer.section import Fraction, Positive, Section
@@ -180,6 +180,16 @@ class TrainConfig(Section):
     stall_floor_s: float = Field(
         300.0, gt=0, description="Seconds without a step that are never a stall, whatever train.stall_factor says."
     )
+
+    @field_validator("offload", mode="before")
+    @classmethod
+    def _not_to_disks(cls, value: object) -> object:
+        if isinstance(value, str) and "nvme" in value:
+            raise ValueError(
+                f"{value}: NVMe is not offered, for with DeepSpeed 0.19 gradients came back from it changed "
+                "(docs/reference/planner.md); use optimizer or optimizer+weights, which take the machine's memory"
+            )
+        return value
 
     @property
     def model_ranks(self) -> int:
