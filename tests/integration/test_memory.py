@@ -17,9 +17,9 @@ PROCESSES = 2  # on each node
 # Each strategy, and each part that takes memory under one whose share of it is its own.
 SHORT = {
     "ddp", "ddp checkpointing", "ddp online",
-    "fsdp", "fsdp averaged", "fsdp bf16 loss in chunks", "fsdp offload",
+    "fsdp", "fsdp bf16 loss in chunks", "fsdp offload",
     "zero1 adapters bf16",
-    "zero2 bf16", "zero2 adapters", "zero2 offload", "zero2 overlap",
+    "zero2 bf16", "zero2 adapters", "zero2 offload",
     "zero3", "zero3 checkpointing",
     "qwen2_5_vl zero2 bf16 checkpointing", "qwen3_vl fsdp online",
 }  # fmt: skip
