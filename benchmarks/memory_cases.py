@@ -11,6 +11,7 @@ from pipelines.config import RunConfig, parse_run_config
 from pipelines.planner.activations import activations, is_cached
 from pipelines.planner.layout import layout_of
 from pipelines.planner.memory import fullest, training_moments
+from pipelines.planner.persistent import persistent_elements
 from trainer.models.table import family_of
 from trainer.trace_rows import RowShape
 
@@ -52,6 +53,11 @@ OF_FAMILY: dict[str, dict[str, Any]] = {
         "model.whole.config.vision_config.intermediate_size": 48,
     },
 }
+
+
+def own_zero(**settings: Any) -> dict[str, Any]:
+    """What a user lays over the engine's `zero_optimization`."""
+    return {"train.deepspeed": {"zero_optimization": settings}}
 
 
 @dataclass(frozen=True)
@@ -99,6 +105,7 @@ class Case:
 
 
 STRATEGIES = ("ddp", "fsdp", "zero2")
+AVERAGED = {"train.ema_decay": 0.9}
 ADAPTERS_WITH: dict[str, dict[str, Any]] = {
     "": {},
     " bf16": {"train.precision": "bf16"},
@@ -196,6 +203,19 @@ CASES |= {
     "zero1 offload": Case("zero1", {"train.offload": "optimizer"}),
     "zero2 offload": Case("zero2", {"train.offload": "optimizer"}),
     "zero3 offload": Case("zero3", {"train.offload": "optimizer+weights"}),
+    "zero2 overlap": Case("zero2", own_zero(overlap_comm=True)),
+    "zero2 own bucket": Case("zero2", own_zero(reduce_bucket_size=3_000_000)),
+    "zero2 gradients in place": Case("zero2", own_zero(contiguous_gradients=False)),
+    "zero3 own bucket": Case("zero3", own_zero(reduce_bucket_size=3_000_000)),
+    "zero3 gradients in place": Case("zero3", own_zero(contiguous_gradients=False)),
+    "zero3 all live": Case("zero3", own_zero(stage3_max_live_parameters=10**9)),
+    "zero3 none ahead": Case("zero3", own_zero(stage3_prefetch_bucket_size=0)),
+    "zero3 all ahead": Case("zero3", own_zero(stage3_prefetch_bucket_size=10**8, stage3_max_live_parameters=10**9)),
+    "zero3 persistent": Case("zero3", own_zero(stage3_param_persistence_threshold=20_000)),
+    "ddp averaged": Case("ddp", AVERAGED),
+    "fsdp averaged": Case("fsdp", AVERAGED),
+    "zero2 averaged": Case("zero2", AVERAGED),
+    "zero3 averaged": Case("zero3", AVERAGED),
     "fsdp offload": Case("fsdp", {"train.offload": "optimizer+weights"}),
     "zero3 offload optimizer": Case("zero3", {"train.offload": "optimizer"}),
     "zero3 adapters offload": Case("zero3", ADAPTERS | {"train.offload": "optimizer+weights"}),
@@ -279,6 +299,9 @@ def predicted(case: Case, processes: int) -> dict[str, int]:
         on_gpu=False,
         offload=config.train.offload,
         compressed=config.train.gradient_compression != "none",
+        averaged=config.train.ema_decay > 0,
+        deepspeed=config.train.deepspeed,
+        persistent=persistent_elements(config, shape),
     )
     sizes = {part.name: part.bytes for part in moments["step"]}
     return {

@@ -131,6 +131,7 @@ def _training(config: JobConfig, summary: Mapping[str, Any]) -> str:
         "Tokens": _count(summary.get("tokens")),
         "Rows per step": f"{train.global_batch_rows} of {config.data.row_tokens} tokens",
         "Peak learning rate": f"{train.optimizer.learning_rate:g}, {train.schedule}",
+        "Weights": f"exponential moving average over the steps, decay {train.ema_decay:g}" if train.ema_decay else "",
         "Precision": train.precision,
         "Strategy": f"{train.strategy} on {summary.get('world_size', 'an unrecorded number of')} process(es)",
     }

@@ -257,6 +257,9 @@ def _parallel_problems(config: RunConfig) -> Iterator[Problem]:
 
 def _cluster_problems(config: RunConfig) -> Iterator[Problem]:
     train, cluster = config.train, config.cluster
+    if not cluster.accelerator_count:
+        for name in train.quantized:
+            yield Problem(f"train.{name}", "found without GPUs, expected GPU nodes (its kernels are CUDA's), or false")
     flex_start = "cluster.strategy" if cluster.strategy == "flex_start" else ""
     if any(rung.strategy == "flex_start" for rung in cluster.ladder):
         flex_start = "cluster.ladder"

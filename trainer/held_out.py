@@ -48,10 +48,11 @@ class HeldOut:
         return [collate(rows[start : start + size], self.image_source) for start in range(0, len(rows), size)]
 
     def loss(self, strategy: Strategy, replica: Replica, worker: Worker) -> float:
-        """Mean over the label tokens of all rows. Collective."""
+        """Mean over the label tokens of all rows: of the average of the weights, where one is kept. Collective."""
         total = torch.zeros((), device=worker.device)
-        for batch in self.batches:
-            total += strategy.forward_loss(batch)
+        with strategy.averaged():
+            for batch in self.batches:
+                total += strategy.forward_loss(batch)
         total = total.double() * replica.leads  # the other ranks of a copy have its loss too
         dist.all_reduce(total)
         return float(total.item()) / self.label_tokens

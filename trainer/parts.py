@@ -29,14 +29,17 @@ from trainer.models.pixels import image_preparer
 from trainer.models.recompute import Recompute
 from trainer.models.shape import ModelShape
 from trainer.models.table import family_of
-from trainer.preflight import STATE_BYTES_PER_PARAMETER
+from trainer.preflight import state_bytes
 from trainer.readers import open_readers, warnings
 from trainer.replicas import Replica, replica_of
 from trainer.storage import open_storage
+from trainer.strategies.deepspeed_needs import require_engine
 from trainer.strategies.pipeline_stages import stages_of
 from trainer.strategies.strategy import Strategy
 from trainer.strategies.table import build_strategy
 from trainer.worker import Worker
+
+MOST_OF_THE_START = 0.05  # share of the first weights in an average at the end of training, above which it is said
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,7 @@ class Parts:
 
 def build_parts(job: JobConfig, worker: Worker) -> Parts:
     """Model, data and strategy of this rank. Raises ConfigError before anything large is built where it can."""
+    require_engine(job.train, worker)
     replica = replica_of(job.train, worker)
     require_divisible(job, replica)
     pointers = job.pointers()
@@ -96,11 +100,11 @@ def build_parts(job: JobConfig, worker: Worker) -> Parts:
     num_trainable = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     if not num_trainable:
         raise ConfigError(f"model.freeze {list(job.model.freeze)} leaves nothing to train")
-    checkpoint_bytes = num_trainable * STATE_BYTES_PER_PARAMETER // worker.num_nodes
+    checkpoint_bytes = state_bytes(num_trainable, averaged=job.train.ema_decay > 0) // worker.num_nodes
     readers = open_readers(job, set_aside_bytes=checkpoint_bytes)  # a checkpoint keeps its room on this node
     ahead = readers.fetch_ahead(split, sequence, total_steps, job.data.shuffle_shards)
     if worker.is_first:
-        for warning in warnings(ahead):
+        for warning in (*warnings(ahead), *_average_warnings(job.train.ema_decay, total_steps)):
             print(f"train: {warning}", flush=True)
     images, form = replica.takes_images and not cached, image_form_of(job.model)
     module = family.training_module(job.model, model, cached=cached).train()
@@ -134,6 +138,17 @@ def build_parts(job: JobConfig, worker: Worker) -> Parts:
         held_out=held_out,
         forward_timer=timer,
     )
+
+
+def _average_warnings(decay: float, total_steps: int) -> list[str]:
+    """Of an average that has no time to forget the weights that training began with."""
+    left = decay**total_steps if decay else 0.0
+    if left < MOST_OF_THE_START:
+        return []
+    return [
+        f"train.ema_decay {decay:g}: after all {total_steps} steps the average, which is what is exported, is still "
+        f"{left:.0%} the weights of the start; a smaller decay forgets them sooner"
+    ]
 
 
 def require_divisible(job: JobConfig, replica: Replica) -> None:

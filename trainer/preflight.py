@@ -39,6 +39,7 @@ CLOCK_TIMEOUT_S = 5.0
 # for it for ever.
 BUILD_MAX_S = 1800.0
 STATE_BYTES_PER_PARAMETER = 12  # fp32 weight and the two moments of AdamW; what is saved beside them is small
+AVERAGE_BYTES_PER_PARAMETER = 4  # and the average of the weights, where train.ema_decay keeps one
 GPU_BYTES, CPU_BYTES = 16 << 20, 1 << 20
 WARM_UPS, REPETITIONS = 2, 5
 
@@ -120,9 +121,14 @@ def check_ranks(run_uri: str, worker: Worker) -> dict[str, Any]:
     return result
 
 
-def require_room(run_uri: str, parts: Parts, worker: Worker) -> None:
+def state_bytes(num_trainable: int, *, averaged: bool) -> int:
+    """Of a checkpoint. `averaged`: it holds an average of the weights too."""
+    return num_trainable * (STATE_BYTES_PER_PARAMETER + AVERAGE_BYTES_PER_PARAMETER * averaged)
+
+
+def require_room(run_uri: str, parts: Parts, worker: Worker, *, averaged: bool = False) -> None:
     """Raise UserError (73) when this node has no room for its share of one checkpoint, in fp32 with AdamW's state."""
-    total_bytes = parts.num_trainable * STATE_BYTES_PER_PARAMETER
+    total_bytes = state_bytes(parts.num_trainable, averaged=averaged)
     store = open_storage(run_uri)
     needs = {Path(tempfile.gettempdir()): total_bytes // worker.num_nodes}
     if isinstance(store, LocalStorage):

@@ -36,6 +36,11 @@ def _of_scale(scale: LossScale) -> dict[str, float]:
     return {"loss_scale": scale.value, "overflow_steps": scale.overflows} if scale.is_on else {}
 
 
+def _of_average(job: JobConfig) -> dict[str, float]:
+    """Its decay, where what is validated and exported is an average of the weights; else nothing."""
+    return {"ema_decay": job.train.ema_decay} if job.train.ema_decay else {}
+
+
 def _compiled_graphs() -> int:
     from trainer.models.compiled import compiled_graphs  # torch's compiler takes seconds to import
 
@@ -133,7 +138,7 @@ class StepReport:
 
     def validated(self, held_out_loss: float, seconds: float) -> None:
         """Take the loss on held-out rows after the step that is counted next; its time is no part of that step's."""
-        self._validated = {"held_out_loss": held_out_loss, "validation_s": seconds}
+        self._validated = {"held_out_loss": held_out_loss, "validation_s": seconds, **_of_average(self._job)}
         self._window_started += seconds
 
     def flush(self) -> None:
@@ -241,6 +246,7 @@ class StepReport:
             "final_loss": self._last_loss,
             **self._totals,
             **_of_scale(parts.strategy.loss_scale),
+            **_of_average(job),
             "wall_s": time.perf_counter() - self._started,
             "checkpoint_stall_s": self._stall_s,
             "goodput": goodput(self._log.lines(), until_s=time.time()),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from trainer.secret import SECRET_NAME
 from trainer.section import Fraction, Positive, Section
@@ -34,6 +34,8 @@ DECIDED_HERE = {
     "zero_allow_untested_optimizer": "train.optimizer",
     "zero_force_ds_cpu_optimizer": "train.optimizer",
     "zero_optimization.stage": "train.strategy",
+    "zero_optimization.zero_quantized_weights": "train.zero_quantized_weights",
+    "zero_optimization.zero_quantized_gradients": "train.zero_quantized_gradients",
     "zero_optimization.offload_optimizer": "train.offload",
     "zero_optimization.offload_param": "train.offload",
 }
@@ -102,6 +104,13 @@ class TrainConfig(Section):
     warmup_fraction: Fraction = Field(0.03, description="Share of steps in which the rate rises linearly from 0.")
     decay_fraction: Fraction = Field(0.2, description="Share of steps at the end in which the rate of wsd falls.")
     final_rate_fraction: Fraction = Field(0.0, description="Rate at the last step as a share of the peak.")
+    ema_decay: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="Decay of an exponential moving average of the trained weights, such as 0.999; 0 keeps none. The "
+        "average is what is validated, exported and evaluated; training goes on from the weights themselves.",
+    )
     clip_grad_norm: float = Field(1.0, ge=0, description="Largest global gradient norm; 0 does not clip.")
     precision: Precision = Field(
         "bf16",
@@ -135,6 +144,16 @@ class TrainConfig(Section):
         description="What gradients are rounded to while they travel between ranks, for ddp: half the bytes, and sums "
         "of rounded numbers. bf16 has the range of fp32; in fp16 what is below 6e-8 is lost.",
     )
+    zero_quantized_weights: bool = Field(
+        False,
+        description="Weights travel in 8 bits a number, for zero3 on GPUs (ZeRO++'s qwZ): the model that computes is "
+        "a rounded one. Never run by this project.",
+    )
+    zero_quantized_gradients: bool = Field(
+        False,
+        description="Gradients travel in 4 bits a number between nodes, for zero3 on GPUs with train.precision fp16 "
+        "(ZeRO++'s qgZ): sums of coarsely rounded numbers. Never run by this project.",
+    )
     deepspeed: dict[str, Any] = Field(
         default_factory=dict,
         description="Laid over the DeepSpeed configuration that is derived from this file, key by key, for the zero "
@@ -161,6 +180,16 @@ class TrainConfig(Section):
     stall_floor_s: float = Field(
         300.0, gt=0, description="Seconds without a step that are never a stall, whatever train.stall_factor says."
     )
+
+    @field_validator("offload", mode="before")
+    @classmethod
+    def _not_to_disks(cls, value: object) -> object:
+        if isinstance(value, str) and "nvme" in value:
+            raise ValueError(
+                f"{value}: NVMe is not offered, for with DeepSpeed 0.19 gradients came back from it changed "
+                "(docs/reference/planner.md); use optimizer or optimizer+weights, which take the machine's memory"
+            )
+        return value
 
     @property
     def model_ranks(self) -> int:
@@ -208,6 +237,23 @@ class TrainConfig(Section):
             raise ValueError(
                 f"gradient_compression {self.gradient_compression} does not work with strategy {self.strategy}: use "
                 "ddp, or set it to none; the zero strategies send matrices in train.precision of themselves"
+            )
+        return self
+
+    @property
+    def quantized(self) -> list[str]:
+        """The fields of ZeRO++ that are on."""
+        return [name for name in ("zero_quantized_weights", "zero_quantized_gradients") if getattr(self, name)]
+
+    @model_validator(mode="after")
+    def _quantizing_works(self) -> TrainConfig:
+        for name in self.quantized:
+            if self.strategy != "zero3":
+                raise ValueError(f"{name} does not work with strategy {self.strategy}: use zero3, or set it to false")
+        if self.zero_quantized_gradients and self.precision != "fp16":
+            raise ValueError(
+                f"zero_quantized_gradients does not work with precision {self.precision}: DeepSpeed's kernel takes "
+                "whatever it is given for fp16 numbers; use fp16, or set it to false"
             )
         return self
 

@@ -102,7 +102,7 @@ def estimate_cost(
         (by_term[term] for term in config.cluster.strategies),
         key=lambda found: math.inf if found.usd is None else found.usd,
     )
-    storage_bytes = config.train.keep_checkpoints * checkpoint_bytes(shape, layout)
+    storage_bytes = config.train.keep_checkpoints * checkpoint_bytes(config, shape, layout)
     storage_bytes += shape.total_parameters * FP32_BYTES  # the exported model
     storage_bytes += cache.bytes or 0 if cache.state == "on" else 0
     storage = prices.storage(config.gcp.location)

@@ -14,6 +14,7 @@ from pipelines.planner.host_memory import CPU_SHARE, PROCESS_BYTES, host_memory
 from pipelines.planner.layout import Layout, layout_of
 from pipelines.planner.memory import GIB, Memory, Setting, device_parts, fullest, training_moments
 from pipelines.planner.memory_parts import MemoryPart
+from pipelines.planner.persistent import persistent_elements
 from pipelines.planner.row_load import RowLoad
 from pipelines.planner.stage_memory import stage_moments
 from pipelines.planner.stages import planned_stages
@@ -74,6 +75,9 @@ def _moments(config: RunConfig, model: Architecture, layout: Layout) -> dict[str
         on_gpu=bool(config.cluster.accelerator_count),
         offload=train.offload,
         compressed=train.gradient_compression != "none",
+        averaged=train.ema_decay > 0,
+        deepspeed=train.deepspeed,
+        persistent=persistent_elements(whole, model.shape),
     )
 
 

@@ -12,7 +12,15 @@ from pipelines.planner.memory_parts import MemoryPart
 from trainer.train_config import PIPELINE_PARALLEL
 
 OF_THE_OPTIMIZER = frozenset(
-    ("optimizer", "optimizer's weights", "gradients", "optimizer's gradients", "summed gradients", "updated weights")
+    (
+        "optimizer",
+        "optimizer's weights",
+        "averaged weights",
+        "gradients",
+        "optimizer's gradients",
+        "summed gradients",
+        "updated weights",
+    )
 )
 # What leaves the device, by train.offload.
 LEAVE = {
@@ -21,7 +29,7 @@ LEAVE = {
     "optimizer+weights": OF_THE_OPTIMIZER | {"weights", "frozen weights"},
 }
 WEIGHTS = "weights"
-SAVED = ("optimizer", "optimizer's weights", WEIGHTS)
+SAVED = ("optimizer", "optimizer's weights", "averaged weights", WEIGHTS)
 
 GIB = 2**30
 # Vertex AI says that its agents may take up to 40 % of an n1-standard-4's memory; the same is assumed of others.

@@ -8,14 +8,15 @@ tests/integration/test_memory.py holds these numbers.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from pipelines.planner.activations import WEIGHT_COPIES, Activations
 from pipelines.planner.host_memory import HostMemory, placed
 from pipelines.planner.layout import SHARDED_BY_FSDP, Layout
-from pipelines.planner.memory_parts import BF16_BYTES, FP32_BYTES, MemoryPart, split
+from pipelines.planner.memory_parts import BF16_BYTES, FP32_BYTES, MemoryPart, average_parts, split
 from pipelines.planner.memory_zero import gathered, partitioned, reduces_once
+from pipelines.planner.zero_settings import ZeroSettings
 from trainer.models.shape import ModelShape, Part
 
 Moment = Literal["forward", "turn", "backward", "end", "rest", "step"]
@@ -153,6 +154,7 @@ class Run:
     on_gpu: bool
     offload: str
     compressed: bool
+    zero: ZeroSettings
 
 
 def training_moments(
@@ -167,6 +169,9 @@ def training_moments(
     on_gpu: bool = True,
     offload: str = "none",
     compressed: bool = False,
+    averaged: bool = False,
+    deepspeed: Mapping[str, Any] | None = None,
+    persistent: int = 0,
 ) -> dict[str, list[MemoryPart]]:
     """All that torch allocates at four moments of a step: forward pass, backward pass, its end, and update.
 
@@ -174,6 +179,9 @@ def training_moments(
         passes: micro-batches that are summed for one step.
         checkpointing: activations are computed again, so that the backward pass is fullest inside of a layer.
         compressed: gradients travel in two bytes a number.
+        deepspeed: train.deepspeed, what a user has laid over the engine's configuration.
+        persistent: weights that ZeRO-3 keeps whole, by a threshold that a user has set.
+        averaged: a moving average of the weights is kept, where the optimizer has its state.
     """
     weights = Weights.of(shape, layout, cached=cached)
     static = [
@@ -184,9 +192,12 @@ def training_moments(
             ADAM_MOMENTS * FP32_BYTES * split(weights.trainable, layout.optimizer_shards),
             "two moments in fp32",
         ),
+        *average_parts(split(weights.trainable, layout.optimizer_shards), averaged=averaged),
         MemoryPart("inputs", passes * activations.input_bytes, "tokens, labels and images of a step"),
     ]
-    run = Run(weights, layout, precision, passes, checkpointing, on_gpu, offload, compressed)
+    zero = ZeroSettings.of(deepspeed or {}, strategy=layout.strategy, offload=offload)
+    zero = replace(zero, persistent_elements=persistent)
+    run = Run(weights, layout, precision, passes, checkpointing, on_gpu, offload, compressed, zero)
     moments = {
         "forward": _moment(activations.forward, layout, _extra(run, "forward")),
         "backward, before its first gradient": _moment(activations.turn, layout, _extra(run, "turn")),
@@ -212,7 +223,7 @@ def fullest(moments: Mapping[str, list[MemoryPart]]) -> tuple[str, list[MemoryPa
 
 def device_parts(parts: list[MemoryPart], layout: Layout) -> list[MemoryPart]:
     """What a GPU holds beside what torch allocates, and the margin for holes between allocations."""
-    lasting = {"weights", "frozen weights", "optimizer", "gradients"}
+    lasting = {"weights", "frozen weights", "optimizer", "averaged weights", "gradients"}
     passing = sum(part.bytes for part in parts if part.name not in lasting)
     return [
         MemoryPart("CUDA context", CONTEXT_BYTES + WORKSPACE_BYTES, "assumed"),

@@ -22,6 +22,11 @@ class MemoryPart:
         return {"name": self.name, "bytes": self.bytes, "why": self.why}
 
 
+def average_parts(count: int, *, averaged: bool) -> list[MemoryPart]:
+    """The moving average of `count` weights (train.ema_decay), where there is one."""
+    return [MemoryPart("averaged weights", FP32_BYTES * count, "fp32, train.ema_decay")] if averaged else []
+
+
 def split(count: int, shards: int) -> int:
     """The largest of `shards` nearly equal shares."""
     return -(-count // shards)

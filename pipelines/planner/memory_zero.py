@@ -8,13 +8,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pipelines.planner.memory_parts import BF16_BYTES, FP32_BYTES, MemoryPart, split
+from trainer.strategies.deepspeed_settings import LIVE_LAYERS
 
 if TYPE_CHECKING:
     from pipelines.planner.memory import Moment, Run
-
-# DeepSpeed's reduce_bucket_size, which trainer/strategies/deepspeed.py bounds by the model.
-BUCKET_ELEMENTS = 500_000_000
-LIVE_LAYERS = 2  # stage3_max_live_parameters, as trainer/strategies/deepspeed.py sets it
 
 
 def partitioned(run: Run, when: Moment, temporaries: MemoryPart) -> list[MemoryPart]:
@@ -49,9 +46,13 @@ def partitioned(run: Run, when: Moment, temporaries: MemoryPart) -> list[MemoryP
     types = 2 if run.precision != "fp32" and not weights.only_linear else 1
     # ZeRO-1's stay from the first micro-batch to the end of the last.
     there = when not in ("forward", "turn") or (layout.gradient_shards == 1 and run.passes > 1)
-    size = types * FP32_BYTES * _bucket_elements(run) if there else 0
-    parts = [*lasting, MemoryPart("buckets", size, "gradients on their way, fp32, one for each type")]
-    if when == "rest" or (when in ("backward", "end") and weights.trainable > BUCKET_ELEMENTS):
+    size = types * run.zero.buffers * FP32_BYTES * _allocated(run)
+    # Within the backward pass there are few yet. Those of ZeRO-1 are its whole gradients below.
+    if not run.zero.buffers and when != "backward" and layout.gradient_shards > 1:
+        size = FP32_BYTES * _bucket_elements(run)
+    why = "gradients on their way, fp32, one for each type" if run.zero.buffers else "gradients, until they are reduced"
+    parts = [*lasting, MemoryPart("buckets", size if there else 0, why)]
+    if when == "rest" or (when in ("backward", "end") and weights.trainable > run.zero.bucket_elements):
         parts.append(MemoryPart("gradients on their way", _reduced_bytes(run), "a bucket's, copied for the reduction"))
     return [*parts, summed] if summed not in lasting and (run.passes > 1 or when in ("end", "rest")) else parts
 
@@ -70,6 +71,9 @@ def gathered(run: Run, when: Moment, temporaries: MemoryPart) -> list[MemoryPart
         MemoryPart("gradients", share, "fp32, the partition"),
         MemoryPart("buckets", _set_bytes(run), "gradients on their way, one for each type"),
     ]
+    if run.zero.persistent_elements:
+        whole = FP32_BYTES * run.zero.persistent_elements
+        lasting.append(MemoryPart("persistent weights", whole, "whole, by train.deepspeed's threshold"))
     if run.offload != "none":
         lasting.append(MemoryPart("optimizer's gradients", share, "the partition's, for the update"))
     if when == "step" and run.offload != "none":
@@ -83,18 +87,46 @@ def gathered(run: Run, when: Moment, temporaries: MemoryPart) -> list[MemoryPart
         embedding = MemoryPart("gathered weights", FP32_BYTES * weights.whole_embedding, "the embedding, whole")
         return [*lasting, moving, embedding]
     alone = {"forward": weights.whole_head, "turn": weights.whole_head, "end": weights.whole_embedding}.get(when, 0)
-    live = min(max(LIVE_LAYERS * weights.whole_layer, alone), weights.trainable + weights.frozen)
-    parts = [*lasting, MemoryPart("gathered weights", FP32_BYTES * live, "two layers, embedding or head, whole")]
+    live = min(max(_live(run), alone), weights.trainable + weights.frozen - run.zero.persistent_elements)
+    parts = [
+        *lasting,
+        MemoryPart("gathered weights", FP32_BYTES * live, "two layers, embedding or head, whole"),
+        MemoryPart("prefetched weights", FP32_BYTES * _fetched_together(run), "gathered into one tensor first"),
+    ]
     return parts if when in ("forward", "turn") or reduces_once(run) else [*parts, moving]
 
 
 def reduces_once(run: Run) -> bool:
     """Whether ZeRO-3 reduces all gradients after the backward pass, when nothing of that is left."""
-    return run.layout.strategy == "zero3" and run.weights.trainable <= BUCKET_ELEMENTS
+    return run.layout.strategy == "zero3" and run.weights.trainable <= run.zero.bucket_elements
+
+
+def _live(run: Run) -> int:
+    """Parameters that ZeRO-3 may have gathered at a time, beside one that is larger than that."""
+    zero, weights = run.zero, run.weights
+    most = LIVE_LAYERS * weights.whole_layer if zero.live_elements is None else zero.live_elements
+    if zero.prefetch_elements is None:
+        return most
+    return min(most, LIVE_LAYERS * zero.prefetch_elements + weights.last_product)  # one bucket is used, one comes
+
+
+def _fetched_together(run: Run) -> int:
+    """Of a prefetch bucket that a user has set, what is more than the layer that it holds else."""
+    weights = run.weights
+    fetched = min(run.zero.prefetch_elements or 0, _live(run), weights.trainable + weights.frozen)
+    return max(0, fetched - weights.whole_layer)
 
 
 def _bucket_elements(run: Run) -> int:
-    return min(BUCKET_ELEMENTS, run.weights.trainable)
+    """Most numbers that are reduced together: a parameter that is larger than a bucket goes alone."""
+    return min(max(run.zero.bucket_elements, run.weights.largest), run.weights.trainable)
+
+
+def _allocated(run: Run) -> int:
+    """Numbers that a bucket has room for."""
+    return (
+        run.zero.bucket_elements if run.zero.bucket_is_given else min(run.zero.bucket_elements, run.weights.trainable)
+    )
 
 
 def _reduced_bytes(run: Run) -> int:
@@ -102,8 +134,8 @@ def _reduced_bytes(run: Run) -> int:
     in bf16, in which gradients of matrix products travel, the embedding's not."""
     if run.precision == "fp32":
         return FP32_BYTES * _bucket_elements(run)
-    embedding = min(BUCKET_ELEMENTS, run.weights.embedding)
-    products = min(BUCKET_ELEMENTS, run.weights.trainable - embedding)
+    embedding = min(_bucket_elements(run), run.weights.embedding)
+    products = min(_bucket_elements(run), run.weights.trainable - embedding)
     return max(FP32_BYTES * embedding, (FP32_BYTES + BF16_BYTES) * products)
 
 
@@ -111,4 +143,4 @@ def _set_bytes(run: Run) -> int:
     """ZeRO-3's buckets: under autocast gradients of linear layers travel in bf16, and in one of their own."""
     in_bf16 = run.precision != "fp32"
     each = (BF16_BYTES if in_bf16 else 0) + (0 if in_bf16 and run.weights.only_linear else FP32_BYTES)
-    return each * _bucket_elements(run)
+    return each * _allocated(run) if run.zero.buffers else 0

@@ -32,7 +32,7 @@ What = Literal["gradients", "weights", "activations"]
 LINK_SHARE = 0.75
 NIC_SHARE = 0.7
 
-FP32_BYTES, BF16_BYTES = 4, 2
+FP32_BYTES, BF16_BYTES, INT8_BYTES, INT4_BYTES = 4, 2, 1, 0.5
 PARTS: tuple[Part, ...] = ("tower", "projector", "embedding", "language_layers", "adapters", "head")
 
 
@@ -64,12 +64,20 @@ class Work:
     row_images: float = 0.0  # that the tower runs on in the step; none when features are cached
     row_label_tokens: float = 0.0
     gradient_compression: Compression = "none"
+    quantized_weights: bool = False
+    quantized_gradients: bool = False
     stages: tuple[Stage, ...] = ()  # where a pipeline is cut; () takes all layers as equal and the ends as free
 
     @property
     def compute_bytes(self) -> int:
         """Of one number in the compute precision."""
         return FP32_BYTES if self.precision == "fp32" else BF16_BYTES
+
+    @property
+    def gathered_bytes(self) -> int:
+        """Of one weight that ZeRO-3 gathers: under qwZ 8 bits, in the forward and in the backward pass. Their scales,
+        4 bytes for each block of some thousand weights, are left out."""
+        return INT8_BYTES if self.quantized_weights else self.compute_bytes
 
 
 @dataclass(frozen=True)
@@ -108,7 +116,9 @@ def traffic(layout: Layout, shape: ModelShape, work: Work) -> list[Transfer]:
     then gathers fp32 weights once. FSDP2 gathers the layers' weights in the compute type twice a micro-batch, those
     outside layers once, and reduce-scatters fp32 gradients after each; frozen parameters stay whole. Hybrid does so
     inside a node and all-reduces a shard's gradients across nodes once a step. ZeRO-1 sends its gradients once a step.
-    ZeRO-3 gathers all weights, frozen ones too, for each forward and each backward pass. Ranks that split layers sum
+    ZeRO-3 gathers all weights, frozen ones too, for each forward and each backward pass; with ZeRO++ (Wang et al. 2023,
+    arXiv 2306.10209) in 8 bits, and sums gradients between nodes in 4 bits, by two all-to-alls that send what a
+    hierarchical reduce-scatter would. Ranks that split layers sum
     activations, see `_tensor_sums`. Of a pipeline's stages, which all-reduce their own gradients and sum their own
     activations, the one that sends most is given.
     """
@@ -117,7 +127,6 @@ def traffic(layout: Layout, shape: ModelShape, work: Work) -> list[Transfer]:
     found = list(_activations(layout, shape, work, stage))
     data = _Group(layout.data_parallel, layout.tensor_parallel, layout.ranks_per_node)
     fp32 = _trainable_bytes(layout, shape, lambda part: FP32_BYTES)
-    compute = _trainable_bytes(layout, shape, lambda part: work.compute_bytes)
     # DeepSpeed under autocast: what matrix products use travels in the compute type, an embedding's gradient does not.
     mixed = _trainable_bytes(layout, shape, lambda part: FP32_BYTES if part == "embedding" else work.compute_bytes)
     in_layers = _trainable_bytes(
@@ -137,9 +146,13 @@ def traffic(layout: Layout, shape: ModelShape, work: Work) -> list[Transfer]:
             found += data.collective("weights", "all_gather", fp32)
         case "zero3":
             # Frozen weights too, but for the tower's: with cached features it is not there, and else it is small.
-            frozen = sum(shape.parameters[part] for part in shape.frozen if part != "tower") * work.compute_bytes
-            found += data.collective("weights", "all_gather", 2 * (compute + frozen) * work.micro_steps)
-            found += data.collective("gradients", "reduce_scatter", mixed * work.micro_steps)
+            frozen = sum(shape.parameters[part] for part in shape.frozen if part != "tower") * work.gathered_bytes
+            gathered = _trainable_bytes(layout, shape, lambda part: work.gathered_bytes)
+            # qgZ works between nodes only (`all_to_all_quant_reduce`): 4 bits inside of them and then between them.
+            in_4_bits = work.quantized_gradients and layout.nodes > 1
+            reduced = _trainable_bytes(layout, shape, lambda part: INT4_BYTES) if in_4_bits else mixed
+            found += data.collective("weights", "all_gather", 2 * (gathered + frozen) * work.micro_steps)
+            found += data.collective("gradients", "reduce_scatter", reduced * work.micro_steps)
         case "fsdp" | "tp+fsdp" | "hsdp":
             shards = _Group(layout.weight_shards, layout.tensor_parallel, layout.ranks_per_node)
             copies = _Group(
@@ -147,6 +160,7 @@ def traffic(layout: Layout, shape: ModelShape, work: Work) -> list[Transfer]:
                 layout.tensor_parallel * layout.weight_shards,
                 layout.ranks_per_node,
             )
+            compute = _trainable_bytes(layout, shape, lambda part: work.compute_bytes)
             found += shards.collective("weights", "all_gather", (compute + in_layers) * work.micro_steps)
             found += shards.collective("gradients", "reduce_scatter", fp32 * work.micro_steps)
             found += copies.collective("gradients", "all_reduce", fp32 / layout.weight_shards)
@@ -178,7 +192,7 @@ def pipeline_bubble(stages: int, micro_steps: int) -> float:
     return (stages - 1) / (micro_steps + stages - 1)
 
 
-def _trainable_bytes(layout: Layout, shape: ModelShape, bytes_of: Callable[[Part], int]) -> float:
+def _trainable_bytes(layout: Layout, shape: ModelShape, bytes_of: Callable[[Part], float]) -> float:
     """Of one rank's part of a replica that is not cut into stages."""
     return sum(
         shape.of_tensor_rank(part, shape.trained[part], layout.tensor_parallel) * bytes_of(part) for part in PARTS

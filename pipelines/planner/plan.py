@@ -21,6 +21,7 @@ from pipelines.planner.reduction_server import Advice
 from pipelines.planner.row_load import RowLoad
 from pipelines.planner.rules.rule import Violation
 from pipelines.planner.throughput import Time, estimate_time
+from pipelines.planner.zero_settings import unpriced
 from trainer.config import JobConfig, RunPaths
 from trainer.errors import UserError
 from trainer.storage import join_uri, open_storage
@@ -118,6 +119,10 @@ def plan_run(config: RunConfig) -> Plan:
         jobs[job] = [_pool(number, pool) for number, pool in enumerate(pools)]
         findings += [one for one in job_violations(config, job, paths.run_uri) if one not in findings]
     notes = [str(problem) for problem in warnings(config)]
+    if config.train.quantized:
+        notes.append("Memory leaves out what quantizing needs beside the weights and gradients it rounds (ZeRO++).")
+    if ignored := unpriced(config.train.deepspeed):
+        notes.append(f"No figure of this plan considers these of train.deepspeed: {', '.join(ignored)}.")
     if config.register_.registry.startswith("vertex://"):
         notes.append("An accepted model becomes a version in Vertex AI Model Registry; serving it is not in this plan.")
     catalog = load_catalog()

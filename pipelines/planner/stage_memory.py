@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from pipelines.config import RunConfig
 from pipelines.planner.activations import WEIGHT_COPIES, is_cached, require_degree, worst_rows
-from pipelines.planner.memory_parts import FP32_BYTES, MemoryPart
+from pipelines.planner.memory_parts import FP32_BYTES, MemoryPart, average_parts
 from pipelines.planner.stages import StageWeights
 from trainer.models.family import Stage
 from trainer.models.recompute import Recompute
@@ -68,7 +68,7 @@ def stage_moments(
     late += min(len(stages) - number, in_schedule) - held
     sent = MemoryPart("sent", late * fullest.passed_on_bytes, "between stages, not yet let go of")
     static = [
-        *lasting_parts(weights),
+        *lasting_parts(weights, averaged=config.train.ema_decay > 0),
         MemoryPart("inputs", passes * fullest.input_bytes, "tokens, labels and images of a step"),
         MemoryPart("received", buffers * fullest.passed_on_bytes, "between stages, for each micro-batch of a step"),
     ]
@@ -81,13 +81,14 @@ def stage_moments(
     return {moment: [part for part in [*static, *parts] if part.bytes] for moment, parts in moments.items()}
 
 
-def lasting_parts(weights: StageWeights) -> list[MemoryPart]:
+def lasting_parts(weights: StageWeights, *, averaged: bool) -> list[MemoryPart]:
     """What a stage holds whatever its rows are."""
     return [
         MemoryPart("weights", FP32_BYTES * weights.trainable, "fp32, trained"),
         MemoryPart("frozen weights", FP32_BYTES * weights.frozen, "fp32"),
         MemoryPart("optimizer", ADAM_MOMENTS * FP32_BYTES * weights.trainable, "two moments in fp32"),
         MemoryPart("gradients", FP32_BYTES * weights.trainable, "fp32, in the buckets of all-reduce"),
+        *average_parts(weights.trainable, averaged=averaged),
     ]
 
 

@@ -14,6 +14,7 @@ from pipelines.planner.architecture import Architecture
 from pipelines.planner.layout import Layout, layout_of
 from pipelines.planner.memory import device_parts, fullest, training_moments
 from pipelines.planner.memory_parts import MemoryPart
+from pipelines.planner.persistent import persistent_elements
 from pipelines.planner.row_load import RowLoad
 from pipelines.planner.stage_memory import lasting_parts, stage_moments
 from pipelines.planner.stages import StageWeights, planned_stages
@@ -66,7 +67,8 @@ class SearchMemory:
             weights = [
                 StageWeights.of(self.model.shape, stage, cached=self.cached, tensor_parallel=ranks) for stage in stages
             ]
-            return max(_on_device(lasting_parts(each), layout) for each in weights)
+            averaged = config.train.ema_decay > 0
+            return max(_on_device(lasting_parts(each, averaged=averaged), layout) for each in weights)
         return self._of_ranks(config, layout, NOTHING, passes=1)
 
     def _of_ranks(self, config: RunConfig, layout: Layout, held: Activations, passes: int) -> int:
@@ -80,6 +82,9 @@ class SearchMemory:
             checkpointing=config.train.activation_checkpointing == "full",
             offload=config.train.offload,
             compressed=config.train.gradient_compression != "none",
+            averaged=config.train.ema_decay > 0,
+            deepspeed=config.train.deepspeed,
+            persistent=persistent_elements(config, self.model.shape),
         )
         return _on_device([part for part in fullest(moments)[1] if not part.on_host], layout)
 

@@ -34,6 +34,8 @@ DATA_WAIT_SHARE = 0.02  # the loader's goal; benchmarks/bench_data.py measures i
 # lerp 12, mul 8, addcmul 12, sqrt 8, div 8, add 8, addcdiv 16), and of clipping (norm 4, scaling 8).
 UPDATE_BYTES_PER_PARAMETER = 92
 ADAM_STATE_BYTES = 12  # fp32 weight and two moments: what a checkpoint holds of a trained parameter
+AVERAGE_BYTES = 4  # of the moving average, where train.ema_decay keeps one
+AVERAGE_UPDATE_BYTES_PER_PARAMETER = 12  # torch's foreach lerp reads the average and the weight, and writes the average
 DEEPSPEED_WEIGHT_BYTES = 4  # its checkpoints hold the module's weights besides the fp32 partitions
 
 # Bytes a second that a node saves. Read: 419 MB in 0.66-1.39 s by torch.distributed.checkpoint on one rank; 148.8 s for
@@ -111,13 +113,13 @@ def estimate_time(
     backward_s = compute_s * (1 - row.forward / row.total)
     exposed = exposed_communication(layout, transfers, machine, gpu, work.micro_steps, compute_s, backward_s)
     hidden_s = sum(_by_name(transfers, machine, gpu).values()) - sum(each.s for each in exposed)
-    save_s = config.plan.checkpoint_save_s or checkpoint_bytes(shape, layout) / layout.nodes / SAVE_BYTES_PER_S
+    save_s = config.plan.checkpoint_save_s or checkpoint_bytes(config, shape, layout) / layout.nodes / SAVE_BYTES_PER_S
 
     parts = [TimePart("computing", compute_s), *(TimePart(each.name, each.s) for each in exposed)]
     if layout.pipeline_parallel > 1:
         share = pipeline_bubble(layout.pipeline_parallel, work.micro_steps)
         parts.append(TimePart("pipeline bubble", compute_s * share / (1 - share)))
-    parts.append(TimePart("optimizer update", _update_s(shape, layout, gpu)))
+    parts.append(TimePart("optimizer update", _update_s(config, shape, layout, gpu)))
     parts.append(TimePart("waiting for data", DATA_WAIT_SHARE * sum(part.s for part in parts)))
     parts.append(TimePart("saving checkpoints", save_s / config.train.checkpoint_every_steps))
     step_s = sum(part.s for part in parts)
@@ -159,6 +161,8 @@ def work_of(config: RunConfig, shape: ModelShape, layout: Layout, load: RowLoad,
         row_images=0.0 if cached else load.images_per_row,
         row_label_tokens=load.label_tokens_per_row,
         gradient_compression=train.gradient_compression,
+        quantized_weights=train.zero_quantized_weights,
+        quantized_gradients=train.zero_quantized_gradients,
         stages=planned_stages(config, shape, layout, load, cached=cached) if layout.pipeline_parallel > 1 else (),
     )
 
@@ -262,9 +266,9 @@ def exposed_communication(
     return exposed
 
 
-def checkpoint_bytes(shape: ModelShape, layout: Layout) -> int:
-    """Of one checkpoint: what is trained, in fp32, with its moments. Frozen parts are not saved."""
-    per_parameter = ADAM_STATE_BYTES
+def checkpoint_bytes(config: RunConfig, shape: ModelShape, layout: Layout) -> int:
+    """Of one checkpoint: what is trained, in fp32, with its moments and its average. Frozen parts are not saved."""
+    per_parameter = ADAM_STATE_BYTES + (AVERAGE_BYTES if config.train.ema_decay else 0)
     if layout.strategy in ("zero1", "zero2"):
         per_parameter += DEEPSPEED_WEIGHT_BYTES
     return shape.trainable_parameters * per_parameter
@@ -277,10 +281,12 @@ def _by_name(transfers: Sequence[Transfer], machine: Machine, gpu: Gpu) -> dict[
     return times
 
 
-def _update_s(shape: ModelShape, layout: Layout, gpu: Gpu) -> float:
-    """AdamW is bound by memory: bytes it moves over the memory's bandwidth, for the parameters that a rank updates."""
+def _update_s(config: RunConfig, shape: ModelShape, layout: Layout, gpu: Gpu) -> float:
+    """AdamW, and the average that follows it, are bound by memory: bytes they move over the memory's bandwidth, for the
+    parameters that a rank updates."""
     owned = shape.trainable_parameters / (layout.optimizer_shards * layout.model_ranks)
-    return owned * UPDATE_BYTES_PER_PARAMETER / (gpu.memory_gbytes_per_s * 1e9)
+    moved = UPDATE_BYTES_PER_PARAMETER + (AVERAGE_UPDATE_BYTES_PER_PARAMETER if config.train.ema_decay else 0)
+    return owned * moved / (gpu.memory_gbytes_per_s * 1e9)
 
 
 def _sentences(config: RunConfig, layout: Layout, save_s: float) -> list[str]:

@@ -7,10 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 from pydantic import ValidationError
+from torch import nn
 
 from tests.trainer_runs import losses, make_run, train_runs
+from trainer.errors import ConfigError
+from trainer.parts import build_parts
+from trainer.strategies.deepspeed_needs import require_fp16_gradients
+from trainer.strategies.deepspeed_settings import Sizes, engine_settings
 from trainer.train_config import DECIDED_HERE, TrainConfig
+from trainer.worker import Worker
 
 # ZeRO++ (Wang et al. 2023, arXiv 2306.10209): a second copy of the weights' slices in each node.
 HPZ = {"zero_optimization": {"zero_hpz_partition_size": 2, "overlap_comm": True}, "wall_clock_breakdown": True}
@@ -56,3 +64,46 @@ def test_it_is_for_deepspeed_alone() -> None:
         settings("fsdp", {"wall_clock_breakdown": True})
     with pytest.raises(ValidationError, match="found 3, expected a mapping"):
         settings("zero1", {"zero_optimization": 3})
+
+
+QUANTIZED = {"zero_quantized_weights": True, "zero_quantized_gradients": True}
+
+
+def zero3(**changes: Any) -> TrainConfig:
+    base = {"global_batch_rows": 2, "optimizer": {"learning_rate": 1e-3}, "strategy": "zero3", "precision": "fp16"}
+    return TrainConfig.model_validate(base | changes)
+
+
+def test_deepspeeds_own_class_takes_what_is_derived_for_zero_plus_plus() -> None:
+    derived = engine_settings(zero3(**QUANTIZED), stage=3, micro_steps=1, sizes=Sizes(1000, 100, 10))
+    taken = DeepSpeedZeroConfig(**derived["zero_optimization"])
+    assert taken.zero_quantized_weights and taken.zero_quantized_gradients
+    plain = engine_settings(zero3(), stage=3, micro_steps=1, sizes=Sizes(1000, 100, 10))
+    assert not any("quantized" in name for name in plain["zero_optimization"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"zero_quantized_weights": True, "strategy": "zero2"}, "zero_quantized_weights does not work with .* zero2"),
+        ({"zero_quantized_gradients": True, "precision": "bf16"}, "does not work with precision bf16"),
+    ],
+)
+def test_zero_plus_plus_is_refused_where_it_cannot_work(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValidationError, match=said):
+        zero3(**changes)
+
+
+@pytest.mark.parametrize("field", QUANTIZED)
+def test_on_cpus_it_is_refused_before_anything_is_built(field: str, tmp_path: Path) -> None:
+    job = make_run(tmp_path, field, {"train.strategy": "zero3", "train.precision": "fp16", f"train.{field}": True})
+    with pytest.raises(ConfigError, match=f"train.{field} needs GPUs, and this machine has none"):
+        build_parts(job, Worker(0, 1, 0, 1, torch.device("cpu")))
+
+
+def test_gradients_that_would_not_travel_in_fp16_are_not_quantized() -> None:
+    model = nn.Sequential(nn.Embedding(4, 4), nn.Linear(4, 4))
+    with pytest.raises(ConfigError, match="corrupt the gradient of 0"):
+        require_fp16_gradients(model)
+    model[0].requires_grad_(False)
+    require_fp16_gradients(model)

@@ -11,7 +11,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import torch
 
+from tests.integration.test_equalities import trained_weights
+from tests.short_form import only_whole
 from tests.trainer_runs import encode_features, losses, make_run, run_ranks, summary, train_runs
 from trainer.checkpoint.attempts import read_attempts
 from trainer.checkpoint.commit import committed, newest_good
@@ -96,6 +99,22 @@ def test_zero_on_another_number_of_processes_is_refused_in_words(root: Path) -> 
     said = _refusal(job, processes=1)
     assert "the number of ranks (ZeRO state is cut by it) changed from 2 to 1" in said
     assert len(committed(open_storage(job.run.run_uri))) == 1
+
+
+@only_whole
+@pytest.mark.parametrize("strategy", ["zero2", "zero3"])
+def test_zero_goes_on_from_a_checkpoint_without_an_average(strategy: str, root: Path) -> None:
+    """The average begins with the weights that were loaded, and a hardly moving one still is these at the end."""
+    stopped = make_run(root, f"{strategy}-begun", {"train.strategy": strategy, "train.max_steps": STOP_STEP})
+    train_runs([stopped], processes=2)
+    before = trained_weights(stopped)
+    job = make_run(root, f"{strategy}-begun", {"train.strategy": strategy, "train.ema_decay": 1 - 1e-9})
+    train_runs([job], processes=2)
+    assert summary(job)["resumed_from_step"] == STOP_STEP
+    averages, weights = trained_weights(job, averaged=True), trained_weights(job)
+    for name, tensor in before.items():
+        torch.testing.assert_close(averages[name], tensor, rtol=1e-5, atol=1e-7)
+    assert any(not torch.allclose(weights[name], tensor, atol=1e-4) for name, tensor in before.items())
 
 
 def test_another_model_is_refused_and_nothing_is_deleted(moved: dict[Move, JobConfig], root: Path) -> None:

@@ -1,5 +1,7 @@
 """The trainer's argument: five equalities, for every strategy of the table, over two real processes.
 
+The weights are averaged too (`train.ema_decay`), which changes no loss and must be equal as they are.
+
 The reference is one process, no accumulation, cached features, packed rows, all logits at once. Each strategy then
 trains the same run on two processes with accumulation, a few labels' logits at a time, with the tower online, unpacked,
 and interrupted; the losses of every step must be the same.
@@ -19,7 +21,7 @@ import torch
 from benchmarks.tiny_runs import strategy_changes
 from tests.short_form import WHOLE, chosen, only_whole
 from tests.trainer_runs import encode_features, losses, make_run, metrics, summary, train_runs
-from trainer.checkpoint.commit import committed, fetch_folder, newest_good
+from trainer.checkpoint.commit import Checkpoint, committed, fetch_folder, newest_good, read_record
 from trainer.checkpoint.weights import open_weights
 from trainer.config import JobConfig
 from trainer.storage import open_storage
@@ -31,6 +33,7 @@ WHOLE_SET_ROWS = 64  # more rows than there are samples: one step reads the whol
 STOP_STEP = 3
 ALL_LOGITS = {"train.loss_chunk_tokens": 0}  # at once
 HELD_OUT = {"train.validate_every_steps": STOP_STEP, "train.validate_rows": 3}
+AVERAGED = {"train.ema_decay": 0.6}
 TOWER_TRAINED = {"model.freeze": [], "features.cache": "off"}
 
 
@@ -73,7 +76,8 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def reference(root: Path) -> JobConfig:
-    job = make_run(root, "reference", {"train.micro_batch_rows": 8, **ALL_LOGITS})
+    every_step = {"train.checkpoint_every_steps": 1, "train.keep_checkpoints": 100}
+    job = make_run(root, "reference", {"train.micro_batch_rows": 8, **ALL_LOGITS, **AVERAGED, **every_step})
     train_runs([job], processes=1)
     return job
 
@@ -108,11 +112,14 @@ def _train(root: Path, strategies: Sequence[str]) -> dict[str, Runs]:
     """As few process groups as there can be: starting one takes longer than these runs do."""
     jobs = {strategy: _jobs(root, strategy) for strategy in strategies}
     stopped = {
-        strategy: make_run(root, f"{strategy}-resumed", {**_base(strategy), "train.max_steps": STOP_STEP})
+        strategy: make_run(root, f"{strategy}-resumed", {**_base(strategy), **AVERAGED, "train.max_steps": STOP_STEP})
         for strategy in strategies
     }
     moves = [move for move in MOVES if move[0] in strategies]
-    begun = {move: make_run(root, "-".join(move), {**_base(move[0]), "train.max_steps": STOP_STEP}) for move in moves}
+    begun = {
+        move: make_run(root, "-".join(move), {**_base(move[0]), **AVERAGED, "train.max_steps": STOP_STEP})
+        for move in moves
+    }
     _train_by_nodes(
         {
             name: [*jobs[name].values(), stopped[name], *(job for move, job in begun.items() if move[0] == name)]
@@ -123,9 +130,9 @@ def _train(root: Path, strategies: Sequence[str]) -> dict[str, Runs]:
     checkpoints = {name: committed(open_storage(job.run.run_uri)) for name, job in stopped.items()}
     later: dict[str, dict[str, JobConfig]] = {name: {} for name in strategies}
     for name in strategies:
-        later[name]["resumed"] = make_run(root, f"{name}-resumed", _base(name))
+        later[name]["resumed"] = make_run(root, f"{name}-resumed", _base(name) | AVERAGED)
     for move in moves:
-        later[move[1]][f"from {move[0]}"] = make_run(root, "-".join(move), _base(move[1]))
+        later[move[1]][f"from {move[0]}"] = make_run(root, "-".join(move), _base(move[1]) | AVERAGED)
     _train_by_nodes({name: list(later[name].values()) for name in strategies})
     return {name: Runs(jobs[name] | later[name], steps[name], checkpoints[name]) for name in strategies}
 
@@ -138,9 +145,16 @@ def _base(strategy: str) -> dict[str, Any]:
 def _jobs(root: Path, strategy: str) -> dict[str, JobConfig]:
     base = _base(strategy)
     validating = HELD_OUT if strategy in COMPILED else {}
-    jobs = {"accumulated": make_run(root, f"{strategy}-accumulated", {**base, **validating})}
+    jobs = {"accumulated": make_run(root, f"{strategy}-accumulated", {**base, **AVERAGED, **validating})}
     if strategy in COMPILED:
-        compiled = {**base, **HELD_OUT, **COMPILED[strategy], "train.compile": True, "train.max_steps": STOP_STEP}
+        compiled = {
+            **base,
+            **AVERAGED,
+            **HELD_OUT,
+            **COMPILED[strategy],
+            "train.compile": True,
+            "train.max_steps": STOP_STEP,
+        }
         # Of itself it is inductor, whose kernels take minutes to make: see tests/unit/test_compiled.py.
         jobs["compiled"] = make_run(root, f"{strategy}-compiled", {**compiled, "train.compile_backend": "aot_eager"})
     if strategy == "ddp":
@@ -192,6 +206,32 @@ def test_final_weights_equal_one_process(strategy: str, reference: JobConfig, ru
     assert weights.keys() == expected.keys()
     for name, tensor in expected.items():
         torch.testing.assert_close(weights[name], tensor, rtol=1e-4, atol=2e-5, msg=lambda text, n=name: f"{n}: {text}")
+
+
+def test_an_average_is_what_the_weights_of_each_step_give(reference: JobConfig) -> None:
+    """average <- decay x average + (1 - decay) x weight, from the weights of the start on."""
+    names = committed(open_storage(reference.run.run_uri))
+    assert len(names) == len(losses(reference)) > STOP_STEP
+    decay, average = reference.train.ema_decay, trained_weights(reference, names[0], averaged=True)
+    for name in names[1:]:
+        weights = trained_weights(reference, name)
+        average = {key: decay * average[key] + (1 - decay) * weight for key, weight in weights.items()}
+    found = trained_weights(reference, averaged=True)
+    assert found.keys() == average.keys()
+    for key, tensor in average.items():
+        torch.testing.assert_close(found[key], tensor, rtol=1e-5, atol=1e-6)
+    assert any(not torch.allclose(found[key], weight, atol=1e-4) for key, weight in weights.items())
+
+
+@pytest.mark.parametrize("strategy", strategy_names())
+def test_averaged_weights_equal_one_process(
+    strategy: str, reference: JobConfig, runs_of: Callable[[str], Runs]
+) -> None:
+    averages = trained_weights(runs_of(strategy)["accumulated"], averaged=True)
+    expected = trained_weights(reference, averaged=True)
+    assert averages.keys() == expected.keys()
+    for name, tensor in expected.items():
+        torch.testing.assert_close(averages[name], tensor, rtol=1e-4, atol=2e-5)
 
 
 @pytest.mark.parametrize("strategy", THOROUGH)
@@ -273,18 +313,20 @@ def test_resumed_equals_uninterrupted(strategy: str, runs_of: Callable[[str], Ru
     assert runs.stopped_steps == STOP_STEP and len(runs.stopped_checkpoints) == 1
     assert summary(runs["resumed"])["resumed_from_step"] == STOP_STEP
     assert losses(runs["resumed"]) == losses(runs["accumulated"])
-    resumed, straight = trained_weights(runs["resumed"]), trained_weights(runs["accumulated"])
-    assert all(torch.equal(resumed[name], straight[name]) for name in straight)
+    for averaged in (False, True):
+        resumed, straight = (trained_weights(runs[name], averaged=averaged) for name in ("resumed", "accumulated"))
+        assert all(torch.equal(resumed[name], straight[name]) for name in straight)
 
 
-def trained_weights(job: JobConfig) -> dict[str, torch.Tensor]:
-    """The trained parameters of the newest checkpoint, as its export reads them."""
+def trained_weights(job: JobConfig, name: str = "", *, averaged: bool = False) -> dict[str, torch.Tensor]:
+    """The trained parameters of a checkpoint, by default the newest, or their averages, as its export reads them."""
     store = open_storage(job.run.run_uri)
     checkpoint, passed_over = newest_good(store)
     assert checkpoint is not None and not passed_over
+    checkpoint = Checkpoint(name, read_record(store, name)) if name else checkpoint
     with tempfile.TemporaryDirectory() as scratch:
         folder = fetch_folder(store, checkpoint, Path(scratch))
-        weights = open_weights(folder, checkpoint.record.checkpoint_format)
+        weights = open_weights(folder, checkpoint.record.checkpoint_format, averaged=averaged)
         return {name: weights.read(name).clone() for name in weights.names}
 
 
@@ -296,3 +338,6 @@ def test_another_strategy_goes_on_with_the_same_losses(
     job = runs_of(goes_on)[f"from {begins}"]
     assert summary(job)["resumed_from_step"] == STOP_STEP
     assert losses(job) == pytest.approx(losses(reference), rel=RELATIVE)
+    averages, expected = trained_weights(job, averaged=True), trained_weights(reference, averaged=True)
+    for name, tensor in expected.items():
+        torch.testing.assert_close(averages[name], tensor, rtol=1e-4, atol=2e-5)

@@ -30,8 +30,10 @@ from transformers import (
 )
 
 from benchmarks.tiny_runs import TINY
+from components.model_card import model_card
+from tests.integration.test_equalities import trained_weights
 from tests.preloaded import REPOSITORY
-from tests.trainer_runs import make_run, train_runs
+from tests.trainer_runs import make_run, summary, train_runs
 from trainer.checkpoint.commit import (
     Checkpoint,
     CommitRecord,
@@ -75,6 +77,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, JobConfig]:
         )
         for strategy in STRATEGIES
     }
+    averaged = {"train.ema_decay": 0.6, "train.strategy": "zero2"}
+    jobs["averaged"] = make_run(root, "averaged", {**changes, **averaged}, features="off")
     train_runs(list(jobs.values()), processes=2)
     return jobs
 
@@ -133,6 +137,23 @@ def test_an_export_is_what_transformers_would_write_of_the_whole_model(
     loaded = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32)
     assert_equal(loaded.state_dict(), model.state_dict())
     AutoProcessor.from_pretrained(folder)
+
+
+def test_an_average_is_exported_in_place_of_the_weights_and_says_so(runs: dict[str, JobConfig]) -> None:
+    job = runs["averaged"]
+    described = sync_run(job)
+    assert described["averaged"] and summary(job)["ema_decay"] == 0.6
+    assert "exponential moving average over the steps, decay 0.6" in model_card(job, {}, {}, model="m")
+    folder = Path(job.run.run_uri, "export")
+    loaded = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32).state_dict()
+    averages, weights = trained_weights(job, averaged=True), trained_weights(job)
+    assert all(torch.equal(loaded[name], average) for name, average in averages.items())
+    assert not all(torch.equal(loaded[name], weight) for name, weight in weights.items())
+    assert sync_run(job)["reused"]
+    without = job.model_copy(update={"train": job.train.model_copy(update={"ema_decay": 0.0})})
+    assert not sync_run(without)["averaged"]
+    loaded = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32).state_dict()
+    assert all(torch.equal(loaded[name], weight) for name, weight in weights.items())
 
 
 def test_an_export_in_shards_replaces_one_in_a_single_file(runs: dict[str, JobConfig]) -> None:

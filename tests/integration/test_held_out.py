@@ -23,7 +23,13 @@ from trainer.worker import Worker
 NUM_STEPS = 5
 RUN = {"train.max_steps": NUM_STEPS, "features.cache": "off", "data.pack": False, "data.held_out_fraction": 0.2}
 # 5 rows: the copies' last micro-batches are partly empty. Checkpoints are taken where weights were just gathered.
-VALIDATING = {"train.validate_every_steps": 2, "train.validate_rows": 5, "train.checkpoint_every_steps": 2}
+VALIDATING = {
+    "train.validate_every_steps": 2,
+    "train.validate_rows": 5,
+    "train.checkpoint_every_steps": 2,
+    "train.ema_decay": 0.6,
+}
+OF_THE_START = {"train.ema_decay": 1 - 1e-9}  # an average that hardly moves
 DROPPING = {"model.lora": {"rank": 4, "dropout": 0.2}}
 STRATEGIES = chosen(
     {name: NODES.get(name, 1) for name in strategy_names() if name not in PIPELINE_PARALLEL},
@@ -42,7 +48,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, JobConfig]:
     done = {
         "reference": job("reference", VALIDATING),
         "dropping": job("dropping", DROPPING),
-        "dropping, validating": job("dropping-validating", DROPPING | VALIDATING),
+        "dropping, validating": job("dropping-validating", DROPPING | VALIDATING | OF_THE_START),
     }
     train_runs(list(done.values()), processes=1)
     for nodes in sorted(set(STRATEGIES.values())):
@@ -70,6 +76,14 @@ def test_it_changes_no_bit_of_training(runs: dict[str, JobConfig]) -> None:
     assert losses(validating) == losses(plain)
     weights, expected = trained_weights(validating), trained_weights(plain)
     assert all(torch.equal(weights[name], expected[name]) for name in expected)
+
+
+def test_it_is_of_the_average_of_the_weights(runs: dict[str, JobConfig]) -> None:
+    """Which is that of the start here, while the weights themselves learn."""
+    job = runs["dropping, validating"]
+    assert len(held_out(job)) == 3
+    assert list(held_out(job).values()) == pytest.approx([held_out(job)[2]] * 3, rel=RELATIVE)
+    assert losses(job)[-1] < losses(job)[0] - 0.1
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

@@ -34,6 +34,12 @@ def test_a_combination_that_cannot_work_is_refused_with_one_that_does(strategy: 
     assert hint in str(refused.value)
 
 
+@pytest.mark.parametrize("offload", ["nvme", "optimizer:nvme"])
+def test_disks_are_refused_with_what_works(offload: str) -> None:
+    with pytest.raises(ValueError, match="NVMe is not offered"):
+        TrainConfig.model_validate({**TRAIN, "strategy": "zero3", "offload": offload})
+
+
 def planned(strategy: str, offload: str, *, machine_gib: float | None = None) -> Memory:
     fields = {"train.strategy": strategy, "train.offload": offload, "cluster.reduction_server": None}
     config = load_run_file(RUN_FILE, [f"{name}={json.dumps(value)}" for name, value in fields.items()])

@@ -159,6 +159,14 @@ def test_the_update_moves_its_bytes_through_memory() -> None:
     assert update["zero2"] == pytest.approx(update["ddp"] / 8)
 
 
+def test_an_average_of_the_weights_is_read_and_written_with_them() -> None:
+    averaged = timed(run_config(train__strategy="ddp", train__ema_decay=0.999))
+    moved = LLAVA_7B.trainable_parameters * (UPDATE_BYTES_PER_PARAMETER + 12)
+    assert part(averaged, "optimizer update") == pytest.approx(moved / 2039e9)
+    fsdp = timed(run_config(train__strategy="fsdp", train__ema_decay=0.999))
+    assert fsdp.save_s == pytest.approx((12 + 4) * LLAVA_7B.trainable_parameters / SAVE_BYTES_PER_S)
+
+
 def test_a_pipeline_waits_in_its_bubble() -> None:
     config = run_config(train__global_batch_rows=32)
     layout = make_layout("pp", 1, 8, pipeline_parallel=4)

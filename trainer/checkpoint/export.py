@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from trainer.checkpoint.commit import Checkpoint, fetch_folder
 from trainer.checkpoint.hf_weights import MAX_SHARD_BYTES, write_weights
 from trainer.checkpoint.staging import export_folder
-from trainer.checkpoint.weights import WeightReader, open_weights
+from trainer.checkpoint.weights import WeightReader, holds_average, open_weights
 from trainer.config import JobConfig
 from trainer.data.conversation import load_tokenizer
 from trainer.digest import tensors_sha256, weights_sha256
@@ -35,14 +35,15 @@ def export_checkpoint(
     *,
     max_shard_bytes: int = MAX_SHARD_BYTES,
 ) -> dict[str, Any]:
-    """Write `<run>/export/` from a verified checkpoint in `source`. Does nothing when it is there and whole.
+    """Write `<run>/export/` from a verified checkpoint in `source`: the average of the weights, where `train.ema_decay`
+    asks for one and the checkpoint holds it. Does nothing when it is there and whole.
 
     Of the model, one tensor and the frozen tower are in memory; of the files, one lies on the disk. Returns the
     export's description, which is also its marker: it is written last, and without it there is no export. Raises
     ConfigError when the checkpoint belongs to another model, before anything of an earlier export is touched.
     """
     store = open_storage(job.run.run_uri)
-    if described := _whole_export(store, checkpoint):
+    if described := _whole_export(store, checkpoint, ema_decay=job.train.ema_decay):
         return {**described, "reused": True}
     _require_same_model(job, checkpoint)
     family = family_of(job.model)
@@ -64,7 +65,10 @@ def export_checkpoint(
         target = scratch / FOLDER
         with os_errors(f"writing {target}"):
             target.mkdir()
-        trained = open_weights(folder, checkpoint.record.checkpoint_format)
+        kept_as = checkpoint.record.checkpoint_format
+        # A run that was given an average after its last step has none in its checkpoint.
+        averaged = bool(job.train.ema_decay) and holds_average(folder, kept_as)
+        trained = open_weights(folder, kept_as, averaged=averaged)
         weights = Merged(blueprint, trained, initial, adapters)
         store.delete(f"{FOLDER}/{MARKER}")  # the files are overwritten: until all are, nothing vouches for them
         written = write_weights(
@@ -84,6 +88,8 @@ def export_checkpoint(
     described = {
         "checkpoint": checkpoint.name,
         "step": checkpoint.record.step,
+        "averaged": averaged,
+        "ema_decay": job.train.ema_decay,
         "weights_sha256": written.weights_sha256,
         "passed_over": passed_over,
         "versions": checkpoint.record.versions,
@@ -118,8 +124,8 @@ class Merged:
         return adapter.merged(weight, self._trained.read) if adapter else weight
 
 
-def _whole_export(store: Storage, checkpoint: Checkpoint) -> dict[str, Any] | None:
-    """The description of the export that is there, if it is of this checkpoint and its files are as they were written.
+def _whole_export(store: Storage, checkpoint: Checkpoint, *, ema_decay: float) -> dict[str, Any] | None:
+    """The description of the export that is there, if it is of this checkpoint and decay, and its files are as written.
 
     A file may have been lost since, or overwritten by a process that was thought dead.
     """
@@ -129,7 +135,8 @@ def _whole_export(store: Storage, checkpoint: Checkpoint) -> dict[str, Any] | No
     there = {info.name.removeprefix(f"{FOLDER}/"): info for info in store.list(FOLDER)}
     there.pop(MARKER)
     files = described.get("files", {})
-    if described["checkpoint"] != checkpoint.name or there.keys() != files.keys():
+    is_ours = described["checkpoint"] == checkpoint.name and described.get("ema_decay", 0.0) == ema_decay
+    if not is_ours or there.keys() != files.keys():
         return None
     for name, info in there.items():
         checksum = crc32c_of_file(store.fetch(info.name)) if info.crc32c is None else info.crc32c

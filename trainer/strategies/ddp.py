@@ -49,7 +49,12 @@ class Ddp(OnTorch):
             self._module = copies
         optimizer = build_optimizer(module, config.optimizer)
         super().__init__(
-            self._module, optimizer, LossScale(config.precision), copies=worker.world_size, copy=worker.rank
+            self._module,
+            optimizer,
+            LossScale(config.precision),
+            ema_decay=config.ema_decay,
+            copies=worker.world_size,
+            copy=worker.rank,
         )
 
     def forward_backward(self, batches: Sequence[RowBatch], total_label_tokens: int) -> Tensor:
@@ -71,7 +76,9 @@ class Ddp(OnTorch):
         # Gradients are views of DDP's buckets. Let go of, they would be made anew beside the buckets while micro-
         # batches are summed: all of them twice in memory.
         most, scale = self._config.clip_grad_norm, self.loss_scale
-        return clip_and_step(self._module, self._optimizer, scale, most, rate_factor, keep_gradients=True)
+        return self.followed(
+            clip_and_step(self._module, self._optimizer, scale, most, rate_factor, keep_gradients=True)
+        )
 
     def _synchronise(self, last: bool) -> contextlib.AbstractContextManager[None]:
         """Gradients travel once a step, after the last micro-batch."""

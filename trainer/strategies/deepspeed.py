@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,9 @@ from torch.distributed import ProcessGroup
 from trainer.batches import RowBatch
 from trainer.models.family import Blocks
 from trainer.optim import build_optimizer, set_rates
+from trainer.strategies.deepspeed_needs import require_fp16_gradients
+from trainer.strategies.deepspeed_settings import engine_settings, laid_over, offloading, sizes_of
+from trainer.strategies.ema import Ema
 from trainer.strategies.gathered import keep_no_gathered_weights
 from trainer.strategies.native import host_stager
 from trainer.strategies.precision import LossScale
@@ -22,10 +25,10 @@ from trainer.strategies.strategy import StepResult
 from trainer.train_config import TrainConfig
 from trainer.worker import Worker
 
-LARGEST_BUCKET_ELEMENTS = 500_000_000  # DeepSpeed's default
 TAG = "zero"  # one fixed folder name: which checkpoint this is, is said by COMMIT and not by DeepSpeed's `latest`
 MODULE_FILE = f"{TAG}/mp_rank_00_model_states.pt"  # the weights, whole for stages 1 and 2
 SHAPES_FILE = f"{TAG}/zero_pp_rank_0_mp_rank_00_model_states.pt"  # stage 3: what lies where in the partitions
+EMA_FILE = f"{TAG}/ema_rank_{{rank}}.pt"  # the average of what a rank's partitions hold, in their order
 PARTITION_FILE = f"{TAG}/zero_pp_rank_{{rank}}_mp_rank_00_optim_states.pt"
 
 
@@ -35,8 +38,10 @@ class Zero:
     checkpoint_format = "deepspeed"
 
     def __init__(self, config: TrainConfig, module: nn.Module, blocks: Blocks, worker: Worker, *, stage: int) -> None:
-        self._config, self._worker = config, worker
+        self._config, self._worker, self._stage = config, worker, stage
         deepspeed = _import_deepspeed(worker)
+        if config.zero_quantized_gradients:
+            require_fp16_gradients(module)
         if stage == 3:
             keep_no_gathered_weights(module)
         micro_steps = config.global_batch_rows // (config.micro_batch_rows * worker.world_size)
@@ -56,6 +61,7 @@ class Zero:
 
         self._files = HeldFiles(host_stager(on_gpu=worker.device.type == "cuda"))
         self._engine.checkpoint_engine = self._files
+        self._ema = Ema(self._partitions(), config.ema_decay) if config.ema_decay else None
 
     def forward_backward(self, batches: Sequence[RowBatch], total_label_tokens: int) -> Tensor:
         # The engine divides by ranks and by its count of micro-steps; the loss is a sum over both: multiply by these.
@@ -80,11 +86,26 @@ class Zero:
         self._engine.train()
         return loss
 
+    @contextlib.contextmanager
+    def averaged(self) -> Iterator[None]:
+        if self._ema is None:
+            yield
+            return
+        self._let_go()
+        with self._ema.swapped():
+            self._publish()
+            yield
+            self._let_go()
+        self._publish()
+
     def step(self, rate_factor: float) -> StepResult:
         set_rates(self._optimizer, rate_factor)
         self._engine.step()  # which skips the update when the norm, over all ranks, is not finite
         norm = self._engine.get_global_grad_norm()
-        return StepResult(norm, skipped=not self.loss_scale.accepts(norm))
+        accepted = self.loss_scale.accepts(norm)
+        if self._ema and accepted:
+            self._ema.update()
+        return StepResult(norm, skipped=not accepted)
 
     def learning_rate(self) -> float:
         return float(self._optimizer.param_groups[0]["lr"])
@@ -93,6 +114,8 @@ class Zero:
         # The engine talks to the other ranks while it saves, so it does that here; its files are written later.
         state = self.loss_scale.state()
         self._engine.save_checkpoint(folder, TAG, client_state=state, save_latest=False, exclude_frozen_parameters=True)
+        if self._ema:
+            self._files.save(self._ema.averages, str(folder / self._ema_file))
         return self._files.take()
 
     def load(self, folder: Path) -> None:
@@ -101,82 +124,42 @@ class Zero:
             raise RuntimeError(f"DeepSpeed found no checkpoint in {folder}")
         for name in self.loss_scale.state().keys() & state.keys():  # none in a checkpoint of another precision
             self.loss_scale.restore(state[name])
+        if self._ema:
+            self._load_average(self._ema, folder / self._ema_file)
 
+    @property
+    def _ema_file(self) -> str:
+        return EMA_FILE.format(rank=self._worker.rank)
 
-@dataclass(frozen=True)
-class Sizes:
-    """Numbers of parameters that decide how the engine gathers and reduces."""
+    def _load_average(self, ema: Ema, file: Path) -> None:
+        if not file.exists():
+            ema.restart("the checkpoint")
+            return
+        for average, saved in zip(ema.averages, torch.load(file, map_location="cpu", weights_only=True), strict=True):
+            average.copy_(saved)
 
-    trainable: int
-    layer: int  # of the largest layer
-    vector: int  # of the largest parameter of one dimension: a bias or a norm
+    def _partitions(self) -> list[Tensor]:
+        """This rank's fp32 weights: each a group's, end to end."""
+        optimizer = self._engine.optimizer
+        return list(
+            optimizer.fp32_partitioned_groups_flat if self._stage == 3 else optimizer.single_partition_of_fp32_groups
+        )
 
+    def _let_go(self) -> None:
+        """Of weights that ZeRO-3 has gathered: they would be used again, whatever becomes of the partitions."""
+        if self._stage == 3:
+            self._engine.optimizer._partition_all_parameters()
 
-def sizes_of(module: nn.Module, blocks: Blocks) -> Sizes:
-    """Sizes of a module that is whole on this rank."""
-    parameters = list(module.parameters())
-    return Sizes(
-        trainable=sum(parameter.numel() for parameter in parameters if parameter.requires_grad),
-        layer=max(
-            sum(parameter.numel() for parameter in layer.parameters())
-            for layer in (*blocks.language_layers, *blocks.tower_layers)
-        ),
-        vector=max(parameter.numel() for parameter in parameters if parameter.ndim == 1),
-    )
-
-
-def engine_settings(config: TrainConfig, *, stage: int, micro_steps: int, sizes: Sizes) -> dict[str, Any]:
-    """DeepSpeed's configuration. Every value that its defaults would set behind our back is named."""
-    bucket_elements = min(LARGEST_BUCKET_ELEMENTS, sizes.trainable)  # allocated whole, however small the model is
-    settings: dict[str, Any] = {
-        "train_batch_size": config.global_batch_rows,
-        "train_micro_batch_size_per_gpu": config.micro_batch_rows,
-        "gradient_accumulation_steps": micro_steps,
-        "gradient_clipping": config.clip_grad_norm,  # left out, DeepSpeed clips at 1.0
-        "zero_optimization": {
-            "stage": stage,
-            "overlap_comm": False,
-            "contiguous_gradients": True,
-            "reduce_bucket_size": bucket_elements,
-            "allgather_bucket_size": bucket_elements,
-        },
-        "zero_allow_untested_optimizer": True,
-        "zero_force_ds_cpu_optimizer": False,
-        "steps_per_print": 10**9,  # our metrics are the log
-        "wall_clock_breakdown": False,
-    }
-    if stage == 3:
-        # The defaults are for models of billions: a smaller one would be gathered and never let go of.
-        settings["zero_optimization"] |= {
-            "stage3_param_persistence_threshold": sizes.vector,  # such stay whole: not worth a collective
-            "stage3_prefetch_bucket_size": sizes.layer,  # fetched ahead
-            "stage3_max_reuse_distance": 0,  # what is needed again only later is let go of
-            "stage3_max_live_parameters": 2 * sizes.layer,
-            "memory_efficient_linear": False,  # replaces torch's function in the whole process; ours stays in the model
-        }
-    if config.precision != "fp32":
-        # fp32 weights under autocast: ZeRO's own bf16 mode rounds the weights and drifts ten times further.
-        settings["torch_autocast"] = {
-            "enabled": True,
-            "dtype": {"bf16": "bfloat16", "fp16": "float16"}[config.precision],
-        }
-    return settings
-
-
-def laid_over(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """`settings` with `changes`, mappings in them key by key."""
-    found = dict(settings)
-    for name, value in changes.items():
-        inner = found.get(name)
-        found[name] = laid_over(inner, value) if isinstance(inner, dict) and isinstance(value, dict) else value
-    return found
-
-
-def offloading(config: TrainConfig, *, pin_memory: bool) -> dict[str, Any]:
-    """What is kept in the machine's memory, for DeepSpeed's configuration."""
-    place = {"device": "cpu", "pin_memory": pin_memory}
-    found = {} if config.offload == "none" else {"offload_optimizer": place}
-    return {**found, "offload_param": place} if config.offload == "optimizer+weights" else found
+    def _publish(self) -> None:
+        """Have the module's weights be those of the partitions, as the engine does after an update. Collective."""
+        optimizer = self._engine.optimizer
+        if self._stage < 3:
+            optimizer.update_lp_params()
+            return
+        for number in range(len(optimizer.fp32_partitioned_groups_flat)):
+            optimizer._reassign_or_swap_out_partitioned_parameters(number)
+        if small := optimizer.persistent_parameters:  # kept whole on every rank
+            small[0].all_gather(small)
 
 
 def _import_deepspeed(worker: Worker) -> Any:

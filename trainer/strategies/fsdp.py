@@ -30,7 +30,7 @@ class Fsdp(OnTorch):
         self._config, self._worker = config, worker
         self._module = shard(module.to(worker.device), blocks, config, _mesh(config, worker))
         optimizer = build_optimizer(self._module, config.optimizer, on_cpu=config.offload != "none")
-        super().__init__(self._module, optimizer, LossScale(config.precision))
+        super().__init__(self._module, optimizer, LossScale(config.precision), ema_decay=config.ema_decay)
 
     def forward_backward(self, batches: Sequence[RowBatch], total_label_tokens: int) -> Tensor:
         # FSDP averages over ranks; the loss is a sum over ranks: multiply by their number.
@@ -50,7 +50,7 @@ class Fsdp(OnTorch):
 
     def step(self, rate_factor: float) -> StepResult:
         most = self._config.clip_grad_norm
-        return clip_and_step(self._module, self._optimizer, self.loss_scale, most, rate_factor)
+        return self.followed(clip_and_step(self._module, self._optimizer, self.loss_scale, most, rate_factor))
 
 
 def shard(module: nn.Module, blocks: Blocks, config: TrainConfig, mesh: DeviceMesh) -> FSDPModule:

@@ -17,16 +17,21 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from trainer.batches import RowBatch
 from trainer.optim import set_rates
+from trainer.strategies.ema import Ema
 from trainer.strategies.precision import LossScale, autocast
 from trainer.strategies.strategy import StepResult
 from trainer.train_config import Precision
 
 # Frozen parameters are rebuilt from their source and compared by digest: they would only fill checkpoints.
 STATE_OPTIONS = StateDictOptions(ignore_frozen_params=True, strict=False)
+
+
+EMA = "ema"  # entry of a state, beside "model" and "optimizer"
 
 
 def clip_and_step(
@@ -107,7 +112,8 @@ def loss_without_gradients(module: nn.Module, batch: RowBatch, device: torch.dev
 
 
 class OnTorch:
-    """What strategies share that use torch's own optimizer: its rates, and DCP checkpoints. See `Strategy`.
+    """What strategies share that use torch's own optimizer: its rates, the average of the weights where `ema_decay` is
+    not 0, and DCP checkpoints. See `Strategy`.
 
     State is copied into host memory, into the same buffers each time. Where `copies` ranks hold the same tensors,
     number `copy` keeps its share of them: a node with eight such ranks has room for one copy, not for eight.
@@ -121,20 +127,27 @@ class OnTorch:
         optimizer: torch.optim.Optimizer,
         loss_scale: LossScale,
         *,
+        ema_decay: float = 0.0,
         copies: int = 1,
         copy: int = 0,
     ) -> None:
         self._stateful, self._optimizer, self.loss_scale = module, optimizer, loss_scale
         self._copies, self._copy = copies, copy
+        self._trained = list(trained_of(module)) if ema_decay else []
+        self._ema = Ema(list(trained_of(module).values()), ema_decay) if ema_decay else None
         on_gpu = any(parameter.is_cuda for parameter in module.parameters())
         self._stager = host_stager(on_gpu=on_gpu)
 
     def learning_rate(self) -> float:
         return float(self._optimizer.param_groups[0]["lr"])
 
+    def averaged(self) -> contextlib.AbstractContextManager[None]:
+        return self._ema.swapped() if self._ema else contextlib.nullcontext()
+
     def snapshot(self, folder: Path, group: ProcessGroup) -> Callable[[], None]:
         """Files are by parameter name, which any world size and any of these strategies can read."""
         lasting = _lasting(*get_state_dict(self._stateful, self._optimizer, options=STATE_OPTIONS))
+        lasting |= self._average()
         if self._copies > 1:
             lasting = self._share(lasting)
         state = self._stager.stage(lasting | self.loss_scale.state())
@@ -158,6 +171,10 @@ class OnTorch:
         kept = self.loss_scale.state()  # none in a checkpoint of another precision
         scale = {name: tensor for name, tensor in kept.items() if name in reader.read_metadata().state_dict_metadata}
         state |= scale
+        average, saved = self._average(), reader.read_metadata().state_dict_metadata
+        has_average = all(f"{EMA}.{name}" in saved for name in average.get(EMA, ()))
+        if has_average:
+            state |= average  # filled in place
         with _plain_errors():
             dcp.load(state, storage_reader=reader)
         for numbers in scale.values():
@@ -169,15 +186,36 @@ class OnTorch:
             optim_state_dict={**optimizer_state, **state["optimizer"]},
             options=STATE_OPTIONS,
         )
+        if self._ema and not has_average:
+            self._ema.restart("the checkpoint")
+
+    def followed(self, result: StepResult) -> StepResult:
+        """The same result, once the average has followed an update that was made."""
+        if self._ema and not result.skipped:
+            self._ema.update()
+        return result
+
+    def _average(self) -> dict[str, Any]:
+        """Of the weights, by their names; nothing where none is kept."""
+        return {EMA: dict(zip(self._trained, self._ema.averages, strict=True))} if self._ema else {}
 
     def _share(self, state: dict[str, Any]) -> dict[str, Any]:
         """Of the parameters, those that this rank writes, and what the optimizer holds for them."""
         weights, moments = state["model"], state["optimizer"]["state"]
         mine = share_of({name: weight.nbytes for name, weight in weights.items()}, self._copies, self._copy)
-        return {
+        shared: dict[str, Any] = {
             "model": {name: weights[name] for name in sorted(mine)},
             "optimizer": {"state": {name: held for name, held in moments.items() if name in mine}},
         }
+        if EMA in state:
+            shared[EMA] = {name: average for name, average in state[EMA].items() if name in mine}
+        return shared
+
+
+def trained_of(module: nn.Module) -> dict[str, nn.Parameter]:
+    """Trained parameters by the names that checkpoints have for them."""
+    module = module.module if isinstance(module, DistributedDataParallel) else module
+    return {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
 
 
 def share_of(sizes_bytes: Mapping[str, int], shares: int, number: int) -> set[str]:

@@ -52,6 +52,7 @@ class Pipeline(OnTorch):
             module,
             _optimizer(module, config),
             LossScale(config.precision),
+            ema_decay=config.ema_decay,
             copies=self._groups.num_copies,
             copy=self._groups.copy,
         )
@@ -89,7 +90,7 @@ class Pipeline(OnTorch):
         if accepted:
             self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=False)  # gradients stay parts of their buckets
-        return StepResult(norm, skipped=not accepted)
+        return self.followed(StepResult(norm, skipped=not accepted))
 
     def _build_schedule(self) -> Schedule1F1B:
         """Torch's schedule, with one buffer for each micro-batch that is received, of the shape that all have."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -48,8 +49,15 @@ class Strategy(Protocol):
         """
         ...
 
+    def averaged(self) -> AbstractContextManager[None]:
+        """Have `forward_loss` see the average of the weights in here, where `train.ema_decay` keeps one. Collective."""
+        ...
+
     def step(self, rate_factor: float) -> StepResult:
-        """Clip by the global norm, update at `rate_factor` of the peak learning rates, clear the gradients."""
+        """Clip by the global norm, update at `rate_factor` of the peak learning rates, clear the gradients.
+
+        The average of the weights, where one is kept, follows an update that was not skipped.
+        """
         ...
 
     def learning_rate(self) -> float: ...

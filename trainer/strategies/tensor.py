@@ -44,7 +44,8 @@ class TensorParallel(OnTorch):
         if self._is_sliced:
             frozen = [parameter for parameter in module.parameters() if not parameter.requires_grad]
             shard(module, dataclasses.replace(blocks, frozen=frozen), config, mesh["copies"])
-        super().__init__(module, build_optimizer(module, config.optimizer), LossScale(config.precision))
+        optimizer = build_optimizer(module, config.optimizer)
+        super().__init__(module, optimizer, LossScale(config.precision), ema_decay=config.ema_decay)
         self._buckets: GradientBuckets | None = None
 
     def forward_backward(self, batches: Sequence[RowBatch], total_label_tokens: int) -> Tensor:
@@ -75,4 +76,7 @@ class TensorParallel(OnTorch):
 
     def step(self, rate_factor: float) -> StepResult:
         most, keep = self._config.clip_grad_norm, self._buckets is not None
-        return clip_and_step(self._module, self._optimizer, self.loss_scale, most, rate_factor, keep_gradients=keep)
+        scale = self.loss_scale
+        return self.followed(
+            clip_and_step(self._module, self._optimizer, scale, most, rate_factor, keep_gradients=keep)
+        )

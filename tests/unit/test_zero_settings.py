@@ -1,0 +1,55 @@
+"""What a user's own DeepSpeed configuration changes of a plan's memory, and that what it does not is named."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipelines.config import load_run_file
+from pipelines.planner.architecture import architecture
+from pipelines.planner.catalog import load_catalog
+from pipelines.planner.device_memory import estimate_memory
+from pipelines.planner.plan import plan_run
+
+RUN_FILE = Path(__file__).parents[2] / "configs/llava-7b-zero2-spot.yaml"
+GIVEN = 2_000_000_000  # so many that the moment that has them is the fullest
+
+
+def parts(strategy: str, **given: Any) -> dict[str, int]:
+    """Bytes on the device by part, summed over parts of one name."""
+    fields = {
+        "train.strategy": strategy,
+        "cluster.reduction_server": None,
+        "train.deepspeed": {"zero_optimization": given},
+    }
+    config = load_run_file(RUN_FILE, [f"{name}={json.dumps(value)}" for name, value in fields.items()])
+    catalog = load_catalog()
+    machine, gpu = catalog.machines[config.cluster.machine_type], catalog.gpus[config.cluster.accelerator_type]
+    memory = estimate_memory(config, architecture(config), machine, gpu, nearest=False)
+    return {part.name: part.bytes for part in memory.parts}
+
+
+@pytest.mark.parametrize(("strategy", "bytes_each"), [("zero2", 8), ("zero3", 6)])
+def test_buckets_are_as_large_as_they_are_given(strategy: str, bytes_each: int) -> None:
+    assert parts(strategy, reduce_bucket_size=GIVEN)["buckets"] == bytes_each * GIVEN
+
+
+def test_overlapping_takes_a_second_bucket_under_zero2_and_none_under_zero3() -> None:
+    assert parts("zero2", reduce_bucket_size=GIVEN, overlap_comm=True)["buckets"] == 2 * 8 * GIVEN
+    assert parts("zero3", overlap_comm=True) == parts("zero3")
+
+
+def test_what_zero3_may_gather_is_as_given() -> None:
+    assert parts("zero3", stage3_max_live_parameters=GIVEN)["gathered weights"] == 4 * GIVEN
+    assert parts("zero3")["gathered weights"] < 4 * GIVEN
+
+
+def test_a_plan_names_what_it_does_not_consider() -> None:
+    given = {"zero_optimization": {"sub_group_size": 1, "reduce_bucket_size": GIVEN}, "communication_data_type": "fp32"}
+    plan = plan_run(load_run_file(RUN_FILE, [f"train.deepspeed={json.dumps(given)}"]))
+    (note,) = (note for note in plan.notes if "train.deepspeed" in note)
+    assert "communication_data_type, zero_optimization.sub_group_size." in note
+    assert "reduce_bucket_size" not in note
