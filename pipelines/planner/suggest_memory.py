@@ -16,7 +16,7 @@ from pipelines.planner.memory import device_parts, fullest, training_moments
 from pipelines.planner.memory_parts import MemoryPart
 from pipelines.planner.row_load import RowLoad
 from pipelines.planner.stage_memory import lasting_parts, stage_moments
-from pipelines.planner.stages import StageWeights, planned_stages
+from pipelines.planner.stages import StageWeights, by_rank, planned_stages
 
 NOTHING = Activations({}, {}, {}, {}, 0)
 
@@ -64,7 +64,8 @@ class SearchMemory:
             stages = planned_stages(config, self.model.shape, layout, self.load, cached=self.cached)
             ranks = layout.tensor_parallel
             weights = [
-                StageWeights.of(self.model.shape, stage, cached=self.cached, tensor_parallel=ranks) for stage in stages
+                StageWeights.of(self.model.shape, stage, cached=self.cached, tensor_parallel=ranks)
+                for stage in by_rank(stages, layout)
             ]
             return max(_on_device(lasting_parts(each), layout) for each in weights)
         return self._of_ranks(config, layout, NOTHING, passes=1)
@@ -88,7 +89,7 @@ class SearchMemory:
         stages = planned_stages(config, shape, layout, self.load, cached=self.cached)
         return max(
             _on_device(parts, layout)
-            for number in range(len(stages))
+            for number in range(layout.pipeline_parallel)
             for parts in stage_moments(config, shape, stages, number, passes=passes, from_one_row=True).values()
         )
 
