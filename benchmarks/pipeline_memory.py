@@ -41,6 +41,10 @@ CASES = {
     "pp tower trained": _case({"model.freeze": [], "features.cache": "off"}, cached=False),
     "pp projector only": _case({"model.freeze": ["tower", "language_model"]}),
     "pp adapters": _case({"model.lora": {"rank": 8}}),
+    "pp interleaved": _case({"train.virtual_stages": 2}, passes=6),
+    "pp interleaved bf16 checkpointing": _case(
+        {"train.virtual_stages": 2, "train.precision": "bf16", "train.activation_checkpointing": "full"}, passes=3
+    ),
 }
 
 
@@ -62,7 +66,7 @@ def predicted(case: Case) -> list[dict[str, int]]:
     config = case.config(case.changes["train.pipeline_parallel"] * case.changes.get("train.tensor_parallel", 1))
     shape = family_of(config.model).shape(config.model)
     count = config.train.pipeline_parallel
-    stages = stages_of(shape.language.layers, count, None)  # without data there is no mean row to cut by
+    stages = stages_of(shape.language.layers, config.train.stages, None)  # without data there is no mean row to cut by
     mixes = [(case.rows.images // case.rows.rows, case.rows.label_tokens // case.rows.rows)]
     found = []
     for number in range(count):

@@ -90,7 +90,7 @@ def build_parts(job: JobConfig, worker: Worker) -> Parts:
     if job.train.pipeline_parallel > 1:
         shape = family.shape(job.model)
         row_flops = mean_row_flops(job, shape, split, sequence, cached=cached)
-        stages_of(shape.language.layers, job.train.pipeline_parallel, row_flops)
+        stages_of(shape.language.layers, job.train.stages, row_flops)
     model = family.build(job.model, tokenizer)
     torch.manual_seed(replica.count * job.train.seed + replica.index)  # copies do not drop out alike, their ranks do
     tower_sha256 = weights_sha256(family.tower(model)) if "tower" in job.model.freeze else ""

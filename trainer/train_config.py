@@ -91,7 +91,12 @@ class TrainConfig(Section):
         1, description="Ranks of one node that split each layer between them. For the tp strategies."
     )
     pipeline_parallel: Positive = Field(
-        1, description="Stages that the layers are divided into. For the pp strategies."
+        1, description="Ranks that the layers are divided over, in stages. For the pp strategies."
+    )
+    virtual_stages: Positive = Field(
+        1,
+        description="Stages on each rank of a pipeline. With 2 or more they are interleaved: ranks wait less for each "
+        "other and send more.",
     )
     epochs: Positive = Field(1, description="Passes over the training split.")
     max_steps: int = Field(0, ge=0, description="Stop after N optimizer steps; 0 trains all epochs.")
@@ -192,6 +197,11 @@ class TrainConfig(Section):
         return value
 
     @property
+    def stages(self) -> int:
+        """Parts that the model is cut into across its depth: rank r of a pipeline of p holds number r, r + p, ..."""
+        return self.pipeline_parallel * self.virtual_stages
+
+    @property
     def model_ranks(self) -> int:
         """Ranks that hold one copy of the model together."""
         return self.tensor_parallel * self.pipeline_parallel
@@ -210,6 +220,11 @@ class TrainConfig(Section):
                 raise ValueError(
                     f"{name} {degree} has no meaning for strategy {self.strategy}: use one of {', '.join(strategies)}"
                 )
+        if self.virtual_stages > 1 and self.pipeline_parallel == 1:
+            raise ValueError(
+                f"virtual_stages {self.virtual_stages} has no meaning for strategy {self.strategy}: use one of "
+                f"{', '.join(PIPELINE_PARALLEL)}"
+            )
         return self
 
     @model_validator(mode="after")

@@ -90,7 +90,7 @@ def _stage_moments(
     passes = train.global_batch_rows // (layout.data_parallel * train.micro_batch_rows)
     return {
         f"{moment} of stage {number + 1}": parts
-        for number in range(len(stages))
+        for number in range(layout.pipeline_parallel)
         for moment, parts in stage_moments(whole, model.shape, stages, number, passes=passes).items()
     }
 
@@ -123,7 +123,7 @@ def _changes(config: RunConfig) -> Iterator[dict[str, Any]]:
     frozen_too = {"train.strategy": "zero3"}  # which shards frozen weights as well
     offload = {"train.offload": "optimizer" if train.strategy.startswith("zero") else "optimizer+weights"}
     if train.model_ranks > 1:
-        sharded |= {"train.tensor_parallel": 1, "train.pipeline_parallel": 1}
+        sharded |= {"train.tensor_parallel": 1, "train.pipeline_parallel": 1, "train.virtual_stages": 1}
     fullest = checkpointing | smaller | sharded
     singles = [selective, checkpointing, smaller, partly, sharded]
     pairs = [checkpointing | smaller, checkpointing | partly, checkpointing | sharded, smaller | sharded]

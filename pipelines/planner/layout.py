@@ -23,6 +23,7 @@ class Layout:
     ranks_per_node: int
     tensor_parallel: int = 1
     pipeline_parallel: int = 1
+    virtual_stages: int = 1  # on each rank of a pipeline
     weight_shards: int = 1
     gradient_shards: int = 1
     optimizer_shards: int = 1
@@ -35,6 +36,11 @@ class Layout:
     def model_ranks(self) -> int:
         """Ranks that together hold one replica's layers."""
         return self.tensor_parallel * self.pipeline_parallel
+
+    @property
+    def stages(self) -> int:
+        """Parts of the model across its depth: rank r of a pipeline of p has number r, r + p, ..."""
+        return self.pipeline_parallel * self.virtual_stages
 
     @property
     def data_parallel(self) -> int:
@@ -84,13 +90,20 @@ def layout_of(config: RunConfig) -> Layout:
         cluster.processes,
         tensor_parallel=config.train.tensor_parallel,
         pipeline_parallel=config.train.pipeline_parallel,
+        virtual_stages=config.train.virtual_stages,
     )
 
 
 def make_layout(
-    strategy: str, nodes: int, ranks_per_node: int, *, tensor_parallel: int = 1, pipeline_parallel: int = 1
+    strategy: str,
+    nodes: int,
+    ranks_per_node: int,
+    *,
+    tensor_parallel: int = 1,
+    pipeline_parallel: int = 1,
+    virtual_stages: int = 1,
 ) -> Layout:
     """Raises KeyError for a strategy that is not in STRATEGIES; the ranks must divide by the model's."""
-    bare = Layout(strategy, nodes, ranks_per_node, tensor_parallel, pipeline_parallel)
+    bare = Layout(strategy, nodes, ranks_per_node, tensor_parallel, pipeline_parallel, virtual_stages)
     assert bare.world_size % bare.model_ranks == 0, bare
     return STRATEGIES[strategy](bare)

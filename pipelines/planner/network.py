@@ -16,10 +16,10 @@ from typing import Literal
 
 from pipelines.planner.catalog import Gpu, Machine
 from pipelines.planner.layout import SHARDED_BY_FSDP, Layout
-from pipelines.planner.stages import StageWeights
+from pipelines.planner.stages import StageWeights, by_rank
 from trainer.models.family import Stage
 from trainer.models.shape import ModelShape, Part
-from trainer.strategies.pipeline_stages import stages_of
+from trainer.strategies.pipeline_stages import schedule_passes, stages_of
 from trainer.train_config import Checkpointing, Compression, Precision
 
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "send"]
@@ -66,7 +66,7 @@ class Work:
     gradient_compression: Compression = "none"
     quantized_weights: bool = False
     quantized_gradients: bool = False
-    stages: tuple[Stage, ...] = ()  # where a pipeline is cut; () takes all layers as equal and the ends as free
+    stages: tuple[Stage, ...] = ()  # of each rank of a pipeline; () takes all layers as equal and the ends as free
 
     @property
     def compute_bytes(self) -> int:
@@ -184,12 +184,13 @@ def bytes_between_nodes(transfers: Sequence[Transfer]) -> float:
     return sum(transfer.bytes_per_nic for transfer in transfers)
 
 
-def pipeline_bubble(stages: int, micro_steps: int) -> float:
-    """Share of a step in which a stage of a 1F1B schedule waits: (p - 1) / (m + p - 1).
+def pipeline_bubble(layout: Layout, micro_steps: int) -> float:
+    """Share of a step in which a rank waits: (p - 1) / (m v + p - 1), with p ranks of v stages and m micro-batches.
 
-    Source: Narayanan et al. 2021 (arXiv 2104.04473), section 2.2.1, as a share of the whole step.
+    Source: Narayanan et al. 2021 (arXiv 2104.04473), sections 2.2.1 and 2.2.2, as a share of the whole step.
     """
-    return (stages - 1) / (micro_steps + stages - 1)
+    others = layout.pipeline_parallel - 1
+    return others / (micro_steps * layout.virtual_stages + others)
 
 
 def _trainable_bytes(layout: Layout, shape: ModelShape, bytes_of: Callable[[Part], float]) -> float:
@@ -206,7 +207,8 @@ def _fullest_stage(layout: Layout, shape: ModelShape, work: Work) -> Stage:
         sums = work.micro_steps * _tensor_sums(layout, shape, work, stage) if layout.tensor_parallel > 1 else 0.0
         return sums + _stage_gradients(layout, shape, work, stage) * (layout.data_parallel > 1)
 
-    return max(work.stages or stages_of(shape.language.layers, layout.pipeline_parallel, None), key=sent)
+    stages = work.stages or by_rank(stages_of(shape.language.layers, layout.stages, None), layout)
+    return max(stages, key=sent)
 
 
 def _stage_gradients(layout: Layout, shape: ModelShape, work: Work, stage: Stage) -> float:
@@ -249,9 +251,11 @@ def _activations(layout: Layout, shape: ModelShape, work: Work, stage: Stage) ->
     yield from tensor.collective("activations", "all_reduce", sums)
     stages = layout.pipeline_parallel
     if stages > 1:
-        # In fp32, to the next stage forward and to the one before backward; of two stages, each sends one way only.
+        # In fp32, to the next stage forward and to the one before backward; the first of all has none before it and the
+        # last none behind it, and with two ranks each has one of these.
         hidden_bytes = work.micro_batch_rows * work.row_tokens * shape.language.hidden * FP32_BYTES
-        payload = (1 if stages == 2 else 2) * hidden_bytes * max(work.micro_steps, stages)
+        passes = schedule_passes(work.micro_steps, stages, layout.virtual_stages)
+        payload = (2 * layout.virtual_stages - (stages == 2)) * hidden_bytes * passes
         stage_ranks = layout.tensor_parallel * layout.data_parallel
         if stage_ranks * stages <= layout.ranks_per_node:
             yield Transfer("activations", "send", "intra", payload, payload, 0.0)

@@ -1,7 +1,8 @@
 """Memory of a pipeline's stages, by part, at the fullest moments of a training step.
 
 In a 1F1B schedule stage s of S (from 0) holds min(S - s, micro-batches) micro-batches at a time, so the first one holds
-most of them. Which stage is the fullest depends on what else lies in each.
+most of them. Which stage is the fullest depends on what else lies in each. Where ranks have several stages, the order
+of their passes says how many micro-batches of each are held.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ from typing import TYPE_CHECKING
 from pipelines.config import RunConfig
 from pipelines.planner.activations import WEIGHT_COPIES, is_cached, require_degree, worst_rows
 from pipelines.planner.memory_parts import FP32_BYTES, MemoryPart, average_parts
+from pipelines.planner.pipeline_schedule import Pass, operations
 from pipelines.planner.stages import StageWeights
 from trainer.models.family import Stage
 from trainer.models.recompute import Recompute
 from trainer.models.shape import ModelShape
+from trainer.strategies.pipeline_stages import schedule_passes
 
 if TYPE_CHECKING:
     from trainer.stage_tracing import StageTrace
@@ -45,8 +48,9 @@ def stage_moments(
     mixes: Sequence[Mix] = (),
     from_one_row: bool = False,
 ) -> dict[str, list[MemoryPart]]:
-    """All that torch allocates in one stage, on each of its ranks: in the forward pass, in the backward pass and in the
-    update. Raises ConfigError for a model that train.tensor_parallel ranks cannot split.
+    """All that torch allocates for what rank `number` of a pipeline has of `stages`, on each of the ranks that split
+    it: in the forward pass, in the backward pass and in the update. Raises ConfigError for a model that
+    train.tensor_parallel ranks cannot split.
 
     Args:
         passes: micro-batches of a step.
@@ -54,28 +58,40 @@ def stage_moments(
         from_one_row: trace a micro-batch of one row and take the others as its multiples, for a search.
     """
     require_degree(config)
-    stage = stages[number]
-    weights = StageWeights.of(shape, stage, cached=is_cached(config), tensor_parallel=config.train.tensor_parallel)
-    held = min(len(stages) - number, passes)
-    found = [_Stage.traced(config, shape, stage, mix, from_one_row) for mix in mixes or worst_rows(config, shape)]
-    fullest = max(found, key=lambda one: one.total_bytes(held))
+    train = config.train
+    ranks, virtual = train.pipeline_parallel, train.virtual_stages
+    own = stages[number::ranks]
+    weights = StageWeights.of(shape, Stage.joined(own), cached=is_cached(config), tensor_parallel=train.tensor_parallel)
+    order = list(operations(number, ranks, virtual, passes))
+    traced = [
+        _Rank([_Stage.traced(config, shape, stage, mix, from_one_row) for stage in own], order)
+        for mix in mixes or worst_rows(config, shape)
+    ]
+    rank = max(traced, key=lambda one: one.total_bytes)
+    one = rank.stages[0]
     # What is received has a buffer for each micro-batch: hidden states from before, their gradients from behind.
-    in_schedule = max(passes, len(stages))
-    buffers = in_schedule * ((not stage.is_first) + (not stage.is_last))
-    # What was sent is let go of late: the last gradient, and the output of the last but one forward pass of the start.
-    # A micro-batch that the schedule has too many is an output of zeros.
-    late = (not stage.is_first and passes > held) + (not stage.is_last and passes >= 2 * held - 1)
-    late += min(len(stages) - number, in_schedule) - held
-    sent = MemoryPart("sent", late * fullest.passed_on_bytes, "between stages, not yet let go of")
+    in_schedule = schedule_passes(passes, ranks, virtual)
+    neighbours = sum((not stage.is_first) + (not stage.is_last) for stage in own)
+    if virtual == 1:
+        # What was sent is let go of late: the last gradient, and the output of the last but one forward pass of the
+        # start. A micro-batch that the schedule has too many is an output of zeros.
+        (stage,), held = own, min(ranks - number, passes)
+        late = (not stage.is_first and passes > held) + (not stage.is_last and passes >= 2 * held - 1)
+        late += min(ranks - number, in_schedule) - held
+    else:
+        late = in_schedule * neighbours  # torch's interleaved schedule waits for what it sent at the end of a step
+    sent = MemoryPart("sent", late * one.passed_on_bytes, "between stages, not yet let go of")
     static = [
         *lasting_parts(weights, averaged=config.train.ema_decay > 0),
-        MemoryPart("inputs", passes * fullest.input_bytes, "tokens, labels and images of a step"),
-        MemoryPart("received", buffers * fullest.passed_on_bytes, "between stages, for each micro-batch of a step"),
+        MemoryPart("inputs", passes * one.input_bytes, "tokens, labels and images of a step"),
+        MemoryPart(
+            "received", in_schedule * neighbours * one.passed_on_bytes, "between stages, for each micro-batch of a step"
+        ),
     ]
     update = MemoryPart("optimizer's temporaries", FP32_BYTES * weights.trainable, "one moment's root")
     moments = {
-        "forward": [*fullest.parts(fullest.forward, held), sent],
-        "backward": [*fullest.parts(fullest.backward, held), sent],
+        "forward": [*parts_of(rank.fullest("forward")), sent],
+        "backward": [*parts_of(rank.fullest("backward")), sent],
         "step": [update],
     }
     return {moment: [part for part in [*static, *parts] if part.bytes] for moment, parts in moments.items()}
@@ -123,14 +139,40 @@ class _Stage:
             input_bytes=times * one.input_bytes,
         )
 
-    def total_bytes(self, held: int) -> int:
-        return (held - 1) * self.kept.total() + max(self.forward.total(), self.backward.total())
 
-    def parts(self, moment: Counter[str], held: int) -> list[MemoryPart]:
-        return [
-            MemoryPart(name, (held - 1) * self.kept[category] + moment[category], why)
-            for category, (name, why) in NAMES.items()
-        ]
+@dataclass(frozen=True)
+class _Rank:
+    """The stages of a rank, and the order in which it works on them."""
+
+    stages: list[_Stage]
+    order: list[tuple[Pass, int]]
+
+    @property
+    def total_bytes(self) -> int:
+        return max(self.fullest("forward").total(), self.fullest("backward").total())
+
+    def fullest(self, kind: Pass) -> Counter[str]:
+        """The fullest of all moments in passes of this kind."""
+        held = [0] * len(self.stages)
+        found: Counter[str] = Counter()
+        seen: set[tuple[int, ...]] = set()
+        for each, number in self.order:
+            held[number] -= each == "backward"  # what this pass works on is in its own moment
+            if each == kind and (number, *held) not in seen:
+                seen.add((number, *held))
+                moment = getattr(self.stages[number], kind)
+                now = sum((_times(one.kept, count) for one, count in zip(self.stages, held, strict=True)), moment)
+                found = max(found, now, key=Counter.total)
+            held[number] += each == "forward"
+        return found
+
+
+def _times(sizes: Counter[str], count: int) -> Counter[str]:
+    return Counter({name: count * size for name, size in sizes.items()})
+
+
+def parts_of(sizes: Counter[str]) -> list[MemoryPart]:
+    return [MemoryPart(name, sizes[category], why) for category, (name, why) in NAMES.items()]
 
 
 def _traced_stage(config: RunConfig, shape: ModelShape, stage: Stage, mix: Mix, rows: int, layers: int) -> StageTrace:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pipelines.config import RunConfig
@@ -27,7 +28,13 @@ def planned_stages(
         loss_chunks=config.train.loss_chunks(config.train.micro_batch_rows * load.label_tokens_per_row),
         feature_layer=config.model.feature_layer,
     )
-    return tuple(stages_of(shape.language.layers, layout.pipeline_parallel, row))
+    return tuple(stages_of(shape.language.layers, layout.stages, row))
+
+
+def by_rank(stages: Sequence[Stage], layout: Layout) -> tuple[Stage, ...]:
+    """What each rank of a pipeline has of them."""
+    ranks = layout.pipeline_parallel
+    return tuple(Stage.joined(stages[rank::ranks]) for rank in range(ranks))
 
 
 @dataclass(frozen=True)

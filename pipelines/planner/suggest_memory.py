@@ -17,7 +17,7 @@ from pipelines.planner.memory_parts import MemoryPart
 from pipelines.planner.persistent import persistent_elements
 from pipelines.planner.row_load import RowLoad
 from pipelines.planner.stage_memory import lasting_parts, stage_moments
-from pipelines.planner.stages import StageWeights, planned_stages
+from pipelines.planner.stages import StageWeights, by_rank, planned_stages
 
 NOTHING = Activations({}, {}, {}, {}, 0)
 
@@ -65,7 +65,8 @@ class SearchMemory:
             stages = planned_stages(config, self.model.shape, layout, self.load, cached=self.cached)
             ranks = layout.tensor_parallel
             weights = [
-                StageWeights.of(self.model.shape, stage, cached=self.cached, tensor_parallel=ranks) for stage in stages
+                StageWeights.of(self.model.shape, stage, cached=self.cached, tensor_parallel=ranks)
+                for stage in by_rank(stages, layout)
             ]
             averaged = config.train.ema_decay > 0
             return max(_on_device(lasting_parts(each, averaged=averaged), layout) for each in weights)
@@ -93,7 +94,7 @@ class SearchMemory:
         stages = planned_stages(config, shape, layout, self.load, cached=self.cached)
         return max(
             _on_device(parts, layout)
-            for number in range(len(stages))
+            for number in range(layout.pipeline_parallel)
             for parts in stage_moments(config, shape, stages, number, passes=passes, from_one_row=True).values()
         )
 

@@ -112,6 +112,8 @@ def ways(config: RunConfig, cluster: Cluster, degrees: Degrees) -> Iterator[dict
             change["train.tensor_parallel"] = tensor
         if pipeline != train.pipeline_parallel:
             change["train.pipeline_parallel"] = pipeline
+        if train.virtual_stages > 1:
+            change["train.virtual_stages"] = 1  # which needs the least memory; several are for fewer waits
         if train.offload != "none" and strategy not in OFFLOADING[train.offload]:
             change["train.offload"] = "none"
         if train.compile and strategy not in COMPILING:

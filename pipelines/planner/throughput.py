@@ -10,7 +10,7 @@ from pipelines.planner.catalog import Gpu, Machine
 from pipelines.planner.layout import SHARDED_BY_FSDP, Layout
 from pipelines.planner.network import Transfer, Work, pipeline_bubble, seconds, traffic
 from pipelines.planner.row_load import RowLoad
-from pipelines.planner.stages import planned_stages
+from pipelines.planner.stages import by_rank, planned_stages
 from trainer.flops import RowFlops, flops_per_row, model_flops_per_row
 from trainer.models.shape import ModelShape
 from trainer.strategies.pipeline_stages import stages_of
@@ -117,7 +117,7 @@ def estimate_time(
 
     parts = [TimePart("computing", compute_s), *(TimePart(each.name, each.s) for each in exposed)]
     if layout.pipeline_parallel > 1:
-        share = pipeline_bubble(layout.pipeline_parallel, work.micro_steps)
+        share = pipeline_bubble(layout, work.micro_steps)
         parts.append(TimePart("pipeline bubble", compute_s * share / (1 - share)))
     parts.append(TimePart("optimizer update", _update_s(config, shape, layout, gpu)))
     parts.append(TimePart("waiting for data", DATA_WAIT_SHARE * sum(part.s for part in parts)))
@@ -152,6 +152,7 @@ def estimate_time(
 def work_of(config: RunConfig, shape: ModelShape, layout: Layout, load: RowLoad, *, cached: bool) -> Work:
     """One rank's share of a step."""
     train = config.train
+    piped = layout.pipeline_parallel > 1
     return Work(
         micro_steps=max(1, train.global_batch_rows // (layout.data_parallel * train.micro_batch_rows)),
         micro_batch_rows=train.micro_batch_rows,
@@ -163,7 +164,7 @@ def work_of(config: RunConfig, shape: ModelShape, layout: Layout, load: RowLoad,
         gradient_compression=train.gradient_compression,
         quantized_weights=train.zero_quantized_weights,
         quantized_gradients=train.zero_quantized_gradients,
-        stages=planned_stages(config, shape, layout, load, cached=cached) if layout.pipeline_parallel > 1 else (),
+        stages=by_rank(planned_stages(config, shape, layout, load, cached=cached), layout) if piped else (),
     )
 
 
@@ -223,7 +224,7 @@ def compute_seconds(row: RowFlops, shape: ModelShape, layout: Layout, rates: Rat
     one_layer = layers / shape.language.layers / layout.tensor_parallel
     return max(
         whole * stage.is_first + one_layer * len(stage.layers) + head * stage.is_last
-        for stage in stages_of(shape.language.layers, layout.pipeline_parallel, row)
+        for stage in by_rank(stages_of(shape.language.layers, layout.stages, row), layout)
     )
 
 

@@ -28,6 +28,7 @@ PAIR = {"train.strategy": "pp", "train.pipeline_parallel": 2}
 TWO_BY_TWO = {**PAIR, "train.micro_batch_rows": 1}
 FOUR = {"train.strategy": "pp", "train.pipeline_parallel": 4}
 SPLIT = {"train.strategy": "tp+pp+dp", "train.pipeline_parallel": 2, "train.tensor_parallel": 2}
+INTERLEAVED = {"train.virtual_stages": 2}
 TIED = {"model.language_model.config.tie_word_embeddings": True}
 PROJECTOR_ONLY = {"model.freeze": ["tower", "language_model"]}
 MODELS: dict[str, dict[str, Any]] = {
@@ -45,6 +46,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "4 stages, tied": ("tied", FOUR),
     "4 stages, three of them frozen": ("projector", FOUR),
     "4 stages, 2 micro-batches": ("uneven", {**FOUR, "train.micro_batch_rows": 4}),
+    "2 x 2 stages, 2 copies": ("tied", {**TWO_BY_TWO, **INTERLEAVED}),
+    "2 x 2 stages, 2 copies, projector": ("projector", {**TWO_BY_TWO, **INTERLEAVED}),
+    "2 x 2 stages, 2 copies, uneven": ("uneven", {**TWO_BY_TWO, **INTERLEAVED}),
+    "2 x 2 stages of 2 ranks": ("hard to split", {**SPLIT, **INTERLEAVED}),
     "2 stages of 2 ranks": ("hard to split", SPLIT),
     "2 stages of 2 ranks, 2 copies": ("hard to split", {**SPLIT, "train.micro_batch_rows": 1}),
 }
@@ -65,6 +70,8 @@ MOVES = {
     "4 stages to ddp": Move("4 stages, tied", "tied", {}, 2),
     "2 stages, 2 copies, to fsdp": Move("2 stages, 2 copies", "plain", {"train.strategy": "fsdp"}, 2),
     "2 stages, 2 copies, to one process": Move("2 stages, 2 copies, all trained", "tower", {}, 1),
+    "2 x 2 stages to 2 stages": Move("2 x 2 stages, 2 copies", "tied", PAIR, 2),
+    "one process to 2 x 2 stages": Move("tied", "tied", {**PAIR, **INTERLEAVED}, 2),
     "one process to 2 stages": Move("tied", "tied", PAIR, 2),
     "2 stages of 2 ranks to one process": Move("2 stages of 2 ranks", "hard to split", {}, 1),
     "one process to 2 stages of 2 ranks": Move("hard to split", "hard to split", SPLIT, 4),

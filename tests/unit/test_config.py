@@ -118,6 +118,7 @@ def test_a_missing_field_is_named_with_its_purpose() -> None:
         ({"train__compile": True, "train__strategy": "zero2"}, "train"),
         ({"train__gradient_compression": "bf16", "train__strategy": "fsdp"}, "train"),
         ({"train__strategy": "tp+pp+dp", "train__tensor_parallel": 2}, "train"),
+        ({"train__virtual_stages": 2}, "train"),
         (
             {
                 "train__strategy": "tp+pp+dp",

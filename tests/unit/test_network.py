@@ -174,6 +174,18 @@ def test_seconds_are_bytes_over_the_reached_bandwidth() -> None:
     assert seconds(intra, node, fast) == pytest.approx(intra.bytes_per_rank / (300e9 * LINK_SHARE))
 
 
-@pytest.mark.parametrize(("stages", "micro_steps", "bubble"), [(1, 8, 0), (4, 1, 0.75), (4, 9, 0.25), (2, 1, 0.5)])
-def test_pipeline_bubble(stages: int, micro_steps: int, bubble: float) -> None:
-    assert pipeline_bubble(stages, micro_steps) == bubble
+@pytest.mark.parametrize(
+    ("ranks", "virtual", "micro_steps", "bubble"), [(4, 1, 1, 0.75), (4, 1, 9, 0.25), (2, 1, 1, 0.5), (4, 3, 3, 0.25)]
+)
+def test_pipeline_bubble(ranks: int, virtual: int, micro_steps: int, bubble: float) -> None:
+    layout = make_layout("pp", 1, ranks, pipeline_parallel=ranks, virtual_stages=virtual)
+    assert pipeline_bubble(layout, micro_steps) == bubble
+
+
+@pytest.mark.parametrize(("ranks", "virtual", "sends"), [(2, 1, 1), (2, 2, 3), (4, 1, 2), (4, 2, 4)])
+def test_interleaved_stages_send_more(ranks: int, virtual: int, sends: int) -> None:
+    """Of the rank that sends most, in each micro-batch."""
+    layout = make_layout("pp", 1, ranks, pipeline_parallel=ranks, virtual_stages=virtual)
+    (found,) = [t for t in traffic(layout, LLAVA_7B, WORK) if t.collective == "send"]
+    hidden_bytes = WORK.micro_batch_rows * WORK.row_tokens * LLAVA_7B.language.hidden * 4
+    assert found.payload_bytes == sends * hidden_bytes * max(WORK.micro_steps, ranks)

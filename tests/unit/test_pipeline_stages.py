@@ -14,8 +14,8 @@ from benchmarks.flop_cases import model_config
 from trainer.errors import ConfigError
 from trainer.models.family import Stage
 from trainer.models.llava import LlavaFamily
-from trainer.models.square_stage import reduce_to_stage
-from trainer.strategies.pipeline_stages import Costs, cut, end_costs, stages_of
+from trainer.models.square_stage import reduce_to_stage, stage_view
+from trainer.strategies.pipeline_stages import Costs, cut, end_costs, schedule_passes, stages_of
 from trainer.trace_rows import RowShape, inputs_of
 
 VOCABULARY = 300
@@ -39,7 +39,7 @@ def test_no_cut_has_a_cheaper_fullest_stage(layers: int, stages: int, costs: Cos
 
 
 def test_more_stages_than_layers_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"pipeline_parallel 3 is more than the language model's 2 layers"):
+    with pytest.raises(ConfigError, match=r"3 stages .* are more than the language model's 2 layers"):
         stages_of(2, 3, None)
 
 
@@ -61,6 +61,36 @@ def test_stages_one_after_another_compute_what_the_whole_model_does(tied: bool) 
     torch.testing.assert_close(hidden, whole(**inputs))
     assert set(in_stages) == names, "names are those of the whole model, which checkpoints go by"
     assert len(in_stages) == len(names) + tied, "only a tied matrix is in two stages"
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_rank_with_two_stages_computes_what_the_whole_model_does(tied: bool) -> None:
+    """Of three stages one rank has the first and the last, and another the one between."""
+    whole, ends, between = (built(tied) for _ in range(3))
+    layers = len(whole.language_model.layers)
+    first, middle, last = cut(layers, 3, Costs(0, 1, 0))
+    views = [stage_view(ends, first), stage_view(between, middle), stage_view(ends, last)]
+    reduce_to_stage(ends, Stage.joined([first, last]))
+    inputs = inputs_of(model_config(), RowShape(2, 64, 1, 40), VOCABULARY, cached=False)
+    hidden: Tensor | None = None
+    for view in views:
+        hidden = view(**inputs, hidden=hidden)
+    assert hidden is not None
+    torch.testing.assert_close(hidden, whole(**inputs))
+    weights = dict(ends.named_parameters())
+    assert weights.keys() < {name for name, _ in whole.named_parameters()}
+    assert {id(one) for view in (views[0], views[2]) for one in view.parameters()} == set(map(id, weights.values()))
+
+
+@given(st.integers(1, 40), st.integers(2, 9), st.integers(1, 4))
+def test_a_schedule_gets_the_fewest_micro_batches_that_it_can_work_with(needed: int, ranks: int, virtual: int) -> None:
+    passes = schedule_passes(needed, ranks, virtual)
+    assert passes >= max(needed, ranks)
+    if virtual == 1:
+        assert passes == max(needed, ranks)
+    else:
+        assert passes % (passes // ranks) == 0, "what torch asks for"
+        assert all(fewer % (fewer // ranks) for fewer in range(max(needed, ranks), passes))
 
 
 def test_a_model_that_works_on_hidden_states_outside_of_its_layers_is_refused() -> None:

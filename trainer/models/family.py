@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class Stage:
     """A part of a model that is cut across its depth: some language layers, and perhaps an end of the model."""
 
-    layers: range  # may be empty at the ends
+    layers: Sequence[int]  # may be empty at the ends
     is_first: bool  # has the tower, the projector and the embedding
     is_last: bool  # has the final norm, the head and the loss
 
@@ -29,6 +29,12 @@ class Stage:
     def whole(cls, layers: int) -> Stage:
         """Of a model that is not cut."""
         return cls(range(layers), is_first=True, is_last=True)
+
+    @classmethod
+    def joined(cls, stages: Sequence[Stage]) -> Stage:
+        """All that several stages have."""
+        layers = tuple(number for stage in stages for number in stage.layers)
+        return cls(layers, any(stage.is_first for stage in stages), any(stage.is_last for stage in stages))
 
 
 @dataclass(frozen=True)
@@ -42,6 +48,7 @@ class Blocks:
     loss: TokenLoss  # with the head, hidden states and label tokens to their summed loss
     frozen: Sequence[nn.Parameter]  # parameters that never change
     reduce_to: Callable[[Stage], None]  # makes a stage of the module: lets go of all else
+    view: Callable[[Stage], nn.Module]  # a module that is this stage, with the same weights
     row_flops: RowFlops | None = None  # of a mean row, where the data is known: what stages are balanced by
 
     @property

@@ -8,7 +8,7 @@ projector. Features are what the merger gets: a frozen tower leaves it to traini
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -228,6 +228,7 @@ class QwenVlFamily:
             loss=module.token_loss,
             frozen=[parameter for parameter in module.parameters() if not parameter.requires_grad],
             reduce_to=_refuse_stage,
+            view=_refuse_stage,
         )
 
     def enable_activation_checkpointing(self, module: nn.Module, *, selective: bool = False) -> None:
@@ -272,5 +273,5 @@ def _freeze(model: nn.Module, config: ModelConfig) -> nn.Module:
     return model
 
 
-def _refuse_stage(stage: Stage) -> None:
+def _refuse_stage(stage: Stage) -> NoReturn:
     raise ConfigError("models of this family cannot be cut into pipeline stages", fix="use another strategy")

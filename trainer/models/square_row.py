@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from trainer.model_config import ModelConfig
 from trainer.models.family import Blocks
 from trainer.models.loss import TokenLoss
-from trainer.models.square_stage import reduce_to_stage
+from trainer.models.square_stage import reduce_to_stage, stage_view
 
 
 @dataclass(frozen=True)
@@ -130,6 +130,7 @@ def blocks_of(module: SquareRowModel) -> Blocks:
         loss=module.token_loss,
         frozen=[parameter for parameter in module.parameters() if not parameter.requires_grad],
         reduce_to=functools.partial(reduce_to_stage, module),
+        view=functools.partial(stage_view, module),
     )
 
 

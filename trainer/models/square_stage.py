@@ -3,6 +3,7 @@ that they have in it."""
 
 from __future__ import annotations
 
+import copy
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -44,6 +45,23 @@ def reduce_to_stage(module: SquareRowModel, stage: Stage) -> None:
             setattr(model.model, part, None)
         if not (stage.is_last and is_tied):  # a tied head's weight goes by the embedding's name
             language_model.embed_tokens = None
+
+
+def stage_view(module: SquareRowModel, stage: Stage) -> SquareRowModel:
+    """Another module that is `stage` alone: it holds the same weights, and `module` stays as it is."""
+    view = _shallow(module)
+    view.model = _shallow(module.model)
+    view.model.model = _shallow(module.model.model)
+    setattr(view.model.model, module.wiring.language_model, _shallow(module.language_model))
+    reduce_to_stage(view, stage)
+    return view
+
+
+def _shallow(module: Any) -> Any:
+    """Of the same parts; what is put in their place in the one is not in the other."""
+    other = copy.copy(module)
+    other._modules = dict(module._modules)
+    return other
 
 
 @torch.no_grad()

@@ -7,16 +7,20 @@ next stage.
 Hidden states travel forward and their gradients backward, a micro-batch at a time, in torch's 1F1B schedule (Narayanan
 et al. 2021, arXiv 2104.04473, 2.2.1). What is not passed on (positions, labels, images) each stage takes from its own
 batches: the ranks of a copy read the same rows.
+
+With `train.virtual_stages` a rank holds several stages that do not follow each other, and the schedule is the
+interleaved one of the same paper (2.2.2). Weights, gradients and checkpoints are those of all its stages together.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B
 from torch.nn import functional as F
 
 from trainer.batches import RowBatch
@@ -25,7 +29,7 @@ from trainer.models.family import Blocks, Stage
 from trainer.optim import build_optimizer, set_rates
 from trainer.strategies.native import OnTorch
 from trainer.strategies.pipeline_gradients import Gradients, Groups
-from trainer.strategies.pipeline_stages import stages_of
+from trainer.strategies.pipeline_stages import schedule_passes, stages_of
 from trainer.strategies.precision import LossScale, autocast
 from trainer.strategies.split import split, sum_gradients_of_heads
 from trainer.strategies.strategy import StepResult
@@ -38,14 +42,16 @@ class Pipeline(OnTorch):
 
     def __init__(self, config: TrainConfig, module: nn.Module, blocks: Blocks, worker: Worker) -> None:
         self._config, self._worker = config, worker
-        stages = stages_of(len(blocks.language_layers), config.pipeline_parallel, blocks.row_flops)
+        stages = stages_of(len(blocks.language_layers), config.stages, blocks.row_flops)
         is_tied, hidden = blocks.is_tied, int(blocks.embedding.weight.shape[1])
         self._groups = Groups(config.pipeline_parallel, config.tensor_parallel, worker, ends=is_tied)
-        self._stage = stages[self._groups.stage]
-        blocks.reduce_to(self._stage)
+        own = stages[self._groups.stage :: config.pipeline_parallel]
+        views = [blocks.view(stage) for stage in own] if len(own) > 1 else [module]
+        mine = Stage.joined(own)
+        blocks.reduce_to(mine)
         self._on_heads: list[nn.Module] = []
         if config.tensor_parallel > 1:
-            self._on_heads = split(blocks, self._groups.tensor_mesh, self._stage)
+            self._on_heads = split(blocks, self._groups.tensor_mesh, mine)
         module = module.to(worker.device)
         self._gradients = Gradients(module, blocks.embedding.weight if is_tied else None, self._groups)
         super().__init__(
@@ -57,17 +63,20 @@ class Pipeline(OnTorch):
             copy=self._groups.copy,
         )
         self._module = module
-        self._runner = StageRunner(module, self._stage, hidden, config, worker.device)
-        self._schedule: Schedule1F1B | None = None
+        self._runners = [
+            StageRunner(view, stage, hidden, config, worker.device) for view, stage in zip(views, own, strict=True)
+        ]
+        self._schedule: Schedule1F1B | ScheduleInterleaved1F1B | None = None
         self._loss_factor = 1.0
         # An epoch's last step may have fewer micro-batches, and the schedule wants one for each stage: some are empty.
         in_a_step = config.global_batch_rows // (config.micro_batch_rows * self._groups.num_copies)
-        self._passes = max(in_a_step, config.pipeline_parallel)
+        self._passes = schedule_passes(in_a_step, config.pipeline_parallel, config.virtual_stages)
 
     def forward_backward(self, batches: Sequence[RowBatch], total_label_tokens: int) -> Tensor:
         self._loss_factor = self.loss_scale.value / total_label_tokens
         self._gradients.expect(len(batches))
-        self._runner.take(batches, self._passes)
+        for runner in self._runners:
+            runner.take(batches, self._passes)
         if self._schedule is None:
             self._schedule = self._build_schedule()
         losses: list[Tensor] = []
@@ -92,21 +101,26 @@ class Pipeline(OnTorch):
         self._optimizer.zero_grad(set_to_none=False)  # gradients stay parts of their buckets
         return self.followed(StepResult(norm, skipped=not accepted))
 
-    def _build_schedule(self) -> Schedule1F1B:
+    def _build_schedule(self) -> Schedule1F1B | ScheduleInterleaved1F1B:
         """Torch's schedule, with one buffer for each micro-batch that is received, of the shape that all have."""
-        between = torch.empty(self._runner.shape, device="meta", requires_grad=True)
+        between = torch.empty(self._runners[0].shape, device="meta", requires_grad=True)
         loss = torch.empty((), device="meta")
-        stage = PipelineStage(
-            self._runner,
-            self._groups.stage,
-            self._config.pipeline_parallel,
-            self._worker.device,
-            input_args=() if self._stage.is_first else (between,),
-            output_args=(loss if self._stage.is_last else between,),
-            group=self._groups.pipeline,
-        )
+        stages: list[Any] = [  # torch takes a list of any of its kinds of stages
+            PipelineStage(
+                runner,
+                self._groups.stage + number * self._config.pipeline_parallel,
+                self._config.stages,
+                self._worker.device,
+                input_args=() if runner.stage.is_first else (between,),
+                output_args=(loss if runner.stage.is_last else between,),
+                group=self._groups.pipeline,
+            )
+            for number, runner in enumerate(self._runners)
+        ]
         scaled: Callable[[Tensor, Tensor], Tensor] = lambda loss, _: loss * self._loss_factor  # noqa: E731
-        return Schedule1F1B(stage, self._passes, loss_fn=scaled, scale_grads=False)
+        if len(stages) > 1:
+            return ScheduleInterleaved1F1B(stages, self._passes, loss_fn=scaled, scale_grads=False)
+        return Schedule1F1B(stages[0], self._passes, loss_fn=scaled, scale_grads=False)
 
 
 class StageRunner(nn.Module):
@@ -114,7 +128,7 @@ class StageRunner(nn.Module):
 
     def __init__(self, module: nn.Module, stage: Stage, hidden: int, config: TrainConfig, device: torch.device) -> None:
         super().__init__()
-        self._module, self._stage, self._hidden, self._config, self._device = module, stage, hidden, config, device
+        self._module, self.stage, self._hidden, self._config, self._device = module, stage, hidden, config, device
         self._batches: deque[RowBatch | None] = deque()
         self.shape: tuple[int, int, int] = (0, 0, 0)  # (rows, tokens, hidden) of what is passed on
 
@@ -134,7 +148,7 @@ class StageRunner(nn.Module):
         rows = len(batch.input_ids)
         with autocast(self._config.precision, self._device):
             output: Tensor = self._module(**batch.to(self._device), hidden=received[0][:rows] if received else None)
-        if self._stage.is_last:
+        if self.stage.is_last:
             return output
         if not output.requires_grad:  # nothing is trained up to here, but the schedule has a backward pass for it
             output.requires_grad_()
@@ -144,7 +158,7 @@ class StageRunner(nn.Module):
         """An empty micro-batch is zeros all along."""
         if hidden is None:
             return torch.zeros(self.shape, device=self._device, requires_grad=True)
-        return 0.0 * hidden.sum() if self._stage.is_last else 0.0 * hidden
+        return 0.0 * hidden.sum() if self.stage.is_last else 0.0 * hidden
 
 
 def _optimizer(module: nn.Module, config: TrainConfig) -> torch.optim.AdamW:

@@ -34,7 +34,8 @@ def stages_of(layers: int, stages: int, row: RowFlops | None) -> list[Stage]:
     """
     if layers < stages:
         raise ConfigError(
-            f"train.pipeline_parallel {stages} is more than the language model's {layers} layers",
+            f"{stages} stages (train.pipeline_parallel, times train.virtual_stages) are more than the language model's "
+            f"{layers} layers",
             expected="a layer or more for each stage",
         )
     return cut(layers, stages, Costs.of(row, layers) if row else EVEN)
@@ -55,6 +56,15 @@ def cut(layers: int, stages: int, costs: Costs) -> list[Stage]:
         Stage(range(sum(counts[:number]), sum(counts[: number + 1])), number == 0, number == stages - 1)
         for number in range(stages)
     ]
+
+
+def schedule_passes(micro_batches: int, ranks: int, virtual_stages: int) -> int:
+    """Micro-batches that a schedule needs for these, the rest of them empty: one for each rank, and of an interleaved
+    one rounds of equal length."""
+    passes = max(micro_batches, ranks)
+    while virtual_stages > 1 and passes % (passes // ranks):
+        passes += 1
+    return passes
 
 
 def end_costs(stages: int, costs: Costs) -> list[float]:
