@@ -109,12 +109,12 @@ def traffic(layout: Layout, shape: ModelShape, work: Work) -> list[Transfer]:
     outside layers once, and reduce-scatters fp32 gradients after each; frozen parameters stay whole. Hybrid does so
     inside a node and all-reduces a shard's gradients across nodes once a step. ZeRO-1 sends its gradients once a step.
     ZeRO-3 gathers all weights, frozen ones too, for each forward and each backward pass. Ranks that split layers sum
-    activations, see `_tensor_sums`. Of a pipeline's stages, which all-reduce their own gradients and sum their own
-    activations, the one that sends most is given.
+    activations, see `_tensor_sums`, and once a step the gradients of what is whole of adapters. Of a pipeline's stages,
+    which all-reduce their own gradients and sum their own activations, the one that sends most is given.
     """
     strategy = layout.strategy
     stage = _fullest_stage(layout, shape, work)
-    found = list(_activations(layout, shape, work, stage))
+    found = list(_between_parts(layout, shape, work, stage))
     data = _Group(layout.data_parallel, layout.tensor_parallel, layout.ranks_per_node)
     fp32 = _trainable_bytes(layout, shape, lambda part: FP32_BYTES)
     compute = _trainable_bytes(layout, shape, lambda part: work.compute_bytes)
@@ -229,10 +229,13 @@ def _tensor_sums(layout: Layout, shape: ModelShape, work: Work, stage: Stage) ->
     return tokens * shape.language.hidden * (language + embedding) + tower * shape.tower.hidden + head
 
 
-def _activations(layout: Layout, shape: ModelShape, work: Work, stage: Stage) -> Iterator[Transfer]:
+def _between_parts(layout: Layout, shape: ModelShape, work: Work, stage: Stage) -> Iterator[Transfer]:
     tensor = _Group(layout.tensor_parallel, 1, layout.ranks_per_node)
     sums = work.micro_steps * _tensor_sums(layout, shape, work, stage)
     yield from tensor.collective("activations", "all_reduce", sums)
+    if shape.adapters:
+        whole = shape.whole_adapters * len(stage.layers) / layout.weight_shards
+        yield from tensor.collective("gradients", "all_reduce", FP32_BYTES * whole)
     stages = layout.pipeline_parallel
     if stages > 1:
         # In fp32, to the next stage forward and to the one before backward; of two stages, each sends one way only.

@@ -209,14 +209,15 @@ def reached(config: RunConfig, layout: Layout, gpu: Gpu, *, cached: bool) -> tup
 
 def compute_seconds(row: RowFlops, shape: ModelShape, layout: Layout, rates: Rates) -> float:
     """One rank's time for one row, of a pipeline that of the stage that takes longest. Tensor parallelism cuts
-    all but the projector."""
+    all but the projector and one of each adapter's matrices."""
     language_rate = rates.frozen if "language_layers" in shape.frozen else rates.trained
     tower_rate = rates.frozen if "tower" in shape.frozen else rates.trained
     projector_rate = rates.frozen if "projector" in shape.frozen else rates.trained
     whole = row.tower.total / tower_rate / layout.tensor_parallel + row.projector.total / projector_rate
-    layers = (row.language_layers.total + row.attention.total) / language_rate + row.adapters.total / rates.trained
+    layers = (row.language_layers.total + row.attention.total) / language_rate / layout.tensor_parallel
+    layers += shape.of_tensor_rank("adapters", row.adapters.total, layout.tensor_parallel) / rates.trained
     head = row.head.total / language_rate / layout.tensor_parallel
-    one_layer = layers / shape.language.layers / layout.tensor_parallel
+    one_layer = layers / shape.language.layers
     return max(
         whole * stage.is_first + one_layer * len(stage.layers) + head * stage.is_last
         for stage in stages_of(shape.language.layers, layout.pipeline_parallel, row)

@@ -52,10 +52,10 @@ def test_a_stack_of_seven_layers_has_at_most_seven_stages() -> None:
     assert Degrees.of(architecture(run_file()), PLACES, cached=True).pipeline == {2, 4}
 
 
-def test_adapters_are_not_split() -> None:
+def test_adapters_are_split_with_their_layers() -> None:
     config = run_file()
     with_adapters = parse_run_config(merged(config.to_dict(), {"model.lora": {"rank": 4}}), "test")
-    assert not Degrees.of(architecture(with_adapters), PLACES, cached=True).tensor
+    assert Degrees.of(architecture(with_adapters), PLACES, cached=True).tensor == {2}
 
 
 @pytest.mark.parametrize("offload", ["none", "optimizer"])

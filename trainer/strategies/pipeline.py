@@ -27,7 +27,7 @@ from trainer.strategies.native import OnTorch
 from trainer.strategies.pipeline_gradients import Gradients, Groups
 from trainer.strategies.pipeline_stages import stages_of
 from trainer.strategies.precision import LossScale, autocast
-from trainer.strategies.split import split, sum_gradients_of_heads
+from trainer.strategies.split import Parameter, split, sum_partial_gradients
 from trainer.strategies.strategy import StepResult
 from trainer.train_config import TrainConfig
 from trainer.worker import Worker
@@ -43,9 +43,9 @@ class Pipeline(OnTorch):
         self._groups = Groups(config.pipeline_parallel, config.tensor_parallel, worker, ends=is_tied)
         self._stage = stages[self._groups.stage]
         blocks.reduce_to(self._stage)
-        self._on_heads: list[nn.Module] = []
+        self._in_part: list[Parameter] = []
         if config.tensor_parallel > 1:
-            self._on_heads = split(blocks, self._groups.tensor_mesh, self._stage)
+            self._in_part = split(blocks, self._groups.tensor_mesh, self._stage)
         module = module.to(worker.device)
         self._gradients = Gradients(module, blocks.embedding.weight if is_tied else None, self._groups)
         super().__init__(
@@ -72,7 +72,7 @@ class Pipeline(OnTorch):
         losses: list[Tensor] = []
         self._schedule.step(target=torch.arange(self._passes), losses=losses, return_outputs=False)
         self._gradients.add_up()
-        sum_gradients_of_heads(self._on_heads, self._groups.tensor_mesh.get_group())
+        sum_partial_gradients(self._in_part, self._groups.tensor_mesh.get_group())
         if self._groups.tensor_rank:  # all ranks of a stage have its loss; one gives it
             losses = []
         share = sum((loss.detach() for loss in losses), torch.zeros((), device=self._worker.device))
