@@ -143,6 +143,7 @@ def _traced_stage(config: RunConfig, shape: ModelShape, stage: Stage, mix: Mix, 
         in_bf16=train.precision != "fp32",
         recompute=Recompute.of(train),
         tensor_parallel=train.tensor_parallel,
+        sequence_parallel=train.sequence_parallel,
     )
 
 
@@ -157,6 +158,7 @@ def _traced(
     in_bf16: bool,
     recompute: Recompute,
     tensor_parallel: int,
+    sequence_parallel: bool,
 ) -> StageTrace:
     """`model` is the model section as JSON; `rows` are their number and of one row tokens, images and label tokens."""
     from trainer.model_config import ModelConfig
@@ -173,4 +175,5 @@ def _traced(
         compute="autocast" if in_bf16 else "fp32",
         recompute=recompute,
         tensor_parallel=tensor_parallel,
+        sequence_parallel=sequence_parallel,
     )

@@ -159,6 +159,7 @@ def work_of(config: RunConfig, shape: ModelShape, layout: Layout, load: RowLoad,
         row_images=0.0 if cached else load.images_per_row,
         row_label_tokens=load.label_tokens_per_row,
         gradient_compression=train.gradient_compression,
+        sequence_parallel=train.sequence_parallel,
         stages=planned_stages(config, shape, layout, load, cached=cached) if layout.pipeline_parallel > 1 else (),
     )
 
@@ -255,8 +256,7 @@ def exposed_communication(
     for name, s in times.items():
         same = [transfer for transfer in transfers if transfer.name == name]
         slowest = max(same, key=lambda transfer: seconds(transfer, machine, gpu))
-        is_tensor_parallel = slowest.what == "activations" and slowest.collective == "all_reduce"
-        hidden_s = 0.0 if is_tensor_parallel else min(s, room[slowest.what])
+        hidden_s = min(s, room[slowest.what])
         room[slowest.what] -= hidden_s
         if s > hidden_s:
             exposed.append(Exposed(name, s - hidden_s, slowest.scope == "inter", slowest.collective == "all_reduce"))

@@ -49,10 +49,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "4 stages, 2 micro-batches": ("uneven", {**FOUR, "train.micro_batch_rows": 4}),
     "2 stages of 2 ranks": ("hard to split", SPLIT),
     "2 stages of 2 ranks, adapters": ("adapters", SPLIT),
+    "2 stages of 2 ranks, shared tokens": ("hard to split", {**SPLIT, "train.sequence_parallel": True}),
     "2 stages of 2 ranks, 2 copies": ("hard to split", {**SPLIT, "train.micro_batch_rows": 1}),
 }
 PROCESSES = {"2 stages of 2 ranks, 2 copies": 8}  # 4 for all others
-RUN = chosen(CASES, lambda name: name not in PROCESSES and "adapters" not in name)
+RUN = chosen(CASES, lambda name: name not in PROCESSES and not name.endswith(("adapters", "shared tokens")))
 
 
 class Move(NamedTuple):

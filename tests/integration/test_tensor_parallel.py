@@ -22,6 +22,8 @@ from tests.trainer_runs import losses, make_run, metrics, run_ranks, summary, tr
 from trainer.config import JobConfig
 from trainer.errors import ConfigError
 from trainer.model_config import ModelConfig
+from trainer.parts import require_divisible
+from trainer.replicas import Replica
 from trainer.strategies.split import require_splittable
 
 STRATEGIES = ("tp", "tp+fsdp")
@@ -37,6 +39,20 @@ MODEL = {
     "features.cache": "off",
 }
 ADAPTED = {"model.lora": {"rank": 4, "alpha": 8.0}, "model.freeze": ["tower"]}
+SHARED = {"train.sequence_parallel": True}
+# What else is trained: a strategy, changes of the run file, and the run of one process that it equals.
+OTHERS: dict[str, tuple[str, dict[str, Any], str]] = chosen(
+    {
+        "tp+fsdp adapters": ("tp+fsdp", ADAPTED, "reference adapters"),
+        "tp+fsdp shared tokens": ("tp+fsdp", SHARED, "reference"),
+        "tp shared tokens": ("tp", SHARED, "reference"),
+        "tp shared tokens checkpointing": ("tp", SHARED | {"train.activation_checkpointing": "full"}, "reference"),
+        "tp shared tokens adapters": ("tp", SHARED | ADAPTED, "reference adapters"),
+        "tp shared tokens unpacked": ("tp", SHARED | {"data.pack": False}, "reference unpacked"),
+    },
+    lambda name: name in ("tp+fsdp adapters", "tp+fsdp shared tokens"),
+)
+UNPACKED = {"data.pack": False} if any("unpacked" in name for name in OTHERS) else None
 MOVES = chosen(
     {
         **{f"ddp-{one}": "reference" for one in STRATEGIES},
@@ -61,11 +77,13 @@ def runs(root: Path) -> dict[str, JobConfig]:
 
     stop = {"train.max_steps": STOP_STEP}
     done = {"reference": job("reference", "ddp"), "reference adapters": job("reference-adapters", "ddp", **ADAPTED)}
+    if UNPACKED:
+        done["reference unpacked"] = job("reference-unpacked", "ddp", **UNPACKED)
     train_runs([*done.values(), *[job(f"ddp-{one}", "ddp", **stop) for one in STRATEGIES]], processes=1)
     done |= {one: job(one, one) for one in STRATEGIES}
     other = {"checkpointing": {"train.activation_checkpointing": "full"}, "bf16": {"train.precision": "bf16"}}
     done |= {f"{one} {name}": job(f"{one}-{name}", one, **more) for one in STRATEGIES for name, more in other.items()}
-    done["tp+fsdp adapters"] = job("tp+fsdp-adapters", "tp+fsdp", **ADAPTED)
+    done |= {name: job(name.replace(" ", "-"), one, **more) for name, (one, more, _) in OTHERS.items()}
     begun = [job(f"{one}-ddp", one, **stop) for one in STRATEGIES]
     if "tp+fsdp-ddp-adapters" in MOVES:
         begun.append(job("tp+fsdp-ddp-adapters", "tp+fsdp", **ADAPTED, **stop))
@@ -79,7 +97,7 @@ def runs(root: Path) -> dict[str, JobConfig]:
 
 
 # Runs, and the runs of one process that they equal.
-EQUAL = {**dict.fromkeys(STRATEGIES, "reference"), "tp+fsdp adapters": "reference adapters"}
+EQUAL = dict.fromkeys(STRATEGIES, "reference") | {name: equal for name, (_, _, equal) in OTHERS.items()}
 
 
 @pytest.mark.parametrize("run", EQUAL)
@@ -138,6 +156,13 @@ def test_checkpoints_go_from_one_layout_to_another(run: str, runs: dict[str, Job
     assert summary(runs[run])["resumed_from_step"] == STOP_STEP
     assert len(losses(runs[run])) == len(expected) > STOP_STEP
     assert losses(runs[run]) == pytest.approx(expected, rel=RELATIVE)
+
+
+def test_a_row_that_ranks_cannot_share_is_refused(root: Path) -> None:
+    uneven = {**MODEL, **strategy_changes("tp"), **SHARED, "data.row_tokens": 255}
+    job = make_run(root, "uneven", uneven, features="off")
+    with pytest.raises(ConfigError, match=r"2 ranks cannot share data\.row_tokens 255"):
+        require_divisible(job, Replica(index=0, count=2, leads=True, takes_images=True))
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,8 @@ class Pipeline(OnTorch):
         blocks.reduce_to(self._stage)
         self._in_part: list[Parameter] = []
         if config.tensor_parallel > 1:
-            self._in_part = split(blocks, self._groups.tensor_mesh, self._stage)
+            mesh, sequence = self._groups.tensor_mesh, config.sequence_parallel
+            self._in_part = split(blocks, mesh, self._stage, sequence=sequence)
         module = module.to(worker.device)
         self._gradients = Gradients(module, blocks.embedding.weight if is_tied else None, self._groups)
         super().__init__(

@@ -18,6 +18,7 @@ from trainer.model_config import ModelConfig
 from trainer.models.family import Blocks, Stage
 from trainer.models.lora import ADAPTER
 from trainer.models.table import family_of
+from trainer.strategies.sequence import GatheredInput, ScatteredInputs, ScatteredOutput, Shares, share_between
 from trainer.strategies.split_modules import (
     EqualInput,
     Split,
@@ -29,6 +30,7 @@ from trainer.strategies.split_modules import (
     SplitSummand,
     SplitTokenLoss,
     SummedOutput,
+    linear_of,
 )
 
 # Rows of the weight are split: each rank computes its heads, or its part of the inner width ...
@@ -39,17 +41,20 @@ SPLIT_INPUTS = ("o_proj", "out_proj", "down_proj", "fc2")
 Parameter = tuple[nn.Module, str]  # the module that has it, and its name there: FSDP puts another in its place
 
 
-def split(blocks: Blocks, mesh: DeviceMesh, stage: Stage) -> list[Parameter]:
+def split(blocks: Blocks, mesh: DeviceMesh, stage: Stage, *, sequence: bool) -> list[Parameter]:
     """Split the layers of a stage, and its embedding and head by vocabulary, over the ranks of `mesh`.
 
     Returns the parameters that are whole on each rank but work on its part of something: norms of queries and keys on
-    its heads, and of adapters the matrix that is not split. Their gradients have yet to be summed over ranks.
+    its heads, of adapters the matrix that is not split, and with `sequence` parallelism the language layers' norms on
+    its tokens. Their gradients have yet to be summed over ranks.
     """
     in_part: list[Parameter] = []
-    for layer in blocks.layers_in(stage):
-        plan = _plan(layer)
+    for layer, shared in _layers(blocks, stage, sequence=sequence):
+        plan = _plan(layer, shared=shared)
         parallelize_module(layer, mesh, {**plan.styles})
         in_part += plan.in_part
+    if sequence and stage.layers:
+        share_between(*_ends(blocks, stage), Shares.of(mesh))
     is_tied = blocks.is_tied
     if blocks.has_embedding(stage):
         parallelize_module(blocks.embedding, mesh, SplitEmbedding())
@@ -84,19 +89,22 @@ def sum_partial_gradients(in_part: Sequence[Parameter], group: ProcessGroup) -> 
             gradient.copy_(total.view_as(gradient))
 
 
-def cut(blocks: Blocks, ranks: int, stage: Stage) -> None:
+def cut(blocks: Blocks, ranks: int, stage: Stage, *, sequence: bool) -> None:
     """Leave of a stage what the first rank has of it after `split`, to see what a step holds: its results are not those
     of any model."""
-    for layer in blocks.layers_in(stage):
-        for name, style in _plan(layer).styles.items():
+    for layer, shared in _layers(blocks, stage, sequence=sequence):
+        for name, style in _plan(layer, shared=shared).styles.items():
             style.cut(layer.get_submodule(name), ranks)
+    if sequence and stage.layers:
+        share_between(*_ends(blocks, stage), Shares(ranks))
     matrices = [blocks.embedding.weight] if blocks.has_embedding(stage) else []
     for weight in {*matrices, *([blocks.head.weight] if stage.is_last else [])}:
         weight.data = weight.data.chunk(ranks)[0].clone()
 
 
-def require_splittable(config: ModelConfig, ranks: int, *, cached: bool) -> None:
-    """Raises ConfigError for a model whose layers `ranks` ranks cannot split between them. Builds nothing large."""
+def require_splittable(config: ModelConfig, ranks: int, *, cached: bool, sequence: bool = False) -> None:
+    """Raises ConfigError for a model whose layers `ranks` ranks cannot split between them, or with `sequence` not share
+    the tokens of. Builds nothing large."""
     family = family_of(config)
     shape = family.shape(config)
     stacks = {"language model": shape.language} if cached else {"language model": shape.language, "tower": shape.tower}
@@ -111,8 +119,20 @@ def require_splittable(config: ModelConfig, ranks: int, *, cached: bool) -> None
     with torch.device("meta"):
         model = family.skeleton(config, vocabulary=shape.vocabulary, language_layers=1)
     blocks = family.blocks(family.training_module(config, model, cached=cached))
-    for layer in (*blocks.language_layers, *blocks.tower_layers):
-        _plan(layer)
+    for layer, shared in _layers(blocks, Stage.whole(len(blocks.language_layers)), sequence=sequence):
+        _plan(layer, shared=shared)
+
+
+def _layers(blocks: Blocks, stage: Stage, *, sequence: bool) -> list[tuple[nn.Module, bool]]:
+    """The layers of a stage, and whether ranks share their tokens: not in the tower. An image has its tokens and often
+    one more, which do not divide, and features are read off between layers, where each rank would have its share."""
+    language = [blocks.language_layers[number] for number in stage.layers]
+    return [(layer, sequence and layer in language) for layer in blocks.layers_in(stage)]
+
+
+def _ends(blocks: Blocks, stage: Stage) -> tuple[nn.Module, nn.Module]:
+    """The first and the last language layer of a stage."""
+    return blocks.language_layers[stage.layers[0]], blocks.language_layers[stage.layers[-1]]
 
 
 @dataclass
@@ -121,8 +141,8 @@ class _Plan:
     in_part: list[Parameter] = field(default_factory=list)  # see `split`
 
 
-def _plan(layer: nn.Module) -> _Plan:
-    """How to split one layer.
+def _plan(layer: nn.Module, *, shared: bool) -> _Plan:
+    """How to split one layer, and whether ranks have `shared` its tokens between its split parts.
 
     Raises ConfigError for a layer with anything else in it: what is not known to be right would be silently wrong.
     """
@@ -138,9 +158,13 @@ def _plan(layer: nn.Module) -> _Plan:
             raise _unknown(layer, name)
         linear.append(name)
         if is_adapted:
-            _plan_adapted(plan, name, module, splits_outputs=role in SPLIT_OUTPUTS)
+            _plan_adapted(plan, name, module, splits_outputs=role in SPLIT_OUTPUTS, shared=shared)
+        elif role in SPLIT_OUTPUTS:
+            plan.styles[name] = SplitOutputs()
         else:
-            plan.styles[name] = SplitOutputs() if role in SPLIT_OUTPUTS else SplitInputs()
+            plan.styles[name] = ScatteredInputs() if shared else SplitInputs()
+        if shared and role in SPLIT_INPUTS and linear_of(module).bias is not None:
+            plan.in_part.append((linear_of(module), "bias"))
     around = {name.rpartition(".")[0] for name in linear}
     for name, module in layer.named_modules():
         own = list(module.named_parameters(recurse=False))
@@ -150,11 +174,15 @@ def _plan(layer: nn.Module) -> _Plan:
             if any(tuple(parameter.shape) != (head_dim,) for _, parameter in own):
                 raise _unknown(layer, name)
             plan.in_part += [(module, parameter) for parameter, _ in own]
-    plan.styles |= {name: EqualInput() for name in around}
+        elif own and shared and not any(name.startswith(f"{part}.") for part in around):
+            if any(parameter.ndim > 1 for _, parameter in own):
+                raise _unknown(layer, name)
+            plan.in_part += [(module, parameter) for parameter, _ in own]
+    plan.styles |= {name: GatheredInput() if shared else EqualInput() for name in around}
     return plan
 
 
-def _plan_adapted(plan: _Plan, name: str, module: nn.Module, *, splits_outputs: bool) -> None:
+def _plan_adapted(plan: _Plan, name: str, module: nn.Module, *, splits_outputs: bool, shared: bool) -> None:
     """B A is split as the weight W beside it is: B by outputs, or A by inputs. The other matrix is whole, and each rank
     has the part of its gradient that comes from its outputs or inputs; no sum beside those of W is needed in a pass."""
     base, a, b, dropout = (
@@ -164,7 +192,8 @@ def _plan_adapted(plan: _Plan, name: str, module: nn.Module, *, splits_outputs: 
         plan.styles |= {base: SplitOutputs(), b: SplitOutputs()}
         whole = module.lora_A[ADAPTER]
     else:
-        plan.styles |= {base: SplitSummand(), a: SplitSummand(), dropout: SplitDropout(), name: SummedOutput()}
+        plan.styles |= {base: SplitSummand(), a: SplitSummand(), dropout: SplitDropout()}
+        plan.styles[name] = ScatteredOutput() if shared else SummedOutput()
         whole = module.lora_B[ADAPTER]
     plan.in_part.append((whole, "weight"))
 

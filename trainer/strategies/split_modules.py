@@ -8,6 +8,7 @@ of labels is another in each micro-batch. Shoeybi et al. 2019 (arXiv 1909.08053)
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -35,14 +36,7 @@ class EqualInput(Split):
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         group = device_mesh.get_group()
-
-        def mark(_module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
-            if args:
-                return (_EqualInput.apply(args[0], group), *args[1:]), kwargs
-            return args, {**kwargs, "hidden_states": _EqualInput.apply(kwargs["hidden_states"], group)}
-
-        module.register_forward_pre_hook(mark, with_kwargs=True)
-        return module
+        return mark_input(module, lambda hidden: _EqualInput.apply(hidden, group))
 
 
 class SplitOutputs(Split):
@@ -80,14 +74,7 @@ class SummedOutput(Split):
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         group = device_mesh.get_group()
-        linear = module.get_base_layer() if hasattr(module, "get_base_layer") else module
-
-        def add_up(_module: nn.Module, _args: Any, part: Tensor) -> Tensor:
-            outputs: Tensor = _SummedOutput.apply(part, group)
-            return outputs if linear.bias is None else outputs + linear.bias.to(outputs.dtype)
-
-        module.register_forward_hook(add_up)
-        return module
+        return sum_output(module, lambda part: _SummedOutput.apply(part, group))
 
 
 class SplitInputs(SplitSummand):
@@ -163,6 +150,35 @@ class SplitChunkedHead(ParallelStyle):
 def first_row(rows: int, mesh: DeviceMesh) -> int:
     """Where this rank's part of `rows` rows begins: parts are equal but for the last, as DTensor has them."""
     return min(rows, mesh.get_local_rank() * -(-rows // mesh.size()))
+
+
+def linear_of(module: nn.Module) -> nn.Module:
+    """The linear layer in an adapted one, or that which is not."""
+    return module.get_base_layer() if hasattr(module, "get_base_layer") else module
+
+
+def mark_input(module: nn.Module, mark: Callable[[Tensor], Tensor]) -> nn.Module:
+    """Have the module take `mark` of the hidden states that it is given: its first argument, however it is passed."""
+
+    def marked(_module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        if args:
+            return (mark(args[0]), *args[1:]), kwargs
+        return args, {**kwargs, "hidden_states": mark(kwargs["hidden_states"])}
+
+    module.register_forward_pre_hook(marked, with_kwargs=True)
+    return module
+
+
+def sum_output(module: nn.Module, add_up: Callable[[Tensor], Tensor]) -> nn.Module:
+    """Have `add_up` sum the module's output over ranks before the bias is added, which would count once for each."""
+    linear = linear_of(module)
+
+    def summed(_module: nn.Module, _args: Any, part: Tensor) -> Tensor:
+        outputs = add_up(part)
+        return outputs if linear.bias is None else outputs + linear.bias.to(outputs.dtype)
+
+    module.register_forward_hook(summed)
+    return module
 
 
 def _split_parameter(module: nn.Module, name: str, mesh: DeviceMesh, placement: Placement) -> None:

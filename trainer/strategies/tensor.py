@@ -3,8 +3,8 @@
 Attention is split by heads and the feed-forward part by its inner width, in the language model and in the tower; the
 embedding and the head by vocabulary, so that no rank ever holds whole logits. Norms, the projector and what else is
 small are whole on every rank (Shoeybi et al. 2019, arXiv 1909.08053). Between submodules activations are plain tensors,
-equal on the ranks of a copy. Copies sum their gradients by all-reduce (`tp`), or slice by FSDP2 what each rank has left
-(`tp+fsdp`).
+equal on the ranks of a copy, or with `train.sequence_parallel` each rank's share of the tokens. Copies sum their
+gradients by all-reduce (`tp`), or slice by FSDP2 what each rank has left (`tp+fsdp`).
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ class TensorParallel(OnTorch):
         self._num_copies, self._leads = worker.world_size // ranks, worker.rank % ranks == 0
         mesh = init_device_mesh(worker.device.type, (self._num_copies, ranks), mesh_dim_names=("copies", "tensor"))
         self._tensor_group, self._copies_group = mesh.get_group("tensor"), mesh.get_group("copies")
-        self._in_part = split(blocks, mesh["tensor"], Stage.whole(len(blocks.language_layers)))
+        self._in_part = split(
+            blocks, mesh["tensor"], Stage.whole(len(blocks.language_layers)), sequence=config.sequence_parallel
+        )
         module.to(worker.device)
         self._is_sliced = config.strategy == "tp+fsdp" and self._num_copies > 1  # one copy has nothing to slice over
         if self._is_sliced:
