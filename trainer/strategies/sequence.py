@@ -18,6 +18,10 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from trainer.strategies.split_modules import Split, SplitSummand, mark_input, sum_output
 
+# torch 2.13 gives these other names and warns of the old ones.
+_all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+_reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+
 
 @dataclass(frozen=True)
 class Shares:
@@ -46,7 +50,7 @@ class Shares:
         rows, tokens, hidden = part.shape
         whole = part.new_empty(rows, tokens * self.ranks, hidden)
         if self.group:
-            dist.all_gather_into_tensor(whole.view(-1, hidden), part.reshape(-1, hidden).contiguous(), group=self.group)
+            _all_gather(whole.view(-1, hidden), part.reshape(-1, hidden).contiguous(), group=self.group)
         return whole
 
     def summed(self, whole: Tensor) -> Tensor:
@@ -54,7 +58,7 @@ class Shares:
         rows, tokens, hidden = whole.shape
         part = whole.new_empty(rows, tokens // self.ranks, hidden)
         if self.group:
-            dist.reduce_scatter_tensor(part.view(-1, hidden), whole.reshape(-1, hidden).contiguous(), group=self.group)
+            _reduce_scatter(part.view(-1, hidden), whole.reshape(-1, hidden).contiguous(), group=self.group)
         return part
 
 
