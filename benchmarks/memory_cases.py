@@ -262,6 +262,7 @@ HYBRID_CASES = {
     "hsdp adapters bf16": Case("hsdp", ADAPTERS | BF16),
     "hsdp adapters offload": Case("hsdp", ADAPTERS | {"train.offload": "optimizer+weights"}),
 }
+SHARED_TOKENS: dict[str, Any] = {"train.sequence_parallel": True}
 # On four processes: two copies of the model on two ranks each.
 SPLIT_CASES = {
     "tp loss in chunks": Case("tp", IN_CHUNKS, vocabulary=LARGE_VOCABULARY),
@@ -271,6 +272,15 @@ SPLIT_CASES = {
     "tp projector only": Case("tp", {"model.freeze": ["tower", "language_model"]}),
     "tp tower trained": Case("tp", TOWER_TRAINED, cached=False),
     "tp online": Case("tp", ONLINE, cached=False),
+    "tp shared tokens": Case("tp", SHARED_TOKENS),
+    "tp shared tokens checkpointing": Case("tp", SHARED_TOKENS | CHECKPOINTING),
+    "tp shared tokens bf16": Case("tp", SHARED_TOKENS | BF16),
+    "tp shared tokens adapters": Case("tp", SHARED_TOKENS | ADAPTERS),
+    "tp+fsdp shared tokens bf16 checkpointing": Case("tp+fsdp", SHARED_TOKENS | BF16 | CHECKPOINTING),
+    "tp adapters": Case("tp", ADAPTERS),
+    "tp adapters bf16": Case("tp", ADAPTERS | BF16),
+    "tp adapters checkpointing": Case("tp", ADAPTERS | CHECKPOINTING),
+    "tp+fsdp adapters": Case("tp+fsdp", ADAPTERS),
     "tp+fsdp": Case("tp+fsdp"),
     "tp+fsdp projector only": Case("tp+fsdp", PROJECTOR),
     "tp+fsdp online": Case("tp+fsdp", ONLINE, cached=False),

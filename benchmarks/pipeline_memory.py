@@ -52,6 +52,8 @@ CASES = {
 SPLIT = {"train.pipeline_parallel": 2, "train.tensor_parallel": 2, "model.language_model.config.num_hidden_layers": 6}
 SPLIT_CASES = {
     "tp+pp+dp": Case("tp+pp+dp", SPLIT, passes=4),
+    "tp+pp+dp adapters": Case("tp+pp+dp", {**SPLIT, "model.lora": {"rank": 8}}, passes=4),
+    "tp+pp+dp shared tokens": Case("tp+pp+dp", {**SPLIT, "train.sequence_parallel": True}, passes=4),
     "tp+pp+dp bf16 checkpointing": Case(
         "tp+pp+dp", {**SPLIT, "train.precision": "bf16", "train.activation_checkpointing": "full"}, passes=4
     ),

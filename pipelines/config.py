@@ -247,6 +247,12 @@ def _parallel_problems(config: RunConfig) -> Iterator[Problem]:
             f"found {train.tensor_parallel}, expected a divisor of the {cluster.processes} processes of a node: layers "
             "are split inside a node",
         )
+    if train.sequence_parallel and config.data.row_tokens % train.tensor_parallel:
+        yield Problem(
+            "train.sequence_parallel",
+            f"found with data.row_tokens {config.data.row_tokens}, expected a multiple of train.tensor_parallel "
+            f"{train.tensor_parallel}: so many ranks share the tokens of a row",
+        )
     if cluster.world_size % train.model_ranks:
         yield Problem(
             "train.pipeline_parallel",

@@ -41,7 +41,10 @@ class LoraConfig(Section):
     rank: Positive = Field(16, description="Inner width of each adapter.")
     alpha: float = Field(32.0, gt=0, description="What adapters add is scaled by alpha / rank.")
     dropout: float = Field(
-        0.0, ge=0, lt=1, description="Share of an adapter's inputs set to 0; what is drawn depends on the world size."
+        0.0,
+        ge=0,
+        lt=1,
+        description="Share of an adapter's inputs set to 0; what is drawn depends on the number of copies.",
     )
     targets: tuple[str, ...] = Field(
         (), description="Linear layers of the language blocks, such as q_proj or mlp.up_proj; empty is all of them."

@@ -85,7 +85,8 @@ def build_parts(job: JobConfig, worker: Worker) -> Parts:
     if job.train.tensor_parallel > 1:
         from trainer.strategies.split import require_splittable  # DTensor alone takes most of a second
 
-        require_splittable(job.model, job.train.tensor_parallel, cached=cached)
+        shares = job.train.sequence_parallel
+        require_splittable(job.model, job.train.tensor_parallel, cached=cached, sequence=shares)
     row_flops = None
     if job.train.pipeline_parallel > 1:
         shape = family.shape(job.model)
@@ -160,6 +161,12 @@ def require_divisible(job: JobConfig, replica: Replica) -> None:
             f"train.global_batch_rows {settings.global_batch_rows} does not divide over {replica.count} {copies} "
             f"with train.micro_batch_rows {settings.micro_batch_rows}",
             expected=f"a multiple of {settings.micro_batch_rows * replica.count}",
+        )
+    if settings.sequence_parallel and job.data.row_tokens % settings.tensor_parallel:
+        raise ConfigError(
+            f"train.sequence_parallel: {settings.tensor_parallel} ranks cannot share data.row_tokens "
+            f"{job.data.row_tokens}",
+            expected="tokens of a row that are a multiple of train.tensor_parallel",
         )
 
 

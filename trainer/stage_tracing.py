@@ -41,6 +41,7 @@ def trace_stage(
     compute: Compute,
     recompute: Recompute,
     tensor_parallel: int = 1,
+    sequence_parallel: bool = False,
 ) -> StageTrace:
     """Trace a stage, of whose layers only the number matters, on the first of the ranks that split them.
 
@@ -62,7 +63,7 @@ def trace_stage(
         like_it = Stage(layers, stage.is_first, stage.is_last)
         blocks.reduce_to(like_it)
         if tensor_parallel > 1:
-            cut(blocks, tensor_parallel, like_it)
+            cut(blocks, tensor_parallel, like_it, sequence=sequence_parallel)
         inputs = inputs_of(config, shape, vocabulary, cached=cached)
         passed_on = (shape.rows, shape.tokens, width)
         if not stage.is_first:

@@ -73,6 +73,7 @@ def trace_step(
     gathered: bool = False,
     sliced: bool = False,
     tensor_parallel: int = 1,
+    sequence_parallel: bool = False,
     every_layer: bool = False,
 ) -> StepTrace:
     """Trace one micro-batch of the model with `language_layers` layers of its language model.
@@ -95,7 +96,8 @@ def trace_step(
         recompute.apply(family, module)
         if tensor_parallel > 1:
             blocks = family.blocks(module)
-            cut(blocks, tensor_parallel, Stage.whole(len(blocks.language_layers)))
+            whole = Stage.whole(len(blocks.language_layers))
+            cut(blocks, tensor_parallel, whole, sequence=sequence_parallel)
         if gathered:
             keep_no_gathered_weights(module)
         if not every_layer:

@@ -90,6 +90,11 @@ class TrainConfig(Section):
     tensor_parallel: Positive = Field(
         1, description="Ranks of one node that split each layer between them. For the tp strategies."
     )
+    sequence_parallel: bool = Field(
+        False,
+        description="Ranks that split a layer of the language model share the tokens of each row between its split "
+        "parts: less memory for activations, at about the same traffic. For the tp strategies.",
+    )
     pipeline_parallel: Positive = Field(
         1, description="Ranks that the layers are divided over, in stages. For the pp strategies."
     )
@@ -224,6 +229,11 @@ class TrainConfig(Section):
             raise ValueError(
                 f"virtual_stages {self.virtual_stages} has no meaning for strategy {self.strategy}: use one of "
                 f"{', '.join(PIPELINE_PARALLEL)}"
+            )
+        if self.sequence_parallel and self.strategy not in TENSOR_PARALLEL:
+            raise ValueError(
+                f"sequence_parallel has no meaning for strategy {self.strategy}: use one of "
+                f"{', '.join(TENSOR_PARALLEL)}, or leave it out"
             )
         return self
 

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 WEIGHT_COPIES = "weight copies"
 # trainer.tracing.Compute, whether no layer holds on to its weights, whether gradients of what lies outside of layers
-# are sliced at the end, and the ranks that split each layer
-Computing = tuple[str, bool, bool, int]
+# are sliced at the end, the ranks that split each layer, and whether they share its tokens
+Computing = tuple[str, bool, bool, int, bool]
 Bytes = Mapping[str, int]  # by category, see trainer.tracing.Category
 
 
@@ -109,7 +109,8 @@ def require_degree(config: RunConfig) -> None:
     if config.train.tensor_parallel > 1:
         from trainer.strategies.split import require_splittable
 
-        require_splittable(config.model, config.train.tensor_parallel, cached=is_cached(config))
+        ranks, sequence = config.train.tensor_parallel, config.train.sequence_parallel
+        require_splittable(config.model, ranks, cached=is_cached(config), sequence=sequence)
 
 
 def is_cached(config: RunConfig) -> bool:
@@ -124,7 +125,7 @@ def computing_of(config: RunConfig) -> Computing:
     compute = "bf16 weights" if in_slices else "autocast"
     if config.train.precision == "fp32":
         compute = "fp32"
-    return compute, strategy == "zero3", in_slices, config.train.tensor_parallel
+    return compute, strategy == "zero3", in_slices, config.train.tensor_parallel, config.train.sequence_parallel
 
 
 @functools.cache
@@ -143,7 +144,7 @@ def _traced(
     from trainer.trace_rows import RowShape
     from trainer.tracing import trace_step
 
-    compute, gathered, sliced, tensor_parallel = computing
+    compute, gathered, sliced, tensor_parallel, sequence_parallel = computing
     num_rows, row_tokens, images, label_tokens = rows
     return trace_step(
         ModelConfig.model_validate_json(model),
@@ -154,6 +155,7 @@ def _traced(
         gathered=gathered,
         sliced=sliced,
         tensor_parallel=tensor_parallel,
+        sequence_parallel=sequence_parallel,
         recompute=recompute,
         language_layers=layers,
     )

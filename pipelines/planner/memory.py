@@ -114,7 +114,7 @@ class Weights:
 
         trained = {part: on_rank(part, count) for part, count in shape.trained.items()}
         trainable = sum(trained.values())
-        layer = shape.of_tensor_rank("language_layers", shape.trained_per_layer, layout.tensor_parallel)
+        layer = shape.trained_per_layer(layout.tensor_parallel)
         language = shape.language
         embedding = on_rank("embedding", shape.parameters["embedding"])
         tower_layers = min(trained["tower"], shape.tower.layers * shape.tower.layer_parameters)

@@ -66,6 +66,7 @@ class Work:
     gradient_compression: Compression = "none"
     quantized_weights: bool = False
     quantized_gradients: bool = False
+    sequence_parallel: bool = False
     stages: tuple[Stage, ...] = ()  # of each rank of a pipeline; () takes all layers as equal and the ends as free
 
     @property
@@ -118,13 +119,13 @@ def traffic(layout: Layout, shape: ModelShape, work: Work) -> list[Transfer]:
     inside a node and all-reduces a shard's gradients across nodes once a step. ZeRO-1 sends its gradients once a step.
     ZeRO-3 gathers all weights, frozen ones too, for each forward and each backward pass; with ZeRO++ (Wang et al. 2023,
     arXiv 2306.10209) in 8 bits, and sums gradients between nodes in 4 bits, by two all-to-alls that send what a
-    hierarchical reduce-scatter would. Ranks that split layers sum
-    activations, see `_tensor_sums`. Of a pipeline's stages, which all-reduce their own gradients and sum their own
-    activations, the one that sends most is given.
+    hierarchical reduce-scatter would. Ranks that split layers sum activations, see `_tensor_sums`, and once a step the
+    gradients of what is whole of adapters. Of a pipeline's stages, which all-reduce their own gradients and sum their
+    own activations, the one that sends most is given.
     """
     strategy = layout.strategy
     stage = _fullest_stage(layout, shape, work)
-    found = list(_activations(layout, shape, work, stage))
+    found = list(_between_parts(layout, shape, work, stage))
     data = _Group(layout.data_parallel, layout.tensor_parallel, layout.ranks_per_node)
     fp32 = _trainable_bytes(layout, shape, lambda part: FP32_BYTES)
     # DeepSpeed under autocast: what matrix products use travels in the compute type, an embedding's gradient does not.
@@ -204,7 +205,8 @@ def _fullest_stage(layout: Layout, shape: ModelShape, work: Work) -> Stage:
     """The one whose ranks send most to each other."""
 
     def sent(stage: Stage) -> float:
-        sums = work.micro_steps * _tensor_sums(layout, shape, work, stage) if layout.tensor_parallel > 1 else 0.0
+        in_layers = _tensor_sums(layout, shape, work, stage) + sum(_shared_layers(layout, shape, work, stage)) / 2
+        sums = work.micro_steps * in_layers if layout.tensor_parallel > 1 else 0.0
         return sums + _stage_gradients(layout, shape, work, stage) * (layout.data_parallel > 1)
 
     stages = work.stages or by_rank(stages_of(shape.language.layers, layout.stages, None), layout)
@@ -222,10 +224,10 @@ def _tensor_sums(layout: Layout, shape: ModelShape, work: Work, stage: Stage) ->
     """Bytes that ranks which split the layers of a stage sum in a micro-batch (trainer/strategies/split.py).
 
     A layer sums what attention and feed-forward part give, and backward the gradients of their inputs (Shoeybi et al.
-    2019, arXiv 1909.08053); checkpointing sums again what attention gives, for after the feed-forward part's last
-    product nothing is needed. The embedding is summed forward, the head's inputs backward, and three numbers of each
-    label for the loss. Under autocast gradients of layers' inputs are fp32; where FSDP casts weights, what is frozen
-    computes in fp32.
+    2019, arXiv 1909.08053), but for `_shared_layers`; checkpointing sums again what attention gives, for after the
+    feed-forward part's last product nothing is needed. The embedding is summed forward, the head's inputs backward, and
+    three numbers of each label for the loss. Under autocast gradients of layers' inputs are fp32; where FSDP casts
+    weights, what is frozen computes in fp32.
     """
     by_weights = layout.strategy in SHARDED_BY_FSDP
     gradient_bytes = work.compute_bytes if by_weights else FP32_BYTES
@@ -236,7 +238,7 @@ def _tensor_sums(layout: Layout, shape: ModelShape, work: Work, stage: Stage) ->
     tokens, labels = work.micro_batch_rows * work.row_tokens, work.micro_batch_rows * work.row_label_tokens
     again = work.activation_checkpointing == "full"
     layer_bytes = (2 + again) * bytes_of("language_layers") + 2 * gradient_bytes
-    language = len(stage.layers) * layer_bytes
+    language = 0 if work.sequence_parallel else len(stage.layers) * layer_bytes
     embedding = (bytes_of("embedding") if by_weights else FP32_BYTES) * stage.is_first
     tower_bytes = 2 * bytes_of("tower") + (2 * gradient_bytes if shape.trained["tower"] else 0)
     tower_layers = shape.tower.layers * stage.is_first
@@ -245,10 +247,35 @@ def _tensor_sums(layout: Layout, shape: ModelShape, work: Work, stage: Stage) ->
     return tokens * shape.language.hidden * (language + embedding) + tower * shape.tower.hidden + head
 
 
-def _activations(layout: Layout, shape: ModelShape, work: Work, stage: Stage) -> Iterator[Transfer]:
+def _shared_layers(layout: Layout, shape: ModelShape, work: Work, stage: Stage) -> tuple[float, float]:
+    """Bytes that ranks which share the tokens of layers reduce-scatter in a micro-batch, and that they all-gather.
+
+    Each sum of a layer is one of both (trainer/strategies/sequence.py), of numbers that products take and give.
+    Checkpointing gathers both inputs again. A stage's last output is gathered, and backward what its first layer takes:
+    under autocast both are fp32.
+    """
+    if not (work.sequence_parallel and stage.layers):
+        return 0.0, 0.0
+    by_weights = layout.strategy in SHARDED_BY_FSDP
+    number_bytes = FP32_BYTES if by_weights and "language_layers" in shape.frozen else work.compute_bytes
+    numbers = work.micro_batch_rows * work.row_tokens * shape.language.hidden
+    again = work.activation_checkpointing == "full"
+    scattered = (4 + again) * number_bytes * len(stage.layers)
+    gathered = (4 + 2 * again) * number_bytes * len(stage.layers) + 2 * (number_bytes if by_weights else FP32_BYTES)
+    return numbers * scattered, numbers * gathered
+
+
+def _between_parts(layout: Layout, shape: ModelShape, work: Work, stage: Stage) -> Iterator[Transfer]:
     tensor = _Group(layout.tensor_parallel, 1, layout.ranks_per_node)
     sums = work.micro_steps * _tensor_sums(layout, shape, work, stage)
     yield from tensor.collective("activations", "all_reduce", sums)
+    scattered, gathered = (work.micro_steps * sent for sent in _shared_layers(layout, shape, work, stage))
+    if scattered:
+        yield from tensor.collective("activations", "reduce_scatter", scattered)
+        yield from tensor.collective("activations", "all_gather", gathered)
+    if shape.adapters:
+        whole = shape.whole_adapters * len(stage.layers) / layout.weight_shards
+        yield from tensor.collective("gradients", "all_reduce", FP32_BYTES * whole)
     stages = layout.pipeline_parallel
     if stages > 1:
         # In fp32, to the next stage forward and to the one before backward; the first of all has none before it and the

@@ -35,6 +35,7 @@ NAMES = {
     "language": ("activations", "held for the backward pass"),
     "head": ("logits", "of label tokens only, a chunk at a time"),
     "backward": ("backward's temporaries", ""),
+    "sent": ("sent", "between stages, not yet let go of"),
 }
 
 
@@ -63,29 +64,30 @@ def stage_moments(
     own = stages[number::ranks]
     weights = StageWeights.of(shape, Stage.joined(own), cached=is_cached(config), tensor_parallel=train.tensor_parallel)
     order = list(operations(number, ranks, virtual, passes))
+    neighbours = [(not stage.is_first) + (not stage.is_last) for stage in own]
     traced = [
-        _Rank([_Stage.traced(config, shape, stage, mix, from_one_row) for stage in own], order)
+        _Rank([_Stage.traced(config, shape, stage, mix, from_one_row) for stage in own], neighbours, order)
         for mix in mixes or worst_rows(config, shape)
     ]
     rank = max(traced, key=lambda one: one.total_bytes)
     one = rank.stages[0]
     # What is received has a buffer for each micro-batch: hidden states from before, their gradients from behind.
     in_schedule = schedule_passes(passes, ranks, virtual)
-    neighbours = sum((not stage.is_first) + (not stage.is_last) for stage in own)
+    late = 0  # with several stages, `_Rank` counts it
     if virtual == 1:
         # What was sent is let go of late: the last gradient, and the output of the last but one forward pass of the
         # start. A micro-batch that the schedule has too many is an output of zeros.
         (stage,), held = own, min(ranks - number, passes)
         late = (not stage.is_first and passes > held) + (not stage.is_last and passes >= 2 * held - 1)
         late += min(ranks - number, in_schedule) - held
-    else:
-        late = in_schedule * neighbours  # torch's interleaved schedule waits for what it sent at the end of a step
-    sent = MemoryPart("sent", late * one.passed_on_bytes, "between stages, not yet let go of")
+    sent = MemoryPart("sent", late * one.passed_on_bytes, NAMES["sent"][1])
     static = [
         *lasting_parts(weights, averaged=config.train.ema_decay > 0),
         MemoryPart("inputs", passes * one.input_bytes, "tokens, labels and images of a step"),
         MemoryPart(
-            "received", in_schedule * neighbours * one.passed_on_bytes, "between stages, for each micro-batch of a step"
+            "received",
+            in_schedule * sum(neighbours) * one.passed_on_bytes,
+            "between stages, for each micro-batch of a step",
         ),
     ]
     update = MemoryPart("optimizer's temporaries", FP32_BYTES * weights.trainable, "one moment's root")
@@ -142,9 +144,10 @@ class _Stage:
 
 @dataclass(frozen=True)
 class _Rank:
-    """The stages of a rank, and the order in which it works on them."""
+    """The stages of a rank, how many stages each of them sends to, and the order in which the rank works on them."""
 
     stages: list[_Stage]
+    neighbours: list[int]
     order: list[tuple[Pass, int]]
 
     @property
@@ -152,18 +155,22 @@ class _Rank:
         return max(self.fullest("forward").total(), self.fullest("backward").total())
 
     def fullest(self, kind: Pass) -> Counter[str]:
-        """The fullest of all moments in passes of this kind."""
-        held = [0] * len(self.stages)
-        found: Counter[str] = Counter()
+        """The fullest of all moments in passes of this kind.
+
+        Torch's interleaved schedule lets go of all that it sent at the end of a step: also of outputs whose backward
+        pass is over, and of gradients.
+        """
+        held, late, found = [0] * len(self.stages), 0, Counter[str]()
         seen: set[tuple[int, ...]] = set()
         for each, number in self.order:
             held[number] -= each == "backward"  # what this pass works on is in its own moment
-            if each == kind and (number, *held) not in seen:
-                seen.add((number, *held))
-                moment = getattr(self.stages[number], kind)
+            if each == kind and (number, late, *held) not in seen:
+                seen.add((number, late, *held))
+                moment = getattr(self.stages[number], kind) + Counter({"sent": late * self.stages[0].passed_on_bytes})
                 now = sum((_times(one.kept, count) for one, count in zip(self.stages, held, strict=True)), moment)
                 found = max(found, now, key=Counter.total)
             held[number] += each == "forward"
+            late += self.neighbours[number] * (each == "backward" and len(self.stages) > 1)
         return found
 
 
@@ -186,6 +193,7 @@ def _traced_stage(config: RunConfig, shape: ModelShape, stage: Stage, mix: Mix, 
         in_bf16=train.precision != "fp32",
         recompute=Recompute.of(train),
         tensor_parallel=train.tensor_parallel,
+        sequence_parallel=train.sequence_parallel,
     )
 
 
@@ -200,6 +208,7 @@ def _traced(
     in_bf16: bool,
     recompute: Recompute,
     tensor_parallel: int,
+    sequence_parallel: bool,
 ) -> StageTrace:
     """`model` is the model section as JSON; `rows` are their number and of one row tokens, images and label tokens."""
     from trainer.model_config import ModelConfig
@@ -216,4 +225,5 @@ def _traced(
         compute="autocast" if in_bf16 else "fp32",
         recompute=recompute,
         tensor_parallel=tensor_parallel,
+        sequence_parallel=sequence_parallel,
     )

@@ -147,7 +147,8 @@ def _ways(search: _Search, memory: SearchMemory) -> Iterator[_Way]:
     """All that may fit, with their time and price."""
     base = search.config
     places = list(clusters(base, load_catalog(), search.prices))
-    degrees = Degrees.of(search.model, places, cached=memory.cached)
+    sequence = base.train.sequence_parallel
+    degrees = Degrees.of(search.model, places, cached=memory.cached, sequence=sequence)
     for place in places:
         in_place = place.change(base)
         for change in ways(base, place, degrees):
@@ -243,6 +244,7 @@ def _in_words(config: RunConfig) -> str:
         [
             train.strategy,
             *([f"{train.tensor_parallel} ranks a layer"] if train.tensor_parallel > 1 else []),
+            *(["shared tokens"] if train.sequence_parallel else []),
             *([f"{train.pipeline_parallel} stages"] if train.pipeline_parallel > 1 else []),
             rows,
             *CHECKPOINTING_WORDS[train.activation_checkpointing],

@@ -75,7 +75,7 @@ class Degrees:
     pipeline: frozenset[int]
 
     @classmethod
-    def of(cls, model: Architecture, places: Iterable[Cluster], *, cached: bool) -> Degrees:
+    def of(cls, model: Architecture, places: Iterable[Cluster], *, cached: bool, sequence: bool = False) -> Degrees:
         """All that some of the clusters have GPUs for, and that the trainer's own checks let through."""
         from trainer.strategies.split import require_splittable
 
@@ -88,7 +88,7 @@ class Degrees:
             # nodes it takes ten times as long and more. The trainer takes only those of one node as well.
             tensor=_accepted(
                 {degree for place in places for degree in _divisors(place.gpus_per_node)},
-                lambda ranks: require_splittable(model.model, ranks, cached=cached),
+                lambda ranks: require_splittable(model.model, ranks, cached=cached, sequence=sequence),
             ),
             pipeline=_accepted(
                 {degree for place in places for degree in _divisors(place.gpus)},
@@ -118,6 +118,8 @@ def ways(config: RunConfig, cluster: Cluster, degrees: Degrees) -> Iterator[dict
             change["train.offload"] = "none"
         if train.compile and strategy not in COMPILING:
             change["train.compile"] = False
+        if train.sequence_parallel and (strategy not in TENSOR_PARALLEL or config.data.row_tokens % tensor):
+            change["train.sequence_parallel"] = False
         for rows in MICRO_BATCH_ROWS:
             if train.global_batch_rows % (copies * rows):
                 continue

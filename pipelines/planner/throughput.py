@@ -164,6 +164,7 @@ def work_of(config: RunConfig, shape: ModelShape, layout: Layout, load: RowLoad,
         gradient_compression=train.gradient_compression,
         quantized_weights=train.zero_quantized_weights,
         quantized_gradients=train.zero_quantized_gradients,
+        sequence_parallel=train.sequence_parallel,
         stages=by_rank(planned_stages(config, shape, layout, load, cached=cached), layout) if piped else (),
     )
 
@@ -214,14 +215,15 @@ def reached(config: RunConfig, layout: Layout, gpu: Gpu, *, cached: bool) -> tup
 
 def compute_seconds(row: RowFlops, shape: ModelShape, layout: Layout, rates: Rates) -> float:
     """One rank's time for one row, of a pipeline that of the stage that takes longest. Tensor parallelism cuts
-    all but the projector."""
+    all but the projector and one of each adapter's matrices."""
     language_rate = rates.frozen if "language_layers" in shape.frozen else rates.trained
     tower_rate = rates.frozen if "tower" in shape.frozen else rates.trained
     projector_rate = rates.frozen if "projector" in shape.frozen else rates.trained
     whole = row.tower.total / tower_rate / layout.tensor_parallel + row.projector.total / projector_rate
-    layers = (row.language_layers.total + row.attention.total) / language_rate + row.adapters.total / rates.trained
+    layers = (row.language_layers.total + row.attention.total) / language_rate / layout.tensor_parallel
+    layers += shape.of_tensor_rank("adapters", row.adapters.total, layout.tensor_parallel) / rates.trained
     head = row.head.total / language_rate / layout.tensor_parallel
-    one_layer = layers / shape.language.layers / layout.tensor_parallel
+    one_layer = layers / shape.language.layers
     return max(
         whole * stage.is_first + one_layer * len(stage.layers) + head * stage.is_last
         for stage in by_rank(stages_of(shape.language.layers, layout.stages, row), layout)
@@ -259,8 +261,7 @@ def exposed_communication(
     for name, s in times.items():
         same = [transfer for transfer in transfers if transfer.name == name]
         slowest = max(same, key=lambda transfer: seconds(transfer, machine, gpu))
-        is_tensor_parallel = slowest.what == "activations" and slowest.collective == "all_reduce"
-        hidden_s = 0.0 if is_tensor_parallel else min(s, room[slowest.what])
+        hidden_s = min(s, room[slowest.what])
         room[slowest.what] -= hidden_s
         if s > hidden_s:
             exposed.append(Exposed(name, s - hidden_s, slowest.scope == "inter", slowest.collective == "all_reduce"))

@@ -9,6 +9,7 @@ import argparse
 import json
 import math
 from collections import Counter
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -18,17 +19,25 @@ from benchmarks.flop_cases import IMAGE, model_config
 from benchmarks.tiny_runs import strategy_changes
 from trainer.batches import RowBatch
 from trainer.models.llava import LlavaFamily
+from trainer.models.recompute import Recompute
 from trainer.strategies.table import build_strategy
 from trainer.train_config import TrainConfig
 from trainer.worker import Worker, run_worker, start_worker
 
 MICRO_STEPS, MICRO_ROWS, ROW_TOKENS, LABELS, VOCABULARY = 2, 2, 64, 20, 300  # and one image
 MARK = "traffic: "
+# Beside each strategy by itself: changes of the model section, and of the train section.
+OTHERS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "tp adapters": ("tp", {"lora": {"rank": 4}}, {}),
+    "tp shared tokens": ("tp", {}, {"sequence_parallel": True}),
+    "tp shared tokens checkpointing": ("tp", {}, {"sequence_parallel": True, "activation_checkpointing": "full"}),
+}
 
 
-def count(strategy_name: str, worker: Worker) -> dict[str, int]:
+def count(name: str, worker: Worker) -> dict[str, int]:
     """Numbers that went into each kind of collective on this rank, in the second of two steps, in fp32."""
-    family, config = LlavaFamily(), model_config()
+    strategy_name, of_model, of_train = OTHERS.get(name, (name, {}, {}))
+    family, config = LlavaFamily(), model_config(**of_model)
     torch.manual_seed(0)
     model = family.skeleton(config, vocabulary=VOCABULARY)
     for parameter in model.parameters():
@@ -39,6 +48,7 @@ def count(strategy_name: str, worker: Worker) -> dict[str, int]:
     settings = TrainConfig.model_validate(
         {
             **changes,
+            **of_train,
             "global_batch_rows": MICRO_STEPS * MICRO_ROWS * copies,
             "micro_batch_rows": MICRO_ROWS,
             "precision": "fp32",
@@ -46,6 +56,7 @@ def count(strategy_name: str, worker: Worker) -> dict[str, int]:
             "clip_grad_norm": 0.0,
         }
     )
+    Recompute(layers=settings.activation_checkpointing).apply(family, module)
     strategy = build_strategy(settings, module, family.blocks(module), worker)
     ids = torch.zeros(MICRO_ROWS, ROW_TOKENS, dtype=torch.long)
     ids[0, : family.image_tokens(config, 32, 32)] = VOCABULARY - 1  # <image>

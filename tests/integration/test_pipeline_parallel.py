@@ -37,8 +37,10 @@ MODELS: dict[str, dict[str, Any]] = {
     "tied": TIED,
     "projector": PROJECTOR_ONLY,
     "hard to split": {**HARD_TO_SPLIT, "train.max_steps": 2 * STOP_STEP},
+    "adapters": {"model.lora": {"rank": 4, "alpha": 8.0}},
     "uneven": {"data.max_samples": 52},  # epochs of which the last step has fewer rows
 }
+REFERENCES = chosen(MODELS, lambda name: name != "adapters")
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "2 stages, 2 copies": ("plain", TWO_BY_TWO),
     "2 stages, 2 copies, all trained": ("tower", TWO_BY_TWO),
@@ -51,10 +53,12 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "2 x 2 stages, 2 copies, uneven": ("uneven", {**TWO_BY_TWO, **INTERLEAVED}),
     "2 x 2 stages of 2 ranks": ("hard to split", {**SPLIT, **INTERLEAVED}),
     "2 stages of 2 ranks": ("hard to split", SPLIT),
+    "2 stages of 2 ranks, adapters": ("adapters", SPLIT),
+    "2 stages of 2 ranks, shared tokens": ("hard to split", {**SPLIT, "train.sequence_parallel": True}),
     "2 stages of 2 ranks, 2 copies": ("hard to split", {**SPLIT, "train.micro_batch_rows": 1}),
 }
 PROCESSES = {"2 stages of 2 ranks, 2 copies": 8}  # 4 for all others
-RUN = chosen(CASES, lambda name: name not in PROCESSES)
+RUN = chosen(CASES, lambda name: name not in PROCESSES and not name.endswith(("adapters", "shared tokens")))
 
 
 class Move(NamedTuple):
@@ -88,7 +92,7 @@ def make(root: Path, name: str, changes: dict[str, Any]) -> JobConfig:
 def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, JobConfig]:
     """All runs by name. Those on the same number of processes share a process group, which is what takes the time."""
     root = tmp_path_factory.mktemp("pipeline")
-    jobs = {model: make(root, model, {**changes, "train.micro_batch_rows": 8}) for model, changes in MODELS.items()}
+    jobs = {model: make(root, model, {**changes, "train.micro_batch_rows": 8}) for model, changes in REFERENCES.items()}
     train_runs(list(jobs.values()), processes=1)
     cases = {name: make(root, name, {**MODELS[model], **changes}) for name, (model, changes) in RUN.items()}
     jobs |= cases

@@ -22,6 +22,8 @@ from tests.trainer_runs import losses, make_run, metrics, run_ranks, summary, tr
 from trainer.config import JobConfig
 from trainer.errors import ConfigError
 from trainer.model_config import ModelConfig
+from trainer.parts import require_divisible
+from trainer.replicas import Replica
 from trainer.strategies.split import require_splittable
 
 STRATEGIES = ("tp", "tp+fsdp")
@@ -36,6 +38,29 @@ MODEL = {
     "model.freeze": [],
     "features.cache": "off",
 }
+ADAPTED = {"model.lora": {"rank": 4, "alpha": 8.0}, "model.freeze": ["tower"]}
+SHARED = {"train.sequence_parallel": True}
+# What else is trained: a strategy, changes of the run file, and the run of one process that it equals.
+OTHERS: dict[str, tuple[str, dict[str, Any], str]] = chosen(
+    {
+        "tp+fsdp adapters": ("tp+fsdp", ADAPTED, "reference adapters"),
+        "tp+fsdp shared tokens": ("tp+fsdp", SHARED, "reference"),
+        "tp shared tokens": ("tp", SHARED, "reference"),
+        "tp shared tokens checkpointing": ("tp", SHARED | {"train.activation_checkpointing": "full"}, "reference"),
+        "tp shared tokens adapters": ("tp", SHARED | ADAPTED, "reference adapters"),
+        "tp shared tokens unpacked": ("tp", SHARED | {"data.pack": False}, "reference unpacked"),
+    },
+    lambda name: name in ("tp+fsdp adapters", "tp+fsdp shared tokens"),
+)
+UNPACKED = {"data.pack": False} if any("unpacked" in name for name in OTHERS) else None
+MOVES = chosen(
+    {
+        **{f"ddp-{one}": "reference" for one in STRATEGIES},
+        **{f"{one}-ddp": "reference" for one in STRATEGIES},
+        "tp+fsdp-ddp-adapters": "reference adapters",
+    },
+    lambda name: "adapters" not in name,
+)
 
 
 @pytest.fixture(scope="module")
@@ -51,22 +76,33 @@ def runs(root: Path) -> dict[str, JobConfig]:
         return make_run(root, run_id, {**MODEL, **strategy_changes(strategy), **changes}, features="off")
 
     stop = {"train.max_steps": STOP_STEP}
-    done = {"reference": job("reference", "ddp")}
-    train_runs([done["reference"], *[job(f"ddp-{one}", "ddp", **stop) for one in STRATEGIES]], processes=1)
+    done = {"reference": job("reference", "ddp"), "reference adapters": job("reference-adapters", "ddp", **ADAPTED)}
+    if UNPACKED:
+        done["reference unpacked"] = job("reference-unpacked", "ddp", **UNPACKED)
+    train_runs([*done.values(), *[job(f"ddp-{one}", "ddp", **stop) for one in STRATEGIES]], processes=1)
     done |= {one: job(one, one) for one in STRATEGIES}
     other = {"checkpointing": {"train.activation_checkpointing": "full"}, "bf16": {"train.precision": "bf16"}}
     done |= {f"{one} {name}": job(f"{one}-{name}", one, **more) for one in STRATEGIES for name, more in other.items()}
+    done |= {name: job(name.replace(" ", "-"), one, **more) for name, (one, more, _) in OTHERS.items()}
     begun = [job(f"{one}-ddp", one, **stop) for one in STRATEGIES]
+    if "tp+fsdp-ddp-adapters" in MOVES:
+        begun.append(job("tp+fsdp-ddp-adapters", "tp+fsdp", **ADAPTED, **stop))
     done |= {f"ddp-{one}": job(f"ddp-{one}", one) for one in STRATEGIES}
-    train_runs([*[done[name] for name in done if name != "reference"], *begun], processes=PROCESSES)
-    done |= {f"{one}-ddp": job(f"{one}-ddp", "ddp") for one in STRATEGIES}
-    train_runs([done[f"{one}-ddp"] for one in STRATEGIES], processes=1)
-    return done
+    train_runs([*[done[name] for name in done if "reference" not in name], *begun], processes=PROCESSES)
+    ended = {f"{one}-ddp": job(f"{one}-ddp", "ddp") for one in STRATEGIES}
+    if "tp+fsdp-ddp-adapters" in MOVES:
+        ended["tp+fsdp-ddp-adapters"] = job("tp+fsdp-ddp-adapters", "ddp", **ADAPTED)
+    train_runs(list(ended.values()), processes=1)
+    return done | ended
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_two_copies_of_two_ranks_equal_one_process(strategy: str, runs: dict[str, JobConfig]) -> None:
-    job, reference = runs[strategy], runs["reference"]
+# Runs, and the runs of one process that they equal.
+EQUAL = dict.fromkeys(STRATEGIES, "reference") | {name: equal for name, (_, _, equal) in OTHERS.items()}
+
+
+@pytest.mark.parametrize("run", EQUAL)
+def test_two_copies_of_two_ranks_equal_one_process(run: str, runs: dict[str, JobConfig]) -> None:
+    job, reference = runs[run], runs[EQUAL[run]]
     assert summary(job)["world_size"] == PROCESSES
     assert losses(job) == pytest.approx(losses(reference), rel=RELATIVE)
     norms, expected = ([line["grad_norm"] for line in metrics(each)] for each in (job, reference))
@@ -74,12 +110,13 @@ def test_two_copies_of_two_ranks_equal_one_process(strategy: str, runs: dict[str
     assert max(expected) > job.train.clip_grad_norm, "clipping must be active for its equality to mean anything"
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_their_weights_equal_one_process_and_are_counted_once(strategy: str, runs: dict[str, JobConfig]) -> None:
-    job, reference = runs[strategy], runs["reference"]
+@pytest.mark.parametrize("run", EQUAL)
+def test_their_weights_equal_one_process_and_are_counted_once(run: str, runs: dict[str, JobConfig]) -> None:
+    job, reference = runs[run], runs[EQUAL[run]]
     weights, expected = trained_weights(job), trained_weights(reference)
     assert weights.keys() == expected.keys()
-    assert any("q_norm" in name for name in expected) and any("vision_tower" in name for name in expected)
+    for special in ("lora_A", "lora_B") if "adapters" in run else ("q_norm", "vision_tower"):
+        assert any(special in name for name in expected)
     for name, tensor in expected.items():
         torch.testing.assert_close(weights[name], tensor, rtol=1e-4, atol=2e-5, msg=lambda text, n=name: f"{n}: {text}")
     counts = [
@@ -113,11 +150,19 @@ def test_a_rank_holds_what_the_planner_says(name: str, measured: dict[str, Any])
     assert expected["peak"] == pytest.approx(found["peak"], rel=PEAK)
 
 
-@pytest.mark.parametrize("run", [f"ddp-{one}" for one in STRATEGIES] + [f"{one}-ddp" for one in STRATEGIES])
+@pytest.mark.parametrize("run", MOVES)
 def test_checkpoints_go_from_one_layout_to_another(run: str, runs: dict[str, JobConfig]) -> None:
+    expected = losses(runs[MOVES[run]])
     assert summary(runs[run])["resumed_from_step"] == STOP_STEP
-    assert len(losses(runs[run])) == len(losses(runs["reference"])) > STOP_STEP
-    assert losses(runs[run]) == pytest.approx(losses(runs["reference"]), rel=RELATIVE)
+    assert len(losses(runs[run])) == len(expected) > STOP_STEP
+    assert losses(runs[run]) == pytest.approx(expected, rel=RELATIVE)
+
+
+def test_a_row_that_ranks_cannot_share_is_refused(root: Path) -> None:
+    uneven = {**MODEL, **strategy_changes("tp"), **SHARED, "data.row_tokens": 255}
+    job = make_run(root, "uneven", uneven, features="off")
+    with pytest.raises(ConfigError, match=r"2 ranks cannot share data\.row_tokens 255"):
+        require_divisible(job, Replica(index=0, count=2, leads=True, takes_images=True))
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from benchmarks.flop_cases import model_config
 from pipelines.planner.layout import make_layout
 from pipelines.planner.network import FP32_BYTES, Work, traffic
-from tests.drivers.count_traffic import LABELS, MARK, MICRO_ROWS, MICRO_STEPS, ROW_TOKENS
+from tests.drivers.count_traffic import LABELS, MARK, MICRO_ROWS, MICRO_STEPS, OTHERS, ROW_TOKENS
 from tests.trainer_runs import run_ranks
 from trainer.models.llava import LlavaFamily
 from trainer.strategies.table import strategy_names
@@ -42,7 +43,7 @@ SPLIT = {*TENSOR_PARALLEL, *PIPELINE_PARALLEL}  # two ranks for each copy of the
 def counted() -> dict[str, dict[str, int]]:
     found: dict[str, dict[str, int]] = {}
     for split in (False, True):
-        names = [name for name in strategy_names() if (name in SPLIT) == split]
+        names = [name for name in strategy_names() if (name in SPLIT) == split] + [*OTHERS] * split
         printed = run_ranks("tests.drivers.count_traffic", ["--strategies", *names], processes=_ranks(split))
         line = next(line for line in printed.splitlines() if line.startswith(MARK))
         found |= json.loads(line.removeprefix(MARK))
@@ -53,19 +54,20 @@ def _ranks(split: bool) -> int:
     return COPIES * (2 if split else 1)
 
 
-@pytest.mark.parametrize("strategy", strategy_names())
-def test_strategies_send_what_the_planner_says(strategy: str, counted: dict[str, dict[str, int]]) -> None:
-    shape = LlavaFamily().shape(model_config())
+@pytest.mark.parametrize("name", [*strategy_names(), *OTHERS])
+def test_strategies_send_what_the_planner_says(name: str, counted: dict[str, dict[str, int]]) -> None:
+    strategy, of_model, of_train = OTHERS.get(name, (name, {}, {}))
+    shape = LlavaFamily().shape(model_config(**of_model))
     tensor, stages = (2 if strategy in names else 1 for names in (TENSOR_PARALLEL, PIPELINE_PARALLEL))
     layout = make_layout(strategy, 1, _ranks(strategy in SPLIT), tensor_parallel=tensor, pipeline_parallel=stages)
-    transfers = traffic(layout, shape, WORK)
+    transfers = traffic(layout, shape, dataclasses.replace(WORK, **of_train))
     assert transfers
     expected = {"all_reduce": 0.0, "all_gather": 0.0, "send": 0.0}
     for transfer in transfers:
         kind, parts = SENT_AS[transfer.collective]
         expected[kind] += transfer.payload_bytes / FP32_BYTES / parts
-    found = {kind: counted[strategy].get(kind, 0) for kind in expected}
-    print(strategy, "planned", expected, "counted", found)
+    found = {kind: counted[name].get(kind, 0) for kind in expected}
+    print(name, "planned", expected, "counted", found)
     # Norms and padding are not planned. ZeRO-3 gathers its vectors once a step and not for each pass, and what is live
     # of the last layers when the backward pass begins not again: of a model with so few layers, a share that is seen.
     assert found == pytest.approx(expected, rel=0.05 if strategy == "zero3" else 0.005, abs=0)

@@ -129,6 +129,16 @@ def test_a_missing_field_is_named_with_its_purpose() -> None:
             },
             "train.tensor_parallel",
         ),
+        ({"train__sequence_parallel": True}, "train"),
+        (
+            {
+                "train__strategy": "tp",
+                "train__tensor_parallel": 2,
+                "train__sequence_parallel": True,
+                "data__row_tokens": 255,
+            },
+            "train.sequence_parallel",
+        ),
         ({"train__schedule": "wsd", "train__warmup_fraction": 0.5, "train__decay_fraction": 0.6}, "train"),
         ({"cluster__reduction_server": {"replica_count": 2}}, "cluster.reduction_server"),
         ({"cluster__accelerator_type": "NVIDIA_L4"}, "cluster"),

@@ -42,7 +42,7 @@ def test_a_shape_counts_as_trained_what_a_model_trains(case: str) -> None:
     assert shape.total_parameters == sum(weight.numel() for weight in parameters)
     assert shape.trainable_parameters == sum(weight.numel() for weight in parameters if weight.requires_grad)
     layer = family.blocks(family.training_module(config, model, cached=False)).language_layers[0].parameters()
-    assert shape.trained_per_layer == sum(weight.numel() for weight in layer if weight.requires_grad)
+    assert shape.trained_per_layer() == sum(weight.numel() for weight in layer if weight.requires_grad)
 
 
 def test_adapters_start_without_effect_and_the_same_in_every_process(tokenizer: PreTrainedTokenizerFast) -> None:

@@ -159,6 +159,24 @@ def test_tensor_parallel_neighbours_share_a_node() -> None:
     assert activations[0].payload_bytes == ((3 * 2 + 2 * 4) * 32 + 4) * 4096 * 4096 * 4
 
 
+@given(st.sampled_from([2, 4, 8]), st.sampled_from(["none", "full"]))
+def test_ranks_that_share_tokens_send_what_their_sums_would(ranks: int, checkpointing: Any) -> None:
+    """But for both ends of the stack, and what attention takes, which is gathered again where it is computed again."""
+    whole = make_layout("tp", 1, ranks, tensor_parallel=ranks)
+    work = replace(WORK, precision="fp32", activation_checkpointing=checkpointing)
+    plain, shared = (
+        sum(
+            transfer.bytes_per_rank
+            for transfer in traffic(whole, LLAVA_7B, replace(work, sequence_parallel=shares))
+            if transfer.what == "activations"
+        )
+        for shares in (False, True)
+    )
+    numbers = work.micro_steps * work.row_tokens * LLAVA_7B.language.hidden
+    more = 2 + (32 if checkpointing == "full" else 0)
+    assert shared - plain == pytest.approx((ranks - 1) / ranks * numbers * more * 4)
+
+
 def test_stages_on_several_nodes_send_over_the_network() -> None:
     apart = make_layout("pp", 2, 8, pipeline_parallel=2)
     together = make_layout("pp", 1, 8, pipeline_parallel=2)

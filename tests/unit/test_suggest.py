@@ -52,16 +52,25 @@ def test_a_stack_of_seven_layers_has_at_most_seven_stages() -> None:
     assert Degrees.of(architecture(run_file()), PLACES, cached=True).pipeline == {2, 4}
 
 
-def test_adapters_are_not_split() -> None:
+def test_adapters_are_split_with_their_layers() -> None:
     config = run_file()
     with_adapters = parse_run_config(merged(config.to_dict(), {"model.lora": {"rank": 4}}), "test")
-    assert not Degrees.of(architecture(with_adapters), PLACES, cached=True).tensor
+    assert Degrees.of(architecture(with_adapters), PLACES, cached=True).tensor == {2}
 
 
-@pytest.mark.parametrize("offload", ["none", "optimizer"])
-def test_every_way_is_a_valid_run_file(offload: str) -> None:
+SHARED_TOKENS = {"train.strategy": "tp", "train.tensor_parallel": 2, "train.sequence_parallel": True}
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        {"train.strategy": "zero1"},
+        {"train.strategy": "zero1", "train.offload": "optimizer"},
+        {**SHARED_TOKENS, "cluster.processes_per_replica": 2, "data.row_tokens": 508},  # which 8 ranks cannot share
+    ],
+)
+def test_every_way_is_a_valid_run_file(start: dict[str, Any]) -> None:
     """Also where the run file asks for what another strategy does not have."""
-    start = {"train.strategy": "zero1", "train.offload": offload}
     base = parse_run_config(merged(run_file().to_dict(), start), "test")
     degrees = Degrees(tensor=frozenset({2, 4, 8}), pipeline=frozenset({2, 4}))
     found = set()

@@ -168,6 +168,7 @@ class LlavaFamily:
             frozen=frozen_parts(config),
             behind_features=sum(count_parameters(part) for part in _behind_the_features(tower, config)),
             adapters=adapter_parameters(language),
+            adapter_rank=config.lora.rank if config.lora else 0,
         )
 
     def build_tower(self, config: ModelConfig) -> nn.Module:

@@ -174,6 +174,7 @@ class QwenVlFamily:
             ),
             frozen=frozen_parts(config),
             adapters=adapter_parameters(language),
+            adapter_rank=config.lora.rank if config.lora else 0,
             merge=grids.merge,
             levels=len(mergers_of(visual)),
             windows=windows,

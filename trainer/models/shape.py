@@ -52,6 +52,7 @@ class ModelShape:
     frozen: frozenset[Part]
     behind_features: int = 0  # parameters of the tower behind the layer whose output is used: never trained
     adapters: dict[str, int] = field(default_factory=dict)  # adapted layer -> adapter parameters in one language layer
+    adapter_rank: int = 0
     merge: int = 0  # of a native model, the side in patches of a token's square; images then differ in tokens
     levels: int = 1  # outputs of the tower, each with a merger; all but one reach a language layer each (DeepStack)
     windows: Windows | None = None
@@ -84,20 +85,28 @@ class ModelShape:
             trained["tower"] -= self.behind_features
         return trained
 
-    @property
-    def trained_per_layer(self) -> int:
-        """Parameters that training changes in one language layer."""
+    def trained_per_layer(self, ranks: int = 1) -> int:
+        """Parameters that training changes in one language layer, on each of `ranks` ranks that split it."""
         own = 0 if "language_layers" in self.frozen else self.language.layer_parameters
-        return own + sum(self.adapters.values())
+        adapters = sum(self.adapters.values())
+        return self.of_tensor_rank("language_layers", own, ranks) + self.of_tensor_rank("adapters", adapters, ranks)
 
-    def of_tensor_rank(self, part: Part, count: int, ranks: int) -> int:
+    @property
+    def whole_adapters(self) -> int:
+        """Adapter parameters of one language layer that are whole on ranks which split it: of each adapter the matrix
+        with an end at the hidden states, which all ranks have."""
+        return len(self.adapters) * self.adapter_rank * self.language.hidden
+
+    def of_tensor_rank(self, part: Part, count: float, ranks: int) -> int:
         """How many of `count` parameters of a part are on each of `ranks` ranks that split the layers between them.
 
-        Embedding, head and the matrices of layers are divided, all else is whole (biases are taken for whole).
+        Embedding, head, the matrices of layers and one of each adapter's two are divided, all else is whole (biases are
+        taken for whole).
         """
         divided = {
             "tower": self.tower.layers * self.tower.matrices,
             "language_layers": self.language.layers * self.language.matrices,
+            "adapters": self.parameters["adapters"] - self.language.layers * self.whole_adapters,
             "embedding": self.parameters["embedding"],
             "head": self.parameters["head"],
         }

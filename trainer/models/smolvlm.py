@@ -147,6 +147,7 @@ class SmolVlmFamily:
             ),
             frozen=frozen_parts(config),
             adapters=adapter_parameters(language),
+            adapter_rank=config.lora.rank if config.lora else 0,
             projector_layers=1,
         )
 

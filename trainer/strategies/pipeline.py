@@ -31,7 +31,7 @@ from trainer.strategies.native import OnTorch
 from trainer.strategies.pipeline_gradients import Gradients, Groups
 from trainer.strategies.pipeline_stages import schedule_passes, stages_of
 from trainer.strategies.precision import LossScale, autocast
-from trainer.strategies.split import split, sum_gradients_of_heads
+from trainer.strategies.split import Parameter, split, sum_partial_gradients
 from trainer.strategies.strategy import StepResult
 from trainer.train_config import TrainConfig
 from trainer.worker import Worker
@@ -49,9 +49,10 @@ class Pipeline(OnTorch):
         views = [blocks.view(stage) for stage in own] if len(own) > 1 else [module]
         mine = Stage.joined(own)
         blocks.reduce_to(mine)
-        self._on_heads: list[nn.Module] = []
+        self._in_part: list[Parameter] = []
         if config.tensor_parallel > 1:
-            self._on_heads = split(blocks, self._groups.tensor_mesh, mine)
+            mesh, sequence = self._groups.tensor_mesh, config.sequence_parallel
+            self._in_part = split(blocks, mesh, mine, sequence=sequence)
         module = module.to(worker.device)
         self._gradients = Gradients(module, blocks.embedding.weight if is_tied else None, self._groups)
         super().__init__(
@@ -82,7 +83,7 @@ class Pipeline(OnTorch):
         losses: list[Tensor] = []
         self._schedule.step(target=torch.arange(self._passes), losses=losses, return_outputs=False)
         self._gradients.add_up()
-        sum_gradients_of_heads(self._on_heads, self._groups.tensor_mesh.get_group())
+        sum_partial_gradients(self._in_part, self._groups.tensor_mesh.get_group())
         if self._groups.tensor_rank:  # all ranks of a stage have its loss; one gives it
             losses = []
         share = sum((loss.detach() for loss in losses), torch.zeros((), device=self._worker.device))

@@ -8,6 +8,7 @@ of labels is another in each micro-batch. Shoeybi et al. 2019 (arXiv 1909.08053)
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -22,23 +23,23 @@ from torch.nn import functional as F
 from trainer.models.loss import chunked_loss, on_this_rank
 
 
-class EqualInput(ParallelStyle):
+class Split(ParallelStyle):
+    """How a module of a layer is split."""
+
+    def cut(self, module: nn.Module, ranks: int) -> None:
+        """Leave of the module what the first rank has of it, without other ranks."""
+
+
+class EqualInput(Split):
     """A module around split ones. All ranks give it the same input, whose gradient is summed over them: once, however
     many split layers take it."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         group = device_mesh.get_group()
-
-        def mark(_module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
-            if args:
-                return (_EqualInput.apply(args[0], group), *args[1:]), kwargs
-            return args, {**kwargs, "hidden_states": _EqualInput.apply(kwargs["hidden_states"], group)}
-
-        module.register_forward_pre_hook(mark, with_kwargs=True)
-        return module
+        return mark_input(module, lambda hidden: _EqualInput.apply(hidden, group))
 
 
-class SplitOutputs(ParallelStyle):
+class SplitOutputs(Split):
     """A linear layer of which each rank computes some outputs: (..., inputs) -> (..., outputs of this rank)."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
@@ -51,19 +52,47 @@ class SplitOutputs(ParallelStyle):
 
         return _with_forward(module, forward)
 
+    def cut(self, module: nn.Module, ranks: int) -> None:
+        for parameter in module.parameters():
+            parameter.data = parameter.data.chunk(ranks)[0].clone()
 
-class SplitInputs(ParallelStyle):
-    """A linear layer that takes what each rank has: (..., inputs of this rank) -> (..., outputs), equal on all."""
+
+class SplitSummand(Split):
+    """A linear layer that takes what each rank has: (..., inputs of this rank) -> (..., outputs), to be summed over
+    ranks. Its bias is left to whoever sums."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         _split_parameter(module, "weight", device_mesh, Shard(1))
+        return _with_forward(module, lambda layer, rows: F.linear(rows, _local(layer.weight)))
+
+    def cut(self, module: nn.Module, ranks: int) -> None:
+        module.weight.data = module.weight.data.chunk(ranks, dim=1)[0].clone()
+
+
+class SummedOutput(Split):
+    """A module whose output is summed over ranks, and then gets the bias of its linear layer: one that is adapted."""
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         group = device_mesh.get_group()
+        return sum_output(module, lambda part: _SummedOutput.apply(part, group))
 
-        def forward(layer: nn.Module, rows: Tensor) -> Tensor:
-            outputs: Tensor = _SummedOutput.apply(F.linear(rows, _local(layer.weight)), group)
-            return outputs if layer.bias is None else outputs + layer.bias.to(outputs.dtype)
 
-        return _with_forward(module, forward)
+class SplitInputs(SplitSummand):
+    """A linear layer that takes what each rank has: (..., inputs of this rank) -> (..., outputs), equal on all."""
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        return SummedOutput()._apply(super()._apply(module, device_mesh), device_mesh)
+
+
+class SplitDropout(Split):
+    """Dropout of what each rank has a part of. Ranks draw the same numbers: from those for all of it each takes its
+    own, or the same places would be dropped out in every part."""
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        return _with_own_dropout(module, device_mesh.size(), device_mesh.get_local_rank())
+
+    def cut(self, module: nn.Module, ranks: int) -> None:
+        _with_own_dropout(module, ranks, 0)
 
 
 class SplitEmbedding(ParallelStyle):
@@ -123,11 +152,50 @@ def first_row(rows: int, mesh: DeviceMesh) -> int:
     return min(rows, mesh.get_local_rank() * -(-rows // mesh.size()))
 
 
+def linear_of(module: nn.Module) -> nn.Module:
+    """The linear layer in an adapted one, or that which is not."""
+    return module.get_base_layer() if hasattr(module, "get_base_layer") else module
+
+
+def mark_input(module: nn.Module, mark: Callable[[Tensor], Tensor]) -> nn.Module:
+    """Have the module take `mark` of the hidden states that it is given: its first argument, however it is passed."""
+
+    def marked(_module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        if args:
+            return (mark(args[0]), *args[1:]), kwargs
+        return args, {**kwargs, "hidden_states": mark(kwargs["hidden_states"])}
+
+    module.register_forward_pre_hook(marked, with_kwargs=True)
+    return module
+
+
+def sum_output(module: nn.Module, add_up: Callable[[Tensor], Tensor]) -> nn.Module:
+    """Have `add_up` sum the module's output over ranks before the bias is added, which would count once for each."""
+    linear = linear_of(module)
+
+    def summed(_module: nn.Module, _args: Any, part: Tensor) -> Tensor:
+        outputs = add_up(part)
+        return outputs if linear.bias is None else outputs + linear.bias.to(outputs.dtype)
+
+    module.register_forward_hook(summed)
+    return module
+
+
 def _split_parameter(module: nn.Module, name: str, mesh: DeviceMesh, placement: Placement) -> None:
     whole = module.get_parameter(name)
     if not isinstance(whole, DTensor):  # a tied one is split already
         split = nn.Parameter(distribute_tensor(whole.detach(), mesh, [placement]), requires_grad=whole.requires_grad)
         module.register_parameter(name, split)
+
+
+def _with_own_dropout(module: nn.Module, ranks: int, number: int) -> nn.Module:
+    def forward(dropout: nn.Module, rows: Tensor) -> Tensor:
+        if not (dropout.training and isinstance(dropout, nn.Dropout)):
+            return rows
+        of_all = F.dropout(rows.new_ones(*rows.shape[:-1], ranks * rows.shape[-1]), dropout.p)
+        return rows * of_all.chunk(ranks, dim=-1)[number].contiguous()  # not to keep those of others
+
+    return _with_forward(module, forward)
 
 
 def _with_forward(module: nn.Module, forward: Any) -> nn.Module:

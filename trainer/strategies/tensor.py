@@ -3,8 +3,8 @@
 Attention is split by heads and the feed-forward part by its inner width, in the language model and in the tower; the
 embedding and the head by vocabulary, so that no rank ever holds whole logits. Norms, the projector and what else is
 small are whole on every rank (Shoeybi et al. 2019, arXiv 1909.08053). Between submodules activations are plain tensors,
-equal on the ranks of a copy. Copies sum their gradients by all-reduce (`tp`), or slice by FSDP2 what each rank has left
-(`tp+fsdp`).
+equal on the ranks of a copy, or with `train.sequence_parallel` each rank's share of the tokens. Copies sum their
+gradients by all-reduce (`tp`), or slice by FSDP2 what each rank has left (`tp+fsdp`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from trainer.strategies.buckets import GradientBuckets
 from trainer.strategies.fsdp import shard
 from trainer.strategies.native import OnTorch, clip_and_step, loss_without_gradients
 from trainer.strategies.precision import LossScale, autocast
-from trainer.strategies.split import split, sum_gradients_of_heads
+from trainer.strategies.split import split, sum_partial_gradients
 from trainer.strategies.strategy import StepResult
 from trainer.train_config import TrainConfig
 from trainer.worker import Worker
@@ -38,7 +38,9 @@ class TensorParallel(OnTorch):
         self._num_copies, self._leads = worker.world_size // ranks, worker.rank % ranks == 0
         mesh = init_device_mesh(worker.device.type, (self._num_copies, ranks), mesh_dim_names=("copies", "tensor"))
         self._tensor_group, self._copies_group = mesh.get_group("tensor"), mesh.get_group("copies")
-        self._on_heads = split(blocks, mesh["tensor"], Stage.whole(len(blocks.language_layers)))
+        self._in_part = split(
+            blocks, mesh["tensor"], Stage.whole(len(blocks.language_layers)), sequence=config.sequence_parallel
+        )
         module.to(worker.device)
         self._is_sliced = config.strategy == "tp+fsdp" and self._num_copies > 1  # one copy has nothing to slice over
         if self._is_sliced:
@@ -66,7 +68,7 @@ class TensorParallel(OnTorch):
             loss_sum += loss.detach()
         if self._buckets:
             self._buckets.wait()
-        sum_gradients_of_heads(self._on_heads, self._tensor_group)
+        sum_partial_gradients(self._in_part, self._tensor_group)
         # All ranks of a copy have its loss; one gives it.
         return loss_sum / total_label_tokens if self._leads else torch.zeros_like(loss_sum)
 
