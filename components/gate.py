@@ -35,6 +35,11 @@ class GateConfig(Section):
         description="Largest drop of exact match against the champion on the questions that both were asked; null does "
         "not check.",
     )
+    regression_by: Literal["estimate", "interval"] = Field(
+        "estimate",
+        description="What max_regression bounds: the drop as it was measured, or the far end of its 95 % interval, "
+        "which turns a model away unless enough questions speak for it.",
+    )
     when_not_comparable: Literal["skip", "reject"] = Field(
         "skip",
         description="If the champion was asked other questions, for the most part: skip relies on the other checks, "
@@ -62,6 +67,7 @@ class Check(Section):
     slice: str | None = None
     value: float | None = None
     threshold: float | None = None
+    interval: tuple[float, float] | None = None  # of the difference from the champion, 95 %
     passed: bool
     why: str
 
@@ -104,7 +110,8 @@ def decide(
         evaluation: `evaluate.json` of the run, with `run_id` added.
         gate: the thresholds.
         champion: `version`, `run_id`, `exact_match` and `held_out_sha256` of the model in use; None if there is none.
-        shared: how both did on the questions that both were asked, where the held-out questions are not the same.
+        shared: how both did on the questions that both were asked: what counts where the held-out questions are not
+            the same, and how sure the difference is.
     """
     exact_match = evaluation.get("exact_match")
     checks = [_at_least("exact match", "exact_match", exact_match, gate.min_exact_match)]
@@ -191,8 +198,13 @@ def _against_champion(
     which = f"champion version {champion['version']} (run {champion['run_id']})"
     own, best = _finite(evaluation.get("exact_match")), _finite(champion.get("exact_match"))
 
+    interval = shared.interval if shared else None
+
     def check(passed: bool, why: str, threshold: float | None = None) -> Check:
-        return Check(name="no regression", metric="exact_match", value=own, threshold=threshold, passed=passed, why=why)
+        return Check(
+            name="no regression", metric="exact_match", value=own, threshold=threshold, interval=interval,
+            passed=passed, why=why,
+        )  # fmt: skip
 
     if evaluation.get("run_id") == champion["run_id"]:
         return check(False, f"{which} is this very run, and a comparison of a model with itself says nothing")
@@ -210,9 +222,14 @@ def _against_champion(
         return check(False, _missing(evaluation.get("exact_match"), "exact_match"), best)
     least = best - gate.max_regression
     passed = own >= least - ROUNDING
+    sure = f"; difference {interval[0]:+.4f} to {interval[1]:+.4f} (95 %, paired bootstrap)" if interval else ""
+    if gate.regression_by == "interval":
+        if not interval:
+            return check(False, f"{which} has left no predictions, which gate.regression_by: interval needs", least)
+        passed = interval[0] >= -gate.max_regression - ROUNDING
     (shown, other), verdict = _apart(own, best), "holds against" if passed else "falls short of"
     allowed = f" with an allowed drop of {gate.max_regression:.4g}" if gate.max_regression else ""
-    return check(passed, f"exact match {shown} {verdict} {other} of {which}{allowed}{where}", least)
+    return check(passed, f"exact match {shown} {verdict} {other} of {which}{allowed}{where}{sure}", least)
 
 
 def _not_comparable(evaluation: Mapping[str, Any], champion: Mapping[str, Any]) -> str:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import copy
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from components.gate import Decision, GateConfig, decide
-from components.shared_questions import SharedQuestions, shared_questions
+from components.shared_questions import SharedQuestions, paired_interval, shared_questions
 from trainer.storage import LocalStorage
 
 EVALUATION: dict[str, Any] = {
@@ -30,6 +32,10 @@ CHAMPION: dict[str, Any] = {"version": 3, "run_id": "run-a", "exact_match": 0.88
 
 def evaluation(**changes: Any) -> dict[str, Any]:
     return {**copy.deepcopy(EVALUATION), **changes}
+
+
+def shared(questions: int, exact_match: float, champion: float) -> SharedQuestions:
+    return SharedQuestions(questions, exact_match, champion, (exact_match - champion,) * 2)
 
 
 def failed(decision: Decision) -> list[str]:
@@ -104,15 +110,57 @@ def test_what_is_no_finite_number_never_passes(value: object) -> None:
 @pytest.mark.parametrize(("own", "accepted"), [(0.5, True), (0.49, False)])
 def test_on_grown_data_the_questions_that_both_were_asked_decide(own: float, accepted: bool) -> None:
     champion = {**CHAMPION, "held_out_sha256": "other", "exact_match": 0.99}
-    decision = decide(EVALUATION, GateConfig(when_not_comparable="reject"), champion, SharedQuestions(40, own, 0.5))
+    decision = decide(EVALUATION, GateConfig(when_not_comparable="reject"), champion, shared(40, own, 0.5))
     (check,) = (check for check in decision.checks if check.name == "no regression")
     assert (decision.accepted, check.value, check.threshold) == (accepted, own, 0.5)
-    assert check.why.endswith("(run run-a), on the 40 held-out questions that both were asked")
+    assert "(run run-a), on the 40 held-out questions that both were asked; difference" in check.why
 
 
 def test_on_the_same_questions_the_recorded_numbers_decide() -> None:
-    decision = decide(EVALUATION, GateConfig(), CHAMPION, SharedQuestions(40, 0.0, 1.0))
+    decision = decide(EVALUATION, GateConfig(), CHAMPION, shared(40, 0.0, 1.0))
     assert decision.accepted
+
+
+@pytest.mark.parametrize(
+    ("interval", "drop", "accepted"),
+    [
+        ((-0.02, 0.06), 0.0, False),
+        ((0.001, 0.06), 0.0, True),
+        ((-0.02, 0.06), 0.02, True),
+        ((-0.021, 0.06), 0.02, False),
+    ],
+)
+def test_the_far_end_of_the_interval_decides_where_it_is_asked_to(
+    interval: tuple[float, float], drop: float, accepted: bool
+) -> None:
+    gate = GateConfig(regression_by="interval", max_regression=drop)
+    decision = decide(EVALUATION, gate, CHAMPION, SharedQuestions(400, 0.9, 0.88, interval))
+    (check,) = (check for check in decision.checks if check.name == "no regression")
+    assert (decision.accepted, check.interval) == (accepted, interval)
+    assert f"difference {interval[0]:+.4f} to {interval[1]:+.4f} (95 %, paired bootstrap)" in check.why
+    assert Decision.model_validate_json(decision.to_json()) == decision
+    assert "left no predictions" in decide(EVALUATION, gate, CHAMPION).reason
+
+
+def predictions(right: Sequence[int], turns: int = 1) -> dict[Any, int]:
+    return {(f"{number:05d}", turn, "q", "a"): one for number, one in enumerate(right) for turn in range(turns)}
+
+
+def test_the_interval_is_that_of_the_mean_of_paired_differences() -> None:
+    """Beside the normal approximation, of many independent questions: mean +- 1.96 standard errors."""
+    differences = np.random.default_rng(1).choice([-1, 0, 1], 5000, p=[0.05, 0.87, 0.08])
+    low, high = paired_interval(predictions(differences))
+    error = 1.96 * differences.std() / math.sqrt(len(differences))
+    assert (low, high) == pytest.approx((differences.mean() - error, differences.mean() + error), abs=0.1 * error)
+    assert paired_interval(dict(reversed(predictions(differences).items()))) == (low, high)
+
+
+def test_questions_about_one_sample_are_no_independent_evidence() -> None:
+    differences = [1, -1, 0, 0, 1] * 40
+    assert paired_interval(predictions(differences, turns=9)) == pytest.approx(
+        paired_interval(predictions(differences))
+    )
+    assert paired_interval(predictions([0, 0, 0])) == (0.0, 0.0)
 
 
 def test_shared_questions_are_those_with_the_same_text_and_answer(tmp_path: Path) -> None:
@@ -124,7 +172,7 @@ def test_shared_questions_are_those_with_the_same_text_and_answer(tmp_path: Path
 
     champion = left_by("champion", ("a", "1", True), ("b", "2", True), ("c", "3", False), ("d", "4", True))
     own = left_by("own", ("a", "1", True), ("b", "2", False), ("c", "other", True), ("e", "5", True))
-    assert shared_questions(own, champion) == SharedQuestions(2, 0.5, 1.0)
+    assert shared_questions(own, champion) == SharedQuestions(2, 0.5, 1.0, (-1.0, 0.0))
     assert shared_questions(left_by("few", ("a", "1", True)), champion) is None
     assert shared_questions(own, LocalStorage(tmp_path / "gone")) is None
 
@@ -166,7 +214,7 @@ def test_decision_json_round_trips() -> None:
     content = json.loads(decision.to_json())
     assert Decision.model_validate(content) == decision
     assert content["champion"] == {"version": 3, "run_id": "run-a", "exact_match": 0.88}
-    assert set(content["checks"][0]) == {"name", "metric", "slice", "value", "threshold", "passed", "why"}
+    assert set(content["checks"][0]) == {"name", "metric", "slice", "value", "threshold", "interval", "passed", "why"}
 
 
 shares = st.floats(0, 1)
