@@ -13,6 +13,7 @@ from trainer.data.chunk import Report, build_chunk
 from trainer.data.chunk_plan import Chunk
 from trainer.data.chunk_store import ChunkStore
 from trainer.data.examine import Entry, Examination, final_entry
+from trainer.data.freed_memory import give_back
 from trainer.data.rejects import Reject
 from trainer.data.samples import Sample
 from trainer.data.sources import Source
@@ -56,6 +57,7 @@ class ChunkMaker:
                 report=report,
             )
             self._store.put(chunk.fingerprint(self._settings), Path(scratch))
+        give_back()
 
     def _entries(self, chunk: Chunk) -> Iterator[Entry | Reject]:
         records, position = records_from(self._parts, self._part_starts, chunk.start)

@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from trainer.data.freed_memory import give_back
 from trainer.data.image_table import HASHES, UniqueImages
 from trainer.data.rows import Int64Array
 from trainer.data.samples import SPLITS, Split
@@ -86,6 +87,7 @@ class IndexWriter:
             _merge(some, self._runs[-1], row_group_lines=8 * MERGED_LINES)
             for run in some:
                 run.unlink()
+            give_back()
         _merge(self._runs, folder / NAME, row_group_lines=RUN_LINES)
         self._scratch.cleanup()
 

@@ -20,6 +20,7 @@ from trainer.config import DataConfig
 from trainer.data import index
 from trainer.data.chunk import ANSWERS, REJECTS, SUMMARY, write_json
 from trainer.data.contact_sheet import ContactSheet
+from trainer.data.freed_memory import give_back
 from trainer.data.index import IndexWriter
 from trainer.data.rejects import Ledger, Reject, RejectCode
 from trainer.data.samples import SPLITS, ImageRef, Split
@@ -76,6 +77,7 @@ def merge(parts: Iterable[Part], folder: Path, config: DataConfig) -> tuple[dict
             counts.dropped += summary["dropped"]
             sheet.add_sheet(part.files)
             first.update(summary["shards"])
+            give_back()
     ledger.check()
     lines.write(folder)
     sheet.write(folder)
