@@ -25,6 +25,7 @@ from trainer.storage import join_uri
 
 LAST_LOG_LINES = 15
 LAST_LOG_BYTES = 1 << 14
+CLOSENESS = {"vqa_accuracy": "VQA accuracy: numbers and articles do not matter", "anls": "ANLS: similarity of letters"}
 CONTROL_NAMES = {"shuffled_image": "with another sample's image", "no_image": "without an image"}
 TO_DO = {
     ExitCode.CONFIG: "correct the run file, then run it again",
@@ -168,6 +169,7 @@ def evaluation_lines(evaluation: dict[str, Any]) -> list[str]:
     if not evaluation:
         return ["no evaluation was written"]
     rows = [(f"held-out accuracy, {evaluation.get('questions', 0):,} questions", evaluation.get("exact_match"))]
+    rows += [(label, evaluation[name]) for name, label in CLOSENESS.items() if name in evaluation]
     rows.append(("chance: always the most frequent answer", evaluation.get("chance")))
     for control, result in (evaluation.get("controls") or {}).items():
         rows.append((f"same model {CONTROL_NAMES.get(control, control)}", result.get("exact_match")))

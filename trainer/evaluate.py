@@ -40,7 +40,7 @@ from trainer.models.pixels import image_preparer
 from trainer.models.table import family_of
 from trainer.progress import Progress
 from trainer.readers import open_readers
-from trainer.scoring import Prediction, Question, chance, exact_match, is_right
+from trainer.scoring import Prediction, Question, chance, exact_match, is_right, scores
 from trainer.storage import Storage, open_storage
 from trainer.worker import Worker, run_worker, start_worker
 
@@ -88,12 +88,12 @@ def evaluate(job: JobConfig, worker: Worker) -> None:
     }
     stats = json.loads(subject.prepared.read("stats.json"))
     by_chance = chance(questions, {name: each["majority_answer"] or "" for name, each in stats["slices"].items()})
-    scores = exact_match(predictions[""])
-    for name, scored in scores["slices"].items():
+    scored_by_slice = scores(predictions[""])
+    for name, scored in scored_by_slice["slices"].items():
         scored["chance"] = by_chance["slices"][name]["exact_match"]
     result = {
         "samples": len({question.sample for question in questions}),
-        **scores,
+        **scored_by_slice,
         "chance": by_chance["exact_match"],
         "loss": loss,
         "perplexity": math.exp(min(loss, 100.0)),

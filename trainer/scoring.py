@@ -1,10 +1,13 @@
-"""Scores of answers: exact match overall and per slice, and what chance would give."""
+"""Scores of answers, overall and per slice, and what chance would give."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
+
+from trainer.answer_scores import anls, vqa_accuracy
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,16 @@ def is_right(answer: str, prediction: str) -> bool:
 def exact_match(predictions: Sequence[Prediction]) -> dict[str, Any]:
     """Share of right answers, overall and per slice."""
     return _by_slice((prediction.slice, prediction.correct) for prediction in predictions)
+
+
+def scores(predictions: Sequence[Prediction]) -> dict[str, Any]:
+    """Exact match, and beside it VQA accuracy and ANLS: means, overall and per slice."""
+    found = exact_match(predictions)
+    for name, group in (("", found), *found["slices"].items()):
+        asked = [prediction for prediction in predictions if not name or prediction.slice == name]
+        for metric, score in (("vqa_accuracy", vqa_accuracy), ("anls", anls)):
+            group[metric] = fmean(score(one.answer, one.prediction) for one in asked) if asked else None
+    return found
 
 
 def chance(questions: Sequence[Question], most_frequent: Mapping[str, str]) -> dict[str, Any]:
