@@ -26,6 +26,7 @@ class Pattern:
     remedy: str
     detail: str = ""
     exit_codes: tuple[int, ...] = ()
+    ends_as: int = 0
     kind: Literal["cause", "consequence"] = "cause"
     source: str = Field(default="")
 

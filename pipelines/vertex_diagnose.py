@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 LAST_LOG_LINES = 1000
 PREFLIGHT = "preflight.json"
 MISSING_BUCKET = "does not exist"
+LOGS = "vlmpipe logs"  # where a text is from that a process printed
 WAITING = ("QUEUED", "PENDING")
 
 
@@ -57,6 +58,10 @@ def diagnose_job(address: Address, job: PipelineJob, status: VertexStatus) -> Di
         code = next((found for one in jobs if (found := named_code(one.error.message))), code)
     # A run that was cancelled ended for that: 75 alone could as well mean a machine taken back.
     pattern, hit, also = decide(texts, None if outcome == "stopped" else code) if texts else (None, None, [])
+    # 1 is also the code of a step that only waited for its job. Where the service itself names the cause, and not a
+    # line that some process printed, that says more.
+    if code == ExitCode.UNEXPECTED and pattern and hit and not hit.where.startswith(LOGS):
+        code = pattern.ends_as or code
     if outcome == "running":
         notes += [_waiting_note(step, one) for one in jobs if step and _state(one) in WAITING]
     return Diagnosis(
@@ -155,7 +160,7 @@ def _logs(
     except UserError as error:
         notes.append(f"the logs could not be read (roles/logging.viewer): {error.found}")
     for replica, texts in lines.items():
-        yield Text(f"vlmpipe logs --step {step.name}{f', {replica}' if replica else ''}", "\n".join(texts))
+        yield Text(f"{LOGS} --step {step.name}{f', {replica}' if replica else ''}", "\n".join(texts))
 
 
 def _notes(status: VertexStatus) -> list[str]:

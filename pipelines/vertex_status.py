@@ -295,7 +295,9 @@ def _exit_code(words: str) -> int:
     if code := named_code(words):
         return code
     hit = _first_hit(words)
-    return hit.pattern.exit_codes[0] if hit and hit.pattern.exit_codes else int(ExitCode.UNEXPECTED)
+    if not hit:
+        return int(ExitCode.UNEXPECTED)
+    return next(iter(hit.pattern.exit_codes), hit.pattern.ends_as or int(ExitCode.UNEXPECTED))
 
 
 def named_code(words: str) -> int | None:

@@ -29,6 +29,14 @@ STEPS = {
 pytestmark = [pytest.mark.slow, pytest.mark.e2e, pytest.mark.timeout(900)]
 
 
+# Of the environment in which runs are started, in forms that they really have; none of them is good anywhere.
+SECRETS = {
+    "HF_TOKEN": "hf_" + "aB3dE5fG7hI9jK1lM3nO5pQ7rS9tU1vW3x",
+    "WANDB_API_KEY": "0123456789abcdef" * 2 + "01234567",
+    "DATABASE_PASSWORD": "planted-9f2c-correct-horse",
+}
+
+
 def run_quickstart(root: Path, *overrides: str) -> tuple[Path, str]:
     """Run it to its end. Returns the run's folder and what the terminal said."""
     before = set(root.glob("runs/*"))
@@ -42,7 +50,12 @@ def run_quickstart(root: Path, *overrides: str) -> tuple[Path, str]:
         *overrides,
     ]
     done = subprocess.run(
-        command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False
+        command,
+        cwd=ROOT,
+        env={**os.environ, **SECRETS, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     (run,) = set(root.glob("runs/*")) - before
@@ -68,6 +81,14 @@ def first(root: Path) -> tuple[Path, str]:
 def second(root: Path, first: tuple[Path, str]) -> tuple[Path, str]:
     """The same data, but a model that is hardly trained."""
     return run_quickstart(root, "train.max_steps=30", "evaluate.max_samples=60")
+
+
+def test_no_secret_of_the_environment_is_written_anywhere(root: Path, first: tuple[Path, str]) -> None:
+    written = {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
+    assert len(written) > 30, "logs, records, features, checkpoints, the export, the report"
+    for name, value in SECRETS.items():
+        assert value not in first[1]
+        assert [path for path, content in written.items() if value.encode() in content] == [], name
 
 
 def test_every_step_ran(first: tuple[Path, str]) -> None:

@@ -34,12 +34,12 @@ def train_fails(vertex: FakeVertex, custom_job: Step, task: str = LAUNCHER) -> N
 
 # name: how training's custom job ends, what is said of the task; the finding and its exit code
 CASES: dict[str, tuple[Step, str, str, int]] = {
-    "no capacity": (Step("FAILED", 8, STOCKOUT), LAUNCHER, "vertex-stockout", 1),
-    "a wait that is over": (Step("EXPIRED", 4, ""), LAUNCHER, "vertex-stockout", 1),
-    "quota of machines": (Step("FAILED", 8, QUOTA), LAUNCHER, "vertex-quota", 1),
-    "quota of requests": (Step("FAILED", 8, ""), REQUESTS, "vertex-requests", 1),
-    "an image": (Step("FAILED", 3, IMAGE), LAUNCHER, "image", 1),
-    "a role": (Step("FAILED", 7, ""), ROLE, "vertex-role", 1),
+    "no capacity": (Step("FAILED", 8, STOCKOUT), LAUNCHER, "vertex-stockout", 69),
+    "a wait that is over": (Step("EXPIRED", 4, ""), LAUNCHER, "vertex-stockout", 69),
+    "quota of machines": (Step("FAILED", 8, QUOTA), LAUNCHER, "vertex-quota", 69),
+    "quota of requests": (Step("FAILED", 8, ""), REQUESTS, "vertex-requests", 69),
+    "an image": (Step("FAILED", 3, IMAGE), LAUNCHER, "image", 69),
+    "a role": (Step("FAILED", 7, ""), ROLE, "vertex-role", 77),
     "our exit code": (Step("FAILED", 9, REPLICA.format(65)), LAUNCHER, "bad-data", 65),
     "a signal": (Step("FAILED", 9, REPLICA.format(137)), LAUNCHER, "killed", 137),
     "cancelled by hand": (Step("CANCELLED", 1, "CANCELED"), LAUNCHER, "cancelled", 1),
