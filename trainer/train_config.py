@@ -298,15 +298,6 @@ class TrainConfig(Section):
         return self
 
     @model_validator(mode="after")
-    def _validating_works(self) -> TrainConfig:
-        if self.validate_every_steps and self.strategy in PIPELINE_PARALLEL:
-            raise ValueError(
-                f"validate_every_steps does not work with strategy {self.strategy}, whose stages have no pass without "
-                "gradients: set it to 0; the evaluate step measures the held-out split after training"
-            )
-        return self
-
-    @model_validator(mode="after")
     def _schedule_fits(self) -> TrainConfig:
         if self.schedule == "wsd" and self.warmup_fraction + self.decay_fraction > 1:
             raise ValueError(

@@ -34,7 +34,7 @@ PROJECTOR_ONLY = {"model.freeze": ["tower", "language_model"]}
 MODELS: dict[str, dict[str, Any]] = {
     "plain": {},
     "tower": TOWER_TRAINED,
-    "tied": TIED,
+    "tied": {**TIED, "train.validate_every_steps": STOP_STEP, "train.validate_rows": 5},
     "projector": PROJECTOR_ONLY,
     "hard to split": {**HARD_TO_SPLIT, "train.max_steps": 2 * STOP_STEP},
     "adapters": {"model.lora": {"rank": 4, "alpha": 8.0}},
@@ -118,10 +118,15 @@ def begin_in_the_middle(job: JobConfig, begun: JobConfig) -> None:
     store.delete_folder(f"checkpoints/{newest}")
 
 
+def held_out(job: JobConfig) -> list[float]:
+    return [line["held_out_loss"] for line in metrics(job) if "held_out_loss" in line]
+
+
 def require_equal(job: JobConfig, reference: JobConfig) -> None:
     """Losses, norms and trained weights; clipping must be active for its equality to mean anything."""
     assert len(losses(job)) == len(losses(reference)) > STOP_STEP
     assert losses(job) == pytest.approx(losses(reference), rel=RELATIVE)
+    assert held_out(job) == pytest.approx(held_out(reference), rel=RELATIVE)
     norms, expected = ([line["grad_norm"] for line in metrics(each)] for each in (job, reference))
     assert norms == pytest.approx(expected, rel=RELATIVE)
     assert max(expected) > job.train.clip_grad_norm

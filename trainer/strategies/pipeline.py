@@ -14,17 +14,18 @@ interleaved one of the same paper (2.2.2). Weights, gradients and checkpoints ar
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B
 from torch.nn import functional as F
 
 from trainer.batches import RowBatch
-from trainer.errors import ConfigError
 from trainer.models.family import Blocks, Stage
 from trainer.optim import build_optimizer, set_rates
 from trainer.strategies.native import OnTorch
@@ -90,7 +91,32 @@ class Pipeline(OnTorch):
         return share / self.loss_scale.value
 
     def forward_loss(self, batch: RowBatch) -> Tensor:
-        raise ConfigError("pipeline stages have no pass without gradients", fix="set train.validate_every_steps to 0")
+        group, ranks, mine = self._groups.pipeline, self._config.pipeline_parallel, self._groups.stage
+        passed_on = torch.empty(0)
+        with self._evaluating():
+            for number in range(self._config.stages):
+                owner, following = number % ranks, (number + 1) % ranks
+                if owner == mine:
+                    passed_on = self._runners[number // ranks].evaluate(batch, passed_on)
+                if number + 1 == self._config.stages:
+                    break
+                if owner == mine:
+                    dist.send(passed_on.contiguous(), group=group, group_dst=following)
+                elif following == mine:
+                    passed_on = self._runners[(number + 1) // ranks].room_for(batch)
+                    dist.recv(passed_on, group=group, group_src=owner)
+        loss = passed_on if mine == ranks - 1 else torch.zeros((), device=self._worker.device)
+        dist.broadcast(loss, group=group, group_src=ranks - 1)
+        return loss
+
+    @contextlib.contextmanager
+    def _evaluating(self) -> Iterator[None]:
+        for runner in self._runners:
+            runner.eval()
+        with torch.no_grad():
+            yield
+        for runner in self._runners:
+            runner.train()
 
     def step(self, rate_factor: float) -> StepResult:
         self.loss_scale.unscale(self._gradients.parameters)
@@ -154,6 +180,17 @@ class StageRunner(nn.Module):
         if not output.requires_grad:  # nothing is trained up to here, but the schedule has a backward pass for it
             output.requires_grad_()
         return F.pad(output, (0, 0, 0, 0, 0, most_rows - rows)) if rows < most_rows else output
+
+    def evaluate(self, batch: RowBatch, received: Tensor) -> Tensor:
+        """Of one micro-batch, with the rows that it has: its summed loss in the last stage, else hidden states in fp32.
+        Nothing is received in the first stage."""
+        with autocast(self._config.precision, self._device):
+            output: Tensor = self._module(**batch.to(self._device), hidden=None if self.stage.is_first else received)
+        return output.float()
+
+    def room_for(self, batch: RowBatch) -> Tensor:
+        """What the stage before sends `evaluate` goes in here."""
+        return torch.empty(*batch.input_ids.shape, self._hidden, device=self._device)
 
     def _pass_nothing(self, hidden: Tensor | None = None) -> Tensor:
         """An empty micro-batch is zeros all along."""
