@@ -31,6 +31,7 @@ STEPS = (
     "register-model",
     "notify",
 )
+EARLIER = {"prepare-data": ("plan-data", "prepare-chunks")}  # with several data.tasks they do most of the step's work
 METRICS_TAIL_BYTES = 1 << 14
 LOG_TAIL_BYTES = 1 << 17
 RATE_LINES = 5  # metrics lines that the remaining time is judged by
@@ -134,11 +135,30 @@ def read_state(folder: Path, *, now_s: float, since_s: float = 0.0) -> RunState:
 
 
 def _step(folder: Path, name: str, now_s: float, since_s: float) -> Step:
-    record = parse_record(name, read_json(folder / "steps" / f"{name}.json"))
-    if not record or not record.started_s or record.started_s < since_s:
-        return Step(name)
+    record = _record(folder, name, since_s)
+    if not record:
+        return _earlier(folder, name, now_s, since_s)
     elapsed_s = max(0.0, (record.ended_s or now_s) - record.started_s)
     return step_of_record(record, elapsed_s)
+
+
+def _record(folder: Path, name: str, since_s: float) -> StepRecord | None:
+    record = parse_record(name, read_json(folder / "steps" / f"{name}.json"))
+    return record if record and record.started_s and record.started_s >= since_s else None
+
+
+def _earlier(folder: Path, name: str, now_s: float, since_s: float) -> Step:
+    """A step that has not begun, while others that do a part of its work are at it; several share the second kind."""
+    for kind in EARLIER.get(name, ()):
+        paths = sorted((folder / "steps").glob(f"{kind}*.json"))
+        records = [record for path in paths if (record := _record(folder, path.stem, since_s))]
+        if any(record.state == "running" for record in records):
+            began_s = min(record.started_s for record in records)
+            done, total = (sum(getattr(record, field) for record in records) for field in ("done", "total"))
+            unit, message = records[0].unit, f"{kind} is going on"
+            elapsed_s = max(0.0, now_s - began_s)
+            return Step(name, "running", elapsed_s, done, total, unit, message, started_s=began_s)
+    return Step(name)
 
 
 def parse_record(name: str, content: Mapping[str, Any]) -> StepRecord | None:

@@ -18,7 +18,7 @@ from pipelines.chaos_report import restart_lines
 from pipelines.failure_patterns import Hit, hits
 from pipelines.planner.consent import dollars
 from pipelines.planner.job_spec import JOBS, step_of
-from pipelines.run_state import STEPS, RunState, Step, parse_record, step_of_record
+from pipelines.run_state import EARLIER, STEPS, RunState, Step, parse_record, step_of_record
 from pipelines.run_summary import result_lines
 from pipelines.rungs import FILE as LADDER
 from pipelines.rungs import Attempt, parse_rungs, waiting_message
@@ -40,7 +40,6 @@ STEP_STATES = {
     "SUCCEEDED": "done", "SKIPPED": "reused", "FAILED": "failed", "CANCELLED": "stopped", "NOT_TRIGGERED": "skipped",
 }  # fmt: skip
 INSTEAD = {"cache-features": "reuse-features"}  # the step that runs, and keeps the record, where this one need not
-EARLIER = {"prepare-data": ("plan-data", "prepare-chunks")}  # with several data.tasks they do most of the step's work
 JOB_STEPS = tuple(step_of(job) for job in JOBS)
 RESULTS = ("plan.json", "evaluate.json", "decision.json", "registered.json")
 CLOCKS_APART_S = 60.0  # a record may be that much older than the job, by its machine's clock

@@ -116,6 +116,24 @@ def test_steps_of_an_earlier_attempt_wait(tmp_path: Path) -> None:
     assert {step.state for step in state.steps} == {"waiting"}
 
 
+def test_preparation_shared_by_tasks_is_seen_before_its_own_step_begins(tmp_path: Path) -> None:
+    shares = {
+        f"steps/prepare-chunks-{task}.json": json.dumps(
+            record(f"prepare-chunks-{task}", state, done=done, total=600, unit="samples")
+        )
+        for task, (state, done) in enumerate([("done", 600), ("running", 150)])
+    }
+    plan = {"steps/plan-data.json": json.dumps(record("plan-data", "running"))}
+    step = read_state(lay_out(tmp_path / "plan", plan), now_s=NOW_S).step("prepare-data")
+    assert (step.state, step.message, step.elapsed_s) == ("running", "plan-data is going on", 40)
+    plan["steps/plan-data.json"] = json.dumps(record("plan-data", "done"))
+    step = read_state(lay_out(tmp_path / "share", plan | shares), now_s=NOW_S).step("prepare-data")
+    assert (step.state, step.done, step.total, step.message) == ("running", 750, 1200, "prepare-chunks is going on")
+    own = {"steps/prepare-data.json": json.dumps(record("prepare-data", "running"))}
+    step = read_state(lay_out(tmp_path / "own", plan | shares | own), now_s=NOW_S).step("prepare-data")
+    assert (step.state, step.message) == ("running", "")
+
+
 def test_a_failed_step_shows_its_message_and_what_to_do(tmp_path: Path) -> None:
     report = report_of(lay_out(tmp_path, {**RUN_FILES, "steps/train.json": json.dumps(record("train", "done"))}))
     assert "the export is not there" in drawn(report.state)
