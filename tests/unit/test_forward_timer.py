@@ -2,35 +2,46 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 import torch
 from torch import Tensor, nn
 
+from trainer import forward_timer
 from trainer.forward_timer import ForwardTimer, straggler
 
-SLOW_S = 0.02
+
+class Clock:
+    now_s = 100.0
+
+    def perf_counter(self) -> float:
+        return self.now_s
 
 
 class Slow(nn.Module):
+    """Takes as long as it is told to, by the clock."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__()
+        self.clock = clock
+
     def forward(self, seconds: float) -> Tensor:
-        time.sleep(seconds)
+        self.clock.now_s += seconds
         return torch.zeros(())
 
 
-def test_passes_in_training_add_up_and_others_do_not_count() -> None:
-    module = Slow()
+def test_passes_in_training_add_up_and_others_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr(forward_timer, "time", clock)
+    module = Slow(clock)
     timer = ForwardTimer(module, torch.device("cpu"))
     assert timer.seconds() == 0
-    module(SLOW_S)
-    module(SLOW_S)
-    found = timer.seconds()
-    assert 2 * SLOW_S <= found < 3 * SLOW_S + 1
+    module(2.0)
+    module(3.0)
+    assert timer.seconds() == 5
     with torch.no_grad():  # validation
-        module(SLOW_S)
-    time.sleep(SLOW_S)  # what is between two passes
-    assert timer.seconds() == found
+        module(7.0)
+    clock.now_s += 11.0  # what is between two passes
+    assert timer.seconds() == 5
 
 
 def test_the_slowest_rank_since_the_last_line_is_named() -> None:
