@@ -7,6 +7,7 @@ bytes as the sum had (Korthikanti et al. 2022, arXiv 2205.05198). Attention sees
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,7 +74,7 @@ class GatheredInput(Split):
 
     def _gather(self, module: nn.Module, shares: Shares) -> nn.Module:
         # In the type that products compute in: they would cast it anyway, and it is half the bytes.
-        return mark_input(module, lambda hidden: _Gathered.apply(_in_compute_type(hidden), shares))
+        return mark_input(module, lambda hidden: _gathered(_in_compute_type(hidden), shares))
 
 
 class ScatteredOutput(Split):
@@ -81,10 +82,10 @@ class ScatteredOutput(Split):
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         shares = Shares.of(device_mesh)
-        return sum_output(module, lambda part: _Summed.apply(part, shares))
+        return sum_output(module, lambda part: _summed(part, shares))
 
     def cut(self, module: nn.Module, ranks: int) -> None:
-        module.register_forward_hook(lambda _module, _args, output: _Summed.apply(output, Shares(ranks)))
+        module.register_forward_hook(lambda _module, _args, output: _summed(output, Shares(ranks)))
 
 
 class ScatteredInputs(SplitSummand):
@@ -100,8 +101,8 @@ class ScatteredInputs(SplitSummand):
 
 def share_between(first: nn.Module, last: nn.Module, shares: Shares) -> None:
     """From the input of layer `first`, which is equal on all ranks, to the output of layer `last`, which is again."""
-    mark_input(first, lambda hidden: _Own.apply(hidden, shares))
-    last.register_forward_hook(lambda _module, _args, output: _All.apply(output, shares))
+    mark_input(first, lambda hidden: _own(hidden, shares))
+    last.register_forward_hook(lambda _module, _args, output: _all(output, shares))
 
 
 def _in_compute_type(hidden: Tensor) -> Tensor:
@@ -109,53 +110,34 @@ def _in_compute_type(hidden: Tensor) -> Tensor:
     return hidden.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else hidden
 
 
-class _Gathered(torch.autograd.Function):
+class _Moved(torch.autograd.Function):
+    """What `forth` makes of a tensor, and of its gradient `back`."""
+
+    @staticmethod
+    def forward(ctx: Any, given: Tensor, forth: Callable[[Tensor], Tensor], back: Callable[[Tensor], Tensor]) -> Tensor:
+        ctx.back = back
+        return forth(given)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.back(gradient), None, None
+
+
+def _gathered(part: Tensor, shares: Shares) -> Tensor:
     """Shares to the whole. Each rank has a part of the whole's gradient: all are summed."""
-
-    @staticmethod
-    def forward(ctx: Any, part: Tensor, shares: Shares) -> Tensor:
-        ctx.shares = shares
-        return shares.gathered(part)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return ctx.shares.summed(gradient), None
+    return _Moved.apply(part, shares.gathered, shares.summed)
 
 
-class _Summed(torch.autograd.Function):
+def _summed(summand: Tensor, shares: Shares) -> Tensor:
     """Summands to a share of their sum, whose gradient is that of each summand."""
-
-    @staticmethod
-    def forward(ctx: Any, summand: Tensor, shares: Shares) -> Tensor:
-        ctx.shares = shares
-        return shares.summed(summand)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return ctx.shares.gathered(gradient), None
+    return _Moved.apply(summand, shares.summed, shares.gathered)
 
 
-class _Own(torch.autograd.Function):
+def _own(whole: Tensor, shares: Shares) -> Tensor:
     """What is equal on all ranks to their shares."""
-
-    @staticmethod
-    def forward(ctx: Any, whole: Tensor, shares: Shares) -> Tensor:
-        ctx.shares = shares
-        return shares.own(whole)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return ctx.shares.gathered(gradient), None
+    return _Moved.apply(whole, shares.own, shares.gathered)
 
 
-class _All(torch.autograd.Function):
+def _all(part: Tensor, shares: Shares) -> Tensor:
     """Shares to the whole, whose gradient all ranks know."""
-
-    @staticmethod
-    def forward(ctx: Any, part: Tensor, shares: Shares) -> Tensor:
-        ctx.shares = shares
-        return shares.gathered(part)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return ctx.shares.own(gradient), None
+    return _Moved.apply(part, shares.gathered, shares.own)
