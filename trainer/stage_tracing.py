@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -14,21 +13,11 @@ from trainer.models.family import Stage
 from trainer.models.recompute import Recompute
 from trainer.models.table import family_of
 from trainer.strategies.split import cut
+from trainer.trace_results import Compute, StageTrace
 from trainer.trace_rows import RowShape, inputs_of
-from trainer.tracing import Compute, Held, MemoryTracker, square_regions, without_checks
+from trainer.tracing import MemoryTracker, square_regions, without_checks
 
 FP32_BYTES = 4
-
-
-@dataclass(frozen=True)
-class StageTrace:
-    """Bytes that one micro-batch adds, without what the stage receives."""
-
-    forward: Held  # at the fullest moment of the forward pass
-    kept: Held  # between forward and backward pass
-    backward: Held  # at the fullest moment of the backward pass
-    passed_on_bytes: int  # of the hidden states between stages
-    input_bytes: int  # of what the stage takes from its own batches
 
 
 def trace_stage(

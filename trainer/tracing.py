@@ -12,8 +12,7 @@ import os
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,37 +27,11 @@ from trainer.models.square_row import SquareRowModel
 from trainer.models.table import family_of
 from trainer.strategies.gathered import keep_no_gathered_weights
 from trainer.strategies.split import cut
+from trainer.trace_results import Category, Compute, Held, StepTrace
 from trainer.trace_rows import RowShape, image_grids, inputs_of
-
-# autocast: fp32 weights, cast where an operation computes in bf16 (DDP, ZeRO).
-# bf16 weights: the strategy hands the module weights that are bf16 already (FSDP).
-Compute = Literal["fp32", "autocast", "bf16 weights"]
-Category = Literal["weight copies", "vision", "language", "head", "backward"]
 
 # transformers checks the count of image tokens by reading numbers, of which fake tensors have none.
 CHECK_VARIABLE = "TRANSFORMERS_DISABLE_TORCH_CHECK"
-
-
-@dataclass(frozen=True)
-class Held:
-    """Bytes held at one moment by category, without parameters, gradients and the inputs."""
-
-    bytes_by_category: dict[Category, int]
-
-    @property
-    def total_bytes(self) -> int:
-        return sum(self.bytes_by_category.values())
-
-
-@dataclass(frozen=True)
-class StepTrace:
-    """The fullest moments of a forward pass, of the backward pass before the first gradient of a weight is there, and
-    of what comes after it."""
-
-    forward: Held
-    turn: Held
-    backward: Held
-    input_bytes: int
 
 
 def trace_step(

@@ -6,25 +6,23 @@ added to the first layers (DeepStack), these are traced too.
 
 from __future__ import annotations
 
-import functools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from pipelines.config import RunConfig
+from pipelines.planner.kept import kept
 from pipelines.planner.layout import SHARDED_BY_FSDP, layout_of
+from pipelines.planner.splitting import require_splittable
 from trainer.models.recompute import Recompute
 from trainer.models.shape import ModelShape
-
-if TYPE_CHECKING:
-    from trainer.tracing import Held, StepTrace
+from trainer.trace_results import Held, StepTrace
 
 WEIGHT_COPIES = "weight copies"
-# trainer.tracing.Compute, whether no layer holds on to its weights, whether gradients of what lies outside of layers
-# are sliced at the end, the ranks that split each layer, and whether they share its tokens
+# trainer.trace_results.Compute, whether no layer holds on to its weights, whether gradients of what lies outside of
+# layers are sliced at the end, the ranks that split each layer, and whether they share its tokens
 Computing = tuple[str, bool, bool, int, bool]
-Bytes = Mapping[str, int]  # by category, see trainer.tracing.Category
+Bytes = Mapping[str, int]  # by category, see trainer.trace_results.Category
 
 
 @dataclass(frozen=True)
@@ -107,8 +105,6 @@ def activations(config: RunConfig, shape: ModelShape, mixes: Sequence[tuple[int,
 def require_degree(config: RunConfig) -> None:
     """Raises ConfigError for a model that train.tensor_parallel ranks cannot split."""
     if config.train.tensor_parallel > 1:
-        from trainer.strategies.split import require_splittable
-
         ranks, sequence = config.train.tensor_parallel, config.train.sequence_parallel
         require_splittable(config.model, ranks, cached=is_cached(config), sequence=sequence)
 
@@ -128,7 +124,7 @@ def computing_of(config: RunConfig) -> Computing:
     return compute, strategy == "zero3", in_slices, config.train.tensor_parallel, config.train.sequence_parallel
 
 
-@functools.cache
+@kept
 def _traced(
     model: str,
     vocabulary: int,

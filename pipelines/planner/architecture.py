@@ -11,6 +11,7 @@ from pathlib import Path
 
 from pipelines.config import RunConfig
 from pipelines.planner.catalog import load_models
+from pipelines.planner.kept import kept
 from trainer.errors import ExitCode, UserError
 from trainer.model_config import ModelConfig, WeightsConfig
 from trainer.models.shape import ModelShape
@@ -37,10 +38,17 @@ def architecture(config: RunConfig) -> Architecture:
     language, language_from = _configuration(config.model.language_model)
     whole = tower if config.model.whole else None
     model = config.model.model_copy(update={"tower": tower, "language_model": language, "whole": whole})
+    origins = dict.fromkeys((tower_from, language_from))
+    return Architecture(model, _shape(model.model_dump_json()), " and ".join(origins))
+
+
+@kept
+def _shape(model: str) -> ModelShape:
+    """`model` is the model section as JSON."""
     from trainer.models.table import family_of
 
-    origins = dict.fromkeys((tower_from, language_from))
-    return Architecture(model, family_of(model).shape(model), " and ".join(origins))
+    section = ModelConfig.model_validate_json(model)
+    return family_of(section).shape(section)
 
 
 def _configuration(part: WeightsConfig) -> tuple[WeightsConfig, str]:

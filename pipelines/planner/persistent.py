@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import functools
-
 from pipelines.config import RunConfig
 from pipelines.planner.activations import is_cached
+from pipelines.planner.kept import kept
 from trainer.models.shape import ModelShape
 
 
@@ -22,7 +21,7 @@ def persistent_elements(config: RunConfig, shape: ModelShape) -> int:
     return one + (shape.language.layers - 1) * (two - one)
 
 
-@functools.cache
+@kept
 def _small(model: str, vocabulary: int, language_layers: int, threshold: int, *, cached: bool) -> int:
     import torch
 

@@ -7,14 +7,13 @@ of their passes says how many micro-batches of each are held.
 
 from __future__ import annotations
 
-import functools
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from pipelines.config import RunConfig
 from pipelines.planner.activations import WEIGHT_COPIES, is_cached, require_degree, worst_rows
+from pipelines.planner.kept import kept
 from pipelines.planner.memory_parts import FP32_BYTES, MemoryPart, average_parts
 from pipelines.planner.pipeline_schedule import Pass, operations
 from pipelines.planner.stages import StageWeights
@@ -22,10 +21,7 @@ from trainer.models.family import Stage
 from trainer.models.recompute import Recompute
 from trainer.models.shape import ModelShape
 from trainer.strategies.pipeline_stages import schedule_passes
-
-if TYPE_CHECKING:
-    from trainer.stage_tracing import StageTrace
-    from trainer.tracing import Held
+from trainer.trace_results import Held, StageTrace
 
 ADAM_MOMENTS = 2  # fp32 each
 Mix = tuple[int, int]  # images and label tokens of one row
@@ -197,7 +193,7 @@ def _traced_stage(config: RunConfig, shape: ModelShape, stage: Stage, mix: Mix, 
     )
 
 
-@functools.cache
+@kept
 def _traced(
     model: str,
     vocabulary: int,

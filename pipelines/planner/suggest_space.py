@@ -12,6 +12,7 @@ from pipelines.planner.architecture import Architecture
 from pipelines.planner.catalog import Catalog, Gpu, Machine
 from pipelines.planner.layout import STRATEGIES
 from pipelines.planner.prices import Prices
+from pipelines.planner.splitting import require_splittable
 from trainer.errors import ConfigError
 from trainer.model_config import GRID_FAMILIES
 from trainer.strategies.pipeline_stages import stages_of
@@ -77,8 +78,6 @@ class Degrees:
     @classmethod
     def of(cls, model: Architecture, places: Iterable[Cluster], *, cached: bool, sequence: bool = False) -> Degrees:
         """All that some of the clusters have GPUs for, and that the trainer's own checks let through."""
-        from trainer.strategies.split import require_splittable
-
         if model.model.family in GRID_FAMILIES:
             return cls(frozenset(), frozenset())  # the run file's own checks refuse them
         places = list(places)

@@ -1,0 +1,209 @@
+"""Answers of the planner that are kept: never other than those that were found, and never in the way."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.memory_cases import Case
+from benchmarks.tiny_native import CONFIGS
+from pipelines.config import RunConfig
+from pipelines.planner import activations, architecture, kept, persistent, splitting, stage_memory
+from pipelines.planner.layout import layout_of
+from pipelines.planner.row_load import RowLoad
+from pipelines.planner.suggest_memory import planned_stages
+from trainer import tracing
+from trainer.errors import ConfigError
+from trainer.model_config import ModelConfig
+from trainer.models import table
+from trainer.models.shape import ModelShape
+
+ROOT = Path(__file__).parents[2]
+KEPT: tuple[Any, ...] = (
+    activations._traced,
+    stage_memory._traced,
+    persistent._small,
+    architecture._shape,
+    splitting._verdict,
+)
+PIPELINE = Case("pp", cached=False, changes={"features.cache": "off"})
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setenv("VLMPIPE_CACHE_DIR", str(tmp_path / "cache"))
+    forget()
+    yield tmp_path / "cache" / kept.FOLDER
+    forget()
+
+
+def forget() -> None:
+    """What this process remembers."""
+    for function in KEPT:
+        function.cache_clear()
+
+
+def answers(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*/*.json"))
+
+
+def no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let nothing be found anew."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("asked again")
+
+    for place, name in ((table, "family_of"), (tracing, "trace_step")):
+        monkeypatch.setattr(place, name, refuse)
+
+
+def shape_of(config: RunConfig) -> ModelShape:
+    return architecture.architecture(config).shape
+
+
+def held_by_a_step(config: RunConfig) -> object:
+    return activations.activations(config, shape_of(config))
+
+
+def held_by_a_stage(config: RunConfig) -> object:
+    layout, shape = layout_of(config), shape_of(config)
+    stages = planned_stages(config, shape, layout, RowLoad.assumed(config, shape), cached=False)
+    return stage_memory.stage_moments(config, shape, stages, 0, passes=2)
+
+
+@pytest.mark.parametrize(
+    ("case", "asked"),
+    [
+        (Case("ddp"), held_by_a_step),
+        (Case("fsdp", family="qwen2_5_vl"), held_by_a_step),
+        (Case("fsdp", family="qwen3_vl"), held_by_a_step),
+        (Case("zero2", family="smolvlm"), held_by_a_step),
+        (PIPELINE, held_by_a_stage),
+        (Case("ddp", {"model.lora.rank": 4}), shape_of),
+    ],
+    ids=lambda one: f"{one.strategy} {one.family}" if isinstance(one, Case) else one.__name__,
+)
+def test_a_kept_answer_is_the_one_that_was_found(
+    case: Case, asked: Callable[[RunConfig], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = case.config(2)
+    found = asked(config)
+    forget()
+    no_torch(monkeypatch)
+    assert asked(config) == found
+
+
+def test_a_refusal_is_kept_in_its_own_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Case("tp").config(2).model
+    texts = []
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="does not divide") as caught:
+            splitting.require_splittable(model, 3, cached=False, sequence=False)
+        texts.append(caught.value.text())
+        forget()
+        no_torch(monkeypatch)
+    assert texts[0] == texts[1]
+
+
+def test_what_differs_in_the_model_or_in_what_is_asked_is_found_anew(folder: Path) -> None:
+    shapes = {
+        layers: shape_of(Case("ddp", {"model.language_model.config.num_hidden_layers": layers}).config(2))
+        for layers in (2, 3)
+    }
+    assert [shape.language.layers for shape in shapes.values()] == [2, 3]
+    config = Case("ddp").config(2)
+    found = [activations.activations(config, shape_of(config), [(images, 64)]).input_bytes for images in (1, 2)]
+    assert found[0] < found[1]
+
+
+def test_another_configuration_in_the_same_folder_is_another_model(tmp_path: Path) -> None:
+    def layers(count: int) -> int:
+        tower = CONFIGS["qwen2_5_vl"] | {
+            "text_config": CONFIGS["qwen2_5_vl"]["text_config"] | {"num_hidden_layers": count}
+        }
+        (tmp_path / "config.json").write_text(json.dumps(tower))
+        model = Case("ddp", family="qwen2_5_vl").config(2).model.model_dump(mode="json")
+        model["whole"] = {"weights": str(tmp_path)}
+        for part in ("tower", "language_model"):
+            model.pop(part, None)
+        section = ModelConfig.model_validate(model)
+        forget()
+        return architecture._shape(section.model_dump_json()).language.layers
+
+    assert [layers(2), layers(3)] == [2, 3]
+
+
+def test_a_damaged_answer_is_made_anew(folder: Path) -> None:
+    config = Case("ddp").config(2)
+    found = shape_of(config)
+    (kept_file,) = answers(folder)
+    whole = kept_file.read_text()
+    for damage in ("", "{", whole.replace('"layers":', '"levels":', 1)):
+        kept_file.write_text(damage)
+        forget()
+        assert shape_of(config) == found
+        assert kept_file.read_text() == whole
+
+
+def test_a_machine_without_a_place_for_answers_plans_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = Case("ddp").config(2)
+    found = shape_of(config)
+    (tmp_path / "a file").write_text("")
+    monkeypatch.setenv("VLMPIPE_CACHE_DIR", str(tmp_path / "a file"))
+    forget()
+    assert shape_of(config) == found
+
+
+def test_a_disk_that_fills_up_costs_the_answer_its_place_only(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    assert shape_of(Case("ddp").config(2)).language.layers == 4
+    assert answers(folder) == []
+
+
+def test_other_code_finds_its_own_answers_and_those_of_old_code_leave(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = Case("ddp").config(2)
+    shape_of(config)
+    (first,) = answers(folder)
+    os.utime(first.parent, (0, 0))
+    copy = tmp_path / "trainer"
+    shutil.copytree(ROOT / "trainer", copy, ignore=shutil.ignore_patterns("__pycache__"))
+    (copy / "flops.py").write_text("changed = True\n")
+    monkeypatch.setattr(kept.trainer, "__path__", [str(copy)])
+    kept._code.cache_clear()
+    forget()
+    shape_of(config)
+    kept._code.cache_clear()
+    (second,) = answers(folder)
+    assert second.parent.name != first.parent.name
+
+
+def test_the_second_plan_needs_neither_torch_nor_transformers(tmp_path: Path) -> None:
+    program = (
+        "import json, sys\n"
+        "from pipelines.config import load_run_file\n"
+        "from pipelines.planner.plan import plan_run\n"
+        f"plan = plan_run(load_run_file({str(ROOT / 'configs/llava-7b-zero2-spot.yaml')!r}, ()))\n"
+        "heavy = [name for name in ('torch', 'transformers') if name in sys.modules]\n"
+        "print(json.dumps([heavy, plan.memory.total_bytes, plan.cost.usd]))"
+    )
+    first, second = (
+        json.loads(subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, stdout=subprocess.PIPE).stdout)
+        for _ in range(2)
+    )
+    assert (first[0], second[0]) == (["torch", "transformers"], [])
+    assert first[1:] == second[1:]
