@@ -146,6 +146,10 @@ bench-train: $(INSTALLED_DEV)  ## benchmarks of training, as ratios measured sid
 bench-planner: $(INSTALLED_DEV)  ## the planner's memory, FLOPs and step times beside what is measured here
 	@OMP_NUM_THREADS=1 $(BIN)/python -W ignore -m benchmarks.bench_planner $(args)
 
+.PHONY: bench-commands
+bench-commands: $(INSTALLED_DEV)  ## what help, check, plan and compile take before they do any work
+	@$(BIN)/python -m benchmarks.bench_commands $(args)
+
 .PHONY: bench-checkpoint
 bench-checkpoint: $(INSTALLED_DEV)  ## what checkpoints cost: stall, overhead of a run, upload, resolve
 	@OMP_NUM_THREADS=1 $(BIN)/python -W ignore -m benchmarks.bench_checkpoint $(args)

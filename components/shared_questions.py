@@ -10,8 +10,6 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import numpy as np
-
 from trainer.storage import Storage
 
 PREDICTIONS = "predictions.jsonl"
@@ -57,6 +55,8 @@ def paired_interval(differences: Mapping[Key, int]) -> tuple[float, float]:
     of_samples: dict[str, list[int]] = {}
     for (sample, *_), difference in sorted(differences.items()):
         of_samples.setdefault(sample, []).append(difference)
+    import numpy as np  # the gate's settings are read by commands that compute nothing
+
     sums, counts = (np.array([measure(each) for each in of_samples.values()]) for measure in (sum, len))
     draws = np.random.default_rng(SEED)
     means = []

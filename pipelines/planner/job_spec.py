@@ -156,10 +156,6 @@ def check_jobs(config: RunConfig, run_uri: str) -> None:
     }
     region = _region(config)
     _raise_errors({name: _violations(spec, region) for name, spec in specs.items()})
-    from components.custom_job import parse_job_spec
-
-    for spec in specs.values():
-        parse_job_spec(spec)
 
 
 def _region(config: RunConfig) -> str:

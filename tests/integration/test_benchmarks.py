@@ -133,3 +133,14 @@ def test_a_short_run_of_the_checkpoint_bench_stalls_less_than_a_save_that_waits(
     assert rows["resume: resolve"]["ours"] < rows["resume: and load it"]["ours"]
     moved = ("upload to a folder", "upload to a bucket", "download from a bucket", "copy to a mirror")
     assert all(rows[claim]["ratio"] > 0 for claim in moved)
+
+
+@only_whole
+@pytest.mark.slow
+def test_a_plan_of_what_was_planned_before_takes_a_fraction_of_the_first(tmp_path: Path) -> None:
+    output = tmp_path / "commands.json"
+    command = [sys.executable, "-m", "benchmarks.bench_commands", "--quick", "--json", str(output)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=200)
+    rows = {row["claim"]: row for row in json.loads(output.read_text())["rows"]}
+    assert rows["a plan of what was planned before"]["ratio"] > 3
+    assert rows["all shipped run files compiled"]["ratio"] > 0

@@ -11,12 +11,14 @@ from typing import Any
 
 import pytest
 from google.auth.credentials import AnonymousCredentials
+from kfp import compiler
 
 from pipelines.compile import check_pipeline, compile_pipeline
 from pipelines.config import RunConfig, load_run_file
 from pipelines.pipeline_file import documents
 from pipelines.planner.job_spec import JOBS, check_job_spec, job_spec, worker_pools
 from pipelines.targets.table import TargetName
+from pipelines.training import build
 from tests import golden_pipelines
 from trainer.errors import ConfigError
 
@@ -41,6 +43,16 @@ def compiled(config: RunConfig, target: TargetName, folder: Path) -> Spec:
     spec: Spec
     (spec,) = documents(path.read_bytes())
     return spec
+
+
+@pytest.mark.parametrize("target", ["vertex", "local"])
+def test_the_file_says_what_kfps_own_compiler_writes(digits: RunConfig, target: TargetName, tmp_path: Path) -> None:
+    compiler.Compiler().compile(build(digits, target), str(tmp_path / "kfp.yaml"))
+    theirs = (tmp_path / "kfp.yaml").read_bytes()
+    ours = compile_pipeline(digits, target, tmp_path / "ours.yaml").path.read_bytes()
+    assert documents(ours) == documents(theirs)
+    comments = [[line for line in text.splitlines() if line.startswith(b"#")] for text in (ours, theirs)]
+    assert comments[0] == comments[1] != []
 
 
 def all_tasks(spec: Spec) -> Iterator[tuple[str, Spec, Spec]]:
