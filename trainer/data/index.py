@@ -50,8 +50,10 @@ SCHEMA = pa.schema(
 
 ORDER = ("split", "id")
 RUN_LINES = 8192  # lines in memory before they are sorted and put on disk, and lines of a row group
-MERGED_LINES = 64  # of each run in memory at once while runs are merged
-MERGED_RUNS = 16  # at once: an open run takes a MiB beside its lines
+MERGED_LINES = 256  # of each run in memory at once while runs are merged
+MERGED_RUNS = 16  # at once
+# Runs are streams of Arrow's own format: unlike Parquet they have no table of their pieces, which grows with the data.
+RUN_OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")
 
 
 class IndexWriter:
@@ -84,11 +86,15 @@ class IndexWriter:
         while len(self._runs) > MERGED_RUNS:
             some, self._runs = self._runs[:MERGED_RUNS], self._runs[MERGED_RUNS:]
             self._runs.append(self._new_run())
-            _merge(some, self._runs[-1], row_group_lines=8 * MERGED_LINES)
-            for run in some:
-                run.unlink()
+            with pa.ipc.new_stream(self._runs[-1], SCHEMA, options=RUN_OPTIONS) as run:
+                for lines in _merged(some, MERGED_LINES):
+                    run.write_table(lines)
+            for done in some:
+                done.unlink()
             give_back()
-        _merge(self._runs, folder / NAME, row_group_lines=RUN_LINES)
+        with pq.ParquetWriter(folder / NAME, SCHEMA) as index:
+            for lines in _merged(self._runs, RUN_LINES):
+                index.write_table(lines)
         self._scratch.cleanup()
 
     def _end_run(self) -> None:
@@ -99,27 +105,30 @@ class IndexWriter:
     def _add_run(self, table: pa.Table) -> None:
         if len(table):
             self._runs.append(self._new_run())
-            # Small row groups: a reader holds one of them whole.
-            pq.write_table(table, self._runs[-1], row_group_size=8 * MERGED_LINES)
+            with pa.ipc.new_stream(self._runs[-1], SCHEMA, options=RUN_OPTIONS) as run:
+                run.write_table(table, max_chunksize=MERGED_LINES)
 
     def _new_run(self) -> Path:
         self._made += 1
-        return Path(self._scratch.name, f"{self._made}.parquet")
+        return Path(self._scratch.name, f"{self._made}.arrows")
 
 
-def _merge(runs: list[Path], path: Path, *, row_group_lines: int) -> None:
-    """Write the lines of sorted runs, in order, to `path`."""
-    with pq.ParquetWriter(path, SCHEMA) as file:
-        if len(runs) == 1:  # is sorted: nothing to merge
-            return file.write_table(pq.read_table(runs[0], schema=SCHEMA), row_group_size=row_group_lines)
-        lines = heapq.merge(*map(_lines, runs), key=lambda line: tuple(line[name] for name in ORDER))
-        while chunk := list(islice(lines, row_group_lines)):
-            file.write_table(pa.Table.from_pylist(chunk, SCHEMA))
+def _merged(runs: list[Path], lines_at_once: int) -> Iterator[pa.Table]:
+    """The lines of sorted runs, in order."""
+    if len(runs) == 1:  # is sorted, and no longer than one chunk: nothing to merge
+        with pa.OSFile(str(runs[0])) as file, pa.ipc.open_stream(file) as run:
+            table = run.read_all()
+        for start in range(0, len(table), lines_at_once):
+            yield table.slice(start, lines_at_once).combine_chunks()
+        return
+    lines = heapq.merge(*map(_lines, runs), key=lambda line: tuple(line[name] for name in ORDER))
+    while some := list(islice(lines, lines_at_once)):
+        yield pa.Table.from_pylist(some, SCHEMA)
 
 
-def _lines(run: Path) -> Iterator[dict[str, Any]]:
-    with pq.ParquetFile(run) as file:
-        for batch in file.iter_batches(MERGED_LINES):
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    with pa.OSFile(str(path)) as file, pa.ipc.open_stream(file) as run:
+        for batch in run:
             yield from batch.to_pylist()
 
 
