@@ -16,11 +16,10 @@ from tests.trainer_runs import run_ranks
 PROCESSES = 2  # on each node
 # Each strategy, and each part that takes memory under one whose share of it is its own.
 SHORT = {
-    "ddp", "ddp checkpointing", "ddp online",
+    "ddp", "ddp checkpointing",
     "fsdp", "fsdp bf16 loss in chunks", "fsdp offload",
-    "zero1 adapters bf16",
     "zero2 bf16", "zero2 adapters", "zero2 offload",
-    "zero3", "zero3 checkpointing",
+    "zero3",
     "qwen2_5_vl zero2 bf16 checkpointing", "qwen3_vl fsdp online",
 }  # fmt: skip
 OF_ONE_NODE = chosen(CASES, SHORT.__contains__)

@@ -71,16 +71,19 @@ class Move(NamedTuple):
     processes: int
 
 
-MOVES = {
-    "4 stages to ddp": Move("4 stages, tied", "tied", {}, 2),
-    "2 stages, 2 copies, to fsdp": Move("2 stages, 2 copies", "plain", {"train.strategy": "fsdp"}, 2),
-    "2 stages, 2 copies, to one process": Move("2 stages, 2 copies, all trained", "tower", {}, 1),
-    "2 x 2 stages to 2 stages": Move("2 x 2 stages, 2 copies", "tied", PAIR, 2),
-    "one process to 2 x 2 stages": Move("tied", "tied", {**PAIR, **INTERLEAVED}, 2),
-    "one process to 2 stages": Move("tied", "tied", PAIR, 2),
-    "2 stages of 2 ranks to one process": Move("2 stages of 2 ranks", "hard to split", {}, 1),
-    "one process to 2 stages of 2 ranks": Move("hard to split", "hard to split", SPLIT, 4),
-}
+MOVES = chosen(
+    {
+        "4 stages to ddp": Move("4 stages, tied", "tied", {}, 2),
+        "2 stages, 2 copies, to fsdp": Move("2 stages, 2 copies", "plain", {"train.strategy": "fsdp"}, 2),
+        "2 stages, 2 copies, to one process": Move("2 stages, 2 copies, all trained", "tower", {}, 1),
+        "2 x 2 stages to 2 stages": Move("2 x 2 stages, 2 copies", "tied", PAIR, 2),
+        "one process to 2 x 2 stages": Move("tied", "tied", {**PAIR, **INTERLEAVED}, 2),
+        "one process to 2 stages": Move("tied", "tied", PAIR, 2),
+        "2 stages of 2 ranks to one process": Move("2 stages of 2 ranks", "hard to split", {}, 1),
+        "one process to 2 stages of 2 ranks": Move("hard to split", "hard to split", SPLIT, 4),
+    },
+    lambda name: name not in ("2 x 2 stages to 2 stages", "one process to 2 stages"),
+)
 
 
 def make(root: Path, name: str, changes: dict[str, Any]) -> JobConfig:
