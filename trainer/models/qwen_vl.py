@@ -276,4 +276,6 @@ def _freeze(model: nn.Module, config: ModelConfig) -> nn.Module:
 
 
 def _refuse_stage(stage: Stage) -> NoReturn:
-    raise ConfigError("models of this family cannot be cut into pipeline stages", fix="use another strategy, such as tp or fsdp")
+    raise ConfigError(
+        "models of this family cannot be cut into pipeline stages", fix="use another strategy, such as tp or fsdp"
+    )

@@ -23,7 +23,6 @@ from torch.nn import functional as F
 
 from trainer.models.loss import chunked_loss, on_this_rank
 
-
 FUSED = 3  # parts of a product that gives queries, keys and values
 
 
