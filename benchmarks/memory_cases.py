@@ -294,15 +294,11 @@ SPLIT_CASES |= {
     f"{family} {name}": replace(case, family=family)
     for family in ("qwen2_5_vl", "qwen3_vl")
     for name, case in {
-        "tp": Case("tp"),
-        "tp bf16 online": Case("tp", ONLINE | BF16, cached=False),
         "tp tower trained": Case("tp", TOWER_TRAINED, cached=False),
+        "tp bf16 online": Case("tp", ONLINE | BF16, cached=False),
         "tp adapters": Case("tp", ADAPTERS),
-        "tp checkpointing": Case("tp", CHECKPOINTING),
-        "tp shared tokens": Case("tp", SHARED_TOKENS),
         "tp shared tokens bf16 checkpointing": Case("tp", SHARED_TOKENS | BF16 | CHECKPOINTING),
         "tp+fsdp tower trained": Case("tp+fsdp", TOWER_TRAINED, cached=False),
-        "tp+fsdp bf16": Case("tp+fsdp", BF16),
         "tp+fsdp shared tokens bf16 online": Case("tp+fsdp", SHARED_TOKENS | BF16 | ONLINE, cached=False),
     }.items()
 }

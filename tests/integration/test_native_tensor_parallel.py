@@ -28,12 +28,13 @@ from trainer.model_config import GRID_FAMILIES
 from trainer.models.pixels import image_preparer
 from trainer.storage import open_storage
 
+Content = dict[str, Any]  # changes of the run file
 STEPS, STOP_STEP = 4, 2
-ADAPTED: dict[str, Any] = {"model.lora": {"rank": 4, "alpha": 8.0}}
-SHARED = {"train.sequence_parallel": True}
+ADAPTED: Content = {"model.lora": {"rank": 4, "alpha": 8.0}}
+SHARED: Content = {"train.sequence_parallel": True}
 BF16, RECOMPUTED = {"train.precision": "bf16"}, {"train.activation_checkpointing": "full"}
 # What is trained: on how many processes, by what strategy, with what changes, and the run of one process it equals.
-CASES: dict[str, tuple[int, str, dict[str, Any], str]] = chosen(
+CASES: dict[str, tuple[int, str, Content, str]] = chosen(
     {
         "tp": (2, "tp", TOWER_TRAINED, "trained tower"),
         "tp shared tokens": (2, "tp", TOWER_TRAINED | SHARED, "trained tower"),
@@ -49,28 +50,33 @@ CASES: dict[str, tuple[int, str, dict[str, Any], str]] = chosen(
         "tp+fsdp shared tokens checkpointing": (4, "tp+fsdp", SHARED | RECOMPUTED, "frozen tower"),
         "tp+fsdp adapters": (4, "tp+fsdp", ADAPTED, "adapters"),
     },
-    lambda name: name in ("tp", "tp shared tokens"),
+    lambda name: name == "tp",
 )
 # Close, for computed in bf16.
-ROUNDED: dict[str, tuple[int, str, dict[str, Any], str]] = {
+ROUNDED: dict[str, tuple[int, str, Content, str]] = {
     "tp bf16": (2, "tp", TOWER_TRAINED | BF16, "trained tower"),
     "tp+fsdp bf16": (4, "tp+fsdp", TOWER_TRAINED | BF16, "trained tower"),
 }
-# Who begins a run and who goes on with it, by strategies of the table of `LAYOUTS`.
+# Who begins a run and who goes on with it, in `LAYOUTS`: processes, strategy and what else is changed.
 MOVES: dict[str, tuple[str, str]] = chosen(
     {
         "tp to one": ("tp", "one"),
+        "tp shared tokens to one": ("tp shared tokens", "one"),
         "one to tp": ("one", "tp"),
         "tp+fsdp to one": ("tp+fsdp", "one"),
         "one to tp+fsdp": ("one", "tp+fsdp"),
         "tp+fsdp to tp": ("tp+fsdp", "tp"),
     },
-    lambda name: name == "tp to one",
+    lambda name: name == "tp shared tokens to one",
 )
-LAYOUTS = {"one": (1, "ddp"), "tp": (2, "tp"), "tp+fsdp": (4, "tp+fsdp")}
-REFERENCES = {"trained tower": TOWER_TRAINED, "frozen tower": {}, "adapters": ADAPTED}
+LAYOUTS: dict[str, tuple[int, str, Content]] = {
+    "one": (1, "ddp", {}),
+    "tp": (2, "tp", {}),
+    "tp shared tokens": (2, "tp", SHARED),
+    "tp+fsdp": (4, "tp+fsdp", {}),
+}
+REFERENCES: dict[str, Content] = {"trained tower": TOWER_TRAINED, "frozen tower": {}, "adapters": ADAPTED}
 Runs = dict[tuple[str, str], JobConfig]  # by family and name
-Content = dict[str, Any]  # changes of the run file
 
 
 @pytest.fixture(scope="module")
@@ -85,6 +91,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
         return make_run(root, f"{family}-{name.replace(' ', '-')}", content, features=features)
 
     cases = CASES | (ROUNDED if WHOLE else {})
+    begins, ends = ({name: LAYOUTS[move[number]] for name, move in MOVES.items()} for number in (0, 1))
     begun: list[tuple[int, JobConfig]] = []
     for family in GRID_FAMILIES:
         for name in sorted({reference for *_, reference in cases.values()}):
@@ -96,13 +103,15 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
         if "tp cached" in cases:
             encode_features(done[family, "tp cached"])
         stop = TOWER_TRAINED | {"train.max_steps": STOP_STEP}
-        begun += [(LAYOUTS[one][0], job(family, name, LAYOUTS[one][1], stop)) for name, (one, _) in MOVES.items()]
+        for name, (processes, strategy, changes) in begins.items():
+            begun.append((processes, job(family, name, strategy, stop | changes)))
     train(begun)
+    ended: list[tuple[int, JobConfig]] = []
     for family in GRID_FAMILIES:
-        done |= {
-            (family, name): job(family, name, LAYOUTS[other][1], TOWER_TRAINED) for name, (_, other) in MOVES.items()
-        }
-    train((LAYOUTS[other][0], done[family, name]) for name, (_, other) in MOVES.items() for family in GRID_FAMILIES)
+        for name, (processes, strategy, changes) in ends.items():
+            done[family, name] = job(family, name, strategy, TOWER_TRAINED | changes)
+            ended.append((processes, done[family, name]))
+    train(ended)
     return done
 
 

@@ -8,7 +8,7 @@ any other strategy, and any other can read them.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,8 +16,6 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import _StridedShard
-
-TENSOR_AXIS = "tensor"  # of meshes: ranks that split layers
 
 
 def in_pieces(state: Mapping[str, Any]) -> dict[str, Any]:
@@ -34,8 +32,7 @@ def _in_pieces(value: Any) -> Any:
 
 def _pieces_of(tensor: DTensor) -> Tensor:
     mesh, placement = tensor.device_mesh, tensor.placements[-1]
-    # Slices that FSDP makes of what is split are strided too, but on its own axis, and DCP knows those.
-    if (mesh.mesh_dim_names or ("",))[-1] != TENSOR_AXIS or not isinstance(placement, _StridedShard):
+    if not isinstance(placement, _StridedShard):  # FSDP's slices of what is split are strided on an axis before
         return tensor
     parts, ranks, number = int(placement.split_factor), mesh.size(mesh.ndim - 1), mesh.get_local_rank(mesh.ndim - 1)
     rows = tensor.shape[0] // (parts * ranks)  # of each piece
@@ -58,12 +55,14 @@ class Pieces(Tensor):
 
     @staticmethod
     def __new__(cls, whole: Tensor, pieces: dict[torch.Size, Tensor]) -> Pieces:
-        made = cast(Pieces, Tensor._make_wrapper_subclass(cls, whole.shape, dtype=whole.dtype, device=whole.device))  # type: ignore[attr-defined]
+        made: Pieces = Tensor._make_wrapper_subclass(cls, whole.shape, dtype=whole.dtype, device=whole.device)
         made.pieces = pieces
         return made
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]  # torch says it by a function that is none
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         raise NotImplementedError(f"{func}: pieces are for checkpoints only")
 
     def __create_write_items__(self, fqn: str, _: object) -> list[WriteItem]:
