@@ -24,9 +24,14 @@ from tests.short_form import WHOLE, chosen, only_whole
 from tests.trainer_runs import encode_features, losses, make_run, metrics, summary, train_runs
 from trainer.checkpoint.sync import sync_run
 from trainer.config import JobConfig
+from trainer.errors import ConfigError
 from trainer.model_config import GRID_FAMILIES
+from trainer.models.family import Stage
 from trainer.models.pixels import image_preparer
+from trainer.models.table import family_of
 from trainer.storage import open_storage
+from trainer.strategies import split
+from trainer.strategies.split import require_splittable
 
 Content = dict[str, Any]  # changes of the run file
 STEPS, STOP_STEP = 4, 2
@@ -186,3 +191,25 @@ def test_an_export_gives_the_logits_of_one_process_in_plain_transformers(family:
         logits.append(model(input_ids=input_ids, **given).logits)
     torch.testing.assert_close(logits[0], logits[1], rtol=1e-4, atol=1e-5)
     assert logits[0].std() > 0.01, "the tolerance must be far below what logits differ by"
+
+
+def test_a_fused_product_of_an_unknown_class_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its rows may lie in another order, in which a rank's would be those of other heads."""
+    config = config_of("qwen3_vl")
+    require_splittable(config, 2, cached=False)
+    monkeypatch.setattr(split, "FUSED_ATTENTION", ())
+    with pytest.raises(ConfigError, match=r"cannot split 'attn\.qkv' of a Qwen3VLVisionBlock"):
+        require_splittable(config, 2, cached=False)
+    require_splittable(config, 2, cached=True)  # the tower is not there
+
+
+@pytest.mark.parametrize("family", GRID_FAMILIES)
+def test_pipeline_stages_are_refused(family: str) -> None:
+    config = config_of(family)
+    made = family_of(config)
+    with torch.device("meta"):
+        model = made.skeleton(config, vocabulary=300)
+    blocks = made.blocks(made.training_module(config, model, cached=True))
+    for cut in (blocks.reduce_to, blocks.view):
+        with pytest.raises(ConfigError, match="cannot be cut into pipeline stages"):
+            cut(Stage.whole(len(blocks.language_layers)))
