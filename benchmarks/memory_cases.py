@@ -290,6 +290,18 @@ SPLIT_CASES = {
     ),
     "tp+fsdp tower trained": Case("tp+fsdp", {"model.freeze": [], "features.cache": "off"}, cached=False),
 }
+SPLIT_CASES |= {
+    f"{family} {name}": replace(case, family=family)
+    for family in ("qwen2_5_vl", "qwen3_vl")
+    for name, case in {
+        "tp tower trained": Case("tp", TOWER_TRAINED, cached=False),
+        "tp bf16 online": Case("tp", ONLINE | BF16, cached=False),
+        "tp adapters": Case("tp", ADAPTERS),
+        "tp shared tokens bf16 checkpointing": Case("tp", SHARED_TOKENS | BF16 | CHECKPOINTING),
+        "tp+fsdp tower trained": Case("tp+fsdp", TOWER_TRAINED, cached=False),
+        "tp+fsdp shared tokens bf16 online": Case("tp+fsdp", SHARED_TOKENS | BF16 | ONLINE, cached=False),
+    }.items()
+}
 
 
 def predicted(case: Case, processes: int) -> dict[str, int]:

@@ -34,7 +34,7 @@ from pipelines.tuning_section import TuningConfig
 from trainer.config import CheckpointConfig, DataConfig, EvaluateConfig, FeaturesConfig, RunPaths
 from trainer.model_config import GRID_FAMILIES, MOST_ASPECT, ModelConfig
 from trainer.section import Section
-from trainer.train_config import PIPELINE_PARALLEL, TENSOR_PARALLEL, TrainConfig
+from trainer.train_config import PIPELINE_PARALLEL, TrainConfig
 
 BUILTIN_SOURCES = ("builtin:digits", "builtin:easy-vqa", "builtin:openmoji")
 ALL_REDUCE_STRATEGIES = ("ddp", "zero1", "zero2", "hsdp")
@@ -225,11 +225,11 @@ def _model_registry_problems(config: RunConfig) -> Iterator[Problem]:
 
 def _grid_family_problems(config: RunConfig) -> Iterator[Problem]:
     model, train, data = config.model, config.train, config.data
-    if train.strategy in (*TENSOR_PARALLEL, *PIPELINE_PARALLEL):
+    if train.strategy in PIPELINE_PARALLEL:
         yield Problem(
             "train.strategy",
-            f"found {train.strategy} with model.family {model.family}, which is not split over ranks yet; expected "
-            "fsdp, or another strategy that slices weights or copies them",
+            f"found {train.strategy} with model.family {model.family}, which is not cut into stages yet; expected "
+            "fsdp, tp, or another strategy that slices weights, splits layers or copies them",
         )
     if data.max_image_aspect > MOST_ASPECT:
         yield Problem(

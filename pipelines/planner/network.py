@@ -238,13 +238,18 @@ def _tensor_sums(layout: Layout, shape: ModelShape, work: Work, stage: Stage) ->
     tokens, labels = work.micro_batch_rows * work.row_tokens, work.micro_batch_rows * work.row_label_tokens
     again = work.activation_checkpointing == "full"
     layer_bytes = (2 + again) * bytes_of("language_layers") + 2 * gradient_bytes
-    language = 0 if work.sequence_parallel else len(stage.layers) * layer_bytes
+    language = (len(stage.layers) - _num_shared(shape, work, stage)) * layer_bytes
     embedding = (bytes_of("embedding") if by_weights else FP32_BYTES) * stage.is_first
     tower_bytes = 2 * bytes_of("tower") + (2 * gradient_bytes if shape.trained["tower"] else 0)
     tower_layers = shape.tower.layers * stage.is_first
     tower = work.micro_batch_rows * work.row_images * shape.tower_tokens * tower_layers * tower_bytes
     head = stage.is_last * labels * (shape.language.hidden * gradient_bytes + 3 * FP32_BYTES)
     return tokens * shape.language.hidden * (language + embedding) + tower * shape.tower.hidden + head
+
+
+def _num_shared(shape: ModelShape, work: Work, stage: Stage) -> int:
+    """Layers whose tokens ranks share: not those behind which a level of the tower is added (DeepStack)."""
+    return sum(number >= shape.levels - 1 for number in stage.layers) if work.sequence_parallel else 0
 
 
 def _shared_layers(layout: Layout, shape: ModelShape, work: Work, stage: Stage) -> tuple[float, float]:
@@ -254,14 +259,15 @@ def _shared_layers(layout: Layout, shape: ModelShape, work: Work, stage: Stage) 
     Checkpointing gathers both inputs again. A stage's last output is gathered, and backward what its first layer takes:
     under autocast both are fp32.
     """
-    if not (work.sequence_parallel and stage.layers):
+    layers = _num_shared(shape, work, stage)
+    if not layers:
         return 0.0, 0.0
     by_weights = layout.strategy in SHARDED_BY_FSDP
     number_bytes = FP32_BYTES if by_weights and "language_layers" in shape.frozen else work.compute_bytes
     numbers = work.micro_batch_rows * work.row_tokens * shape.language.hidden
     again = work.activation_checkpointing == "full"
-    scattered = (4 + again) * number_bytes * len(stage.layers)
-    gathered = (4 + 2 * again) * number_bytes * len(stage.layers) + 2 * (number_bytes if by_weights else FP32_BYTES)
+    scattered = (4 + again) * number_bytes * layers
+    gathered = (4 + 2 * again) * number_bytes * layers + 2 * (number_bytes if by_weights else FP32_BYTES)
     return numbers * scattered, numbers * gathered
 
 

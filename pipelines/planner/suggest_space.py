@@ -78,10 +78,9 @@ class Degrees:
     @classmethod
     def of(cls, model: Architecture, places: Iterable[Cluster], *, cached: bool, sequence: bool = False) -> Degrees:
         """All that some of the clusters have GPUs for, and that the trainer's own checks let through."""
-        if model.model.family in GRID_FAMILIES:
-            return cls(frozenset(), frozenset())  # the run file's own checks refuse them
         places = list(places)
         layers = model.shape.language.layers
+        is_cut = model.model.family not in GRID_FAMILIES  # whose stages the run file's own checks refuse
         return cls(
             # Ranks that split a layer wait for each other's sums four times in it, and nothing hides that: between
             # nodes it takes ten times as long and more. The trainer takes only those of one node as well.
@@ -90,7 +89,7 @@ class Degrees:
                 lambda ranks: require_splittable(model.model, ranks, cached=cached, sequence=sequence),
             ),
             pipeline=_accepted(
-                {degree for place in places for degree in _divisors(place.gpus)},
+                {degree for place in places if is_cut for degree in _divisors(place.gpus)},
                 lambda stages: stages_of(layers, stages, None),
             ),
         )

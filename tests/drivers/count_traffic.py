@@ -15,12 +15,13 @@ import torch
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.flop_cases import IMAGE, model_config
+from benchmarks.flop_cases import QWEN2_5_VL, QWEN3_VL, model_config
 from benchmarks.tiny_runs import strategy_changes
 from trainer.batches import RowBatch
-from trainer.models.llava import LlavaFamily
 from trainer.models.recompute import Recompute
+from trainer.models.table import family_of
 from trainer.strategies.table import build_strategy
+from trainer.trace_rows import RowShape, inputs_of
 from trainer.train_config import TrainConfig
 from trainer.worker import Worker, run_worker, start_worker
 
@@ -31,13 +32,16 @@ OTHERS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "tp adapters": ("tp", {"lora": {"rank": 4}}, {}),
     "tp shared tokens": ("tp", {}, {"sequence_parallel": True}),
     "tp shared tokens checkpointing": ("tp", {}, {"sequence_parallel": True, "activation_checkpointing": "full"}),
+    "tp qwen2.5-vl": ("tp", QWEN2_5_VL | {"freeze": ()}, {}),
+    "tp qwen3-vl shared tokens": ("tp", QWEN3_VL, {"sequence_parallel": True}),
 }
 
 
 def count(name: str, worker: Worker) -> dict[str, int]:
     """Numbers that went into each kind of collective on this rank, in the second of two steps, in fp32."""
     strategy_name, of_model, of_train = OTHERS.get(name, (name, {}, {}))
-    family, config = LlavaFamily(), model_config(**of_model)
+    config = model_config(**of_model)
+    family = family_of(config)
     torch.manual_seed(0)
     model = family.skeleton(config, vocabulary=VOCABULARY)
     for parameter in model.parameters():
@@ -58,10 +62,7 @@ def count(name: str, worker: Worker) -> dict[str, int]:
     )
     Recompute(layers=settings.activation_checkpointing).apply(family, module)
     strategy = build_strategy(settings, module, family.blocks(module), worker)
-    ids = torch.zeros(MICRO_ROWS, ROW_TOKENS, dtype=torch.long)
-    ids[0, : family.image_tokens(config, 32, 32)] = VOCABULARY - 1  # <image>
-    positions, labels = torch.arange(ROW_TOKENS).expand(MICRO_ROWS, -1), torch.arange(LABELS)
-    batch = RowBatch(ids, positions, labels, torch.zeros_like(labels), torch.rand(1, 3, IMAGE, IMAGE))
+    batch = RowBatch(**inputs_of(config, RowShape(MICRO_ROWS, ROW_TOKENS, 1, LABELS), VOCABULARY, cached=False))
     for _ in range(2):  # the first step also meets: ranks compare their models
         with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiled:
             strategy.forward_backward([batch] * MICRO_STEPS, total_label_tokens=100)

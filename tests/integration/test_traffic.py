@@ -12,7 +12,7 @@ from pipelines.planner.layout import make_layout
 from pipelines.planner.network import FP32_BYTES, Work, traffic
 from tests.drivers.count_traffic import LABELS, MARK, MICRO_ROWS, MICRO_STEPS, OTHERS, ROW_TOKENS
 from tests.trainer_runs import run_ranks
-from trainer.models.llava import LlavaFamily
+from trainer.models.table import family_of
 from trainer.strategies.table import strategy_names
 from trainer.train_config import PIPELINE_PARALLEL, TENSOR_PARALLEL
 
@@ -57,7 +57,8 @@ def _ranks(split: bool) -> int:
 @pytest.mark.parametrize("name", [*strategy_names(), *OTHERS])
 def test_strategies_send_what_the_planner_says(name: str, counted: dict[str, dict[str, int]]) -> None:
     strategy, of_model, of_train = OTHERS.get(name, (name, {}, {}))
-    shape = LlavaFamily().shape(model_config(**of_model))
+    config = model_config(**of_model)
+    shape = family_of(config).shape(config)
     tensor, stages = (2 if strategy in names else 1 for names in (TENSOR_PARALLEL, PIPELINE_PARALLEL))
     layout = make_layout(strategy, 1, _ranks(strategy in SPLIT), tensor_parallel=tensor, pipeline_parallel=stages)
     transfers = traffic(layout, shape, dataclasses.replace(WORK, **of_train))

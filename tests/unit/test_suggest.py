@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 
+from benchmarks.tiny_native import model_section
 from pipelines.config import RunConfig, load_run_file, parse_run_config
 from pipelines.planner.architecture import architecture
 from pipelines.planner.catalog import load_catalog
 from pipelines.planner.suggest_space import Cluster, Degrees, ways
 from pipelines.run_file import apply_overrides
 from tests.trainer_runs import merged
+from trainer.model_config import GRID_FAMILIES
 
 ROOT = Path(__file__).parents[2]
 MACHINE = load_catalog().machines["a2-ultragpu-8g"]
@@ -56,6 +58,14 @@ def test_adapters_are_split_with_their_layers() -> None:
     config = run_file()
     with_adapters = parse_run_config(merged(config.to_dict(), {"model.lora": {"rank": 4}}), "test")
     assert Degrees.of(architecture(with_adapters), PLACES, cached=True).tensor == {2}
+
+
+@pytest.mark.parametrize("family", GRID_FAMILIES)
+def test_layers_of_native_models_are_split_and_their_stack_is_not_cut(family: str) -> None:
+    """Two key-value heads: of the divisors of 8 GPUs, two ranks take them."""
+    content = load_run_file(ROOT / "configs/digits.yaml").to_dict() | {"model": model_section(family)}
+    model = architecture(parse_run_config(content, "test"))
+    assert Degrees.of(model, PLACES, cached=False) == Degrees(frozenset({2}), frozenset())
 
 
 SHARED_TOKENS = {"train.strategy": "tp", "train.tensor_parallel": 2, "train.sequence_parallel": True}

@@ -223,13 +223,14 @@ class QwenVlFamily:
         visual = model.model.visual
         return Blocks(
             language_layers=list(model.model.language_model.layers),
-            tower_layers=list(visual.blocks or []),
+            tower_layers=list(dict.fromkeys(visual.blocks or [])),  # in a trace, inner ones are one
             embedding=model.model.language_model.embed_tokens,
             head=model.lm_head,
             loss=module.token_loss,
             frozen=[parameter for parameter in module.parameters() if not parameter.requires_grad],
             reduce_to=_refuse_stage,
             view=_refuse_stage,
+            first_shareable=len(mergers_of(visual)) - 1,  # a level of DeepStack is added behind each layer before
         )
 
     def enable_activation_checkpointing(self, module: nn.Module, *, selective: bool = False) -> None:
@@ -275,4 +276,6 @@ def _freeze(model: nn.Module, config: ModelConfig) -> nn.Module:
 
 
 def _refuse_stage(stage: Stage) -> NoReturn:
-    raise ConfigError("models of this family cannot be cut into pipeline stages", fix="use another strategy")
+    raise ConfigError(
+        "models of this family cannot be cut into pipeline stages", fix="use another strategy, such as tp or fsdp"
+    )

@@ -23,6 +23,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from trainer.batches import RowBatch
 from trainer.optim import set_rates
 from trainer.strategies.ema import Ema
+from trainer.strategies.pieces import in_pieces
 from trainer.strategies.precision import LossScale, autocast
 from trainer.strategies.strategy import StepResult
 from trainer.train_config import Precision
@@ -156,7 +157,7 @@ class OnTorch:
         def write() -> None:
             with _plain_errors():
                 dcp.save(
-                    state,
+                    in_pieces(state),
                     storage_writer=dcp.FileSystemWriter(folder, single_file_per_rank=True),
                     process_group=group,
                 )
@@ -176,7 +177,7 @@ class OnTorch:
         if has_average:
             state |= average  # filled in place
         with _plain_errors():
-            dcp.load(state, storage_reader=reader)
+            dcp.load(in_pieces(state), storage_reader=reader)
         for numbers in scale.values():
             self.loss_scale.restore(numbers)
         set_state_dict(

@@ -21,10 +21,12 @@ from trainer.models.table import family_of
 from trainer.strategies.sequence import GatheredInput, ScatteredInputs, ScatteredOutput, Shares, share_between
 from trainer.strategies.split_modules import (
     EqualInput,
+    EqualInputOfHeads,
     Split,
     SplitChunkedHead,
     SplitDropout,
     SplitEmbedding,
+    SplitFused,
     SplitInputs,
     SplitOutputs,
     SplitSummand,
@@ -34,9 +36,13 @@ from trainer.strategies.split_modules import (
 )
 
 # Rows of the weight are split: each rank computes its heads, or its part of the inner width ...
-SPLIT_OUTPUTS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "fc1")
+SPLIT_OUTPUTS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "fc1", "linear_fc1")
 # ... and here columns: each rank takes what it has computed, and the results are summed over ranks.
-SPLIT_INPUTS = ("o_proj", "out_proj", "down_proj", "fc2")
+SPLIT_INPUTS = ("o_proj", "out_proj", "down_proj", "fc2", "linear_fc2")
+# Attention whose `qkv` gives all queries, then all keys, then all values, and which counts its heads by `num_heads`.
+# By class: others of this name have them in another order, in which a rank's rows would be those of other heads.
+FUSED_ATTENTION = ("Qwen2_5_VLVisionAttention", "Qwen3VLVisionAttention")
+FUSED_OUTPUTS, FUSED_INPUTS = "qkv", "proj"
 
 Parameter = tuple[nn.Module, str]  # the module that has it, and its name there: FSDP puts another in its place
 
@@ -125,16 +131,21 @@ def require_splittable(config: ModelConfig, ranks: int, *, cached: bool, sequenc
 
 def _layers(blocks: Blocks, stage: Stage, *, sequence: bool) -> list[tuple[nn.Module, bool]]:
     """The layers of a stage, and whether ranks share their tokens: not in the tower. An image has its tokens and often
-    one more, which do not divide, and features are read off between layers, where each rank would have its share."""
-    language = [blocks.language_layers[number] for number in stage.layers]
+    one more, which do not divide, and features are read off between layers, where each rank would have its share. Nor
+    in the first language layers where images are added between them, by the places of whole rows."""
+    language = [blocks.language_layers[number] for number in _shareable(blocks, stage)]
     return [(layer, sequence and layer in language) for layer in blocks.layers_in(stage)]
 
 
+def _shareable(blocks: Blocks, stage: Stage) -> list[int]:
+    return [number for number in stage.layers if number >= blocks.first_shareable]
+
+
 def _ends(blocks: Blocks, stage: Stage) -> Iterator[tuple[nn.Module, nn.Module]]:
-    """The first and the last of the language layers that follow each other: of several stages in one, of each."""
-    layers = set(stage.layers)
-    firsts = [number for number in stage.layers if number - 1 not in layers]
-    lasts = [number for number in stage.layers if number + 1 not in layers]
+    """The first and the last of the shared layers that follow each other: of several stages in one, of each."""
+    layers = _shareable(blocks, stage)
+    firsts = [number for number in layers if number - 1 not in layers]
+    lasts = [number for number in layers if number + 1 not in layers]
     for first, last in zip(firsts, lasts, strict=True):
         yield blocks.language_layers[first], blocks.language_layers[last]
 
@@ -152,22 +163,25 @@ def _plan(layer: nn.Module, *, shared: bool) -> _Plan:
     """
     plan = _Plan()
     linear: list[str] = []
+    fused = {name for name, module in layer.named_modules() if type(module).__name__ in FUSED_ATTENTION}
     for name, module in layer.named_modules():
         is_adapted = hasattr(module, "lora_A")
         is_inside = any(name.startswith(f"{other}.") for other in linear)  # of an adapted one
         if is_inside or not (is_adapted or isinstance(module, nn.Linear)):
             continue
-        role = name.rpartition(".")[2]
-        if role not in (*SPLIT_OUTPUTS, *SPLIT_INPUTS):
+        parent, _, role = name.rpartition(".")
+        splits_outputs = role == FUSED_OUTPUTS if parent in fused else role in SPLIT_OUTPUTS
+        splits_inputs = role == FUSED_INPUTS if parent in fused else role in SPLIT_INPUTS
+        if not (splits_outputs or splits_inputs) or (parent in fused and (is_adapted or shared)):
             raise _unknown(layer, name)
         linear.append(name)
         if is_adapted:
-            _plan_adapted(plan, name, module, splits_outputs=role in SPLIT_OUTPUTS, shared=shared)
-        elif role in SPLIT_OUTPUTS:
-            plan.styles[name] = SplitOutputs()
+            _plan_adapted(plan, name, module, splits_outputs=splits_outputs, shared=shared)
+        elif splits_outputs:
+            plan.styles[name] = SplitFused() if parent in fused else SplitOutputs()
         else:
             plan.styles[name] = ScatteredInputs() if shared else SplitInputs()
-        if shared and role in SPLIT_INPUTS and linear_of(module).bias is not None:
+        if shared and splits_inputs and linear_of(module).bias is not None:
             plan.in_part.append((linear_of(module), "bias"))
     around = {name.rpartition(".")[0] for name in linear}
     for name, module in layer.named_modules():
@@ -182,7 +196,8 @@ def _plan(layer: nn.Module, *, shared: bool) -> _Plan:
             if any(parameter.ndim > 1 for _, parameter in own):
                 raise _unknown(layer, name)
             plan.in_part += [(module, parameter) for parameter, _ in own]
-    plan.styles |= {name: GatheredInput() if shared else EqualInput() for name in around}
+    plan.styles |= {name: GatheredInput() if shared else EqualInput() for name in around - fused}
+    plan.styles |= {name: EqualInputOfHeads() for name in fused}
     return plan
 
 
@@ -205,6 +220,7 @@ def _plan_adapted(plan: _Plan, name: str, module: nn.Module, *, splits_outputs: 
 def _unknown(layer: nn.Module, name: str) -> ConfigError:
     return ConfigError(
         f"tensor parallelism cannot split {name!r} of a {type(layer).__name__}",
-        expected=f"linear layers named {', '.join((*SPLIT_OUTPUTS, *SPLIT_INPUTS))}, and norms of each head",
+        expected=f"linear layers named {', '.join((*SPLIT_OUTPUTS, *SPLIT_INPUTS))}, norms of each head, or the vision "
+        "layers of Qwen2.5-VL and Qwen3-VL",
         fix="use fsdp, which slices any weight",
     )

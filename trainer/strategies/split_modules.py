@@ -18,9 +18,12 @@ from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ParallelStyle
+from torch.distributed.tensor.placement_types import _StridedShard
 from torch.nn import functional as F
 
 from trainer.models.loss import chunked_loss, on_this_rank
+
+FUSED = 3  # parts of a product that gives queries, keys and values
 
 
 class Split(ParallelStyle):
@@ -39,6 +42,17 @@ class EqualInput(Split):
         return mark_input(module, lambda hidden: _EqualInput.apply(hidden, group))
 
 
+class EqualInputOfHeads(EqualInput):
+    """The same for attention that lays out its heads by their number: this rank's are fewer."""
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        self.cut(module, device_mesh.size())
+        return super()._apply(module, device_mesh)
+
+    def cut(self, module: nn.Module, ranks: int) -> None:
+        module.num_heads //= ranks
+
+
 class SplitOutputs(Split):
     """A linear layer of which each rank computes some outputs: (..., inputs) -> (..., outputs of this rank)."""
 
@@ -46,15 +60,28 @@ class SplitOutputs(Split):
         _split_parameter(module, "weight", device_mesh, Shard(0))
         if module.bias is not None:
             _split_parameter(module, "bias", device_mesh, Shard(0))
-
-        def forward(layer: nn.Module, rows: Tensor) -> Tensor:
-            return F.linear(rows, _local(layer.weight), None if layer.bias is None else _local(layer.bias))
-
-        return _with_forward(module, forward)
+        return _with_forward(module, _computed_outputs)
 
     def cut(self, module: nn.Module, ranks: int) -> None:
         for parameter in module.parameters():
             parameter.data = parameter.data.chunk(ranks)[0].clone()
+
+
+class SplitFused(Split):
+    """A linear layer that computes queries, keys and values in one product, one after the other: each rank computes
+    those of its heads, (..., inputs) -> (..., 3 x outputs of this rank).
+
+    Its rows of the weight do not lie side by side, so checkpoints take them in pieces (trainer/strategies/pieces.py).
+    """
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        for name, _ in list(module.named_parameters(recurse=False)):
+            _split_parameter(module, name, device_mesh, _StridedShard(0, split_factor=FUSED))
+        return _with_forward(module, _computed_outputs)
+
+    def cut(self, module: nn.Module, ranks: int) -> None:
+        for parameter in module.parameters():
+            parameter.data = parameter.data.unflatten(0, (FUSED, -1)).chunk(ranks, dim=1)[0].flatten(0, 1).clone()
 
 
 class SplitSummand(Split):
@@ -184,8 +211,20 @@ def sum_output(module: nn.Module, add_up: Callable[[Tensor], Tensor]) -> nn.Modu
 def _split_parameter(module: nn.Module, name: str, mesh: DeviceMesh, placement: Placement) -> None:
     whole = module.get_parameter(name)
     if not isinstance(whole, DTensor):  # a tied one is split already
-        split = nn.Parameter(distribute_tensor(whole.detach(), mesh, [placement]), requires_grad=whole.requires_grad)
+        split = nn.Parameter(_distributed(whole.detach(), mesh, placement), requires_grad=whole.requires_grad)
         module.register_parameter(name, split)
+
+
+def _distributed(whole: Tensor, mesh: DeviceMesh, placement: Placement) -> DTensor:
+    if not isinstance(placement, _StridedShard):
+        return distribute_tensor(whole, mesh, [placement])
+    parts = whole.unflatten(0, (placement.split_factor, -1))  # of each, a rank has its share
+    own = distribute_tensor(parts, mesh, [Shard(1)]).to_local().flatten(0, 1).clone()
+    return DTensor.from_local(own, mesh, [placement], run_check=False, shape=whole.shape, stride=whole.stride())
+
+
+def _computed_outputs(layer: nn.Module, rows: Tensor) -> Tensor:
+    return F.linear(rows, _local(layer.weight), None if layer.bias is None else _local(layer.bias))
 
 
 def _with_own_dropout(module: nn.Module, ranks: int, number: int) -> nn.Module:

@@ -1,0 +1,215 @@
+"""Tensor parallelism of the Qwen-VL families against one process: images of different sizes in packed rows, three-axis
+positions, a fused product for queries, keys and values in the tower, and levels of DeepStack.
+
+In the short form two ranks hold one copy of each family's model and train all of it. Checkpoints go on in one process.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForImageTextToText
+
+from benchmarks.tiny_native import model_section
+from benchmarks.tiny_runs import strategy_changes
+from tests.integration.test_equalities import RELATIVE, RELATIVE_BF16, trained_weights
+from tests.integration.test_native_models import TOWER_TRAINED, as_plain_transformers_takes, config_of, row_of
+from tests.native_fixture import SIZES, picture, write_data
+from tests.short_form import WHOLE, chosen, only_whole
+from tests.trainer_runs import encode_features, losses, make_run, metrics, summary, train_runs
+from trainer.checkpoint.sync import sync_run
+from trainer.config import JobConfig
+from trainer.errors import ConfigError
+from trainer.model_config import GRID_FAMILIES
+from trainer.models.family import Stage
+from trainer.models.pixels import image_preparer
+from trainer.models.table import family_of
+from trainer.storage import open_storage
+from trainer.strategies import split
+from trainer.strategies.split import require_splittable
+
+Content = dict[str, Any]  # changes of the run file
+STEPS, STOP_STEP = 4, 2
+ADAPTED: Content = {"model.lora": {"rank": 4, "alpha": 8.0}}
+SHARED: Content = {"train.sequence_parallel": True}
+BF16, RECOMPUTED = {"train.precision": "bf16"}, {"train.activation_checkpointing": "full"}
+# What is trained: on how many processes, by what strategy, with what changes, and the run of one process it equals.
+CASES: dict[str, tuple[int, str, Content, str]] = chosen(
+    {
+        "tp": (2, "tp", TOWER_TRAINED, "trained tower"),
+        "tp shared tokens": (2, "tp", TOWER_TRAINED | SHARED, "trained tower"),
+        "tp frozen tower": (2, "tp", {}, "frozen tower"),
+        "tp cached": (2, "tp", {"features.cache": "on"}, "frozen tower"),
+        "tp adapters": (2, "tp", ADAPTED, "adapters"),
+        "tp checkpointing": (2, "tp", TOWER_TRAINED | RECOMPUTED, "trained tower"),
+        "tp all logits": (2, "tp", TOWER_TRAINED | {"train.loss_chunk_tokens": 0}, "trained tower"),
+        "tp two copies": (4, "tp", TOWER_TRAINED, "trained tower"),
+        "tp+fsdp": (4, "tp+fsdp", TOWER_TRAINED, "trained tower"),
+        "tp+fsdp frozen tower": (4, "tp+fsdp", {}, "frozen tower"),
+        "tp+fsdp shared tokens": (4, "tp+fsdp", TOWER_TRAINED | SHARED, "trained tower"),
+        "tp+fsdp shared tokens checkpointing": (4, "tp+fsdp", SHARED | RECOMPUTED, "frozen tower"),
+        "tp+fsdp adapters": (4, "tp+fsdp", ADAPTED, "adapters"),
+    },
+    lambda name: name == "tp",
+)
+# Close, for computed in bf16.
+ROUNDED: dict[str, tuple[int, str, Content, str]] = {
+    "tp bf16": (2, "tp", TOWER_TRAINED | BF16, "trained tower"),
+    "tp+fsdp bf16": (4, "tp+fsdp", TOWER_TRAINED | BF16, "trained tower"),
+}
+# Who begins a run and who goes on with it, in `LAYOUTS`: processes, strategy and what else is changed.
+MOVES: dict[str, tuple[str, str]] = chosen(
+    {
+        "tp to one": ("tp", "one"),
+        "tp shared tokens to one": ("tp shared tokens", "one"),
+        "one to tp": ("one", "tp"),
+        "tp+fsdp to one": ("tp+fsdp", "one"),
+        "one to tp+fsdp": ("one", "tp+fsdp"),
+        "tp+fsdp to tp": ("tp+fsdp", "tp"),
+    },
+    lambda name: name == "tp shared tokens to one",
+)
+LAYOUTS: dict[str, tuple[int, str, Content]] = {
+    "one": (1, "ddp", {}),
+    "tp": (2, "tp", {}),
+    "tp shared tokens": (2, "tp", SHARED),
+    "tp+fsdp": (4, "tp+fsdp", {}),
+}
+REFERENCES: dict[str, Content] = {"trained tower": TOWER_TRAINED, "frozen tower": {}, "adapters": ADAPTED}
+Runs = dict[tuple[str, str], JobConfig]  # by family and name
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    """All families in the same processes: starting them takes longer than these runs do."""
+    root, done = tmp_path_factory.mktemp("native-tensor"), Runs()
+    base = {family: base_of(root, family) for family in GRID_FAMILIES}
+
+    def job(family: str, name: str, strategy: str, changes: Content) -> JobConfig:
+        features = "reuse" if changes.get("features.cache") == "on" else "off"
+        content = {**base[family], **strategy_changes(strategy), **changes}
+        return make_run(root, f"{family}-{name.replace(' ', '-')}", content, features=features)
+
+    cases = CASES | (ROUNDED if WHOLE else {})
+    begins, ends = ({name: LAYOUTS[move[number]] for name, move in MOVES.items()} for number in (0, 1))
+    begun: list[tuple[int, JobConfig]] = []
+    for family in GRID_FAMILIES:
+        for name in sorted({reference for *_, reference in cases.values()}):
+            done[family, name] = job(family, name, "ddp", REFERENCES[name])
+            begun.append((1, done[family, name]))
+        for name, (processes, strategy, changes, _) in cases.items():
+            done[family, name] = job(family, name, strategy, changes)
+            begun.append((processes, done[family, name]))
+        if "tp cached" in cases:
+            encode_features(done[family, "tp cached"])
+        stop = TOWER_TRAINED | {"train.max_steps": STOP_STEP}
+        for name, (processes, strategy, changes) in begins.items():
+            begun.append((processes, job(family, name, strategy, stop | changes)))
+    train(begun)
+    ended: list[tuple[int, JobConfig]] = []
+    for family in GRID_FAMILIES:
+        for name, (processes, strategy, changes) in ends.items():
+            done[family, name] = job(family, name, strategy, TOWER_TRAINED | changes)
+            ended.append((processes, done[family, name]))
+    train(ended)
+    return done
+
+
+def base_of(root: Path, family: str) -> Content:
+    return {
+        "model": model_section(family), "data": {**write_data(root / family), "held_out_fraction": 0.1},
+        "features.cache": "off", "train.global_batch_rows": 2, "train.micro_batch_rows": 1, "train.max_steps": STEPS,
+    }  # fmt: skip
+
+
+def train(jobs: Iterable[tuple[int, JobConfig]]) -> None:
+    """Runs by the number of processes that they need."""
+    by_processes: dict[int, list[JobConfig]] = defaultdict(list)
+    for processes, job in jobs:
+        by_processes[processes].append(job)
+    for processes, several in by_processes.items():
+        train_runs(several, processes=processes)
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("family", GRID_FAMILIES)
+def test_ranks_that_split_layers_equal_one_process(family: str, name: str, runs: Runs) -> None:
+    processes, *_, reference = CASES[name]
+    job, expected = runs[family, name], runs[family, reference]
+    assert summary(job)["world_size"] == processes
+    assert losses(job) == pytest.approx(losses(expected), rel=RELATIVE)
+    norms, of_expected = ([line["grad_norm"] for line in metrics(each)] for each in (job, expected))
+    assert norms == pytest.approx(of_expected, rel=1e-4)
+    assert max(of_expected) > job.train.clip_grad_norm, "clipping must be active for its equality to mean anything"
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("family", GRID_FAMILIES)
+def test_their_weights_equal_one_process(family: str, name: str, runs: Runs) -> None:
+    weights, expected = (trained_weights(runs[family, each]) for each in (name, CASES[name][-1]))
+    assert weights.keys() == expected.keys()
+    assert "trained tower" not in CASES[name] or any("attn.qkv.weight" in each for each in expected)
+    for each, tensor in expected.items():
+        torch.testing.assert_close(weights[each], tensor, rtol=1e-4, atol=2e-5, msg=lambda text, n=each: f"{n}: {text}")
+
+
+@only_whole
+@pytest.mark.parametrize("name", ROUNDED)
+@pytest.mark.parametrize("family", GRID_FAMILIES)
+def test_bf16_stays_close_to_fp32(family: str, name: str, runs: Runs) -> None:
+    expected = losses(runs[family, ROUNDED[name][-1]])
+    assert losses(runs[family, name]) == pytest.approx(expected, rel=RELATIVE_BF16)
+    assert losses(runs[family, name]) != pytest.approx(expected, rel=RELATIVE)
+
+
+@pytest.mark.parametrize("name", MOVES)
+@pytest.mark.parametrize("family", GRID_FAMILIES)
+def test_checkpoints_go_from_one_layout_to_another(family: str, name: str, runs: Runs) -> None:
+    expected = losses(runs[family, "trained tower"])
+    assert summary(runs[family, name])["resumed_from_step"] == STOP_STEP
+    assert len(losses(runs[family, name])) == len(expected) > STOP_STEP
+    assert losses(runs[family, name]) == pytest.approx(expected, rel=RELATIVE)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", GRID_FAMILIES)
+def test_an_export_gives_the_logits_of_one_process_in_plain_transformers(family: str, runs: Runs) -> None:
+    sample = [(1, SIZES[2]), (2, SIZES[1])]
+    input_ids, _ = row_of(config_of(family), [sample])
+    images = image_preparer(config_of(family))([picture(*one) for one in sample])
+    logits = []
+    for name in ("tp", "trained tower"):
+        sync_run(runs[family, name])
+        folder = open_storage(runs[family, name].run.run_uri).uri("export")
+        model = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32).eval()
+        given = as_plain_transformers_takes(images, input_ids, model.config.image_token_id)
+        logits.append(model(input_ids=input_ids, **given).logits)
+    torch.testing.assert_close(logits[0], logits[1], rtol=1e-4, atol=1e-5)
+    assert logits[0].std() > 0.01, "the tolerance must be far below what logits differ by"
+
+
+def test_a_fused_product_of_an_unknown_class_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its rows may lie in another order, in which a rank's would be those of other heads."""
+    config = config_of("qwen3_vl")
+    require_splittable(config, 2, cached=False)
+    monkeypatch.setattr(split, "FUSED_ATTENTION", ())
+    with pytest.raises(ConfigError, match=r"cannot split 'attn\.qkv' of a Qwen3VLVisionBlock"):
+        require_splittable(config, 2, cached=False)
+    require_splittable(config, 2, cached=True)  # the tower is not there
+
+
+@pytest.mark.parametrize("family", GRID_FAMILIES)
+def test_pipeline_stages_are_refused(family: str) -> None:
+    config = config_of(family)
+    made = family_of(config)
+    with torch.device("meta"):
+        model = made.skeleton(config, vocabulary=300)
+    blocks = made.blocks(made.training_module(config, model, cached=True))
+    for cut in (blocks.reduce_to, blocks.view):
+        with pytest.raises(ConfigError, match="cannot be cut into pipeline stages"):
+            cut(Stage.whole(len(blocks.language_layers)))

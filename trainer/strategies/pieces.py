@@ -1,0 +1,87 @@
+"""Tensors of which a rank has pieces that do not lie side by side, in the form in which checkpoints take them.
+
+A fused weight gives queries, keys and values one after the other, and a rank that computes some heads has rows of each
+(`split_modules.SplitFused`). DCP takes a DTensor for one piece; given each piece with its place, files are as those of
+any other strategy, and any other can read them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
+from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.placement_types import _StridedShard
+
+
+def in_pieces(state: Mapping[str, Any]) -> dict[str, Any]:
+    """The same state, nested as it is, with such tensors as `Pieces`. These share its memory: what is loaded into them
+    is in `state`."""
+    return {name: _in_pieces(value) for name, value in state.items()}
+
+
+def _in_pieces(value: Any) -> Any:
+    if isinstance(value, DTensor):
+        return _pieces_of(value)
+    return in_pieces(value) if isinstance(value, Mapping) else value
+
+
+def _pieces_of(tensor: DTensor) -> Tensor:
+    mesh, placement = tensor.device_mesh, tensor.placements[-1]
+    if not isinstance(placement, _StridedShard):  # FSDP's slices of what is split are strided on an axis before
+        return tensor
+    parts, ranks, number = int(placement.split_factor), mesh.size(mesh.ndim - 1), mesh.get_local_rank(mesh.ndim - 1)
+    rows = tensor.shape[0] // (parts * ranks)  # of each piece
+    first, local = 0, tensor.to_local().detach()
+    if mesh.ndim > 1:  # FSDP has cut the pieces, laid end to end, into slices of equal size but for the last
+        first = min(parts * rows, mesh.get_local_rank(0) * -(-parts * rows // mesh.size(0)))
+    pieces = {}
+    for part in range(parts):
+        start, end = max(first, part * rows), min(first + len(local), (part + 1) * rows)
+        if start < end:
+            place = (part * ranks + number) * rows + start - part * rows
+            pieces[torch.Size((place, *[0] * (tensor.ndim - 1)))] = local[start - first : end - first]
+    return Pieces(tensor, pieces)
+
+
+class Pieces(Tensor):
+    """What DCP asks of a tensor that it saves or loads: its pieces on this rank by their offsets, which are views."""
+
+    pieces: dict[torch.Size, Tensor]
+
+    @staticmethod
+    def __new__(cls, whole: Tensor, pieces: dict[torch.Size, Tensor]) -> Pieces:
+        made: Pieces = Tensor._make_wrapper_subclass(cls, whole.shape, dtype=whole.dtype, device=whole.device)
+        made.pieces = pieces
+        return made
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]  # torch says it by a function that is none
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        raise NotImplementedError(f"{func}: pieces are for checkpoints only")
+
+    def __create_write_items__(self, fqn: str, _: object) -> list[WriteItem]:
+        return [
+            WriteItem(
+                index=MetadataIndex(fqn, offset),
+                type=WriteItemType.SHARD,
+                tensor_data=TensorWriteData(
+                    chunk=ChunkStorageMetadata(offset, piece.size()),
+                    properties=TensorProperties.create_from_tensor(piece),
+                    size=self.size(),
+                ),
+            )
+            for offset, piece in self.pieces.items()
+        ]
+
+    def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
+        return [ChunkStorageMetadata(offset, piece.size()) for offset, piece in self.pieces.items()]
+
+    def __get_tensor_shard__(self, index: MetadataIndex) -> Tensor:
+        assert index.offset is not None
+        return self.pieces[index.offset]
