@@ -10,7 +10,12 @@ from typing import Any
 from trainer.scoring import Prediction, normalise
 
 MOST_ANSWERS = 25  # more are a table that nobody reads
-LEAST_QUESTIONS = 3  # of each answer, in what counts as a closed set of answers
+# Of what counts as a closed set, each answer is expected more than once, and on average of so many questions.
+LEAST_QUESTIONS, MEAN_QUESTIONS = 2, 5
+RULE = (
+    f"2 to {MOST_ANSWERS} different expected answers, each of {LEAST_QUESTIONS} held-out questions or more, and of "
+    f"{MEAN_QUESTIONS} on average"
+)
 OTHER = "other"
 
 
@@ -30,20 +35,26 @@ class Confusion:
     def questions(self) -> int:
         return sum(map(sum, self.counts))
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether the answers look like a closed set, and not like words that happen to be few."""
+        fewest = min(map(sum, self.counts))
+        return fewest >= LEAST_QUESTIONS and self.questions >= MEAN_QUESTIONS * len(self.answers)
+
     def square(self) -> tuple[list[str], list[list[int]]]:
         """Names and rows with as many lines as columns: to nothing else than an answer there is an empty line."""
         rows = [list(row) for row in self.counts]
         return list(self.columns), rows + [[0] * len(self.columns)] * (len(self.columns) - len(rows))
 
 
-def confusion_of(pairs: Iterable[tuple[str, str]], *, least: int = 1) -> Confusion | None:
+def confusion_of(pairs: Iterable[tuple[str, str]]) -> Confusion | None:
     """The table of (expected, predicted) texts, which are compared as exact match compares them.
 
-    None unless there are 2 to MOST_ANSWERS different expected answers, each `least` times or more.
+    None unless there are 2 to MOST_ANSWERS different expected answers.
     """
     plain = [(normalise(answer), normalise(prediction)) for answer, prediction in pairs]
     asked = Counter(answer for answer, _ in plain)
-    if not 2 <= len(asked) <= MOST_ANSWERS or min(asked.values()) < least:
+    if not 2 <= len(asked) <= MOST_ANSWERS:
         return None
     answers = tuple(sorted(asked, key=_natural))
     strays = OTHER
@@ -66,16 +77,15 @@ def confusions(predictions: Sequence[Prediction]) -> dict[str, Any]:
     found = {
         name: table
         for name, pairs in sorted(by_slice.items())
-        if (table := confusion_of(pairs, least=LEAST_QUESTIONS)) is not None
+        if (table := confusion_of(pairs)) is not None and table.is_closed
     }
-    rule = f"2 to {MOST_ANSWERS} different expected answers, each of at least {LEAST_QUESTIONS} held-out questions"
     shown = max(found, key=lambda name: (len(found[name].answers), found[name].questions), default=None)
     if shown is None:
-        note = f"no confusion matrix: no slice has {rule}"
+        note = f"no confusion matrix: no slice has {RULE}"
     else:
         others = [name for name in found if name != shown]
         more = f"; evaluate.json also has those of {', '.join(others)}" if others else ""
-        note = f"answers of slice {shown}, which has {rule}{more}"
+        note = f"answers of slice {shown}, which has {RULE}{more}"
     return {"shown": shown, "note": note, "slices": {name: asdict(table) for name, table in found.items()}}
 
 
