@@ -209,6 +209,10 @@ def _cross_section_problems(config: RunConfig) -> Iterator[Problem]:
             f"processes{each}) x train.micro_batch_rows {train.micro_batch_rows}",
         )
     yield from _cluster_problems(config)
+    if "cider_d" in config.gate.min_scores and config.evaluate.cider_d == "off":
+        yield Problem(
+            "gate.min_scores.cider_d", "found with evaluate.cider_d off, which gives none; expected auto or on"
+        )
     if config.register_.registry.startswith("vertex://"):
         yield from _model_registry_problems(config)
 

@@ -89,7 +89,8 @@ def evaluate(job: JobConfig, worker: Worker) -> None:
     }
     stats = json.loads(subject.prepared.read("stats.json"))
     by_chance = chance(questions, {name: each["majority_answer"] or "" for name, each in stats["slices"].items()})
-    scored_by_slice = scores(predictions[""])
+    pictures = {(q.id, q.turn): (*subject.split.image_sha256(q.sample), q.question) for q in questions}
+    scored_by_slice = scores(predictions[""], pictures, job.evaluate.cider_d)
     for name, scored in scored_by_slice["slices"].items():
         scored["chance"] = by_chance["slices"][name]["exact_match"]
     result = {
