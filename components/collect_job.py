@@ -1,4 +1,7 @@
-"""Step: what a job left in its output folder becomes artifacts that the console shows. A job itself yields none."""
+"""Step: what a job left in its output folder becomes artifacts that the console shows. A job itself yields none.
+
+What the evaluation left, `collect_evaluation` collects.
+"""
 
 from kfp.dsl import HTML, Metrics, Output
 
@@ -8,7 +11,7 @@ def collect_job(run_uri: str, job: str, gcp_resources: str, metrics: Output[Metr
 
     Args:
         run_uri: The run's folder, which is also the output.
-        job: cache_features, train or evaluate.
+        job: cache_features or train.
         gcp_resources: What the job step says of the job; taking it makes this step wait for the job.
     """
     from components.shell import exiting
@@ -17,7 +20,7 @@ def collect_job(run_uri: str, job: str, gcp_resources: str, metrics: Output[Metr
     with exiting():
         for name, value in job_metrics(run_uri, job).items():
             metrics.log_metric(name, value)
-        if job != "cache_features":  # the page shows training and evaluation
+        if job == "train":  # the page shows training and, later, evaluation
             from components.report import build_report
 
             with open(report.path, "w", encoding="utf-8") as file:

@@ -14,10 +14,11 @@ from typing import Any, Literal
 from pydantic import Field
 
 from components.shared_questions import SharedQuestions
-from trainer.section import Fraction, Section
+from trainer.section import Fraction, NonNegative, Section
 
 # A margin is a difference of two rounded shares: 0.3 - 0.1 must reach a threshold of 0.2.
 ROUNDING = 1e-9
+SCORE_NAMES = {"vqa_accuracy": "VQA accuracy", "anls": "ANLS", "cider_d": "CIDEr-D"}
 
 
 class GateConfig(Section):
@@ -29,6 +30,11 @@ class GateConfig(Section):
     )
     per_slice: dict[str, Fraction] = Field(
         default_factory=dict, description="Least exact match of single slices, for example {digit: 0.9}."
+    )
+    min_scores: dict[Literal["vqa_accuracy", "anls", "cider_d"], NonNegative] = Field(
+        default_factory=dict,
+        description="Least other scores of the evaluation: vqa_accuracy and anls from 0 to 1, cider_d from 0 to 10, "
+        "for example {cider_d: 0.8}.",
     )
     max_regression: Fraction | None = Field(
         0.0,
@@ -56,7 +62,9 @@ class GateConfig(Section):
     def checks_something(self) -> bool:
         """Whether any threshold could turn a first model (without a champion) away."""
         bounds = (self.max_loss, self.min_margin_over_chance, self.min_margin_over_shuffled_image)
-        return bool(self.min_exact_match or self.per_slice) or any(bound is not None for bound in bounds)
+        return bool(self.min_exact_match or self.per_slice or self.min_scores) or any(
+            bound is not None for bound in bounds
+        )
 
 
 class Check(Section):
@@ -117,6 +125,8 @@ def decide(
     checks = [_at_least("exact match", "exact_match", exact_match, gate.min_exact_match)]
     if gate.max_loss is not None:
         checks.append(_at_most("loss", "loss", evaluation.get("loss"), gate.max_loss))
+    for metric, floor in sorted(gate.min_scores.items()):
+        checks.append(_at_least(SCORE_NAMES[metric], metric, evaluation.get(metric), floor))
     slices = evaluation.get("slices") or {}
     checks += [_slice_check(name, floor, slices) for name, floor in sorted(gate.per_slice.items())]
     if gate.min_margin_over_chance is not None:

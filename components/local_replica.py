@@ -13,6 +13,7 @@ from typing import IO
 
 from components.contained import contained
 from trainer.errors import UNEXPECTED_PREFIX, os_errors
+from trainer.redaction import Redactor
 
 CONTAINER_GRACE_S = 60.0  # longer than any grace given here: it counts only when this process has died
 
@@ -84,9 +85,12 @@ class Process:
         ended(self, code if code >= 0 else 128 - code)
 
     def _copy(self, lines: IO[bytes], show: bool) -> None:
-        in_error = False
-        for line in lines:
-            text = line.decode("utf-8", "replace").rstrip("\n")
+        in_error, redacted = False, Redactor()
+        for raw in lines:
+            said = raw.decode("utf-8", "replace")
+            text = redacted(said)
+            line = raw if text == said else text.encode()
+            text = text.rstrip("\n")
             if text.startswith("error: "):
                 self.last_error, in_error = text.removeprefix("error: "), True
             elif in_error and text.startswith("  "):  # what was expected, what to do

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from trainer.errors import ExitCode, UserError, os_errors, print_error
 from trainer.progress import Progress, step_progress
+from trainer.redaction import hide_secrets, redact
 from trainer.storage import join_uri
 
 # Set by a local run for its steps:
@@ -55,8 +56,10 @@ def stop_as_error(name: str) -> Iterator[None]:
 def exiting(*, even_when_stopped: bool = False) -> Iterator[None]:
     """Turn a UserError into its sentence on stderr and a SystemExit with its code.
 
-    Unexpected errors keep their traceback and end the process with 1. After a request to stop, the block is not begun.
+    Unexpected errors keep their traceback and end the process with 1; neither shows a secret of a known form. After a
+    request to stop, the block is not begun.
     """
+    hide_secrets()  # to the process's end: kfp's program prints the traceback
     if os.environ.get(STOPPED_VARIABLE) and not even_when_stopped:
         print("not started, because the run was asked to stop", flush=True)
         raise SystemExit(int(ExitCode.PREEMPTED))
@@ -72,4 +75,4 @@ def _leave_failure(error: UserError) -> None:
     """The first step that fails is the cause: the ones after it, such as notify, find the file there."""
     if path := os.environ.get(FAILURE_VARIABLE):
         with contextlib.suppress(OSError), open(path, "x", encoding="utf-8") as file:
-            json.dump({"exit_code": int(error.code), "error": error.text()}, file)
+            json.dump({"exit_code": int(error.code), "error": redact(error.text())}, file)

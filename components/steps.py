@@ -92,6 +92,15 @@ def job_metrics(run_uri: str, job: str) -> dict[str, float]:
     return {name: value for name, value in numbers.items() if _is_number(value)}
 
 
+def evaluated_confusion(run_uri: str) -> tuple[list[str], list[list[int]], str]:
+    """Categories, rows and a sentence of the confusion matrix that the console is to show; no categories for none."""
+    from trainer.confusion import shown_confusion
+
+    table, note = shown_confusion(json.loads(open_storage(run_uri).read("evaluate.json")))
+    categories, rows = table.square() if table else ([], [])
+    return categories, rows, note
+
+
 def close_run(run_uri: str, pipeline_state: str) -> str:
     """Write the final report, if the run came far enough to have one. Returns a sentence about the run's end."""
     store = open_storage(run_uri)

@@ -16,6 +16,7 @@ from pipelines.output import print_error, print_json, print_lines, to_stderr
 from pipelines.vertex_api import ENDPOINT_VARIABLE
 from trainer import __version__
 from trainer.errors import DEBUG_VARIABLE, ConfigError, ExitCode, UserError, from_os_error
+from trainer.redaction import hiding_secrets
 
 if TYPE_CHECKING:
     from pipelines.config import RunConfig
@@ -186,7 +187,12 @@ def console() -> None:
 
 
 def main() -> None:
-    """Run the command line: errors for people become a sentence and their exit code."""
+    """Run the command line: errors for people become a sentence and their exit code. No known secret is shown."""
+    with hiding_secrets():
+        _main()
+
+
+def _main() -> None:
     try:
         app()
     except KeyboardInterrupt:

@@ -17,7 +17,6 @@ from pydantic import AfterValidator, ConfigDict, Field, ValidationError, model_v
 
 from components.gate import GateConfig
 from pipelines.notify_section import NotifyConfig
-from pipelines.planner.rules.secrets import known_form
 from pipelines.problems import Problem, ProblemsError, RunFileError, closest_field, from_validation_error, show
 from pipelines.run_file import apply_overrides, parse_overrides, read_run_file
 from pipelines.sections import (
@@ -33,6 +32,7 @@ from pipelines.sections import (
 from pipelines.tuning_section import TuningConfig
 from trainer.config import CheckpointConfig, DataConfig, EvaluateConfig, FeaturesConfig, RunPaths
 from trainer.model_config import GRID_FAMILIES, MOST_ASPECT, ModelConfig
+from trainer.redaction import known_form
 from trainer.section import Section
 from trainer.train_config import PIPELINE_PARALLEL, TrainConfig
 
@@ -209,6 +209,10 @@ def _cross_section_problems(config: RunConfig) -> Iterator[Problem]:
             f"processes{each}) x train.micro_batch_rows {train.micro_batch_rows}",
         )
     yield from _cluster_problems(config)
+    if "cider_d" in config.gate.min_scores and config.evaluate.cider_d == "off":
+        yield Problem(
+            "gate.min_scores.cider_d", "found with evaluate.cider_d off, which gives none; expected auto or on"
+        )
     if config.register_.registry.startswith("vertex://"):
         yield from _model_registry_problems(config)
 

@@ -170,10 +170,13 @@ def evaluation_lines(evaluation: dict[str, Any]) -> list[str]:
         return ["no evaluation was written"]
     rows = [(f"held-out accuracy, {evaluation.get('questions', 0):,} questions", evaluation.get("exact_match"))]
     rows += [(label, evaluation[name]) for name, label in CLOSENESS.items() if name in evaluation]
+    caption_score = evaluation.get("cider_d")
     rows.append(("chance: always the most frequent answer", evaluation.get("chance")))
     for control, result in (evaluation.get("controls") or {}).items():
         rows.append((f"same model {CONTROL_NAMES.get(control, control)}", result.get("exact_match")))
     lines = [f"{label:<46} {_percent(value)}" for label, value in rows]
+    if caption_score is not None:
+        lines.append(f"{'CIDEr-D of captions, from 0 to 10':<46} {caption_score:6.2f}")
     slices = evaluation.get("slices") or {}
     if len(slices) > 1:
         for name, result in slices.items():

@@ -30,6 +30,7 @@ def plan_command(config: Source, overrides: Overrides = None, as_json: AsJson = 
 def apply_command(
     config: Source,
     overrides: Overrides = None,
+    force: Annotated[bool, typer.Option("--force", help="Do it without looking at buckets.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask, whatever a month costs.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -37,7 +38,8 @@ def apply_command(
     from pipelines.planner.consent import terminal_question
     from pipelines.schedule_plan import apply_schedule
 
-    plan, live = apply_schedule(*load_source(config, overrides), yes=yes, ask=terminal_question(), now=_now())
+    source, ask = load_source(config, overrides), terminal_question()
+    plan, live = apply_schedule(*source, force=force, yes=yes, ask=ask, now=_now())
     if as_json:
         print_json({**plan.as_json(), "live": live.as_json()})
         return

@@ -9,6 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pipelines.buckets import require_buckets
 from pipelines.compile import FOLDER, compile_pipeline
 from pipelines.planner.consent import Spending, dollars, refuse_red, require_consent, spending_of, what_needs_a_yes
 from pipelines.planner.cron import runs_per_month, starts_after
@@ -140,11 +141,12 @@ def apply_schedule(
     config: RunConfig,
     template: Template | None = None,
     *,
+    force: bool,
     yes: bool,
     ask: Callable[[str], bool] | None,
     now: dt.datetime,
 ) -> tuple[SchedulePlan, Live]:
-    """Make the live schedule what the run file says. Doing it twice is doing it once.
+    """Make the live schedule what the run file says. Doing it twice is doing it once. `force` looks at no buckets.
 
     Raises UserError for everything that keeps it from being done.
     """
@@ -152,6 +154,8 @@ def apply_schedule(
     plan = plan_schedule(config, schedules, now, template)
     if plan.live and not plan.changes:
         return plan, plan.live
+    if not force:
+        require_buckets(config)  # else the first run would notice, in the night
     limit_usd = config.plan.confirm_above_usd
     require_consent(plan.month, confirm_above_usd=limit_usd, force=False, yes=yes, ask=ask)
     if plan.live:

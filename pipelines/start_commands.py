@@ -12,7 +12,7 @@ from pipelines.output import print_json, print_lines, to_stderr
 from trainer.errors import ConfigError
 
 VERTEX_PANEL = "With --target vertex, as vlmpipe submit takes them"
-FORCE = ("--force", "Submit although memory is planned not to fit.")
+FORCE = ("--force", "Submit although memory is planned not to fit, and without looking at buckets.")
 YES = ("--yes", "Do not ask, whatever it costs.")
 DRY_RUN = ("--dry-run", "Print what would be sent, and send nothing.")
 DETACH = ("--detach", "Leave once it is started, and do not watch it.")

@@ -1,4 +1,7 @@
-"""`vlmpipe submit`: plan, compile, find credentials, ask, send. So a yes is followed by the run, not by an error."""
+"""`vlmpipe submit`: plan, compile, find credentials and buckets, ask, send.
+
+So a yes is followed by the run, not by an error.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from pipelines.addresses import Address, Note
+from pipelines.buckets import require_buckets
 from pipelines.compile import FOLDER, Compiled, compile_pipeline
 from pipelines.planner.checks import EXAMPLE_PROJECT
 from pipelines.planner.consent import Spending, dollars, refuse_red, require_consent, spending_of, what_needs_a_yes
@@ -34,6 +38,7 @@ class Submitted:
     endpoint: str
     resource_name: str
     quotas: dict[str, int]  # the least limit of each that the jobs need
+    notes: tuple[str, ...] = ()  # what could not be looked at before it was sent
 
     @property
     def address(self) -> Address:
@@ -48,6 +53,7 @@ class Submitted:
             "run_uri": self.submission.run_uri,
             "pipeline": str(self.compiled.path),
             "endpoint": self.endpoint,
+            "notes": list(self.notes),
             "request": self.submission.as_dict(),
             "plan": {
                 "state": spending.state,
@@ -73,7 +79,7 @@ class Submitted:
         if submission.job.template_uri:
             table |= {"published": submission.job.template_uri}
         if self.resource_name:
-            first = [f"{submission.job_id} is started on Vertex AI"]
+            first = [f"{submission.job_id} is started on Vertex AI", *(f"  note: {note}" for note in self.notes)]
             table |= {"job": self.resource_name, "console": submission.console_url}
             table |= {"to follow": f"vlmpipe status {submission.job_id} --watch"}
         else:
@@ -106,7 +112,8 @@ def submit_run(
         template: the published pipeline to start, byte for byte, instead of compiling one; `config` is its run file.
         source: what names `config` on the command line, with overrides; it is noted, to tell how to continue.
         run_id: an earlier run on Vertex AI to continue; empty for a new one.
-        force: submit although the plan is red. Jobs that Vertex AI would refuse are not compiled all the same.
+        force: submit although the plan is red, and without looking at buckets. Jobs that Vertex AI would refuse are not
+            compiled all the same.
         yes: do not ask, whatever it costs.
         dry_run: do everything but ask and send.
         ask: puts a question to a person; None where nobody is there.
@@ -126,10 +133,11 @@ def submit_run(
         compiled, template_uri = compile_pipeline(config, "vertex", FOLDER / f"{config.name}.vertex.yaml"), ""
     job_id = job_id_at(config, datetime.now())
     submission = prepare(config, compiled.path, job_id=job_id, run_id=run_id, template_uri=template_uri)
-    client = None
+    client, notes = None, list[str]()
     if not dry_run:
         require_own_project(config)
         client = pipeline_client(config.gcp.location)
+        notes = [] if force else require_buckets(config)
     require_consent(spending, confirm_above_usd=limit_usd, force=force, yes=yes or dry_run, ask=ask)
     resource_name = ""
     if client:
@@ -137,7 +145,7 @@ def submit_run(
         note = Note(resource_name, submission.run_uri, datetime.now().timestamp(), spending.usd, tuple(source))
         note.write(submission.job_id)  # `vlmpipe status` and the others then know the run by the name of its job
     question = what_needs_a_yes(spending, limit_usd)
-    return Submitted(submission, compiled, spending, question, address, resource_name, quotas(config))
+    return Submitted(submission, compiled, spending, question, address, resource_name, quotas(config), tuple(notes))
 
 
 def require_own_project(config: RunConfig) -> None:

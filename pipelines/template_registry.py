@@ -6,15 +6,16 @@ import re
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
+import requests
 from google.api_core import exceptions
 from google.auth.exceptions import GoogleAuthError, TransportError
 from kfp.registry import RegistryClient
 from requests.exceptions import HTTPError, RequestException
 
 from pipelines.vertex_api import LONGEST_MESSAGE_CHARS, Place, credentials_for, no_credentials, reason_of
-from pipelines.vertex_job import retrying
+from pipelines.vertex_job import REQUEST_TIMEOUT_S, retrying
 from trainer.errors import ConfigError, ExitCode, UserError
 
 Answer = TypeVar("Answer")
@@ -22,10 +23,50 @@ HOST = r"https://(?P<location>[a-z0-9-]+)-kfp\.pkg\.dev/(?P<project>[a-z0-9.:-]+
 DIGEST = "sha256:"  # begins a version's name, and no tag's
 
 
-class Registry:
-    """One repository, by kfp's own client. Raises UserError in words for all that it raises."""
+class PromptClient(RegistryClient):
+    """kfp's client, which would wait for an answer for ever: it calls requests without a limit, in these two places.
 
-    def __init__(self, host: str) -> None:
+    `timeout_s` is the longest time without a byte from the server.
+    """
+
+    def __init__(self, host: str, auth: Any, timeout_s: float) -> None:
+        super().__init__(host, auth=auth)
+        self.timeout_s = timeout_s
+
+    def _request(
+        self,
+        request_url: str,
+        request_body: str | None = "",
+        http_request: str | None = None,
+        extra_headers: dict[str, str] | None = None,
+    ) -> requests.Response:
+        return self._answered(http_request or "get", request_url, data=request_body, headers=extra_headers)
+
+    def upload_pipeline(
+        self, file_name: str, tags: str | list[str] | None = None, extra_headers: dict[str, str] | None = None
+    ) -> tuple[str, str]:
+        named = {"tags": tags if isinstance(tags, str) else ",".join(tags)} if tags else {}
+        with open(file_name, "rb") as content:
+            answer = self._answered(
+                "post", self._config["upload_url"], data=named, headers=extra_headers, files={"content": content}
+            )
+        package, version = answer.text.split("/")
+        return package, version
+
+    def _answered(self, method: str, url: str, **content: Any) -> requests.Response:
+        self._refresh_creds()
+        response = requests.request(method, url, auth=self._get_auth(), timeout=self.timeout_s, **content)
+        response.raise_for_status()
+        return response
+
+
+class Registry:
+    """One repository, by kfp's own client. Raises UserError in words for all that it raises.
+
+    A request that brings no byte for `timeout_s` is broken off, and made again for some time.
+    """
+
+    def __init__(self, host: str, timeout_s: float = REQUEST_TIMEOUT_S) -> None:
         match = re.fullmatch(HOST, host.rstrip("/"))
         if not match:
             raise ConfigError(
@@ -35,7 +76,7 @@ class Registry:
             )
         self.host, self.place = match[0], Place(match["project"], match["location"])
         self.repository = match["repository"]
-        self._client = RegistryClient(self.host, auth=credentials_for(self.host))
+        self._client = PromptClient(self.host, credentials_for(self.host), timeout_s)
 
     def upload(self, file: Path, tag: str) -> str:
         """The version that the file now is. `tag` goes with it."""

@@ -21,6 +21,7 @@ from kfp import dsl
 from kfp.dsl import PipelineTask
 from kfp.dsl.base_component import BaseComponent
 
+from components.collect_evaluation import collect_evaluation
 from components.collect_job import collect_job
 from components.decide import decide
 from components.notify import notify
@@ -183,8 +184,10 @@ class _Steps:
 
     def collect(self, job: Job, task: PipelineTask, run_uri: Any) -> PipelineTask:
         """The step behind a job that turns what the job wrote into artifacts."""
-        name = f"collect-{step_of(job)}"
-        return self.add(collect_job, name=name, run_uri=run_uri, job=job, gcp_resources=task.outputs["gcp_resources"])
+        name, left = f"collect-{step_of(job)}", {"run_uri": run_uri, "gcp_resources": task.outputs["gcp_resources"]}
+        if job == "evaluate":
+            return self.add(collect_evaluation, name=name, **left)
+        return self.add(collect_job, name=name, job=job, **left)
 
     def _add(self, component: BaseComponent, name: str, inputs: dict[str, Any]) -> PipelineTask:
         # A task is called after its component, which would give custom-training-job-3 on one target and run-job-3 on

@@ -260,5 +260,5 @@ def reason_of(error: Exception) -> str:
 
 def _first_sentence(error: BaseException) -> str:
     said = str(error.args[0] if error.args and isinstance(error.args[0], str) else error)
-    said = re.sub(r"<[^<>]*object at 0x[0-9a-f]+>: |HTTPS?Connection\([^)]*\): ", "", " ".join(said.split()))
+    said = re.sub(r"<[^<>]*object at 0x[0-9a-f]+>: |HTTPS?Connection(?:Pool)?\([^)]*\): ", "", " ".join(said.split()))
     return re.split(r"(?<=\w)\. ", said)[0].rstrip(".")[:LONGEST_MESSAGE_CHARS]

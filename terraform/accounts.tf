@@ -56,12 +56,24 @@ locals {
         account = "submitter", bucket = "runs", role = "roles/storage.objectViewer"
         why     = "vlmpipe status reads progress, messages and exit codes; people read reports and models."
       }
+      submitter-runs-place = {
+        account = "submitter", bucket = "runs", role = "roles/storage.legacyBucketReader"
+        why     = "vlmpipe submit looks whether the bucket is there and in the run's region: the least role that may read its metadata."
+      }
+      submitter-data-place = {
+        account = "submitter", bucket = "data", role = "roles/storage.legacyBucketReader"
+        why     = "The same. It also lists the names of objects, and reads none."
+      }
       builder-source = {
         account = "builder", bucket = "build", role = "roles/storage.objectViewer"
         why     = "Reads the sources that make build uploads."
       }
     },
     var.mirror_location != "" ? {
+      submitter-mirror-place = {
+        account = "submitter", bucket = "mirror", role = "roles/storage.legacyBucketReader"
+        why     = "vlmpipe submit looks whether the bucket is there."
+      }
       pipeline-mirror = {
         account = "pipeline", bucket = "mirror", role = "roles/storage.objectUser"
         why     = "sync_checkpoint copies the last checkpoint there and deletes older copies."

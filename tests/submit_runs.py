@@ -15,6 +15,7 @@ import pytest
 
 from pipelines import cli, schedule_plan, submit, vertex_api, vertex_job
 from pipelines.planner.consent import Spending
+from tests.fakes.gcs import FakeGcs
 from tests.fakes.vertex import FakeVertex
 
 CONFIG = str(Path(__file__).parents[1] / "configs" / "llava-7b-zero2-spot.yaml")
@@ -39,8 +40,9 @@ Submit = Callable[..., Answer]
 
 @contextlib.contextmanager
 def running_vertex(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeVertex]:
-    """The server, where `vlmpipe` finds it, and a client that does not wait long for it."""
-    with FakeVertex() as running:
+    """The server, where `vlmpipe` finds it with the run file's bucket, and a client that does not wait long for it."""
+    with FakeVertex() as running, FakeGcs(buckets=["example-bucket"]) as buckets:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", buckets.endpoint)
         monkeypatch.setenv(vertex_api.ENDPOINT_VARIABLE, running.endpoint)
         monkeypatch.setattr(vertex_job, "RETRY", vertex_job.RETRY.with_delay(0.01, 0.3).with_timeout(1.2))
         yield running

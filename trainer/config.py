@@ -128,6 +128,11 @@ class EvaluateConfig(Section):
         ("shuffled_image", "no_image"),
         description="Evaluate again with another sample's image, or with none: what the text alone gives away.",
     )
+    cider_d: Literal["auto", "on", "off"] = Field(
+        "auto",
+        description="Score answers as captions, by CIDEr-D; auto does where expected answers have five words or more "
+        "on average.",
+    )
 
 
 class RunPaths(Section):

@@ -11,6 +11,8 @@ import traceback
 from collections.abc import Callable, Iterator
 from enum import IntEnum
 
+from trainer.redaction import hiding_secrets
+
 DEBUG_VARIABLE = "VLMPIPE_DEBUG"  # set to anything: sentences for people come with their traceback
 EXIT_FOLDER_VARIABLE = "VLMPIPE_EXIT_FOLDER"  # where each worker leaves its exit code for the launcher
 
@@ -22,7 +24,7 @@ class ExitCode(IntEnum):
     UNEXPECTED = 1
     CONFIG = 64
     DATA = 65
-    NOT_FOUND = 66  # no run, or no published pipeline, of that name
+    NOT_FOUND = 66  # no run, no published pipeline or no bucket of that name
     NO_LOGIN = 67  # no Google Cloud credentials, or they have run out
     UNAVAILABLE = 69  # a dependency (service, package, weights, port) is not reachable
     NO_PROGRESS = 70  # training started again and again at the same step
@@ -143,8 +145,13 @@ def _say(text: str, *, with_traceback: bool) -> None:
 def run_main(main: Callable[[], int | None]) -> int:
     """Run a job's main function; print a UserError as a sentence and return the exit code.
 
-    An unexpected error shows its traceback, then itself in one line.
+    An unexpected error shows its traceback, then itself in one line. What is printed has no secrets of a known form.
     """  # The outermost frame of a process: here, and only here, every exception becomes an exit code.
+    with hiding_secrets():
+        return _exit_code_of(main)
+
+
+def _exit_code_of(main: Callable[[], int | None]) -> int:
     try:
         with os_errors("running the job"):
             return int(main() or 0)

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from trainer.batches import cached_images, collate, online_images
 from trainer.checkpoint.export import MARKER
 from trainer.config import JobConfig
+from trainer.confusion import confusions
 from trainer.data.conversation import load_tokenizer, prompt
 from trainer.data.index import Index, SplitIndex
 from trainer.data.loader import RowLoader
@@ -88,7 +89,8 @@ def evaluate(job: JobConfig, worker: Worker) -> None:
     }
     stats = json.loads(subject.prepared.read("stats.json"))
     by_chance = chance(questions, {name: each["majority_answer"] or "" for name, each in stats["slices"].items()})
-    scored_by_slice = scores(predictions[""])
+    pictures = {(q.id, q.turn): (*subject.split.image_sha256(q.sample), q.question) for q in questions}
+    scored_by_slice = scores(predictions[""], pictures, job.evaluate.cider_d)
     for name, scored in scored_by_slice["slices"].items():
         scored["chance"] = by_chance["slices"][name]["exact_match"]
     result = {
@@ -97,6 +99,7 @@ def evaluate(job: JobConfig, worker: Worker) -> None:
         "chance": by_chance["exact_match"],
         "loss": loss,
         "perplexity": math.exp(min(loss, 100.0)),
+        "confusion": confusions(predictions[""]),
         "controls": {control: exact_match(predictions[control]) for control in job.evaluate.controls},
         "held_out_sha256": hashlib.sha256(
             repr([(q.id, q.turn, q.question, q.answer) for q in questions]).encode()

@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from trainer.errors import UNEXPECTED_PREFIX, ExitCode, UserError
+from trainer.redaction import redact_all
 from trainer.storage import Storage, open_storage
 
 LOCAL_INTERVAL_S = 0.5
@@ -74,7 +75,7 @@ class Progress:
             print(f"{record.step}: {state} in {took:.1f} s. {record.message}".rstrip(), flush=True)
 
     def _write(self) -> None:
-        self._store.write(f"steps/{self.record.step}.json", json.dumps(asdict(self.record)).encode())
+        self._store.write(f"steps/{self.record.step}.json", json.dumps(redact_all(asdict(self.record))).encode())
 
     def _print(self) -> None:
         record = self.record

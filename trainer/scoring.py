@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any
+from typing import Any, Literal
 
 from trainer.answer_scores import anls, vqa_accuracy
+from trainer.caption_scores import LEAST_PICTURES, Captioned, cider_d, looks_like_captions
 
 
 @dataclass(frozen=True)
@@ -50,14 +51,35 @@ def exact_match(predictions: Sequence[Prediction]) -> dict[str, Any]:
     return _by_slice((prediction.slice, prediction.correct) for prediction in predictions)
 
 
-def scores(predictions: Sequence[Prediction]) -> dict[str, Any]:
-    """Exact match, and beside it VQA accuracy and ANLS: means, overall and per slice."""
+def scores(
+    predictions: Sequence[Prediction],
+    pictures: Mapping[tuple[str, int], Hashable] | None = None,
+    captions: Literal["auto", "on", "off"] = "off",
+) -> dict[str, Any]:
+    """Exact match, and beside it VQA accuracy and ANLS: means, overall and per slice. CIDEr-D where it says something.
+
+    Args:
+        pictures: what was asked about, by a prediction's id and turn: expected answers to the same are references of
+            one caption. Without it each prediction is alone.
+        captions: `auto` gives `cider_d` to what looks like captions, overall and per slice.
+    """
     found = exact_match(predictions)
     for name, group in (("", found), *found["slices"].items()):
         asked = [prediction for prediction in predictions if not name or prediction.slice == name]
         for metric, score in (("vqa_accuracy", vqa_accuracy), ("anls", anls)):
             group[metric] = fmean(score(one.answer, one.prediction) for one in asked) if asked else None
+        if captions == "on" or (captions == "auto" and looks_like_captions([one.answer for one in asked])):
+            together = captioned(asked, pictures or {})
+            group["cider_d"] = fmean(cider_d(together)) if len(together) >= LEAST_PICTURES else None
     return found
+
+
+def captioned(predictions: Sequence[Prediction], pictures: Mapping[tuple[str, int], Hashable]) -> list[Captioned]:
+    """Each picture with all its expected captions and the first that the model gave."""
+    groups: dict[Hashable, list[Prediction]] = {}
+    for one in predictions:
+        groups.setdefault(pictures.get((one.id, one.turn), (one.id, one.turn)), []).append(one)
+    return [Captioned(tuple(one.answer for one in group), group[0].prediction) for group in groups.values()]
 
 
 def chance(questions: Sequence[Question], most_frequent: Mapping[str, str]) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from pathlib import Path
 
 from trainer.config import JobConfig
 from trainer.errors import ExitCode, UserError, print_error
+from trainer.redaction import redact
 from trainer.storage import open_storage
 from trainer.worker import COLLECTIVE_TIMEOUT, Worker, leave
 
@@ -125,6 +126,7 @@ class Watchdog:
             f"main thread: 0x{threading.main_thread().ident:016x}\n"
             f"{stacks_of_all_threads()}"
         )
+        text = redact(text)  # of the source lines in it, one may hold a secret
 
         def keep() -> None:
             with contextlib.suppress(UserError):  # they are in the log as well

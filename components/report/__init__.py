@@ -62,7 +62,9 @@ def write_report(run_uri: str) -> str:
 
 def _context(files: RunFiles) -> dict[str, Any]:
     controls, slices = tables.slice_rows(files.evaluation)
-    confusions, not_confused = tables.confusions(files.predictions)
+    confusions, not_confused = tables.confusions(
+        files.predictions, (files.evaluation.get("confusion") or {}).get("shown")
+    )
     splits, split_rows = tables.split_table(files.stats)
     timings, whole_s = tables.timings(files.steps)
     return {

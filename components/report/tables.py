@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from components.report.data import RunFiles, column, number
 from components.report.formats import count, duration, percent
+from trainer.confusion import confusion_of
+from trainer.scoring import normalise
 
-MOST_CONFUSION_ANSWERS = 12
 MOST_CONFUSIONS = 6
-OTHER = "other"
 CONTROL_NAMES = {"shuffled_image": "Shuffled image", "no_image": "No image"}
 STATE_SYMBOLS = {"done": "✓", "reused": "↻", "stopped": "■", "failed": "✕", "running": "…"}
 
@@ -52,8 +52,8 @@ class SliceRow:
 
 
 @dataclass(frozen=True)
-class Confusion:
-    """Expected answers down, predictions across. `counts[i][j]` questions, `totals[i]` in each line."""
+class ConfusionTable:
+    """What is mixed up in one slice; `totals[i]` questions in each line."""
 
     slice: str
     answers: tuple[str, ...]
@@ -156,33 +156,24 @@ def _control_share(control: dict[str, Any], name: str) -> float | None:
     return number(value.get("exact_match") if isinstance(value, dict) else value)
 
 
-def confusions(predictions: Sequence[dict[str, Any]]) -> tuple[list[Confusion], list[str]]:
-    """A table for each slice with few distinct answers, and the names of the slices that have too many."""
+def confusions(predictions: Sequence[dict[str, Any]], shown: str | None) -> tuple[list[ConfusionTable], list[str]]:
+    """A table for each slice with few distinct answers, and the names of the slices that have too many.
+
+    `shown` is the slice that the console shows, which comes first.
+    """
     by_slice: dict[str, list[tuple[str, str]]] = defaultdict(list)
     for line in predictions:
-        by_slice[str(line.get("slice"))].append((str(line.get("answer")).strip(), str(line.get("prediction")).strip()))
-    tables: list[Confusion] = []
+        by_slice[str(line.get("slice"))].append((str(line.get("answer")), str(line.get("prediction"))))
+    tables: list[ConfusionTable] = []
     left_out = []
-    for name, pairs in by_slice.items():
-        answers = sorted({answer for answer, _ in pairs}, key=_natural)
-        if len(answers) > MOST_CONFUSION_ANSWERS or len(tables) == MOST_CONFUSIONS:
+    for name, pairs in sorted(by_slice.items(), key=lambda item: item[0] != shown):
+        found = confusion_of(pairs) if len(tables) < MOST_CONFUSIONS else None
+        if found:
+            totals = tuple(sum(line) for line in found.counts)
+            tables.append(ConfusionTable(name, found.answers, found.columns, found.counts, totals))
+        elif len({normalise(answer) for answer, _ in pairs}) > 1:
             left_out.append(name)
-        elif len(answers) > 1:
-            tables.append(_confusion(name, answers, pairs))
     return tables, left_out
-
-
-def _confusion(name: str, answers: list[str], pairs: list[tuple[str, str]]) -> Confusion:
-    counts = Counter((answer, given if given in answers else OTHER) for answer, given in pairs)
-    strays = any(given == OTHER for _, given in counts) and OTHER not in answers
-    columns = [*answers, OTHER] if strays else answers
-    lines = tuple(tuple(counts[answer, given] for given in columns) for answer in answers)
-    return Confusion(name, tuple(answers), tuple(columns), lines, tuple(sum(line) for line in lines))
-
-
-def _natural(text: str) -> tuple[int, float, str]:
-    """Numbers by value, then words by the alphabet."""
-    return (0, float(text), "") if text.isascii() and text.isdigit() else (1, 0.0, text)
 
 
 def timings(steps: Sequence[dict[str, Any]]) -> tuple[list[Timing], float]:

@@ -4,6 +4,8 @@ It enforces what our guarantees rest on and what public emulators skip: generati
 upload (400). Whatever it does not know is answered 501, never guessed. Fault rules break chosen requests on purpose.
 
     with FakeGcs(buckets=["bucket"]) as server:
+        server.places["bucket"] = {"location": "US", "locationType": "multi-region"}
+        server.granted["bucket"] = {"storage.objects.get"}  # of a bucket's metadata and no more is that heeded
         client = server.client()
         server.faults.append(Fault("drop_after", method="POST"))
 """
@@ -17,44 +19,16 @@ import threading
 import time
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Literal
+from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import google_crc32c
 from google.auth.credentials import AnonymousCredentials
 from google.cloud import storage
 
-Action = Literal[
-    "status", "drop_before", "drop_after", "truncate", "corrupt", "corrupt_request", "stall", "stall_midway", "trickle"
-]
+from tests.fakes.gcs_faults import Fault
+
 TRICKLE_PIECES, TRICKLE_S = 8, 0.05  # pieces of a body, and the pause before each
-
-
-@dataclass
-class Fault:
-    """Break the next `times` requests whose method and path match.
-
-    status: answer `code` and do nothing. drop_before: close the connection, nothing done. drop_after: do it, then close
-    without an answer. truncate: send half of the body. corrupt: flip one bit of the body, checksums as they were.
-    corrupt_request: flip the last bit of an object's bytes before they are looked at. stall: do nothing and keep the
-    connection open without an answer. stall_midway: do it, send half of the body and keep the connection open.
-    trickle: do it, and send the body in pieces with pauses, as a slow network does.
-
-    An upload names its object in its body and not in its path: `body`, searched near the start, is how to meet one.
-    """
-
-    action: Action
-    method: str = ".*"
-    path: str = ".*"
-    times: int = 1
-    code: int = 503
-    retry_after_s: int | None = None  # of a status: the header Retry-After
-    body: str = ""
-
-    def matches(self, method: str, path: str, body: bytes) -> bool:
-        if self.times <= 0 or not re.fullmatch(self.method, method) or not re.search(self.path, path):
-            return False
-        return re.search(self.body, body[:1000].decode("latin-1")) is not None
 
 
 @dataclass
@@ -96,6 +70,8 @@ class FakeGcs:
 
     def __init__(self, buckets: list[str], page_size: int = 1000) -> None:
         self.buckets: dict[str, dict[str, StoredObject]] = {name: {} for name in buckets}
+        self.places: dict[str, dict[str, Any]] = {}  # of a bucket's metadata; else it lies in us-central1
+        self.granted: dict[str, set[str]] = {}  # what the caller may, for buckets where that is not everything
         self.uploads: dict[str, ResumableUpload] = {}
         self.faults: list[Fault] = []
         self.requests: list[str] = []  # "METHOD path?query" of every request that arrived
@@ -140,6 +116,21 @@ class FakeGcs:
             raise ApiError(404, "The specified bucket does not exist.")
         return self.buckets[bucket]
 
+    def metadata(self, bucket: str) -> dict[str, Any]:
+        """A bucket's own resource."""
+        self.objects(bucket)
+        if "storage.buckets.get" not in self.granted.get(bucket, {"storage.buckets.get"}):
+            denied = "Permission 'storage.buckets.get' denied on resource (or it may not exist)."
+            raise ApiError(403, f"caller does not have storage.buckets.get access. {denied}")
+        place = self.places.get(bucket, {"location": "US-CENTRAL1", "locationType": "region"})
+        return {"kind": "storage#bucket", "name": bucket, "id": bucket, **place}
+
+    def permissions(self, bucket: str, asked: list[str]) -> dict[str, Any]:
+        """Those asked for that the caller has; the question itself needs none."""
+        self.objects(bucket)
+        has = [name for name in asked if name in self.granted.get(bucket, asked)]
+        return {"kind": "storage#testIamPermissionsResponse", **({"permissions": has} if has else {})}
+
     def get(self, bucket: str, name: str, query: dict[str, str]) -> StoredObject:
         found = self.objects(bucket).get(name)
         if found is None or query.get("generation", str(found.generation)) != str(found.generation):
@@ -176,7 +167,17 @@ class FakeGcs:
 
 # Query parameters that change nothing here. Any other unknown one is refused, so that no test rests on a thing ignored.
 IGNORED_QUERY = {"projection", "prettyPrint", "alt"}
-KNOWN_QUERY = {"ifGenerationMatch", "generation", "uploadType", "name", "prefix", "pageToken", "maxResults", "fields"}
+KNOWN_QUERY = {
+    "ifGenerationMatch",
+    "generation",
+    "uploadType",
+    "name",
+    "prefix",
+    "pageToken",
+    "maxResults",
+    "fields",
+    "permissions",
+}
 
 
 def _handler_class(server: FakeGcs) -> type[BaseHTTPRequestHandler]:
@@ -232,6 +233,9 @@ class _Handler(BaseHTTPRequestHandler):
         if copied := re.fullmatch(r"/storage/v1/b/([^/]+)/o/([^/]+)/rewriteTo/b/([^/]+)/o/([^/]+)", path):
             bucket, name, to_bucket, to_name = map(unquote, copied.groups())
             return self._rewrite(bucket, name, to_bucket, to_name, query)
+        if asked := re.fullmatch(r"/storage/v1/b/([^/]+)/iam/testPermissions", path):
+            wanted = parse_qs(urlsplit(self.path).query).get("permissions", [])
+            return self._answer_json(self.fake.permissions(unquote(asked[1]), wanted))
         match = re.fullmatch(r"(/upload|/download|)/storage/v1/b/([^/]+)(?:/o(?:/([^/]+))?)?", path)
         if not match:
             raise ApiError(501, f"no such route in this fake: {self.command} {path}")
@@ -249,8 +253,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif area == "" and listing and self.command == "GET":
             self._list(bucket, query)
         elif area == "" and self.command == "GET":
-            self.fake.objects(bucket)
-            self._answer_json({"kind": "storage#bucket", "name": bucket, "id": bucket})
+            self._answer_json(self.fake.metadata(bucket))
         else:
             raise ApiError(501, f"no such route in this fake: {self.command} {path}")
 

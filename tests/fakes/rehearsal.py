@@ -19,6 +19,7 @@ from pathlib import Path
 
 from google.cloud.aiplatform_v1.types import PipelineJob
 
+from pipelines.buckets import buckets_of
 from pipelines.config import RunConfig, load_run_file
 from pipelines.planner.checks import EXAMPLE_PROJECT
 from pipelines.vertex_api import ENDPOINT_VARIABLE
@@ -63,12 +64,9 @@ class Rehearsal:
 def rehearsal(config: RunConfig) -> Iterator[Rehearsal]:
     """For the run file's project, location and buckets. Raises ConfigError for one that cannot run on Vertex AI."""
     config.require_vertex()
-    buckets = {
-        uri.removeprefix("gs://").partition("/")[0]
-        for uri in (config.gcp.pipeline_root, config.output.root_uri)
-        if uri.startswith("gs://")
-    }
-    with SelfMovingVertex(config.gcp.project, config.gcp.location) as vertex, FakeGcs(sorted(buckets)) as gcs:
+    buckets = [named.bucket for named in buckets_of(config)]
+    with SelfMovingVertex(config.gcp.project, config.gcp.location) as vertex, FakeGcs(buckets) as gcs:
+        gcs.places |= {name: {"location": config.gcp.location.upper(), "locationType": "region"} for name in buckets}
         yield Rehearsal(vertex, gcs)
 
 

@@ -8,7 +8,7 @@ the file they append their names to.
 from typing import Any, NamedTuple
 
 import pytest
-from kfp.dsl import HTML, Metrics, Model, Output, PipelineTaskFinalStatus
+from kfp.dsl import HTML, ClassificationMetrics, Metrics, Model, Output, PipelineTaskFinalStatus
 
 
 def prepare_data(run_uri: str, metrics: Output[Metrics]) -> NamedTuple(
@@ -101,6 +101,20 @@ def collect_job(run_uri: str, job: str, gcp_resources: str, metrics: Output[Metr
     return run_uri
 
 
+def collect_evaluation(
+    run_uri: str,
+    gcp_resources: str,
+    metrics: Output[Metrics],
+    confusion: Output[ClassificationMetrics],
+    report: Output[HTML],
+) -> str:
+    import os
+
+    with open(os.environ["TEST_TRACE"], "a") as trace:
+        trace.write(f"collect-{gcp_resources}\n")
+    return run_uri
+
+
 def sync_checkpoint(run_uri: str, model: Output[Model]) -> str:
     import os
 
@@ -140,7 +154,8 @@ def notify(run_id: str, job_name: str, root_uri: str, webhook: str, status: Pipe
 
 def replace_steps(monkeypatch: pytest.MonkeyPatch, *, kept: str = "") -> None:
     """Put the stand-ins in the place of all steps that need data, a model or a report, but for the one that is kept."""
-    for step in (plan_data, prepare_chunks, prepare_data, collect_job, sync_checkpoint, decide, register_model, notify):
+    collecting = (collect_job, collect_evaluation)
+    for step in (plan_data, prepare_chunks, prepare_data, *collecting, sync_checkpoint, decide, register_model, notify):
         if step.__name__ != kept:
             monkeypatch.setattr(f"pipelines.training.{step.__name__}", step)
     monkeypatch.setattr("components.run_job.run_job", run_job)

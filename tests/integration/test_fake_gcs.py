@@ -10,7 +10,8 @@ import requests
 from google.api_core import exceptions as api
 from google.cloud import storage
 
-from tests.fakes.gcs import Action, FakeGcs, Fault
+from tests.fakes.gcs import FakeGcs
+from tests.fakes.gcs_faults import Action, Fault
 
 WRONG_CRC32C = "AAAAAA=="
 

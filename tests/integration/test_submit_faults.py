@@ -66,7 +66,7 @@ def test_a_place_that_is_not_there_is_named(
     vertex: FakeVertex, vlmpipe_submit: Submit, place: str, code: int, said: str
 ) -> None:
     project, others = (place, []) if place.startswith("gcp.project") else (MINE, [place])
-    answer = vlmpipe_submit(*others, project=project)
+    answer = vlmpipe_submit(*others, "--force", project=project)  # else the bucket, which is elsewhere, would be named
     assert (answer.code, vertex.jobs, said in answer.err) == (code, {}, True)
 
 
@@ -108,7 +108,9 @@ def test_a_job_of_somebody_else_is_not_taken_for_ours(
     assert (answer.code, len(vertex.jobs), "is there already" in answer.err) == (69, 1, True)
 
 
-def test_nobody_listening_is_said_at_once(vlmpipe_submit: Submit, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nobody_listening_is_said_at_once(
+    vertex: FakeVertex, vlmpipe_submit: Submit, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with socket.socket() as taken:  # bound and not listening: connections are refused
         taken.bind(("127.0.0.1", 0))
         monkeypatch.setenv(vertex_api.ENDPOINT_VARIABLE, f"http://localhost:{taken.getsockname()[1]}")

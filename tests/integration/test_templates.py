@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import http.client
 import json
-from collections.abc import Iterator
+import socket
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -191,6 +192,29 @@ def test_what_cannot_be_started_is_named(
     publish(Registry(HOST), replace(compiled, path=foreign, name="foreign"), [])
     answer = vlmpipe("submit", address, "--detach")
     assert (answer.code, said in answer.err, vertex.jobs) == (code, True, {})
+
+
+VERSION = "sha256:" + "0" * 64
+CALLS: dict[str, Callable[[Registry, Path], object]] = {
+    "upload": lambda registry, file: registry.upload(file, "latest"),
+    "download": lambda registry, file: registry.download(NAME, "latest"),
+    "look up": lambda registry, file: registry.version_of(NAME, "latest"),
+    "tag": lambda registry, file: registry.put_tag(NAME, "latest", VERSION),
+}
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_a_registry_that_takes_requests_and_never_answers_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch, compiled: Compiled, call: Callable[[Registry, Path], object]
+) -> None:
+    monkeypatch.setattr(template_registry, "credentials_for", lambda host: Token())
+    monkeypatch.setattr(vertex_job, "RETRY", vertex_job.RETRY.with_delay(0.01, 0.1).with_timeout(0.5))
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        redirect(monkeypatch, f"http://127.0.0.1:{silent.getsockname()[1]}")
+        with pytest.raises(UserError) as caught:
+            call(Registry(HOST, timeout_s=0.2), compiled.path)
+    assert (caught.value.code, caught.value.found) == (ExitCode.UNAVAILABLE, f"{HOST} does not answer: Read timed out")
 
 
 def test_a_run_and_a_schedule_start_from_a_tag_and_stay_with_its_version(

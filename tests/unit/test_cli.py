@@ -203,7 +203,8 @@ def fake_pipeline(monkeypatch: pytest.MonkeyPatch) -> None:
     """A pipeline that only writes results: what is tested here is what is said of them."""
     results = {
         "evaluate.json": {
-            "questions": 88, "exact_match": 0.94, "chance": 0.21, "controls": {"no_image": {"exact_match": 0.2}},
+            "questions": 88, "exact_match": 0.94, "cider_d": 0.8, "chance": 0.21,
+            "controls": {"no_image": {"exact_match": 0.2}},
             "slices": {"digit": {"exact_match": 0.9, "chance": 0.1}, "sum": {"exact_match": 0.8, "chance": None}},
         },
         "decision.json": {"accepted": True, "reason": "Accepted: above chance"},
@@ -230,6 +231,7 @@ def test_run_ends_with_results_and_what_to_type_next(vlmpipe: Vlmpipe, tmp_path:
         "held-out accuracy, 88 questions 94.0 %",
         "chance: always the most frequent answer 21.0 %",
         "same model without an image 20.0 %",
+        "CIDEr-D of captions, from 0 to 10 0.80",
         "digit 90.0 % (chance 10.0 %)",
         "gate Accepted: above chance",
         "registered digits version 3, champion",

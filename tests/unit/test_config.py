@@ -80,6 +80,7 @@ def test_all_problems_are_listed_at_once() -> None:
         ("cluster.reduction_server", 3, "found 3, expected a section with keys of its own"),
         ("cluster.timeout", "2h", 'found "2h", expected a text of the form ^[0-9]{1,9}s$'),
         ("gate.per_slice", {"digit": 2}, None),
+        ("gate.min_scores", {"bleu": 0.5}, None),
         ("data.source", "builtin:digit", "did you mean builtin:digits?"),
         ("schedule", {"cron": "TZ=UTC 0 3 * * 1"}, None),
         ("schedule", {"cron": "0 3 * * 1", "timezone": "Mars"}, None),
@@ -104,6 +105,7 @@ def test_a_missing_field_is_named_with_its_purpose() -> None:
     ("overrides", "field"),
     [
         ({"features__cache": "on", "model__freeze": []}, "features.cache"),
+        ({"gate__min_scores": {"cider_d": 1}, "evaluate__cider_d": "off"}, "gate.min_scores.cider_d"),
         ({"train__global_batch_rows": 6, "cluster__replica_count": 4}, "train.global_batch_rows"),
         ({"train__micro_batch_rows": 3}, "train"),
         ({"train__strategy": "zero3", "train__activation_checkpointing": "selective"}, "train"),

@@ -23,6 +23,7 @@ EVALUATION: dict[str, Any] = {
     "held_out_sha256": "abc",
     "exact_match": 0.9,
     "loss": 0.4,
+    "cider_d": 1.5,
     "chance": 0.2,
     "slices": {"digit": {"exact_match": 0.95}, "sum": {"exact_match": 0.7}},
     "controls": {"shuffled_image": {"exact_match": 0.3}, "no_image": {"exact_match": 0.25}},
@@ -47,6 +48,7 @@ def failed(decision: Decision) -> list[str]:
     [
         (GateConfig(min_exact_match=0.91), "exact match"),
         (GateConfig(max_loss=0.39), "loss"),
+        (GateConfig(min_scores={"cider_d": 1.51}), "CIDEr-D"),
         (GateConfig(per_slice={"digit": 0.9, "sum": 0.8}), "exact match of sum"),
         (GateConfig(min_margin_over_chance=0.71), "margin over chance"),
         (GateConfig(min_margin_over_shuffled_image=0.61), "margin over shuffled image"),
@@ -65,13 +67,14 @@ def test_values_exactly_at_their_thresholds_pass() -> None:
     gate = GateConfig(
         min_exact_match=0.9,
         max_loss=0.4,
+        min_scores={"cider_d": 1.5},
         per_slice={"digit": 0.95},
         min_margin_over_chance=0.7,
         min_margin_over_shuffled_image=0.6,
     )
     decision = decide(EVALUATION, gate, {**CHAMPION, "exact_match": 0.9})
     assert decision.accepted
-    assert decision.reason == "Accepted: all 6 checks passed."
+    assert decision.reason == "Accepted: all 7 checks passed."
 
 
 def test_unknown_slice_is_a_failure_that_names_the_known_ones() -> None:
@@ -83,6 +86,7 @@ def test_unknown_slice_is_a_failure_that_names_the_known_ones() -> None:
 @pytest.mark.parametrize(
     ("without", "gate", "words"),
     [
+        ("cider_d", GateConfig(min_scores={"cider_d": 1.0}), "the evaluation holds no cider_d"),
         ("exact_match", GateConfig(), "no exact_match"),
         ("loss", GateConfig(max_loss=1), "no loss"),
         ("chance", GateConfig(min_margin_over_chance=0.1), "no exact match of chance"),

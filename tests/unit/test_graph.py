@@ -81,7 +81,10 @@ def shape(spec: Spec) -> dict[str, Any]:
 
     def names(definitions: Spec) -> dict[str, list[str]]:
         return {
-            kind: sorted(f"{name}: {content.get('parameterType', 'artifact')}" for name, content in group.items())
+            kind: sorted(
+                f"{name}: {content.get('parameterType') or content['artifactType']['schemaTitle']}"
+                for name, content in group.items()
+            )
             for kind, group in definitions.items()
         }
 
@@ -116,6 +119,10 @@ def test_the_graph_is_the_same_on_both_targets(path: Path, tmp_path: Path) -> No
     }  # fmt: skip
     for name in JOB_STEPS:
         assert constants(steps(vertex)[name]) == constants(steps(local)[name])
+    ((evaluated, *_),) = [
+        one["output names"]["artifacts"] for path, one in shape(local).items() if "/collect-eval" in path
+    ]
+    assert evaluated == "confusion: system.ClassificationMetrics"
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda path: path.stem)

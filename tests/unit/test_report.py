@@ -336,7 +336,7 @@ predictions = st.lists(
 
 @given(predictions)
 def test_every_prediction_is_counted_once_in_its_confusion_table(lines: list[dict[str, Any]]) -> None:
-    tables, left_out = confusions(lines)
+    tables, left_out = confusions(lines, None)
     assert not left_out
     for table in tables:
         of_slice = [line for line in lines if line["slice"] == table.slice]

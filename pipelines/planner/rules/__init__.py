@@ -17,6 +17,7 @@ from pipelines.planner.rules import (
     structure,
 )
 from pipelines.planner.rules.rule import RULES, Breach, Job, Rule, Violation
+from trainer.redaction import redact
 
 if TYPE_CHECKING:
     from pipelines.planner.catalog import Catalog
@@ -69,10 +70,10 @@ def violation_of(breach: Breach, name_path: Callable[[FieldPath], str] = path_te
     return Violation(
         code=rule.code,
         severity=rule.severity,
-        path=secrets.redact(name_path(breach.path)),
-        found=secrets.redact(breach.found),
-        expected=secrets.redact(breach.expected),
-        fix=secrets.redact(breach.fix),
+        path=redact(name_path(breach.path)),
+        found=redact(breach.found),
+        expected=redact(breach.expected),
+        fix=redact(breach.fix),
         source=rule.source,
     )
 

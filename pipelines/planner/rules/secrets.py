@@ -7,11 +7,11 @@ import itertools
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from pipelines.planner.rules.rule import Breach, Job, read_yaml
+from trainer.redaction import known_form
 
-HIDDEN = "(hidden)"
 LEAST_BITS_PER_CHARACTER = 4.0  # 32 random letters and digits have about 4.6
 LEAST_CHANGES = 0.4  # share of neighbours of another class; about 0.64 in random text, mostly below 0.4 in names
 MOST_IN_WORDS = 0.2  # share of letters in runs of four small ones; about 0.09 in random text
@@ -28,20 +28,8 @@ FIX = "read it from Secret Manager in the program, as the job's service account;
 
 
 @functools.cache
-def _patterns() -> Mapping[str, re.Pattern[str]]:
-    return {name: re.compile(pattern) for name, pattern in read_yaml("secrets.yaml")["patterns"].items()}
-
-
-@functools.cache
 def _names() -> re.Pattern[str]:
     return re.compile(read_yaml("secrets.yaml")["names"])
-
-
-def redact(text: str) -> str:
-    """`text` without anything that has the form of a well-known secret."""
-    for pattern in _patterns().values():
-        text = pattern.sub(HIDDEN, text)
-    return text
 
 
 def is_secret_name(name: str) -> bool:
@@ -56,11 +44,6 @@ def may_be_secret(name: str, value: str) -> bool:
     if not value or _REFERENCE.fullmatch(value) or _SWITCH.fullmatch(value):
         return False
     return not (value.isdigit() and name.upper().endswith("TOKEN"))  # the id of a token in a vocabulary
-
-
-def known_form(value: str) -> str:
-    """What well-known kind of secret is in the text; empty for none."""
-    return next((name for name, pattern in _patterns().items() if pattern.search(value)), "")
 
 
 def form_of_secret(value: str) -> str:

@@ -1,0 +1,97 @@
+"""CIDEr-D: how much a caption says of what people say of the same picture, and other pictures' captions do not.
+
+Source: Vedantam, Zitnick and Parikh 2015, arXiv 1411.5726, equations 1 to 3 and the section on CIDEr-D, with its sigma
+of 6, n-grams of 1 to 4 words, clipped counts and the factor of 10. As in the authors' own program, whose figures papers
+report, term frequencies are plain counts, and an n-gram that no reference has counts as one of a single picture.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+LONGEST_GRAM = 4
+SIGMA = 6.0  # words of difference in length
+SCALE = 10.0
+CAPTION_WORDS = 5.0  # references of as many words on average look like captions
+LEAST_PICTURES = 2  # of one alone, nothing tells words that are common from words that are not
+
+Gram = tuple[str, ...]
+_CLITIC = re.compile(r"(?<=\w)(n't|'(?:s|re|ve|ll|d|m))(?!\w)")
+_TOKEN = re.compile(r"n't|'\w+|\w+(?:[-./,:]\w+)*")
+
+
+@dataclass(frozen=True)
+class Captioned:
+    """A picture's expected captions, one or more, and the model's."""
+
+    references: tuple[str, ...]
+    caption: str
+
+
+def tokens(text: str) -> list[str]:
+    """Words in lower case, without punctuation around them; `don't` is `do`, `n't` and `dog's` is `dog`, `'s`.
+
+    Close to what the Penn Treebank tokenizer leaves, which CIDEr's authors run in Java, and not the same: abbreviations
+    lose their last full stop. In a language without spaces a run of letters is one word.
+    """
+    plain = text.lower().replace("\N{RIGHT SINGLE QUOTATION MARK}", "'")
+    return _TOKEN.findall(_CLITIC.sub(r" \1", plain))
+
+
+def looks_like_captions(references: Sequence[str]) -> bool:
+    """Whether the expected answers have CAPTION_WORDS words or more on average."""
+    return bool(references) and fmean(len(tokens(text)) for text in references) >= CAPTION_WORDS
+
+
+def cider_d(pictures: Sequence[Captioned]) -> list[float]:
+    """CIDEr-D of each picture's caption, from 0 to 10. How rare an n-gram is, the references of `pictures` say.
+
+    So all are 0 where there is one picture, and sets of different sizes do not compare.
+    """
+    return cider_d_of_tokens([([tokens(text) for text in one.references], tokens(one.caption)) for one in pictures])
+
+
+def cider_d_of_tokens(pictures: Sequence[tuple[Sequence[list[str]], list[str]]]) -> list[float]:
+    """The same of (references, caption) that are words already."""
+    references = [[_grams(words) for words in texts] for texts, _ in pictures]
+    known_by = Counter(gram for texts in references for gram in {gram for grams in texts for gram in grams})
+    rarity = {gram: math.log(len(pictures) / count) for gram, count in known_by.items()}
+    rarest = math.log(len(pictures)) if pictures else 0.0
+
+    def weighed(grams: Counter[Gram]) -> list[dict[Gram, float]]:
+        vectors: list[dict[Gram, float]] = [{} for _ in range(LONGEST_GRAM)]
+        for gram, count in grams.items():
+            vectors[len(gram) - 1][gram] = count * rarity.get(gram, rarest)
+        return vectors
+
+    found = []
+    for (texts, words), counted in zip(pictures, references, strict=True):
+        mine = weighed(_grams(words))
+        against = [
+            math.exp(-((len(words) - len(text)) ** 2) / (2 * SIGMA**2)) * _alike(mine, weighed(grams))
+            for text, grams in zip(texts, counted, strict=True)
+        ]
+        found.append(SCALE * fmean(against))
+    return found
+
+
+def _alike(mine: list[dict[Gram, float]], theirs: list[dict[Gram, float]]) -> float:
+    """Mean over the lengths of n-grams of the cosine, where no n-gram counts for more than the reference has of it."""
+    return fmean(
+        sum(min(weight, reference.get(gram, 0.0)) * reference.get(gram, 0.0) for gram, weight in caption.items())
+        / (norm if (norm := math.hypot(*caption.values()) * math.hypot(*reference.values())) else 1.0)
+        for caption, reference in zip(mine, theirs, strict=True)
+    )
+
+
+def _grams(words: Sequence[str]) -> Counter[Gram]:
+    return Counter(
+        tuple(words[start : start + length])
+        for length in range(1, LONGEST_GRAM + 1)
+        for start in range(len(words) - length + 1)
+    )
