@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, ConfigDict, Field, ValidationError, model_validator
 
 from components.gate import GateConfig
+from pipelines.kubeflow_section import KubeflowConfig
 from pipelines.notify_section import NotifyConfig
 from pipelines.planner.rules.secrets import known_form
 from pipelines.problems import Problem, ProblemsError, RunFileError, closest_field, from_validation_error, show
@@ -85,6 +86,9 @@ class RunConfig(Section):
         default_factory=PlanConfig, description="What vlmpipe plan assumes, and what needs asking."
     )
     gcp: GcpConfig = Field(default_factory=GcpConfig, description="The Google Cloud project. Vertex AI only.")
+    kubeflow: KubeflowConfig = Field(
+        default_factory=KubeflowConfig, description="The Kubernetes cluster of --target kubeflow."
+    )
 
     @model_validator(mode="after")
     def _sections_fit(self) -> RunConfig:
@@ -97,9 +101,9 @@ class RunConfig(Section):
         """Name in the registry."""
         return self.register_.model_name or self.name
 
-    def root_uri(self, target: Literal["local", "vertex"]) -> str:
-        """Where runs, prepared data, features and the registry lie. On Vertex AI a local folder cannot be used."""
-        if target == "vertex" and not self.output.root_uri.startswith("gs://"):
+    def root_uri(self, target: Literal["local", "vertex", "kubeflow"]) -> str:
+        """Where runs, prepared data, features and the registry lie. Only on this machine can a local folder be used."""
+        if target != "local" and not self.output.root_uri.startswith("gs://"):
             return self.gcp.pipeline_root
         return self.output.root_uri
 
