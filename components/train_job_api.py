@@ -82,17 +82,22 @@ class Jobs:
             query.append(("sinceTime", since))
         with _in_words("read the log of"):
             # Not read_namespaced_pod_log: the generated method knows no sinceTime, only sinceSeconds.
-            answer = self._client.call_api(
-                "/api/v1/namespaces/{namespace}/pods/{name}/log",
-                "GET",
-                path_params={"namespace": self.namespace, "name": pod},
-                query_params=query,
-                header_params={"Accept": "*/*"},
-                auth_settings=["BearerToken"],
-                _preload_content=False,
-                _return_http_data_only=True,
-                _request_timeout=REQUEST_TIMEOUT_S,
-            )
+            try:
+                answer = self._client.call_api(
+                    "/api/v1/namespaces/{namespace}/pods/{name}/log",
+                    "GET",
+                    path_params={"namespace": self.namespace, "name": pod},
+                    query_params=query,
+                    header_params={"Accept": "*/*"},
+                    auth_settings=["BearerToken"],
+                    _preload_content=False,
+                    _return_http_data_only=True,
+                    _request_timeout=REQUEST_TIMEOUT_S,
+                )
+            except ApiException as error:
+                if error.status == 400:  # the container has not started, or the one before it was cleared away
+                    raise NoSuchObject(_message(error)) from error
+                raise
         return str(answer.data.decode("utf-8", "replace")).splitlines()
 
 

@@ -117,7 +117,7 @@ def _node(pod: Json) -> Node:
     return Node(
         pod=name,
         rank=rank,
-        started=bool(state.get("running") or ends),
+        started="running" in state or bool(ends),
         restarts=int(container.get("restartCount", 0)),
         waits=_words(waiting) or _unscheduled(status) or _evicted(status),
         stuck=waiting.get("reason") in STUCK,

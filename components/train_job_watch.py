@@ -91,6 +91,7 @@ class Watch:
 
     def _take_up(self) -> None:
         """Create the TrainJob, or find the one that this step created before it was started again."""
+        self._patiently(lambda: self._jobs.pods(self._name), FIRST_CONTACT_S)  # whether that is allowed, beforehand
         found = self._patiently(self._find, FIRST_CONTACT_S)
         if found and job_state(found).phase == "failed":
             self._say(f"TrainJob {self._name} failed before: it is deleted and created anew")
@@ -151,11 +152,17 @@ class Watch:
             for node in nodes:
                 self._ended.update(dict.fromkeys(node.ended))
                 self._say_once(node.pod, node.waits and f"{node.pod} waits: {node.waits}")
-                self._log.read(node)
+                self._read_log(node)
         except (Unreachable, NoSuchObject):
             return  # what the job's own state says decides
         if not final:
             self._refuse_stuck(nodes)
+
+    def _read_log(self, node: Node) -> None:
+        try:
+            self._log.read(node)
+        except UserError as error:  # the job is there and does not need to be read
+            self._say_once("log", f"its log is not shown: {error.found}")
 
     def _refuse_stuck(self, nodes: list[Node]) -> None:
         now_s = self._now()
