@@ -20,9 +20,9 @@ def run_folder(root: Path, section: dict[str, Any] | None = None) -> Path:
     return root
 
 
-def inputs(run: Path, *, nodes: int = 1, module: str = "trainer.train", reducers: int = 0) -> dict[str, Any]:
+def inputs(run: Path, *, nodes: int = 1, processes: str = "1", reducers: int = 0) -> dict[str, Any]:
     """The inputs of the train step for a job of that many nodes, with the forms that KFP hands on."""
-    args = ["--nproc-per-node", "1", "--", module, "--config", f"{run}/run.json"]
+    args = ["--nproc-per-node", processes, "--", "trainer.train", "--config", f"{run}/run.json"]
     container = {"image_uri": IMAGE, "command": ["python", "-m", "trainer.launch"], "args": args}
     node = {"machine_spec": {"machine_type": "n1-standard-8"}, "container_spec": container}
     pools = [{**node, "replica_count": 1.0}, *([{**node, "replica_count": nodes - 1.0}] if nodes > 1 else [])]

@@ -22,6 +22,7 @@ from pipelines.compile import compile_pipeline
 from pipelines.config import load_run_file
 from tests.fakes.kubernetes_api import FakeKubernetes
 from tests.kubeflow_steps import IMAGE, inputs, run_folder, start_step, step_record
+from tests.short_form import only_whole
 from tests.trainer_runs import make_run, metrics
 from trainer.errors import ExitCode
 
@@ -42,6 +43,7 @@ def compiled_step(given: dict[str, Any], folder: Path) -> list[str]:
     return [json.dumps(told) if word == "{{$}}" else word for word in words]
 
 
+@only_whole
 def test_the_compiled_step_trains_on_two_nodes_and_leaves_its_results_where_they_are_collected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -53,8 +55,8 @@ def test_the_compiled_step_trains_on_two_nodes_and_leaves_its_results_where_they
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
         (name,) = cluster.jobs
-        resources = json.loads((tmp_path / "gcp_resources").read_text())["resources"]
-        assert resources[0]["resourceUri"].endswith(f"/trainjobs/{name}")
+        outputs = json.loads((tmp_path / "outputs.json").read_text())["parameterValues"]
+        assert f"/trainjobs/{name}" in outputs["gcp_resources"]
     assert re.search(rf"\[{name}-node-0-0-abcde\] launcher: node 0 of 2, chief localhost:\d+", done.stdout)
     assert "node-0-1-abcde]" not in done.stdout, "only the chief's lines are shown"
     assert job_metrics(str(run), "train")["steps"] == len(metrics(job)) == 2
@@ -62,13 +64,17 @@ def test_the_compiled_step_trains_on_two_nodes_and_leaves_its_results_where_they
 
 
 def test_what_a_node_refuses_is_the_steps_own_exit_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = run_folder(tmp_path / "run")  # its run.json is no job's
+    run = run_folder(tmp_path / "run")
     with FakeKubernetes() as cluster:
         monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig(tmp_path)))
-        step = start_step(inputs(run))
+        step = start_step(inputs(run, processes="all"))
         said = step.communicate(timeout=120)[0]
     assert step.returncode == ExitCode.CONFIG, said
-    assert "exit code 64 (configuration)" in said and step_record(run)["state"] == "failed"
+    assert (
+        "error: --nproc-per-node is 'all'" in said
+        and "exit code 64 (configuration)" in said
+        and step_record(run)["state"] == "failed"
+    )
 
 
 @pytest.mark.parametrize("wrong", [{"PET_NNODES": "1:4"}, {"PET_MASTER_PORT": ""}], ids=["elastic", "half"])
