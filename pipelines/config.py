@@ -123,15 +123,15 @@ class RunConfig(Section):
     def require_vertex(self) -> None:
         """Raise RunFileError unless everything that only Vertex AI needs is there. For compiling.
 
-        The data may still be named when a run is started; see `require_vertex_data`.
+        The data may still be named when a run is started; see `require_data_in_cloud`.
         """
         if problems := [*_vertex_problems(self), *_vertex_registry_problems(self)]:
             raise RunFileError(f"run file {self.name}, for Vertex AI", problems)
 
-    def require_vertex_data(self) -> None:
-        """Raise RunFileError unless the data can be read from Vertex AI. For starting a run."""
-        if problems := list(_vertex_data_problems(self.data)):
-            raise RunFileError(f"run file {self.name}, for Vertex AI", problems)
+    def require_data_in_cloud(self, place: str = "Vertex AI") -> None:
+        """Raise RunFileError unless the data can be read from `place`. For starting a run."""
+        if problems := list(_cloud_data_problems(self.data)):
+            raise RunFileError(f"run file {self.name}, for {place}", problems)
 
 
 def load_run_file(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
@@ -340,7 +340,7 @@ def _vertex_registry_problems(config: RunConfig) -> Iterator[Problem]:
         )
 
 
-def _vertex_data_problems(data: DataConfig) -> Iterator[Problem]:
+def _cloud_data_problems(data: DataConfig) -> Iterator[Problem]:
     if not data.source.startswith(("builtin:", "gs://")):
         expected = "a gs:// path: a job does not see this machine's files"
         yield Problem("data.source", f"found {show(data.source)}, expected {expected}")

@@ -40,7 +40,11 @@ def run_on_kubeflow(
     try:
         name = job_name(display_name, uri, step, _start_of(store))
         body = train_job(
-            name, parse_job_spec(_without_reducers(job_spec)), _placement(store, job_spec), labels=labels, run_uri=uri
+            name,
+            parse_job_spec(without_reducers(job_spec)),
+            placement(_section(store), job_spec),
+            labels=labels,
+            run_uri=uri,
         )
         if jobs is None:
             from components.train_job_api import Jobs as KubernetesJobs  # the client takes a second to import
@@ -57,7 +61,8 @@ def run_on_kubeflow(
     return json.dumps({"resources": [{"resourceType": "TrainJob", "resourceUri": path}]})
 
 
-def _without_reducers(job_spec: Mapping[str, Any]) -> dict[str, Any]:
+def without_reducers(job_spec: Mapping[str, Any]) -> dict[str, Any]:
+    """The spec without a Reduction Server, which is said: no cluster has one."""
     pools = list(job_spec["worker_pool_specs"])
     if len(pools) > REDUCTION_SERVER_POOL and is_reducers(pools[REDUCTION_SERVER_POOL]):
         print("the Reduction Server, a service of Vertex AI, is left out: NCCL sums among the nodes", flush=True)
@@ -82,10 +87,14 @@ def _start_of(store: Storage) -> str:
     return str(json.loads(store.read(FIRST_STEP))["started_s"])
 
 
-def _placement(store: Storage, job_spec: Mapping[str, Any]) -> Placement:
+def _section(store: Storage) -> KubeflowConfig:
     if store.stat("run.json") is None:
         raise ConfigError(f"no run.json in {store.uri('')}", expected="the run's folder, in which resolve-run wrote it")
-    section = KubeflowConfig.model_validate(json.loads(store.read("run.json")).get("kubeflow", {}))
+    return KubeflowConfig.model_validate(json.loads(store.read("run.json")).get("kubeflow", {}))
+
+
+def placement(section: KubeflowConfig, job_spec: Mapping[str, Any]) -> Placement:
+    """What the cluster must know: the section, with what a machine of that type leaves for CPUs and memory of 0."""
     machine_type = job_spec["worker_pool_specs"][0].get("machine_spec", {}).get("machine_type", "")
     machine = load_catalog().machines.get(machine_type)
     cpus = section.cpus or (max(machine.vcpus - SYSTEM_CPUS, 0.5) if machine else 0.0)

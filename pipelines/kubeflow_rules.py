@@ -59,8 +59,8 @@ def _problems(config: RunConfig) -> Iterator[Problem]:
             yield Problem(path, f"{found}, expected an image that the cluster can pull, best by digest")
     root = config.root_uri("kubeflow")
     if not root.startswith("gs://"):
-        found = f"found {show(root)}" if root else "missing"
-        yield Problem("output.root_uri", f"{found}, expected gs://bucket/folder: pods share no folder")
+        text = f"found {show(config.output.root_uri)}, expected gs://bucket/folder, here or in gcp.pipeline_root: pods "
+        yield Problem("output.root_uri", f"{text}share no folder")
     registry = config.register_.registry
     if registry and not registry.startswith("gs://"):
         text = "expected gs://: Vertex AI Model Registry and folders are not there"

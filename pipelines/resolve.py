@@ -97,10 +97,10 @@ def resolve(
     _require_fixed(config.to_dict(), settings["fixed"])
     if settings["target"] == "vertex":
         config.require_vertex()
-        config.require_vertex_data()
+        config.require_data_in_cloud()
     if settings["target"] == "kubeflow":
         require_kubeflow(config)
-        config.require_vertex_data()
+        config.require_data_in_cloud("Kubeflow")
     root_uri = settings["root_uri"]
     if not root_uri.startswith("gs://"):
         root_uri = open_storage(root_uri).root_uri  # absolute: a job may run in another folder

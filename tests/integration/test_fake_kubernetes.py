@@ -1,4 +1,4 @@
-"""The fake Kubernetes API is strict: what the real one refuses, as far as a TrainJob of ours can meet it, so does it."""
+"""The fake Kubernetes API is strict: it refuses what the real one does, as far as a TrainJob of ours can meet it."""
 
 from __future__ import annotations
 
