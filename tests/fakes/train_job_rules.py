@@ -27,7 +27,12 @@ NODE = "node"
 
 def unknown_fields(body: dict[str, Any]) -> list[str]:
     """Fields that no version of the API has: `fieldValidation=Strict` refuses them."""
-    return list(_unknown(models.TrainerV1alpha1TrainJob, body, ""))
+    return unknown_in(models.TrainerV1alpha1TrainJob, body)
+
+
+def unknown_in(model: type[BaseModel], body: dict[str, Any]) -> list[str]:
+    """Fields of `body` that this type of the API has not."""
+    return list(_unknown(model, body, ""))
 
 
 def violations(body: dict[str, Any]) -> list[str]:
@@ -105,7 +110,10 @@ def _spec(spec: dict[str, Any]) -> Iterator[str]:
 
 
 def pod_name_violation(name: str, nodes: int) -> str:
-    """JobSet's rule: what it calls the last pod must be a host's name. "" when it is."""
+    """JobSet's rule: what it calls the last pod must be a host's name. "" when it is.
+
+    The real API takes such a TrainJob, and its nodes never come.
+    """
     longest = f"{name}-{NODE}-0-{max(0, nodes - 1)}-abcde"
     return f"JobSet name is too long: pod {longest} is no host's name" if len(longest) > LONGEST_HOST else ""
 

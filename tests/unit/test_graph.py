@@ -250,9 +250,9 @@ def test_what_has_no_effect_on_kubeflow_is_said(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("override", "said"),
     [
-        ("gcp.pipeline_root=", r"output\.root_uri: found 'runs', expected gs://bucket/folder, here or"),
+        ("gcp.pipeline_root=", r'output\.root_uri: found "runs", expected gs://bucket/folder, here or'),
         ("cluster.image_uri=", r"cluster\.image_uri: missing"),
-        ("register.registry=/models", r"register\.registry: found '/models'"),
+        ("register.registry=/models", r'register\.registry: found "/models"'),
     ],
 )
 def test_what_kubeflow_needs_and_the_run_file_lacks_is_named(override: str, said: str, tmp_path: Path) -> None:
