@@ -20,6 +20,7 @@ from trainer.errors import ConfigError, ExitCode, UserError
 
 NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 REQUEST_TIMEOUT_S = (10, 60)  # to connect, to read
+POD_VARIABLE = "KFP_POD_NAME"
 PASSING = (408, 429, 500, 502, 503, 504)
 ROLE = "role vlmpipe-jobs of docs/how-to/run-on-kubeflow.md"
 
@@ -34,6 +35,22 @@ class Jobs:
         self._client, self.namespace = _connection()
         self._custom, self._core = client.CustomObjectsApi(self._client), client.CoreV1Api(self._client)
         self._place = {"group": GROUP, "version": VERSION, "plural": PLURAL, "namespace": self.namespace}
+
+    def owner(self) -> dict[str, str] | None:
+        """The workflow of this very step, as a reference of ownership: when it is deleted, so is what it owns.
+
+        None outside of Kubeflow Pipelines, which names a step's pod in KFP_POD_NAME.
+        """
+        pod = os.environ.get(POD_VARIABLE)
+        if not pod:
+            return None
+        with _in_words("read the pod of the step that makes"):
+            answer = self._core.read_namespaced_pod(
+                pod, self.namespace, _preload_content=False, _request_timeout=REQUEST_TIMEOUT_S
+            )
+        owners = json.loads(answer.data)["metadata"].get("ownerReferences", ())
+        kept = ("apiVersion", "kind", "name", "uid")
+        return next(({key: one[key] for key in kept} for one in owners if one["kind"] == "Workflow"), None)
 
     def create(self, body: dict[str, Any]) -> None:
         """Create a TrainJob. Strictly: an API server would otherwise drop fields that its version does not know."""

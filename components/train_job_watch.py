@@ -42,6 +42,7 @@ class Jobs(Protocol):
 
     @property
     def namespace(self) -> str: ...
+    def owner(self) -> dict[str, str] | None: ...
     def create(self, body: dict[str, Any]) -> None: ...
     def get(self, name: str) -> dict[str, Any]: ...
     def delete(self, name: str) -> None: ...
@@ -110,6 +111,9 @@ class Watch:
         if found:
             self._say(f"TrainJob {self._name} is there already: it is watched on")
             return
+        # A step that is killed deletes nothing: what it leaves then goes with the run, when that is deleted.
+        if owner := self._patiently(self._owner, PATIENCE_S):
+            self._body["metadata"]["ownerReferences"] = [owner]
         self._starting()
         self._patiently(self._create, PATIENCE_S)
         spec = self._body["spec"]["trainer"]
@@ -119,6 +123,12 @@ class Watch:
     def _find(self) -> dict[str, Any] | None:
         try:
             return self._jobs.get(self._name)
+        except NoSuchObject:
+            return None
+
+    def _owner(self) -> dict[str, str] | None:
+        try:
+            return self._jobs.owner()
         except NoSuchObject:
             return None
 

@@ -25,9 +25,11 @@ from tests.fakes.train_job_rules import denials, pod_name_violation, unknown_fie
 
 GROUP, VERSION, PLURAL = "trainer.kubeflow.org", "v1alpha1", "trainjobs"
 USER, TOKEN = "system:serviceaccount:team:pipeline-runner", "a-token"
-ALL_VERBS = frozenset({"create trainjobs", "get trainjobs", "delete trainjobs", "list pods", "get pods/log"})
+ALL_VERBS = frozenset(
+    {"create trainjobs", "get trainjobs", "delete trainjobs", "list pods", "get pods", "get pods/log"}
+)
 JOBS = re.compile(rf"/apis/{GROUP}/{VERSION}/namespaces/(?P<namespace>[^/]+)/{PLURAL}(/(?P<name>[^/]+))?")
-PODS = re.compile(r"/api/v1/namespaces/(?P<namespace>[^/]+)/pods(/(?P<name>[^/]+)/log)?")
+PODS = re.compile(r"/api/v1/namespaces/(?P<namespace>[^/]+)/pods(/(?P<name>[^/]+)(?P<log>/log)?)?")
 SELECTOR = re.compile(r"jobset\.sigs\.k8s\.io/jobset-name=([^,]+),jobset\.sigs\.k8s\.io/replicatedjob-name=node")
 REASONS = {400: "BadRequest", 401: "Unauthorized", 403: "Forbidden", 404: "NotFound", 409: "AlreadyExists",
            422: "Invalid", 500: "InternalError", 501: "NotImplemented", 503: "ServiceUnavailable"}  # fmt: skip
@@ -52,6 +54,7 @@ class FakeKubernetes:
         self.jobs: dict[str, dict[str, Any]] = {}
         self.lives: dict[str, Life] = {}
         self.courses: list[Life] = []
+        self.step_pods: dict[str, dict[str, Any]] = {}  # pods of pipeline steps, with their owner
         self.faults: list[tuple[str, int]] = []  # code of a method's next answer; 0: cut off after the work is done
         self.deletions_take = 0  # GETs for which a deleted TrainJob is still there
         self.requests: list[str] = []
@@ -106,9 +109,11 @@ class FakeKubernetes:
                 _only(query, {"propagationPolicy"} if method == "DELETE" else set())
                 return self._get(match["name"]) if method == "GET" else self._delete(match["name"])
         if match := PODS.fullmatch(path):
-            verb, what = ("get", "pods/log") if match["name"] else ("list", "pods")
-            self._require(match["namespace"], {"GET": verb}, method, what)
-            return self._log(match["name"], query) if match["name"] else self._pods(query)
+            verb = "get" if match["name"] else "list"
+            self._require(match["namespace"], {"GET": verb}, method, f"pods{match['log'] or ''}")
+            if match["log"]:
+                return self._log(match["name"], query)
+            return self._step_pod(match["name"], query) if match["name"] else self._pods(query)
         raise Refused(501, f"{method} {path} is not known here")
 
     def _require(self, namespace: str, verbs: dict[str, str], method: str, what: str) -> None:
@@ -172,6 +177,13 @@ class FakeKubernetes:
         if name not in self.jobs:
             raise Refused(404, f'{PLURAL}.{GROUP} "{name}" not found', name=name)
         return self.jobs[name]
+
+    def _step_pod(self, name: str, query: dict[str, str]) -> dict[str, Any]:
+        _only(query, set())
+        if name not in self.step_pods:
+            raise Refused(404, f'pods "{name}" not found', name=name)
+        metadata = {"name": name, "ownerReferences": [self.step_pods[name]]}
+        return {"kind": "Pod", "apiVersion": "v1", "metadata": metadata}
 
     def _pods(self, query: dict[str, str]) -> dict[str, Any]:
         _only(query, {"labelSelector"})

@@ -37,6 +37,7 @@ def run(tmp_path: Path) -> Path:
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeKubernetes]:
     for name, seconds in {"FIRST_POLL_S": 0.01, "LONGEST_POLL_S": 0.02}.items():
         monkeypatch.setattr(train_job_watch, name, seconds)
+    monkeypatch.delenv("KFP_POD_NAME", raising=False)
     with FakeKubernetes() as server:
         monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig(tmp_path)))
         yield server
@@ -198,10 +199,27 @@ def test_without_kubeflow_trainer_the_step_says_so(cluster: FakeKubernetes, fail
     assert code == ExitCode.NOT_FOUND and "expected: Kubeflow Trainer 2.2 or newer" in words
 
 
-@pytest.mark.parametrize("verb", ["create trainjobs", "get trainjobs", "list pods"])
-def test_without_the_role_nothing_is_created_and_the_role_is_named(
-    cluster: FakeKubernetes, fails: Fails, verb: str
+WORKFLOW = {"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "name": "digits-x7k2p", "uid": "u-1"}
+
+
+@pytest.mark.parametrize(("kept", "owners"), [(True, [WORKFLOW]), (False, None)], ids=["there", "gone"])
+def test_the_job_belongs_to_the_workflow_of_its_step_so_that_it_goes_with_it(
+    cluster: FakeKubernetes, run: Path, monkeypatch: pytest.MonkeyPatch, kept: bool, owners: Any
 ) -> None:
+    monkeypatch.setenv("KFP_POD_NAME", "step")
+    cluster.step_pods = {"step": WORKFLOW | {"controller": True, "blockOwnerDeletion": True}} if kept else {}
+    cluster.courses = [Course([COMPLETE])]
+    run_train_job(**inputs(run))
+    (job,) = cluster.jobs.values()
+    assert job["metadata"].get("ownerReferences") == owners
+
+
+@pytest.mark.parametrize("verb", ["create trainjobs", "get trainjobs", "list pods", "get pods"])
+def test_without_the_role_nothing_is_created_and_the_role_is_named(
+    cluster: FakeKubernetes, fails: Fails, verb: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KFP_POD_NAME", "step")
+    cluster.step_pods = {"step": WORKFLOW}
     cluster.allowed -= {verb}
     code, words = fails()
     assert (code, cluster.jobs) == (ExitCode.NO_PERMISSION, {})
