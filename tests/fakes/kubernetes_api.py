@@ -50,6 +50,7 @@ class FakeKubernetes:
         self.namespace = namespace
         self.installed = True  # whether there is a CRD of TrainJobs
         self.runtimes = {"torch-distributed"}
+        self.lacks: set[str] = set()  # fields of spec that an older Trainer does not have
         self.allowed = set(ALL_VERBS)
         self.jobs: dict[str, dict[str, Any]] = {}
         self.lives: dict[str, Life] = {}
@@ -126,7 +127,7 @@ class FakeKubernetes:
 
     def _create(self, query: dict[str, str], job: dict[str, Any]) -> dict[str, Any]:
         _only(query, {"fieldValidation"})
-        if found := unknown_fields(job):
+        if found := [*unknown_fields(job), *(f"spec.{name}" for name in sorted(self.lacks) if name in job["spec"])]:
             if query.get("fieldValidation") == "Strict":
                 fields = ", ".join(f'unknown field "{one}"' for one in found)
                 raise Refused(400, f"TrainJob in version {VERSION!r} cannot be handled: strict decoding: {fields}")

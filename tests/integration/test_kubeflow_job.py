@@ -199,6 +199,13 @@ def test_without_kubeflow_trainer_the_step_says_so(cluster: FakeKubernetes, fail
     assert code == ExitCode.NOT_FOUND and "expected: Kubeflow Trainer 2.2 or newer" in words
 
 
+def test_an_older_trainer_that_would_drop_fields_is_told_apart(cluster: FakeKubernetes, fails: Fails) -> None:
+    cluster.lacks = {"runtimePatches"}
+    code, words = fails()
+    assert (code, cluster.jobs) == (ExitCode.CONFIG, {})
+    assert "runtimePatches" in words and "to do:    have Kubeflow Trainer updated" in words
+
+
 WORKFLOW = {"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "name": "digits-x7k2p", "uid": "u-1"}
 
 
