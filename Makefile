@@ -76,7 +76,7 @@ run: $(INSTALLED)  ## run a run file's pipeline on this machine
 	@$(BIN)/vlmpipe run $(config) $(args)
 
 .PHONY: compile-pipeline
-compile-pipeline: $(INSTALLED)  ## compile every run file in configs/ into build/pipelines, or one: config=configs/x.yaml target=local
+compile-pipeline: $(INSTALLED)  ## compile every run file in configs/ into build/pipelines, or one: config=configs/x.yaml target=kubeflow|local
 	@$(BIN)/vlmpipe compile $(or $(given_config),configs/*.yaml) $(GCP_FIELDS) --target $(or $(target),vertex) $(args)
 
 .PHONY: publish

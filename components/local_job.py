@@ -12,11 +12,9 @@ import contextlib
 import json
 import os
 import re
-import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -25,31 +23,18 @@ from google.cloud.aiplatform_v1.types import custom_job as api
 from components.chaos import parse_chaos
 from components.chaos_monkey import ChaosLog, Monkey
 from components.custom_job import parse_job_spec
+from components.job_failure import failure, meaning
+from components.job_record import close_record, open_record
 from components.local_cluster import STARTED_POOLS, processes_of, replica_environment, replicas, take_addresses
 from components.local_replica import Process
-from components.local_supervisor import Supervisor, Verdict
+from components.local_supervisor import Supervisor
 from components.restart_budget import CHAOS_VARIABLE, restart_policy
 from components.restart_history import RestartHistory, steps_done
 from components.worker_pools import REDUCTION_SERVER_POOL, STEP_LABEL
 from trainer.errors import ConfigError, ExitCode, UserError, os_errors
-from trainer.progress import StepRecord
 from trainer.storage import LocalStorage, Storage, open_storage
 
 TRAIN_STEP = "train"  # the job that chaos is for
-MEANINGS: dict[int, str] = {
-    ExitCode.CONFIG: "configuration",
-    ExitCode.DATA: "data",
-    ExitCode.UNAVAILABLE: "something it needs is not reachable",
-    ExitCode.NO_PROGRESS: "no progress from start to start",
-    ExitCode.STALLED: "no step for much longer than steps take",
-    ExitCode.SUPERSEDED: "a later start took over",
-    ExitCode.CANNOT_WRITE: "cannot write its output",
-    ExitCode.CHECKPOINT_CORRUPT: "checkpoint corrupt",
-    ExitCode.NO_PERMISSION: "no permission",
-    ExitCode.PREEMPTED: "preempted, resumable",
-    128 + signal.SIGKILL: "killed, often for lack of memory",
-    128 + signal.SIGTERM: "terminated",
-}
 
 
 def run_local_job(
@@ -78,7 +63,7 @@ def run_local_job(
         processes = _processes(job, log_folder, project)
         chaos = os.environ.get(CHAOS_VARIABLE, "") if step == TRAIN_STEP else ""
         log = ChaosLog(store.root) if chaos else None
-        history = RestartHistory(store, step, _meaning, log)
+        history = RestartHistory(store, step, meaning, log)
         with _chaos(chaos, job, processes, store, log) as let_alone:
             verdict = Supervisor(
                 processes,
@@ -91,7 +76,9 @@ def run_local_job(
         if history.restarts:
             detail["restarts"] = [history.in_words(one) for one in history.restarts]
         if verdict.code:
-            raise _failure(verdict, log=detail["log"], restarts=len(history.restarts))
+            raise failure(
+                verdict.code, verdict.replica, verdict.reason, log=detail["log"], restarts=len(history.restarts)
+            )
     return json.dumps({"resources": [{"resourceType": "LocalJob", "resourceUri": str(log_folder)}]})
 
 
@@ -119,23 +106,6 @@ def _chaos(
         monkey.close()
 
 
-def _meaning(code: int) -> str:
-    return f" ({MEANINGS[code]})" if code in MEANINGS else ""
-
-
-def _failure(verdict: Verdict, *, log: str, restarts: int) -> UserError:
-    """The job's error. The replica's own sentence comes first: who said it matters less."""
-    if verdict.code == ExitCode.PREEMPTED:
-        return UserError("stopped on request, resumable", fix="run again to continue", code=verdict.code)
-    meaning = _meaning(verdict.code)
-    again = f", after {restarts} restart{'s' if restarts > 1 else ''}" if restarts else ""
-    if not verdict.reason:
-        found = f"replica {verdict.replica} ended with exit code {verdict.code}{meaning}{again}"
-        return UserError(found, fix=f"read {log}", code=verdict.code)
-    where = f"  where:    replica {verdict.replica}, exit code {verdict.code}{meaning}{again}"
-    return UserError(f"{verdict.reason}\n{where}", code=verdict.code)
-
-
 def _processes(job: api.CustomJobSpec, log_folder: Path, project: str) -> list[Process]:
     """A process for each replica that this machine can run, the chief first. The others are said to be left out."""
     addresses, job_id = take_addresses(job), str(time.time_ns())
@@ -156,8 +126,7 @@ def _processes(job: api.CustomJobSpec, log_folder: Path, project: str) -> list[P
 @contextlib.contextmanager
 def _recorded(store: Storage, step: str) -> Iterator[dict[str, Any]]:
     """Open the step's record, and close it with what the block added to its detail and the exit code."""
-    started_s, detail = time.time(), dict[str, Any]()
-    _write_record(store, StepRecord(step, started_s=started_s))
+    started_s, detail = open_record(store, step), dict[str, Any]()
     try:
         yield detail
     except UserError as error:
@@ -165,23 +134,6 @@ def _recorded(store: Storage, step: str) -> Iterator[dict[str, Any]]:
         detail.update(exit_code=int(error.code), error=error.text())
         # Where the record cannot be written, on a full disk for example, the error itself is what matters.
         with contextlib.suppress(UserError):
-            _close_record(store, step, state, error.found.splitlines()[0], started_s, detail)
+            close_record(store, step, state, error.found.splitlines()[0], started_s, detail)
         raise
-    _close_record(store, step, "done", "", started_s, {**detail, "exit_code": 0})
-
-
-def _close_record(
-    store: Storage, step: str, state: str, message: str, started_s: float, detail: dict[str, Any]
-) -> None:
-    """The job's own program writes the record too, and what it says of itself stays."""
-    record = StepRecord(**json.loads(store.read(f"steps/{step}.json")))
-    record.started_s = started_s  # of the job, before the program's own start
-    if record.state == "running" or (state != "done" and record.state != state):
-        record.state, record.message = state, message or record.message
-    record.ended_s = time.time()
-    record.detail.update(detail)
-    _write_record(store, record)
-
-
-def _write_record(store: Storage, record: StepRecord) -> None:
-    store.write(f"steps/{record.step}.json", json.dumps(asdict(record)).encode())
+    close_record(store, step, "done", "", started_s, {**detail, "exit_code": 0})

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import IO
 
 from components.contained import contained
-from trainer.errors import UNEXPECTED_PREFIX, os_errors
+from components.error_lines import ErrorLines
+from trainer.errors import os_errors
 from trainer.redaction import Redactor
 
 CONTAINER_GRACE_S = 60.0  # longer than any grace given here: it counts only when this process has died
@@ -85,20 +86,12 @@ class Process:
         ended(self, code if code >= 0 else 128 - code)
 
     def _copy(self, lines: IO[bytes], show: bool) -> None:
-        in_error, redacted = False, Redactor()
+        errors, redacted = ErrorLines(), Redactor()
         for raw in lines:
             said = raw.decode("utf-8", "replace")
-            text = redacted(said)
-            line = raw if text == said else text.encode()
-            text = text.rstrip("\n")
-            if text.startswith("error: "):
-                self.last_error, in_error = text.removeprefix("error: "), True
-            elif in_error and text.startswith("  "):  # what was expected, what to do
-                self.last_error += f"\n{text}"
-            else:
-                in_error = False
-                if text.startswith(UNEXPECTED_PREFIX):
-                    self.last_error = self.last_error or text
+            kept = redacted(said)
+            line, text = raw if kept == said else kept.encode(), kept.rstrip("\n")
+            self.last_error = errors.read(text, self.last_error)
             # A full disk or a closed terminal must not stop the reading: the replica would hang on a full pipe.
             with contextlib.suppress(OSError):
                 self._log.write(line)

@@ -149,7 +149,7 @@ class Supervisor:
 
     def _decide(self) -> None:
         """What follows from the replicas that failed: a restart if the budget has one, else the job's end."""
-        fallen = sorted(self._fallen, key=lambda failure: _rank(failure.code))
+        fallen = sorted(self._fallen, key=lambda failure: rank_of_code(failure.code))
         if self._chief_done and self._budget.policy.restarts:  # the primary is done, and with it the job
             self._fallen.clear()
             self._later(FINISH_S, lambda: self._end(FAILED_GRACE_S))
@@ -207,19 +207,19 @@ class Supervisor:
 
     def _verdict(self) -> Verdict:
         if self._failures:
-            return min(self._failures, key=lambda failure: _rank(failure.code))
+            return min(self._failures, key=lambda failure: rank_of_code(failure.code))
         if not self._stopping or self._codes[self._chief.name] == 0:
             return Verdict(0, self._chief.name)
         # Asked to stop. Whatever ended it, the signal, the kill after it or a checkpoint, it is resumable; but what
         # went wrong on the way, such as a full disk, must be told.
-        process = min(self._processes, key=lambda process: _rank(self._codes[process.name]))
+        process = min(self._processes, key=lambda process: rank_of_code(self._codes[process.name]))
         code = self._codes[process.name]
         if code in CAUSES:
             return Verdict(code, process.name, process.last_error)
         return Verdict(ExitCode.PREEMPTED, process.name)
 
 
-def _rank(code: int) -> int:
+def rank_of_code(code: int) -> int:
     """Which exit code tells most, the lowest first: one that names a cause, "resumable", a kill, any other, success."""
     if code in CAUSES:
         return 0

@@ -20,6 +20,7 @@ class TargetOption(StrEnum):
     """Targets that a pipeline can be compiled for and run on."""
 
     vertex = "vertex"
+    kubeflow = "kubeflow"
     local = "local"
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="vlmpipe",
-    help="Fine-tune vision-language models as one pipeline: the same graph on this machine and on Vertex AI.",
+    help="Fine-tune vision-language models as one pipeline: the same graph here, on Vertex AI and on Kubeflow.",
     epilog="Start with: vlmpipe run configs/digits.yaml",
     no_args_is_help=True,
     add_completion=False,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,13 +13,14 @@ from kfp.pipeline_spec import pipeline_spec_pb2
 
 from pipelines.pipeline_file import documents, dump_documents
 from pipelines.planner.job_spec import JOBS, check_jobs
-from pipelines.targets.table import TargetName
+from pipelines.targets.table import TargetName, target_of
 from pipelines.training import build
 from trainer.errors import os_errors
 from trainer.storage import LocalStorage, join_uri
 
 if TYPE_CHECKING:
     from pipelines.config import RunConfig
+    from pipelines.problems import Problem
 
 FOLDER = Path("build/pipelines")
 LARGEST_FILE_BYTES = 10 << 20  # what Artifact Registry takes
@@ -33,6 +34,7 @@ class Compiled:
     name: str
     steps: int
     jobs: int
+    unused: tuple[Problem, ...] = ()  # what the run file asks for and the target cannot give
 
 
 def compile_pipeline(config: RunConfig, target: TargetName, path: Path) -> Compiled:
@@ -51,7 +53,7 @@ def compile_pipeline(config: RunConfig, target: TargetName, path: Path) -> Compi
     with os_errors(f"writing {path}"):
         path.parent.mkdir(parents=True, exist_ok=True)
     LocalStorage(path.parent).write(path.name, data)
-    return described(path, spec)
+    return replace(described(path, spec), unused=tuple(target_of(target).unused(config)))
 
 
 def yaml_of(pipeline: BaseComponent) -> bytes:

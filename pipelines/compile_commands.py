@@ -27,6 +27,7 @@ def compile_(
     """Compile run files into pipelines: one YAML file each, named <name>.<target>.yaml."""
     for compiled in _compiled(configs, target, output):
         print(f"{compiled.path}: {compiled.steps} steps, {compiled.jobs} jobs, checked")
+        print_lines([f"  {one}" for one in compiled.unused])
 
 
 def publish(

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, ConfigDict, Field, ValidationError, model_validator
 
 from components.gate import GateConfig
+from pipelines.kubeflow_section import KubeflowConfig
 from pipelines.notify_section import NotifyConfig
 from pipelines.problems import Problem, ProblemsError, RunFileError, closest_field, from_validation_error, show
 from pipelines.run_file import apply_overrides, parse_overrides, read_run_file
@@ -85,6 +86,9 @@ class RunConfig(Section):
         default_factory=PlanConfig, description="What vlmpipe plan assumes, and what needs asking."
     )
     gcp: GcpConfig = Field(default_factory=GcpConfig, description="The Google Cloud project. Vertex AI only.")
+    kubeflow: KubeflowConfig = Field(
+        default_factory=KubeflowConfig, description="The Kubernetes cluster of --target kubeflow."
+    )
 
     @model_validator(mode="after")
     def _sections_fit(self) -> RunConfig:
@@ -97,9 +101,9 @@ class RunConfig(Section):
         """Name in the registry."""
         return self.register_.model_name or self.name
 
-    def root_uri(self, target: Literal["local", "vertex"]) -> str:
-        """Where runs, prepared data, features and the registry lie. On Vertex AI a local folder cannot be used."""
-        if target == "vertex" and not self.output.root_uri.startswith("gs://"):
+    def root_uri(self, target: Literal["local", "vertex", "kubeflow"]) -> str:
+        """Where runs, prepared data, features and the registry lie. Only on this machine can a local folder be used."""
+        if target != "local" and not self.output.root_uri.startswith("gs://"):
             return self.gcp.pipeline_root
         return self.output.root_uri
 
@@ -119,15 +123,15 @@ class RunConfig(Section):
     def require_vertex(self) -> None:
         """Raise RunFileError unless everything that only Vertex AI needs is there. For compiling.
 
-        The data may still be named when a run is started; see `require_vertex_data`.
+        The data may still be named when a run is started; see `require_data_in_cloud`.
         """
         if problems := [*_vertex_problems(self), *_vertex_registry_problems(self)]:
             raise RunFileError(f"run file {self.name}, for Vertex AI", problems)
 
-    def require_vertex_data(self) -> None:
-        """Raise RunFileError unless the data can be read from Vertex AI. For starting a run."""
-        if problems := list(_vertex_data_problems(self.data)):
-            raise RunFileError(f"run file {self.name}, for Vertex AI", problems)
+    def require_data_in_cloud(self, place: str = "Vertex AI") -> None:
+        """Raise RunFileError unless the data can be read from `place`. For starting a run."""
+        if problems := list(_cloud_data_problems(self.data)):
+            raise RunFileError(f"run file {self.name}, for {place}", problems)
 
 
 def load_run_file(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
@@ -340,7 +344,7 @@ def _vertex_registry_problems(config: RunConfig) -> Iterator[Problem]:
         )
 
 
-def _vertex_data_problems(data: DataConfig) -> Iterator[Problem]:
+def _cloud_data_problems(data: DataConfig) -> Iterator[Problem]:
     if not data.source.startswith(("builtin:", "gs://")):
         expected = "a gs:// path: a job does not see this machine's files"
         yield Problem("data.source", f"found {show(data.source)}, expected {expected}")

@@ -13,6 +13,7 @@ from typing import Any
 
 from components.shell import run_uri_of
 from pipelines.config import RunConfig, parse_run_config
+from pipelines.kubeflow_rules import require_kubeflow
 from pipelines.planner.job_spec import check_jobs, worker_pools
 from pipelines.planner.plan import Plan, plan_run
 from pipelines.run_file import apply_overrides
@@ -96,18 +97,21 @@ def resolve(
     _require_fixed(config.to_dict(), settings["fixed"])
     if settings["target"] == "vertex":
         config.require_vertex()
-        config.require_vertex_data()
+        config.require_data_in_cloud()
+    if settings["target"] == "kubeflow":
+        require_kubeflow(config)
+        config.require_data_in_cloud("Kubeflow")
     root_uri = settings["root_uri"]
     if not root_uri.startswith("gs://"):
         root_uri = open_storage(root_uri).root_uri  # absolute: a job may run in another folder
         uri = run_uri_of(root_uri, run_id, job_name)
     config = _with_registry(config, root_uri)
-    on_vertex = settings["target"] == "vertex"
+    on_vertex, elsewhere = settings["target"] == "vertex", settings["target"] != "local"
     # On this machine nothing is paid for, and planning takes seconds: only where something depends on it.
-    plan = plan_run(config) if on_vertex or config.features.cache == "auto" else None
-    if not on_vertex or config.plan.refuse_red:
+    plan = plan_run(config) if elsewhere or config.features.cache == "auto" else None
+    if not elsewhere or config.plan.refuse_red:
         check_jobs(config, uri)
-    if plan and on_vertex and config.plan.refuse_red:
+    if plan and elsewhere and config.plan.refuse_red:
         _require_not_red(plan)
     if plan and on_vertex and config.cluster.max_spend_usd:
         require_prices(plan)

@@ -86,7 +86,7 @@ class OutputConfig(Section):
         "runs",
         min_length=1,
         description="Folder or gs:// prefix for runs, prepared data, features and the registry. A local folder is used "
-        "on this machine; on Vertex AI gcp.pipeline_root then takes its place.",
+        "on this machine; elsewhere gcp.pipeline_root then takes its place.",
     )
 
 
@@ -138,9 +138,7 @@ class ClusterConfig(Section):
         "pd-ssd", description="Kind of the boot disk, which also holds local files."
     )
     boot_disk_size_gb: int = Field(100, ge=100, le=64000, description="Size of the boot disk, in GB; lost after a job.")
-    image_uri: str = Field(
-        "", description="Trainer image in Artifact Registry, best by digest (...@sha256:...). Vertex AI only."
-    )
+    image_uri: str = Field("", description="Trainer image, best by digest (...@sha256:...). Not used on this machine.")
     strategy: Strategy = Field(
         "standard",
         description="How capacity is obtained: on demand, preemptible, or queued (Dynamic Workload Scheduler).",
@@ -316,7 +314,7 @@ class PscInterfaceConfig(Section):
 
 
 class GcpConfig(Section):
-    """The Google Cloud project in which the pipeline runs. Needed for Vertex AI only."""
+    """The Google Cloud project in which the pipeline runs. On Kubeflow only pipeline_image and pipeline_root count."""
 
     project: str = Field("", description="Project id.")
     location: str = Field("us-central1", pattern=r"^[a-z]+-[a-z]+[0-9]+$", description="Region of pipeline and jobs.")

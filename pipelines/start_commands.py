@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -10,6 +10,9 @@ from pipelines import run_commands
 from pipelines.arguments import AsJson, Overrides, RunFile, Source, TargetOption, load, load_source
 from pipelines.output import print_json, print_lines, to_stderr
 from trainer.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pipelines.config import RunConfig
 
 VERTEX_PANEL = "With --target vertex, as vlmpipe submit takes them"
 FORCE = ("--force", "Submit although memory is planned not to fit, and without looking at buckets.")
@@ -61,6 +64,8 @@ def run(
     """Run the whole pipeline on this machine, and continue the last run of the same run file if it did not finish."""
     here = {"--fresh": fresh, "--retries": retries is not None, "--chaos": bool(chaos)}
     there = {"--force": force, "--yes": yes, "--dry-run": dry_run, "--detach": detach}
+    if target == TargetOption.kubeflow:
+        _refuse_kubeflow(load(config, overrides), [str(config), *(overrides or [])])
     if target == TargetOption.vertex:
         _refuse_options(here, "this machine", "leave it out; on Vertex AI every run is new unless --run-id names one")
         submit(str(config), overrides, force, yes, dry_run, run_id, detach, plain, as_json)
@@ -125,6 +130,16 @@ def submit(
         read = run_commands.vertex_reader(answer.address)
         name = answer.address.argument
         raise typer.Exit(run_commands.watch_and_show(name, read, on_vertex=True, plain=plain, as_json=as_json))
+
+
+def _refuse_kubeflow(config: RunConfig, source: list[str]) -> NoReturn:
+    file = f"build/pipelines/{config.name}.kubeflow.yaml"
+    raise ConfigError(
+        "vlmpipe starts no runs on Kubeflow",
+        expected="a compiled file, and Kubeflow Pipelines' own command or its web page to start it",
+        fix=f"vlmpipe compile {' '.join(source)} --target kubeflow\n"
+        f"kfp --endpoint ADDRESS run create --experiment-name vlmpipe --package-file {file}",
+    )
 
 
 def _refuse_options(given: dict[str, bool], place: str, fix: str) -> None:

@@ -122,7 +122,7 @@ def submit_run(
     is not known.
     """
     config.require_vertex()
-    config.require_vertex_data()
+    config.require_data_in_cloud()
     address = endpoint(config.gcp.location)
     spending = spending_of(config, plan_run(config))
     refuse_red(spending, force=force)  # before compiling, which would name only the jobs' errors

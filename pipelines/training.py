@@ -48,7 +48,7 @@ def build(config: RunConfig, target: TargetName) -> BaseComponent:
     steps = _Steps(config, place)
     root_uri = config.root_uri(target)
     compiled = compiled_settings(config, target, root_uri)
-    job_name = dsl.PIPELINE_JOB_NAME_PLACEHOLDER
+    job_name = place.run_name()
     default_run_file = json.dumps(config.to_dict(), ensure_ascii=False)
 
     def run(

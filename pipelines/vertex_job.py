@@ -94,7 +94,7 @@ def prepare(config: RunConfig, pipeline: Path, *, job_id: str, run_id: str = "",
     Raises ConfigError for a run file that lacks what a run on Vertex AI needs, or a run id that is no folder's name.
     """
     config.require_vertex()
-    config.require_vertex_data()
+    config.require_data_in_cloud()
     gcp = config.gcp
     job = PipelineJob(
         display_name=config.name,

@@ -3,21 +3,27 @@
     python -m tests.golden_pipelines
 
 writes the outlines anew. An outline has the graph, each step's image, machine, retries, display name and constants, the
-parameters of the console, and the jobs with their worker pools. It has not the steps' source, which is reviewed where
-it stands, nor the run file with its defaults, whose reference is docs/reference/run-file.md.
+parameters of the console, the jobs with their worker pools, and what is different on Kubeflow. It has not the steps'
+source, which is reviewed where it stands, nor the run file with its defaults, whose reference is
+docs/reference/run-file.md.
 """
 
 from __future__ import annotations
 
 import json
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from components.custom_job import parse_job_spec
+from components.train_job import train_job
+from components.worker_pools import STEP_LABEL
 from pipelines.compile import compile_pipeline
 from pipelines.config import RunConfig, load_run_file
+from pipelines.kubeflow_job import placement, without_reducers
 from pipelines.pipeline_file import documents
 from pipelines.planner.job_spec import JOBS, job_spec
 
@@ -32,14 +38,37 @@ def outline(config: RunConfig) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="vlmpipe-golden-") as folder:
         (spec,) = documents(compile_pipeline(config, "vertex", Path(folder, "pipeline.yaml")).path.read_bytes())
     parameters = spec["root"]["inputDefinitions"]["parameters"]
+    steps = _tasks(spec, spec["root"])
     return {
         "parameters": {
             name: {key: value for key, value in one.items() if key != "defaultValue" or name not in LEFT_OUT}
             for name, one in parameters.items()
         },
-        "steps": _tasks(spec, spec["root"]),
+        "steps": steps,
         "jobs": {job: job_spec(config, job, RUN_URI) for job in JOBS},
+        "on kubeflow": _on_kubeflow(config, steps),
     }
+
+
+def _on_kubeflow(config: RunConfig, on_vertex: dict[str, Any]) -> dict[str, Any]:
+    """What is different there: each step's image, machine and constants, what is said, and the training job."""
+    with tempfile.TemporaryDirectory(prefix="vlmpipe-golden-") as folder:
+        compiled = compile_pipeline(config, "kubeflow", Path(folder, "pipeline.yaml"))
+        (spec,) = documents(compiled.path.read_bytes())
+    there, here = (dict(_flat(steps)) for steps in (_tasks(spec, spec["root"]), on_vertex))
+    changed = {path: value for path, value in there.items() if here.get(path) != value}
+    wanted = without_reducers(job_spec(config, "train", RUN_URI))
+    where = placement(config.kubeflow, wanted)
+    job = train_job("NAME", parse_job_spec(wanted), where, labels={STEP_LABEL: "train"}, run_uri=RUN_URI)
+    return {"has no effect": [str(one) for one in compiled.unused], "steps": changed, "train": job}
+
+
+def _flat(steps: dict[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in steps.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{above}{name}.")
+        else:
+            yield f"{above}{name}", value
 
 
 def _tasks(spec: dict[str, Any], component: dict[str, Any]) -> dict[str, Any]:

@@ -1,8 +1,9 @@
-"""Who takes part in this job: the nodes that Vertex's CLUSTER_SPEC describes, as seen by one replica.
+"""Who takes part in this job: the nodes that CLUSTER_SPEC (Vertex AI) or PET_* (Kubeflow) describe, as seen by one.
 
-Vertex sets CLUSTER_SPEC on every replica of a CustomJob; TF_CONFIG only on jobs of several replicas. RANK, WORLD_SIZE,
-MASTER_ADDR and MASTER_PORT, where set, count nodes and not processes, so they are never passed on to torchrun's
-workers.
+Vertex sets CLUSTER_SPEC on every replica of a CustomJob; TF_CONFIG only on jobs of several replicas. Kubeflow Trainer's
+torch runtime sets PET_NNODES, PET_NODE_RANK, PET_MASTER_ADDR and PET_MASTER_PORT on every node of a TrainJob, and
+PET_NPROC_PER_NODE, which the launcher's own --nproc-per-node outranks. RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT,
+where set, count nodes and not processes, so they are never passed on to torchrun's workers.
 """
 
 from __future__ import annotations
@@ -16,7 +17,11 @@ from trainer.errors import ConfigError
 
 TRAINING_POOLS = ("workerpool0", "workerpool1")  # pool 2 holds reducers, pool 3 evaluators: neither trains
 TF_ROLES = {"chief": 0, "master": 0, "worker": 1}
-NODE_LEVEL_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "GROUP_RANK")
+PET_VARIABLES = ("PET_NNODES", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT")
+NODE_LEVEL_VARIABLES = (
+    "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "GROUP_RANK",
+    "PET_NPROC_PER_NODE", *PET_VARIABLES,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -26,6 +31,7 @@ class Cluster:
     hosts: tuple[str, ...]  # "host:port" of each node, the chief first
     node_rank: int
     num_reducers: int = 0
+    in_pools: bool = True  # nodes are called after Vertex AI's worker pools; otherwise after their hosts
 
     @property
     def num_nodes(self) -> int:
@@ -41,12 +47,14 @@ class Cluster:
 
 
 def read_cluster(environment: Mapping[str, str]) -> Cluster | None:
-    """The cluster from CLUSTER_SPEC, else from TF_CONFIG, else None (a single node).
+    """The cluster from CLUSTER_SPEC, else from PET_*, else from TF_CONFIG, else None (a single node).
 
-    Raises ConfigError when a variable is set but not of Vertex's form, or names a replica that must not train.
+    Raises ConfigError when a variable is set but not of the platform's form, or names a replica that must not train.
     """
     if text := environment.get("CLUSTER_SPEC"):
         return _from_cluster_spec(_parse("CLUSTER_SPEC", text))
+    if any(environment.get(name) for name in PET_VARIABLES):
+        return _from_pet(environment)
     if text := environment.get("TF_CONFIG"):
         return _from_tf_config(_parse("TF_CONFIG", text))
     return None
@@ -100,6 +108,35 @@ def _from_tf_config(spec: dict[str, Any]) -> Cluster:
     workers = _hosts(cluster, "worker")
     rank = _index(task.get("index"), len(workers if role == "worker" else chiefs))
     return Cluster(tuple(chiefs + workers), rank + (len(chiefs) if role == "worker" else 0), len(_hosts(cluster, "ps")))
+
+
+def _from_pet(environment: Mapping[str, str]) -> Cluster:
+    """Only the chief's host is told. Kubeflow calls pods <job>-node-0-<rank>, so the others' names follow from it."""
+    missing = [name for name in PET_VARIABLES if not environment.get(name)]
+    if missing:
+        raise ConfigError(
+            f"{', '.join(missing)} not set, but other PET_ variables are",
+            expected=f"all of {', '.join(PET_VARIABLES)}, as Kubeflow Trainer's torch runtime sets them",
+        )
+    nodes = _pet_number(environment, "PET_NNODES", "a fixed number of nodes, 1 or more", least=1)
+    rank = _pet_number(environment, "PET_NODE_RANK", f"a whole number from 0 to {nodes - 1}", most=nodes - 1)
+    port = _pet_number(environment, "PET_MASTER_PORT", "a port from 1 to 65535", least=1, most=65535)
+    name, dot, domain = environment["PET_MASTER_ADDR"].partition(".")
+    job, dash, number = name.rpartition("-")
+    others = [
+        f"{job}{dash}{index}{dot}{domain}" if job and number == "0" else f"node {index}" for index in range(nodes)
+    ]
+    hosts = (environment["PET_MASTER_ADDR"], *others[1:])
+    return Cluster(tuple(f"{host}:{port}" for host in hosts), rank, in_pools=False)
+
+
+def _pet_number(
+    environment: Mapping[str, str], name: str, expected: str, *, least: int = 0, most: int = 1 << 31
+) -> int:
+    text = environment[name]
+    if not (text.isascii() and text.isdigit()) or not least <= int(text) <= most:
+        raise ConfigError(f"{name} is {text!r}", expected=expected)
+    return int(text)
 
 
 def _hosts(cluster: dict[str, Any], pool: str) -> list[str]:

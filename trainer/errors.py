@@ -24,7 +24,7 @@ class ExitCode(IntEnum):
     UNEXPECTED = 1
     CONFIG = 64
     DATA = 65
-    NOT_FOUND = 66  # no run, no published pipeline or no bucket of that name
+    NOT_FOUND = 66  # no run, no published pipeline or no bucket of that name; no Kubeflow Trainer
     NO_LOGIN = 67  # no Google Cloud credentials, or they have run out
     UNAVAILABLE = 69  # a dependency (service, package, weights, port) is not reachable
     NO_PROGRESS = 70  # training started again and again at the same step

@@ -55,8 +55,10 @@ def meet(cluster: Cluster, *, timeout_s: float, report_s: float = REPORT_S) -> N
 
 
 def node_name(cluster: Cluster, node: int) -> str:
-    """A node as Vertex AI's logs call it, with its host."""
+    """A node as Vertex AI's logs call it, with its host; elsewhere its host, which is the name of its pod."""
     host = cluster.hosts[node].rpartition(":")[0]
+    if not cluster.in_pools:
+        return host
     return f"{'workerpool0-0' if node == 0 else f'workerpool1-{node - 1}'} ({host})"
 
 

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     from pipelines.config import RunConfig
     from pipelines.planner.job_spec import Job
+    from pipelines.problems import Problem
 
 KILLED = {
     "exit_code": int(ExitCode.UNEXPECTED),
@@ -45,6 +46,17 @@ GRACE_S = 60.0  # from SIGTERM to SIGKILL: longer than a job's own, so that its 
 
 def check(config: RunConfig) -> None:
     """Every checked run file can be compiled for this machine; whether it fits is seen when it runs."""
+
+
+def unused(config: RunConfig) -> list[Problem]:
+    """Nothing is said: a run file for the cloud is tried here as it is."""
+    return []
+
+
+def run_name() -> str:
+    from kfp import dsl
+
+    return str(dsl.PIPELINE_JOB_NAME_PLACEHOLDER)
 
 
 def base_image(config: RunConfig) -> str:

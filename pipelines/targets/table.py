@@ -10,8 +10,9 @@ if TYPE_CHECKING:
 
     from pipelines.config import RunConfig
     from pipelines.planner.job_spec import Job
+    from pipelines.problems import Problem
 
-TargetName = Literal["vertex", "local"]
+TargetName = Literal["vertex", "kubeflow", "local"]
 
 
 class Target(Protocol):
@@ -19,6 +20,12 @@ class Target(Protocol):
 
     def check(self, config: RunConfig) -> None:
         """Raise ConfigError when the run file lacks what this target needs."""
+
+    def unused(self, config: RunConfig) -> list[Problem]:
+        """What the run file asks for in so many words and this target cannot give."""
+
+    def run_name(self) -> str:
+        """The placeholder that the service replaces by the name of one run of the pipeline."""
 
     def base_image(self, config: RunConfig) -> str:
         """Image of the pipeline's own steps."""
@@ -39,6 +46,10 @@ def target_of(name: TargetName) -> Target:
         from pipelines.targets import vertex
 
         return vertex
+    if name == "kubeflow":
+        from pipelines.targets import kubeflow
+
+        return kubeflow
     from pipelines.targets import local
 
     return local

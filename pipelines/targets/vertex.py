@@ -8,6 +8,7 @@ from google_cloud_pipeline_components.v1.custom_job import CustomTrainingJobOp
 from kfp import dsl
 
 from components.run_ladder import run_ladder
+from pipelines.targets.steps import MACHINES, name_and_retries
 
 if TYPE_CHECKING:
     from kfp.dsl import PipelineTask
@@ -15,20 +16,19 @@ if TYPE_CHECKING:
 
     from pipelines.config import RunConfig
     from pipelines.planner.job_spec import Job
-
-# Steps that need more than the service's default machine (e2-standard-4): (CPUs, memory).
-MACHINES = {
-    "prepare-data": ("16", "64G"),  # decodes every picture
-    "prepare-chunks": ("16", "64G"),  # its share of them
-    "sync-checkpoint": ("8", "64G"),  # holds the whole model in memory
-}
-# Steps that only move data and give the same result again. A job is not among them: it restarts on its own terms, and a
-# wrong run file or a rejected model does not get better by trying again.
-RETRIES = {"sync-checkpoint": 2, "register-model": 2, "notify": 2}
+    from pipelines.problems import Problem
 
 
 def check(config: RunConfig) -> None:
     config.require_vertex()
+
+
+def unused(config: RunConfig) -> list[Problem]:
+    return []
+
+
+def run_name() -> str:
+    return str(dsl.PIPELINE_JOB_NAME_PLACEHOLDER)
 
 
 def base_image(config: RunConfig) -> str:
@@ -48,9 +48,7 @@ def mail_step(config: RunConfig) -> BaseComponent | None:
 
 
 def dress(task: PipelineTask, step: str) -> None:
-    task.set_display_name(step.replace("-", " ").capitalize())
+    name_and_retries(task, step)
     if step in MACHINES:
         cpus, memory = MACHINES[step]
         task.set_cpu_limit(cpus).set_memory_limit(memory)
-    if step in RETRIES:
-        task.set_retry(num_retries=RETRIES[step], backoff_duration="30s", backoff_factor=2)

@@ -195,6 +195,8 @@ def launch(cluster: Cluster) -> Iterator[Launch]:
 
     def start(pool: str, **environment: str) -> subprocess.Popen[str]:
         spec = {"cluster": pools, "task": {"type": pool, "index": 0}}
+        if not pool:  # on Kubeflow
+            environment |= {"CLUSTER_SPEC": "", "PET_MASTER_ADDR": "localhost", "PET_MASTER_PORT": port}
         started.append(
             subprocess.Popen(
                 [sys.executable, "-m", "trainer.launch", "--nproc-per-node", "1", "--", "tests.drivers.sum_of_ranks"],
@@ -218,6 +220,13 @@ def test_launchers_meet_and_torchrun_takes_over_the_port(launch: Launch) -> None
     chief = launch("workerpool0")
     said = [process.communicate(timeout=60)[0] for process in (chief, late)]
     assert (chief.returncode, late.returncode) == (0, 0), said
+    assert "sum of ranks: 1" in said[0]
+
+
+def test_launchers_meet_by_the_variables_of_kubeflow(launch: Launch) -> None:
+    nodes = [launch("", PET_NNODES="2", PET_NPROC_PER_NODE="auto", PET_NODE_RANK=rank) for rank in "01"]
+    said = [process.communicate(timeout=60)[0] for process in nodes]
+    assert [process.returncode for process in nodes] == [0, 0], said
     assert "sum of ranks: 1" in said[0]
 
 

@@ -51,6 +51,19 @@ def vlmpipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Captu
     return call
 
 
+def test_a_run_on_kubeflow_is_refused_with_the_commands_that_start_it(vlmpipe: Vlmpipe) -> None:
+    answer = vlmpipe("run", DIGITS, "train.epochs=2", "--target", "kubeflow")
+    assert (answer.code, answer.out) == (64, "")
+    assert "vlmpipe compile configs/digits.yaml train.epochs=2 --target kubeflow\n" in answer.err
+    assert "--package-file build/pipelines/digits.kubeflow.yaml" in answer.err
+
+
+def test_what_has_no_effect_on_kubeflow_is_said_when_it_is_compiled(vlmpipe: Vlmpipe, tmp_path: Path) -> None:
+    answer = vlmpipe("compile", "configs/llava-7b-lora.yaml", "--target", "kubeflow", "--output", str(tmp_path))
+    assert answer.code == 0 and (tmp_path / "llava-7b-lora.kubeflow.yaml").exists()
+    assert "  cluster.strategy: spot: has no effect on Kubeflow" in answer.out
+
+
 def test_loading_the_command_line_loads_nothing_slow() -> None:
     program = "import sys, json, pipelines.cli; print(json.dumps(sorted(sys.modules)))"
     answer = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)

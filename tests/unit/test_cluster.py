@@ -1,4 +1,4 @@
-"""CLUSTER_SPEC and TF_CONFIG as Vertex sets them, and as they must not be."""
+"""CLUSTER_SPEC and TF_CONFIG as Vertex sets them, PET_* as Kubeflow does, and as they must not be."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 from trainer.cluster import Cluster, read_cluster
 from trainer.errors import ConfigError
 from trainer.launch import torchrun_arguments
+from trainer.rendezvous import node_name
 
 POOLS = {
     "workerpool0": ["cmle-training-workerpool0-ab-0:2222"],
@@ -49,6 +50,34 @@ def test_tf_config_is_a_fallback(role: str, index: int, node_rank: int) -> None:
     assert cluster == Cluster(("a:1", "b:1", "c:1"), node_rank, num_reducers=1)
 
 
+PET = {
+    "PET_NNODES": "3",
+    "PET_NPROC_PER_NODE": "auto",
+    "PET_NODE_RANK": "2",
+    "PET_MASTER_ADDR": "digits-train-1a-node-0-0.digits-train-1a",
+    "PET_MASTER_PORT": "29500",
+}
+
+
+def test_kubeflows_variables_name_the_chief_and_count_the_nodes() -> None:
+    cluster = read_cluster(PET)
+    assert cluster is not None
+    assert (cluster.node_rank, cluster.num_nodes, cluster.num_reducers) == (2, 3, 0)
+    assert (cluster.master_host, cluster.master_port) == (PET["PET_MASTER_ADDR"], 29500)
+    assert node_name(cluster, 1) == "digits-train-1a-node-0-1.digits-train-1a", "who does not come is called by its pod"
+
+
+def test_a_chief_of_another_form_of_name_leaves_the_others_without_one() -> None:
+    cluster = read_cluster({**PET, "PET_MASTER_ADDR": "localhost"})
+    assert cluster is not None and [node_name(cluster, node) for node in range(3)] == ["localhost", "node 1", "node 2"]
+
+
+def test_cluster_spec_wins_over_kubeflows_variables_and_those_over_tf_config() -> None:
+    tf_config = {"TF_CONFIG": json.dumps({"cluster": {"chief": ["other:1"]}, "task": {"type": "chief", "index": 0}})}
+    assert read_cluster({**PET, **tf_config}) == read_cluster(PET)
+    assert read_cluster({**PET, **spec("workerpool0", 0)}) == read_cluster(spec("workerpool0", 0))
+
+
 def test_without_either_there_is_no_cluster() -> None:
     assert read_cluster({"RANK": "3", "WORLD_SIZE": "8"}) is None
 
@@ -65,6 +94,10 @@ def test_without_either_there_is_no_cluster() -> None:
         (spec("workerpool1", "0"), "task.index is '0'"),
         (spec("workerpool0", 0, {"workerpool0": ["a:1", "b:1"]}), "2 replicas"),
         (spec("workerpool0", 0, {"workerpool0": ["a"]}), "expected: host:port"),
+        ({**PET, "PET_NNODES": "1:4"}, "PET_NNODES is '1:4'"),
+        ({**PET, "PET_NODE_RANK": "3"}, "from 0 to 2"),
+        ({**PET, "PET_MASTER_PORT": "70000"}, "a port from 1"),
+        ({"PET_NNODES": "2"}, "PET_NODE_RANK, PET_MASTER_ADDR, PET_MASTER_PORT not set"),
         ({"TF_CONFIG": '{"cluster": {}, "task": {"type": "evaluator"}}'}, "task.type is 'evaluator'"),
     ],
 )

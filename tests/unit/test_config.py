@@ -211,9 +211,9 @@ def test_vertex_needs_are_asked_for_only_when_compiling_for_it() -> None:
 
 
 def test_data_of_this_machine_cannot_be_read_from_vertex() -> None:
-    small().require_vertex_data()
+    small().require_data_in_cloud()
     with pytest.raises(RunFileError, match=r"data\.source"):
-        small(data__source="my-data/llava.json").require_vertex_data()
+        small(data__source="my-data/llava.json").require_data_in_cloud()
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,11 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from google.auth.credentials import AnonymousCredentials
-from kfp import compiler
+from kfp import compiler, components
 
 from pipelines.compile import check_pipeline, compile_pipeline
 from pipelines.config import RunConfig, load_run_file
@@ -29,6 +29,8 @@ RUN_FILES = [
 JOB_STEPS = ("cache-features", "train", "evaluate")
 DIGITS = ROOT / "configs/digits.yaml"
 RUN_URI = "gs://example-bucket/vlmpipe/runs/r1"
+
+TARGETS: tuple[TargetName, ...] = get_args(TargetName)
 
 Spec = dict[str, Any]
 
@@ -109,16 +111,16 @@ def constants(task: Spec) -> Spec:
 
 
 @pytest.mark.parametrize("path", RUN_FILES, ids=lambda path: path.stem)
-def test_the_graph_is_the_same_on_both_targets(path: Path, tmp_path: Path) -> None:
+def test_the_graph_is_the_same_on_every_target(path: Path, tmp_path: Path) -> None:
     config = load_run_file(path)
-    vertex, local = compiled(config, "vertex", tmp_path), compiled(config, "local", tmp_path)
-    assert shape(vertex) == shape(local)
+    vertex, kubeflow, local = (compiled(config, target, tmp_path) for target in TARGETS)
+    assert shape(vertex) == shape(kubeflow) == shape(local)
     assert set(steps(vertex)) == {
         "resolve-run", "prepare-data", "cache-features", "collect-cache-features", "reuse-features", "train",
         "collect-train", "sync-checkpoint", "evaluate", "collect-evaluate", "decide", "register-model", "notify",
     }  # fmt: skip
     for name in JOB_STEPS:
-        assert constants(steps(vertex)[name]) == constants(steps(local)[name])
+        assert constants(steps(vertex)[name]) == constants(steps(kubeflow)[name]) == constants(steps(local)[name])
     ((evaluated, *_),) = [
         one["output names"]["artifacts"] for path, one in shape(local).items() if "/collect-eval" in path
     ]
@@ -138,8 +140,8 @@ def test_no_outline_is_of_a_run_file_that_is_gone() -> None:
 
 def test_several_data_tasks_prepare_chunks_side_by_side_before_they_are_put_together(tmp_path: Path) -> None:
     config = load_run_file(DIGITS, ["data.tasks=3"])
-    vertex, local = compiled(config, "vertex", tmp_path), compiled(config, "local", tmp_path)
-    assert shape(vertex) == shape(local)
+    vertex, kubeflow, local = (compiled(config, target, tmp_path) for target in TARGETS)
+    assert shape(vertex) == shape(kubeflow) == shape(local)
     found = steps(vertex)
     assert found.keys() - steps(compiled(load_run_file(DIGITS), "vertex", tmp_path)) == {"plan-data", "prepare-chunks"}
     ((loop, task),) = [(path.rpartition("/")[2], task) for path, task, _ in all_tasks(vertex) if "for-loop" in path
@@ -171,7 +173,7 @@ def test_mail_is_a_second_exit_handler_on_vertex_and_nothing_elsewhere(tmp_path:
         assert constants(steps(spec)["notify"])["webhook"] == "https://ci.example.com/runs"
 
 
-def test_a_job_step_has_the_same_defaults_on_both_targets(digits: RunConfig, tmp_path: Path) -> None:
+def test_a_job_step_has_the_same_defaults_on_every_target(digits: RunConfig, tmp_path: Path) -> None:
     def defaults(target: TargetName) -> dict[str, Any]:
         spec = compiled(digits, target, tmp_path)
         inputs = spec["components"]["comp-train"]["inputDefinitions"]["parameters"]
@@ -179,7 +181,7 @@ def test_a_job_step_has_the_same_defaults_on_both_targets(digits: RunConfig, tmp
         # Only the service knows these three; on this machine they are empty.
         return {name: "" if "{{$" in str(value) else value for name, value in values.items()}
 
-    assert defaults("local") == defaults("vertex")
+    assert defaults("local") == defaults("kubeflow") == defaults("vertex")
 
 
 @pytest.mark.parametrize("path", RUN_FILES, ids=lambda path: path.stem)
@@ -212,7 +214,7 @@ def test_two_documents_are_never_written(digits: RunConfig, tmp_path: Path) -> N
         check_pipeline(data + b"---\nplatforms: {kubernetes: {}}\n")
 
 
-@pytest.mark.parametrize("target", ["vertex", "local"])
+@pytest.mark.parametrize("target", TARGETS)
 def test_caching_is_off_for_every_step(digits: RunConfig, target: TargetName, tmp_path: Path) -> None:
     options = {name: task["cachingOptions"] for name, task in steps(compiled(digits, target, tmp_path)).items()}
     assert len(options) == 13 and all(option == {} for option in options.values())
@@ -224,6 +226,56 @@ def test_no_step_installs_anything(digits: RunConfig, tmp_path: Path) -> None:
     assert not [name for name, executor in executors.items() if "pip install" in str(executor["container"])]
     images = {executor["container"]["image"] for executor in executors.values()}
     assert images == {digits.gcp.pipeline_image, "gcr.io/ml-pipeline/google-cloud-pipeline-components:2.22.0"}
+
+
+@pytest.mark.parametrize("path", RUN_FILES, ids=lambda path: path.stem)
+def test_a_pipeline_for_kubeflow_holds_nothing_of_vertex(path: Path, tmp_path: Path) -> None:
+    config = load_run_file(path, ["notify.email=[a@b.org]"])
+    spec = compiled(config, "kubeflow", tmp_path)
+    executors = spec["deploymentSpec"]["executors"]
+    assert {executor["container"]["image"] for executor in executors.values()} == {config.gcp.pipeline_image}
+    assert "google_cloud_pipeline_components" not in str(executors) and "mail" not in steps(spec)
+    assert "{{$.pipeline_google_cloud" not in str(spec), "placeholders that only Vertex AI replaces"
+
+
+def test_a_run_on_kubeflow_is_called_after_its_workflow_which_no_other_run_shares(
+    digits: RunConfig, tmp_path: Path
+) -> None:
+    found = steps(compiled(digits, "kubeflow", tmp_path))
+    for name in ("resolve-run", "notify"):
+        assert constants(found[name])["job_name"] == "{{$.pipeline_job_resource_name}}"
+
+
+def test_the_file_for_kubeflow_is_one_that_kfp_loads_and_its_bytes_stay_the_same(
+    digits: RunConfig, tmp_path: Path
+) -> None:
+    first, second = (compile_pipeline(digits, "kubeflow", tmp_path / name).path for name in ("a.yaml", "b.yaml"))
+    assert first.read_bytes() == second.read_bytes()
+    loaded = components.load_component_from_file(str(first))
+    assert loaded.name == "digits" and "learning_rate" in loaded.component_spec.inputs
+
+
+def test_what_has_no_effect_on_kubeflow_is_said(tmp_path: Path) -> None:
+    config = load_run_file(ROOT / "configs/llava-7b-zero2-spot.yaml", ["notify.email=[a@b.org]"])
+    found = compile_pipeline(config, "kubeflow", tmp_path / "p.yaml").unused
+    assert {one.field for one in found} == {
+        "cluster.strategy", "cluster.reduction_server", "cluster.restart_job_on_worker_restart", "notify.email"
+    }  # fmt: skip
+    assert all("has no effect on Kubeflow: " in one.text for one in found)
+    assert compile_pipeline(config, "vertex", tmp_path / "p.yaml").unused == ()
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("gcp.pipeline_root=", r'output\.root_uri: found "runs", expected gs://bucket/folder, here or'),
+        ("cluster.image_uri=", r"cluster\.image_uri: missing"),
+        ("register.registry=/models", r'register\.registry: found "/models"'),
+    ],
+)
+def test_what_kubeflow_needs_and_the_run_file_lacks_is_named(override: str, said: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=said):
+        compile_pipeline(load_run_file(DIGITS, [override]), "kubeflow", tmp_path / "p.yaml")
 
 
 def test_the_vertex_sdk_reads_the_file_and_knows_its_parameters(digits: RunConfig, tmp_path: Path) -> None:

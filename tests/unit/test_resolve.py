@@ -103,6 +103,22 @@ def test_a_run_on_vertex_needs_what_vertex_needs(config: RunConfig) -> None:
         resolve(json.dumps(content), compiled, job_name="digits-1")
 
 
+def test_a_run_on_kubeflow_is_planned_and_needs_data_that_a_pod_can_read(tmp_path: Path) -> None:
+    overrides = {"cluster.reduction_server": None, "kubeflow.queue": "team"}
+    answer = resolved(on_vertex(tmp_path), "kubeflow", overrides=json.dumps(overrides))
+    assert Path(answer.run_uri, "plan.json").exists()
+    assert json.loads(Path(answer.run_uri, "run.json").read_text())["kubeflow"]["queue"] == "team"
+    said = refusal_on_kubeflow(on_vertex(tmp_path), data_uri="samples.json")
+    assert "for Kubeflow" in said and "expected a gs:// path" in said
+    assert "plan is red" in refusal_on_kubeflow(on_vertex(tmp_path), overrides='{"train.strategy": "ddp"}')
+
+
+def refusal_on_kubeflow(config: RunConfig, **inputs: Any) -> str:
+    with pytest.raises(ConfigError) as caught:
+        resolved(config, "kubeflow", **inputs)
+    return str(caught.value)
+
+
 def on_vertex(tmp_path: Path, *overrides: str) -> RunConfig:
     return load_run_file(
         ROOT / "configs/llava-7b-zero2-spot.yaml",

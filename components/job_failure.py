@@ -1,0 +1,39 @@
+"""How the failure of a job's replica is told: its exit code in words, and the replica's own sentence first."""
+
+from __future__ import annotations
+
+import signal
+
+from trainer.errors import ExitCode, UserError
+
+MEANINGS: dict[int, str] = {
+    ExitCode.CONFIG: "configuration",
+    ExitCode.DATA: "data",
+    ExitCode.UNAVAILABLE: "something it needs is not reachable",
+    ExitCode.NO_PROGRESS: "no progress from start to start",
+    ExitCode.STALLED: "no step for much longer than steps take",
+    ExitCode.SUPERSEDED: "a later start took over",
+    ExitCode.CANNOT_WRITE: "cannot write its output",
+    ExitCode.CHECKPOINT_CORRUPT: "checkpoint corrupt",
+    ExitCode.NO_PERMISSION: "no permission",
+    ExitCode.PREEMPTED: "preempted, resumable",
+    128 + signal.SIGKILL: "killed, often for lack of memory",
+    128 + signal.SIGTERM: "terminated",
+}
+
+
+def meaning(code: int) -> str:
+    """ " (data)" for exit code 65; nothing for a code that has no meaning of its own."""
+    return f" ({MEANINGS[code]})" if code in MEANINGS else ""
+
+
+def failure(code: int, replica: str, reason: str, *, log: str, restarts: int = 0) -> UserError:
+    """The job's error. The replica's own sentence, `reason`, comes first: who said it matters less."""
+    if code == ExitCode.PREEMPTED:
+        return UserError("stopped on request, resumable", fix="run again to continue", code=code)
+    again = f", after {restarts} restart{'s' if restarts > 1 else ''}" if restarts else ""
+    if not reason:
+        found = f"replica {replica} ended with exit code {code}{meaning(code)}{again}"
+        return UserError(found, fix=f"read {log}", code=code)
+    where = f"  where:    replica {replica}, exit code {code}{meaning(code)}{again}"
+    return UserError(f"{reason}\n{where}", code=code)
