@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.shard_splits import sequence_of, split_of
@@ -331,6 +331,7 @@ def test_without_a_bound_the_disk_is_not_filled(data: Fixture, monkeypatch: pyte
 SIZES = st.lists(st.integers(1, 1000), min_size=1, max_size=9)
 
 
+@example(room=2366, sets=[[81, 159, 280, 374, 503, 522, 444], [2]])  # room for all, to the byte
 @given(room=st.integers(0, 20_000), sets=st.lists(SIZES, min_size=1, max_size=3))
 def test_sets_of_shards_divide_the_room(room: int, sets: list[list[int]]) -> None:
     rooms = divide(room, sets)

@@ -253,14 +253,17 @@ def open_together(
 def divide(room: int, sets: Sequence[Sequence[int]]) -> list[int]:
     """Divide `room` among sets of shards, told by their sizes, all in bytes.
 
-    Each gets what its largest shard needs, without which it could not be read, and the rest goes by the sets' sizes. A
-    room too small for that is divided by the largest shards.
+    Each gets what its largest shard needs, without which it could not be read, and the rest goes by what their other
+    shards take, so that none gets less than all of its own where there is room for all. A room too small for that is
+    divided by the largest shards.
     """
     largest, totals = [max(sizes, default=0) for sizes in sets], [sum(sizes) for sizes in sets]
     rest = room - sum(largest)
     if rest < 0:
         return [room * size // sum(largest) for size in largest]
-    return [size + rest * total // max(1, sum(totals)) for size, total in zip(largest, totals, strict=True)]
+    others = [total - size for size, total in zip(largest, totals, strict=True)]
+    weights = others if any(others) else totals
+    return [size + rest * weight // max(1, sum(weights)) for size, weight in zip(largest, weights, strict=True)]
 
 
 def files_in(folder: Path) -> Iterator[CachedFile]:
