@@ -11,6 +11,7 @@ import functools
 import hashlib
 import importlib.metadata
 import json
+import os
 import shutil
 import time
 from collections.abc import Callable
@@ -23,12 +24,12 @@ import trainer
 from pipelines import planner
 from trainer.errors import UserError
 from trainer.model_config import ModelConfig, WeightsConfig
-from trainer.storage import LocalStorage, Storage, cache_folder
+from trainer.storage import LocalStorage, Storage
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-FOLDER = "planner"  # under VLMPIPE_CACHE_DIR
+FOLDER = "planner"  # under VLMPIPE_CACHE_DIR, else under the user's own cache
 LIBRARIES = ("torch", "transformers", "peft")
 OTHER_CODE_KEPT_S = 30 * 24 * 3600.0  # the answers of other versions, since the last new one
 
@@ -65,14 +66,14 @@ def kept(find: Callable[Concatenate[str, P], R]) -> Callable[Concatenate[str, P]
 def _store() -> Storage | None:
     """Of the answers of this code. None: this machine has no place for them."""
     try:
-        root = cache_folder() / FOLDER
+        root = Path(os.environ.get("VLMPIPE_CACHE_DIR") or "~/.cache/vlmpipe").expanduser() / FOLDER
         own = root / _code()
         if not own.is_dir():
             own.mkdir(parents=True)
             for other in root.iterdir():
                 if other.stat().st_mtime < time.time() - OTHER_CODE_KEPT_S:
                     shutil.rmtree(other, ignore_errors=True)
-    except (OSError, UserError):
+    except (OSError, RuntimeError):  # RuntimeError: a user without a home
         return None
     return LocalStorage(own)
 
