@@ -31,7 +31,7 @@ OF_THE_START = {"train.ema_decay": 1 - 1e-9}  # an average that hardly moves
 DROPPING = {"model.lora": {"rank": 4, "dropout": 0.2}}
 STRATEGIES = chosen(
     {name: NODES.get(name, 1) for name in strategy_names()},
-    lambda name: name in ("ddp", "fsdp", "zero3", "tp", "pp"),
+    lambda name: name in ("ddp", "zero3", "pp"),
 )
 
 

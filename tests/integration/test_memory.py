@@ -17,7 +17,7 @@ PROCESSES = 2  # on each node
 # Each strategy, and each part that takes memory under one whose share of it is its own.
 SHORT = {
     "ddp", "ddp checkpointing",
-    "fsdp", "fsdp bf16 loss in chunks", "fsdp offload",
+    "fsdp", "fsdp bf16 loss in chunks",
     "zero2 bf16", "zero2 adapters", "zero2 offload",
     "zero3",
     "qwen2_5_vl zero2 bf16 checkpointing", "qwen3_vl fsdp online",

@@ -58,7 +58,13 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "2 stages of 2 ranks, 2 copies": ("hard to split", {**SPLIT, "train.micro_batch_rows": 1}),
 }
 PROCESSES = {"2 stages of 2 ranks, 2 copies": 8}  # 4 for all others
-LONG_FORM = ("adapters", "shared tokens", "2 x 2 stages, 2 copies, projector", "2 x 2 stages, 2 copies, uneven")
+LONG_FORM = (
+    "all trained",
+    "adapters",
+    "shared tokens",
+    "2 x 2 stages, 2 copies, projector",
+    "2 x 2 stages, 2 copies, uneven",
+)
 RUN = chosen(CASES, lambda name: name not in PROCESSES and not name.endswith(LONG_FORM))
 
 
@@ -82,7 +88,9 @@ MOVES = chosen(
         "2 stages of 2 ranks to one process": Move("2 stages of 2 ranks", "hard to split", {}, 1),
         "one process to 2 stages of 2 ranks": Move("hard to split", "hard to split", SPLIT, 4),
     },
-    lambda name: name not in ("2 x 2 stages to 2 stages", "one process to 2 stages"),
+    lambda name: (
+        name not in ("2 x 2 stages to 2 stages", "one process to 2 stages", "2 stages, 2 copies, to one process")
+    ),
 )
 
 
