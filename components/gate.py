@@ -11,13 +11,14 @@ import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from components.shared_questions import SharedQuestions
 from trainer.section import Fraction, NonNegative, Section
 
 # A margin is a difference of two rounded shares: 0.3 - 0.1 must reach a threshold of 0.2.
 ROUNDING = 1e-9
+MOST_SCORES = {"vqa_accuracy": 1.0, "anls": 1.0, "cider_d": 10.0}
 SCORE_NAMES = {"vqa_accuracy": "VQA accuracy", "anls": "ANLS", "cider_d": "CIDEr-D"}
 
 
@@ -57,6 +58,14 @@ class GateConfig(Section):
     min_margin_over_shuffled_image: Fraction | None = Field(
         None, description="Least exact match above the same model shown another sample's image; null does not check."
     )
+
+    @field_validator("min_scores")
+    @classmethod
+    def _can_be_reached(cls, floors: dict[str, float]) -> dict[str, float]:
+        for metric, floor in floors.items():
+            if floor > MOST_SCORES[metric]:  # a percentage, most likely: no model would ever be accepted
+                raise ValueError(f"{metric} {floor:g} is more than its largest value, {MOST_SCORES[metric]:g}")
+        return floors
 
     @property
     def checks_something(self) -> bool:

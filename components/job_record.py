@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from trainer.progress import StepRecord
+from trainer.redaction import redact_all
 from trainer.storage import Storage
 
 
@@ -37,4 +38,4 @@ def close_record(
 
 
 def _write(store: Storage, record: StepRecord) -> None:
-    store.write(f"steps/{record.step}.json", json.dumps(asdict(record)).encode())
+    store.write(f"steps/{record.step}.json", json.dumps(redact_all(asdict(record))).encode())

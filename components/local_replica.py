@@ -90,7 +90,8 @@ class Process:
         for raw in lines:
             said = raw.decode("utf-8", "replace")
             kept = redacted(said)
-            line, text = raw if kept == said else kept.encode(), kept.rstrip("\n")
+            line = raw if kept == said else kept.encode()
+            text = kept.rstrip("\n")
             self.last_error = errors.read(text, self.last_error)
             # A full disk or a closed terminal must not stop the reading: the replica would hang on a full pipe.
             with contextlib.suppress(OSError):

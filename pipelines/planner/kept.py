@@ -94,8 +94,8 @@ def _configurations(model: str) -> str | None:
 
 def _folder(part: WeightsConfig) -> Path | None:
     local = Path(part.weights).expanduser()
-    if local.is_dir():
-        return local
+    if local.is_dir():  # one without config.json says elsewhere what model it is, where no digest would see a change
+        return local if (local / "config.json").is_file() else None
     from huggingface_hub import try_to_load_from_cache
 
     found = try_to_load_from_cache(part.weights, "config.json", revision=part.revision or None)

@@ -81,6 +81,7 @@ def test_all_problems_are_listed_at_once() -> None:
         ("cluster.timeout", "2h", 'found "2h", expected a text of the form ^[0-9]{1,9}s$'),
         ("gate.per_slice", {"digit": 2}, None),
         ("gate.min_scores", {"bleu": 0.5}, None),
+        ("gate.min_scores", {"anls": 80}, None),
         ("data.source", "builtin:digit", "did you mean builtin:digits?"),
         ("schedule", {"cron": "TZ=UTC 0 3 * * 1"}, None),
         ("schedule", {"cron": "0 3 * * 1", "timezone": "Mars"}, None),

@@ -22,7 +22,7 @@ from pipelines.planner.row_load import RowLoad
 from pipelines.planner.suggest_memory import planned_stages
 from trainer import tracing
 from trainer.errors import ConfigError
-from trainer.model_config import ModelConfig
+from trainer.model_config import ModelConfig, WeightsConfig
 from trainer.models import table
 from trainer.models.shape import ModelShape
 
@@ -162,6 +162,38 @@ def test_a_machine_without_a_place_for_answers_plans_all_the_same(
     monkeypatch.setenv("VLMPIPE_CACHE_DIR", str(tmp_path / "a file"))
     forget()
     assert shape_of(config) == found
+
+
+def test_answers_lie_in_the_users_own_cache_unless_told_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("VLMPIPE_CACHE_DIR")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    shape_of(Case("ddp").config(2))
+    assert len(answers(tmp_path / "home/.cache/vlmpipe" / kept.FOLDER)) == 1
+
+
+def test_a_user_without_a_home_plans_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("VLMPIPE_CACHE_DIR")
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)
+    assert shape_of(Case("ddp").config(2)).language.layers == 4
+
+
+def test_a_folder_that_does_not_say_what_model_it_holds_is_not_kept(folder: Path, tmp_path: Path) -> None:
+    """A GGUF file has its configuration inside: another one in its place would be taken for the first."""
+
+    @kept.kept
+    def asked(model: str) -> int:
+        times.append(model)
+        return len(times)
+
+    times: list[str] = []
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    model = Case("ddp").config(2).model.model_copy(update={"language_model": WeightsConfig(weights=str(tmp_path))})
+    assert asked(model.model_dump_json()) == 1
+    asked.cache_clear()  # type: ignore[attr-defined]
+    assert asked(model.model_dump_json()) == 2
+    assert answers(folder) == []
 
 
 def test_a_disk_that_fills_up_costs_the_answer_its_place_only(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

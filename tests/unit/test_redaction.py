@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import io
 import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from components.job_record import close_record, open_record
 from trainer.errors import ConfigError, ExitCode, run_main
 from trainer.redaction import HIDDEN, Redactor, forms, hiding_secrets, redact, redact_all
+from trainer.storage import LocalStorage
 
 TOKEN = "hf_" + "aB3dE5fG7hI9jK1lM3nO5pQ7rS9tU1vW3x"
 KEY = "-----BEGIN PRIVATE KEY-----\nMIIEvQIBADANBgkq\nhkiG9w0BAQ==\n-----END PRIVATE KEY-----\n"
@@ -91,3 +94,11 @@ def test_the_streams_are_put_back_and_answer_as_before(monkeypatch: pytest.Monke
     assert sys.stdout is stream
     stream.seek(0)
     assert stream.read() == f"{HIDDEN}\nplain\nstill inside {HIDDEN}\n"
+
+
+def test_the_record_of_a_job_hides_what_its_failure_quotes(tmp_path: Path) -> None:
+    store = LocalStorage(tmp_path)
+    started_s = open_record(store, "train")
+    close_record(store, "train", "failed", f"refused {TOKEN}", started_s, {"error": f"refused {TOKEN}"})
+    text = store.read("steps/train.json").decode()
+    assert TOKEN not in text and text.count(f"refused {HIDDEN}") == 2
