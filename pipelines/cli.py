@@ -27,6 +27,7 @@ app = typer.Typer(
     epilog="Start with: vlmpipe run configs/digits.yaml",
     no_args_is_help=True,
     add_completion=False,
+    rich_markup_mode=None,  # with rich, --help takes half as long again
     pretty_exceptions_enable=False,
 )
 
@@ -77,7 +78,7 @@ def check(
     region: Annotated[str, typer.Option(help="With --job-spec: region of the job.", show_default=False)] = "",
     as_json: AsJson = False,
 ) -> None:
-    """Check a run file in seconds, offline: fields, model, data, batch, output and job specs. Or any job spec."""
+    """Check a run file or a job spec, offline. Fields, model, data, batch, output and job specs, in seconds."""
     if (config is None) == (job_spec is None):
         found = "neither a run file nor a job spec given" if config is None else "both a run file and a job spec given"
         raise ConfigError(found, expected="vlmpipe check CONFIG [a.b=c]..., or vlmpipe check --job-spec FILE")
@@ -115,7 +116,7 @@ def plan(
     ] = "",
     as_json: AsJson = False,
 ) -> None:
-    """Say whether a run is valid and fits, how long it takes and what it costs. Starts nothing; exit 64 on red."""
+    """Say whether a run fits, how long it takes, what it costs. Starts nothing; exit 64 on red."""
     settings = load(config, overrides)
     if suggest:
         _suggest(settings, str(config), suggest, as_json)
@@ -147,7 +148,7 @@ def _suggest(settings: RunConfig, config: str, goal: str, as_json: bool) -> None
 
 @cache.command("explain")
 def explain_cache(config: RunFile, overrides: Overrides = None, as_json: AsJson = False) -> None:
-    """Say whether a run's images have cached features, what decides that, and how other caches there differ."""
+    """Say whether a run's images have cached features. What decides that, and how other caches there differ."""
     from trainer.config import JobConfig, RunPaths
     from trainer.features.explain import explain
 
@@ -164,7 +165,7 @@ def schema(
     ] = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the table of fields for people.")] = False,
 ) -> None:
-    """Print the run file's JSON Schema, for editors, or the reference of all its fields."""
+    """Print the run file's JSON Schema or its reference. Editors read the first."""
     from pipelines import schema as schemas
 
     if output is None:

@@ -9,17 +9,19 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from components.shell import run_uri_of
 from pipelines.config import RunConfig, parse_run_config
 from pipelines.kubeflow_rules import require_kubeflow
 from pipelines.planner.job_spec import check_jobs, worker_pools
-from pipelines.planner.plan import Plan, plan_run
 from pipelines.run_file import apply_overrides
 from trainer.config import RunPaths
 from trainer.errors import ConfigError
 from trainer.storage import open_storage
+
+if TYPE_CHECKING:
+    from pipelines.planner.plan import Plan
 
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 # Settings that a compiled pipeline holds outside the run file: changing them for one run would change nothing.
@@ -108,7 +110,7 @@ def resolve(
     config = _with_registry(config, root_uri)
     on_vertex, elsewhere = settings["target"] == "vertex", settings["target"] != "local"
     # On this machine nothing is paid for, and planning takes seconds: only where something depends on it.
-    plan = plan_run(config) if elsewhere or config.features.cache == "auto" else None
+    plan = _planned(config) if elsewhere or config.features.cache == "auto" else None
     if not elsewhere or config.plan.refuse_red:
         check_jobs(config, uri)
     if plan and elsewhere and config.plan.refuse_red:
@@ -128,6 +130,12 @@ def resolve(
         train_pools=worker_pools(config, "train", uri),
         evaluate_pools=worker_pools(config, "evaluate", uri),
     )
+
+
+def _planned(config: RunConfig) -> Plan:
+    from pipelines.planner.plan import plan_run  # not above: compiling needs this module, and no planner
+
+    return plan_run(config)
 
 
 def _require_not_red(plan: Plan) -> None:

@@ -91,7 +91,7 @@ def logs(
     last: Annotated[int, typer.Option("--last", min=0, metavar="N", help="Lines from the end; 0 for all.")] = 200,
     follow: Annotated[bool, typer.Option("--follow", help="Go on until the run is over.")] = False,
 ) -> None:
-    """Print what a run has printed: the pipeline and its steps, or the replicas of one job."""
+    """Print what a run has printed. The pipeline and its steps, or the replicas of one job."""
     from pipelines import local_control
     from pipelines.addresses import Address
 
@@ -112,7 +112,7 @@ def logs(
 def diagnose(
     run: Run, root: Root = "runs", project: Project = "", location: Location = "", as_json: AsJson = False
 ) -> None:
-    """Say why a run failed or stopped, and what to do, from its records, logs, exit codes and stacks."""
+    """Say why a run failed or stopped, and what to do. From its records, logs, exit codes and stacks."""
     from pipelines import diagnose as local
     from pipelines.addresses import Address
 

@@ -18,7 +18,7 @@ app = typer.Typer(help="Recurring runs on Vertex AI, kept as the run file says."
 
 @app.command("plan")
 def plan_command(config: Source, overrides: Overrides = None, as_json: AsJson = False) -> None:
-    """Show what apply would change on Vertex AI, the next starts and the cost a month. Changes nothing."""
+    """Show what apply would change on Vertex AI. The next starts too, and the cost a month. Changes nothing."""
     from pipelines.schedule_plan import plan_schedule, schedules_of
 
     settings, template = load_source(config, overrides)
@@ -49,7 +49,7 @@ def apply_command(
 
 @app.command("list")
 def list_command(config: RunFile, overrides: Overrides = None, as_json: AsJson = False) -> None:
-    """List the schedules that vlmpipe made in the run file's project and location."""
+    """List vlmpipe's schedules in the run file's project."""
     from pipelines.schedule_plan import schedules_of
 
     found = schedules_of(load(config, overrides)).all()

@@ -14,15 +14,15 @@ from trainer.errors import ConfigError
 if TYPE_CHECKING:
     from pipelines.config import RunConfig
 
-VERTEX_PANEL = "With --target vertex, as vlmpipe submit takes them"
+WITH_VERTEX = "With --target vertex: "
 FORCE = ("--force", "Submit although memory is planned not to fit, and without looking at buckets.")
 YES = ("--yes", "Do not ask, whatever it costs.")
 DRY_RUN = ("--dry-run", "Print what would be sent, and send nothing.")
 DETACH = ("--detach", "Leave once it is started, and do not watch it.")
 
 
-def _flag(name: str, text: str, panel: str | None = None) -> Any:
-    return typer.Option(name, help=text, rich_help_panel=panel)
+def _flag(name: str, text: str, prefix: str = "") -> Any:
+    return typer.Option(name, help=prefix + text)
 
 
 def run(
@@ -56,12 +56,12 @@ def run(
     ] = None,
     plain: Annotated[bool, typer.Option("--plain", help="Print lines instead of a live table.")] = False,
     as_json: AsJson = False,
-    force: Annotated[bool, _flag(*FORCE, VERTEX_PANEL)] = False,
-    yes: Annotated[bool, _flag(*YES, VERTEX_PANEL)] = False,
-    dry_run: Annotated[bool, _flag(*DRY_RUN, VERTEX_PANEL)] = False,
-    detach: Annotated[bool, _flag(*DETACH, VERTEX_PANEL)] = False,
+    force: Annotated[bool, _flag(*FORCE, WITH_VERTEX)] = False,
+    yes: Annotated[bool, _flag(*YES, WITH_VERTEX)] = False,
+    dry_run: Annotated[bool, _flag(*DRY_RUN, WITH_VERTEX)] = False,
+    detach: Annotated[bool, _flag(*DETACH, WITH_VERTEX)] = False,
 ) -> None:
-    """Run the whole pipeline on this machine, and continue the last run of the same run file if it did not finish."""
+    """Run the whole pipeline on this machine. A last run of the same run file that did not finish is continued."""
     here = {"--fresh": fresh, "--retries": retries is not None, "--chaos": bool(chaos)}
     there = {"--force": force, "--yes": yes, "--dry-run": dry_run, "--detach": detach}
     if target == TargetOption.kubeflow:
@@ -108,7 +108,7 @@ def submit(
     plain: run_commands.Plain = False,
     as_json: AsJson = False,
 ) -> None:
-    """Start a run on Vertex AI: plan, compile, ask before much is spent, send; then watch it to its end."""
+    """Start a run on Vertex AI and watch it. Plans and compiles it, asks before much is spent, and sends it."""
     from pipelines.planner.consent import terminal_question
     from pipelines.submit import submit_run
 

@@ -13,6 +13,7 @@ No postponed annotations here: kfp reads the types of the pipeline's parameters 
 
 import contextlib
 import copy
+import functools
 import json
 from collections.abc import Callable
 from typing import Any
@@ -145,6 +146,12 @@ def build(config: RunConfig, target: TargetName) -> BaseComponent:
     return dsl.pipeline(training, name=config.name, description=(training.__doc__ or "").strip().splitlines()[0])
 
 
+@functools.cache
+def component_of(function: Callable[..., Any], image: str) -> BaseComponent:
+    """The KFP component of `function`, from its source: read once for all run files that are compiled together."""
+    return dsl.component(function, base_image=image, install_kfp_package=False)
+
+
 class _Steps:
     """Adds steps to the pipeline under construction, named alike on every target."""
 
@@ -155,8 +162,7 @@ class _Steps:
 
     def add(self, function: Callable[..., Any], *, name: str = "", **inputs: Any) -> PipelineTask:
         """A step that runs `function` on the pipeline image."""
-        component = dsl.component(function, base_image=self._image, install_kfp_package=False)
-        return self._add(component, name or function.__name__.replace("_", "-"), inputs)
+        return self._add(component_of(function, self._image), name or function.__name__.replace("_", "-"), inputs)
 
     def mail(self) -> PipelineTask | None:
         """The step that writes to notify.email; None on a target that cannot, and where nobody is named."""

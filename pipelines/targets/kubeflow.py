@@ -8,7 +8,7 @@ from kfp import dsl
 
 from components.run_train_job import run_train_job
 from pipelines.kubeflow_rules import require_kubeflow, unused_on_kubeflow
-from pipelines.targets.steps import MACHINES, name_and_retries
+from pipelines.targets import steps
 
 if TYPE_CHECKING:
     from kfp.dsl import PipelineTask
@@ -48,8 +48,4 @@ def mail_step(config: RunConfig) -> BaseComponent | None:
 
 
 def dress(task: PipelineTask, step: str) -> None:
-    name_and_retries(task, step)
-    if step in MACHINES:
-        cpus, memory = MACHINES[step]
-        task.set_cpu_limit(cpus).set_memory_limit(memory)
-        task.set_cpu_request(LEAST_CPUS).set_memory_request(LEAST_MEMORY)
+    steps.dress(task, step, cpu_request=LEAST_CPUS, memory_request=LEAST_MEMORY)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from kfp.dsl.structures import ResourceSpec
+
 if TYPE_CHECKING:
     from kfp.dsl import PipelineTask
 
@@ -18,8 +20,16 @@ MACHINES = {
 RETRIES = {"sync-checkpoint": 2, "register-model": 2, "notify": 2}
 
 
-def name_and_retries(task: PipelineTask, step: str) -> None:
-    """Give the step its name for people, and retries where trying again can help."""
+def dress(task: PipelineTask, step: str, **requests: str) -> None:
+    """Give the step its name for people, retries where trying again can help, and the machine that it needs.
+
+    requests: cpu_request and memory_request of a step in MACHINES, where a target asks for less than it allows.
+    """
     task.set_display_name(step.replace("-", " ").capitalize())
     if step in RETRIES:
         task.set_retry(num_retries=RETRIES[step], backoff_duration="30s", backoff_factor=2)
+    if step in MACHINES:
+        cpus, memory = MACHINES[step]
+        # What task.set_cpu_limit and its like do. Each of them looks up its own name among all frames of the stack and
+        # their sources, for an error message: a sixth of the time of compiling.
+        task.container_spec.resources = ResourceSpec(cpu_limit=cpus, memory_limit=memory, **requests)

@@ -8,10 +8,9 @@ from google_cloud_pipeline_components.v1.custom_job import CustomTrainingJobOp
 from kfp import dsl
 
 from components.run_ladder import run_ladder
-from pipelines.targets.steps import MACHINES, name_and_retries
+from pipelines.targets.steps import dress as dress
 
 if TYPE_CHECKING:
-    from kfp.dsl import PipelineTask
     from kfp.dsl.base_component import BaseComponent
 
     from pipelines.config import RunConfig
@@ -45,10 +44,3 @@ def mail_step(config: RunConfig) -> BaseComponent | None:
     from google_cloud_pipeline_components.v1.vertex_notification_email import VertexNotificationEmailOp
 
     return VertexNotificationEmailOp if config.notify.email else None
-
-
-def dress(task: PipelineTask, step: str) -> None:
-    name_and_retries(task, step)
-    if step in MACHINES:
-        cpus, memory = MACHINES[step]
-        task.set_cpu_limit(cpus).set_memory_limit(memory)

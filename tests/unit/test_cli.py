@@ -90,6 +90,33 @@ def test_help_names_every_command(vlmpipe: Vlmpipe) -> None:
         assert f" {command} " in answer.out
 
 
+@pytest.mark.parametrize("group", [[], ["schedule"], ["cache"]], ids=" ".join)
+def test_help_cuts_off_no_commands_summary(vlmpipe: Vlmpipe, group: list[str]) -> None:
+    answer = vlmpipe(*group, "--help")
+    assert "Commands:" in answer.out
+    assert "..." not in answer.out.partition("Commands:")[2]
+
+
+def test_help_does_not_wait_for_rich() -> None:
+    program = (
+        "import sys, atexit; atexit.register(lambda: print([name for name in sys.modules if name.startswith('rich')]))\n"
+        "sys.argv = ['vlmpipe', '--help']; from pipelines import cli; cli.app()"
+    )
+    answer = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert answer.stdout.splitlines()[-1] == "[]"
+
+
+def test_compiling_needs_no_planner_and_no_numpy(tmp_path: Path) -> None:
+    program = (
+        "import sys, atexit; loaded = {'numpy', 'torch', 'pipelines.planner.plan', 'google.cloud.aiplatform'}\n"
+        "atexit.register(lambda: print(sorted(loaded & set(sys.modules))))\n"
+        f"sys.argv = ['vlmpipe', 'compile', 'configs/digits.yaml', '--output', {str(tmp_path)!r}]\n"
+        "from pipelines import cli; cli.app()"
+    )
+    answer = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert answer.stdout.splitlines()[-1] == "[]"
+
+
 def test_version(vlmpipe: Vlmpipe) -> None:
     assert vlmpipe("--version") == (0, "vlmpipe 0.1.0\n", "")
 

@@ -10,12 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any
 
 from trainer.model_config import MOST_ASPECT
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 AXES = 4  # of positions: the place in the sample, which keeps packed samples apart, then time, height and width
 
@@ -62,6 +63,8 @@ class ImageGrids:
         order. Text counts on all axes alike. An image's tokens share their time, and its height and width count from
         there; what follows goes on behind the longer of both.
         """
+        import numpy as np  # not above: the planner and the compiler count, and place nothing
+
         length = len(is_image)
         places = np.empty((AXES, length), np.int64)
         places[0] = np.arange(length)
