@@ -41,6 +41,7 @@ class SchedulePlan:
     question: str  # what needs a yes; empty for a schedule that may go without
     pipeline: Path
     starts: list[dt.datetime]
+    notes: tuple[str, ...] = ()  # what apply could not look at
 
     @property
     def action(self) -> str:
@@ -62,6 +63,7 @@ class SchedulePlan:
             "needs_a_yes": self.question or None,
             "digest": self.wanted.digest,
             "pipeline": str(self.pipeline),
+            "notes": list(self.notes),
         }
 
     def lines(self) -> list[str]:
@@ -84,7 +86,8 @@ class SchedulePlan:
             table["live"] = f"{self.live.schedule.name}, {self.live.state}"
         if self.question:
             table["asks"] = f"{self.question}; --yes answers"
-        lines = [says[self.action], *(f"  {name:<9} {value}" for name, value in table.items())]
+        lines = [says[self.action], *(f"  note: {note}" for note in self.notes)]
+        lines += [f"  {name:<9} {value}" for name, value in table.items()]
         return lines + [f"  change    {change.field}: {change.live} -> {change.wanted}" for change in self.changes]
 
 
@@ -155,7 +158,8 @@ def apply_schedule(
     if plan.live and not plan.changes:
         return plan, plan.live
     if not force:
-        require_buckets(config)  # else the first run would notice, in the night
+        # Else the first run would notice, in the night.
+        plan = replace(plan, notes=tuple(require_buckets(config)))
     limit_usd = config.plan.confirm_above_usd
     require_consent(plan.month, confirm_above_usd=limit_usd, force=False, yes=yes, ask=ask)
     if plan.live:

@@ -125,6 +125,21 @@ def test_a_schedule_is_not_made_for_a_bucket_that_is_missing(
     assert (schedule("apply", weekly, "--yes", "--force").code, len(vertex.book.schedules)) == (0, 1)
 
 
+def test_a_schedule_made_without_reading_metadata_says_so(
+    vertex: FakeVertex,
+    bucket: FakeGcs,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    bucket.granted["example-bucket"] = {"storage.objects.get"}
+    answer = scheduler(tmp_path, monkeypatch, capfd)("apply", "schedule.cron=0 3 * * 1", "--yes")
+    assert (answer.code, len(vertex.book.schedules)) == (0, 1)
+    assert (
+        "note: whether the bucket of data.source, gs://example-bucket, lies in us-central1 is not known" in answer.out
+    )
+
+
 def test_every_bucket_that_a_run_opens_is_found_with_what_is_wanted_of_it() -> None:
     overrides = [MINE, "data.source=gs://d/x.json", "data.image_folder=gs://d/y", "checkpoint.mirror_uri=gs://m"]
     overrides += ["model.tower.weights=gs://w/clip", "register.registry=gs://r/models", "cluster.env.X=gs://not-ours"]
