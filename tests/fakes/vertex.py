@@ -1,5 +1,7 @@
 """A small, strict stand-in for Vertex AI: jobs, schedules, models, templates, experiments and logs, over REST.
 
+vertex_grpc.py is a door to it for clients that speak gRPC.
+
 It parses what it is sent into the API's own message, and the pipeline in it into kfp's, and refuses what either does
 not know. It checks what the real service does, as far as its documentation says: names, types of parameters, forms of
 URIs. Whatever it does not know is answered 501, never guessed. Fault rules break chosen requests on purpose.

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 import yaml
-from google.auth.credentials import AnonymousCredentials
 from google.cloud import aiplatform
 from google.cloud.aiplatform_v1 import types as api
 from google.cloud.aiplatform_v1.services.job_service import JobServiceClient
@@ -22,6 +22,7 @@ from pipelines.compile import compile_pipeline
 from pipelines.config import RunConfig, load_run_file
 from pipelines.planner.job_spec import JOBS, Job, job_spec, step_of, worker_pools
 from tests.fakes.vertex import FakeVertex
+from tests.fakes.vertex_grpc import grpc_door
 from tests.fakes.vertex_jobs import Step
 from tests.submit_runs import CONFIG, MINE
 
@@ -43,19 +44,19 @@ def spec(config: RunConfig, tmp_path_factory: pytest.TempPathFactory) -> dict[st
 
 @pytest.fixture
 def vertex(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeVertex]:
-    with FakeVertex() as server:
+    with FakeVertex() as server, grpc_door(server) as (address, calls), grpc.insecure_channel(address) as channel:
 
         def client(client_options: Any, client_info: Any) -> JobServiceClient:
-            """The launcher's, but for its address, which it makes from the region, and its transport."""
+            """The launcher's, with its own transport, but for its address, which it makes from the region."""
             assert client_options.api_endpoint == "us-central1-aiplatform.googleapis.com"
-            options = {"api_endpoint": server.endpoint}
-            return JobServiceClient(
-                credentials=AnonymousCredentials(), transport="rest", client_options=options, client_info=client_info
-            )
+            transport = JobServiceClient.get_transport_class()(channel=channel, client_info=client_info)
+            assert transport.kind == "grpc"
+            return JobServiceClient(transport=transport)
 
         monkeypatch.setattr(aiplatform.gapic, "JobServiceClient", client)
         monkeypatch.setattr(job_remote_runner, "_POLLING_INTERVAL_IN_SECONDS", 0)
         yield server
+        assert "JobService/CreateCustomJob" in calls
 
 
 def arguments(spec: dict[str, Any], config: RunConfig, job: Job, resources: Path) -> list[str]:
