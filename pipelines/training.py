@@ -198,7 +198,8 @@ class _Steps:
     def _add(self, component: BaseComponent, name: str, inputs: dict[str, Any]) -> PipelineTask:
         # A task is called after its component, which would give custom-training-job-3 on one target and run-job-3 on
         # another: a copy under the step's own name makes graphs, logs and the console speak of "train" everywhere.
-        named = copy.deepcopy(component)
+        named = copy.copy(component)
+        named.component_spec = copy.copy(component.component_spec)
         named.component_spec.name = name
         task = named(**inputs).set_caching_options(False)
         self._target.dress(task, name)
