@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import gc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,6 +11,7 @@ import typer
 from pipelines.arguments import AsJson, TargetOption, load
 from pipelines.output import print_json, print_lines
 from trainer.errors import ConfigError
+from trainer.garbage import collector_off
 
 if TYPE_CHECKING:
     from pipelines.compile import Compiled
@@ -27,7 +26,7 @@ def compile_(
     output: Output = Path("build/pipelines"),
 ) -> None:
     """Compile run files into pipelines. One YAML file each, named <name>.<target>.yaml."""
-    with _collector_off():
+    with collector_off():
         for compiled in _compiled(configs, target, output):
             print(f"{compiled.path}: {compiled.steps} steps, {compiled.jobs} jobs, checked")
             print_lines([f"  {one}" for one in compiled.unused])
@@ -64,16 +63,6 @@ def publish(
         print_json({"published": [one.as_json() for one in done]})
     else:
         print_lines([line for one in done for line in one.lines()])
-
-
-@contextlib.contextmanager
-def _collector_off() -> Iterator[None]:
-    """No search for garbage: modules and pipelines live until the command ends, and the search is an eighth of it."""
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 def _compiled(configs: list[str], target: TargetOption, output: Path) -> Iterator[Compiled]:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import gc
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
+
+from trainer.garbage import collector_off
 
 if TYPE_CHECKING:
     from trainer.model_config import ModelConfig
@@ -14,7 +13,7 @@ if TYPE_CHECKING:
 
 def family_of(config: ModelConfig) -> Family:
     """The family that `model.family` names. The import is here because a family needs torch."""
-    with _without_collecting():
+    with collector_off():
         family: Family
         if config.family == "llava":
             from trainer.models.llava import LlavaFamily
@@ -29,16 +28,3 @@ def family_of(config: ModelConfig) -> Family:
 
             family = QwenVlFamily()
     return family
-
-
-@contextlib.contextmanager
-def _without_collecting() -> Iterator[None]:
-    """Importing torch and transformers makes a million objects that stay; to search them for garbage again and again is
-    a sixth of its time."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
