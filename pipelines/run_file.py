@@ -7,7 +7,7 @@ import difflib
 import re
 from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
@@ -17,8 +17,20 @@ from trainer.errors import ConfigError, os_errors
 LARGEST_FILE_BYTES = 1 << 20
 CONFIGS_FOLDER = Path("configs")
 
+if TYPE_CHECKING or not yaml.__with_libyaml__:
+    _Base = yaml.SafeLoader
+else:
 
-class _Loader(yaml.SafeLoader):
+    class _Base(yaml.composer.Composer, yaml.CSafeLoader):
+        """libyaml reads the text and Python puts its nodes together: where libyaml does that, too deep a file ends in a
+        crash instead of an error."""
+
+        def __init__(self, stream: str) -> None:
+            yaml.CSafeLoader.__init__(self, stream)
+            yaml.composer.Composer.__init__(self)
+
+
+class _Loader(_Base):
     """YAML's safe subset, with three differences that keep a run file free of surprises.
 
     A key given twice is an error instead of the last one winning. `on`, `off`, `yes` and `1:30` stay text and `1e-4` is

@@ -1,0 +1,52 @@
+"""Reading a run file: libyaml's parser in the place of PyYAML's own changes nothing but the time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from pipelines.run_file import _Loader, compose
+
+ROOT = Path(__file__).parents[2]
+FILES = [*sorted((ROOT / "configs").glob("*.yaml")), *sorted((ROOT / "pipelines/planner/catalog").glob("*.yaml"))]
+STRANGE = """# é 🎉
+name: größe 🎉 x   # of the file
+quoted: {image_uri: 'it''s', escaped: "\\u00e9 d", empty: , on: off, number: 1e-4, time: 1:30}
+list:
+  - ü
+  - |
+    block é
+    two
+  - >-
+    folded
+
+    more
+last: end"""
+
+
+class InPython(yaml.SafeLoader):
+    """PyYAML's own parser with the run file's rules for numbers and truth."""
+
+    yaml_implicit_resolvers = _Loader.yaml_implicit_resolvers
+
+
+def nodes(node: yaml.Node | None) -> list[Any]:
+    """Kind, value and place of a node and of all below it, as far as `make build` uses them to edit a file."""
+    assert node
+    place = (node.start_mark.index, node.start_mark.line, node.start_mark.column)
+    if isinstance(node, yaml.ScalarNode):
+        return [(node.tag, node.value, place, node.end_mark.index)]
+    inner = [each for pair in node.value for each in (pair if isinstance(pair, tuple) else (pair,))]
+    return [(node.tag, place), *(found for each in inner for found in nodes(each))]
+
+
+@pytest.mark.parametrize(
+    "text", [STRANGE, *(file.read_text() for file in FILES)], ids=["strange", *(file.stem for file in FILES)]
+)
+@pytest.mark.parametrize("line_end", ["\n", "\r\n"], ids=["lf", "crlf"])
+def test_both_parsers_find_the_same_at_the_same_places(text: str, line_end: str) -> None:
+    text = text.replace("\n", line_end)
+    assert nodes(compose(text)) == nodes(yaml.compose(text, Loader=InPython))
