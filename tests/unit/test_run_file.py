@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 FILES = [*sorted((ROOT / "configs").glob("*.yaml")), *sorted((ROOT / "pipelines/planner/catalog").glob("*.yaml"))]
 STRANGE = """# é 🎉
 name: größe 🎉 x   # of the file
-quoted: {image_uri: 'it''s', escaped: "\\u00e9 d", empty: , on: off, number: 1e-4, time: 1:30}
+quoted: {image_uri: 'it''s', escaped: "\\u00e9 d", on: off, number: 1e-4, time: 1:30}
 list:
   - ü
   - |
@@ -24,6 +24,7 @@ list:
     folded
 
     more
+empty:
 last: end"""
 
 
