@@ -217,7 +217,6 @@ CASES |= {
     "ddp powersgd": Case("ddp", POWERSGD),
     "ddp powersgd bf16 one pass": Case("ddp", POWERSGD | BF16, passes=1),
     "ddp powersgd projector only": Case("ddp", POWERSGD | PROJECTOR),
-    "ddp powersgd loss in chunks": Case("ddp", POWERSGD | IN_CHUNKS, vocabulary=LARGE_VOCABULARY),
     "fsdp averaged": Case("fsdp", AVERAGED),
     "zero2 averaged": Case("zero2", AVERAGED),
     "zero3 averaged": Case("zero3", AVERAGED),

@@ -29,6 +29,7 @@ MICRO_STEPS, MICRO_ROWS, ROW_TOKENS, LABELS, VOCABULARY = 2, 2, 64, 20, 300  # a
 MARK = "traffic: "
 # Beside each strategy by itself: changes of the model section, and of the train section.
 OTHERS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "ddp powersgd": ("ddp", {}, {"gradient_compression": "powersgd", "powersgd": {"rank": 3, "start_step": 2}}),
     "tp adapters": ("tp", {"lora": {"rank": 4}}, {}),
     "tp shared tokens": ("tp", {}, {"sequence_parallel": True}),
     "tp shared tokens checkpointing": ("tp", {}, {"sequence_parallel": True, "activation_checkpointing": "full"}),
@@ -38,7 +39,7 @@ OTHERS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 
 
 def count(name: str, worker: Worker) -> dict[str, int]:
-    """Numbers that went into each kind of collective on this rank, in the second of two steps, in fp32."""
+    """Numbers that went into each kind of collective on this rank, in the last of some steps, in fp32."""
     strategy_name, of_model, of_train = OTHERS.get(name, (name, {}, {}))
     config = model_config(**of_model)
     family = family_of(config)
@@ -63,7 +64,8 @@ def count(name: str, worker: Worker) -> dict[str, int]:
     Recompute(layers=settings.activation_checkpointing).apply(family, module)
     strategy = build_strategy(settings, module, family.blocks(module), worker)
     batch = RowBatch(**inputs_of(config, RowShape(MICRO_ROWS, ROW_TOKENS, 1, LABELS), VOCABULARY, cached=False))
-    for _ in range(2):  # the first step also meets: ranks compare their models
+    # In the first step ranks compare their models.
+    for _ in range(1 + (settings.powersgd.start_step if settings.gradient_rank else 1)):
         with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiled:
             strategy.forward_backward([batch] * MICRO_STEPS, total_label_tokens=100)
             strategy.step(1.0)
