@@ -82,9 +82,10 @@ def trained(strategy: Ddp) -> Mapping[str, nn.Parameter]:
 
 
 def train(strategy: Ddp, worker: Worker, steps: range) -> list[dict[str, Tensor]]:
+    """Gradients of each step. Of one matrix they are zeros at first, so that its factors are drawn again."""
     found = []
     for step in steps:
-        found.append(gradients(strategy, worker, step))
+        found.append(gradients(strategy, worker, step, off=step < START + 2))
         strategy.step(1.0)
     return found
 
