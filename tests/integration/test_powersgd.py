@@ -19,8 +19,11 @@ from trainer.config import JobConfig
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    arguments = ["--folder", str(tmp_path_factory.mktemp("powersgd"))]
-    said = run_ranks("tests.drivers.powersgd", arguments, processes=2)
+    return _found("--folder", str(tmp_path_factory.mktemp("powersgd")), processes=2)
+
+
+def _found(*arguments: str, processes: int) -> dict[str, Any]:
+    said = run_ranks("tests.drivers.powersgd", [*arguments], processes=processes)
     line = next(line for line in said.splitlines() if line.startswith(MARK))
     return dict(json.loads(line.removeprefix(MARK)))
 
@@ -56,6 +59,13 @@ def test_a_resumed_run_has_every_gradient_of_the_uninterrupted_one(stop: int, fo
     """Although DDP lays out its buckets anew after the first step of each start."""
     same = found["resumed"][f"from {stop}"]
     assert len(same) == STEPS - stop and all(same)
+
+
+@only_whole
+def test_over_three_ranks_it_has_them_where_buckets_stay_as_they_are(tmp_path: Path) -> None:
+    """With train.deterministic. Sums over two have no order that could differ."""
+    said = _found("--folder", str(tmp_path), "--deterministic", processes=3)["resumed"]
+    assert said["equal"] and all(all(same) for name, same in said.items() if name != "equal")
 
 
 def test_a_matrix_whose_gradient_was_zeros_learns_again(found: dict[str, Any]) -> None:

@@ -45,12 +45,12 @@ class Ddp(OnTorch):
                     # and sums over more than two ranks come out in another order.
                     find_unused_parameters=config.deterministic,
                 )
+            # Hooks are in lambdas, for DDP compares annotations with types, and here they are texts.
             if config.gradient_compression == "powersgd":
                 names = {parameter: name for name, parameter in trained_of(module).items()}
                 hook = powersgd = PowerSgd(config.powersgd, names, rank=worker.rank, ranks=worker.world_size)
                 copies.register_comm_hook(None, lambda _, bucket: hook(bucket))
             elif number_type := COMPRESSED.get(config.gradient_compression):
-                # In a lambda, for DDP compares annotations with types, and here they are texts.
                 copies.register_comm_hook(None, lambda _, bucket: mean_of_rounded(number_type, bucket))
             self._module = copies
         optimizer = build_optimizer(module, config.optimizer)
