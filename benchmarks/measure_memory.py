@@ -72,7 +72,7 @@ def measure(case: Case, worker: Worker) -> dict[str, int]:
     job = case.config(worker.world_size)
     family = family_of(job.model)
     torch.manual_seed(0)
-    with sums_at_once(), Scales() as scales:
+    with sums_at_once() if job.train.gradient_rank else contextlib.nullcontext(), Scales() as scales:
         model = family.skeleton(job.model, vocabulary=case.vocabulary)
         draw(model)
         module = family.training_module(job.model, model, cached=case.cached).train()
@@ -100,7 +100,8 @@ def measure(case: Case, worker: Worker) -> dict[str, int]:
 
 @contextlib.contextmanager
 def sums_at_once() -> Iterator[None]:
-    """What a hook of DDP does after a sum is done on the thread that asked for it, as on a GPU, and is weighed."""
+    """What PowerSGD's hook does after a sum is done on the thread that asked for it, as on a GPU, and not unseen in one
+    of gloo's."""
     all_reduce = dist.all_reduce
 
     def waited(*args: Any, **kwargs: Any) -> dist.Work | None:

@@ -6,6 +6,7 @@ torchrun ... -m tests.drivers.count_traffic --strategies ddp fsdp
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
 from collections import Counter
@@ -16,6 +17,7 @@ import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.flop_cases import QWEN2_5_VL, QWEN3_VL, model_config
+from benchmarks.measure_memory import sums_at_once
 from benchmarks.tiny_runs import strategy_changes
 from trainer.batches import RowBatch
 from trainer.models.recompute import Recompute
@@ -66,7 +68,9 @@ def count(name: str, worker: Worker) -> dict[str, int]:
     batch = RowBatch(**inputs_of(config, RowShape(MICRO_ROWS, ROW_TOKENS, 1, LABELS), VOCABULARY, cached=False))
     # In the first step ranks compare their models.
     for _ in range(1 + (settings.powersgd.start_step if settings.gradient_rank else 1)):
-        with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiled:
+        # A sum that PowerSGD's hook asks for in gloo's threads would not be seen.
+        at_once = sums_at_once() if settings.gradient_rank else contextlib.nullcontext()
+        with at_once, profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiled:
             strategy.forward_backward([batch] * MICRO_STEPS, total_label_tokens=100)
             strategy.step(1.0)
     found: Counter[str] = Counter()
