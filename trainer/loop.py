@@ -29,7 +29,7 @@ def train(job: JobConfig, worker: Worker, stop: StopRequest) -> ExitCode:
     """Train the run to its end, or to the next stop request. Collective. Returns OK or PREEMPTED."""
     settings = job.train
     parts = build_parts(job, worker)
-    require_room(job.run.run_uri, parts, worker, averaged=settings.ema_decay > 0)
+    require_room(job.run.run_uri, parts, worker, settings)
     store, strategy, loader = open_storage(job.run.run_uri), parts.strategy, parts.loader
 
     checkpoints = Checkpoints(job, store, strategy, parts.record, worker)

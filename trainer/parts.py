@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -37,6 +38,7 @@ from trainer.strategies.deepspeed_needs import require_engine
 from trainer.strategies.pipeline_stages import stages_of
 from trainer.strategies.strategy import Strategy
 from trainer.strategies.table import build_strategy
+from trainer.train_config import TrainConfig
 from trainer.worker import Worker
 
 MOST_OF_THE_START = 0.05  # share of the first weights in an average at the end of training, above which it is said
@@ -101,11 +103,11 @@ def build_parts(job: JobConfig, worker: Worker) -> Parts:
     num_trainable = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     if not num_trainable:
         raise ConfigError(f"model.freeze {list(job.model.freeze)} leaves nothing to train")
-    checkpoint_bytes = state_bytes(num_trainable, averaged=job.train.ema_decay > 0) // worker.num_nodes
+    checkpoint_bytes = state_bytes(num_trainable, job.train, worker.world_size) // worker.num_nodes
     readers = open_readers(job, set_aside_bytes=checkpoint_bytes)  # a checkpoint keeps its room on this node
     ahead = readers.fetch_ahead(split, sequence, total_steps, job.data.shuffle_shards)
     if worker.is_first:
-        for warning in (*warnings(ahead), *_average_warnings(job.train.ema_decay, total_steps)):
+        for warning in (*warnings(ahead), *_settings_warnings(job.train, total_steps)):
             print(f"train: {warning}", flush=True)
     images, form = replica.takes_images and not cached, image_form_of(job.model)
     module = family.training_module(job.model, model, cached=cached).train()
@@ -141,15 +143,21 @@ def build_parts(job: JobConfig, worker: Worker) -> Parts:
     )
 
 
-def _average_warnings(decay: float, total_steps: int) -> list[str]:
-    """Of an average that has no time to forget the weights that training began with."""
+def _settings_warnings(settings: TrainConfig, total_steps: int) -> Iterator[str]:
+    """Of an average that has no time to forget the weights that training began with, and of a compression that never
+    begins."""
+    decay, start_step = settings.ema_decay, settings.powersgd.start_step
     left = decay**total_steps if decay else 0.0
-    if left < MOST_OF_THE_START:
-        return []
-    return [
-        f"train.ema_decay {decay:g}: after all {total_steps} steps the average, which is what is exported, is still "
-        f"{left:.0%} the weights of the start; a smaller decay forgets them sooner"
-    ]
+    if left >= MOST_OF_THE_START:
+        yield (
+            f"train.ema_decay {decay:g}: after all {total_steps} steps the average, which is what is exported, is "
+            f"still {left:.0%} the weights of the start; a smaller decay forgets them sooner"
+        )
+    if settings.gradient_rank and start_step >= total_steps:
+        yield (
+            f"train.powersgd.start_step {start_step}: all {total_steps} steps are before it, so no gradient is "
+            "compressed; a smaller one begins sooner"
+        )
 
 
 def require_divisible(job: JobConfig, replica: Replica) -> None:

@@ -43,7 +43,7 @@ DECIDED_HERE = {
 Checkpointing = Literal["none", "selective", "full"]
 CompileBackend = Literal["inductor", "aot_eager"]
 Precision = Literal["fp32", "bf16", "fp16"]
-Compression = Literal["none", "bf16", "fp16"]
+Compression = Literal["none", "bf16", "fp16", "powersgd"]
 
 
 class OptimizerConfig(Section):
@@ -61,6 +61,21 @@ class OptimizerConfig(Section):
     weight_decay: float = Field(0.0, ge=0, description="Decay of matrices; biases and norms are not decayed.")
     betas: tuple[float, float] = Field((0.9, 0.95), description="Moment decay rates.")
     eps: float = Field(1e-8, gt=0, description="Denominator offset.")
+
+
+class PowerSgdConfig(Section):
+    """PowerSGD (Vogels et al. 2019, arXiv 1905.13727), for train.gradient_compression powersgd."""
+
+    rank: Positive = Field(
+        4,
+        description="Rank of the matrices that stand for gradients. A gradient of n x m travels as rank x (n + m) "
+        "numbers, or as it is where these are half of its own or more.",
+    )
+    start_step: int = Field(
+        1000,
+        ge=2,
+        description="Steps at the start of the run in which gradients travel as they are; no fewer than warm-up takes.",
+    )
 
 
 class WandbConfig(Section):
@@ -151,9 +166,12 @@ class TrainConfig(Section):
     )
     gradient_compression: Compression = Field(
         "none",
-        description="What gradients are rounded to while they travel between ranks, for ddp: half the bytes, and sums "
-        "of rounded numbers. bf16 has the range of fp32; in fp16 what is below 6e-8 is lost.",
+        description="What gradients become while they travel between ranks, for ddp. bf16 and fp16 round them: half "
+        "the bytes, and sums of rounded numbers. bf16 has the range of fp32; in fp16 what is below 6e-8 is lost. "
+        "powersgd sends matrices of low rank in their place, and adds what these leave out to the next step: far fewer "
+        "bytes, and another training.",
     )
+    powersgd: PowerSgdConfig = Field(default_factory=PowerSgdConfig, description="For gradient_compression powersgd.")
     zero_quantized_weights: bool = Field(
         False,
         description="Weights travel in 8 bits a number, for zero3 on GPUs (ZeRO++'s qwZ): the model that computes is "
@@ -263,7 +281,27 @@ class TrainConfig(Section):
                 f"gradient_compression {self.gradient_compression} does not work with strategy {self.strategy}: use "
                 "ddp, or set it to none; the zero strategies send matrices in train.precision of themselves"
             )
+        if self.gradient_compression == "powersgd" and self.precision == "fp16":
+            raise ValueError(
+                "gradient_compression powersgd does not work with precision fp16: the infinities of a step that "
+                "overflows would be added to the gradients of all later ones; use precision bf16, or compression fp16"
+            )
+        if self.gradient_compression != "powersgd" and self.powersgd != PowerSgdConfig():
+            raise ValueError(
+                f"powersgd has no meaning for gradient_compression {self.gradient_compression}: take it out, or set "
+                "gradient_compression to powersgd"
+            )
         return self
+
+    @property
+    def rounds_gradients(self) -> bool:
+        """Whether gradients travel as numbers of two bytes."""
+        return self.gradient_compression in ("bf16", "fp16")
+
+    @property
+    def gradient_rank(self) -> int:
+        """Of the matrices that travel for gradients; 0 where these travel themselves."""
+        return self.powersgd.rank if self.gradient_compression == "powersgd" else 0
 
     @property
     def quantized(self) -> list[str]:

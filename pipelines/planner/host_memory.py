@@ -29,7 +29,8 @@ LEAVE = {
     "optimizer+weights": OF_THE_OPTIMIZER | {"weights", "frozen weights"},
 }
 WEIGHTS = "weights"
-SAVED = ("optimizer", "optimizer's weights", "averaged weights", WEIGHTS)
+ERRORS = "error feedback"
+SAVED = ("optimizer", "optimizer's weights", "averaged weights", ERRORS, WEIGHTS)
 
 GIB = 2**30
 # Vertex AI says that its agents may take up to 40 % of an n1-standard-4's memory; the same is assumed of others.
@@ -83,7 +84,7 @@ def host_memory(parts: Sequence[MemoryPart], layout: Layout, machine: Machine) -
 def _staged_share(part: str, layout: Layout) -> float:
     """Of one rank's part, what each rank of the fullest node copies for a checkpoint: see
     `trainer.strategies.native.OnTorch`; DeepSpeed writes weights that all ranks hold from the first alone."""
-    if layout.strategy in ("ddp", *PIPELINE_PARALLEL):
+    if layout.strategy in ("ddp", *PIPELINE_PARALLEL) and part != ERRORS:  # each rank has its own
         return 1 / layout.data_parallel
     if layout.strategy in ("zero1", "zero2") and part == WEIGHTS:
         return 1 / layout.ranks_per_node

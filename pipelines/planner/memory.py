@@ -14,6 +14,7 @@ from typing import Any, Literal
 from pipelines.planner.activations import WEIGHT_COPIES, Activations
 from pipelines.planner.host_memory import HostMemory, placed
 from pipelines.planner.layout import SHARDED_BY_FSDP, Layout
+from pipelines.planner.low_rank import lasting_parts, moving_parts
 from pipelines.planner.memory_parts import BF16_BYTES, FP32_BYTES, MemoryPart, average_parts, split
 from pipelines.planner.memory_zero import gathered, partitioned, reduces_once
 from pipelines.planner.zero_settings import ZeroSettings
@@ -153,7 +154,8 @@ class Run:
     checkpointing: bool
     on_gpu: bool
     offload: str
-    compressed: bool
+    rounded: bool
+    moving: Mapping[str, MemoryPart]  # under PowerSGD, by moment
     zero: ZeroSettings
 
 
@@ -168,7 +170,8 @@ def training_moments(
     checkpointing: bool,
     on_gpu: bool = True,
     offload: str = "none",
-    compressed: bool = False,
+    rounded: bool = False,
+    gradient_rank: int = 0,
     averaged: bool = False,
     deepspeed: Mapping[str, Any] | None = None,
     persistent: int = 0,
@@ -178,7 +181,8 @@ def training_moments(
     Args:
         passes: micro-batches that are summed for one step.
         checkpointing: activations are computed again, so that the backward pass is fullest inside of a layer.
-        compressed: gradients travel in two bytes a number.
+        rounded: gradients travel in two bytes a number.
+        gradient_rank: of PowerSGD's factors; 0 without.
         deepspeed: train.deepspeed, what a user has laid over the engine's configuration.
         persistent: weights that ZeRO-3 keeps whole, by a threshold that a user has set.
         averaged: a moving average of the weights is kept, where the optimizer has its state.
@@ -197,7 +201,11 @@ def training_moments(
     ]
     zero = ZeroSettings.of(deepspeed or {}, strategy=layout.strategy, offload=offload)
     zero = replace(zero, persistent_elements=persistent)
-    run = Run(weights, layout, precision, passes, checkpointing, on_gpu, offload, compressed, zero)
+    rank = gradient_rank if layout.data_parallel > 1 else 0
+    static += lasting_parts(shape, rank) if rank else []
+    held = {"backward": activations.backward, "end": activations.backward_end}
+    moving = moving_parts(shape, held) if rank else {}
+    run = Run(weights, layout, precision, passes, checkpointing, on_gpu, offload, rounded, moving, zero)
     moments = {
         "forward": _moment(activations.forward, layout, _extra(run, "forward")),
         "backward, before its first gradient": _moment(activations.turn, layout, _extra(run, "turn")),
@@ -223,7 +231,9 @@ def fullest(moments: Mapping[str, list[MemoryPart]]) -> tuple[str, list[MemoryPa
 
 def device_parts(parts: list[MemoryPart], layout: Layout) -> list[MemoryPart]:
     """What a GPU holds beside what torch allocates, and the margin for holes between allocations."""
-    lasting = {"weights", "frozen weights", "optimizer", "averaged weights", "gradients"}
+    lasting = {
+        "weights", "frozen weights", "optimizer", "averaged weights", "gradients", "error feedback", "low-rank factors",
+    }  # fmt: skip
     passing = sum(part.bytes for part in parts if part.name not in lasting)
     return [
         MemoryPart("CUDA context", CONTEXT_BYTES + WORKSPACE_BYTES, "assumed"),
@@ -255,8 +265,10 @@ def _extra(run: Run, when: Moment) -> list[MemoryPart]:
         return gathered(run, when, temporaries)
     if layout.weight_shards == 1:  # ddp, tensor, pipeline: gradients live in buckets that stay
         gradients = MemoryPart("gradients", FP32_BYTES * whole, "fp32, in the buckets of all-reduce")
-        if when == "end" and run.compressed:  # all of them, where the network is slower than the backward pass
+        if when == "end" and run.rounded:  # all of them, where the network is slower than the backward pass
             return [gradients, MemoryPart("gradients on their way", BF16_BYTES * whole, "compressed")]
+        if when in run.moving:
+            return [gradients, run.moving[when]]
         return [gradients, temporaries] if when == "step" else [gradients]
     sharded = MemoryPart("gradients", FP32_BYTES * mine, "fp32, sharded")
     if when == "step":

@@ -16,11 +16,12 @@ from typing import Literal
 
 from pipelines.planner.catalog import Gpu, Machine
 from pipelines.planner.layout import SHARDED_BY_FSDP, Layout
+from pipelines.planner.low_rank import numbers_sent
 from pipelines.planner.stages import StageWeights, by_rank
 from trainer.models.family import Stage
 from trainer.models.shape import ModelShape, Part
 from trainer.strategies.pipeline_stages import schedule_passes, stages_of
-from trainer.train_config import Checkpointing, Compression, Precision
+from trainer.train_config import Checkpointing, Precision
 
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "send"]
 Scope = Literal["intra", "inter"]
@@ -63,7 +64,8 @@ class Work:
     activation_checkpointing: Checkpointing
     row_images: float = 0.0  # that the tower runs on in the step; none when features are cached
     row_label_tokens: float = 0.0
-    gradient_compression: Compression = "none"
+    rounds_gradients: bool = False
+    gradient_rank: int = 0  # of PowerSGD's factors; 0 without
     quantized_weights: bool = False
     quantized_gradients: bool = False
     sequence_parallel: bool = False
@@ -112,7 +114,8 @@ def traffic(layout: Layout, shape: ModelShape, work: Work) -> list[Transfer]:
     """All traffic of one training step.
 
     What is sent is what `trainer/strategies` does; tests/integration/test_traffic.py counts it. DDP all-reduces fp32
-    gradients once a step, or half of their bytes where they are compressed. ZeRO-2 does so after each micro-batch,
+    gradients once a step, or half of their bytes where they are rounded, or PowerSGD's factors. ZeRO-2 does so after
+    each micro-batch,
     matrices in the autocast type (DeepSpeed 0.19, stage_1_and_2.py, `reduce_ready_partitions_and_remove_grads`), and
     then gathers fp32 weights once. FSDP2 gathers the layers' weights in the compute type twice a micro-batch, those
     outside layers once, and reduce-scatters fp32 gradients after each; frozen parameters stay whole. Hybrid does so
@@ -135,7 +138,9 @@ def traffic(layout: Layout, shape: ModelShape, work: Work) -> list[Transfer]:
     )
     match strategy:
         case "ddp" | "tp":
-            sent_bytes = fp32 if work.gradient_compression == "none" else fp32 * BF16_BYTES / FP32_BYTES
+            sent_bytes = fp32 * BF16_BYTES / FP32_BYTES if work.rounds_gradients else fp32
+            if work.gradient_rank:
+                sent_bytes = FP32_BYTES * numbers_sent(shape, work.gradient_rank)
             found += data.collective("gradients", "all_reduce", sent_bytes)
         case "pp" | "tp+pp+dp":
             found += data.collective("gradients", "all_reduce", _stage_gradients(layout, shape, work, stage))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pipelines.config import RunConfig
 from pipelines.planner.catalog import Gpu, Machine
@@ -35,6 +35,7 @@ DATA_WAIT_SHARE = 0.02  # the loader's goal; benchmarks/bench_data.py measures i
 UPDATE_BYTES_PER_PARAMETER = 92
 ADAM_STATE_BYTES = 12  # fp32 weight and two moments: what a checkpoint holds of a trained parameter
 AVERAGE_BYTES = 4  # of the moving average, where train.ema_decay keeps one
+ERROR_BYTES = 4  # of what PowerSGD has left out, of each rank
 AVERAGE_UPDATE_BYTES_PER_PARAMETER = 12  # torch's foreach lerp reads the average and the weight, and writes the average
 DEEPSPEED_WEIGHT_BYTES = 4  # its checkpoints hold the module's weights besides the fp32 partitions
 
@@ -100,7 +101,46 @@ def estimate_time(
     *,
     cached: bool,
 ) -> Time:
-    """Time of a step and of the training job. `cached`: features are read instead of computed. `gpu` None: CPU only."""
+    """Time of a step and of the training job. `cached`: features are read instead of computed. `gpu` None: CPU only.
+
+    Under PowerSGD a step is one that is compressed, unless there is none.
+    """
+    time = _time_of_steps(config, shape, layout, load, machine, gpu, cached=cached)
+    if not config.train.gradient_rank or layout.data_parallel == 1:
+        return time
+    train = config.train.model_copy(update={"gradient_compression": "none"})
+    plain = config.model_copy(update={"train": train})
+    before = _time_of_steps(plain, shape, layout, load, machine, gpu, cached=cached)
+    return _after_first_steps(time, before, config.train.powersgd.start_step)
+
+
+def _after_first_steps(time: Time, before: Time, first: int) -> Time:
+    """Of a job whose `first` steps take the time of `before`."""
+    if time.step_s is None or before.step_s is None:
+        return time
+    if time.steps is not None and time.steps <= first:
+        said = f"All {time.steps:,} steps are before train.powersgd.start_step {first:,}: no gradient is compressed."
+        return replace(before, save_s=time.save_s, assumptions=(*before.assumptions, said))
+    said = (
+        f"PowerSGD begins after {first:,} steps, which take {before.step_s:.3g} s each. What it computes is not in the "
+        "time of a step, and nothing hides what it sends: torch's hook waits for the GPU in each bucket."
+    )
+    more_hours = first * (before.step_s - time.step_s) / 3600
+    hours = None if time.train_hours is None else time.train_hours + more_hours
+    return replace(time, train_hours=hours, assumptions=(*time.assumptions, said))
+
+
+def _time_of_steps(
+    config: RunConfig,
+    shape: ModelShape,
+    layout: Layout,
+    load: RowLoad,
+    machine: Machine,
+    gpu: Gpu | None,
+    *,
+    cached: bool,
+) -> Time:
+    """Of one step as of all."""
     if gpu is None:
         why = "Training on CPUs: how fast they compute is not known, so there is no time and no cost."
         return Time(None, (), None, "", load.steps, None, None, None, 0.0, (why, load.origin))
@@ -111,7 +151,16 @@ def estimate_time(
     compute_s = rank_rows * compute_seconds(row, shape, layout, rates)
     transfers = traffic(layout, shape, work)
     backward_s = compute_s * (1 - row.forward / row.total)
-    exposed = exposed_communication(layout, transfers, machine, gpu, work.micro_steps, compute_s, backward_s)
+    exposed = exposed_communication(
+        layout,
+        transfers,
+        machine,
+        gpu,
+        work.micro_steps,
+        compute_s,
+        backward_s,
+        waits_for_sums=work.gradient_rank > 0,
+    )
     hidden_s = sum(_by_name(transfers, machine, gpu).values()) - sum(each.s for each in exposed)
     save_s = config.plan.checkpoint_save_s or checkpoint_bytes(config, shape, layout) / layout.nodes / SAVE_BYTES_PER_S
 
@@ -161,7 +210,8 @@ def work_of(config: RunConfig, shape: ModelShape, layout: Layout, load: RowLoad,
         activation_checkpointing=train.activation_checkpointing,
         row_images=0.0 if cached else load.images_per_row,
         row_label_tokens=load.label_tokens_per_row,
-        gradient_compression=train.gradient_compression,
+        rounds_gradients=train.rounds_gradients,
+        gradient_rank=train.gradient_rank,
         quantized_weights=train.zero_quantized_weights,
         quantized_gradients=train.zero_quantized_gradients,
         sequence_parallel=train.sequence_parallel,
@@ -238,11 +288,14 @@ def exposed_communication(
     micro_steps: int,
     compute_s: float,
     backward_s: float,
+    *,
+    waits_for_sums: bool = False,
 ) -> list[Exposed]:
     """What stays visible of each collective.
 
     A collective takes as long as its slower scope, as chunks move through both at once. All-reduces of gradients
-    hide behind the backward pass of the last micro-batch; FSDP's gathers hide behind forward and backward passes, half
+    hide behind the backward pass of the last micro-batch, unless a hook waits for them (`waits_for_sums`: torch's
+    PowerSGD waits for the GPU in each bucket); FSDP's gathers hide behind forward and backward passes, half
     and half, and its reductions behind what then is left of the backward passes. Nothing hides of ZeRO (our engine sets
     overlap_comm false), of tensor parallelism (the next product needs the sum) and of what stages pass on (torch's 1F1B
     schedule waits for what it receives right after it has sent).
@@ -250,7 +303,7 @@ def exposed_communication(
     times = _by_name(transfers, machine, gpu)
     one_of = {transfer.name: transfer for transfer in transfers}
     room = {"weights": 0.0, "gradients": 0.0, "activations": 0.0}
-    if layout.strategy in ("ddp", "tp", *PIPELINE_PARALLEL):
+    if layout.strategy in ("ddp", "tp", *PIPELINE_PARALLEL) and not waits_for_sums:
         room["gradients"] = backward_s / micro_steps
     if layout.strategy in SHARDED_BY_FSDP:
         half_s = sum(s for name, s in times.items() if one_of[name].what == "weights") / 2
@@ -269,8 +322,11 @@ def exposed_communication(
 
 
 def checkpoint_bytes(config: RunConfig, shape: ModelShape, layout: Layout) -> int:
-    """Of one checkpoint: what is trained, in fp32, with its moments and its average. Frozen parts are not saved."""
+    """Of one checkpoint: what is trained, in fp32, with its moments, its average and the errors of all ranks. Frozen
+    parts are not saved."""
     per_parameter = ADAM_STATE_BYTES + (AVERAGE_BYTES if config.train.ema_decay else 0)
+    if config.train.gradient_rank and layout.data_parallel > 1:
+        per_parameter += ERROR_BYTES * layout.data_parallel
     if layout.strategy in ("zero1", "zero2"):
         per_parameter += DEEPSPEED_WEIGHT_BYTES
     return shape.trainable_parameters * per_parameter

@@ -6,6 +6,7 @@ torchrun ... -m tests.drivers.count_traffic --strategies ddp fsdp
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
 from collections import Counter
@@ -16,6 +17,7 @@ import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.flop_cases import QWEN2_5_VL, QWEN3_VL, model_config
+from benchmarks.measure_memory import sums_at_once
 from benchmarks.tiny_runs import strategy_changes
 from trainer.batches import RowBatch
 from trainer.models.recompute import Recompute
@@ -29,6 +31,7 @@ MICRO_STEPS, MICRO_ROWS, ROW_TOKENS, LABELS, VOCABULARY = 2, 2, 64, 20, 300  # a
 MARK = "traffic: "
 # Beside each strategy by itself: changes of the model section, and of the train section.
 OTHERS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "ddp powersgd": ("ddp", {}, {"gradient_compression": "powersgd", "powersgd": {"rank": 3, "start_step": 2}}),
     "tp adapters": ("tp", {"lora": {"rank": 4}}, {}),
     "tp shared tokens": ("tp", {}, {"sequence_parallel": True}),
     "tp shared tokens checkpointing": ("tp", {}, {"sequence_parallel": True, "activation_checkpointing": "full"}),
@@ -38,7 +41,7 @@ OTHERS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 
 
 def count(name: str, worker: Worker) -> dict[str, int]:
-    """Numbers that went into each kind of collective on this rank, in the second of two steps, in fp32."""
+    """Numbers that went into each kind of collective on this rank, in the last of some steps, in fp32."""
     strategy_name, of_model, of_train = OTHERS.get(name, (name, {}, {}))
     config = model_config(**of_model)
     family = family_of(config)
@@ -63,8 +66,11 @@ def count(name: str, worker: Worker) -> dict[str, int]:
     Recompute(layers=settings.activation_checkpointing).apply(family, module)
     strategy = build_strategy(settings, module, family.blocks(module), worker)
     batch = RowBatch(**inputs_of(config, RowShape(MICRO_ROWS, ROW_TOKENS, 1, LABELS), VOCABULARY, cached=False))
-    for _ in range(2):  # the first step also meets: ranks compare their models
-        with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiled:
+    # In the first step ranks compare their models.
+    for _ in range(1 + (settings.powersgd.start_step if settings.gradient_rank else 1)):
+        # A sum that PowerSGD's hook asks for in gloo's threads would not be seen.
+        at_once = sums_at_once() if settings.gradient_rank else contextlib.nullcontext()
+        with at_once, profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiled:
             strategy.forward_backward([batch] * MICRO_STEPS, total_label_tokens=100)
             strategy.step(1.0)
     found: Counter[str] = Counter()

@@ -31,6 +31,7 @@ RELATIVE = 1e-5  # fp32 sums in another order
 RELATIVE_BF16 = 5e-3
 WHOLE_SET_ROWS = 64  # more rows than there are samples: one step reads the whole split, packed or not
 STOP_STEP = 3
+LOW_RANK_STEP = 2  # whose update is the first that shows, in the loss behind it
 ALL_LOGITS = {"train.loss_chunk_tokens": 0}  # at once
 HELD_OUT = {"train.validate_every_steps": STOP_STEP, "train.validate_rows": 3}
 AVERAGED = {"train.ema_decay": 0.6}
@@ -162,6 +163,11 @@ def _jobs(root: Path, strategy: str) -> dict[str, JobConfig]:
             f"{kind} gradients": make_run(root, f"ddp-{kind}-gradients", base | {"train.gradient_compression": kind})
             for kind in ("bf16", "fp16")
         }
+        low_rank = {
+            "train.gradient_compression": "powersgd",
+            "train.powersgd": {"rank": 7, "start_step": LOW_RANK_STEP},
+        }
+        jobs["powersgd gradients"] = make_run(root, "ddp-powersgd-gradients", base | low_rank)
     if strategy not in THOROUGH:
         return jobs
     whole = {**base, "train.global_batch_rows": WHOLE_SET_ROWS, "train.micro_batch_rows": 8}
@@ -283,6 +289,15 @@ def test_compressed_gradients_change_losses_by_their_rounding(kind: str, runs_of
     assert compressed[0] == pytest.approx(plain[0], rel=RELATIVE), "weights are those of the start"
     assert compressed == pytest.approx(plain, rel=RELATIVE_BF16)
     assert compressed != pytest.approx(plain, rel=RELATIVE / 100)
+
+
+def test_matrices_of_low_rank_change_losses_from_their_first_step_on(runs_of: Callable[[str], Runs]) -> None:
+    """More of the same: tests/integration/test_powersgd.py."""
+    low, plain = (losses(runs_of("ddp")[name]) for name in ("powersgd gradients", "accumulated"))
+    equal = LOW_RANK_STEP + 1
+    assert low[:equal] == pytest.approx(plain[:equal], rel=RELATIVE)
+    assert len(plain) > equal and low[equal:] != pytest.approx(plain[equal:], rel=RELATIVE)
+    assert low == pytest.approx(plain, rel=RELATIVE_BF16)
 
 
 def test_the_two_compressions_round_differently(runs_of: Callable[[str], Runs]) -> None:

@@ -37,7 +37,7 @@ SENT_AS = {
     "all_gather": ("all_gather", COPIES),
     "send": ("send", 1),
 }
-MORE = chosen(OTHERS, lambda name: name in ("tp shared tokens checkpointing", "tp qwen2.5-vl"))
+MORE = chosen(OTHERS, lambda name: name in ("ddp powersgd", "tp shared tokens checkpointing", "tp qwen2.5-vl"))
 SPLIT = {*TENSOR_PARALLEL, *PIPELINE_PARALLEL}  # two ranks for each copy of the model; of tp+pp+dp four, and one copy
 
 
@@ -45,7 +45,7 @@ SPLIT = {*TENSOR_PARALLEL, *PIPELINE_PARALLEL}  # two ranks for each copy of the
 def counted() -> dict[str, dict[str, int]]:
     found: dict[str, dict[str, int]] = {}
     for split in (False, True):
-        names = [name for name in strategy_names() if (name in SPLIT) == split] + [*MORE] * split
+        names = [name for name in (*strategy_names(), *MORE) if (OTHERS.get(name, (name,))[0] in SPLIT) == split]
         printed = run_ranks("tests.drivers.count_traffic", ["--strategies", *names], processes=_ranks(split))
         line = next(line for line in printed.splitlines() if line.startswith(MARK))
         found |= json.loads(line.removeprefix(MARK))
@@ -63,7 +63,8 @@ def test_strategies_send_what_the_planner_says(name: str, counted: dict[str, dic
     shape = family_of(config).shape(config)
     tensor, stages = (2 if strategy in names else 1 for names in (TENSOR_PARALLEL, PIPELINE_PARALLEL))
     layout = make_layout(strategy, 1, _ranks(strategy in SPLIT), tensor_parallel=tensor, pipeline_parallel=stages)
-    transfers = traffic(layout, shape, dataclasses.replace(WORK, **of_train))
+    of_work = {"gradient_rank": of_train["powersgd"]["rank"]} if "powersgd" in of_train else of_train
+    transfers = traffic(layout, shape, dataclasses.replace(WORK, **of_work))
     assert transfers
     expected = {"all_reduce": 0.0, "all_gather": 0.0, "send": 0.0}
     for transfer in transfers:

@@ -120,6 +120,13 @@ def test_a_missing_field_is_named_with_its_purpose() -> None:
         ),
         ({"train__compile": True, "train__strategy": "zero2"}, "train"),
         ({"train__gradient_compression": "bf16", "train__strategy": "fsdp"}, "train"),
+        ({"train__gradient_compression": "powersgd", "train__strategy": "zero2"}, "train"),
+        ({"train__gradient_compression": "powersgd", "train__precision": "fp16"}, "train"),
+        (
+            {"train__gradient_compression": "powersgd", "train__powersgd": {"start_step": 1}},
+            "train.powersgd.start_step",
+        ),
+        ({"train__gradient_compression": "bf16", "train__powersgd": {"rank": 2}}, "train"),
         ({"train__strategy": "tp+pp+dp", "train__tensor_parallel": 2}, "train"),
         ({"train__virtual_stages": 2}, "train"),
         (

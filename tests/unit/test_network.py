@@ -21,6 +21,7 @@ from pipelines.planner.network import (
     traffic,
 )
 from tests.planner_fixture import A100_80, LLAVA_7B, machine
+from trainer.models.shape import Matrices
 
 TRAINABLE = LLAVA_7B.trainable_parameters
 WORK = Work(micro_steps=4, micro_batch_rows=1, row_tokens=4096, precision="bf16", activation_checkpointing="full")
@@ -59,9 +60,19 @@ def test_one_rank_sends_nothing(strategy: str) -> None:
 
 @given(NODES, RANKS)
 def test_compressed_gradients_are_half_the_bytes(nodes: int, ranks: int) -> None:
-    plain, half = (sum(t.bytes_per_rank for t in sent("ddp", nodes, ranks, gradient_compression=kind))
-                   for kind in ("none", "bf16"))  # fmt: skip
+    plain, half = (sum(t.bytes_per_rank for t in sent("ddp", nodes, ranks, rounds_gradients=rounded))
+                   for rounded in (False, True))  # fmt: skip
     assert plain == 2 * half
+
+
+def test_factors_of_matrices_travel_in_their_place() -> None:
+    """rank x (n + m) numbers of each, where that is less than half of n x m; the rest as it is."""
+    matrices = (Matrices(4096, 4096, 3), Matrices(11008, 4096, 2), Matrices(8, 4096, 5))
+    numbers = sum(one.rows * one.columns * one.count for one in matrices)
+    shape = replace(LLAVA_7B, trained_matrices=matrices)
+    intra, inter = traffic(make_layout("ddp", 4, 8), shape, replace(WORK, gradient_rank=4))
+    factors = 4 * (3 * (4096 + 4096) + 2 * (11008 + 4096))
+    assert inter.payload_bytes == intra.payload_bytes == 4 * (TRAINABLE - numbers + factors + 5 * 8 * 4096)
 
 
 @given(NODES, RANKS, st.sampled_from(["fp32", "bf16", "fp16"]))

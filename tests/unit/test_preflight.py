@@ -19,8 +19,9 @@ from tests.fakes.gcs import FakeGcs, Fault
 from trainer import preflight
 from trainer.errors import ExitCode, UserError
 from trainer.parts import Parts
-from trainer.preflight import GIB, REPORT_VARIABLE, announce, check_node, check_ranks, require_room
+from trainer.preflight import GIB, REPORT_VARIABLE, announce, check_node, check_ranks, require_room, state_bytes
 from trainer.storage import LocalStorage
+from trainer.train_config import OptimizerConfig, TrainConfig
 from trainer.worker import Worker
 
 MIB = 1 << 20
@@ -162,6 +163,9 @@ def test_the_lock_of_a_killed_build_is_a_warning(tmp_path: Path, age_s: float, w
     assert [str(lock) in warning for warning in check_node("", node=0).warnings] == ([True] if warned else [])
 
 
+SETTINGS = TrainConfig(global_batch_rows=8, optimizer=OptimizerConfig(learning_rate=1e-3))
+
+
 def parts(num_trainable: int) -> Parts:
     return cast(Parts, SimpleNamespace(num_trainable=num_trainable))
 
@@ -175,7 +179,7 @@ def test_a_checkpoint_needs_twelve_bytes_a_parameter_shared_by_the_nodes(
     monkeypatch.setattr(preflight.shutil, "disk_usage", lambda _folder: Usage(free, 0, free))
 
     def check() -> None:
-        require_room("gs://bucket/runs/1", parts(1000), worker(world_size=nodes))
+        require_room("gs://bucket/runs/1", parts(1000), worker(world_size=nodes), SETTINGS)
 
     if fits:
         return check()
@@ -190,7 +194,15 @@ def test_a_folder_of_this_machine_needs_room_for_all_of_it(tmp_path: Path, monke
     free = {run: 11_999}
     monkeypatch.setattr(preflight.shutil, "disk_usage", lambda folder: Usage(0, 0, free.get(folder, GIB)))
     with pytest.raises(UserError, match=f"checkpoint: {run} has 0.00 GiB free"):
-        require_room(str(run), parts(1000), worker(world_size=4))
+        require_room(str(run), parts(1000), worker(world_size=4), SETTINGS)
+
+
+def test_what_a_run_keeps_beside_weights_and_moments_takes_its_room_too() -> None:
+    more = {"ema_decay": 0.9, "gradient_compression": "powersgd"}
+    settings = TrainConfig(global_batch_rows=8, optimizer=OptimizerConfig(learning_rate=1e-3), **more)
+    assert state_bytes(10, SETTINGS, 4) == 120
+    assert state_bytes(10, settings, 4) == 120 + 40 + 4 * 40, "errors are each rank's own"
+    assert state_bytes(10, settings, 1) == 120 + 40, "one rank compresses nothing"
 
 
 @pytest.fixture

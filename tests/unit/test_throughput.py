@@ -17,11 +17,12 @@ from pipelines.planner.throughput import (
     UPDATE_BYTES_PER_PARAMETER,
     RowLoad,
     Time,
+    checkpoint_bytes,
     estimate_time,
     row_flops,
 )
 from tests.planner_fixture import A100_80, H100, LLAVA_7B, T4, TEXT_8B, machine, run_config
-from trainer.models.shape import ModelShape
+from trainer.models.shape import Matrices, ModelShape
 
 NODE = machine()
 
@@ -256,3 +257,47 @@ def test_load_from_prepared_data() -> None:
     )
     assert (load.fill, load.samples_per_row, load.images_per_row) == (0.5, 1.5, 0.75)
     assert (load.label_tokens_per_row, load.steps, load.images_per_epoch) == (20, 4, 150)
+
+
+POWERSGD: dict[str, Any] = {
+    "train__strategy": "ddp",
+    "train__gradient_compression": "powersgd",
+    "train__powersgd": {"rank": 4, "start_step": 100},
+    "cluster__replica_count": 4,
+    "train__global_batch_rows": 64,
+}
+LAYERS = replace(LLAVA_7B, trained_matrices=(Matrices(11008, 4096, 96), Matrices(4096, 4096, 128)))
+
+
+def test_a_job_under_powersgd_has_steps_before_it_begins_and_steps_after() -> None:
+    plain = timed(run_config(**POWERSGD | {"train__gradient_compression": "none", "train__powersgd": {}}), LAYERS)
+    low = timed(run_config(**POWERSGD), LAYERS)
+    assert plain.steps == low.steps is not None and plain.steps > 100
+    assert plain.step_s is not None and low.step_s is not None
+    hours = (100 * plain.step_s + (plain.steps - 100) * low.step_s) / 3600
+    assert low.train_hours == pytest.approx(hours) and low.train_hours != plain.train_hours
+    assert any("PowerSGD begins after 100 steps" in said for said in low.assumptions)
+
+
+def test_a_job_that_ends_before_powersgd_begins_takes_the_time_of_plain_steps() -> None:
+    plain = timed(run_config(**POWERSGD | {"train__gradient_compression": "none", "train__powersgd": {}}), LAYERS)
+    late = timed(run_config(**POWERSGD | {"train__powersgd": {"start_step": 10**6}}), LAYERS)
+    assert (late.step_s, late.train_hours) == (plain.step_s, plain.train_hours)
+    assert any("no gradient is compressed" in said for said in late.assumptions)
+
+
+def test_nothing_hides_what_powersgd_sends() -> None:
+    low = timed(run_config(**POWERSGD), LAYERS)
+    assert part(low, "all-reduce of gradients") > 0 and part(low, OVERLAPPED) == 0
+    plain = timed(run_config(**POWERSGD | {"train__gradient_compression": "none", "train__powersgd": {}}), LAYERS)
+    assert part(plain, OVERLAPPED) > 0
+
+
+def test_a_checkpoint_holds_the_errors_of_all_ranks() -> None:
+    config = run_config(**POWERSGD)
+    layout, plain = (
+        layout_of(config),
+        run_config(**POWERSGD | {"train__gradient_compression": "none", "train__powersgd": {}}),
+    )
+    more = checkpoint_bytes(config, LAYERS, layout) - checkpoint_bytes(plain, LAYERS, layout)
+    assert more == 4 * layout.world_size * LAYERS.trainable_parameters

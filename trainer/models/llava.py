@@ -38,7 +38,14 @@ from trainer.models.lora import adapter_parameters, add_adapters, without_adapte
 from trainer.models.pretrained import LanguageWeights, load_pretrained, load_tower, part_config
 from trainer.models.settings import frozen_weights, save_model_settings
 from trainer.models.shape import ModelShape
-from trainer.models.sizes import count_parameters, frozen_parts, part_parameters, stack_of, vocabulary_of
+from trainer.models.sizes import (
+    count_parameters,
+    frozen_parts,
+    part_parameters,
+    stack_of,
+    trained_matrices,
+    vocabulary_of,
+)
 from trainer.models.square_row import (
     SquareRowModel,
     Wiring,
@@ -169,6 +176,7 @@ class LlavaFamily:
             behind_features=sum(count_parameters(part) for part in _behind_the_features(tower, config)),
             adapters=adapter_parameters(language),
             adapter_rank=config.lora.rank if config.lora else 0,
+            trained_matrices=trained_matrices(model),
         )
 
     def build_tower(self, config: ModelConfig) -> nn.Module:

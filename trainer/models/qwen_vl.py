@@ -41,7 +41,14 @@ from trainer.models.qwen_row import (
 )
 from trainer.models.settings import frozen_weights
 from trainer.models.shape import ModelShape, Windows
-from trainer.models.sizes import count_parameters, frozen_parts, part_parameters, stack_of, vocabulary_of
+from trainer.models.sizes import (
+    count_parameters,
+    frozen_parts,
+    part_parameters,
+    stack_of,
+    trained_matrices,
+    vocabulary_of,
+)
 from trainer.models.whole import whole_config
 from trainer.models.whole_weights import InitialWeights, WholeModel
 
@@ -178,6 +185,7 @@ class QwenVlFamily:
             merge=grids.merge,
             levels=len(mergers_of(visual)),
             windows=windows,
+            trained_matrices=trained_matrices(model),
         )
 
     def build_tower(self, config: ModelConfig) -> nn.Module:

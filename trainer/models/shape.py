@@ -37,6 +37,15 @@ class Windows:
 
 
 @dataclass(frozen=True)
+class Matrices:
+    """Parameters of one shape. Of one with more axes than two, the first axis and all others together."""
+
+    rows: int
+    columns: int
+    count: int
+
+
+@dataclass(frozen=True)
 class ModelShape:
     """A vision-language model: tower, projector, embedding, language layers with their adapters, and head."""
 
@@ -57,6 +66,7 @@ class ModelShape:
     levels: int = 1  # outputs of the tower, each with a merger; all but one reach a language layer each (DeepStack)
     windows: Windows | None = None
     projector_layers: int = 2
+    trained_matrices: tuple[Matrices, ...] = ()  # what else is trained is vectors
 
     @property
     def images_differ(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 
 from torch import nn
@@ -9,7 +10,7 @@ from transformers import PreTrainedConfig
 
 from trainer.model_config import ModelConfig
 from trainer.models.lora import is_adapter
-from trainer.models.shape import Part, Stack
+from trainer.models.shape import Matrices, Part, Stack
 
 
 def count_parameters(module: nn.Module, counts: Callable[[str], bool] = lambda name: True) -> int:
@@ -47,6 +48,16 @@ def part_parameters(language: nn.Module, head: nn.Module, *, tower: int, project
         "adapters": in_adapters,
         "head": 0 if tied else count_parameters(head),
     }
+
+
+def trained_matrices(model: nn.Module) -> tuple[Matrices, ...]:
+    """Of a model whose frozen parameters know that they are. A shared one counts once."""
+    shapes = Counter(
+        (len(parameter), parameter.numel() // len(parameter))
+        for parameter in model.parameters()
+        if parameter.requires_grad and parameter.ndim > 1
+    )
+    return tuple(Matrices(rows, columns, count) for (rows, columns), count in sorted(shapes.items()))
 
 
 def frozen_parts(config: ModelConfig) -> frozenset[Part]:

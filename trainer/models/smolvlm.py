@@ -26,7 +26,14 @@ from trainer.models.lora import adapter_parameters, add_adapters
 from trainer.models.pretrained import load_pretrained
 from trainer.models.settings import frozen_weights
 from trainer.models.shape import ModelShape
-from trainer.models.sizes import count_parameters, frozen_parts, part_parameters, stack_of, vocabulary_of
+from trainer.models.sizes import (
+    count_parameters,
+    frozen_parts,
+    part_parameters,
+    stack_of,
+    trained_matrices,
+    vocabulary_of,
+)
 from trainer.models.square_row import (
     SquareRowModel,
     Wiring,
@@ -149,6 +156,7 @@ class SmolVlmFamily:
             adapters=adapter_parameters(language),
             adapter_rank=config.lora.rank if config.lora else 0,
             projector_layers=1,
+            trained_matrices=trained_matrices(model),
         )
 
     def build_tower(self, config: ModelConfig) -> nn.Module:

@@ -14,7 +14,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from trainer.batches import RowBatch
 from trainer.optim import build_optimizer
-from trainer.strategies.native import OnTorch, clip_and_step, loss_without_gradients
+from trainer.strategies.native import OnTorch, clip_and_step, loss_without_gradients, trained_of
+from trainer.strategies.powersgd import PowerSgd
 from trainer.strategies.precision import LossScale, autocast
 from trainer.strategies.strategy import StepResult
 from trainer.train_config import TrainConfig
@@ -30,6 +31,7 @@ class Ddp(OnTorch):
         self._config, self._worker = config, worker
         module = module.to(worker.device)
         self._module: nn.Module = module
+        powersgd: PowerSgd | None = None
         if worker.world_size > 1:
             with warnings.catch_warnings():
                 # torch 2.13 renames broadcast_buffers; 2.11 and 2.12 know no other name.
@@ -43,8 +45,12 @@ class Ddp(OnTorch):
                     # and sums over more than two ranks come out in another order.
                     find_unused_parameters=config.deterministic,
                 )
-            if number_type := COMPRESSED.get(config.gradient_compression):
-                # In a lambda, for DDP compares annotations with types, and here they are texts.
+            # Hooks are in lambdas, for DDP compares annotations with types, and here they are texts.
+            if config.gradient_compression == "powersgd":
+                names = {parameter: name for name, parameter in trained_of(module).items()}
+                hook = powersgd = PowerSgd(config.powersgd, names, rank=worker.rank, ranks=worker.world_size)
+                copies.register_comm_hook(None, lambda _, bucket: hook(bucket))
+            elif number_type := COMPRESSED.get(config.gradient_compression):
                 copies.register_comm_hook(None, lambda _, bucket: mean_of_rounded(number_type, bucket))
             self._module = copies
         optimizer = build_optimizer(module, config.optimizer)
@@ -55,6 +61,7 @@ class Ddp(OnTorch):
             ema_decay=config.ema_decay,
             copies=worker.world_size,
             copy=worker.rank,
+            powersgd=powersgd,
         )
 
     def forward_backward(self, batches: Sequence[RowBatch], total_label_tokens: int) -> Tensor:

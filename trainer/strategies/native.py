@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
@@ -24,6 +25,7 @@ from trainer.batches import RowBatch
 from trainer.optim import set_rates
 from trainer.strategies.ema import Ema
 from trainer.strategies.pieces import in_pieces
+from trainer.strategies.powersgd import PowerSgd, ranks_with_errors
 from trainer.strategies.precision import LossScale, autocast
 from trainer.strategies.strategy import StepResult
 from trainer.train_config import Precision
@@ -131,8 +133,10 @@ class OnTorch:
         ema_decay: float = 0.0,
         copies: int = 1,
         copy: int = 0,
+        powersgd: PowerSgd | None = None,
     ) -> None:
         self._stateful, self._optimizer, self.loss_scale = module, optimizer, loss_scale
+        self._powersgd = powersgd
         self._copies, self._copy = copies, copy
         self._trained = list(trained_of(module)) if ema_decay else []
         self._ema = Ema(list(trained_of(module).values()), ema_decay) if ema_decay else None
@@ -151,7 +155,8 @@ class OnTorch:
         lasting |= self._average()
         if self._copies > 1:
             lasting = self._share(lasting)
-        state = self._stager.stage(lasting | self.loss_scale.state())
+        of_hook = self._powersgd.state() if self._powersgd else {}
+        state = self._stager.stage(lasting | self.loss_scale.state() | of_hook)
         assert isinstance(state, dict)
 
         def write() -> None:
@@ -176,6 +181,8 @@ class OnTorch:
         has_average = all(f"{EMA}.{name}" in saved for name in average.get(EMA, ()))
         if has_average:
             state |= average  # filled in place
+        of_hook = self._powersgd.wanted(saved) if self._powersgd else {}
+        state |= of_hook
         with _plain_errors():
             dcp.load(in_pieces(state), storage_reader=reader)
         for numbers in scale.values():
@@ -189,6 +196,11 @@ class OnTorch:
         )
         if self._ema and not has_average:
             self._ema.restart("the checkpoint")
+        if self._powersgd:
+            self._powersgd.restore(of_hook, saved)
+            self._powersgd.begin_at(max((int(held["step"]) for held in self._optimizer.state.values()), default=0))
+        elif ranks_with_errors(saved) and (not dist.is_initialized() or dist.get_rank() == 0):
+            print("train: what PowerSGD has left out of gradients so far is dropped: it is not used now", flush=True)
 
     def followed(self, result: StepResult) -> StepResult:
         """The same result, once the average has followed an update that was made."""

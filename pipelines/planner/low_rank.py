@@ -1,0 +1,59 @@
+"""What PowerSGD sends and holds of a model's gradients (trainer/strategies/powersgd.py): numbers, from their shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pipelines.planner.host_memory import ERRORS
+from pipelines.planner.memory_parts import FP32_BYTES, MemoryPart
+from trainer.models.shape import ModelShape
+from trainer.strategies.low_rank import factors_numbers, factors_rank
+
+BUCKET_NUMBERS = 25 * 2**20 // FP32_BYTES  # DDP's, and a bucket's last gradient may go beyond them
+FIRST_BUCKET_NUMBERS = 2**20 // FP32_BYTES
+
+
+def numbers_in_factors(shape: ModelShape, rank: int) -> int:
+    """Of all matrices that factors of `rank` stand for."""
+    return sum(
+        one.count * factors_numbers(one.rows, one.columns, factors_rank(one.rows, one.columns, rank))
+        for one in shape.trained_matrices
+    )
+
+
+def numbers_sent(shape: ModelShape, rank: int) -> int:
+    """That ranks sum in a step: factors, and what travels as it is."""
+    replaced = sum(
+        one.count * one.rows * one.columns
+        for one in shape.trained_matrices
+        if factors_rank(one.rows, one.columns, rank)
+    )
+    return shape.trainable_parameters - replaced + numbers_in_factors(shape, rank)
+
+
+def lasting_parts(shape: ModelShape, rank: int) -> list[MemoryPart]:
+    """What the hook of one rank keeps from step to step."""
+    trained, factors = shape.trainable_parameters, numbers_in_factors(shape, rank)
+    return [
+        MemoryPart(ERRORS, FP32_BYTES * trained, "fp32, what PowerSGD has left out so far"),
+        MemoryPart("low-rank factors", FP32_BYTES * factors, f"fp32, of rank {rank}"),
+    ]
+
+
+def moving_parts(shape: ModelShape, held: Mapping[str, Mapping[str, int]]) -> dict[str, MemoryPart]:
+    """While a bucket is approximated: a copy of it, and its new error beside the one that was. By moment, beyond the
+    temporaries `held` then, by category, which the bucket's last gradient came from: they are gone.
+
+    A large head makes a bucket by itself, the first one. The others are taken to be as large as the largest matrix and
+    what DDP fills a bucket with, and the largest of them to come at the end.
+    """
+    head = 0 if shape.tied_head else shape.trained["head"]
+    head = head if head >= FIRST_BUCKET_NUMBERS else 0
+    largest = max((one.rows * one.columns for one in shape.trained_matrices), default=0)
+    buckets = {"backward": head, "end": min(largest + BUCKET_NUMBERS, shape.trainable_parameters - head)}
+    parts = {}
+    for moment, numbers in buckets.items():
+        gone = held[moment].get("backward", 0) + held[moment].get("head", 0)
+        more = max(0, 2 * FP32_BYTES * numbers - gone)
+        parts[moment] = MemoryPart("gradients on their way", more, "of one bucket: a copy, and its new error")
+    return parts
