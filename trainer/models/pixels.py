@@ -21,10 +21,18 @@ POINTWISE = (CLIPImageProcessorPil, SiglipImageProcessorPil)  # after resizing, 
 
 def image_preparer(config: ModelConfig) -> PrepareImages:
     """What makes pixel values of the family's images."""
-    if image_form_of(config).grids:
+    form = image_form_of(config)
+    if form.grids:
         return PatchPreparer(config)
+    if form.tiles:
+        return TilePreparer(config)
     square = PixelPreparer(config)
     return lambda images: Images(square(images))
+
+
+def images_at_once(config: ModelConfig, most: int) -> int:
+    """Images to encode at once, of `most` at a time: of images that are cut so many that their tiles are no more."""
+    return max(1, most // image_form_of(config).most_tiles)
 
 
 def opened(images: Sequence[bytes]) -> Iterator[Image.Image]:
@@ -46,6 +54,24 @@ class PatchPreparer:
         patches = np.concatenate([np.empty((0, self._numbers), np.float32), *(one["pixel_values"] for one in made)])
         grids = np.concatenate([np.empty((0, 3), np.int64), *(one["image_grid_thw"] for one in made)])
         return Images(torch.from_numpy(patches), torch.from_numpy(grids))
+
+
+class TilePreparer:
+    """Decodes images and cuts them into tiles, by the family's own image processor."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        self._processor, self._side = family_of(config).image_processor(config), config.image_size
+
+    def __call__(self, images: Sequence[bytes]) -> Images:
+        """Encoded images -> (tiles, 3, side, side) fp32, image after image; also for no images at all."""
+        made = [self._tiles(picture) for picture in opened(images)]
+        tiles = np.concatenate([np.empty((0, 3, self._side, self._side), np.float32), *made])
+        return Images(torch.from_numpy(tiles), tiles=tuple(len(one) for one in made))
+
+    def _tiles(self, picture: Image.Image) -> np.ndarray:
+        # Padded are images of one prompt to as many tiles: here each is alone, and its mask would say nothing.
+        made = self._processor([[picture]], do_pad=False, return_tensors="np")["pixel_values"]
+        return np.asarray(made[0], np.float32)
 
 
 class PixelPreparer:

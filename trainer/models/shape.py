@@ -57,6 +57,7 @@ class ModelShape:
     levels: int = 1  # outputs of the tower, each with a merger; all but one reach a language layer each (DeepStack)
     windows: Windows | None = None
     projector_layers: int = 2
+    most_tiles: int = 1  # that one image is cut into; to all that computes a tile is an image, and all here is of tiles
 
     @property
     def images_differ(self) -> bool:
