@@ -90,8 +90,8 @@ class FeaturesConfig(Section):
         "auto",
         description="on encodes each image once before training; auto does so where the plan finds that it pays.",
     )
-    shard_images: Positive = Field(512, description="Images per feature shard.")
-    batch_images: Positive = Field(64, description="Images encoded at once.")
+    shard_images: Positive = Field(512, description="Images per feature shard, or tiles of images that are cut.")
+    batch_images: Positive = Field(64, description="Images encoded at once, or tiles of images that are cut.")
 
 
 class CheckpointConfig(Section):

@@ -37,7 +37,7 @@ from trainer.generate import generate_answers
 from trainer.models.family import Family
 from trainer.models.image_tokens import ImageForm, image_form_of
 from trainer.models.images import join_features
-from trainer.models.pixels import image_preparer, images_at_once
+from trainer.models.pixels import image_preparer, images_within
 from trainer.models.table import family_of
 from trainer.progress import Progress
 from trainer.readers import open_readers
@@ -171,7 +171,7 @@ def answer(
         marks = form.marks(subject.split.image_sizes(question.sample))
         prompts.append(prompt(question.question, counts, subject.tokenizer, marks))
         is_shuffled = control == "shuffled_image"
-        samples.append(_other_sample(subject.split, question.sample, form) if is_shuffled else question.sample)
+        samples.append(other_sample(subject.split, question.sample, form) if is_shuffled else question.sample)
     features = image_features(job, subject, samples, worker)
     if control == "no_image":
         features = torch.zeros_like(features)
@@ -208,7 +208,7 @@ def image_features(job: JobConfig, subject: Subject, samples: Sequence[int], wor
             images = subject.shards.images(subject.split.sample_location(sample))
             encoded |= dict(zip(subject.split.image_sha256(sample), images, strict=True))
         prepare, tower = image_preparer(job.model), subject.family.tower(subject.model)
-        size = images_at_once(job.model, job.features.batch_images)
+        size = images_within(job.model, job.features.batch_images)
         for start in range(0, len(encoded), size):
             some = list(encoded)[start : start + size]
             pixels = prepare([encoded[sha256] for sha256 in some]).to(worker.device)
@@ -250,7 +250,7 @@ def held_out_loss(job: JobConfig, subject: Subject, worker: Worker) -> float:
     return float(total[0] / total[1])
 
 
-def _other_sample(split: SplitIndex, sample: int, form: ImageForm) -> int:
+def other_sample(split: SplitIndex, sample: int, form: ImageForm) -> int:
     """A sample far away in the index whose images take the same tokens, so that only the picture changes: of images
     that are cut, as many in each direction.
 

@@ -28,10 +28,11 @@ from trainer.data.samples import IMAGE_TOKEN, Turn
 from trainer.data.sequence import RowSequence
 from trainer.data.shards import ShardReader
 from trainer.errors import ConfigError
+from trainer.evaluate import other_sample
 from trainer.model_config import ModelConfig
 from trainer.models.image_tokens import ImageForm, image_form_of, image_tokens_of
 from trainer.models.images import Images, join_features
-from trainer.models.pixels import image_preparer, images_at_once
+from trainer.models.pixels import image_preparer, images_within
 from trainer.models.table import family_of
 from trainer.models.tiles import ImageTiles
 from trainer.storage import open_storage
@@ -145,10 +146,10 @@ def test_features_of_an_image_are_those_of_its_tiles_one_after_another() -> None
 
 
 @pytest.mark.parametrize(("most", "images"), [(64, 6), (10, 1), (3, 1)])
-def test_so_many_images_are_encoded_at_once_that_their_tiles_stay_within_the_batch(most: int, images: int) -> None:
+def test_so_many_images_are_encoded_at_once_and_kept_in_a_file_as_have_so_many_tiles(most: int, images: int) -> None:
     """An image has at most 3 x 3 tiles and the whole."""
-    assert images_at_once(config_of(), most) == images
-    assert images_at_once(ModelConfig.model_validate(model_section("smolvlm")), most) == most
+    assert images_within(config_of(), most) == images
+    assert images_within(ModelConfig.model_validate(model_section("smolvlm")), most) == most
 
 
 @pytest.fixture(scope="module")
@@ -221,3 +222,26 @@ def test_check_says_whether_the_largest_image_fits_into_a_row(row_tokens: int, r
     found = [each for each in check_run(config) if each.subject == "image tokens"]
     assert [each.state for each in found] == [state]
     assert "at most 40 per image, in 10 tiles of 4" in found[0].text
+
+
+def test_another_samples_image_is_cut_as_the_questions_own() -> None:
+    """Else the text would say of two rows of three tiles that they are three rows of two."""
+    sizes = [(60, 40), (66, 44), (40, 60), (44, 66)]
+
+    class Split:
+        def __len__(self) -> int:
+            return len(sizes)
+
+        def image_token_counts(self, number: int) -> list[int]:
+            return [28]
+
+        def image_sizes(self, number: int) -> list[tuple[int, int]]:
+            return [sizes[number]]
+
+        def image_sha256(self, number: int) -> list[str]:
+            return [str(number)]
+
+    form = image_form_of(config_of())
+    others = [other_sample(Split(), number, form) for number in range(4)]  # type: ignore[arg-type]
+    assert others == [1, 0, 3, 2]
+    assert [other_sample(Split(), number, ImageForm()) for number in (0, 1)] == [2, 3]  # type: ignore[arg-type]

@@ -20,7 +20,7 @@ from trainer.data.shards import ShardReader
 from trainer.digest import weights_sha256
 from trainer.features.reader import missing_images
 from trainer.features.store import DESCRIPTION, features_uri, shard_name, write_description, write_shard
-from trainer.models.pixels import image_preparer, images_at_once
+from trainer.models.pixels import image_preparer, images_within
 from trainer.models.table import family_of
 from trainer.progress import Progress
 from trainer.storage import open_storage
@@ -34,7 +34,7 @@ def build(job: JobConfig, worker: Worker) -> int:
     places = Index.load(prepared_uri).unique_images()
     reader = ShardReader.open(open_storage(prepared_uri), job.data.shard_cache_gib)
     missing = _agree(missing_images(uri, places))
-    size = job.features.shard_images
+    size = images_within(job.model, job.features.shard_images)
     shards = [missing[start : start + size] for start in range(0, len(missing), size)]
     progress = Progress(job.run.run_uri, "cache-features") if worker.is_first else None
     family = family_of(job.model)
@@ -42,7 +42,7 @@ def build(job: JobConfig, worker: Worker) -> int:
     description = {"tower_sha256": weights_sha256(tower)}
     tower = tower.to(worker.device)
     prepare = image_preparer(job.model)
-    at_once = images_at_once(job.model, job.features.batch_images)
+    at_once = images_within(job.model, job.features.batch_images)
     store = open_storage(uri)
     if worker.is_first and store.stat(DESCRIPTION) is None:
         write_description(store, job.model)

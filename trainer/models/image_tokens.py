@@ -91,7 +91,7 @@ def image_rule(config: ModelConfig) -> Any:
     if form.grids:
         return {"mark": form.mark, **form.grids.as_dict()}
     if form.tiles:
-        return {"tiles": form.tiles.as_dict()}
+        return {"mark": form.tiles.mark(1, 1), **form.tiles.as_dict()}
     image_tokens = image_tokens_of(config)
     counts = [image_tokens(*size) for size in PROBE_SIZES]
     return counts if form == SQUARES else {"mark": form.mark, "tokens": counts}

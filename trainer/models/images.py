@@ -21,7 +21,7 @@ class Images(NamedTuple):
     def to(self, device: torch.device) -> Images:
         return Images(self.values.to(device), None if self.grids is None else self.grids.to(device), self.tiles)
 
-    def features_of_each(self, encoded: Sequence[Tensor]) -> list[Tensor]:
+    def features_of_each(self, encoded: Sequence[Tensor] | Tensor) -> list[Tensor]:
         """(tokens, width) of each image, from what a family's `encode` makes of `values`."""
         if self.tiles is None:
             return list(encoded)

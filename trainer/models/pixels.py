@@ -30,9 +30,9 @@ def image_preparer(config: ModelConfig) -> PrepareImages:
     return lambda images: Images(square(images))
 
 
-def images_at_once(config: ModelConfig, most: int) -> int:
-    """Images to encode at once, of `most` at a time: of images that are cut so many that their tiles are no more."""
-    return max(1, most // image_form_of(config).most_tiles)
+def images_within(config: ModelConfig, tiles: int) -> int:
+    """So many images that they have at most `tiles` tiles, each of one that is not cut; at least one image."""
+    return max(1, tiles // image_form_of(config).most_tiles)
 
 
 def opened(images: Sequence[bytes]) -> Iterator[Image.Image]:
