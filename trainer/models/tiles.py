@@ -38,17 +38,20 @@ class ImageTiles:
         places = range(self._most_in_line)
         return (AROUND, SHOWS_ALL, *(_place(row, column) for row in places for column in places))
 
-    def of(self, width: int, height: int) -> tuple[int, int]:
-        """Rows and columns of tiles of an image of `width` x `height` pixels, without the tile that shows the whole.
+    def resized(self, width: int, height: int) -> tuple[int, int]:
+        """What an image of `width` x `height` pixels is resized to before it is made a multiple of a tile.
 
         In the very arithmetic of transformers, which divides by a ratio where it could multiply: rounded otherwise, an
         image on an edge would have a row more or less than the processor cuts.
         """
         ratio = width / height
         if width >= height:
-            width, height = self.longest_edge, max(1, _even(int(self.longest_edge / ratio)))
-        else:
-            width, height = max(1, _even(int(self.longest_edge * ratio))), self.longest_edge
+            return self.longest_edge, max(1, _even(int(self.longest_edge / ratio)))
+        return max(1, _even(int(self.longest_edge * ratio))), self.longest_edge
+
+    def of(self, width: int, height: int) -> tuple[int, int]:
+        """Rows and columns of tiles of an image of `width` x `height` pixels, without the tile that shows the whole."""
+        width, height = self.resized(width, height)
         ratio = width / height
         if width >= height:
             columns = math.ceil(width / self.side)
