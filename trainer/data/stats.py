@@ -90,8 +90,10 @@ class _SplitNumbers:
         self._images += np.bincount(images, minlength=len(self._images))
         self._turns += int(lines.column("turns").to_numpy().sum())
         self._label_tokens += int(lines.column("label_tokens").to_numpy().sum())
-        in_images = lines.column("image_tokens").to_numpy().astype(np.int64)
-        self._unpacked.append((tokens, in_images // self._tile_tokens if self._tile_tokens else images))
+        tiles = images
+        if self._tile_tokens:
+            tiles = lines.column("image_tokens").to_numpy().astype(np.int64) // self._tile_tokens
+        self._unpacked.append((tokens, tiles))
         if sum(len(tokens) for tokens, _ in self._unpacked) >= PACKED_AT_ONCE:
             self._pack()
 
