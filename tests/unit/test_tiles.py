@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from transformers import PreTrainedTokenizerFast, SmolVLMImageProcessorPil
+from transformers import PreTrainedTokenizerFast, SiglipImageProcessorPil, SmolVLMImageProcessorPil
 from transformers.models.smolvlm import processing_smolvlm
 
 from benchmarks.tiny_native import model_section
@@ -245,3 +245,10 @@ def test_another_samples_image_is_cut_as_the_questions_own() -> None:
     others = [other_sample(Split(), number, form) for number in range(4)]  # type: ignore[arg-type]
     assert others == [1, 0, 3, 2]
     assert [other_sample(Split(), number, ImageForm()) for number in (0, 1)] == [2, 3]  # type: ignore[arg-type]
+
+
+def test_a_processor_that_cuts_by_another_rule_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    family = type("Family", (), {"image_processor": lambda self, config: SiglipImageProcessorPil()})()
+    monkeypatch.setattr("trainer.models.pixels.family_of", lambda config: family)
+    with pytest.raises(ConfigError, match=r"is a SiglipImageProcessorPil, whose tiles are not known here"):
+        image_preparer(config_of())
