@@ -71,6 +71,7 @@ CASES: dict[str, dict[str, Any]] = {
     "qwen3-vl, adapters": QWEN3_VL | {"lora": {"rank": 4}},
     "smolvlm": SMOLVLM,
     "smolvlm, nothing frozen": SMOLVLM | {"freeze": ()},
+    "smolvlm with images that are cut": {"family": "smolvlm_tiles"},
     "smolvlm, only the projector is trained": SMOLVLM | {"freeze": ("tower", "language_model")},
 }
 

@@ -1,4 +1,5 @@
-"""Tiny native vision-language models: Qwen2.5-VL with its windows, Qwen3-VL with a level of DeepStack, SmolVLM."""
+"""Tiny native vision-language models: Qwen2.5-VL with its windows, Qwen3-VL with a level of DeepStack, SmolVLM with
+images that are one tile and, as `smolvlm_tiles`, with images that are cut."""
 
 from __future__ import annotations
 
@@ -40,9 +41,13 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "text_config": LLAMA,
     },
 }
+TILES = "_tiles"  # ends the name of a family whose images are cut: into two tiles along the longer side, and the whole
+CONFIGS["smolvlm" + TILES] = CONFIGS["smolvlm"]
 
 
 def model_section(family: str, **changes: Any) -> dict[str, Any]:
     whole = {"config": CONFIGS[family]}
     sizes = {"min_pixels": 256, "max_pixels": 2048} if family in GRID_FAMILIES else {"image_size": 16}
-    return {"family": family, "whole": whole, "tokenizer": "train:300", **sizes} | changes
+    if family.endswith(TILES):
+        sizes["longest_edge"] = 32
+    return {"family": family.removesuffix(TILES), "whole": whole, "tokenizer": "train:300", **sizes} | changes

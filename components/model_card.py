@@ -36,25 +36,41 @@ model = AutoModelForImageTextToText.from_pretrained(folder)
 
 question = {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "What is in the picture?"}]}
 prompt = tokenizer.apply_chat_template([question], add_generation_prompt=True, tokenize=False)
-image = image_processor([Image.open("picture.png").convert("RGB")], return_tensors="pt")
-TOKENS
+image = image_processor([Image.open("picture.png").convert("RGB")], PROCESS)
 image_token = tokenizer.convert_ids_to_tokens(model.config.image_token_id)
-text = tokenizer(prompt.replace(image_token, image_token * tokens), add_special_tokens=False, return_tensors="pt")
+TOKENS
+text = tokenizer(prompt.replace(image_token, image_text), add_special_tokens=False, return_tensors="pt")
 ANSWER
 print(tokenizer.decode(answer[0, text["input_ids"].shape[1]:], skip_special_tokens=True))
 ```"""
 
 
-# How many tokens the image has, and what the model is given.
+# How the image is processed, which tokens it has, and what the model is given.
+ALONE = """return_tensors="pt\""""
 OF_GRIDS = (
-    """tokens = int(image["image_grid_thw"].prod()) // image_processor.merge_size**2""",
+    ALONE,
+    """image_text = image_token * (int(image["image_grid_thw"].prod()) // image_processor.merge_size**2)""",
     """is_image = (text["input_ids"] == model.config.image_token_id).int()
 answer = model.generate(input_ids=text["input_ids"], mm_token_type_ids=is_image, **image, max_new_tokens=16)""",
 )
 OF_SQUARES = (
+    ALONE,
     """patches = image["pixel_values"].shape[-1] // model.config.vision_config.patch_size
-tokens = (patches // model.config.scale_factor) ** 2""",
+image_text = image_token * (patches // model.config.scale_factor) ** 2""",
     """answer = model.generate(input_ids=text["input_ids"], **image, max_new_tokens=16)""",
+)
+
+
+OF_TILES = (
+    f"{ALONE}, return_row_col_info=True",
+    """rows, columns = image.pop("rows")[0][0], image.pop("cols")[0][0]
+patches = image["pixel_values"].shape[-1] // model.config.vision_config.patch_size
+tile = image_token * (patches // model.config.scale_factor) ** 2
+around, image_text = "<fake_token_around_image>", ""
+for row in range(1, rows + 1):
+    image_text += "".join(f"{around}<row_{row}_col_{column}>{tile}" for column in range(1, columns + 1)) + "\\n"
+image_text += f"\\n{around}<global-img>{tile}{around}\"""",
+    OF_SQUARES[-1],
 )
 
 
@@ -62,8 +78,11 @@ def loading(model: ModelConfig) -> str:
     """Code that loads the model and asks it about picture.png, as Markdown."""
     if not model.whole:
         return LOADING
-    tokens, answer = OF_GRIDS if model.family in GRID_FAMILIES else OF_SQUARES
-    return LOADING_WITHOUT_PROCESSOR.replace("TOKENS", tokens).replace("ANSWER", answer)
+    process, tokens, answer = OF_GRIDS if model.family in GRID_FAMILIES else OF_SQUARES
+    if model.longest_edge:
+        process, tokens, answer = OF_TILES
+    code = LOADING_WITHOUT_PROCESSOR.replace("PROCESS", process)
+    return code.replace("TOKENS", tokens).replace("ANSWER", answer)
 
 
 def model_card(config: JobConfig, evaluation: Mapping[str, Any], summary: Mapping[str, Any], *, model: str) -> str:
@@ -180,6 +199,8 @@ def _limits(config: JobConfig, evaluation: Mapping[str, Any]) -> str:
 def _size(model: ModelConfig) -> str:
     if model.max_pixels:
         return f"at most {model.max_pixels:,} pixels"
+    if model.longest_edge:
+        return f"{model.longest_edge:,} pixels on their longer side, and cut into tiles"
     return f"{model.image_size} x {model.image_size} pixels"
 
 

@@ -30,7 +30,7 @@ class RowBatch:
     position_ids: Tensor  # (rows, tokens) or (axes, rows, tokens)
     label_index: Tensor  # (labels,) positions in the flattened rows whose next token is a label
     label_ids: Tensor  # (labels,)
-    images: Tensor  # (images, tokens, hidden) or (images, 3, side, side); of some families (tokens of all, numbers)
+    images: Tensor  # (tiles, tokens, hidden) or (tiles, 3, side, side); of some families (tokens of all, numbers)
     image_grids: Tensor | None = None  # (images, 3), see `trainer.models.images.Images`
 
     def to(self, device: torch.device) -> dict[str, Tensor]:
@@ -56,7 +56,7 @@ class StepBatches:
     global_label_tokens: int
     useful_tokens: int
     slot_tokens: int
-    images: int
+    images: int  # tiles, of images that are cut
     sample_ids: tuple[str, ...]
 
 
@@ -169,6 +169,6 @@ class BatchStream:
             global_label_tokens=self._loader.total_label_tokens(step),
             useful_tokens=sum(row.tokens for row in rows),
             slot_tokens=sum(len(row.input_ids) for row in rows),
-            images=sum(len(row.image_sha256) for row in rows),
+            images=sum(row.tiles for row in rows),
             sample_ids=tuple(sample for row in rows for sample in row.sample_ids),
         )

@@ -64,7 +64,9 @@ class DataConfig(Section):
         1, description="Pipeline tasks, each on a machine of its own, that share the pieces between them."
     )
     row_tokens: Positive = Field(description="Tokens per packed row.")
-    row_images: Positive = Field(64, description="Most images in one row; with row_tokens it bounds memory.")
+    row_images: Positive = Field(
+        64, description="Most images in one row, or tiles of images that are cut; with row_tokens it bounds memory."
+    )
     pack: bool = Field(True, description="Pack several samples into a row; false gives each sample its own row.")
     shuffle_shards: Positive = Field(
         SHUFFLE_SHARDS,
@@ -88,8 +90,8 @@ class FeaturesConfig(Section):
         "auto",
         description="on encodes each image once before training; auto does so where the plan finds that it pays.",
     )
-    shard_images: Positive = Field(512, description="Images per feature shard.")
-    batch_images: Positive = Field(64, description="Images encoded at once.")
+    shard_images: Positive = Field(512, description="Images per feature shard, or tiles of images that are cut.")
+    batch_images: Positive = Field(64, description="Images encoded at once, or tiles of images that are cut.")
 
 
 class CheckpointConfig(Section):

@@ -35,9 +35,9 @@ from trainer.errors import DataError
 from trainer.features.reader import FeatureReader
 from trainer.generate import generate_answers
 from trainer.models.family import Family
-from trainer.models.image_tokens import image_form_of
+from trainer.models.image_tokens import ImageForm, image_form_of
 from trainer.models.images import join_features
-from trainer.models.pixels import image_preparer
+from trainer.models.pixels import image_preparer, images_within
 from trainer.models.table import family_of
 from trainer.progress import Progress
 from trainer.readers import open_readers
@@ -168,10 +168,10 @@ def answer(
     prompts, samples, form = [], [], image_form_of(job.model)
     for question in questions:
         counts = subject.split.image_token_counts(question.sample)
-        prompts.append(prompt(question.question, counts, subject.tokenizer, form.mark))
-        samples.append(
-            _other_sample(subject.split, question.sample) if control == "shuffled_image" else question.sample
-        )
+        marks = form.marks(subject.split.image_sizes(question.sample))
+        prompts.append(prompt(question.question, counts, subject.tokenizer, marks))
+        is_shuffled = control == "shuffled_image"
+        samples.append(other_sample(subject.split, question.sample, form) if is_shuffled else question.sample)
     features = image_features(job, subject, samples, worker)
     if control == "no_image":
         features = torch.zeros_like(features)
@@ -207,15 +207,20 @@ def image_features(job: JobConfig, subject: Subject, samples: Sequence[int], wor
         for sample in set(samples):
             images = subject.shards.images(subject.split.sample_location(sample))
             encoded |= dict(zip(subject.split.image_sha256(sample), images, strict=True))
-        pixels = image_preparer(job.model)(list(encoded.values())).to(worker.device)
-        outputs = subject.family.encode(job.model, subject.family.tower(subject.model), pixels.values, pixels.grids)
-        features = dict(zip(encoded, outputs, strict=True))
+        prepare, tower = image_preparer(job.model), subject.family.tower(subject.model)
+        size = images_within(job.model, job.features.batch_images)
+        for start in range(0, len(encoded), size):
+            some = list(encoded)[start : start + size]
+            pixels = prepare([encoded[sha256] for sha256 in some]).to(worker.device)
+            outputs = subject.family.encode(job.model, tower, pixels.values, pixels.grids)
+            features |= dict(zip(some, pixels.features_of_each(outputs), strict=True))
     shape = subject.family.feature_shape(job.model)
     return join_features([features[sha256] for _, sha256 in order], shape).to(worker.device)
 
 
 def held_out_loss(job: JobConfig, subject: Subject, worker: Worker) -> float:
     """Mean loss over all label tokens of the held-out split, in packed rows. Collective."""
+    form = image_form_of(job.model)
     sequence = RowSequence(
         subject.split,
         row_tokens=job.data.row_tokens,
@@ -224,6 +229,7 @@ def held_out_loss(job: JobConfig, subject: Subject, worker: Worker) -> float:
         global_batch_rows=LOSS_ROWS_PER_RANK * worker.world_size,
         pack=job.data.pack,
         shuffle_shards=job.data.shuffle_shards,
+        tile_tokens=form.tile_tokens,
     )
     cached = subject.features is not None
     source = (
@@ -233,7 +239,6 @@ def held_out_loss(job: JobConfig, subject: Subject, worker: Worker) -> float:
     )
     module = subject.family.training_module(job.model, subject.model, cached=cached).eval()
     total = torch.zeros(2, dtype=torch.float64, device=worker.device)
-    form = image_form_of(job.model)
     loader = RowLoader(subject.split, sequence, subject.tokenizer, subject.shards, images=not cached, form=form)
     with torch.inference_mode():
         for step in range(sequence.num_steps(1)):
@@ -245,15 +250,19 @@ def held_out_loss(job: JobConfig, subject: Subject, worker: Worker) -> float:
     return float(total[0] / total[1])
 
 
-def _other_sample(split: SplitIndex, sample: int) -> int:
-    """A sample far away in the index whose images take the same tokens, so that only the picture changes.
+def other_sample(split: SplitIndex, sample: int, form: ImageForm) -> int:
+    """A sample far away in the index whose images take the same tokens, so that only the picture changes: of images
+    that are cut, as many in each direction.
 
     Far away, because samples with neighbouring ids are often related (the same scan in another place).
     """
     counts, own = split.image_token_counts(sample), set(split.image_sha256(sample))
+    marks = form.marks(split.image_sizes(sample))
     for step in range(len(split)):
         other = (sample + len(split) // 2 + step) % len(split)
-        if split.image_token_counts(other) == counts and own.isdisjoint(split.image_sha256(other)):
+        if split.image_token_counts(other) != counts or not own.isdisjoint(split.image_sha256(other)):
+            continue
+        if form.marks(split.image_sizes(other)) == marks:
             return other
     return sample
 

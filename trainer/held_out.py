@@ -88,6 +88,7 @@ def held_out_of(
         global_batch_rows=step_rows,
         pack=job.data.pack,
         shuffle_shards=job.data.shuffle_shards,
+        tile_tokens=form.tile_tokens,
     )
     plan = sequence.plan(0)
     count = min(len(plan), settings.validate_rows)

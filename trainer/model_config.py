@@ -14,6 +14,8 @@ WHOLE_FAMILIES = ("qwen2_5_vl", "qwen3_vl", "smolvlm")
 GRID_FAMILIES = ("qwen2_5_vl", "qwen3_vl")
 # Of their images: the longer side to the shorter one. transformers refuses to resize what is longer.
 MOST_ASPECT = 200.0
+# Of an image that is cut into tiles. transformers makes none larger.
+MOST_LONGEST_EDGE = 4096
 ModelPart = Literal["tower", "projector", "language_model"]
 
 
@@ -83,6 +85,11 @@ class ModelConfig(Section):
         ge=0,
         description="Side of the square that images are resized to, in pixels. For llava and smolvlm, which need it.",
     )
+    longest_edge: Positive | None = Field(
+        None,
+        description="Images are resized until their longer side has so many pixels and cut into tiles of image_size, "
+        "with one more of the whole; null makes each one tile. For smolvlm.",
+    )
     min_pixels: Positive | None = Field(
         None, description="Smaller images are enlarged to about so many pixels. For the Qwen-VL families."
     )
@@ -113,7 +120,10 @@ class ModelConfig(Section):
                 f"family {family} has no {' and no '.join(given)} of its own: whole is where both are from"
             )
         if family == "smolvlm" and "do_image_splitting" in content:
-            raise ValueError("do_image_splitting is no field: each image is one tile, the square of image_size")
+            raise ValueError(
+                "do_image_splitting is no field: each image is one tile, the square of image_size, unless longest_edge "
+                "says how large it is made before it is cut into such tiles"
+            )
         return {**content, "tower": whole, "language_model": whole}
 
     @model_serializer(mode="wrap")
@@ -127,7 +137,7 @@ class ModelConfig(Section):
     @model_validator(mode="after")
     def _fits_the_family(self) -> ModelConfig:
         if self.family in GRID_FAMILIES:
-            if found := sorted({"image_size", "feature_layer", "feature_select"} & _changed(self)):
+            if found := sorted({"image_size", "longest_edge", "feature_layer", "feature_select"} & _changed(self)):
                 raise ValueError(
                     f"{found[0]} has no meaning for family {self.family}: images keep their shape between min_pixels "
                     "and max_pixels, and the model says which features it takes"
@@ -139,14 +149,19 @@ class ModelConfig(Section):
             if (self.min_pixels or 0) > self.max_pixels:
                 raise ValueError(f"min_pixels {self.min_pixels} is more than max_pixels {self.max_pixels}")
             return self
-        alien, own = {"whole"}, "tower, language_model, image_size"
+        alien, own = {"whole", "longest_edge"}, "tower, language_model, image_size"
         if self.family in WHOLE_FAMILIES:
-            alien, own = {"feature_layer", "feature_select"}, "whole, image_size"
+            alien, own = {"feature_layer", "feature_select"}, "whole, image_size, longest_edge"
         if found := sorted({"min_pixels", "max_pixels", *alien} & _changed(self)):
             raise ValueError(f"{found[0]} has no meaning for family {self.family}, which has {own}")
         if not self.image_size:
             raise ValueError(
                 f"family {self.family} needs image_size: the side in pixels that its tower was trained with"
+            )
+        if (edge := self.longest_edge) and (edge % self.image_size or not self.image_size < edge <= MOST_LONGEST_EDGE):
+            raise ValueError(
+                f"longest_edge {edge} is not cut into tiles of image_size {self.image_size}: it must be a multiple "
+                f"of that, twice it at least and {MOST_LONGEST_EDGE} at most"
             )
         return self
 

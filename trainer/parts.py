@@ -72,7 +72,7 @@ def build_parts(job: JobConfig, worker: Worker) -> Parts:
     storage = open_storage(pointers.prepared_uri)
     tokenizer = load_tokenizer(storage)
     index = Index.load(pointers.prepared_uri)
-    split = index.split("train")
+    split, form = index.split("train"), image_form_of(job.model)
     sequence = RowSequence(
         split,
         row_tokens=job.data.row_tokens,
@@ -81,6 +81,7 @@ def build_parts(job: JobConfig, worker: Worker) -> Parts:
         global_batch_rows=job.train.global_batch_rows,
         pack=job.data.pack,
         shuffle_shards=job.data.shuffle_shards,
+        tile_tokens=form.tile_tokens,
     )
     total_steps = sequence.num_steps(job.train.epochs, at_most=job.train.max_steps)
     family = family_of(job.model)
@@ -109,7 +110,7 @@ def build_parts(job: JobConfig, worker: Worker) -> Parts:
     if worker.is_first:
         for warning in (*warnings(ahead), *_settings_warnings(job.train, total_steps)):
             print(f"train: {warning}", flush=True)
-    images, form = replica.takes_images and not cached, image_form_of(job.model)
+    images = replica.takes_images and not cached
     module = family.training_module(job.model, model, cached=cached).train()
     Recompute.of(job.train).apply(family, module)
     blocks = dataclasses.replace(family.blocks(module), row_flops=row_flops)
@@ -187,7 +188,7 @@ def mean_row_flops(
     return flops_per_row(
         shape,
         row_tokens=job.data.row_tokens,
-        images=int(split.image_count.sum()) / rows,
+        images=int(split.tiles(image_form_of(job.model).tile_tokens).sum()) / rows,
         label_tokens=label_tokens,
         cached=cached,
         activation_checkpointing=job.train.activation_checkpointing,

@@ -64,7 +64,7 @@ def inputs_of(config: ModelConfig, shape: RowShape, vocabulary: int, *, cached: 
 def _square_images(config: ModelConfig, shape: RowShape, *, cached: bool) -> tuple[dict[str, Tensor], int]:
     """Inputs, and the tokens that all images take."""
     family, side = family_of(config), config.image_size
-    image_tokens = family.image_tokens(config, side, side)
+    image_tokens = image_form_of(config).tile_tokens or family.image_tokens(config, side, side)
     if cached:
         images = torch.zeros(shape.images, *family.feature_shape(config), dtype=torch.bfloat16)
     else:

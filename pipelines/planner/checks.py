@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 from pipelines.config import RunConfig, warnings
 from pipelines.local_run import require_writable
 from pipelines.problems import RunFileError
-from trainer.config import RunPaths
+from trainer.config import DataConfig, RunPaths
 from trainer.errors import ExitCode, UserError
 from trainer.model_config import GRID_FAMILIES, ModelConfig, WeightsConfig
 from trainer.models.image_tokens import image_form_of, stated, vision_of
@@ -76,7 +76,7 @@ def _model(config: RunConfig) -> Iterator[Finding]:
         yield Finding("tokenizer", "ok", f"{tokenizer.removeprefix('train:')} entries, trained on the run's own text")
     else:
         yield _weights("tokenizer", WeightsConfig(weights=tokenizer, revision="", config={}))
-    yield from _image_tokens(model, config.data.row_tokens)
+    yield from _image_tokens(model, config.data)
 
 
 def _weights(name: str, part: WeightsConfig) -> Finding:
@@ -97,8 +97,9 @@ def _hub_cache() -> Path:
     return Path(os.environ.get("HF_HUB_CACHE", home / "hub")).expanduser()
 
 
-def _image_tokens(model: ModelConfig, row_tokens: int) -> Iterator[Finding]:
+def _image_tokens(model: ModelConfig, data: DataConfig) -> Iterator[Finding]:
     """Compare sizes, for a tower whose configuration is in the run file: that of pretrained weights is not at hand."""
+    row_tokens = data.row_tokens
     if model.family in GRID_FAMILIES:
         yield from _most_image_tokens(model, row_tokens)
         return
@@ -116,6 +117,15 @@ def _image_tokens(model: ModelConfig, row_tokens: int) -> Iterator[Finding]:
         side = f"patch_size x scale_factor {token_side}" if model.whole else f"patch_size {token_side}"
         text = f"model.image_size {model.image_size} is not a multiple of the tower's {side}"
         yield Finding("image tokens", "failed", text, ExitCode.CONFIG)
+    elif tiles := image_form_of(model).tiles:
+        text = (
+            f"at most {tiles.most * tiles.tokens} per image, in {tiles.most} tiles of {tiles.tokens}; data.row_tokens "
+            f"is {row_tokens}, data.row_images, which counts tiles, {data.row_images}"
+        )
+        if tiles.most * tiles.tokens < row_tokens and tiles.most <= data.row_images:
+            yield Finding("image tokens", "ok", text)
+        else:
+            yield Finding("image tokens", "failed", f"{text}: the largest image fits into no row", ExitCode.CONFIG)
     else:
         tokens = (model.image_size // token_side) ** 2
         fits = tokens < row_tokens

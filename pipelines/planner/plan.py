@@ -24,6 +24,7 @@ from pipelines.planner.throughput import Time, estimate_time
 from pipelines.planner.zero_settings import unpriced
 from trainer.config import JobConfig, RunPaths
 from trainer.errors import UserError
+from trainer.models.image_tokens import image_form_of
 from trainer.storage import join_uri, open_storage
 
 ROLES = ("chief", "workers", "Reduction Server", "evaluators")
@@ -200,7 +201,7 @@ def _prepared(config: RunConfig, paths: RunPaths) -> RowLoad | None:
         return None
     if open_storage(uri).stat(DONE) is None:
         return None
-    split = Index.load(uri).split("train")
+    split, tile_tokens = Index.load(uri).split("train"), image_form_of(job.model).tile_tokens
     sequence = RowSequence(
         split,
         row_tokens=job.data.row_tokens,
@@ -209,12 +210,13 @@ def _prepared(config: RunConfig, paths: RunPaths) -> RowLoad | None:
         global_batch_rows=job.train.global_batch_rows,
         pack=job.data.pack,
         shuffle_shards=job.data.shuffle_shards,
+        tile_tokens=tile_tokens,
     )
     return RowLoad.from_index(
         config,
         samples=len(split),
         tokens=int(split.tokens.sum()),
-        images=int(split.image_count.sum()),
+        images=int(split.tiles(tile_tokens).sum()),
         image_tokens=int(split.image_tokens.sum()),
         label_tokens=int(split.label_tokens.sum()),
         rows=len(sequence.plan(0)),

@@ -14,7 +14,10 @@ ASSUMED_FILL = 0.98
 
 @dataclass(frozen=True)
 class RowLoad:
-    """Means over rows. `samples` and `steps` are None where nothing says how much data there is."""
+    """Means over rows. `samples` and `steps` are None where nothing says how much data there is.
+
+    Of images that are cut into tiles, each tile is an image here, as it is to all that computes.
+    """
 
     rows_per_step: int
     row_tokens: int
@@ -88,7 +91,7 @@ class RowLoad:
         """
         plan, data, train = config.plan, config.data, config.train
         samples = min(plan.samples, data.max_samples or plan.samples) or None
-        image_tokens = shape.image_tokens
+        image_tokens, sample_tiles = shape.image_tokens, plan.sample_images
         if not plan.sample_tokens:
             image_tokens = min(image_tokens, data.row_tokens) if shape.images_differ else image_tokens
             images = min(data.row_images, data.row_tokens // image_tokens)
@@ -101,9 +104,11 @@ class RowLoad:
                 image_tokens = max(1, min(image_tokens, int(sample_tokens / plan.sample_images)))
             samples_per_row = ASSUMED_FILL * data.row_tokens / sample_tokens if data.pack else 1.0
             if plan.sample_images:
-                samples_per_row = min(samples_per_row, data.row_images / plan.sample_images)
+                most_tiles = max(1.0, sample_tokens / plan.sample_images // image_tokens)
+                sample_tiles *= min(shape.most_tiles, most_tiles)
+                samples_per_row = min(samples_per_row, data.row_images / sample_tiles)
             images_per_row, fill = (
-                samples_per_row * plan.sample_images,
+                samples_per_row * sample_tiles,
                 samples_per_row * sample_tokens / data.row_tokens,
             )
             rows = math.ceil(samples / samples_per_row) if samples else None
@@ -111,6 +116,13 @@ class RowLoad:
                 f"A sample is taken as {plan.sample_tokens:,} tokens with {plan.sample_images:g} images (plan section)"
                 f", a row as {fill:.0%} filled" + (f": {samples:,} samples in {rows:,} rows." if rows else ".")
             )
+        if shape.most_tiles > 1:
+            each = (
+                ""
+                if not plan.sample_tokens
+                else f" and an image {sample_tiles / (plan.sample_images or 1):,.3g} of them"
+            )
+            origin += f" Images are cut into at most {shape.most_tiles} tiles; a tile is taken as an image here{each}."
         if shape.images_differ:
             origin += f" An image is taken as {image_tokens:,} tokens, the most that it can have."
         steps = train.epochs * math.ceil(rows / train.global_batch_rows) if rows else train.max_steps or None

@@ -15,7 +15,7 @@ import pytest
 import torch
 from transformers import AutoImageProcessor, AutoModelForImageTextToText, AutoTokenizer, PreTrainedTokenizerFast
 
-from benchmarks.tiny_native import CONFIGS, model_section
+from benchmarks.tiny_native import CONFIGS, TILES, model_section
 from benchmarks.tiny_runs import strategy_changes
 from components.model_card import loading
 from tests.native_fixture import SIZES, picture, write_data
@@ -55,13 +55,23 @@ def config_of(family: str, **changes: Any) -> ModelConfig:
 
 @functools.cache
 def tokenizer_of(family: str) -> PreTrainedTokenizerFast:
-    return make_tokenizer("train:300", ["USER: what is this? ASSISTANT:", " 7"], image_form_of(config_of(family)).mark)
+    return trained_tokenizer("train:300", ["USER: what is this? ASSISTANT:", " 7"], config_of(family))
+
+
+def trained_tokenizer(name: str, texts: list[str], config: ModelConfig) -> PreTrainedTokenizerFast:
+    form = image_form_of(config)
+    return make_tokenizer(name, texts, form.mark, control_tokens=form.control_tokens)
 
 
 def sample_ids(config: ModelConfig, sizes: list[tuple[int, int]]) -> list[int]:
-    count, tokenizer = image_tokens_of(config), tokenizer_of(config.family)
+    count, tokenizer = image_tokens_of(config), tokenizer_of(name_of(config))
     turns = [Turn(f"{IMAGE_TOKEN}\n" * len(sizes) + "what is this?", " it is 7")]
-    return encode_sample(turns, [count(*size) for size in sizes], tokenizer, image_form_of(config).mark).input_ids
+    marks = image_form_of(config).marks(sizes)
+    return encode_sample(turns, [count(*size) for size in sizes], tokenizer, marks).input_ids
+
+
+def name_of(config: ModelConfig) -> str:
+    return config.family + (TILES if config.longest_edge else "")
 
 
 def positions_of(config: ModelConfig, tokens: list[int], sizes: list[tuple[int, int]]) -> np.ndarray:
@@ -127,7 +137,7 @@ def test_a_packed_row_gives_each_sample_what_plain_transformers_gives_it_alone(f
 
 
 def given_to_module(images: Images) -> list[torch.Tensor]:
-    return [tensor for tensor in images if tensor is not None]
+    return [tensor for tensor in (images.values, images.grids) if tensor is not None]
 
 
 @pytest.mark.parametrize("family_name", FAMILIES)
@@ -192,9 +202,7 @@ def test_pretrained_weights_are_kept(family_name: str, names: str, tmp_path: Pat
     save_file(stored, tmp_path / "model.safetensors")
     family.image_processor(config_of(family_name)).save_pretrained(tmp_path)
     config = config_of(family_name, whole={"weights": str(tmp_path)})
-    longer = make_tokenizer(
-        "train:310", ["USER: what is this? ASSISTANT: it is seven or eight or nine"], image_form_of(config).mark
-    )
+    longer = trained_tokenizer("train:310", ["USER: what is this? ASSISTANT: it is seven or eight or nine"], config)
     model = family.build(config, longer)
     for name, tensor in drawn.state_dict().items():
         assert torch.equal(model.state_dict()[name][: len(tensor)], tensor), name
@@ -322,13 +330,17 @@ def test_an_export_gives_the_same_logits_and_answers_in_plain_transformers(runs:
         images = subject.shards.images(subject.split.sample_location(number))
         turns = subject.shards.turns(subject.split.sample_location(number))
         made = dict(processor(list(opened(images)), return_tensors="pt")) if images else {}
-        counts = [tokens_of(*size) for size in subject.split.image_sizes(number)]
+        sizes = subject.split.image_sizes(number)
+        counts, form = [tokens_of(*size) for size in sizes], image_form_of(job.model)
         asked = turns[0].question.replace(f"{IMAGE_TOKEN}\n", "")
         content = [*[{"type": "image"} for _ in images], {"type": "text", "text": asked}]
         message = {"role": "user", "content": content}
         text = tokenizer.apply_chat_template([message], add_generation_prompt=True, tokenize=False)
-        for count in counts:
-            text = text.replace(IMAGE_TOKEN, "<one>" * count, 1)
+        for count, mark in zip(counts, form.marks(sizes), strict=True):
+            if not form.tiles:
+                text = text.replace(IMAGE_TOKEN, "<one>" * count, 1)
+                continue
+            text = text.replace(IMAGE_TOKEN, mark.replace(IMAGE_TOKEN, "<one>" * form.tile_tokens), 1)
         text = text.replace("<one>", IMAGE_TOKEN)
         answer = f" {turns[0].answer}{tokenizer.eos_token}"
         prompt_ids = tokenizer(text, add_special_tokens=False, return_tensors="pt")["input_ids"]

@@ -26,6 +26,7 @@ def row(labels: list[int], images: int = 0) -> Row:
         position_ids=ids,
         image_sha256=tuple(f"image{number}" for number in range(images)),
         image_token_counts=(1,) * images,
+        tiles=images,
         images=(),
         sample_ids=("sample",),
         tokens=ROW_TOKENS,

@@ -148,7 +148,10 @@ def test_what_decides_the_tokens_of_images_names_prepared_data() -> None:
 
 
 SIZES = [({"max_pixels": 4096}, True), ({"min_pixels": 300}, True), ({"seed": 9}, True), ({"freeze": ["tower"]}, False)]
-SIDES_OF_SQUARES = [({"image_size": 8}, True), ({"seed": 9}, True), ({"freeze": ["tower"]}, False)]
+SIDES_OF_SQUARES = [
+    ({"image_size": 8}, True), ({"longest_edge": 64}, True), ({"image_size": 8, "longest_edge": 16}, True),
+    ({"seed": 9}, True), ({"freeze": ["tower"]}, False),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(

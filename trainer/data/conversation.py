@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 import tempfile
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +30,7 @@ IGNORED = -100  # label of a token that does not count in the loss
 TRAINED_PREFIX = "train:"
 PAD, BOS, EOS = "<pad>", "<s>", "</s>"
 BYTES_ALPHABET = 256
+FEW = 4  # tokens that an error names
 CONTROL_TOKEN = re.compile("<[^<>]+>")
 QUESTION_PREFIX, ANSWER_PREFIX = "USER: ", " ASSISTANT:"
 
@@ -66,16 +67,19 @@ def encode_sample(
     turns: Sequence[Turn],
     image_token_counts: Sequence[int],
     tokenizer: PreTrainedTokenizerFast,
-    image_mark: str = IMAGE_TOKEN,
+    image_marks: Sequence[str] | None = None,
 ) -> Encoded:
     """Tokens and labels of a conversation; the k-th `<image>` becomes `image_token_counts[k]` image tokens.
 
-    image_mark: what a family writes for an image, with `<image>` in it.
+    image_marks: what a family writes for each image, with `<image>` in it, once or more often: each then becomes an
+    equal share of the image's tokens. None: the token alone.
     """
+    marks = [IMAGE_TOKEN] * len(image_token_counts) if image_marks is None else image_marks
+    left = iter(marks)
     text = tokenizer.bos_token or ""
     answers = []  # character ranges that count in the loss
     for turn in turns:
-        text += f"{QUESTION_PREFIX}{turn.question.replace(IMAGE_TOKEN, image_mark)}{ANSWER_PREFIX}"
+        text += f"{QUESTION_PREFIX}{_written(turn.question, left)}{ANSWER_PREFIX}"
         start = len(text)
         text += f" {turn.answer}{tokenizer.eos_token}"
         answers.append((start, len(text)))
@@ -85,51 +89,67 @@ def encode_sample(
     for start, stop in answers:
         first, last = bisect_left(starts, start), bisect_left(starts, stop)
         labels[first:last] = ids[first:last]
-    return _with_images(ids, labels, image_token_counts, tokenizer)
+    return _with_images(ids, labels, image_token_counts, marks, tokenizer)
 
 
 def prompt(
     question: str,
     image_token_counts: Sequence[int],
     tokenizer: PreTrainedTokenizerFast,
-    image_mark: str = IMAGE_TOKEN,
+    image_marks: Sequence[str] | None = None,
 ) -> list[int]:
     """Tokens that ask one question about a sample's images; the answer is generated after them.
 
     The images stand where the question marks them, or in front of it when it does not mark all of them (a later turn).
     No counts, no images: the question alone.
     """
+    marks = [IMAGE_TOKEN] * len(image_token_counts) if image_marks is None else image_marks
     if question.count(IMAGE_TOKEN) != len(image_token_counts):
         bare = question.replace(f"{IMAGE_TOKEN}\n", "").replace(IMAGE_TOKEN, "").strip()
         question = f"{IMAGE_TOKEN}\n" * len(image_token_counts) + bare
-    text = f"{tokenizer.bos_token or ''}{QUESTION_PREFIX}{question.replace(IMAGE_TOKEN, image_mark)}{ANSWER_PREFIX}"
+    text = f"{tokenizer.bos_token or ''}{QUESTION_PREFIX}{_written(question, iter(marks))}{ANSWER_PREFIX}"
     ids = tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
-    return _with_images(ids, [IGNORED] * len(ids), image_token_counts, tokenizer).input_ids
+    return _with_images(ids, [IGNORED] * len(ids), image_token_counts, marks, tokenizer).input_ids
+
+
+def _written(question: str, marks: Iterator[str]) -> str:
+    """The question with the next mark in the place of each `<image>`."""
+    first, *behind = question.split(IMAGE_TOKEN)
+    return first + "".join(f"{next(marks)}{text}" for text in behind)
 
 
 def _with_images(
-    ids: list[int], labels: list[int], counts: Sequence[int], tokenizer: PreTrainedTokenizerFast
+    ids: list[int], labels: list[int], counts: Sequence[int], marks: Sequence[str], tokenizer: PreTrainedTokenizerFast
 ) -> Encoded:
-    """Repeat the k-th image token `counts[k]` times."""
+    """Repeat the image tokens of the k-th mark until they are `counts[k]`."""
     image_token = tokenizer.convert_tokens_to_ids(IMAGE_TOKEN)
-    marks = [position for position, token in enumerate(ids) if token == image_token]
-    assert len(marks) == len(counts), f"{len(marks)} image marks, {len(counts)} images"
-    for position, count in zip(reversed(marks), reversed(counts), strict=True):
+    places = [position for position, token in enumerate(ids) if token == image_token]
+    parts = [mark.count(IMAGE_TOKEN) for mark in marks]
+    shares = [count // part for count, part in zip(counts, parts, strict=True) for _ in range(part)]
+    assert len(places) == len(shares), f"{len(places)} image tokens, {len(shares)} in the marks of the images"
+    for position, count in zip(reversed(places), reversed(shares), strict=True):
         ids[position : position + 1] = [image_token] * count
         labels[position : position + 1] = [IGNORED] * count
     return Encoded(ids, labels)
 
 
 def make_tokenizer(
-    name: str, texts: Iterable[str], image_mark: str = IMAGE_TOKEN, *, has_mark: bool = False
+    name: str,
+    texts: Iterable[str],
+    image_mark: str = IMAGE_TOKEN,
+    *,
+    control_tokens: Iterable[str] = (),
+    has_mark: bool = False,
 ) -> PreTrainedTokenizerFast:
     """The tokenizer that `model.tokenizer` names, with every token and the chat template that the format needs.
 
-    `image_mark` is what the family writes for an image: `<image>`, or that between tokens of its own. `texts` is
-    consumed only for `train:N`. `has_mark`: a tokenizer that is not trained here must have the mark's tokens already.
-    Raises ConfigError for a bad N and for missing tokens, UserError (exit 69) when a hub id or folder cannot be loaded.
+    `image_mark` is what the family writes for an image in a prompt: `<image>`, or that between tokens of its own;
+    `control_tokens` are further ones. `texts` is consumed only for `train:N`. `has_mark`: a tokenizer that is not
+    trained here must have all these tokens already. Raises ConfigError for a bad N and for missing tokens, UserError
+    (exit 69) when a hub id or folder cannot be loaded.
     """
-    around = [token for token in dict.fromkeys(CONTROL_TOKEN.findall(image_mark)) if token != IMAGE_TOKEN]
+    tokens = (*CONTROL_TOKEN.findall(image_mark), *control_tokens)
+    around = [token for token in dict.fromkeys(tokens) if token != IMAGE_TOKEN]
     if name.startswith(TRAINED_PREFIX):
         tokenizer = _train(name, texts, around)
     else:
@@ -153,6 +173,11 @@ def load_tokenizer(storage: Storage, folder: str = "tokenizer") -> PreTrainedTok
         for info in storage.list(folder):
             Path(scratch, Path(info.name).name).write_bytes(storage.read(info.name))
         return AutoTokenizer.from_pretrained(scratch)
+
+
+def _few(tokens: list[str]) -> str:
+    more = len(tokens) - FEW
+    return ", ".join(tokens[:FEW]) + (f" and {more} more" if more > 0 else "")
 
 
 def _train(name: str, texts: Iterable[str], around: list[str]) -> PreTrainedTokenizerFast:
@@ -208,7 +233,7 @@ def _pretrained(name: str, around: list[str], *, has_mark: bool) -> Any:
     lacking = [token for token in (IMAGE_TOKEN, *around) if token not in tokenizer.get_vocab()]
     if has_mark and lacking:
         raise ConfigError(
-            f"model.tokenizer {name!r} lacks {', '.join(lacking)}, which the model sees an image by",
+            f"model.tokenizer {name!r} lacks {_few(lacking)}, which the model sees an image by",
             expected="a tokenizer with these tokens, such as that of model.whole",
         )
     missing = {"pad_token": PAD, "eos_token": EOS}

@@ -96,7 +96,7 @@ class Examination:
     def __init__(self, config: JobConfig, tokenizer: PreTrainedTokenizerFast) -> None:
         self._data, self._tokenizer = config.data, tokenizer
         self._image_tokens = image_tokens_of(config.model)
-        self._image_mark = image_form_of(config.model).mark
+        self._form = image_form_of(config.model)
         self._special_tokens = tuple(tokenizer.all_special_tokens)
 
     def __call__(self, entry: Entry | Reject) -> Accepted | Reject:
@@ -119,17 +119,21 @@ class Examination:
             image = check_image(reference.read(), self._data, name=reference.name)
             images.append(image)
             repairs += image.repairs
-        counts = [self._image_tokens(image.width, image.height) for image in images]
+        sizes = [(image.width, image.height) for image in images]
+        counts, marks = [self._image_tokens(*size) for size in sizes], self._form.marks(sizes)
+        if (tiles := self._form.num_tiles(counts)) > self._data.row_images:
+            message = f"{len(images)} images in {tiles} tiles, more than data.row_images {self._data.row_images}"
+            raise RejectedError(RejectCode.CONV_TOO_MANY_IMAGES, message)
         turns = sample.turns
-        encoded = encode_sample(turns, counts, self._tokenizer, self._image_mark)
+        encoded = encode_sample(turns, counts, self._tokenizer, marks)
         while len(encoded.input_ids) > self._data.row_tokens:
             if self._data.over_long == "reject" or len(turns) == 1:
                 message = f"{len(encoded.input_ids)} tokens, more than data.row_tokens {self._data.row_tokens}"
                 raise RejectedError(RejectCode.CONV_TOO_LONG, message)
             turns = turns[:-1]
             kept = sum(turn.question.count(IMAGE_TOKEN) for turn in turns)
-            images, counts = images[:kept], counts[:kept]
-            encoded = encode_sample(turns, counts, self._tokenizer, self._image_mark)
+            images, counts, marks = images[:kept], counts[:kept], marks[:kept]
+            encoded = encode_sample(turns, counts, self._tokenizer, marks)
             repairs.append(Repair.TURNS_DROPPED)
         return Accepted(
             sample.id, sample.where, entry.split, turns, tuple(images), tuple(counts), encoded, tuple(repairs)

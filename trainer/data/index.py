@@ -154,6 +154,10 @@ class SplitIndex:
         names = ("shard", "json_offset", "json_bytes", "image_offsets", "image_bytes")
         return Members(*(self._value(name, number) for name in names))
 
+    def tiles(self, tile_tokens: int) -> NDArray[np.int64]:
+        """(samples,) tiles of each sample's images, which have `tile_tokens` tokens each; 0: no image is cut."""
+        return self.image_tokens // tile_tokens if tile_tokens else self.image_count
+
     def image_sha256(self, number: int) -> list[str]:
         """Content hash of each of the sample's images, in order of their marks."""
         return list(self._value("image_sha256", number))

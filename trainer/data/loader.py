@@ -32,6 +32,7 @@ class Row:
     position_ids: Int64Array  # (row_tokens,) or (axes, row_tokens), restart at 0 for each sample and for the padding
     image_sha256: tuple[str, ...]  # in order of appearance
     image_token_counts: tuple[int, ...]  # of each image
+    tiles: int  # of all images; as many as images where these are not cut
     images: tuple[bytes, ...]  # encoded images in the same order; empty when the loader does not read images
     sample_ids: tuple[str, ...]
     tokens: int  # without padding
@@ -111,9 +112,17 @@ class RowLoader:
             if self._images:
                 images += self._reader.images(self._split.sample_location(number))
         position_ids[..., start:] = np.arange(length - start)
-        ids = tuple(self._split.ids[number] for number in samples)
         return Row(
-            input_ids, labels, position_ids, tuple(sha256), tuple(counts), tuple(images), ids, start, label_tokens
+            input_ids=input_ids,
+            labels=labels,
+            position_ids=position_ids,
+            image_sha256=tuple(sha256),
+            image_token_counts=tuple(counts),
+            tiles=self._form.num_tiles(counts),
+            images=tuple(images),
+            sample_ids=tuple(self._split.ids[number] for number in samples),
+            tokens=start,
+            label_tokens=label_tokens,
         )
 
     def _positions(self, number: int, encoded: Encoded) -> Int64Array:
@@ -124,7 +133,8 @@ class RowLoader:
 
     def _encode(self, number: int) -> Encoded:
         turns = self._reader.turns(self._split.sample_location(number))
-        encoded = encode_sample(turns, self._split.image_token_counts(number), self._tokenizer, self._form.mark)
+        marks = self._form.marks(self._split.image_sizes(number))
+        encoded = encode_sample(turns, self._split.image_token_counts(number), self._tokenizer, marks)
         expected = int(self._split.tokens[number])
         if len(encoded.input_ids) != expected:
             raise DataError(

@@ -51,9 +51,12 @@ class Shard:
     bytes: int
 
 
-def merge(parts: Iterable[Part], folder: Path, config: DataConfig) -> tuple[dict[str, int], list[Shard]]:
+def merge(
+    parts: Iterable[Part], folder: Path, config: DataConfig, tile_tokens: int = 0
+) -> tuple[dict[str, int], list[Shard]]:
     """Write everything but the shards, the tokenizer and DONE into `folder`. Returns the counts, and the shards.
 
+    `tile_tokens`: of each tile of images that are cut, which rows are counted by.
     Raises DataError when too many samples were rejected or a split is empty.
     """
     lines, counts, sheet = IndexWriter(), Counts(), ContactSheet()
@@ -81,7 +84,7 @@ def merge(parts: Iterable[Part], folder: Path, config: DataConfig) -> tuple[dict
     ledger.check()
     lines.write(folder)
     sheet.write(folder)
-    stats = describe(folder, counts, config)
+    stats = describe(folder, counts, config, tile_tokens)
     split_samples = {split: int(stats["splits"][split]["samples"]) for split in SPLITS}
     _check_splits(split_samples, config.held_out_fraction)
     pictures = write_reject_pictures(ledger.examples, folder, config.max_image_pixels)

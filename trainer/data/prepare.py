@@ -159,7 +159,8 @@ def _build(config: JobConfig, source: Source, identity: str, scratch: Path, prog
     if config.data.duplicates == "drop":
         chunks = planned.without_repeats()
         prepared += planned.make(chunks, progress)
-    counts, shards = merge(planned.parts(chunks), folder, config.data)
+    tile_tokens = image_form_of(config.model).tile_tokens
+    counts, shards = merge(planned.parts(chunks), folder, config.data, tile_tokens)
     return _Built(counts, shards, ChunkCounts(len(chunks), prepared))
 
 
@@ -191,7 +192,8 @@ def _build_at_once(config: JobConfig, source: Source, scratch: Path, records: in
 
     examine = Examination(config, load_tokenizer(open_storage(str(folder)), TOKENIZER))
     build_chunk(entries(), chunk, config.data, examine, threads=threads_for(1), report=report)
-    counts, shards = merge([Part("", LocalStorage(chunk), where)], folder, config.data)
+    tile_tokens = image_form_of(config.model).tile_tokens
+    counts, shards = merge([Part("", LocalStorage(chunk), where)], folder, config.data, tile_tokens)
     for shard in shards:
         (chunk / shard.name).rename(folder / shard.new_name)
     return _Built(counts, [], ChunkCounts())
@@ -219,7 +221,10 @@ def _tokenizer(config: JobConfig, source: Source, progress: Progress) -> tuple[A
         total = read
 
     form = image_form_of(config.model)
-    return make_tokenizer(name, training_texts(turns()), form.mark, has_mark=form.is_in_tokenizer), total
+    tokenizer = make_tokenizer(
+        name, training_texts(turns()), form.mark, control_tokens=form.control_tokens, has_mark=form.is_in_tokenizer
+    )
+    return tokenizer, total
 
 
 def _publish(config: JobConfig, identity: str, folder: Path, built: _Built) -> None:

@@ -54,10 +54,12 @@ class RowSequence:
         global_batch_rows: int,
         pack: bool = True,
         shuffle_shards: int = SHUFFLE_SHARDS,
+        tile_tokens: int = 0,
     ) -> None:
+        """`tile_tokens`: of each tile of images that are cut; `row_images` then counts tiles."""
         if not len(split):
             raise DataError(f"the {split.name} split has no samples", expected="at least one sample to make rows of")
-        self._split = split
+        self._split, self._tiles = split, split.tiles(tile_tokens)
         self.row_tokens, self.row_images, self.pack, self.seed = row_tokens, row_images, pack, seed
         self.global_batch_rows, self.shuffle_shards = global_batch_rows, shuffle_shards
         self._plans: dict[int, RowPlan] = {}
@@ -70,7 +72,7 @@ class RowSequence:
             if epoch not in self._plans:
                 self._plans[epoch] = plan_rows(
                     self._split.tokens,
-                    self._split.image_count,
+                    self._tiles,
                     row_tokens=self.row_tokens,
                     row_images=self.row_images,
                     seed=self.seed,

@@ -20,6 +20,7 @@ from trainer.data.rows import plan_rows
 from trainer.data.samples import SPLITS, Split, Turn
 from trainer.data.seen import AnswerCounts, SeenContent
 
+COLUMNS = ["split", "tokens", "label_tokens", "turns", "image_widths", "image_tokens"]
 PERCENTILES = (5, 50, 95, 100)
 HISTOGRAM_BINS = 24
 PACKED_AT_ONCE = 1 << 16  # samples
@@ -47,11 +48,14 @@ def sample_digest(turns: tuple[Turn, ...], image_sha256: list[str]) -> str:
     return short_digest([(turn.question, turn.answer) for turn in turns], image_sha256).hex()
 
 
-def describe(folder: Path, counts: Counts, config: DataConfig) -> dict[str, Any]:
-    """The content of `stats.json`, from the index in `folder`, read piece by piece, and what was counted."""
-    splits = {name: _SplitNumbers(config) for name in SPLITS}
+def describe(folder: Path, counts: Counts, config: DataConfig, tile_tokens: int = 0) -> dict[str, Any]:
+    """The content of `stats.json`, from the index in `folder`, read piece by piece, and what was counted.
+
+    `tile_tokens`: of each tile of images that are cut.
+    """
+    splits = {name: _SplitNumbers(config, tile_tokens) for name in SPLITS}
     with pq.ParquetFile(folder / NAME) as index:
-        for lines in index.iter_batches(columns=["split", "tokens", "label_tokens", "turns", "image_widths"]):
+        for lines in index.iter_batches(columns=COLUMNS):
             for name, numbers in splits.items():
                 numbers.add(lines.filter(pc.equal(lines.column("split"), name)))
     return {
@@ -71,12 +75,12 @@ def describe(folder: Path, counts: Counts, config: DataConfig) -> dict[str, Any]
 class _SplitNumbers:
     """Lengths of a split's samples. Memory grows with the longest sample, not with their number."""
 
-    def __init__(self, config: DataConfig) -> None:
-        self._config = config
+    def __init__(self, config: DataConfig, tile_tokens: int) -> None:
+        self._config, self._tile_tokens = config, tile_tokens
         self._lengths = np.zeros(config.row_tokens + 1, np.int64)  # how many samples have each number of tokens
         self._images = np.zeros(config.row_images + 1, np.int64)  # and each number of images
         self._turns = self._label_tokens = self._rows = 0
-        self._unpacked: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = []  # tokens and images of samples
+        self._unpacked: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = []  # tokens and tiles of samples
 
     def add(self, lines: pa.RecordBatch) -> None:
         """Lines of the index."""
@@ -86,7 +90,10 @@ class _SplitNumbers:
         self._images += np.bincount(images, minlength=len(self._images))
         self._turns += int(lines.column("turns").to_numpy().sum())
         self._label_tokens += int(lines.column("label_tokens").to_numpy().sum())
-        self._unpacked.append((tokens, images))
+        tiles = images
+        if self._tile_tokens:
+            tiles = lines.column("image_tokens").to_numpy().astype(np.int64) // self._tile_tokens
+        self._unpacked.append((tokens, tiles))
         if sum(len(tokens) for tokens, _ in self._unpacked) >= PACKED_AT_ONCE:
             self._pack()
 
@@ -121,9 +128,9 @@ class _SplitNumbers:
         """Count the rows of what was added. A set of more than PACKED_AT_ONCE is packed in parts, of which each ends
         with a row or two that are not full."""
         if self._unpacked:
-            tokens, images = (np.concatenate(arrays) for arrays in zip(*self._unpacked, strict=True))
+            tokens, tiles = (np.concatenate(arrays) for arrays in zip(*self._unpacked, strict=True))
             row_tokens, row_images = self._config.row_tokens, self._config.row_images
-            rows = plan_rows(tokens, images, row_tokens=row_tokens, row_images=row_images, seed=0, epoch=0)
+            rows = plan_rows(tokens, tiles, row_tokens=row_tokens, row_images=row_images, seed=0, epoch=0)
             self._rows += len(rows)
             self._unpacked = []
 

@@ -20,7 +20,7 @@ from trainer.data.shards import ShardReader
 from trainer.digest import weights_sha256
 from trainer.features.reader import missing_images
 from trainer.features.store import DESCRIPTION, features_uri, shard_name, write_description, write_shard
-from trainer.models.pixels import image_preparer
+from trainer.models.pixels import image_preparer, images_within
 from trainer.models.table import family_of
 from trainer.progress import Progress
 from trainer.storage import open_storage
@@ -34,7 +34,7 @@ def build(job: JobConfig, worker: Worker) -> int:
     places = Index.load(prepared_uri).unique_images()
     reader = ShardReader.open(open_storage(prepared_uri), job.data.shard_cache_gib)
     missing = _agree(missing_images(uri, places))
-    size = job.features.shard_images
+    size = images_within(job.model, job.features.shard_images)
     shards = [missing[start : start + size] for start in range(0, len(missing), size)]
     progress = Progress(job.run.run_uri, "cache-features") if worker.is_first else None
     family = family_of(job.model)
@@ -42,6 +42,7 @@ def build(job: JobConfig, worker: Worker) -> int:
     description = {"tower_sha256": weights_sha256(tower)}
     tower = tower.to(worker.device)
     prepare = image_preparer(job.model)
+    at_once = images_within(job.model, job.features.batch_images)
     store = open_storage(uri)
     if worker.is_first and store.stat(DESCRIPTION) is None:
         write_description(store, job.model)
@@ -50,11 +51,12 @@ def build(job: JobConfig, worker: Worker) -> int:
             if number % worker.world_size != worker.rank or store.stat(f"{shard_name(shard)}.json"):
                 continue
             features: dict[str, Tensor] = {}
-            for start in range(0, len(shard), job.features.batch_images):
-                batch = shard[start : start + job.features.batch_images]
+            for start in range(0, len(shard), at_once):
+                batch = shard[start : start + at_once]
                 images = prepare([reader.image(places[sha256]) for sha256 in batch]).to(worker.device)
                 encoded = family.encode(job.model, tower, images.values, images.grids)
-                features |= {sha256: made.cpu() for sha256, made in zip(batch, encoded, strict=True)}
+                each = images.features_of_each(encoded)
+                features |= {sha256: made.cpu() for sha256, made in zip(batch, each, strict=True)}
                 if progress:
                     done = min(len(missing), number * size + len(features))
                     progress.update(done, len(missing), unit="images")

@@ -67,6 +67,7 @@ class ModelShape:
     windows: Windows | None = None
     projector_layers: int = 2
     trained_matrices: tuple[Matrices, ...] = ()  # what else is trained is vectors
+    most_tiles: int = 1  # that one image is cut into; to all that computes a tile is an image, and all here is of tiles
 
     @property
     def images_differ(self) -> bool:

@@ -1,7 +1,8 @@
 """The family `smolvlm`: transformers' SmolVLM, as a whole.
 
-Each image is one tile: the whole of it, resized to the square of `model.image_size`. The parts have the names that the
-other families use: the tower is the vision encoder, and the connector, which puts `scale_factor` x `scale_factor`
+Each image is one tile: the whole of it, resized to the square of `model.image_size`. With `model.longest_edge` it is
+cut into several, and one more shows the whole. To all that computes, a tile is an image. The parts have the names that
+the other families use: the tower is the vision encoder, and the connector, which puts `scale_factor` x `scale_factor`
 patches together to a token, is the projector. Features are what the connector gets: a frozen tower leaves it to
 training.
 """
@@ -20,7 +21,7 @@ from trainer.errors import ConfigError
 from trainer.model_config import ModelConfig
 from trainer.models import whole as native
 from trainer.models.family import Blocks
-from trainer.models.image_tokens import shuffled_tokens
+from trainer.models.image_tokens import image_form_of, image_tokens_of
 from trainer.models.kept_products import recompute_layers
 from trainer.models.lora import adapter_parameters, add_adapters
 from trainer.models.pretrained import load_pretrained
@@ -53,12 +54,12 @@ class SmolVlmFamily:
     """See `trainer.models.family.Family`."""
 
     def image_tokens(self, config: ModelConfig, width: int, height: int) -> int:
-        """Language-model tokens of one image. Constant: every image is resized to one square."""
-        whole = _whole_config(config)
-        return shuffled_tokens(config.image_size, int(whole.vision_config.patch_size), int(whole.scale_factor))
+        """Language-model tokens of an image of `width` x `height` pixels: as many for each of its tiles."""
+        _whole_config(config)
+        return image_tokens_of(config)(width, height)
 
     def feature_shape(self, config: ModelConfig) -> tuple[int, int]:
-        """Of one image (patches, tower_hidden)."""
+        """Of one tile (patches, tower_hidden)."""
         vision = _whole_config(config).vision_config
         return (config.image_size // int(vision.patch_size)) ** 2, int(vision.hidden_size)
 
@@ -67,16 +68,18 @@ class SmolVlmFamily:
         return {**native.description(config), "image_size": config.image_size}
 
     def image_processor(self, config: ModelConfig) -> Any:
-        """Resize to the square, then rescale and normalise. Always by Pillow, as that of `llava`.
+        """Resize to the square or cut into tiles, then rescale and normalise. Always by Pillow, as that of `llava`.
 
-        Not resized before: the step that the published models have there makes tiles of equal size, and with no tiles
-        it only enlarges small images to reduce them again.
+        An image that is one tile is not resized before: the step that the published models have there makes tiles of
+        equal size, and with one tile it only enlarges small images to reduce them again.
         """
-        settings = {
-            "do_image_splitting": False,
-            "do_resize": False,
+        settings: dict[str, Any] = {
+            "do_image_splitting": config.longest_edge is not None,
+            "do_resize": config.longest_edge is not None,
             "max_image_size": {"longest_edge": config.image_size},
         }
+        if config.longest_edge:
+            settings["size"] = {"longest_edge": config.longest_edge}
         if config.tower.weights:
             return load_pretrained(AutoImageProcessor, config.tower, backend="pil", **settings)
         return SmolVLMImageProcessorPil(**settings)
@@ -127,7 +130,7 @@ class SmolVlmFamily:
         return _freeze(model, config)
 
     def shape(self, config: ModelConfig) -> ModelShape:
-        """Sizes, with the parameters counted on the meta device."""
+        """Sizes, with the parameters counted on the meta device. Its images are tiles."""
         whole = _whole_config(config)
         vision, text = whole.vision_config, whole.text_config
         vocabulary = vocabulary_of(config, text)
@@ -139,7 +142,8 @@ class SmolVlmFamily:
         return ModelShape(
             tower=stack_of(vision, tower_layers_of(tower)[0]),
             tower_tokens=patches,
-            image_tokens=self.image_tokens(config, config.image_size, config.image_size),
+            image_tokens=patches // int(whole.scale_factor) ** 2,
+            most_tiles=image_form_of(config).most_tiles,
             feature_width=width * int(whole.scale_factor) ** 2,
             patch_pixels=int(vision.num_channels) * int(vision.patch_size) ** 2,
             language=stack_of(text, language.layers[0]),
@@ -167,7 +171,7 @@ class SmolVlmFamily:
     def encode(
         self, config: ModelConfig, tower: nn.Module, pixel_values: Tensor, grids: Tensor | None = None
     ) -> Tensor:
-        """Features of images: (images, 3, side, side) -> (images, patches, tower_hidden) in bf16.
+        """Features of tiles: (tiles, 3, side, side) -> (tiles, patches, tower_hidden) in bf16.
 
         bf16 is what the cache stores; the online path rounds the same way, so both train on the same numbers.
         """
@@ -177,7 +181,7 @@ class SmolVlmFamily:
         return model.model.vision_model
 
     def project(self, model: nn.Module, features: Tensor) -> Tensor:
-        """(images, patches, tower_hidden) -> (images, tokens, hidden)."""
+        """(tiles, patches, tower_hidden) -> (tiles, tokens, hidden)."""
         return project(model.model.connector, features)
 
     def generation_inputs(
@@ -205,7 +209,7 @@ class SmolVlmFamily:
 
 
 def tower_output(config: ModelConfig, tower: nn.Module, pixel_values: Tensor) -> Tensor:
-    """What the connector gets: (images, 3, side, side) -> (images, patches, tower_hidden).
+    """What the connector gets: (tiles, 3, side, side) -> (tiles, patches, tower_hidden).
 
     The library's own modules without its forward pass, which looks in each step whether an image has padding, and with
     that waits for the GPU: a square that is one image has none.

@@ -76,8 +76,9 @@ class SquareRowModel(nn.Module):
         position_ids: (rows, tokens), restarting at 0 for each sample, which keeps packed samples apart.
         label_index: (labels,), positions in the flattened rows whose *next* token is a label.
         label_ids: (labels,), that token.
-        images: cached features (images, tokens, tower_hidden), or pixel values (images, 3, side, side). With 0 images
-            the projector still runs, so that every rank takes part in every collective.
+        images: cached features (images, tokens, tower_hidden), or pixel values (images, 3, side, side); of images that
+            are cut into tiles, each tile is one here. With 0 images the projector still runs, so that every rank takes
+            part in every collective.
         hidden: what the stage before gives, for a stage that lacks the embedding.
         """
         if hidden is None:
