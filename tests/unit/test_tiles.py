@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from transformers import PreTrainedTokenizerFast, SiglipImageProcessorPil, SmolVLMImageProcessorPil
@@ -63,6 +63,7 @@ EDGES = st.tuples(st.integers(3, 17), st.integers(2, 7))
 
 
 @settings(max_examples=300, deadline=None)
+@example(width=1, height=49, sizes=(7, 7))
 @given(width=st.integers(1, 400), height=st.integers(1, 400), sizes=EDGES)
 def test_an_image_of_any_size_has_the_rows_and_columns_that_the_librarys_processor_cuts(
     width: int, height: int, sizes: tuple[int, int]
@@ -73,7 +74,12 @@ def test_an_image_of_any_size_has_the_rows_and_columns_that_the_librarys_process
         max_image_size={"longest_edge": side}, size={"longest_edge": side * times}, do_pad=False
     )
     blank = Image.new("RGB", (width, height))
-    cut = processor([[blank]], return_row_col_info=True, return_tensors="np")
+    try:
+        cut = processor([[blank]], return_row_col_info=True, return_tensors="np")
+    except ValueError:  # of a strip it leaves no pixel
+        assert max(width, height) / min(width, height) >= times * side
+        assert min(tiles.of(width, height)) == 1
+        return
     assert tiles.of(width, height) == (cut["rows"][0][0], cut["cols"][0][0])
     assert tiles.count(width, height) == len(cut["pixel_values"][0]) <= tiles.most
     missing = [token for token in _control_tokens(tiles.mark(width, height)) if token not in tiles.control_tokens]

@@ -50,14 +50,17 @@ class ImageTiles:
         return max(1, _even(int(self.longest_edge * ratio))), self.longest_edge
 
     def of(self, width: int, height: int) -> tuple[int, int]:
-        """Rows and columns of tiles of an image of `width` x `height` pixels, without the tile that shows the whole."""
+        """Rows and columns of tiles of an image of `width` x `height` pixels, without the tile that shows the whole.
+
+        A strip has one tile across, also where the processor's arithmetic leaves it no pixel and it fails.
+        """
         width, height = self.resized(width, height)
         ratio = width / height
         if width >= height:
             columns = math.ceil(width / self.side)
-            return math.ceil(int(columns * self.side / ratio) / self.side), columns
+            return max(1, math.ceil(int(columns * self.side / ratio) / self.side)), columns
         rows = math.ceil(height / self.side)
-        return rows, math.ceil(int(rows * self.side * ratio) / self.side)
+        return rows, max(1, math.ceil(int(rows * self.side * ratio) / self.side))
 
     def count(self, width: int, height: int) -> int:
         """Tiles of an image of `width` x `height` pixels, with the one that shows the whole."""
