@@ -68,7 +68,8 @@ def predicted(case: Case) -> list[dict[str, int]]:
     config = case.config(case.changes["train.pipeline_parallel"] * case.changes.get("train.tensor_parallel", 1))
     shape = family_of(config.model).shape(config.model)
     count = config.train.pipeline_parallel
-    stages = stages_of(shape.language.layers, config.train.stages, None)  # without data there is no mean row to cut by
+    # Without data there is no mean row to cut by.
+    stages = stages_of(shape.language.layers, config.train.stages, None, image_layers=shape.image_layers)
     mixes = [(case.rows.images // case.rows.rows, case.rows.label_tokens // case.rows.rows)]
     found = []
     for number in range(count):
