@@ -18,6 +18,7 @@ from benchmarks.measure_memory import measure
 from benchmarks.memory_cases import Case
 from pipelines.planner.memory import fullest
 from pipelines.planner.stage_memory import stage_moments
+from trainer.model_config import GRID_FAMILIES
 from trainer.models.table import family_of
 from trainer.strategies.pipeline_stages import stages_of
 from trainer.worker import run_worker, start_worker
@@ -49,7 +50,8 @@ CASES = {
 
 
 # Two stages of two ranks that split their layers.
-SPLIT = {"train.pipeline_parallel": 2, "train.tensor_parallel": 2, "model.language_model.config.num_hidden_layers": 6}
+PAIR = {"train.pipeline_parallel": 2, "train.tensor_parallel": 2}
+SPLIT = {**PAIR, "model.language_model.config.num_hidden_layers": 6}
 SPLIT_CASES = {
     "tp+pp+dp": Case("tp+pp+dp", SPLIT, passes=4),
     "tp+pp+dp adapters": Case("tp+pp+dp", {**SPLIT, "model.lora": {"rank": 8}}, passes=4),
@@ -60,6 +62,31 @@ SPLIT_CASES = {
     "tp+pp+dp tower trained": Case(
         "tp+pp+dp", {**SPLIT, "model.freeze": [], "features.cache": "off"}, passes=4, cached=False
     ),
+}
+
+
+# Of Qwen-VL, whose first stage has the layers that DeepStack adds to.
+LAYERS = "model.whole.config.text_config.num_hidden_layers"
+NATIVE_DEEP, NATIVE_SPLIT = ({**changes, LAYERS: 6} for changes in ({"train.pipeline_parallel": STAGES}, PAIR))
+CASES |= {
+    f"{family} {name}": Case("pp", {**NATIVE_DEEP, **changes}, passes=passes, cached=cached, family=family)
+    for family in GRID_FAMILIES
+    for name, changes, passes, cached in [
+        ("pp", {}, 4, True),
+        ("pp bf16 online", {"train.precision": "bf16", "features.cache": "off"}, 4, False),
+        ("pp tower trained", {"model.freeze": [], "features.cache": "off"}, 4, False),
+        ("pp bf16 checkpointing", {"train.precision": "bf16", "train.activation_checkpointing": "full"}, 4, True),
+        ("pp adapters", {"model.lora": {"rank": 8}}, 4, True),
+        ("pp interleaved", {"train.virtual_stages": 2, LAYERS: 8}, 6, True),
+    ]
+}
+SPLIT_CASES |= {
+    f"{family} {name}": Case("tp+pp+dp", {**NATIVE_SPLIT, **changes}, passes=4, cached=cached, family=family)
+    for family in GRID_FAMILIES
+    for name, changes, cached in [
+        ("tp+pp+dp tower trained", {"model.freeze": [], "features.cache": "off"}, False),
+        ("tp+pp+dp shared tokens bf16", {"train.sequence_parallel": True, "train.precision": "bf16"}, True),
+    ]
 }
 
 
