@@ -72,11 +72,9 @@ CASES |= {
     f"{family} {name}": Case("pp", {**NATIVE_DEEP, **changes}, passes=passes, cached=cached, family=family)
     for family in GRID_FAMILIES
     for name, changes, passes, cached in [
-        ("pp", {}, 4, True),
         ("pp bf16 online", {"train.precision": "bf16", "features.cache": "off"}, 4, False),
         ("pp tower trained", {"model.freeze": [], "features.cache": "off"}, 4, False),
         ("pp bf16 checkpointing", {"train.precision": "bf16", "train.activation_checkpointing": "full"}, 4, True),
-        ("pp adapters", {"model.lora": {"rank": 8}}, 4, True),
         ("pp interleaved", {"train.virtual_stages": 2, LAYERS: 8}, 6, True),
     ]
 }
