@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
+from unittest.mock import Mock
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -12,13 +15,18 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from benchmarks.flop_cases import model_config
+from benchmarks.memory_cases import Case
 from benchmarks.tiny_native import model_section
 from benchmarks.tiny_runs import merged
+from pipelines.planner.row_load import RowLoad
+from pipelines.planner.throughput import row_flops
+from trainer.config import JobConfig
 from trainer.errors import ConfigError
 from trainer.model_config import GRID_FAMILIES, ModelConfig
 from trainer.models.family import Stage
 from trainer.models.model_stage import reduce_to_stage, stage_view
 from trainer.models.table import family_of
+from trainer.parts import mean_row_flops
 from trainer.strategies.pipeline_stages import Costs, cut, end_costs, schedule_passes, stages_of
 from trainer.trace_rows import RowShape, inputs_of
 
@@ -65,6 +73,20 @@ def test_layers_behind_which_images_are_added_stay_together(layers: int, image_l
     assert len(stages_of(layers, most, None, image_layers=image_layers)[0].layers) == image_layers
     with pytest.raises(ConfigError, match=rf"(?s){most + 1} stages \(train\.pipeline_parallel.* at most {most} stages"):
         stages_of(layers, most + 1, None, image_layers=image_layers)
+
+
+def test_the_trainer_cuts_for_the_mean_image_as_the_plan_does() -> None:
+    config = Case("pp", family="qwen2_5_vl").config(2)
+    shape = family_of(config.model).shape(config.model)
+    images, of_images, labels = np.array([2, 0, 1]), np.array([14, 0, 7]), np.array([40, 50, 60])
+    split: Any = SimpleNamespace(image_count=images, image_tokens=of_images, label_tokens=labels)
+    job, sequence = cast(JobConfig, config), Mock(num_rows=Mock(return_value=2))
+    load = RowLoad.from_index(
+        config, samples=3, tokens=200, images=3, image_tokens=21, label_tokens=150, rows=2, steps=1
+    )
+    planned = row_flops(config, load.sized(shape), load, cached=False)
+    assert mean_row_flops(job, shape, split, sequence, cached=False) == planned
+    assert planned != row_flops(config, shape, load, cached=False), "the largest image is another one"
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -131,13 +153,13 @@ def test_a_model_that_works_on_hidden_states_outside_of_its_layers_is_refused() 
 
 
 def built(name: str) -> nn.Module:
-    """The training module with the same random weights each time."""
+    """The training module with the same random weights each time, so large that attention tells places apart."""
     config = CONFIGS[name]
     family = family_of(config)
     torch.manual_seed(0)
     model = family.skeleton(config, vocabulary=VOCABULARY)
     for parameter in model.parameters():
-        nn.init.normal_(parameter, std=0.1)
+        nn.init.normal_(parameter, mean=float(parameter.ndim < 2), std=0.2)
     if name.endswith("tied"):
         model.lm_head.weight = model.model.language_model.embed_tokens.weight
     return family.training_module(config, model, cached=False)
