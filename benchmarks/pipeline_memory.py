@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -65,26 +66,38 @@ SPLIT_CASES = {
 }
 
 
-# Of Qwen-VL, whose first stage has the layers that DeepStack adds to.
+# Of Qwen-VL, of which the first stage has the layers that DeepStack adds to.
 LAYERS = "model.whole.config.text_config.num_hidden_layers"
-NATIVE_DEEP, NATIVE_SPLIT = ({**changes, LAYERS: 6} for changes in ({"train.pipeline_parallel": STAGES}, PAIR))
+BF16: dict[str, Any] = {"train.precision": "bf16"}
+ONLINE: dict[str, Any] = {"features.cache": "off"}
+TOWER_TRAINED: dict[str, Any] = {"model.freeze": [], **ONLINE}
+CHECKPOINTING: dict[str, Any] = {"train.activation_checkpointing": "full"}
+INTERLEAVED: dict[str, Any] = {"train.virtual_stages": 2, LAYERS: 8}
+SHARED: dict[str, Any] = {"train.sequence_parallel": True}
+
+
+def _native(strategy: str, changes: dict[str, Any], *, passes: int = 4, cached: bool = True) -> Case:
+    ranks = {"train.pipeline_parallel": STAGES} if strategy == "pp" else PAIR
+    return Case(strategy, {**ranks, LAYERS: 6, **changes}, passes=passes, cached=cached)
+
+
 CASES |= {
-    f"{family} {name}": Case("pp", {**NATIVE_DEEP, **changes}, passes=passes, cached=cached, family=family)
+    f"{family} {name}": replace(case, family=family)
     for family in GRID_FAMILIES
-    for name, changes, passes, cached in [
-        ("pp bf16 online", {"train.precision": "bf16", "features.cache": "off"}, 4, False),
-        ("pp tower trained", {"model.freeze": [], "features.cache": "off"}, 4, False),
-        ("pp bf16 checkpointing", {"train.precision": "bf16", "train.activation_checkpointing": "full"}, 4, True),
-        ("pp interleaved", {"train.virtual_stages": 2, LAYERS: 8}, 6, True),
-    ]
+    for name, case in {
+        "pp bf16 online": _native("pp", BF16 | ONLINE, cached=False),
+        "pp tower trained": _native("pp", TOWER_TRAINED, cached=False),
+        "pp bf16 checkpointing": _native("pp", BF16 | CHECKPOINTING),
+        "pp interleaved": _native("pp", INTERLEAVED, passes=6),
+    }.items()
 }
 SPLIT_CASES |= {
-    f"{family} {name}": Case("tp+pp+dp", {**NATIVE_SPLIT, **changes}, passes=4, cached=cached, family=family)
+    f"{family} {name}": replace(case, family=family)
     for family in GRID_FAMILIES
-    for name, changes, cached in [
-        ("tp+pp+dp tower trained", {"model.freeze": [], "features.cache": "off"}, False),
-        ("tp+pp+dp shared tokens bf16", {"train.sequence_parallel": True, "train.precision": "bf16"}, True),
-    ]
+    for name, case in {
+        "tp+pp+dp tower trained": _native("tp+pp+dp", TOWER_TRAINED, cached=False),
+        "tp+pp+dp shared tokens bf16": _native("tp+pp+dp", SHARED | BF16),
+    }.items()
 }
 
 
