@@ -118,10 +118,13 @@ class _Stage:
 
     @classmethod
     def traced(cls, config: RunConfig, shape: ModelShape, stage: Stage, mix: Mix, from_one_row: bool) -> _Stage:
-        """Layers are equal, so traces of one and of two of them give any number. Those behind which images are added
-        come before these."""
+        """Layers are equal, so traces of one and of two of them give any number.
+
+        Before these come the layers behind which images are added, and the one during which the library still holds
+        what the last of them gave.
+        """
         layers, rows = len(stage.layers), config.train.micro_batch_rows
-        few = min(layers, 1 + (shape.image_layers if stage.is_first else 0))
+        few = min(layers, shape.image_layers + 2 if stage.is_first and shape.image_layers else 1)
         traced_rows = 1 if from_one_row else rows
         times = rows // traced_rows
         one, two = (
