@@ -141,9 +141,10 @@ def test_few_layers_of_a_native_model_say_what_many_hold(family: str) -> None:
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
 def test_few_layers_of_a_native_models_first_stage_say_what_many_hold(family: str) -> None:
     """Two levels are added to the first layers of Qwen3-VL."""
-    config = Case("pp", {"features.cache": "off"}, cached=False, family=family).config(2)
+    deep = {"features.cache": "off", "model.whole.config.text_config.num_hidden_layers": 8}
+    config = Case("pp", deep, cached=False, family=family).config(2)
     shape = architecture(config).shape
-    stage = Stage(range(5), is_first=True, is_last=False)
+    stage = Stage(range(7), is_first=True, is_last=False)
     found = stage_memory._Stage.traced(config, shape, stage, (2, 40), from_one_row=False)
     whole = trace_stage(
         config.model,
