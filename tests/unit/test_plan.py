@@ -22,6 +22,7 @@ from pipelines.planner.device_memory import estimate_memory
 from pipelines.planner.layout import STRATEGIES, make_layout
 from pipelines.planner.memory import GIB, fullest, training_moments
 from pipelines.planner.plan import Plan, plan_run
+from tests.short_form import only_whole
 from trainer.model_config import ModelConfig
 from trainer.models.family import Stage
 from trainer.models.recompute import Recompute
@@ -138,7 +139,7 @@ def test_few_layers_of_a_native_model_say_what_many_hold(family: str) -> None:
     assert sum(found.backward.values()) == whole.backward.total_bytes
 
 
-@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
+@pytest.mark.parametrize("family", [pytest.param("qwen2_5_vl", marks=only_whole), "qwen3_vl"])
 def test_few_layers_of_a_native_models_first_stage_say_what_many_hold(family: str) -> None:
     """Two levels are added to the first layers of Qwen3-VL."""
     deep = {"features.cache": "off", "model.whole.config.text_config.num_hidden_layers": 8}
