@@ -174,14 +174,14 @@ def mean_row_flops(
     job: JobConfig, shape: ModelShape, split: SplitIndex, sequence: RowSequence, *, cached: bool
 ) -> RowFlops:
     """What a row of the first epoch takes, in the mean."""
-    rows, images = sequence.num_rows(0), int(split.image_count.sum())
+    rows = sequence.num_rows(0)
     label_tokens = int(split.label_tokens.sum()) / rows
-    if images:  # where they differ, the mean one
+    if images := int(split.image_count.sum()):  # where they differ, the mean one
         shape = shape.of_images(max(1, round(int(split.image_tokens.sum()) / images)))
     return flops_per_row(
         shape,
         row_tokens=job.data.row_tokens,
-        images=images / rows,
+        images=int(split.image_count.sum()) / rows,
         label_tokens=label_tokens,
         cached=cached,
         activation_checkpointing=job.train.activation_checkpointing,

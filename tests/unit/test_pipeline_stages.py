@@ -79,7 +79,9 @@ def test_the_trainer_cuts_for_the_mean_image_as_the_plan_does() -> None:
     config = Case("pp", family="qwen2_5_vl").config(2)
     shape = family_of(config.model).shape(config.model)
     images, of_images, labels = np.array([2, 0, 1]), np.array([14, 0, 7]), np.array([40, 50, 60])
-    split: Any = SimpleNamespace(image_count=images, image_tokens=of_images, label_tokens=labels)
+    split: Any = SimpleNamespace(
+        image_count=images, image_tokens=of_images, label_tokens=labels, tiles=lambda _tile_tokens: images
+    )
     job, sequence = cast(JobConfig, config), Mock(num_rows=Mock(return_value=2))
     load = RowLoad.from_index(
         config, samples=3, tokens=200, images=3, image_tokens=21, label_tokens=150, rows=2, steps=1
