@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from benchmarks.measure_memory import measure
 from benchmarks.memory_cases import Case
 from pipelines.planner.memory import fullest
 from pipelines.planner.stage_memory import stage_moments
+from trainer.model_config import GRID_FAMILIES
 from trainer.models.table import family_of
 from trainer.strategies.pipeline_stages import stages_of
 from trainer.worker import run_worker, start_worker
@@ -49,7 +51,8 @@ CASES = {
 
 
 # Two stages of two ranks that split their layers.
-SPLIT = {"train.pipeline_parallel": 2, "train.tensor_parallel": 2, "model.language_model.config.num_hidden_layers": 6}
+PAIR = {"train.pipeline_parallel": 2, "train.tensor_parallel": 2}
+SPLIT = {**PAIR, "model.language_model.config.num_hidden_layers": 6}
 SPLIT_CASES = {
     "tp+pp+dp": Case("tp+pp+dp", SPLIT, passes=4),
     "tp+pp+dp adapters": Case("tp+pp+dp", {**SPLIT, "model.lora": {"rank": 8}}, passes=4),
@@ -63,12 +66,48 @@ SPLIT_CASES = {
 }
 
 
+# Of Qwen-VL, of which the first stage has the layers that DeepStack adds to.
+LAYERS = "model.whole.config.text_config.num_hidden_layers"
+BF16: dict[str, Any] = {"train.precision": "bf16"}
+ONLINE: dict[str, Any] = {"features.cache": "off"}
+TOWER_TRAINED: dict[str, Any] = {"model.freeze": [], **ONLINE}
+CHECKPOINTING: dict[str, Any] = {"train.activation_checkpointing": "full"}
+INTERLEAVED: dict[str, Any] = {"train.virtual_stages": 2, LAYERS: 8}
+SHARED: dict[str, Any] = {"train.sequence_parallel": True}
+
+
+def _native(strategy: str, changes: dict[str, Any], *, passes: int = 4, cached: bool = True) -> Case:
+    ranks = {"train.pipeline_parallel": STAGES} if strategy == "pp" else PAIR
+    return Case(strategy, {**ranks, LAYERS: 6, **changes}, passes=passes, cached=cached)
+
+
+CASES |= {
+    f"{family} {name}": replace(case, family=family)
+    for family in GRID_FAMILIES
+    for name, case in {
+        "pp bf16 online": _native("pp", BF16 | ONLINE, cached=False),
+        "pp tower trained": _native("pp", TOWER_TRAINED, cached=False),
+        "pp bf16 checkpointing": _native("pp", BF16 | CHECKPOINTING),
+        "pp interleaved": _native("pp", INTERLEAVED, passes=6),
+    }.items()
+}
+SPLIT_CASES |= {
+    f"{family} {name}": replace(case, family=family)
+    for family in GRID_FAMILIES
+    for name, case in {
+        "tp+pp+dp tower trained": _native("tp+pp+dp", TOWER_TRAINED, cached=False),
+        "tp+pp+dp shared tokens bf16": _native("tp+pp+dp", SHARED | BF16),
+    }.items()
+}
+
+
 def predicted(case: Case) -> list[dict[str, int]]:
     """The planner's bytes in each stage: what can be counted, and all that is held at the fullest moment."""
     config = case.config(case.changes["train.pipeline_parallel"] * case.changes.get("train.tensor_parallel", 1))
     shape = family_of(config.model).shape(config.model)
     count = config.train.pipeline_parallel
-    stages = stages_of(shape.language.layers, config.train.stages, None)  # without data there is no mean row to cut by
+    # Without data there is no mean row to cut by.
+    stages = stages_of(shape.language.layers, config.train.stages, None, image_layers=shape.image_layers)
     mixes = [(case.rows.images // case.rows.rows, case.rows.label_tokens // case.rows.rows)]
     found = []
     for number in range(count):

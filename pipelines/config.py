@@ -35,7 +35,7 @@ from trainer.config import CheckpointConfig, DataConfig, EvaluateConfig, Feature
 from trainer.model_config import GRID_FAMILIES, MOST_ASPECT, ModelConfig
 from trainer.redaction import known_form
 from trainer.section import Section
-from trainer.train_config import PIPELINE_PARALLEL, TrainConfig
+from trainer.train_config import TrainConfig
 
 BUILTIN_SOURCES = ("builtin:digits", "builtin:easy-vqa", "builtin:openmoji")
 ALL_REDUCE_STRATEGIES = ("ddp", "zero1", "zero2", "hsdp")
@@ -232,13 +232,7 @@ def _model_registry_problems(config: RunConfig) -> Iterator[Problem]:
 
 
 def _grid_family_problems(config: RunConfig) -> Iterator[Problem]:
-    model, train, data = config.model, config.train, config.data
-    if train.strategy in PIPELINE_PARALLEL:
-        yield Problem(
-            "train.strategy",
-            f"found {train.strategy} with model.family {model.family}, which is not cut into stages yet; expected "
-            "fsdp, tp, or another strategy that slices weights, splits layers or copies them",
-        )
+    model, data = config.model, config.data
     if data.max_image_aspect > MOST_ASPECT:
         yield Problem(
             "data.max_image_aspect",

@@ -94,7 +94,7 @@ def build_parts(job: JobConfig, worker: Worker) -> Parts:
     if job.train.pipeline_parallel > 1:
         shape = family.shape(job.model)
         row_flops = mean_row_flops(job, shape, split, sequence, cached=cached)
-        stages_of(shape.language.layers, job.train.stages, row_flops)
+        stages_of(shape.language.layers, job.train.stages, row_flops, image_layers=shape.image_layers)
     model = family.build(job.model, tokenizer)
     torch.manual_seed(replica.count * job.train.seed + replica.index)  # copies do not drop out alike, their ranks do
     tower_sha256 = weights_sha256(family.tower(model)) if "tower" in job.model.freeze else ""
@@ -185,6 +185,8 @@ def mean_row_flops(
     """What a row of the first epoch takes, in the mean."""
     rows = sequence.num_rows(0)
     label_tokens = int(split.label_tokens.sum()) / rows
+    if images := int(split.image_count.sum()):  # where they differ, the mean one
+        shape = shape.of_images(max(1, round(int(split.image_tokens.sum()) / images)))
     return flops_per_row(
         shape,
         row_tokens=job.data.row_tokens,

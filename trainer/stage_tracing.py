@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from trainer.model_config import ModelConfig
+from trainer.model_config import GRID_FAMILIES, ModelConfig
 from trainer.models.family import Stage
 from trainer.models.recompute import Recompute
 from trainer.models.table import family_of
 from trainer.strategies.split import cut
 from trainer.trace_results import Compute, StageTrace
-from trainer.trace_rows import RowShape, inputs_of
-from trainer.tracing import MemoryTracker, square_regions, without_checks
+from trainer.trace_rows import RowShape, image_grids, inputs_of
+from trainer.tracing import MemoryTracker, pass_through, regions_of, without_checks
 
 FP32_BYTES = 4
 
@@ -43,20 +44,30 @@ def trace_stage(
             config,
             vocabulary=vocabulary,
             language_layers=max(1, len(layers)),
-            one_inner_tower_layer=not stage.is_first or cached,  # this stage has no tower
+            # Without a tower in this stage, or with one that `pass_through` runs in part.
+            one_inner_tower_layer=not stage.is_first or "tower" in config.freeze,
         )
         module = family.training_module(config, model, cached=cached).train()
         recompute.apply(family, module)
         blocks = family.blocks(module)
         width = int(blocks.embedding.weight.shape[1])
+        if not stage.is_first:
+            blocks = dataclasses.replace(blocks, image_layers=0)  # its layers are later ones than their numbers say
         like_it = Stage(layers, stage.is_first, stage.is_last)
         blocks.reduce_to(like_it)
+        if stage.is_first:
+            pass_through(blocks.tower_layers)
         if tensor_parallel > 1:
             cut(blocks, tensor_parallel, like_it, sequence=sequence_parallel)
         inputs = inputs_of(config, shape, vocabulary, cached=cached)
         passed_on = (shape.rows, shape.tokens, width)
         if not stage.is_first:
             inputs |= {"images": inputs["images"][:0].clone(), "hidden": torch.zeros(passed_on, requires_grad=True)}
+            inputs.pop("image_grids", None)
+        elif config.family in GRID_FAMILIES:
+            from trainer.models.qwen_trace import tell_sizes
+
+            tell_sizes(module, [rows * columns for rows, columns in image_grids(config, shape)])
         gradient = None if stage.is_last else torch.zeros(passed_on)
         return _trace(module, inputs, gradient, compute, passed_on_bytes=FP32_BYTES * math.prod(passed_on))
 
@@ -69,7 +80,7 @@ def _trace(
         if parameter.requires_grad:
             parameter.grad = torch.zeros_like(parameter)
             held.append(parameter.grad)
-    with MemoryTracker(held, module.parameters(), square_regions(module)) as tracker:
+    with MemoryTracker(held, module.parameters(), regions_of(module)) as tracker:
         with torch.autocast("cpu", torch.bfloat16, enabled=compute == "autocast"):
             output = module(**inputs)
         kept = tracker.held

@@ -63,7 +63,7 @@ def trace_step(
             config,
             vocabulary=vocabulary,
             language_layers=language_layers,
-            one_inner_tower_layer="tower" in config.freeze and not every_layer,  # which `_pass_through` runs in part
+            one_inner_tower_layer="tower" in config.freeze and not every_layer,  # which `pass_through` runs in part
         )
         module = family.training_module(config, model, cached=cached).train()
         recompute.apply(family, module)
@@ -74,7 +74,7 @@ def trace_step(
         if gathered:
             keep_no_gathered_weights(module)
         if not every_layer:
-            _pass_through(family.blocks(module).tower_layers)
+            pass_through(family.blocks(module).tower_layers)
         if compute == "bf16 weights":
             for parameter in module.parameters():
                 if parameter.requires_grad:
@@ -89,7 +89,7 @@ def trace_step(
         return trace_module(module, inputs, compute, lambda parameter: not sliced or id(parameter) in in_layers)
 
 
-def _pass_through(layers: Sequence[nn.Module]) -> None:
+def pass_through(layers: Sequence[nn.Module]) -> None:
     """Let frozen layers between the first and the last make their output and nothing else. They leave nothing behind
     but that, and inside them they are as full as the last one, which runs when all these outputs are there."""
     if any(parameter.requires_grad for layer in layers for parameter in layer.parameters()):
@@ -111,7 +111,7 @@ def trace_module(
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
             held.append(parameter.grad)
-    with MemoryTracker(held, module.parameters(), _regions(module)) as tracker:
+    with MemoryTracker(held, module.parameters(), regions_of(module)) as tracker:
         with torch.autocast("cpu", torch.bfloat16, enabled=compute == "autocast"):
             loss = module(**inputs)
         forward = tracker.take_peak(next_category="backward")
@@ -219,15 +219,18 @@ class MemoryTracker(TorchDispatchMode):
         self._held_bytes -= num_bytes
 
 
-def _regions(module: nn.Module) -> list[tuple[nn.Module, Category]]:
-    """The parts of a model whose activations have names of their own; the rest is the head and the loss."""
+def regions_of(module: nn.Module) -> list[tuple[nn.Module, Category]]:
+    """The parts of a model, or of a stage of one, whose activations have names of their own; the rest is the head and
+    the loss."""
     if isinstance(module, SquareRowModel):
-        return square_regions(module)
-    return [(module, "vision"), (module.model.model.language_model, "language")]  # all before the language model
+        return _square_regions(module)
+    base = module.model.model
+    vision: list[tuple[nn.Module, Category]] = [] if base.visual is None else [(module, "vision")]
+    return [*vision, (base.language_model, "language")]  # all before the language model is vision
 
 
-def square_regions(module: SquareRowModel) -> list[tuple[nn.Module, Category]]:
-    """The same of a family whose images are all one square, or of a stage of one."""
+def _square_regions(module: SquareRowModel) -> list[tuple[nn.Module, Category]]:
+    """The same of a family whose images are all one square."""
     vision = [] if module.projector is None else [module.projector]
     if module.tower is not None:
         vision += [module.tower] if module.wiring.calls_tower else module.tower.children()

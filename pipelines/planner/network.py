@@ -214,8 +214,8 @@ def _fullest_stage(layout: Layout, shape: ModelShape, work: Work) -> Stage:
         sums = work.micro_steps * in_layers if layout.tensor_parallel > 1 else 0.0
         return sums + _stage_gradients(layout, shape, work, stage) * (layout.data_parallel > 1)
 
-    stages = work.stages or by_rank(stages_of(shape.language.layers, layout.stages, None), layout)
-    return max(stages, key=sent)
+    cut = stages_of(shape.language.layers, layout.stages, None, image_layers=shape.image_layers)
+    return max(work.stages or by_rank(cut, layout), key=sent)
 
 
 def _stage_gradients(layout: Layout, shape: ModelShape, work: Work, stage: Stage) -> float:
@@ -254,7 +254,7 @@ def _tensor_sums(layout: Layout, shape: ModelShape, work: Work, stage: Stage) ->
 
 def _num_shared(shape: ModelShape, work: Work, stage: Stage) -> int:
     """Layers whose tokens ranks share: not those behind which a level of the tower is added (DeepStack)."""
-    return sum(number >= shape.levels - 1 for number in stage.layers) if work.sequence_parallel else 0
+    return sum(number >= shape.image_layers for number in stage.layers) if work.sequence_parallel else 0
 
 
 def _shared_layers(layout: Layout, shape: ModelShape, work: Work, stage: Stage) -> tuple[float, float]:

@@ -118,15 +118,22 @@ class _Stage:
 
     @classmethod
     def traced(cls, config: RunConfig, shape: ModelShape, stage: Stage, mix: Mix, from_one_row: bool) -> _Stage:
-        """Layers are equal, so traces of one and of two of them give any number."""
+        """Layers are equal, so traces of one and of two of them give any number.
+
+        Before these come the layers behind which images are added, and the one during which the library still holds
+        what the last of them gave.
+        """
         layers, rows = len(stage.layers), config.train.micro_batch_rows
+        few = min(layers, shape.image_layers + 2 if stage.is_first and shape.image_layers else 1)
         traced_rows = 1 if from_one_row else rows
         times = rows // traced_rows
-        one, two = (_traced_stage(config, shape, stage, mix, traced_rows, min(layers, number)) for number in (1, 2))
+        one, two = (
+            _traced_stage(config, shape, stage, mix, traced_rows, min(layers, number)) for number in (few, few + 1)
+        )
 
         def extended(first: Held, second: Held) -> Counter[str]:
-            few, more = Counter(first.bytes_by_category), Counter(second.bytes_by_category)
-            whole = {name: few[name] + max(0, layers - 1) * (more[name] - few[name]) for name in {*few, *more}}
+            less, more = Counter(first.bytes_by_category), Counter(second.bytes_by_category)
+            whole = {name: less[name] + (layers - few) * (more[name] - less[name]) for name in {*less, *more}}
             return Counter({name: count * (1 if name == WEIGHT_COPIES else times) for name, count in whole.items()})
 
         return cls(

@@ -19,7 +19,7 @@ def planned_stages(
 ) -> tuple[Stage, ...]:
     """Where the trainer will cut the model for rows like these. Raises ConfigError for more stages than layers."""
     row = flops_per_row(
-        shape,
+        load.sized(shape),
         row_tokens=load.row_tokens,
         images=load.images_per_row,
         label_tokens=load.label_tokens_per_row,
@@ -28,7 +28,7 @@ def planned_stages(
         loss_chunks=config.train.loss_chunks(config.train.micro_batch_rows * load.label_tokens_per_row),
         feature_layer=config.model.feature_layer,
     )
-    return tuple(stages_of(shape.language.layers, layout.stages, row))
+    return tuple(stages_of(shape.language.layers, layout.stages, row, image_layers=shape.image_layers))
 
 
 def by_rank(stages: Sequence[Stage], layout: Layout) -> tuple[Stage, ...]:

@@ -14,7 +14,6 @@ from pipelines.planner.layout import STRATEGIES
 from pipelines.planner.prices import Prices
 from pipelines.planner.splitting import require_splittable
 from trainer.errors import ConfigError
-from trainer.model_config import GRID_FAMILIES
 from trainer.strategies.pipeline_stages import stages_of
 from trainer.train_config import COMPILING, OFFLOADING, PIPELINE_PARALLEL, TENSOR_PARALLEL
 
@@ -79,8 +78,7 @@ class Degrees:
     def of(cls, model: Architecture, places: Iterable[Cluster], *, cached: bool, sequence: bool = False) -> Degrees:
         """All that some of the clusters have GPUs for, and that the trainer's own checks let through."""
         places = list(places)
-        layers = model.shape.language.layers
-        is_cut = model.model.family not in GRID_FAMILIES  # whose stages the run file's own checks refuse
+        layers, in_first = model.shape.language.layers, model.shape.image_layers
         return cls(
             # Ranks that split a layer wait for each other's sums four times in it, and nothing hides that: between
             # nodes it takes ten times as long and more. The trainer takes only those of one node as well.
@@ -89,8 +87,8 @@ class Degrees:
                 lambda ranks: require_splittable(model.model, ranks, cached=cached, sequence=sequence),
             ),
             pipeline=_accepted(
-                {degree for place in places if is_cut for degree in _divisors(place.gpus)},
-                lambda stages: stages_of(layers, stages, None),
+                {degree for place in places for degree in _divisors(place.gpus)},
+                lambda stages: stages_of(layers, stages, None, image_layers=in_first),
             ),
         )
 

@@ -274,9 +274,10 @@ def compute_seconds(row: RowFlops, shape: ModelShape, layout: Layout, rates: Rat
     layers += shape.of_tensor_rank("adapters", row.adapters.total, layout.tensor_parallel) / rates.trained
     head = row.head.total / language_rate / layout.tensor_parallel
     one_layer = layers / shape.language.layers
+    stages = stages_of(shape.language.layers, layout.stages, row, image_layers=shape.image_layers)
     return max(
         whole * stage.is_first + one_layer * len(stage.layers) + head * stage.is_last
-        for stage in by_rank(stages_of(shape.language.layers, layout.stages, row), layout)
+        for stage in by_rank(stages, layout)
     )
 
 

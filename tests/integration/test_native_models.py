@@ -42,7 +42,7 @@ FAMILIES = sorted(CONFIGS)
 TRAINED = FAMILIES if WHOLE else ["qwen3_vl"]  # over several processes; all else is tested of each family
 RELATIVE = 1e-5  # fp32 sums in another order
 STOP_STEP = 2
-SPLIT = ("tp", "pp")  # the second not for families whose images differ in tokens
+SPLIT = ("tp", "pp")
 ADAPTERS = {"model.lora": {"rank": 4}}
 TOWER_TRAINED = {"model.freeze": [], "features.cache": "off"}
 Picture = tuple[int, tuple[int, int]]  # seed and size
@@ -254,7 +254,7 @@ def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         more["bf16"] = make_run(root, "bf16", fsdp | {"train.precision": "bf16"}, features="off")
         more["checkpointing"] = make_run(root, "checkpointing", base | {"train.activation_checkpointing": "selective"})
     if WHOLE:
-        for name in SPLIT[:1] if request.param in GRID_FAMILIES else SPLIT:
+        for name in SPLIT:
             more[name] = make_run(root, name, base | strategy_changes(name))
             more[f"{name}-tower"] = make_run(
                 root, f"{name}-tower", base | strategy_changes(name) | TOWER_TRAINED, features="off"

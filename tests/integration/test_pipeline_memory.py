@@ -14,7 +14,8 @@ from tests.short_form import chosen
 from tests.trainer_runs import run_ranks
 
 pytestmark = pytest.mark.slow
-WEIGHED = chosen(CASES, lambda name: name in ("pp bf16 checkpointing", "pp tower trained"))
+SHORT = ("pp bf16 checkpointing", "pp tower trained", "qwen3_vl pp bf16 online")
+WEIGHED = chosen(CASES, SHORT.__contains__)
 WEIGHED_SPLIT = chosen(SPLIT_CASES, lambda name: name == "tp+pp+dp")
 
 

@@ -60,15 +60,6 @@ def test_what_has_no_meaning_for_llava_is_refused() -> None:
     assert "family llava needs image_size" in problems_of(model=without_size)["model"]
 
 
-@pytest.mark.parametrize(
-    "split",
-    [
-        {"strategy": "pp", "pipeline_parallel": 2},
-        {"strategy": "tp+pp+dp", "tensor_parallel": 2, "pipeline_parallel": 2},
-    ],
-)
-def test_what_cannot_train_a_whole_model_is_refused(split: dict[str, Any]) -> None:
-    overrides = {f"train__{name}": value for name, value in split.items()}
-    found = problems_of(model=WHOLE_MODEL | {"max_pixels": 50_000}, data__max_image_aspect=300, **overrides)
-    assert "is not cut into stages yet" in found["train.strategy"]
+def test_images_that_a_whole_model_cannot_take_are_refused() -> None:
+    found = problems_of(model=WHOLE_MODEL | {"max_pixels": 50_000}, data__max_image_aspect=300)
     assert "expected at most 200" in found["data.max_image_aspect"]

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
+from typing import Any, cast
+from unittest.mock import Mock
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -11,70 +15,111 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from benchmarks.flop_cases import model_config
+from benchmarks.memory_cases import Case
+from benchmarks.tiny_native import model_section
+from benchmarks.tiny_runs import merged
+from pipelines.planner.row_load import RowLoad
+from pipelines.planner.throughput import row_flops
+from trainer.config import JobConfig
 from trainer.errors import ConfigError
+from trainer.model_config import GRID_FAMILIES, ModelConfig
 from trainer.models.family import Stage
-from trainer.models.llava import LlavaFamily
-from trainer.models.square_stage import reduce_to_stage, stage_view
+from trainer.models.model_stage import reduce_to_stage, stage_view
+from trainer.models.table import family_of
+from trainer.parts import mean_row_flops
 from trainer.strategies.pipeline_stages import Costs, cut, end_costs, schedule_passes, stages_of
 from trainer.trace_rows import RowShape, inputs_of
 
 VOCABULARY = 300
+# Of Qwen3-VL two inner layers of the tower reach the first two of the language model's four.
+DEEP: dict[str, Any] = {
+    "whole.config.text_config.num_hidden_layers": 4,
+    "whole.config.vision_config.depth": 3,
+    "whole.config.vision_config.deepstack_visual_indexes": [0, 1],
+}
+CONFIGS = {"llava": model_config(), "llava, tied": model_config()} | {
+    family: ModelConfig.model_validate(merged(model_section(family), DEEP)) for family in GRID_FAMILIES
+}
+MODELS = list(CONFIGS)
 
 
 @given(
     layers=st.integers(2, 9),
     stages=st.integers(2, 4),
     costs=st.builds(Costs, st.integers(0, 60), st.integers(1, 20), st.integers(0, 60)),
+    in_first=st.integers(0, 2),
 )
-def test_no_cut_has_a_cheaper_fullest_stage(layers: int, stages: int, costs: Costs) -> None:
+def test_no_cut_has_a_cheaper_fullest_stage(layers: int, stages: int, costs: Costs, in_first: int) -> None:
     def fullest(counts: tuple[int, ...]) -> float:
         return max(end + count * costs.layer for end, count in zip(end_costs(stages, costs), counts, strict=True))
 
-    found = cut(layers, stages, costs)
+    found = cut(layers, stages, costs, in_first=in_first)
     assert [number for stage in found for number in stage.layers] == list(range(layers))
     assert [stage.is_first for stage in found] == [True] + [False] * (stages - 1)
     assert [stage.is_last for stage in found] == [False] * (stages - 1) + [True]
     every = (counts for counts in itertools.product(range(layers + 1), repeat=stages) if sum(counts) == layers)
-    assert fullest(tuple(len(stage.layers) for stage in found)) == min(map(fullest, every))
+    allowed = (counts for counts in every if counts[0] >= in_first)
+    assert fullest(tuple(len(stage.layers) for stage in found)) == min(map(fullest, allowed))
+    assert len(found[0].layers) >= in_first
 
 
 def test_more_stages_than_layers_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"3 stages .* are more than the language model's 2 layers"):
-        stages_of(2, 3, None)
+        stages_of(2, 3, None, image_layers=0)
 
 
-@pytest.mark.parametrize("tied", [False, True])
-def test_stages_one_after_another_compute_what_the_whole_model_does(tied: bool) -> None:
-    whole = built(tied)
-    layers = len(whole.model.model.language_model.layers)
-    inputs = {**inputs_of(model_config(), RowShape(2, 64, 1, 40), VOCABULARY, cached=False)}
-    inputs["position_ids"] = torch.cat([torch.arange(40), torch.arange(24)]).repeat(2, 1)  # two packed samples
+@pytest.mark.parametrize(("layers", "image_layers", "most"), [(4, 2, 3), (4, 3, 2), (5, 2, 4)])
+def test_layers_behind_which_images_are_added_stay_together(layers: int, image_layers: int, most: int) -> None:
+    assert len(stages_of(layers, most, None, image_layers=image_layers)[0].layers) == image_layers
+    with pytest.raises(ConfigError, match=rf"(?s){most + 1} stages \(train\.pipeline_parallel.* at most {most} stages"):
+        stages_of(layers, most + 1, None, image_layers=image_layers)
+
+
+def test_the_trainer_cuts_for_the_mean_image_as_the_plan_does() -> None:
+    config = Case("pp", family="qwen2_5_vl").config(2)
+    shape = family_of(config.model).shape(config.model)
+    images, of_images, labels = np.array([2, 0, 1]), np.array([14, 0, 7]), np.array([40, 50, 60])
+    split: Any = SimpleNamespace(
+        image_count=images, image_tokens=of_images, label_tokens=labels, tiles=lambda _tile_tokens: images
+    )
+    job, sequence = cast(JobConfig, config), Mock(num_rows=Mock(return_value=2))
+    load = RowLoad.from_index(
+        config, samples=3, tokens=200, images=3, image_tokens=21, label_tokens=150, rows=2, steps=1
+    )
+    planned = row_flops(config, load.sized(shape), load, cached=False)
+    assert mean_row_flops(job, shape, split, sequence, cached=False) == planned
+    assert planned != row_flops(config, shape, load, cached=False), "the largest image is another one"
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_stages_one_after_another_compute_what_the_whole_model_does(model: str) -> None:
+    whole, inputs = built(model), rows_for(model)
+    blocks = family_of(CONFIGS[model]).blocks(whole)
     names = {name for name, _ in whole.named_parameters()}
     hidden: Tensor | None = None
     in_stages: list[str] = []
-    for stage in cut(layers, 2, Costs(0, 1, 0)):
-        module = built(tied)
+    for stage in stages_of(len(blocks.language_layers), 2, None, image_layers=blocks.image_layers):
+        module = built(model)
         reduce_to_stage(module, stage)
         in_stages += [name for name, _ in module.named_parameters()]
-        hidden = module(**inputs, hidden=hidden)
+        hidden = module(**(inputs if stage.is_first else without_images(inputs)), hidden=hidden)
     assert hidden is not None
     torch.testing.assert_close(hidden, whole(**inputs))
     assert set(in_stages) == names, "names are those of the whole model, which checkpoints go by"
-    assert len(in_stages) == len(names) + tied, "only a tied matrix is in two stages"
+    assert len(in_stages) == len(names) + blocks.is_tied, "only a tied matrix is in two stages"
 
 
-@pytest.mark.parametrize("tied", [False, True])
-def test_a_rank_with_two_stages_computes_what_the_whole_model_does(tied: bool) -> None:
+@pytest.mark.parametrize("model", MODELS)
+def test_a_rank_with_two_stages_computes_what_the_whole_model_does(model: str) -> None:
     """Of three stages one rank has the first and the last, and another the one between."""
-    whole, ends, between = (built(tied) for _ in range(3))
-    layers = len(whole.language_model.layers)
-    first, middle, last = cut(layers, 3, Costs(0, 1, 0))
+    whole, ends, between = (built(model) for _ in range(3))
+    blocks, inputs = family_of(CONFIGS[model]).blocks(whole), rows_for(model)
+    first, middle, last = stages_of(len(blocks.language_layers), 3, None, image_layers=blocks.image_layers)
     views = [stage_view(ends, first), stage_view(between, middle), stage_view(ends, last)]
     reduce_to_stage(ends, Stage.joined([first, last]))
-    inputs = inputs_of(model_config(), RowShape(2, 64, 1, 40), VOCABULARY, cached=False)
     hidden: Tensor | None = None
-    for view in views:
-        hidden = view(**inputs, hidden=hidden)
+    for number, view in enumerate(views):
+        hidden = view(**(without_images(inputs) if number else inputs), hidden=hidden)
     assert hidden is not None
     torch.testing.assert_close(hidden, whole(**inputs))
     weights = dict(ends.named_parameters())
@@ -95,7 +140,7 @@ def test_a_schedule_gets_the_fewest_micro_batches_that_it_can_work_with(needed: 
 
 def test_a_model_that_works_on_hidden_states_outside_of_its_layers_is_refused() -> None:
     """Each stage runs the whole model's code: a scale of embeddings, for one, would be applied by every stage."""
-    module = built(tied=False)
+    module = built("llava")
 
     class Scaled(nn.Module):
         def forward(self, hidden: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -109,13 +154,29 @@ def test_a_model_that_works_on_hidden_states_outside_of_its_layers_is_refused() 
         reduce_to_stage(module, Stage(range(1), is_first=True, is_last=False))
 
 
-def built(tied: bool) -> nn.Module:
-    """The training module with the same random weights each time."""
-    family, config = LlavaFamily(), model_config()
+def built(name: str) -> nn.Module:
+    """The training module with the same random weights each time, so large that attention tells places apart."""
+    config = CONFIGS[name]
+    family = family_of(config)
     torch.manual_seed(0)
     model = family.skeleton(config, vocabulary=VOCABULARY)
     for parameter in model.parameters():
-        nn.init.normal_(parameter, std=0.02)
-    if tied:
+        nn.init.normal_(parameter, mean=float(parameter.ndim < 2), std=0.2)
+    if name.endswith("tied"):
         model.lm_head.weight = model.model.language_model.embed_tokens.weight
     return family.training_module(config, model, cached=False)
+
+
+def rows_for(name: str) -> dict[str, Tensor]:
+    """Two rows of two packed samples each, with images in them; a native model's other axes count otherwise."""
+    inputs = {**inputs_of(CONFIGS[name], RowShape(2, 64, 2, 40), VOCABULARY, cached=False)}
+    torch.manual_seed(1)
+    places = torch.cat([torch.arange(40), torch.arange(24)]).expand_as(inputs["position_ids"]).clone()
+    places[1:] = torch.randint_like(places[1:], 40) if places.ndim == 3 else places[1:]
+    noise = torch.randn_like(inputs["images"])
+    return inputs | {"position_ids": places, "images": noise, "label_index": torch.arange(0, 120, 3)}
+
+
+def without_images(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """What a rank without the first stage reads."""
+    return {name: tensor for name, tensor in inputs.items() if name != "image_grids"} | {"images": torch.empty(0)}

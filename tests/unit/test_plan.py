@@ -14,6 +14,7 @@ import pytest
 from benchmarks.memory_cases import Case
 from pipelines.config import RunConfig, load_run_file
 from pipelines.planner import architecture as architectures
+from pipelines.planner import stage_memory
 from pipelines.planner.activations import activations
 from pipelines.planner.architecture import architecture
 from pipelines.planner.catalog import load_catalog
@@ -21,8 +22,11 @@ from pipelines.planner.device_memory import estimate_memory
 from pipelines.planner.layout import STRATEGIES, make_layout
 from pipelines.planner.memory import GIB, fullest, training_moments
 from pipelines.planner.plan import Plan, plan_run
+from tests.short_form import only_whole
 from trainer.model_config import ModelConfig
+from trainer.models.family import Stage
 from trainer.models.recompute import Recompute
+from trainer.stage_tracing import trace_stage
 from trainer.trace_rows import RowShape
 from trainer.tracing import trace_step
 
@@ -133,6 +137,28 @@ def test_few_layers_of_a_native_model_say_what_many_hold(family: str) -> None:
     )
     assert sum(found.forward.values()) == whole.forward.total_bytes
     assert sum(found.backward.values()) == whole.backward.total_bytes
+
+
+@pytest.mark.parametrize("family", [pytest.param("qwen2_5_vl", marks=only_whole), "qwen3_vl"])
+def test_few_layers_of_a_native_models_first_stage_say_what_many_hold(family: str) -> None:
+    """Two levels are added to the first layers of Qwen3-VL."""
+    deep = {"features.cache": "off", "model.whole.config.text_config.num_hidden_layers": 8}
+    config = Case("pp", deep, cached=False, family=family).config(2)
+    shape = architecture(config).shape
+    stage = Stage(range(7), is_first=True, is_last=False)
+    found = stage_memory._Stage.traced(config, shape, stage, (2, 40), from_one_row=False)
+    whole = trace_stage(
+        config.model,
+        RowShape(config.train.micro_batch_rows, config.data.row_tokens, 4, 80),
+        stage,
+        vocabulary=shape.vocabulary,
+        cached=False,
+        compute="fp32",
+        recompute=Recompute.of(config.train),
+    )
+    assert found.forward.total() == whole.forward.total_bytes
+    assert found.kept.total() == whole.kept.total_bytes
+    assert found.backward.total() == whole.backward.total_bytes
 
 
 def test_one_and_two_rows_say_what_several_hold() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.tiny_native import model_section
 from pipelines.config import RunConfig, load_run_file, parse_run_config
-from pipelines.planner.architecture import architecture
+from pipelines.planner.architecture import Architecture, architecture
 from pipelines.planner.catalog import load_catalog
 from pipelines.planner.suggest_space import Cluster, Degrees, ways
 from pipelines.run_file import apply_overrides
@@ -61,11 +61,22 @@ def test_adapters_are_split_with_their_layers() -> None:
 
 
 @pytest.mark.parametrize("family", GRID_FAMILIES)
-def test_layers_of_native_models_are_split_and_their_stack_is_not_cut(family: str) -> None:
-    """Two key-value heads: of the divisors of 8 GPUs, two ranks take them."""
+def test_layers_of_native_models_are_split_and_their_stack_is_cut(family: str) -> None:
+    """Two key-value heads, two layers: of the divisors of 8 GPUs, two ranks take each."""
+    assert Degrees.of(native(family), PLACES, cached=False) == Degrees(frozenset({2}), frozenset({2}))
+
+
+def test_layers_that_images_are_added_behind_count_as_one_of_a_stack() -> None:
+    """DeepStack adds to the first two of four."""
+    levels = {"vision_config.depth": 3, "vision_config.deepstack_visual_indexes": [0, 1]}
+    model = native("qwen3_vl", {"text_config.num_hidden_layers": 4, **levels})
+    assert Degrees.of(model, PLACES, cached=False).pipeline == {2}
+
+
+def native(family: str, changes: dict[str, Any] | None = None) -> Architecture:
     content = load_run_file(ROOT / "configs/digits.yaml").to_dict() | {"model": model_section(family)}
-    model = architecture(parse_run_config(content, "test"))
-    assert Degrees.of(model, PLACES, cached=False) == Degrees(frozenset({2}), frozenset())
+    inside = {f"model.whole.config.{name}": value for name, value in (changes or {}).items()}
+    return architecture(parse_run_config(merged(content, inside), "test"))
 
 
 SHARED_TOKENS = {"train.strategy": "tp", "train.tensor_parallel": 2, "train.sequence_parallel": True}

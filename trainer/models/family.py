@@ -49,7 +49,7 @@ class Blocks:
     frozen: Sequence[nn.Parameter]  # parameters that never change
     reduce_to: Callable[[Stage], None]  # makes a stage of the module: lets go of all else
     view: Callable[[Stage], nn.Module]  # a module that is this stage, with the same weights
-    first_shareable: int = 0  # before this language layer images are added between layers, to whole hidden states
+    image_layers: int = 0  # behind so many first language layers images are added, by the places of whole rows
     row_flops: RowFlops | None = None  # of a mean row, where the data is known: what stages are balanced by
 
     @property

@@ -19,6 +19,8 @@ MERGERS = ("merger", "deepstack_merger_list")  # transformers' names
 class QwenRowModel(nn.Module):
     """Packed rows in, summed token loss out. What strategies wrap."""
 
+    language_part = "language_model"
+
     def __init__(self, config: ModelConfig, model: nn.Module, *, cached: bool) -> None:
         super().__init__()
         self.config, self.model, self.token_loss = config, model, TokenLoss()
@@ -39,6 +41,10 @@ class QwenRowModel(nn.Module):
                 tower.eval()
         return self
 
+    def drop_images(self) -> None:
+        """See `trainer.models.model_stage.RowModel`."""
+        self.model.model.visual, self._tower = None, []
+
     def forward(
         self,
         input_ids: Tensor,
@@ -47,8 +53,10 @@ class QwenRowModel(nn.Module):
         label_ids: Tensor,
         images: Tensor,
         image_grids: Tensor | None = None,
+        hidden: Tensor | None = None,
     ) -> Tensor:
-        """Summed cross-entropy of the label tokens, a scalar in fp32.
+        """Summed cross-entropy of the label tokens, a scalar in fp32; hidden states (rows, tokens, hidden) from a stage
+        of the model that lacks the head.
 
         input_ids: (rows, tokens).
         position_ids: (4, rows, tokens): places that restart at 0 for each sample, which keeps packed samples apart, and
@@ -58,16 +66,23 @@ class QwenRowModel(nn.Module):
         images: of all images cached features (tokens, numbers), or patches (patches, numbers). With 0 images the
             mergers still run, so that every rank takes part in every collective.
         image_grids: (images, 3): 1, rows and columns of patches. For patches.
+        hidden: what the stage before gives, for a stage that lacks the embedding.
         """
         base = self.model.model
-        features = self._encode(images, image_grids) if self._tower else images
         # No mask and no cache: with either, transformers no longer keeps packed samples apart by their positions.
-        hidden = base(
-            input_ids=input_ids,
-            position_ids=position_ids,
-            mm_encoder_outputs={"image": encoder_output(project(base.visual, features), base.visual)},
-            use_cache=False,
-        ).last_hidden_state  # (rows, tokens, hidden)
+        if hidden is None:
+            features = self._encode(images, image_grids) if self._tower else images
+            hidden = base(
+                input_ids=input_ids,
+                position_ids=position_ids,
+                mm_encoder_outputs={"image": encoder_output(project(base.visual, features), base.visual)},
+                use_cache=False,
+            ).last_hidden_state  # (rows, tokens, hidden)
+        else:
+            stack = base.language_model
+            hidden = stack(inputs_embeds=hidden, position_ids=position_ids, use_cache=False).last_hidden_state
+        if self.model.lm_head is None:
+            return hidden
         # Only label positions go through the head: logits of all tokens never exist.
         labelled = hidden.flatten(0, 1).index_select(0, label_index)  # (labels, hidden)
         loss: Tensor = self.token_loss(self.model.lm_head, labelled, label_ids)

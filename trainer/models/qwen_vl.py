@@ -7,8 +7,9 @@ projector. Features are what the merger gets: a frozen tower leaves it to traini
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,13 +23,13 @@ from transformers import (
 )
 from transformers.initialization import no_init_weights
 
-from trainer.errors import ConfigError
 from trainer.model_config import ModelConfig
 from trainer.models import whole as native
-from trainer.models.family import Blocks, Stage
+from trainer.models.family import Blocks
 from trainer.models.image_tokens import VISION_END, VISION_START, image_form_of
 from trainer.models.kept_products import recompute_layers
 from trainer.models.lora import adapter_parameters, add_adapters
+from trainer.models.model_stage import reduce_to_stage, stage_view
 from trainer.models.pretrained import load_pretrained
 from trainer.models.qwen_row import (
     MERGERS,
@@ -236,9 +237,9 @@ class QwenVlFamily:
             head=model.lm_head,
             loss=module.token_loss,
             frozen=[parameter for parameter in module.parameters() if not parameter.requires_grad],
-            reduce_to=_refuse_stage,
-            view=_refuse_stage,
-            first_shareable=len(mergers_of(visual)) - 1,  # a level of DeepStack is added behind each layer before
+            reduce_to=functools.partial(reduce_to_stage, module),
+            view=functools.partial(stage_view, module),
+            image_layers=len(mergers_of(visual)) - 1,  # DeepStack adds a level behind each
         )
 
     def enable_activation_checkpointing(self, module: nn.Module, *, selective: bool = False) -> None:
@@ -281,9 +282,3 @@ def _freeze(model: nn.Module, config: ModelConfig) -> nn.Module:
     if config.lora:
         add_adapters(model.model.language_model, config.lora)
     return model
-
-
-def _refuse_stage(stage: Stage) -> NoReturn:
-    raise ConfigError(
-        "models of this family cannot be cut into pipeline stages", fix="use another strategy, such as tp or fsdp"
-    )

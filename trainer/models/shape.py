@@ -74,6 +74,11 @@ class ModelShape:
         """Whether images keep their shape, and so differ in tokens."""
         return self.merge > 0
 
+    @property
+    def image_layers(self) -> int:
+        """Language layers behind which a level of the tower is added: the first ones."""
+        return self.levels - 1
+
     def of_images(self, tokens: int) -> ModelShape:
         """The same with images of `tokens` tokens each, where they differ."""
         if not self.images_differ:

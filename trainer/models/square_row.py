@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from trainer.model_config import ModelConfig
 from trainer.models.family import Blocks
 from trainer.models.loss import TokenLoss
-from trainer.models.square_stage import reduce_to_stage, stage_view
+from trainer.models.model_stage import reduce_to_stage, stage_view
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,17 @@ class SquareRowModel(nn.Module):
         return getattr(self.model.model, self.wiring.projector)
 
     @property
+    def language_part(self) -> str:
+        return self.wiring.language_model
+
+    @property
     def language_model(self) -> nn.Module:
-        return getattr(self.model.model, self.wiring.language_model)
+        return getattr(self.model.model, self.language_part)
+
+    def drop_images(self) -> None:
+        """See `trainer.models.model_stage.RowModel`."""
+        for part in (self.wiring.tower, self.wiring.projector):
+            setattr(self.model.model, part, None)
 
     def train(self, mode: bool = True) -> SquareRowModel:
         super().train(mode)

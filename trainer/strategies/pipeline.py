@@ -43,7 +43,8 @@ class Pipeline(OnTorch):
 
     def __init__(self, config: TrainConfig, module: nn.Module, blocks: Blocks, worker: Worker) -> None:
         self._config, self._worker = config, worker
-        stages = stages_of(len(blocks.language_layers), config.stages, blocks.row_flops)
+        layers = len(blocks.language_layers)
+        stages = stages_of(layers, config.stages, blocks.row_flops, image_layers=blocks.image_layers)
         is_tied, hidden = blocks.is_tied, int(blocks.embedding.weight.shape[1])
         self._groups = Groups(config.pipeline_parallel, config.tensor_parallel, worker, ends=is_tied)
         own = stages[self._groups.stage :: config.pipeline_parallel]

@@ -27,10 +27,11 @@ class Costs:
 EVEN = Costs(0.0, 1.0, 0.0)
 
 
-def stages_of(layers: int, stages: int, row: RowFlops | None) -> list[Stage]:
+def stages_of(layers: int, stages: int, row: RowFlops | None, *, image_layers: int) -> list[Stage]:
     """The stages of a model for rows like `row`; None takes all layers as equal and the ends as free.
 
-    Raises ConfigError when there are fewer layers than stages.
+    Behind the first `image_layers` of its layers images are added, which only the first stage has, so it has these.
+    Raises ConfigError when there are fewer layers than stages need.
     """
     if layers < stages:
         raise ConfigError(
@@ -38,16 +39,26 @@ def stages_of(layers: int, stages: int, row: RowFlops | None) -> list[Stage]:
             f"{layers} layers",
             expected="a layer or more for each stage",
         )
-    return cut(layers, stages, Costs.of(row, layers) if row else EVEN)
+    in_first = min(image_layers, layers)
+    most = 1 + layers - max(1, in_first)
+    if most < stages:
+        raise ConfigError(
+            f"{stages} stages (train.pipeline_parallel, times train.virtual_stages) are more than the language model's "
+            f"{layers} layers give, of which the first {in_first} stay in one stage: outputs of the tower's inner "
+            "layers are added behind them (DeepStack)",
+            expected=f"at most {most} stages",
+        )
+    return cut(layers, stages, Costs.of(row, layers) if row else EVEN, in_first=in_first)
 
 
-def cut(layers: int, stages: int, costs: Costs) -> list[Stage]:
-    """Stages of which the one that costs most costs as little as possible.
+def cut(layers: int, stages: int, costs: Costs, *, in_first: int = 0) -> list[Stage]:
+    """Stages of which the one that costs most costs as little as possible. The first has at least `in_first` layers.
 
     Of equal cuts, the one with fewer layers in earlier stages: these hold more micro-batches at a time.
     """
     counts, loads = [0] * stages, end_costs(stages, costs)
-    for _ in range(layers):
+    counts[0], loads[0] = in_first, loads[0] + in_first * costs.layer
+    for _ in range(layers - in_first):
         # Layers are alike, so putting each where the load is least gives the least largest load.
         cheapest = min(reversed(range(stages)), key=loads.__getitem__)
         counts[cheapest] += 1

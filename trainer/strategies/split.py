@@ -138,7 +138,7 @@ def _layers(blocks: Blocks, stage: Stage, *, sequence: bool) -> list[tuple[nn.Mo
 
 
 def _shareable(blocks: Blocks, stage: Stage) -> list[int]:
-    return [number for number in stage.layers if number >= blocks.first_shareable]
+    return [number for number in stage.layers if number >= blocks.image_layers]
 
 
 def _ends(blocks: Blocks, stage: Stage) -> Iterator[tuple[nn.Module, nn.Module]]:

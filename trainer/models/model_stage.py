@@ -1,10 +1,9 @@
-"""A stage of a family whose images are all one square: the model with some of its language layers, under the names
-that they have in it."""
+"""A stage of a training module: the model with some of its language layers, under the names that they have in it."""
 
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -12,8 +11,23 @@ from torch import Tensor, nn
 from trainer.errors import ConfigError
 from trainer.models.family import Stage
 
-if TYPE_CHECKING:
-    from trainer.models.square_row import SquareRowModel
+
+class RowModel(Protocol):
+    """What strategies wrap, as far as a stage is made of it."""
+
+    model: Any  # the library's, its parts below `model.model`
+
+    @property
+    def language_part(self) -> str:
+        """The language model's name there."""
+        ...
+
+    def drop_images(self) -> None:
+        """Let go of what makes embeddings of images, and take none."""
+        ...
+
+
+Module = TypeVar("Module", bound=RowModel)
 
 
 class Passage(nn.Module):
@@ -23,13 +37,14 @@ class Passage(nn.Module):
         return hidden
 
 
-def reduce_to_stage(module: SquareRowModel, stage: Stage) -> None:
+def reduce_to_stage(module: RowModel, stage: Stage) -> None:
     """Let go of all that `stage` does not have.
 
     Layers keep their numbers, and so their names in checkpoints. Raises ConfigError for a language model that does more
     than its layers and its norm with hidden states.
     """
-    model, language_model = module.model, module.language_model
+    model = module.model
+    language_model = getattr(model.model, module.language_part)
     layers, norm = language_model.layers, language_model.norm
     is_tied = model.lm_head.weight is language_model.embed_tokens.weight
     language_model.layers, language_model.norm = nn.ModuleList([Passage() for _ in layers]), Passage()
@@ -41,18 +56,18 @@ def reduce_to_stage(module: SquareRowModel, stage: Stage) -> None:
     else:
         model.lm_head = None
     if not stage.is_first:
-        for part in (module.wiring.tower, module.wiring.projector):
-            setattr(model.model, part, None)
+        module.drop_images()
         if not (stage.is_last and is_tied):  # a tied head's weight goes by the embedding's name
             language_model.embed_tokens = None
 
 
-def stage_view(module: SquareRowModel, stage: Stage) -> SquareRowModel:
+def stage_view(module: Module, stage: Stage) -> Module:
     """Another module that is `stage` alone: it holds the same weights, and `module` stays as it is."""
-    view = _shallow(module)
+    view: Module = _shallow(module)
+    part = module.language_part
     view.model = _shallow(module.model)
     view.model.model = _shallow(module.model.model)
-    setattr(view.model.model, module.wiring.language_model, _shallow(module.language_model))
+    setattr(view.model.model, part, _shallow(getattr(module.model.model, part)))
     reduce_to_stage(view, stage)
     return view
 

@@ -1,5 +1,5 @@
-"""Tensor parallelism of the Qwen-VL families against one process: images of different sizes in packed rows, three-axis
-positions, a fused product for queries, keys and values in the tower, and levels of DeepStack.
+"""Tensor and pipeline parallelism of the Qwen-VL families against one process: images of different sizes in packed
+rows, three-axis positions, a fused product for queries, keys and values in the tower, and levels of DeepStack.
 
 In the short form two ranks hold one copy of each family's model and train all of it. Checkpoints go on in one process.
 """
@@ -26,15 +26,24 @@ from trainer.checkpoint.sync import sync_run
 from trainer.config import JobConfig
 from trainer.errors import ConfigError
 from trainer.model_config import GRID_FAMILIES
-from trainer.models.family import Stage
 from trainer.models.pixels import image_preparer
-from trainer.models.table import family_of
 from trainer.storage import open_storage
 from trainer.strategies import split
 from trainer.strategies.split import require_splittable
 
 Content = dict[str, Any]  # changes of the run file
 STEPS, STOP_STEP = 4, 2
+# Of Qwen3-VL two levels of the tower reach the first two of five layers, so that four stages can be cut.
+DEEP: Content = TOWER_TRAINED | {
+    "model.whole.config.text_config.num_hidden_layers": 5,
+    "model.whole.config.vision_config.depth": 3,
+    "train.validate_every_steps": 2,
+    "train.validate_rows": 2,
+}
+LEVELS = {"model.whole.config.vision_config.deepstack_visual_indexes": [0, 1]}
+INTERLEAVED: Content = {"train.virtual_stages": 2}
+# Each sample is a row and a micro-batch: some have no image.
+UNPACKED: Content = {"data.pack": False, "train.global_batch_rows": 4}
 ADAPTED: Content = {"model.lora": {"rank": 4, "alpha": 8.0}}
 SHARED: Content = {"train.sequence_parallel": True}
 BF16, RECOMPUTED = {"train.precision": "bf16"}, {"train.activation_checkpointing": "full"}
@@ -54,13 +63,29 @@ CASES: dict[str, tuple[int, str, Content, str]] = chosen(
         "tp+fsdp shared tokens": (4, "tp+fsdp", TOWER_TRAINED | SHARED, "trained tower"),
         "tp+fsdp shared tokens checkpointing": (4, "tp+fsdp", SHARED | RECOMPUTED, "frozen tower"),
         "tp+fsdp adapters": (4, "tp+fsdp", ADAPTED, "adapters"),
+        "pp": (2, "pp", TOWER_TRAINED, "trained tower"),
+        "pp frozen tower": (2, "pp", {}, "frozen tower"),
+        "pp cached": (2, "pp", {"features.cache": "on"}, "frozen tower"),
+        "pp adapters": (2, "pp", ADAPTED, "adapters"),
+        "pp checkpointing": (2, "pp", TOWER_TRAINED | RECOMPUTED, "trained tower"),
+        "pp unpacked": (2, "pp", TOWER_TRAINED | UNPACKED, "unpacked"),
+        "pp two copies": (4, "pp", TOWER_TRAINED | UNPACKED, "unpacked"),
+        "pp interleaved": (2, "pp", DEEP | INTERLEAVED, "deep"),
+        "pp four stages": (4, "pp", DEEP | {"train.pipeline_parallel": 4}, "deep"),
+        "tp+pp+dp": (4, "tp+pp+dp", TOWER_TRAINED, "trained tower"),
+        "tp+pp+dp frozen tower": (4, "tp+pp+dp", {}, "frozen tower"),
+        "tp+pp+dp cached": (4, "tp+pp+dp", {"features.cache": "on"}, "frozen tower"),
+        "tp+pp+dp adapters": (4, "tp+pp+dp", ADAPTED, "adapters"),
+        "tp+pp+dp interleaved shared tokens": (4, "tp+pp+dp", DEEP | INTERLEAVED | SHARED, "deep"),
+        "tp+pp+dp two copies": (8, "tp+pp+dp", TOWER_TRAINED | UNPACKED, "unpacked"),
     },
-    lambda name: name == "tp",
+    lambda name: name in ("tp", "pp"),
 )
 # Close, for computed in bf16.
 ROUNDED: dict[str, tuple[int, str, Content, str]] = {
     "tp bf16": (2, "tp", TOWER_TRAINED | BF16, "trained tower"),
     "tp+fsdp bf16": (4, "tp+fsdp", TOWER_TRAINED | BF16, "trained tower"),
+    "pp bf16": (2, "pp", TOWER_TRAINED | BF16, "trained tower"),
 }
 # Who begins a run and who goes on with it, in `LAYOUTS`: processes, strategy and what else is changed.
 MOVES: dict[str, tuple[str, str]] = chosen(
@@ -71,6 +96,11 @@ MOVES: dict[str, tuple[str, str]] = chosen(
         "tp+fsdp to one": ("tp+fsdp", "one"),
         "one to tp+fsdp": ("one", "tp+fsdp"),
         "tp+fsdp to tp": ("tp+fsdp", "tp"),
+        "pp to one": ("pp", "one"),
+        "one to pp": ("one", "pp"),
+        "tp+pp+dp to one": ("tp+pp+dp", "one"),
+        "one to tp+pp+dp": ("one", "tp+pp+dp"),
+        "tp+pp+dp to tp": ("tp+pp+dp", "tp"),
     },
     lambda name: name == "tp shared tokens to one",
 )
@@ -79,8 +109,16 @@ LAYOUTS: dict[str, tuple[int, str, Content]] = {
     "tp": (2, "tp", {}),
     "tp shared tokens": (2, "tp", SHARED),
     "tp+fsdp": (4, "tp+fsdp", {}),
+    "pp": (2, "pp", {}),
+    "tp+pp+dp": (4, "tp+pp+dp", {}),
 }
-REFERENCES: dict[str, Content] = {"trained tower": TOWER_TRAINED, "frozen tower": {}, "adapters": ADAPTED}
+REFERENCES: dict[str, Content] = {
+    "trained tower": TOWER_TRAINED,
+    "frozen tower": {},
+    "adapters": ADAPTED,
+    "deep": DEEP,
+    "unpacked": TOWER_TRAINED | UNPACKED,
+}
 Runs = dict[tuple[str, str], JobConfig]  # by family and name
 
 
@@ -92,7 +130,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
 
     def job(family: str, name: str, strategy: str, changes: Content) -> JobConfig:
         features = "reuse" if changes.get("features.cache") == "on" else "off"
-        content = {**base[family], **strategy_changes(strategy), **changes}
+        levels = LEVELS if family == "qwen3_vl" and DEEP.keys() <= changes.keys() else {}
+        content = {**base[family], **strategy_changes(strategy), **changes, **levels}
         return make_run(root, f"{family}-{name.replace(' ', '-')}", content, features=features)
 
     cases = CASES | (ROUNDED if WHOLE else {})
@@ -105,8 +144,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
         for name, (processes, strategy, changes, _) in cases.items():
             done[family, name] = job(family, name, strategy, changes)
             begun.append((processes, done[family, name]))
-        if "tp cached" in cases:
-            encode_features(done[family, "tp cached"])
+        for name in (name for name in cases if name.endswith("cached")):
+            encode_features(done[family, name])
         stop = TOWER_TRAINED | {"train.max_steps": STOP_STEP}
         for name, (processes, strategy, changes) in begins.items():
             begun.append((processes, job(family, name, strategy, stop | changes)))
@@ -138,14 +177,21 @@ def train(jobs: Iterable[tuple[int, JobConfig]]) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("family", GRID_FAMILIES)
-def test_ranks_that_split_layers_equal_one_process(family: str, name: str, runs: Runs) -> None:
+def test_ranks_that_hold_a_model_together_equal_one_process(family: str, name: str, runs: Runs) -> None:
     processes, *_, reference = CASES[name]
     job, expected = runs[family, name], runs[family, reference]
     assert summary(job)["world_size"] == processes
     assert losses(job) == pytest.approx(losses(expected), rel=RELATIVE)
     norms, of_expected = ([line["grad_norm"] for line in metrics(each)] for each in (job, expected))
     assert norms == pytest.approx(of_expected, rel=1e-4)
+    held_out, of_one = (held_out_losses(each) for each in (job, expected))
+    assert held_out == pytest.approx(of_one, rel=RELATIVE)
+    assert bool(of_one) == (reference == "deep")
     assert max(of_expected) > job.train.clip_grad_norm, "clipping must be active for its equality to mean anything"
+
+
+def held_out_losses(job: JobConfig) -> list[float]:
+    return [line["held_out_loss"] for line in metrics(job) if "held_out_loss" in line]
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -183,13 +229,14 @@ def test_an_export_gives_the_logits_of_one_process_in_plain_transformers(family:
     input_ids, _ = row_of(config_of(family), [sample])
     images = image_preparer(config_of(family))([picture(*one) for one in sample])
     logits = []
-    for name in ("tp", "trained tower"):
+    for name in ("trained tower", "tp", "pp"):
         sync_run(runs[family, name])
         folder = open_storage(runs[family, name].run.run_uri).uri("export")
         model = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32).eval()
         given = as_plain_transformers_takes(images, input_ids, model.config.image_token_id)
         logits.append(model(input_ids=input_ids, **given).logits)
-    torch.testing.assert_close(logits[0], logits[1], rtol=1e-4, atol=1e-5)
+    for of_ranks in logits[1:]:
+        torch.testing.assert_close(of_ranks, logits[0], rtol=1e-4, atol=1e-5)
     assert logits[0].std() > 0.01, "the tolerance must be far below what logits differ by"
 
 
@@ -201,15 +248,3 @@ def test_a_fused_product_of_an_unknown_class_is_refused(monkeypatch: pytest.Monk
     with pytest.raises(ConfigError, match=r"cannot split 'attn\.qkv' of a Qwen3VLVisionBlock"):
         require_splittable(config, 2, cached=False)
     require_splittable(config, 2, cached=True)  # the tower is not there
-
-
-@pytest.mark.parametrize("family", GRID_FAMILIES)
-def test_pipeline_stages_are_refused(family: str) -> None:
-    config = config_of(family)
-    made = family_of(config)
-    with torch.device("meta"):
-        model = made.skeleton(config, vocabulary=300)
-    blocks = made.blocks(made.training_module(config, model, cached=True))
-    for cut in (blocks.reduce_to, blocks.view):
-        with pytest.raises(ConfigError, match="cannot be cut into pipeline stages"):
-            cut(Stage.whole(len(blocks.language_layers)))
