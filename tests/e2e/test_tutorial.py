@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.commands import FENCE
+from tests.short_form import only_whole
 
 ROOT = Path(__file__).parents[2]
 TUTORIAL = ROOT / "docs" / "tutorial.md"
@@ -24,6 +25,7 @@ CUT_SHORT = [
 ]  # fmt: skip
 
 
+@only_whole
 @pytest.mark.slow
 @pytest.mark.e2e
 @pytest.mark.timeout(600)

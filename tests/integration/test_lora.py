@@ -29,7 +29,8 @@ from trainer.models.table import family_of
 from trainer.storage import open_storage
 
 STRATEGIES = ("ddp", "fsdp", "zero2", "tp")
-FORMATS = ("fsdp", "zero2", "tp")  # one strategy of each checkpoint format, and one that splits each adapter
+# One strategy of each checkpoint format, and one that splits each adapter.
+FORMATS = chosen(dict.fromkeys(("fsdp", "zero2", "tp")), lambda name: name != "zero2")
 COMPUTING = chosen(dict.fromkeys(STRATEGIES), lambda name: name == "fsdp")
 RELATIVE, RELATIVE_BF16 = 1e-5, 5e-3
 WEIGHT = 1e-4  # a two-hundredth of one update at this rate: AdamW makes a whole one of a gradient of rounding errors

@@ -16,7 +16,7 @@ from tests.trainer_runs import run_ranks
 PROCESSES = 2  # on each node
 # Each strategy, and each part that takes memory under one whose share of it is its own.
 SHORT = {
-    "ddp", "ddp checkpointing", "ddp powersgd",
+    "ddp", "ddp powersgd",
     "fsdp", "fsdp bf16 loss in chunks",
     "zero2 bf16", "zero2 adapters", "zero2 offload",
     "zero3",

@@ -14,7 +14,7 @@ from tests.short_form import chosen
 from tests.trainer_runs import run_ranks
 
 pytestmark = pytest.mark.slow
-SHORT = ("pp bf16 checkpointing", "pp tower trained", "qwen3_vl pp bf16 online")
+SHORT = ("pp bf16 checkpointing", "pp tower trained")
 WEIGHED = chosen(CASES, SHORT.__contains__)
 WEIGHED_SPLIT = chosen(SPLIT_CASES, lambda name: name == "tp+pp+dp")
 

@@ -88,9 +88,7 @@ MOVES = chosen(
         "2 stages of 2 ranks to one process": Move("2 stages of 2 ranks", "hard to split", {}, 1),
         "one process to 2 stages of 2 ranks": Move("hard to split", "hard to split", SPLIT, 4),
     },
-    lambda name: (
-        name not in ("2 x 2 stages to 2 stages", "one process to 2 stages", "2 stages, 2 copies, to one process")
-    ),
+    lambda name: name in ("4 stages to ddp", "2 stages, 2 copies, to fsdp", "2 stages of 2 ranks to one process"),
 )
 
 

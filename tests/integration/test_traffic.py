@@ -37,7 +37,7 @@ SENT_AS = {
     "all_gather": ("all_gather", COPIES),
     "send": ("send", 1),
 }
-MORE = chosen(OTHERS, lambda name: name in ("ddp powersgd", "tp shared tokens checkpointing", "tp qwen2.5-vl"))
+MORE = chosen(OTHERS, lambda name: name in ("ddp powersgd", "tp qwen2.5-vl"))
 SPLIT = {*TENSOR_PARALLEL, *PIPELINE_PARALLEL}  # two ranks for each copy of the model; of tp+pp+dp four, and one copy
 
 

@@ -339,15 +339,21 @@ def test_check_counts_the_tokens_of_the_largest_image(
     assert [check["state"] for check in checks if check["subject"] == "image tokens"] == [state]
 
 
-def test_plan_and_suggest_answer_for_a_whole_model(vlmpipe: Vlmpipe, whole_model: str) -> None:
+SIZES = ["model.max_pixels=2048", "plan.samples=1000", "plan.sample_tokens=100"]
+
+
+def test_plan_answers_for_a_whole_model(vlmpipe: Vlmpipe, whole_model: str) -> None:
     """A token is 8 x 8 pixels."""
-    sizes = ["model.max_pixels=2048", "plan.samples=1000", "plan.sample_tokens=100"]
-    plan = vlmpipe("plan", whole_model, *sizes, "--json").json
+    plan = vlmpipe("plan", whole_model, *SIZES, "--json").json
     assert plan["model"]["parts"]["projector"] == 64 * 65 + 64 * 32 + 32 + 16
     assert plan["load"]["image_tokens"] == 32 and "taken as 32 tokens, the most" in plan["load"]["origin"]
     assert {"weights", "gradients", "optimizer", "activations"} <= {part["name"] for part in plan["memory"]["parts"]}
+
+
+@only_whole
+def test_suggest_answers_for_a_whole_model(vlmpipe: Vlmpipe, whole_model: str) -> None:
     gpus = {"machine_type": "a2-ultragpu-8g", "accelerator_type": "NVIDIA_A100_80GB", "accelerator_count": 8}
     cluster = [f"cluster.{name}={value}" for name, value in (gpus | {"processes_per_replica": "auto"}).items()]
-    sizes += ["gcp.location=us-central1", "train.global_batch_rows=32"]
+    sizes = [*SIZES, "gcp.location=us-central1", "train.global_batch_rows=32"]
     answer = vlmpipe("plan", whole_model, *sizes, *cluster, "--suggest", "cheapest", "--json")
     assert answer.json["suggestions"]
