@@ -112,7 +112,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, JobConfig]:
     moved = {name: make(root, name, {**MODELS[move.model], **move.changes}) for name, move in MOVES.items()}
     for name, move in MOVES.items():
         begin_in_the_middle(moved[name], jobs[move.begins])
-    for processes in (1, 2, 4):
+    for processes in sorted({move.processes for move in MOVES.values()}):
         train_runs([moved[name] for name, move in MOVES.items() if move.processes == processes], processes=processes)
     return jobs | moved
 
