@@ -248,3 +248,20 @@ def test_a_fused_product_of_an_unknown_class_is_refused(monkeypatch: pytest.Monk
     with pytest.raises(ConfigError, match=r"cannot split 'attn\.qkv' of a Qwen3VLVisionBlock"):
         require_splittable(config, 2, cached=False)
     require_splittable(config, 2, cached=True)  # the tower is not there
+
+
+@only_whole
+def test_slices_of_unequal_length_of_a_fused_weight_equal_one_process(tmp_path: Path) -> None:
+    """Two ranks have 24 of the 48 rows of queries, keys and values each, and five slice these."""
+    base = base_of(tmp_path, "qwen2_5_vl") | TOWER_TRAINED | {"train.global_batch_rows": 10, "train.max_steps": 2}
+    one, ten = (
+        make_run(tmp_path, name.replace("+", "-"), {**base, **strategy_changes(name)}, features="off")
+        for name in ("ddp", "tp+fsdp")
+    )
+    train([(1, one), (10, ten)])
+    assert summary(ten)["world_size"] == 10
+    assert losses(ten) == pytest.approx(losses(one), rel=RELATIVE)
+    weights, expected = trained_weights(ten), trained_weights(one)
+    assert any(name.endswith("attn.qkv.weight") and len(weight) / 2 % 5 for name, weight in expected.items())
+    for name, weight in expected.items():
+        torch.testing.assert_close(weights[name], weight, rtol=1e-4, atol=2e-5)
