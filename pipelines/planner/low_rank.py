@@ -9,6 +9,7 @@ from pipelines.planner.memory_parts import FP32_BYTES, MemoryPart
 from trainer.models.shape import ModelShape
 from trainer.strategies.low_rank import factors_numbers, factors_rank
 
+FACTORS = "low-rank factors"
 BUCKET_NUMBERS = 25 * 2**20 // FP32_BYTES  # DDP's, and a bucket's last gradient may go beyond them
 FIRST_BUCKET_NUMBERS = 2**20 // FP32_BYTES
 
@@ -36,7 +37,7 @@ def lasting_parts(shape: ModelShape, rank: int) -> list[MemoryPart]:
     trained, factors = shape.trainable_parameters, numbers_in_factors(shape, rank)
     return [
         MemoryPart(ERRORS, FP32_BYTES * trained, "fp32, what PowerSGD has left out so far"),
-        MemoryPart("low-rank factors", FP32_BYTES * factors, f"fp32, of rank {rank}"),
+        MemoryPart(FACTORS, FP32_BYTES * factors, f"fp32, of rank {rank}"),
     ]
 
 

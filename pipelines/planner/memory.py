@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from pipelines.planner.activations import WEIGHT_COPIES, Activations
-from pipelines.planner.host_memory import HostMemory, placed
+from pipelines.planner.host_memory import ERRORS, HostMemory, placed
 from pipelines.planner.layout import SHARDED_BY_FSDP, Layout
-from pipelines.planner.low_rank import lasting_parts, moving_parts
+from pipelines.planner.low_rank import FACTORS, lasting_parts, moving_parts
 from pipelines.planner.memory_parts import BF16_BYTES, FP32_BYTES, MemoryPart, average_parts, split
 from pipelines.planner.memory_zero import gathered, partitioned, reduces_once
 from pipelines.planner.zero_settings import ZeroSettings
@@ -232,7 +232,7 @@ def fullest(moments: Mapping[str, list[MemoryPart]]) -> tuple[str, list[MemoryPa
 def device_parts(parts: list[MemoryPart], layout: Layout) -> list[MemoryPart]:
     """What a GPU holds beside what torch allocates, and the margin for holes between allocations."""
     lasting = {
-        "weights", "frozen weights", "optimizer", "averaged weights", "gradients", "error feedback", "low-rank factors",
+        "weights", "frozen weights", "optimizer", "averaged weights", "gradients", ERRORS, FACTORS,
     }  # fmt: skip
     passing = sum(part.bytes for part in parts if part.name not in lasting)
     return [

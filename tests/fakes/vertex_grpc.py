@@ -3,7 +3,7 @@
 What arrives is put into the REST request that the API's own annotations give for it, as Google's front end does, and
 sent to the stand-in; so there is one set of rules for both. A call without such a request is answered UNIMPLEMENTED.
 
-    with FakeVertex() as vertex, grpc_door(vertex) as address:
+    with FakeVertex() as vertex, grpc_door(vertex) as (address, calls):
         JobServiceGrpcTransport(channel=grpc.insecure_channel(address))
 """
 

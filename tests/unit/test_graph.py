@@ -11,7 +11,9 @@ from typing import Any, get_args
 
 import pytest
 from google.auth.credentials import AnonymousCredentials
+from google.protobuf import json_format
 from kfp import compiler, components
+from kfp.pipeline_spec import pipeline_spec_pb2
 
 from pipelines.compile import check_file, compile_pipeline
 from pipelines.config import RunConfig, load_run_file
@@ -55,6 +57,14 @@ def test_the_file_says_what_kfps_own_compiler_writes(digits: RunConfig, target: 
     assert documents(ours) == documents(theirs)
     comments = [[line for line in text.splitlines() if line.startswith(b"#")] for text in (ours, theirs)]
     assert comments[0] == comments[1] != []
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("path", RUN_FILES, ids=lambda path: path.stem)
+def test_a_strict_reader_finds_the_pipeline_that_was_written(path: Path, target: TargetName, tmp_path: Path) -> None:
+    config = load_run_file(path)
+    read = json_format.ParseDict(compiled(config, target, tmp_path), pipeline_spec_pb2.PipelineSpec())
+    assert read == build(config, target).pipeline_spec
 
 
 def all_tasks(spec: Spec) -> Iterator[tuple[str, Spec, Spec]]:
