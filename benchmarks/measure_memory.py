@@ -125,7 +125,7 @@ def draw(model: nn.Module) -> None:
 
 def row_batch(model: ModelConfig, rows: RowShape, vocabulary: int, *, cached: bool) -> RowBatch:
     """Rows of two samples each: packed, so that attention has its mask."""
-    inputs = inputs_of(model, rows, vocabulary, cached=cached)
+    inputs: dict[str, Any] = inputs_of(model, rows, vocabulary, cached=cached)
     half = rows.tokens // 2
     positions = torch.cat([torch.arange(half), torch.arange(rows.tokens - half)])
     inputs["position_ids"] = positions.expand_as(inputs["position_ids"]).contiguous()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,18 +34,23 @@ class RowBatch:
     label_ids: Tensor  # (labels,)
     images: Tensor  # (tiles, tokens, hidden) or (tiles, 3, side, side); of some families (tokens of all, numbers)
     image_grids: Tensor | None = None  # (images, 3), see `trainer.models.images.Images`
+    # What the host knows of these rows, so that nobody has to read it from the device.
+    packed: bool = True  # some row holds more than one sample, or padding
+    image_tokens: int | None = None  # of all images; None is not known
 
-    def to(self, device: torch.device) -> dict[str, Tensor]:
-        """The tensors by argument name, on the device."""
-        return {name: tensor.to(device, non_blocking=True) for name, tensor in self._tensors()}
+    def to(self, device: torch.device) -> dict[str, Any]:
+        """The arguments of a training module by name, tensors on the device."""
+        tensors = {name: tensor.to(device, non_blocking=True) for name, tensor in self._tensors()}
+        return tensors | {"packed": self.packed, "image_tokens": self.image_tokens}
 
     def pinned(self) -> RowBatch:
         """The same in page-locked memory, from which a copy to a GPU does not hold up the thread that orders it."""
-        return RowBatch(**{name: tensor.pin_memory() for name, tensor in self._tensors()})
+        pinned: dict[str, Any] = {name: tensor.pin_memory() for name, tensor in self._tensors()}
+        return dataclasses.replace(self, **pinned)
 
     def _tensors(self) -> list[tuple[str, Tensor]]:
         named = [(name, getattr(self, name)) for name in self.__dataclass_fields__]
-        return [(name, tensor) for name, tensor in named if tensor is not None]
+        return [(name, value) for name, value in named if isinstance(value, Tensor)]
 
 
 @dataclass(frozen=True)
@@ -67,13 +74,17 @@ def collate(rows: Sequence[Row], image_source: ImageSource) -> RowBatch:
     next_is_label[:, :-1] = labels[:, 1:] != IGNORED
     label_index = np.flatnonzero(next_is_label)
     images = image_source(rows)
+    positions = np.stack([row.position_ids for row in rows], axis=-2)  # (rows, tokens) or (axes, rows, tokens)
+    places = positions[0] if positions.ndim == 3 else positions
     return RowBatch(
         input_ids=torch.from_numpy(np.stack([row.input_ids for row in rows])),
-        position_ids=torch.from_numpy(np.stack([row.position_ids for row in rows], axis=-2)),
+        position_ids=torch.from_numpy(positions),
         label_index=torch.from_numpy(label_index),
         label_ids=torch.from_numpy(labels.reshape(-1)[label_index + 1]),
         images=images.values,
         image_grids=images.grids,
+        packed=bool((np.diff(places) != 1).any()),
+        image_tokens=sum(sum(row.image_token_counts) for row in rows),
     )
 
 

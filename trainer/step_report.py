@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from trainer.batches import StepBatches
 from trainer.config import JobConfig
 from trainer.devices import TERA, peak_flops_per_s
 from trainer.flops import model_flops_per_row
@@ -17,9 +15,10 @@ from trainer.gauges import Gauges, gather_gauges
 from trainer.metrics import MetricsLog
 from trainer.parts import Parts
 from trainer.progress import Progress
+from trainer.step_totals import StepTotals
 from trainer.storage import Storage, open_storage
 from trainer.strategies.precision import LossScale
-from trainer.strategies.strategy import StepResult, Strategy
+from trainer.strategies.strategy import Strategy
 from trainer.wandb_log import open_wandb
 from trainer.worker import Worker
 
@@ -62,18 +61,6 @@ def goodput(lines: Sequence[Mapping[str, Any]], *, until_s: float) -> float | No
     return (sum(windows) - lost_s) / (until_s - (timed[0]["time_s"] - windows[0]))
 
 
-@dataclass(frozen=True)
-class StepTotals:
-    """Sums over all ranks of one step."""
-
-    loss: float  # mean over the label tokens of the global step
-    useful_tokens: int
-    slot_tokens: int
-    images: int
-    samples: int
-    stop: bool  # some rank was asked to stop
-
-
 class StepReport:
     """Keeps the counts of a run. Only rank 0 writes; the other ranks' calls do nothing.
 
@@ -94,6 +81,8 @@ class StepReport:
         self._gauges = Gauges.at_start(worker.world_size)  # when the last line was written
         self._first_loss: float | None = None
         self._last_loss: float | None = None
+        self._last: StepTotals | None = None  # that was counted
+        self.stop_requested = False  # of some rank, in a step that was counted
         if worker.is_first:
             wandb = open_wandb(job)
             mirrors = [wandb] if wandb else []
@@ -108,33 +97,45 @@ class StepReport:
             if first_step:
                 print(f"train: continuing after step {first_step} of {parts.total_steps}", flush=True)
 
-    def step(
-        self, done: int, data: StepBatches, totals: StepTotals, result: StepResult, strategy: Strategy, waited_s: float
-    ) -> None:
-        """Count one step; log it when it is due. Collective."""
-        self._last_step = done
-        counted = {
-            "tokens": totals.useful_tokens,
-            "slots": totals.slot_tokens,
-            "images": totals.images,
-            "samples": totals.samples,
-            "label_tokens": data.global_label_tokens,
-            "steps": 1,
-        }
-        for name, count in counted.items():
-            self._window[name] += count
-            if name in self._totals:
-                self._totals[name] += count
-        self._last_loss = totals.loss
-        if self._first_loss is None:
-            self._first_loss = totals.loss
-        due = done % self._job.train.log_every_steps == 0 or done in (self._first_step + 1, self._parts.total_steps)
-        if due or self._validated:
+    def is_due(self, done: int) -> bool:
+        """Whether a line is written after this step."""
+        return done % self._job.train.log_every_steps == 0 or done in (self._first_step + 1, self._parts.total_steps)
+
+    def count(self, steps: Sequence[StepTotals]) -> None:
+        """Count steps, in their order."""
+        for totals in steps:
+            counted = {
+                "tokens": totals.useful_tokens,
+                "slots": totals.slot_tokens,
+                "images": totals.images,
+                "samples": totals.samples,
+                "label_tokens": totals.label_tokens,
+                "steps": 1,
+            }
+            for name, count in counted.items():
+                self._window[name] += count
+                if name in self._totals:
+                    self._totals[name] += count
+            self._last, self._last_step, self._last_loss = totals, totals.step, totals.loss
+            self.stop_requested |= totals.stop
+            if self._first_loss is None:
+                self._first_loss = totals.loss
+
+    def step(self, done: int, strategy: Strategy, waited_s: float) -> None:
+        """Log a step when it is due; it and all before it are counted then. Collective."""
+        if self.is_due(done) or self._validated:
             timer = self._parts.forward_timer
             gauges = gather_gauges(self._worker, waited_s, timer.seconds() if timer else 0.0)
             if self._worker.is_first:
-                self._write(done, data.epoch, result, strategy, gauges)
+                assert self._last is not None
+                self._write(self._last, strategy, gauges)
             self._validated = {}
+
+    @property
+    def last_loss(self) -> float:
+        """Of the newest step that was counted, or before that of the newest line."""
+        assert self._last_loss is not None
+        return self._last_loss
 
     def validated(self, held_out_loss: float, seconds: float) -> None:
         """Take the loss on held-out rows after the step that is counted next; its time is no part of that step's."""
@@ -182,20 +183,20 @@ class StepReport:
         peak = peak_flops_per_s(self._worker.device, self._job.train.precision)
         return {"model_tflops_per_s": rate / TERA, **({"mfu": rate / peak} if peak else {})}
 
-    def _write(self, done: int, epoch: int, result: StepResult, strategy: Strategy, gauges: Gauges) -> None:
+    def _write(self, totals: StepTotals, strategy: Strategy, gauges: Gauges) -> None:
         now = time.perf_counter()
         window, seconds = self._window, now - self._window_started
         tokens_per_s = window["tokens"] / seconds
         self._log.write(
-            done,
+            totals.step,
             {
-                "epoch": epoch,
-                "loss": self._last_loss,
+                "epoch": totals.epoch,
+                "loss": totals.loss,
                 **self._validated,
                 "learning_rate": strategy.learning_rate(),
-                **({} if result.skipped else {"grad_norm": float(result.grad_norm)}),
+                **({} if totals.grad_norm is None else {"grad_norm": totals.grad_norm}),
                 **_of_scale(strategy.loss_scale),
-                **self._of_compiling(done),
+                **self._of_compiling(totals.step),
                 "tokens_per_s": tokens_per_s,
                 "images_per_s": window["images"] / seconds,
                 "samples_per_s": window["samples"] / seconds,
@@ -215,13 +216,13 @@ class StepReport:
             },
         )
         self._progress.update(
-            done,
+            totals.step,
             self._parts.total_steps,
             unit="steps",
-            message=f"loss {self._last_loss:.4f}, {tokens_per_s:,.0f} tokens/s",
-            loss=self._last_loss,
+            message=f"loss {totals.loss:.4f}, {tokens_per_s:,.0f} tokens/s",
+            loss=totals.loss,
             tokens_per_s=tokens_per_s,
-            epoch=epoch,
+            epoch=totals.epoch,
         )
         self._window = dict.fromkeys(window, 0)
         self._window_started, self._gauges, self._window_stall_s = now, gauges, 0.0

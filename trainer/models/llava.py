@@ -35,6 +35,7 @@ from trainer.models.image_tokens import square_tokens
 from trainer.models.kept_products import recompute_layers
 from trainer.models.llava_initial import TOWER, InitialWeights
 from trainer.models.lora import adapter_parameters, add_adapters, without_adapters
+from trainer.models.placeholders import count_nowhere
 from trainer.models.pretrained import LanguageWeights, load_pretrained, load_tower, part_config
 from trainer.models.settings import frozen_weights, save_model_settings
 from trainer.models.shape import ModelShape
@@ -211,6 +212,7 @@ class LlavaFamily:
         return {"inputs_embeds": embedded(model, input_ids, projected)}
 
     def training_module(self, config: ModelConfig, model: nn.Module, *, cached: bool) -> nn.Module:
+        count_nowhere(model.model, pairs=False)
         return SquareRowModel(config, model, WIRING, cached=cached)
 
     def blocks(self, module: nn.Module) -> Blocks:
@@ -321,12 +323,15 @@ def tower_output(config: ModelConfig, tower: nn.Module, pixel_values: Tensor) ->
     return hidden[:, 1:] if config.feature_select == "drop_cls" else hidden
 
 
-def _hidden_states(model: nn.Module, input_ids: Tensor, position_ids: Tensor, projected: Tensor) -> Tensor:
+def _hidden_states(
+    model: nn.Module, input_ids: Tensor, position_ids: Tensor, projected: Tensor, mask: Tensor | None
+) -> Tensor:
     """See `Wiring.hidden_states`."""
-    # No mask and no cache: with either, transformers no longer keeps packed samples apart by their positions.
+    # Without a mask and without a cache transformers keeps packed samples apart by their positions.
     hidden: Tensor = model.model(
         input_ids=input_ids,
         position_ids=position_ids,
+        attention_mask=mask,
         mm_encoder_outputs={"image": BaseModelOutputWithPooling(pooler_output=[projected.flatten(0, 1)])},
         use_cache=False,
     ).last_hidden_state

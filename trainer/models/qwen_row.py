@@ -11,6 +11,8 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from trainer.model_config import ModelConfig
 from trainer.models.loss import TokenLoss
+from trainer.models.packed_mask import mask_of
+from trainer.models.placeholders import count_nowhere, require_tokens
 
 HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 MERGERS = ("merger", "deepstack_merger_list")  # transformers' names
@@ -25,6 +27,7 @@ class QwenRowModel(nn.Module):
         super().__init__()
         self.config, self.model, self.token_loss = config, model, TokenLoss()
         self.tower_is_frozen = "tower" in config.freeze
+        count_nowhere(model.model, pairs=True)
         visual = model.model.visual
         # In a list, for it is no module of its own: its parts are `visual`'s, under the names that they have there.
         self._tower: list[nn.Module] = [] if cached else [without_mergers(visual)]
@@ -54,6 +57,8 @@ class QwenRowModel(nn.Module):
         images: Tensor,
         image_grids: Tensor | None = None,
         hidden: Tensor | None = None,
+        packed: bool = True,
+        image_tokens: int | None = None,
     ) -> Tensor:
         """Summed cross-entropy of the label tokens, a scalar in fp32; hidden states (rows, tokens, hidden) from a stage
         of the model that lacks the head.
@@ -67,20 +72,28 @@ class QwenRowModel(nn.Module):
             mergers still run, so that every rank takes part in every collective.
         image_grids: (images, 3): 1, rows and columns of patches. For patches.
         hidden: what the stage before gives, for a stage that lacks the embedding.
+        packed: some row holds more than one sample.
+        image_tokens: of all images in these rows. Raises DataError when the images give another number.
         """
         base = self.model.model
-        # No mask and no cache: with either, transformers no longer keeps packed samples apart by their positions.
+        mask = mask_of(base.language_model.config, position_ids[0], packed=packed)
+        # Without a mask and without a cache transformers keeps packed samples apart by their positions.
         if hidden is None:
             features = self._encode(images, image_grids) if self._tower else images
+            projected = project(base.visual, features)
+            require_tokens(len(projected), image_tokens)
             hidden = base(
                 input_ids=input_ids,
                 position_ids=position_ids,
-                mm_encoder_outputs={"image": encoder_output(project(base.visual, features), base.visual)},
+                attention_mask=mask,
+                mm_encoder_outputs={"image": encoder_output(projected, base.visual)},
                 use_cache=False,
             ).last_hidden_state  # (rows, tokens, hidden)
         else:
             stack = base.language_model
-            hidden = stack(inputs_embeds=hidden, position_ids=position_ids, use_cache=False).last_hidden_state
+            hidden = stack(
+                inputs_embeds=hidden, position_ids=position_ids, attention_mask=mask, use_cache=False
+            ).last_hidden_state
         if self.model.lm_head is None:
             return hidden
         # Only label positions go through the head: logits of all tokens never exist.

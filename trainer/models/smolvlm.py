@@ -222,15 +222,20 @@ def tower_output(config: ModelConfig, tower: nn.Module, pixel_values: Tensor) ->
     return output
 
 
-def _hidden_states(model: nn.Module, input_ids: Tensor, position_ids: Tensor, projected: Tensor) -> Tensor:
+def _hidden_states(
+    model: nn.Module, input_ids: Tensor, position_ids: Tensor, projected: Tensor, mask: Tensor | None
+) -> Tensor:
     """See `Wiring.hidden_states`.
 
     Not by the library's hook for encoder outputs: transformers 5.17 calls it otherwise than 5.23, and both make images
     the type of the model's first weight, which under FSDP in bf16 is not that of the embeddings.
     """
-    # No mask and no cache: with either, transformers no longer keeps packed samples apart by their positions.
+    # Without a mask and without a cache transformers keeps packed samples apart by their positions.
     hidden: Tensor = model.model.text_model(
-        inputs_embeds=embedded(model, input_ids, projected), position_ids=position_ids, use_cache=False
+        inputs_embeds=embedded(model, input_ids, projected),
+        position_ids=position_ids,
+        attention_mask=mask,
+        use_cache=False,
     ).last_hidden_state
     return hidden
 

@@ -13,6 +13,8 @@ from trainer.model_config import ModelConfig
 from trainer.models.family import Blocks
 from trainer.models.loss import TokenLoss
 from trainer.models.model_stage import reduce_to_stage, stage_view
+from trainer.models.packed_mask import mask_of
+from trainer.models.placeholders import require_tokens
 
 
 @dataclass(frozen=True)
@@ -24,8 +26,9 @@ class Wiring:
     language_model: str
     tower_output: Callable[[ModelConfig, nn.Module, Tensor], Tensor]  # pixel values -> what feeds the projector
     calls_tower: bool  # `tower_output` runs the tower by its own forward pass, or module by module
-    # (model, input_ids, position_ids, projected) -> (rows, tokens, hidden): the language model, images in their places
-    hidden_states: Callable[[nn.Module, Tensor, Tensor, Tensor], Tensor]
+    # (model, input_ids, position_ids, projected, mask) -> (rows, tokens, hidden): the language model, images in their
+    # places
+    hidden_states: Callable[[nn.Module, Tensor, Tensor, Tensor, Tensor | None], Tensor]
 
 
 class SquareRowModel(nn.Module):
@@ -77,6 +80,8 @@ class SquareRowModel(nn.Module):
         label_ids: Tensor,
         images: Tensor,
         hidden: Tensor | None = None,
+        packed: bool = True,
+        image_tokens: int | None = None,
     ) -> Tensor:
         """Summed cross-entropy of the label tokens, a scalar in fp32; hidden states (rows, tokens, hidden) from a stage
         of the model that lacks the head.
@@ -89,15 +94,21 @@ class SquareRowModel(nn.Module):
             are cut into tiles, each tile is one here. With 0 images the projector still runs, so that every rank takes
             part in every collective.
         hidden: what the stage before gives, for a stage that lacks the embedding.
+        packed: some row holds more than one sample.
+        image_tokens: of all images in these rows. Raises DataError when the images give another number.
         """
+        mask = mask_of(self.language_model.config, position_ids, packed=packed)
         if hidden is None:
             features = images if self.tower is None else self._encode(self.tower, images)
             assert self.projector is not None
             projected = project(self.projector, features)
-            hidden = self.wiring.hidden_states(self.model, input_ids, position_ids, projected)
+            require_tokens(len(projected) * projected.shape[1], image_tokens)
+            hidden = self.wiring.hidden_states(self.model, input_ids, position_ids, projected, mask)
         else:
             stack = self.language_model
-            hidden = stack(inputs_embeds=hidden, position_ids=position_ids, use_cache=False).last_hidden_state
+            hidden = stack(
+                inputs_embeds=hidden, position_ids=position_ids, attention_mask=mask, use_cache=False
+            ).last_hidden_state
         if self.model.lm_head is None:
             return hidden
         # Only label positions go through the head: logits of all tokens never exist.

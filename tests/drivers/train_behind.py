@@ -1,0 +1,52 @@
+"""Trains runs as `train_many` does, with the host a step ahead of what it has read, as it is on a GPU.
+
+With --stop-at a run is asked to stop in that step, and trained on after it has.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import torch
+
+from trainer import loop, step_totals
+from trainer.config import JobConfig
+from trainer.errors import ExitCode
+from trainer.worker import StopRequest, run_worker, start_worker
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--configs", nargs="+", required=True)
+    parser.add_argument("--stop-at", type=int, default=0)
+    arguments = parser.parse_args()
+    worker, stop = start_worker(), StopRequest()
+    torch.use_deterministic_algorithms(True)
+    step_totals.steps_unread = lambda _device: 1
+    if arguments.stop_at:
+        loop.PendingTotals = stopping_at(arguments.stop_at, loop.PendingTotals)  # type: ignore[assignment, misc]
+    for config in arguments.configs:
+        code = loop.train(JobConfig.load(config), worker, stop)
+        if arguments.stop_at and code == ExitCode.PREEMPTED:
+            code = loop.train(JobConfig.load(config), worker, stop)
+        if code:
+            return code
+    return 0
+
+
+def stopping_at(step: int, totals: Any) -> Any:
+    """Totals in which this rank is asked to stop in `step`, once."""
+    asked: list[int] = []
+
+    def pending(loss_share: Any, result: Any, data: Any, **settings: Any) -> Any:
+        if data.step + 1 == step and not asked:
+            asked.append(step)
+            settings["stop"] = True
+        return totals(loss_share, result, data, **settings)
+
+    return pending
+
+
+if __name__ == "__main__":
+    run_worker(main)

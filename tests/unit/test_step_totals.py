@@ -1,0 +1,77 @@
+"""Totals of steps: read once each, in order, at most one behind, and never past a number that is none."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainer.batches import StepBatches
+from trainer.errors import DataError
+from trainer.replicas import Replica
+from trainer.step_totals import PendingTotals, UnreadSteps
+from trainer.strategies.strategy import StepResult
+from trainer.worker import Worker
+
+
+def worker(device: str) -> Worker:
+    return Worker(rank=0, world_size=1, local_rank=0, local_world_size=1, device=torch.device(device))
+
+
+class Step:
+    """Totals on their way."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def read(self) -> int:
+        return self.number
+
+
+@pytest.mark.parametrize(("device", "behind"), [("cuda", 1), ("cpu", 0)])
+@given(all_at=st.lists(st.booleans(), max_size=20))
+def test_each_step_is_read_once_in_order_and_one_is_left_on_a_gpu(device: str, behind: int, all_at: list[bool]) -> None:
+    unread, read = UnreadSteps(worker(device)), []
+    for number, read_all in enumerate(all_at, start=1):
+        read += unread.add(Step(number), read_all=read_all)  # type: ignore[arg-type]
+        expected = number if read_all else max(number - behind, len(read))
+        assert read == list(range(1, expected + 1))
+    assert [*read, *unread.rest()] == list(range(1, len(all_at) + 1))
+    assert not unread.rest()
+
+
+def pending(loss: float, norm: float, *, skipped: bool = False, **changes: Any) -> PendingTotals:
+    data = StepBatches(
+        step=6, epoch=1, batches=[], global_label_tokens=10, useful_tokens=7, slot_tokens=8, images=2,
+        sample_ids=("cat", "dog"),
+    )  # fmt: skip
+    result = StepResult(torch.tensor(norm), skipped=skipped)
+    replica = Replica(index=0, count=1, leads=True, takes_images=True)
+    return PendingTotals(torch.tensor(loss), result, data, stop=False, replica=replica, worker=worker("cpu"))
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One rank, whose sums are its own."""
+    monkeypatch.setattr(dist, "all_reduce", lambda _: None)
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize(("loss", "norm", "name"), [(math.nan, 1.0, "loss"), (1.0, math.inf, "gradient norm")])
+def test_a_number_that_is_none_is_an_error_that_names_the_step_and_its_samples(
+    loss: float, norm: float, name: str
+) -> None:
+    with pytest.raises(DataError, match=f"the {name} of step 7 is (nan|inf); this rank's samples: cat, dog"):
+        pending(loss, norm).read()
+
+
+@pytest.mark.usefixtures("alone")
+def test_the_norm_of_a_skipped_step_is_no_error_and_not_said() -> None:
+    totals = pending(2.5, math.inf, skipped=True).read()
+    assert (totals.step, totals.epoch, totals.loss, totals.grad_norm) == (7, 1, 2.5, None)
+    assert (totals.useful_tokens, totals.slot_tokens, totals.images, totals.samples, totals.stop) == (7, 8, 2, 2, False)
