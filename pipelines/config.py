@@ -198,6 +198,11 @@ def _cross_section_problems(config: RunConfig) -> Iterator[Problem]:
             "features.cache",
             "found on, but the tower is trained, so its output changes; expected tower in model.freeze, or off",
         )
+    if train.tower_stream and ("tower" not in model.freeze or config.features.cache == "on"):
+        state = "is trained" if "tower" not in model.freeze else "does not run: features.cache is on"
+        yield Problem(
+            "train.tower_stream", f"found true, but the tower {state}; expected tower in model.freeze and cache off"
+        )
     if model.family in GRID_FAMILIES:
         yield from _grid_family_problems(config)
     if train.model_ranks > 1:

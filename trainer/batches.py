@@ -20,6 +20,7 @@ from trainer.features.reader import FeatureReader
 from trainer.models.images import Images, PrepareImages, join_features
 
 STEPS_AHEAD = 2
+OF_IMAGES = ("images", "image_grids")  # arguments of a training module
 
 ImageSource = Callable[[Sequence[Row]], Images]  # rows -> features or pixel values of their images, in order
 
@@ -38,10 +39,15 @@ class RowBatch:
     packed: bool = True  # some row holds more than one sample, or padding
     image_tokens: int | None = None  # of all images; None is not known
 
-    def to(self, device: torch.device) -> dict[str, Any]:
-        """The arguments of a training module by name, tensors on the device."""
-        tensors = {name: tensor.to(device, non_blocking=True) for name, tensor in self._tensors()}
+    def to(self, device: torch.device, *, images: bool = True) -> dict[str, Any]:
+        """The arguments of a training module by name, tensors on the device; `images`: those of images too."""
+        named = [(name, tensor) for name, tensor in self._tensors() if images or name not in OF_IMAGES]
+        tensors = {name: tensor.to(device, non_blocking=True) for name, tensor in named}
         return tensors | {"packed": self.packed, "image_tokens": self.image_tokens}
+
+    def images_to(self, device: torch.device) -> dict[str, Tensor]:
+        """The other arguments."""
+        return {name: tensor.to(device, non_blocking=True) for name, tensor in self._tensors() if name in OF_IMAGES}
 
     def pinned(self) -> RowBatch:
         """The same in page-locked memory, from which a copy to a GPU does not hold up the thread that orders it."""

@@ -15,7 +15,7 @@ PROJECTOR_NAMES = ("projector", "merger", "connector.")
 TOWER_NAMES = ("vision_tower.", "visual.", "vision_model.")
 
 
-def build_optimizer(module: nn.Module, config: OptimizerConfig, *, on_cpu: bool = False) -> torch.optim.AdamW:
+def build_optimizer(module: nn.Module, config: OptimizerConfig) -> torch.optim.AdamW:
     """AdamW over the trainable parameters. Matrices decay; biases, norms and embeddings of one dimension do not.
 
     Each group keeps its peak rate as `peak_rate`; `set_rates` scales it. Parameters that lie on different sets of ranks
@@ -35,9 +35,9 @@ def build_optimizer(module: nn.Module, config: OptimizerConfig, *, on_cpu: bool 
         rate = (0.0, *own_rates.values())[place] or config.learning_rate
         decay = config.weight_decay if decays else 0.0
         described.append({"params": parameters, "lr": rate, "peak_rate": rate, "weight_decay": decay})
-    # One pass over memory instead of a dozen: what counts when the processor updates for a GPU. torch brings it along;
+    # One pass over memory instead of a dozen, and no temporaries, on GPUs and on processors. torch brings it along;
     # DeepSpeed's own would have to be compiled on the machine.
-    return torch.optim.AdamW(described, betas=config.betas, eps=config.eps, fused=on_cpu or None)
+    return torch.optim.AdamW(described, betas=config.betas, eps=config.eps, fused=True)
 
 
 def part_of(name: str) -> ModelPart:

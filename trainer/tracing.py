@@ -20,6 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from trainer.batches import OF_IMAGES
 from trainer.model_config import GRID_FAMILIES, ModelConfig
 from trainer.models.family import Stage
 from trainer.models.recompute import Recompute
@@ -87,6 +88,26 @@ def trace_step(
         in_layers = {id(one) for layer in (*blocks.language_layers, *blocks.tower_layers) for one in layer.parameters()}
         inputs = inputs_of(config, shape, vocabulary, cached=cached)
         return trace_module(module, inputs, compute, lambda parameter: not sliced or id(parameter) in in_layers)
+
+
+def trace_tower(config: ModelConfig, shape: RowShape, *, vocabulary: int, compute: Compute) -> int:
+    """Bytes of the images of one micro-batch, and the most that a frozen tower holds for them, its output included."""
+    with without_checks(), FakeTensorMode():
+        family = family_of(config)
+        model = family.skeleton(config, vocabulary=vocabulary, language_layers=1)
+        module = family.training_module(config, model, cached=False).train()
+        if config.family in GRID_FAMILIES:
+            from trainer.models.qwen_trace import tell_sizes
+
+            tell_sizes(module, [rows * columns for rows, columns in image_grids(config, shape)])
+        inputs = inputs_of(config, shape, vocabulary, cached=False)
+        images = {name: inputs[name] for name in OF_IMAGES if name in inputs}
+        held = [*module.parameters(), *module.buffers(), *images.values()]
+        with MemoryTracker(held, module.parameters()) as tracker, torch.no_grad():
+            with torch.autocast("cpu", torch.bfloat16, enabled=compute == "autocast"):
+                _features = module.encode(**images)  # held until its peak is taken
+            most = tracker.take_peak(next_category="vision").total_bytes
+        return most + sum(tensor.nbytes for tensor in images.values())
 
 
 def pass_through(layers: Sequence[nn.Module]) -> None:

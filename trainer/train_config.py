@@ -16,6 +16,7 @@ PIPELINE_PARALLEL = ("pp", "tp+pp+dp")  # and those in which they split the stac
 NOT_SELECTIVE = dict.fromkeys(TENSOR_PARALLEL, "sums products over ranks in place") | {
     "zero3": "gathers weights inside of a block, and in another order when it is computed again"
 }
+WITH_TOWER_STREAM = ("ddp", "fsdp", "hsdp", "zero1", "zero2")  # a frozen tower is whole on each rank
 COMPILING = ("ddp", "fsdp", "hsdp")  # strategies under which compiled layers were seen to give the same losses
 OFFLOADING = {"optimizer": ("zero1", "zero2", "zero3"), "optimizer+weights": ("zero3", "fsdp", "hsdp")}
 # Keys of DeepSpeed's configuration, and the fields of the run file that decide them.
@@ -164,6 +165,12 @@ class TrainConfig(Section):
         description="What torch.compile makes of a layer: inductor's fused kernels, or with aot_eager the same "
         "operations as without, to find out what goes wrong.",
     )
+    tower_stream: bool = Field(
+        False,
+        description="A frozen tower that runs online does so on a CUDA stream of its own, for the next micro-batch "
+        "while this one trains: more memory, and nothing gained in steps of one micro-batch. For ddp, fsdp, hsdp, "
+        "zero1 and zero2. Never run on a GPU by this project.",
+    )
     gradient_compression: Compression = Field(
         "none",
         description="What gradients become while they travel between ranks, for ddp. bf16 and fp16 round them: half "
@@ -271,6 +278,15 @@ class TrainConfig(Section):
             raise ValueError(
                 f"compile does not work with strategy {self.strategy}: use one of {', '.join(COMPILING)}, or leave "
                 "compile out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _tower_stream_works(self) -> TrainConfig:
+        if self.tower_stream and self.strategy not in WITH_TOWER_STREAM:
+            raise ValueError(
+                f"tower_stream does not work with strategy {self.strategy}, under which ranks wait for each other in "
+                f"the tower: use one of {', '.join(WITH_TOWER_STREAM)}, or leave tower_stream out"
             )
         return self
 

@@ -102,6 +102,29 @@ def activations(config: RunConfig, shape: ModelShape, mixes: Sequence[tuple[int,
     )
 
 
+def tower_ahead_bytes(config: RunConfig, shape: ModelShape) -> int:
+    """Of `train.tower_stream`: the images of one micro-batch, and the most that a frozen tower holds for them. 0 where
+    the tower does not run."""
+    if is_cached(config):
+        return 0
+    images, _ = max(worst_rows(config, shape))
+    compute = "fp32" if config.train.strategy in SHARDED_BY_FSDP else computing_of(config)[0]
+    rows = (config.train.micro_batch_rows, config.data.row_tokens, images)
+    return _traced_tower(config.model.model_dump_json(), shape.vocabulary, rows=rows, compute=compute)
+
+
+@kept
+def _traced_tower(model: str, vocabulary: int, *, rows: tuple[int, int, int], compute: str) -> int:
+    from trainer.model_config import ModelConfig
+    from trainer.trace_rows import RowShape
+    from trainer.tracing import trace_tower
+
+    num_rows, row_tokens, images = rows
+    shape = RowShape(num_rows, row_tokens, num_rows * images, 1)
+    config = ModelConfig.model_validate_json(model)
+    return trace_tower(config, shape, vocabulary=vocabulary, compute=compute)  # type: ignore[arg-type]
+
+
 def require_degree(config: RunConfig) -> None:
     """Raises ConfigError for a model that train.tensor_parallel ranks cannot split."""
     if config.train.tensor_parallel > 1:

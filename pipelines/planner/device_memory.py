@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from pipelines.config import RunConfig, parse_run_config
-from pipelines.planner.activations import activations, is_cached
+from pipelines.planner.activations import activations, is_cached, tower_ahead_bytes
 from pipelines.planner.architecture import Architecture
 from pipelines.planner.catalog import Gpu, Machine
 from pipelines.planner.host_memory import CPU_SHARE, PROCESS_BYTES, host_memory
@@ -79,6 +79,7 @@ def _moments(config: RunConfig, model: Architecture, layout: Layout) -> dict[str
         averaged=train.ema_decay > 0,
         deepspeed=train.deepspeed,
         persistent=persistent_elements(whole, model.shape),
+        ahead_bytes=tower_ahead_bytes(whole, model.shape) if train.tower_stream else 0,
     )
 
 

@@ -175,6 +175,7 @@ def training_moments(
     averaged: bool = False,
     deepspeed: Mapping[str, Any] | None = None,
     persistent: int = 0,
+    ahead_bytes: int = 0,
 ) -> dict[str, list[MemoryPart]]:
     """All that torch allocates at four moments of a step: forward pass, backward pass, its end, and update.
 
@@ -186,6 +187,7 @@ def training_moments(
         deepspeed: train.deepspeed, what a user has laid over the engine's configuration.
         persistent: weights that ZeRO-3 keeps whole, by a threshold that a user has set.
         averaged: a moving average of the weights is kept, where the optimizer has its state.
+        ahead_bytes: of a tower that runs for the next micro-batch.
     """
     weights = Weights.of(shape, layout, cached=cached)
     static = [
@@ -217,6 +219,9 @@ def training_moments(
     }
     if layout.strategy in ("zero1", "zero2") or (layout.strategy in SHARDED_BY_FSDP and layout.weight_shards > 1):
         moments["backward, the last gradients are reduced"] = _extra(run, "rest")
+    if ahead_bytes and passes > 1:
+        ahead = MemoryPart("tower ahead", ahead_bytes, "the next micro-batch's images, traced")
+        moments = {name: parts if name == "step" else [*parts, ahead] for name, parts in moments.items()}
     place = offload if on_gpu else "none"  # without a GPU both memories are one
     return {
         moment: placed([part for part in [*static, *parts] if part.bytes], layout, place)
@@ -256,23 +261,20 @@ def _extra(run: Run, when: Moment) -> list[MemoryPart]:
     weights, layout = run.weights, run.layout
     mine = split(weights.trainable, layout.gradient_shards)
     whole, compute_bytes = weights.trainable, FP32_BYTES if run.precision == "fp32" else BF16_BYTES
-    temporaries = MemoryPart(
-        "optimizer's temporaries", 0 if run.offload != "none" else _temporary_bytes(run), "one moment's root"
-    )
     if layout.strategy in ("zero1", "zero2"):
-        return partitioned(run, when, temporaries)
+        return partitioned(run, when)
     if layout.strategy == "zero3":
-        return gathered(run, when, temporaries)
+        return gathered(run, when)
     if layout.weight_shards == 1:  # ddp, tensor, pipeline: gradients live in buckets that stay
         gradients = MemoryPart("gradients", FP32_BYTES * whole, "fp32, in the buckets of all-reduce")
         if when == "end" and run.rounded:  # all of them, where the network is slower than the backward pass
             return [gradients, MemoryPart("gradients on their way", BF16_BYTES * whole, "compressed")]
         if when in run.moving:
             return [gradients, run.moving[when]]
-        return [gradients, temporaries] if when == "step" else [gradients]
+        return [gradients]
     sharded = MemoryPart("gradients", FP32_BYTES * mine, "fp32, sharded")
     if when == "step":
-        return [sharded, temporaries]
+        return [sharded]
     if when == "rest":
         return [sharded, _moving_rest(run, compute_bytes)]
     count = weights.root + FSDP_GATHERED_LAYERS * weights.layer
@@ -284,15 +286,6 @@ def _extra(run: Run, when: Moment) -> list[MemoryPart]:
         parts.append(MemoryPart("gradients on their way", moving, "one layer's, and in fp32 that of the layer before"))
     # The first micro-batch of a step makes the shards; those after it add to them.
     return [*parts, sharded] if run.passes > 1 or when == "end" else parts
-
-
-def _temporary_bytes(run: Run) -> int:
-    """On a GPU AdamW takes all tensors together; on a CPU one after the other, and has two temporaries of each. ZeRO
-    has one tensor."""
-    if run.on_gpu:
-        return FP32_BYTES * split(run.weights.trainable, run.layout.optimizer_shards)
-    largest = run.weights.trainable if run.layout.strategy.startswith("zero") else run.weights.largest
-    return 2 * FP32_BYTES * split(largest, run.layout.optimizer_shards)
 
 
 def _moving_rest(run: Run, compute_bytes: int) -> MemoryPart:

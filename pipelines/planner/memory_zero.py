@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pipelines.planner.memory import Moment, Run
 
 
-def partitioned(run: Run, when: Moment, temporaries: MemoryPart) -> list[MemoryPart]:
+def partitioned(run: Run, when: Moment) -> list[MemoryPart]:
     """ZeRO-1 and 2: an fp32 copy of the rank's partition, and buckets while gradients travel.
 
     Buckets are made when a backward pass has its first gradient, and go with it, when what they hold is reduced: at its
@@ -39,10 +39,10 @@ def partitioned(run: Run, when: Moment, temporaries: MemoryPart) -> list[MemoryP
     elif run.passes > 1 and run.offload != "none":
         lasting.append(summed)
     if when == "step" and run.offload != "none":
-        return [*lasting, temporaries]
+        return lasting
     if when == "step":
         flat = MemoryPart("flat gradients", share, "the partition's, put together")
-        return [*lasting, of_partition, flat, temporaries]
+        return [*lasting, of_partition, flat]
     types = 2 if run.precision != "fp32" and not weights.only_linear else 1
     # ZeRO-1's stay from the first micro-batch to the end of the last.
     there = when not in ("forward", "turn") or (layout.gradient_shards == 1 and run.passes > 1)
@@ -57,7 +57,7 @@ def partitioned(run: Run, when: Moment, temporaries: MemoryPart) -> list[MemoryP
     return [*parts, summed] if summed not in lasting and (run.passes > 1 or when in ("end", "rest")) else parts
 
 
-def gathered(run: Run, when: Moment, temporaries: MemoryPart) -> list[MemoryPart]:
+def gathered(run: Run, when: Moment) -> list[MemoryPart]:
     """ZeRO-3: the partition once more for the optimizer, room for its gradients and one set of buckets from the start.
 
     Weights are gathered parameter by parameter, as far ahead as two layers; embedding and head are there whole where
@@ -79,7 +79,7 @@ def gathered(run: Run, when: Moment, temporaries: MemoryPart) -> list[MemoryPart
     if when == "step" and run.offload != "none":
         return lasting
     if when == "step":
-        return [*lasting, MemoryPart("flat gradients", share, "the partition's, put together"), temporaries]
+        return [*lasting, MemoryPart("flat gradients", share, "the partition's, put together")]
     copies = 1 if run.on_gpu else 2  # on CPUs a reduce-scatter works on a copy of its own
     size = copies * (BF16_BYTES if run.precision != "fp32" else FP32_BYTES) * _bucket_elements(run)
     moving = MemoryPart("gradients on their way", size, "copied for the reduction")

@@ -86,11 +86,10 @@ def stage_moments(
             "between stages, for each micro-batch of a step",
         ),
     ]
-    update = MemoryPart("optimizer's temporaries", FP32_BYTES * weights.trainable, "one moment's root")
     moments = {
         "forward": [*parts_of(rank.fullest("forward")), sent],
         "backward": [*parts_of(rank.fullest("backward")), sent],
-        "step": [update],
+        "step": [],
     }
     return {moment: [part for part in [*static, *parts] if part.bytes] for moment, parts in moments.items()}
 

@@ -30,9 +30,9 @@ GPUS_WITH_PUBLISHED_EFFICIENCY = frozenset(
 )
 DATA_WAIT_SHARE = 0.02  # the loader's goal; benchmarks/bench_data.py measures it
 
-# Memory traffic per fp32 parameter of torch's foreach AdamW, summed over its kernels (torch/optim/adam.py: decay 8,
-# lerp 12, mul 8, addcmul 12, sqrt 8, div 8, add 8, addcdiv 16), and of clipping (norm 4, scaling 8).
-UPDATE_BYTES_PER_PARAMETER = 92
+# Memory traffic per fp32 parameter of torch's fused AdamW, which reads weight, gradient and two moments once (16) and
+# writes all but the gradient (12), and of clipping (norm 4, scaling 8).
+UPDATE_BYTES_PER_PARAMETER = 40
 ADAM_STATE_BYTES = 12  # fp32 weight and two moments: what a checkpoint holds of a trained parameter
 AVERAGE_BYTES = 4  # of the moving average, where train.ema_decay keeps one
 ERROR_BYTES = 4  # of what PowerSGD has left out, of each rank

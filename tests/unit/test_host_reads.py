@@ -46,10 +46,12 @@ READING = {
 
 
 @pytest.fixture(autouse=True)
-def no_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which torch has for devices only."""
+def for_tensors_without_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Autocast and the fused optimizer are for devices only."""
     monkeypatch.setattr(torch, "autocast", lambda *_, **__: contextlib.nullcontext())
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda _: False)
+    adamw = torch.optim.AdamW
+    monkeypatch.setattr(torch.optim, "AdamW", lambda *groups, fused, **settings: adamw(*groups, **settings))
 
 
 Step = Callable[[], tuple[torch.Tensor, Any]]

@@ -59,6 +59,7 @@ class QwenRowModel(nn.Module):
         hidden: Tensor | None = None,
         packed: bool = True,
         image_tokens: int | None = None,
+        encoded: bool = False,
     ) -> Tensor:
         """Summed cross-entropy of the label tokens, a scalar in fp32; hidden states (rows, tokens, hidden) from a stage
         of the model that lacks the head.
@@ -74,12 +75,13 @@ class QwenRowModel(nn.Module):
         hidden: what the stage before gives, for a stage that lacks the embedding.
         packed: some row holds more than one sample.
         image_tokens: of all images in these rows. Raises DataError when the images give another number.
+        encoded: the images are what `encode` gave.
         """
         base = self.model.model
         mask = mask_of(base.language_model.config, position_ids[0], packed=packed)
         # Without a mask and without a cache transformers keeps packed samples apart by their positions.
         if hidden is None:
-            features = self._encode(images, image_grids) if self._tower else images
+            features = self.encode(images, image_grids) if self._tower and not encoded else images
             projected = project(base.visual, features)
             require_tokens(len(projected), image_tokens)
             hidden = base(
@@ -101,8 +103,14 @@ class QwenRowModel(nn.Module):
         loss: Tensor = self.token_loss(self.model.lm_head, labelled, label_ids)
         return loss
 
-    def _encode(self, patches: Tensor, grids: Tensor | None) -> Tensor:
-        assert grids is not None
+    @property
+    def runs_frozen_tower(self) -> bool:
+        return self.tower_is_frozen and bool(self._tower)
+
+    def encode(self, images: Tensor, image_grids: Tensor | None) -> Tensor:
+        """Features of patches, (patches, numbers) -> (tokens, levels x patches of a token x hidden)."""
+        assert image_grids is not None
+        patches, grids = images, image_grids
         (tower,), merge_size = self._tower, int(self.model.config.vision_config.spatial_merge_size)
         if not len(grids):
             # A blank image of one token whose features are dropped: towers cannot reshape nothing, and a tower that is

@@ -82,6 +82,7 @@ class SquareRowModel(nn.Module):
         hidden: Tensor | None = None,
         packed: bool = True,
         image_tokens: int | None = None,
+        encoded: bool = False,
     ) -> Tensor:
         """Summed cross-entropy of the label tokens, a scalar in fp32; hidden states (rows, tokens, hidden) from a stage
         of the model that lacks the head.
@@ -96,10 +97,11 @@ class SquareRowModel(nn.Module):
         hidden: what the stage before gives, for a stage that lacks the embedding.
         packed: some row holds more than one sample.
         image_tokens: of all images in these rows. Raises DataError when the images give another number.
+        encoded: the images are what `encode` gave.
         """
         mask = mask_of(self.language_model.config, position_ids, packed=packed)
         if hidden is None:
-            features = images if self.tower is None else self._encode(self.tower, images)
+            features = images if encoded or self.tower is None else self.encode(images)
             assert self.projector is not None
             projected = project(self.projector, features)
             require_tokens(len(projected) * projected.shape[1], image_tokens)
@@ -116,14 +118,20 @@ class SquareRowModel(nn.Module):
         loss: Tensor = self.token_loss(self.model.lm_head, labelled, label_ids)
         return loss
 
-    def _encode(self, tower: nn.Module, pixel_values: Tensor) -> Tensor:
-        num_images = len(pixel_values)
+    @property
+    def runs_frozen_tower(self) -> bool:
+        return self.tower_is_frozen and self.tower is not None
+
+    def encode(self, images: Tensor) -> Tensor:
+        """Features of pixel values: (images, 3, side, side) -> (images, tokens, tower_hidden)."""
+        num_images = len(images)
         if not num_images:
             # A blank image whose features are dropped: towers cannot reshape nothing, and a tower that is trained must
             # take part in its collectives on every rank.
-            pixel_values = pixel_values.new_zeros(1, *pixel_values.shape[1:])
+            images = images.new_zeros(1, *images.shape[1:])
+        assert self.tower is not None
         with torch.set_grad_enabled(not self.tower_is_frozen and torch.is_grad_enabled()):
-            features = self.wiring.tower_output(self.config, tower, pixel_values)[:num_images]
+            features = self.wiring.tower_output(self.config, self.tower, images)[:num_images]
         return features.to(torch.bfloat16) if self.tower_is_frozen else features
 
 

@@ -18,6 +18,7 @@ from trainer.strategies.native import OnTorch, clip_and_step, loss_without_gradi
 from trainer.strategies.powersgd import PowerSgd
 from trainer.strategies.precision import LossScale, autocast
 from trainer.strategies.strategy import StepResult
+from trainer.strategies.tower_stream import micro_batches
 from trainer.train_config import TrainConfig
 from trainer.worker import Worker
 
@@ -30,6 +31,7 @@ class Ddp(OnTorch):
     def __init__(self, config: TrainConfig, module: nn.Module, worker: Worker) -> None:
         self._config, self._worker = config, worker
         module = module.to(worker.device)
+        self._arguments = micro_batches(config, module, worker.device)
         self._module: nn.Module = module
         powersgd: PowerSgd | None = None
         if worker.world_size > 1:
@@ -68,10 +70,10 @@ class Ddp(OnTorch):
         # DDP averages over ranks; the loss is a sum over ranks: multiply by their number.
         scale = self.loss_scale.value * self._worker.world_size / total_label_tokens
         loss_sum = torch.zeros((), device=self._worker.device)
-        for number, batch in enumerate(batches, start=1):
+        for number, arguments in enumerate(self._arguments(batches), start=1):
             with self._synchronise(number == len(batches)):
                 with autocast(self._config.precision, self._worker.device):
-                    loss = self._module(**batch.to(self._worker.device))
+                    loss = self._module(**arguments)
                 (loss * scale).backward()
             loss_sum += loss.detach()
         return loss_sum / total_label_tokens

@@ -22,6 +22,7 @@ from trainer.strategies.gathered import keep_no_gathered_weights
 from trainer.strategies.native import host_stager
 from trainer.strategies.precision import LossScale
 from trainer.strategies.strategy import StepResult
+from trainer.strategies.tower_stream import micro_batches
 from trainer.train_config import TrainConfig
 from trainer.worker import Worker
 
@@ -39,13 +40,14 @@ class Zero:
 
     def __init__(self, config: TrainConfig, module: nn.Module, blocks: Blocks, worker: Worker, *, stage: int) -> None:
         self._config, self._worker, self._stage = config, worker, stage
+        self._arguments = micro_batches(config, module, worker.device)
         deepspeed = _import_deepspeed(worker)
         if config.zero_quantized_gradients:
             require_fp16_gradients(module)
         if stage == 3:
             keep_no_gathered_weights(module)
         micro_steps = config.global_batch_rows // (config.micro_batch_rows * worker.world_size)
-        optimizer = build_optimizer(module, config.optimizer, on_cpu=config.offload != "none")
+        optimizer = build_optimizer(module, config.optimizer)
         settings = engine_settings(config, stage=stage, micro_steps=micro_steps, sizes=sizes_of(module, blocks))
         settings["zero_optimization"] |= offloading(config, pin_memory=worker.device.type == "cuda")
         self.settings = laid_over(settings, config.deepspeed)
@@ -69,10 +71,10 @@ class Zero:
         if self.loss_scale.is_on:
             self._engine.optimizer.override_loss_scale(self.loss_scale.value)
         loss_sum = torch.zeros((), device=self._worker.device)
-        for number, batch in enumerate(batches, start=1):
+        for number, arguments in enumerate(self._arguments(batches), start=1):
             # The boundary is ours to say: an epoch's last step may have fewer micro-batches than the engine counts.
             self._engine.set_gradient_accumulation_boundary(number == len(batches))
-            loss = self._engine(**batch.to(self._worker.device))
+            loss = self._engine(**arguments)
             self._engine.backward(loss * scale)
             loss_sum += loss.detach()
             if number < len(batches):

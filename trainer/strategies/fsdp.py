@@ -19,6 +19,7 @@ from trainer.optim import build_optimizer
 from trainer.strategies.native import OnTorch, clip_and_step, loss_without_gradients
 from trainer.strategies.precision import COMPUTE_TYPES, LossScale
 from trainer.strategies.strategy import StepResult
+from trainer.strategies.tower_stream import micro_batches
 from trainer.train_config import TrainConfig
 from trainer.worker import Worker
 
@@ -28,19 +29,20 @@ class Fsdp(OnTorch):
 
     def __init__(self, config: TrainConfig, module: nn.Module, blocks: Blocks, worker: Worker) -> None:
         self._config, self._worker = config, worker
+        self._arguments = micro_batches(config, module, worker.device)
         self._module = shard(module.to(worker.device), blocks, config, _mesh(config, worker))
-        optimizer = build_optimizer(self._module, config.optimizer, on_cpu=config.offload != "none")
+        optimizer = build_optimizer(self._module, config.optimizer)
         super().__init__(self._module, optimizer, LossScale(config.precision), ema_decay=config.ema_decay)
 
     def forward_backward(self, batches: Sequence[RowBatch], total_label_tokens: int) -> Tensor:
         # FSDP averages over ranks; the loss is a sum over ranks: multiply by their number.
         scale = self.loss_scale.value * self._worker.world_size / total_label_tokens
         loss_sum = torch.zeros((), device=self._worker.device)
-        for number, batch in enumerate(batches, start=1):
+        for number, arguments in enumerate(self._arguments(batches), start=1):
             # Gradients are sharded after every micro-batch: kept for the last one, each rank would hold all of them.
             # Between the copies of hsdp, slices travel once a step.
             self._module.set_requires_all_reduce(number == len(batches))
-            loss = self._module(**batch.to(self._worker.device))
+            loss = self._module(**arguments)
             (loss * scale).backward()
             loss_sum += loss.detach()
         return loss_sum / total_label_tokens
