@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_leaves
 
 from trainer.model_config import GRID_FAMILIES, ModelConfig
 from trainer.models.family import Stage
+from trainer.models.frozen import in_frozen_parts
 from trainer.models.recompute import Recompute
 from trainer.models.square_row import SquareRowModel
 from trainer.models.table import family_of
@@ -49,7 +50,7 @@ def trace_step(
     sequence_parallel: bool = False,
     every_layer: bool = False,
 ) -> StepTrace:
-    """Trace one micro-batch of the model with `language_layers` layers of its language model.
+    """Trace one micro-batch of the model with the first `language_layers` layers of its language model.
 
     `gathered`: weights come and go, and no layer holds on to them (`trainer.strategies.gathered`).
     `sliced`: gradients of what lies outside of layers are made anew and stay until the end of the backward pass, when
@@ -63,7 +64,7 @@ def trace_step(
             config,
             vocabulary=vocabulary,
             language_layers=language_layers,
-            one_inner_tower_layer="tower" in config.freeze and not every_layer,  # which `pass_through` runs in part
+            one_inner_tower_layer=has_equal_tower_layers(config) and not every_layer,  # `pass_through` runs some
         )
         module = family.training_module(config, model, cached=cached).train()
         recompute.apply(family, module)
@@ -76,8 +77,9 @@ def trace_step(
         if not every_layer:
             pass_through(family.blocks(module).tower_layers)
         if compute == "bf16 weights":
+            whole = in_frozen_parts(module)
             for parameter in module.parameters():
-                if parameter.requires_grad:
+                if parameter not in whole:
                     parameter.data = parameter.data.bfloat16()
         if config.family in GRID_FAMILIES:
             from trainer.models.qwen_trace import tell_sizes
@@ -87,6 +89,11 @@ def trace_step(
         in_layers = {id(one) for layer in (*blocks.language_layers, *blocks.tower_layers) for one in layer.parameters()}
         inputs = inputs_of(config, shape, vocabulary, cached=cached)
         return trace_module(module, inputs, compute, lambda parameter: not sliced or id(parameter) in in_layers)
+
+
+def has_equal_tower_layers(config: ModelConfig) -> bool:
+    """Whether all layers of the tower are surely frozen."""
+    return "tower" in config.freeze and not config.train_parameters
 
 
 def pass_through(layers: Sequence[nn.Module]) -> None:
