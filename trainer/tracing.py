@@ -77,9 +77,9 @@ def trace_step(
         if not every_layer:
             pass_through(family.blocks(module).tower_layers)
         if compute == "bf16 weights":
-            whole = in_frozen_parts(module)
+            not_sliced = in_frozen_parts(module)
             for parameter in module.parameters():
-                if parameter not in whole:
+                if parameter not in not_sliced:
                     parameter.data = parameter.data.bfloat16()
         if config.family in GRID_FAMILIES:
             from trainer.models.qwen_trace import tell_sizes

@@ -37,10 +37,10 @@ def main() -> int:
     kept: Watched = []
     trainer.parts.build_strategy = watched(trainer.parts.build_strategy, kept)
     code = train_many.main()
-    assert kept
+    assert any(before for _, before in kept), "some weights must be frozen"  # not in each stage of a pipeline
     for module, before in kept:
         after = frozen_of(module)
-        assert before.keys() == after.keys() and before, "some weights must be frozen, and stay so"
+        assert before.keys() == after.keys()
         changed = [name for name in before if not torch.equal(before[name], after[name])]
         assert not changed, f"frozen weights changed: {changed}"
     return code
