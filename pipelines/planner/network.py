@@ -245,7 +245,7 @@ def _tensor_sums(layout: Layout, shape: ModelShape, work: Work, stage: Stage) ->
     gradient_bytes = work.compute_bytes if by_weights else FP32_BYTES
 
     def bytes_of(part: Part) -> int:
-        return FP32_BYTES if by_weights and part in shape.frozen else work.compute_bytes
+        return FP32_BYTES if by_weights and part in shape.left_whole else work.compute_bytes
 
     tokens, labels = work.micro_batch_rows * work.row_tokens, work.micro_batch_rows * work.row_label_tokens
     again = work.activation_checkpointing == "full"
@@ -275,7 +275,7 @@ def _shared_layers(layout: Layout, shape: ModelShape, work: Work, stage: Stage) 
     if not layers:
         return 0.0, 0.0
     by_weights = layout.strategy in SHARDED_BY_FSDP
-    number_bytes = FP32_BYTES if by_weights and "language_layers" in shape.frozen else work.compute_bytes
+    number_bytes = FP32_BYTES if by_weights and "language_layers" in shape.left_whole else work.compute_bytes
     numbers = work.micro_batch_rows * work.row_tokens * shape.language.hidden
     again = work.activation_checkpointing == "full"
     scattered = (4 + again) * number_bytes * layers

@@ -11,7 +11,7 @@ from __future__ import annotations
 import difflib
 import fnmatch
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from trainer.errors import ConfigError
@@ -59,7 +59,7 @@ def freeze(model: nn.Module, config: ModelConfig, *, unused: Iterable[nn.Module]
     copies = tied_names(model)
     names = {name: parameter for name, parameter in model.named_parameters() if name not in copies}
     if is_whole:
-        _require_matches(config, {name for name, parameter in names.items() if id(parameter) not in idle}, copies)
+        _require_matches(config, {name: id(parameter) not in idle for name, parameter in names.items()}, copies)
     for name, parameter in names.items():
         trained = part_of(name) not in config.frozen
         trained = trained and not _matches(name, config.freeze_parameters)
@@ -131,12 +131,13 @@ def _matches(name: str, patterns: Iterable[str]) -> bool:
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def _require_matches(config: ModelConfig, names: set[str], copies: dict[str, str]) -> None:
+def _require_matches(config: ModelConfig, names: Mapping[str, bool], copies: Mapping[str, str]) -> None:
+    """`names`: those of all parameters, and whether they get a gradient."""
     for field in ("freeze_parameters", "train_parameters"):
         for pattern in getattr(config, field):
             found = [name for name in names if fnmatch.fnmatchcase(name, pattern)]
-            if not found:
-                raise _unmatched(f"model.{field}", pattern, names, copies)
+            if not any(names[name] for name in found):
+                raise _unmatched(f"model.{field} has {pattern!r}", pattern, names, copies)
             adapted = [name for name in found if part_of(name) == "language_model"]
             if config.lora and adapted:
                 raise ConfigError(
@@ -147,21 +148,27 @@ def _require_matches(config: ModelConfig, names: set[str], copies: dict[str, str
                 )
 
 
-def _unmatched(field: str, pattern: str, names: set[str], copies: dict[str, str]) -> ConfigError:
+def _unmatched(said: str, pattern: str, names: Mapping[str, bool], copies: Mapping[str, str]) -> ConfigError:
     tied = sorted(name for name in copies if fnmatch.fnmatchcase(name, pattern))
     if tied:
         return ConfigError(
-            f"{field} has {pattern!r}, and {tied[0]} is the same parameter as {copies[tied[0]]}",
+            f"{said}, and {tied[0]} is the same parameter as {copies[tied[0]]}",
             fix=f"name {copies[tied[0]]}, which is both",
         )
+    if unused := sorted(name for name in names if fnmatch.fnmatchcase(name, pattern)):
+        return ConfigError(
+            f"{said}, which names only parameters that get no gradient, such as {unused[0]}: they lie behind "
+            "model.feature_layer",
+            fix="leave the pattern out, or name some in front of it",
+        )
     return ConfigError(
-        f"{field} has {pattern!r}, which matches no parameter that could be trained",
+        f"{said}, which matches no parameter",
         expected=f"a pattern over names such as {', '.join(_close(pattern, names))}",
         fix="vlmpipe plan checks patterns without training; * also stands for dots",
     )
 
 
-def _close(pattern: str, names: set[str]) -> Iterator[str]:
+def _close(pattern: str, names: Iterable[str]) -> Iterator[str]:
     """Names that are most like the pattern, of those that differ in numbers only the first."""
     kinds: dict[str, str] = {}
     for name in sorted(names):

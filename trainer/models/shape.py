@@ -144,6 +144,12 @@ class ModelShape:
             for part, count in self.parameters.items()
         }
 
+    @property
+    def left_whole(self) -> frozenset[Part]:
+        """Parts that FSDP neither slices nor casts."""
+        sliced = self.sliced
+        return frozenset(part for part, count in self.parameters.items() if count and not sliced[part])
+
     def trained_per_layer(self, ranks: int = 1) -> int:
         """Parameters that training changes in one language layer, on each of `ranks` ranks that split it: in that with
         most of them."""
