@@ -47,6 +47,7 @@ QWEN2_5_VL, QWEN3_VL = (
 )
 SMOLVLM = {"family": "smolvlm"}
 
+ALL = ("tower", "projector", "language_model")
 CASES: dict[str, dict[str, Any]] = {
     "siglip and qwen2 with grouped queries": {},
     "clip and llama with a tied head": {"tower": CLIP, "language_model": LLAMA, "feature_select": "drop_cls"},
@@ -63,7 +64,17 @@ CASES: dict[str, dict[str, Any]] = {
     "adapters on two layers of a block": {"lora": {"rank": 8, "targets": ["q_proj", "v_proj"]}},
     "adapters, nothing else is trained": {"lora": {"rank": 4}, "freeze": ("tower", "projector")},
     "adapters and the tower": {"lora": {"rank": 4}, "freeze": ()},
+    "the last language layer and the head": {"freeze": ALL, "train_parameters": ["*layers.2.*", "lm_head.*"]}
+    | {"tower": SIGLIP | {"num_hidden_layers": 2}},
+    "the head alone": {"freeze": ALL, "train_parameters": ["lm_head.*"]},
+    "half of each layer": {
+        "freeze_parameters": ["*language_model*self_attn*", "*language_model.layers.1.mlp.up_proj*"]
+    },
+    "a tower thawed in part": {"freeze": ("tower",), "train_parameters": ["*vision_tower*layers.[12].*"]},
+    "norms of the tower": {"freeze": ("tower",), "train_parameters": ["*vision_tower*layer_norm*"]},
     "qwen2.5-vl": QWEN2_5_VL,
+    "qwen2.5-vl, the last language layers": QWEN2_5_VL
+    | {"freeze": ALL, "train_parameters": ["*language_model.layers.[12].*", "*language_model.norm.*"]},
     "qwen2.5-vl, nothing frozen": QWEN2_5_VL | {"freeze": ()},
     "qwen2.5-vl, only the projector is trained": QWEN2_5_VL | {"freeze": ("tower", "language_model")},
     "qwen3-vl": QWEN3_VL,
@@ -116,4 +127,7 @@ def by_formula(config: ModelConfig, *, cached: bool, checkpointing: Any) -> floa
 
 
 # Features of a trained tower cannot be cached.
-CACHEABLE = [(name, True) for name, parts in CASES.items() if "tower" in parts.get("freeze", ("tower",))]
+THAWED = ("a tower thawed in part", "norms of the tower")
+CACHEABLE = [
+    (name, True) for name, parts in CASES.items() if "tower" in parts.get("freeze", ("tower",)) and name not in THAWED
+]

@@ -231,6 +231,31 @@ CASES |= {
     "zero3 bf16 offload": Case("zero3", BF16 | {"train.offload": "optimizer+weights"}),
     "fsdp bf16 offload": Case("fsdp", BF16 | {"train.offload": "optimizer+weights"}),
 }
+# What patterns choose: whole layers and halves of others, only what is last, and a tower in part.
+IN_FRONT: dict[str, Any] = {
+    "model.freeze_parameters": [
+        "*.embed_tokens.*",
+        "*language_model.layers.0.*",
+        "*language_model.layers.1.self_attn.*",
+        "*language_model.layers.3.mlp.up_proj.*",
+    ]
+}
+AT_THE_END: dict[str, Any] = {
+    "model.freeze": ["tower", "projector", "language_model"],
+    "model.train_parameters": ["*language_model.layers.3.*", "*language_model.layers.2.mlp.*", "lm_head.*"],
+}
+THAWED: dict[str, Any] = {"model.train_parameters": ["*vision_tower*layer_norm*", "*vision_tower*layers.1.*"], **ONLINE}
+CASES |= {
+    f"{strategy} {name}": replace(case, strategy=strategy)
+    for strategy in ("ddp", "fsdp", "zero2", "zero3")
+    for name, case in {
+        "frozen in front": Case("", IN_FRONT),
+        "frozen in front bf16": Case("", IN_FRONT | BF16),
+        "trained at the end": Case("", AT_THE_END),
+        "trained at the end checkpointing": Case("", AT_THE_END | CHECKPOINTING),
+        "thawed in part": Case("", THAWED, cached=False),
+    }.items()
+}
 # Native models, whose images are as large as they may be here.
 NATIVE_CASES = {
     f"{family} {name}": replace(case, family=family)
@@ -273,6 +298,8 @@ SPLIT_CASES = {
     "tp": Case("tp"),
     "tp bf16 one pass": Case("tp", {"train.precision": "bf16"}, passes=1),
     "tp checkpointing": Case("tp", {"train.activation_checkpointing": "full"}),
+    "tp frozen in front": Case("tp", IN_FRONT),
+    "tp+fsdp frozen in front bf16": Case("tp+fsdp", IN_FRONT | BF16),
     "tp projector only": Case("tp", {"model.freeze": ["tower", "language_model"]}),
     "tp tower trained": Case("tp", TOWER_TRAINED, cached=False),
     "tp online": Case("tp", ONLINE, cached=False),

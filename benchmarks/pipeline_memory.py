@@ -16,7 +16,7 @@ from typing import Any
 import torch.distributed as dist
 
 from benchmarks.measure_memory import measure
-from benchmarks.memory_cases import Case
+from benchmarks.memory_cases import AT_THE_END, IN_FRONT, Case
 from pipelines.planner.memory import fullest
 from pipelines.planner.stage_memory import stage_moments
 from trainer.model_config import GRID_FAMILIES
@@ -42,6 +42,8 @@ CASES = {
     "pp online": _case({"features.cache": "off"}, cached=False),
     "pp tower trained": _case({"model.freeze": [], "features.cache": "off"}, cached=False),
     "pp projector only": _case({"model.freeze": ["tower", "language_model"]}),
+    "pp frozen in front": _case(IN_FRONT),
+    "pp trained at the end": _case(AT_THE_END),
     "pp adapters": _case({"model.lora": {"rank": 8}}),
     "pp interleaved": _case({"train.virtual_stages": 2}, passes=6),
     "pp interleaved bf16 checkpointing": _case(

@@ -9,6 +9,7 @@ import yaml
 
 from trainer.config import JobConfig
 from trainer.model_config import GRID_FAMILIES, ModelConfig, WeightsConfig
+from trainer.models.frozen import described
 
 LOADING = """```python
 from PIL import Image
@@ -143,7 +144,7 @@ def _training(config: JobConfig, summary: Mapping[str, Any]) -> str:
     facts = {
         "Data": f"`{config.data.source}`",
         **origins,
-        "Not trained": ", ".join(config.model.freeze) or "nothing: all parts were trained",
+        "Not trained": described(config.model),
         "Parameters": _count(summary.get("parameters")),
         "Trained parameters": _count(summary.get("trainable_parameters")),
         "Optimizer steps": _count(summary.get("steps")),

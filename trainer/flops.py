@@ -17,7 +17,7 @@ from trainer.models.grids import near_square
 from trainer.models.shape import ModelShape, Part, Stack
 from trainer.train_config import Checkpointing
 
-LANGUAGE: tuple[Part, ...] = ("embedding", "language_layers", "adapters", "head")
+BEFORE_HEAD: tuple[Part, ...] = ("embedding", "language_layers", "adapters")
 
 
 @dataclass(frozen=True)
@@ -91,30 +91,38 @@ def flops_per_row(
     which torch leaves out because nothing in the backward pass needs it; `selective` computes no product again. Of
     `loss_chunks` equal chunks of labels all but one go through the head again. `feature_layer` is the run file's:
     layers of a trained tower behind it get no gradient.
+
+    The backward pass ends at the first layer in which something is trained. Where patterns choose some of its weights,
+    that layer is counted as if it were reached whole, but for the gradient of its input where only matrices of it are
+    trained, and so is a projector.
     """
     reaches_projector = "projector" not in shape.frozen or (not cached and "tower" not in shape.frozen)
-    reaches_language = reaches_projector or any(shape.trained[part] for part in LANGUAGE)
+    reaches_language = reaches_projector or any(shape.trained[part] for part in BEFORE_HEAD)
     reaches_layers = reaches_projector or bool(shape.trained["embedding"])
-    layers_products = int(reaches_language) + int("language_layers" not in shape.frozen)
     head_products = int(reaches_language) + int("head" not in shape.frozen)
 
     language = shape.language
     layers = language.layers * row_tokens * _weight_flops_per_token(language)
     attention = language.layers * _attention_flops(language, row_tokens)
     adapters = language.layers * row_tokens * 2 * sum(shape.adapters.values())
-    again = activation_checkpointing == "full" and reaches_language
+    reached = 1 - shape.first_reached_layer(cached=cached) / language.layers if reaches_language else 0  # of the layers
+    again = reached if activation_checkpointing == "full" else 0
     last_products, last_of_adapters = (language.layers * row_tokens * each for each in _last_products(shape))
     # Where nothing is trained before the first layer, its query, key and value need no gradient of their input.
-    unreached = 0 if reaches_layers or not reaches_language else row_tokens * _input_flops_per_token(language)
+    only_matrices = shape.chosen is None or not shape.chosen.language.has_vectors_first  # else perhaps the norm before
+    unreached = row_tokens * _input_flops_per_token(language) if reached and not reaches_layers and only_matrices else 0
+    own_products = _trained_share(shape) * layers  # for the gradients of weights
     head = 2 * label_tokens * language.hidden * shape.vocabulary
     again_in_head = head * (loss_chunks - 1) / loss_chunks if head_products and loss_chunks > 1 else 0
     return RowFlops(
         tower=PartFlops() if cached else _tower(shape, feature_layer).times(images),
         projector=_projector(shape, reaches_inputs=not cached and "tower" not in shape.frozen).times(images),
-        language_layers=PartFlops(layers, layers_products * layers - unreached, layers - last_products if again else 0),
+        language_layers=PartFlops(
+            layers, _whole(reached * layers + own_products) - unreached, _whole(again * (layers - last_products))
+        ),
         adapters=PartFlops(adapters, 2 * adapters, adapters - last_of_adapters if again else 0),
         # Two products forward; four backward, for both operands of each, whether weights are frozen or not.
-        attention=PartFlops(attention, 2 * attention if reaches_language else 0, attention if again else 0),
+        attention=PartFlops(attention, _whole(2 * attention * reached), _whole(attention * again)),
         head=PartFlops(head, head_products * head, again_in_head),
     )
 
@@ -152,6 +160,18 @@ def _weight_flops_per_token(stack: Stack) -> int:
     return 2 * stack.hidden * (attention + (3 if stack.gated else 2) * stack.intermediate)
 
 
+def _trained_share(shape: ModelShape) -> float:
+    """Of the matrices in language layers."""
+    if shape.chosen:
+        return sum(shape.chosen.language.in_matrices) / (shape.language.layers * shape.language.matrices)
+    return float("language_layers" not in shape.frozen)
+
+
+def _whole(count: float) -> float:
+    """Without what a share of layers has left behind the point."""
+    return round(count) if abs(count - round(count)) < 1e-6 * abs(count) else count
+
+
 def _input_flops_per_token(stack: Stack) -> int:
     """Forward, one layer: the products that read the layer's input, which are query, key and value."""
     return 2 * stack.hidden * (stack.heads + 2 * stack.kv_heads) * stack.head_dim
@@ -176,13 +196,22 @@ def _attention_flops(stack: Stack, tokens: float) -> float:
 
 def _tower(shape: ModelShape, feature_layer: int) -> PartFlops:
     stack, tokens = shape.tower, shape.tower_tokens
-    layers = stack.layers * tokens * _weight_flops_per_token(stack) + _tower_attention(shape)
+    in_weights, attention = stack.layers * tokens * _weight_flops_per_token(stack), _tower_attention(shape)
     patches = 2 * tokens * shape.patch_pixels * stack.hidden  # with a class token, one too many: below a thousandth
-    forward = patches + layers + _pooling_head(shape)
+    forward = patches + in_weights + attention + _pooling_head(shape)
     if "tower" in shape.frozen:
         return PartFlops(int(forward))
     used_layers = feature_layer if feature_layer >= 0 else stack.layers + 1 + feature_layer
-    backward = patches + 2 * layers * used_layers / stack.layers  # pixels need no gradient
+    backward = patches + 2 * (in_weights + attention) * used_layers / stack.layers  # pixels need no gradient
+    if shape.chosen:
+        chosen, per_parameter = shape.chosen.tower, 2 * tokens
+        outside = shape.chosen.parameters["tower"] - sum(chosen.parameters)  # taken to lie before the layers
+        first = 0 if outside or chosen.first is None else chosen.first
+        reached = (used_layers - first) / stack.layers
+        backward = reached * (in_weights + 2 * attention) + per_parameter * sum(chosen.in_matrices)
+        backward += patches if outside else 0
+        if not outside and not chosen.has_vectors_first:
+            backward -= tokens * _input_flops_per_token(stack)
     return PartFlops(int(forward), int(backward))
 
 

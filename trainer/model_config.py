@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
@@ -17,6 +17,7 @@ MOST_ASPECT = 200.0
 # Of an image that is cut into tiles. transformers makes none larger.
 MOST_LONGEST_EDGE = 4096
 ModelPart = Literal["tower", "projector", "language_model"]
+Pattern = Annotated[str, Field(min_length=1)]
 
 
 class WeightsConfig(Section):
@@ -101,6 +102,16 @@ class ModelConfig(Section):
     freeze: tuple[ModelPart, ...] = Field(
         ("tower",), description="Parts whose weights do not change. Feature caching needs a frozen tower."
     )
+    freeze_parameters: tuple[Pattern, ...] = Field(
+        (),
+        description="Parameters that do not change beside the parts in freeze: shell patterns over the names that the "
+        "exported model gives them, such as *.embed_tokens.* or *language_model.layers.[0-9].*",
+    )
+    train_parameters: tuple[Pattern, ...] = Field(
+        (),
+        description="Parameters that are trained though freeze or freeze_parameters name them: patterns alike. What of "
+        "the tower is thawed so is not cached: set features.cache to off.",
+    )
     lora: LoraConfig | None = Field(
         None, description="Adapters to train in place of the language model's weights; null trains these themselves."
     )
@@ -172,8 +183,14 @@ class ModelConfig(Section):
         return self
 
     @property
+    def has_patterns(self) -> bool:
+        """Whether parameters are chosen by their names, beyond whole parts."""
+        return bool(self.freeze_parameters or self.train_parameters)
+
+    @property
     def frozen(self) -> frozenset[ModelPart]:
-        """Parts whose own weights do not change: those in `freeze`, and the language model under adapters."""
+        """Parts that are frozen before patterns are heeded: those in `freeze`, and the language model under adapters.
+        What is frozen in the end, `trainer.models.frozen` says."""
         return frozenset(("language_model", *self.freeze) if self.lora else self.freeze)
 
 

@@ -7,12 +7,8 @@ import math
 import torch
 from torch import nn
 
-from trainer.model_config import ModelPart
+from trainer.models.frozen import part_of
 from trainer.train_config import OptimizerConfig, TrainConfig
-
-# transformers' names of parts: LLaVA's, and those of models that bring their own tower.
-PROJECTOR_NAMES = ("projector", "merger", "connector.")
-TOWER_NAMES = ("vision_tower.", "visual.", "vision_model.")
 
 
 def build_optimizer(module: nn.Module, config: OptimizerConfig) -> torch.optim.AdamW:
@@ -38,13 +34,6 @@ def build_optimizer(module: nn.Module, config: OptimizerConfig) -> torch.optim.A
     # One pass over memory instead of a dozen, and no temporaries, on GPUs and on processors. torch brings it along;
     # DeepSpeed's own would have to be compiled on the machine.
     return torch.optim.AdamW(described, betas=config.betas, eps=config.eps, fused=True)
-
-
-def part_of(name: str) -> ModelPart:
-    """The part of the model that a parameter belongs to, by transformers' names."""
-    if any(word in name for word in PROJECTOR_NAMES):
-        return "projector"
-    return "tower" if any(word in name for word in TOWER_NAMES) else "language_model"
 
 
 def rate_factor(config: TrainConfig, step: int, total_steps: int) -> float:

@@ -25,6 +25,7 @@ from trainer.flops import RowFlops, flops_per_row
 from trainer.forward_timer import WITHOUT_WAITS, ForwardTimer
 from trainer.held_out import HeldOut, held_out_of
 from trainer.models.family import Family
+from trainer.models.frozen import frozen_weights, require_frozen_tower, require_something_trained, trains
 from trainer.models.image_tokens import image_form_of
 from trainer.models.pixels import image_preparer
 from trainer.models.recompute import Recompute
@@ -97,13 +98,15 @@ def build_parts(job: JobConfig, worker: Worker) -> Parts:
         stages_of(shape.language.layers, job.train.stages, row_flops, image_layers=shape.image_layers)
     model = family.build(job.model, tokenizer)
     torch.manual_seed(replica.count * job.train.seed + replica.index)  # copies do not drop out alike, their ranks do
-    tower_sha256 = weights_sha256(family.tower(model)) if "tower" in job.model.freeze else ""
-    frozen = family.frozen_weights(model)
+    tower = family.tower(model)
+    if cached:
+        require_frozen_tower(job.model, sum(one.numel() for one in tower.parameters() if one.requires_grad))
+    tower_sha256 = "" if trains(tower) else weights_sha256(tower)
+    frozen = frozen_weights(model)
     frozen_sha256 = tensors_sha256(sorted(frozen.items())) if frozen else ""
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     num_trainable = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-    if not num_trainable:
-        raise ConfigError(f"model.freeze {list(job.model.freeze)} leaves nothing to train")
+    require_something_trained(job.model, num_trainable)
     checkpoint_bytes = state_bytes(num_trainable, job.train, worker.world_size) // worker.num_nodes
     readers = open_readers(job, set_aside_bytes=checkpoint_bytes)  # a checkpoint keeps its room on this node
     ahead = readers.fetch_ahead(split, sequence, total_steps, job.data.shuffle_shards)
@@ -201,8 +204,9 @@ def mean_row_flops(
 
 def model_sha256(job: JobConfig) -> str:
     """Digest of the model section: two runs with the same digest build the same model."""
-    # Without what is null: a field that a later version adds leaves the digests of older models as they were.
-    section = job.model.model_dump(mode="json", exclude_none=True)
+    # Without what is null or no pattern: a field that a later version adds leaves older models' digests as they were.
+    without = {name for name in ("freeze_parameters", "train_parameters") if not getattr(job.model, name)}
+    section = job.model.model_dump(mode="json", exclude_none=True, exclude=without)
     return hashlib.sha256(json.dumps(section, sort_keys=True).encode()).hexdigest()
 
 

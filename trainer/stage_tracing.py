@@ -16,7 +16,7 @@ from trainer.models.table import family_of
 from trainer.strategies.split import cut
 from trainer.trace_results import Compute, StageTrace
 from trainer.trace_rows import RowShape, image_grids, inputs_of
-from trainer.tracing import MemoryTracker, pass_through, regions_of, without_checks
+from trainer.tracing import MemoryTracker, has_equal_tower_layers, pass_through, regions_of, without_checks
 
 FP32_BYTES = 4
 
@@ -33,25 +33,26 @@ def trace_stage(
     tensor_parallel: int = 1,
     sequence_parallel: bool = False,
 ) -> StageTrace:
-    """Trace a stage, of whose layers only the number matters, on the first of the ranks that split them.
+    """Trace a stage on the first of the ranks that split it. Of its layers only the number matters, unless patterns
+    choose what is trained.
 
     Gradients are there before, and so are received hidden states and received gradients: all have buffers that stay.
     """
     with without_checks(), FakeTensorMode():
         family = family_of(config)
-        layers = range(len(stage.layers))
+        layers = stage.layers if config.has_patterns else range(len(stage.layers))
         model = family.skeleton(
             config,
             vocabulary=vocabulary,
-            language_layers=max(1, len(layers)),
+            language_layers=max(0, *layers) + 1 if layers else 1,
             # Without a tower in this stage, or with one that `pass_through` runs in part.
-            one_inner_tower_layer=not stage.is_first or "tower" in config.freeze,
+            one_inner_tower_layer=not stage.is_first or has_equal_tower_layers(config),
         )
         module = family.training_module(config, model, cached=cached).train()
         recompute.apply(family, module)
         blocks = family.blocks(module)
         width = int(blocks.embedding.weight.shape[1])
-        if not stage.is_first:
+        if not stage.is_first and not config.has_patterns:
             blocks = dataclasses.replace(blocks, image_layers=0)  # its layers are later ones than their numbers say
         like_it = Stage(layers, stage.is_first, stage.is_last)
         blocks.reduce_to(like_it)

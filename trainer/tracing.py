@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_leaves
 from trainer.batches import OF_IMAGES
 from trainer.model_config import GRID_FAMILIES, ModelConfig
 from trainer.models.family import Stage
+from trainer.models.frozen import in_frozen_parts
 from trainer.models.recompute import Recompute
 from trainer.models.square_row import SquareRowModel
 from trainer.models.table import family_of
@@ -50,7 +51,7 @@ def trace_step(
     sequence_parallel: bool = False,
     every_layer: bool = False,
 ) -> StepTrace:
-    """Trace one micro-batch of the model with `language_layers` layers of its language model.
+    """Trace one micro-batch of the model with the first `language_layers` layers of its language model.
 
     `gathered`: weights come and go, and no layer holds on to them (`trainer.strategies.gathered`).
     `sliced`: gradients of what lies outside of layers are made anew and stay until the end of the backward pass, when
@@ -64,7 +65,7 @@ def trace_step(
             config,
             vocabulary=vocabulary,
             language_layers=language_layers,
-            one_inner_tower_layer="tower" in config.freeze and not every_layer,  # which `pass_through` runs in part
+            one_inner_tower_layer=has_equal_tower_layers(config) and not every_layer,  # `pass_through` runs some
         )
         module = family.training_module(config, model, cached=cached).train()
         recompute.apply(family, module)
@@ -77,8 +78,9 @@ def trace_step(
         if not every_layer:
             pass_through(family.blocks(module).tower_layers)
         if compute == "bf16 weights":
+            not_sliced = in_frozen_parts(module)
             for parameter in module.parameters():
-                if parameter.requires_grad:
+                if parameter not in not_sliced:
                     parameter.data = parameter.data.bfloat16()
         if config.family in GRID_FAMILIES:
             from trainer.models.qwen_trace import tell_sizes
@@ -108,6 +110,11 @@ def trace_tower(config: ModelConfig, shape: RowShape, *, vocabulary: int, comput
                 _features = module.encode(**images)  # held until its peak is taken
             most = tracker.take_peak(next_category="vision").total_bytes
         return most + sum(tensor.nbytes for tensor in images.values())
+
+
+def has_equal_tower_layers(config: ModelConfig) -> bool:
+    """Whether all layers of the tower are surely frozen."""
+    return "tower" in config.freeze and not config.train_parameters
 
 
 def pass_through(layers: Sequence[nn.Module]) -> None:

@@ -1,7 +1,8 @@
 """What one micro-batch holds beside weights and gradients, from traces of the real training module.
 
 Layers are equal, so two traces with one and two language layers give any number of them. Where the tower's levels are
-added to the first layers (DeepStack), these are traced too.
+added to the first layers (DeepStack), these are traced too. Where patterns choose what is trained layers differ, and
+all of them are traced.
 """
 
 from __future__ import annotations
@@ -85,7 +86,9 @@ def activations(config: RunConfig, shape: ModelShape, mixes: Sequence[tuple[int,
         )
 
     layers = shape.language.layers
-    few = min(shape.levels, layers)  # a level is added to each of them but the last
+    few = layers if config.model.has_patterns else min(shape.levels, layers)  # a level is added to each but the last
+    # Where the backward pass ends: what is held then does not depend on the layers behind.
+    at_end = min(shape.first_reached_layer(cached=is_cached(config)), layers - 1) + 1 if shape.chosen else 1
 
     def fullest(mix: tuple[int, int]) -> int:
         trace = traced(*mix, few)
@@ -97,7 +100,7 @@ def activations(config: RunConfig, shape: ModelShape, mixes: Sequence[tuple[int,
         forward=_extended(one.forward, more.forward, layers - few),
         turn=_extended(one.turn, more.turn, layers - few),
         backward=_extended(one.backward, more.backward, layers - few),
-        backward_end={str(name): count for name, count in traced(*mix, 1).backward.bytes_by_category.items()},
+        backward_end={str(name): count for name, count in traced(*mix, at_end).backward.bytes_by_category.items()},
         input_bytes=one.input_bytes,
     )
 

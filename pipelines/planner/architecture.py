@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipelines.config import RunConfig
+from pipelines.planner.activations import is_cached
 from pipelines.planner.catalog import load_models
 from pipelines.planner.kept import kept
 from trainer.errors import ExitCode, UserError
 from trainer.model_config import ModelConfig, WeightsConfig
+from trainer.models.frozen import require_frozen_tower, require_something_trained
 from trainer.models.shape import ModelShape
 
 HUB_TIMEOUT_S = 2.0
@@ -32,14 +34,19 @@ def architecture(config: RunConfig) -> Architecture:
     """Sizes of the run file's model. Imports torch and transformers, which takes seconds.
 
     A configuration comes from the run file, a local folder, the Hugging Face cache, the catalogue of known models, or
-    the hub, in this order. Raises UserError (69) for a hub id that none of them knows while the hub is out of reach.
+    the hub, in this order. Raises UserError (69) for a hub id that none of them knows while the hub is out of reach,
+    and ConfigError for what is trained that cannot be.
     """
     tower, tower_from = _configuration(config.model.tower)
     language, language_from = _configuration(config.model.language_model)
     whole = tower if config.model.whole else None
     model = config.model.model_copy(update={"tower": tower, "language_model": language, "whole": whole})
     origins = dict.fromkeys((tower_from, language_from))
-    return Architecture(model, _shape(model.model_dump_json()), " and ".join(origins))
+    shape = _shape(model.model_dump_json())
+    require_something_trained(model, shape.trainable_parameters)
+    if is_cached(config):
+        require_frozen_tower(model, shape.trained["tower"])
+    return Architecture(model, shape, " and ".join(origins))
 
 
 @kept

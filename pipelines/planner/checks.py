@@ -77,6 +77,22 @@ def _model(config: RunConfig) -> Iterator[Finding]:
     else:
         yield _weights("tokenizer", WeightsConfig(weights=tokenizer, revision="", config={}))
     yield from _image_tokens(model, config.data)
+    if model.has_patterns:
+        yield _patterns(config)
+
+
+def _patterns(config: RunConfig) -> Finding:
+    """Whether patterns name parameters: the one check that builds the model, without numbers, which takes seconds."""
+    from pipelines.planner.architecture import architecture
+
+    try:
+        shape = architecture(config).shape
+    except UserError as error:
+        if error.code == ExitCode.UNAVAILABLE:
+            return Finding("patterns", "unchecked", f"which parameters they name is not known here: {error.found}")
+        return Finding("patterns", "failed", error.text(), error.code)
+    text = f"{shape.trainable_parameters:,} of {shape.total_parameters:,} parameters are trained"
+    return Finding("patterns", "ok", text)
 
 
 def _weights(name: str, part: WeightsConfig) -> Finding:

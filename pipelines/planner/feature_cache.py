@@ -110,7 +110,7 @@ def _per_image(
     online, cached = (row_flops(config, shape, load, cached=value) for value in (False, True))
     if gpu is None or not load.images_per_row:
         return online.total / cached.total, None
-    rates, _ = reached(config, layout, gpu, cached=False)
+    rates, _ = reached(config, shape, layout, gpu, cached=False)
     online_s, cached_s = (compute_seconds(row, shape, layout, rates) for row in (online, cached))
     gpus = layout.model_ranks  # that compute a row together
     write_s = feature_bytes(shape) / SAVE_BYTES_PER_S * layout.ranks_per_node

@@ -46,7 +46,7 @@ def evaluate_hours(
         cached=cached,
         activation_checkpointing="none",
     )
-    rates, _ = reached(config, layout, gpu, cached=cached)
+    rates, _ = reached(config, shape, layout, gpu, cached=cached)
     forward_s = (asked * rounds + samples) * sample.forward / rates.fp32
     ranks = cluster.evaluate_replica_count * cluster.processes
     batches = rounds * math.ceil(asked / ranks / evaluate.batch_questions)

@@ -91,6 +91,9 @@ class Weights:
 
     trainable: int
     frozen: int
+    sliced: int  # those that FSDP slices: trainable ones, and frozen ones of the same part of the model
+    sliced_layer: int  # of these, in one language layer
+    sliced_root: int  # of these, outside of layers
     layer: int  # trainable ones of one language layer
     last_product: int  # those of the last matrix of its feed-forward part
     root: int  # trainable ones outside of layers
@@ -106,22 +109,38 @@ class Weights:
     def of(cls, shape: ModelShape, layout: Layout, *, cached: bool) -> Weights:
         """The first pipeline stage, which has the embedding, the tower and the projector."""
 
-        def on_rank(part: Part, count: int) -> int:
+        def on_rank(part: Part, count: int, mine: int | None = None) -> int:
             stages = layout.pipeline_parallel
             if (part == "tower" and cached) or (part == "head" and stages > 1):
                 return 0
-            mine = shape.of_tensor_rank(part, count, layout.tensor_parallel)
+            if mine is None:
+                mine = shape.of_tensor_rank(part, count, layout.tensor_parallel)
             return mine // stages if part in ("language_layers", "adapters") else mine
 
-        trained = {part: on_rank(part, count) for part, count in shape.trained.items()}
+        def trained_on_rank(part: Part) -> int:
+            whole = shape.trained_on_rank(part, layout.tensor_parallel)
+            return on_rank(part, whole, whole)
+
+        trained = {part: trained_on_rank(part) for part in shape.trained}
+        sliced = {part: on_rank(part, count) for part, count in shape.sliced.items()}
         trainable = sum(trained.values())
         layer = shape.trained_per_layer(layout.tensor_parallel)
         language = shape.language
+        whole_layer = shape.of_tensor_rank("language_layers", language.layer_parameters, layout.tensor_parallel)
         embedding = on_rank("embedding", shape.parameters["embedding"])
-        tower_layers = min(trained["tower"], shape.tower.layers * shape.tower.layer_parameters)
+        in_tower_layers = shape.tower.layers * shape.tower.layer_parameters
+        tower_layers = min(trained["tower"], in_tower_layers)
+        if shape.chosen and trained["tower"]:
+            tower_layers = min(trained["tower"], sum(shape.chosen.tower.parameters))
         return cls(
             trainable=trainable,
             frozen=sum(on_rank(part, count) for part, count in shape.parameters.items()) - trainable,
+            sliced=sum(sliced.values()),
+            sliced_layer=max(layer, whole_layer if sliced["language_layers"] else 0),
+            sliced_root=sum(sliced.values())
+            - sliced["language_layers"]
+            - sliced["adapters"]
+            - min(sliced["tower"], in_tower_layers),
             layer=layer,
             last_product=layer * language.hidden * language.intermediate // language.layer_parameters,
             root=trainable - trained["language_layers"] - trained["adapters"] - tower_layers,
@@ -250,6 +269,10 @@ def device_parts(parts: list[MemoryPart], layout: Layout) -> list[MemoryPart]:
 
 
 def _frozen(weights: Weights, layout: Layout) -> MemoryPart:
+    sliced = weights.sliced - weights.trainable
+    if layout.strategy in SHARDED_BY_FSDP and layout.weight_shards > 1 and sliced:
+        held = weights.frozen - sliced + split(sliced, layout.weight_shards)
+        return MemoryPart("frozen weights", FP32_BYTES * held, "fp32, sharded where others of their part are trained")
     if layout.strategy == "zero3":
         return MemoryPart("frozen weights", FP32_BYTES * split(weights.frozen, layout.weight_shards), "fp32, sharded")
     return MemoryPart("frozen weights", FP32_BYTES * weights.frozen, "fp32, whole on every rank")
@@ -277,7 +300,7 @@ def _extra(run: Run, when: Moment) -> list[MemoryPart]:
         return [sharded]
     if when == "rest":
         return [sharded, _moving_rest(run, compute_bytes)]
-    count = weights.root + FSDP_GATHERED_LAYERS * weights.layer
+    count = weights.sliced_root + FSDP_GATHERED_LAYERS * weights.sliced_layer
     parts = [MemoryPart("gathered weights", compute_bytes * count, "the rest and two layers, whole")]
     if when == "end" or (run.checkpointing and when == "backward"):
         # Computed again, a layer is fullest behind its last product: the gradients of the rest are still to come.

@@ -19,7 +19,7 @@ from pipelines.planner.layout import SHARDED_BY_FSDP, Layout
 from pipelines.planner.low_rank import numbers_sent
 from pipelines.planner.stages import StageWeights, by_rank
 from trainer.models.family import Stage
-from trainer.models.shape import ModelShape, Part
+from trainer.models.shape import PARTS, ModelShape, Part
 from trainer.strategies.pipeline_stages import schedule_passes, stages_of
 from trainer.train_config import Checkpointing, Precision
 
@@ -34,7 +34,6 @@ LINK_SHARE = 0.75
 NIC_SHARE = 0.7
 
 FP32_BYTES, BF16_BYTES, INT8_BYTES, INT4_BYTES = 4, 2, 1, 0.5
-PARTS: tuple[Part, ...] = ("tower", "projector", "embedding", "language_layers", "adapters", "head")
 
 
 @dataclass(frozen=True)
@@ -118,12 +117,13 @@ def traffic(layout: Layout, shape: ModelShape, work: Work) -> list[Transfer]:
     each micro-batch, matrices in the autocast type (DeepSpeed 0.19, stage_1_and_2.py,
     `reduce_ready_partitions_and_remove_grads`), and then gathers fp32 weights once. FSDP2 gathers the layers' weights
     in the compute type twice a micro-batch, those outside layers once, and reduce-scatters fp32 gradients after each;
-    frozen parameters stay whole. Hybrid does so inside a node and all-reduces a shard's gradients across nodes once a
-    step. ZeRO-1 sends its gradients once a step. ZeRO-3 gathers all weights, frozen ones too, for each forward and each
-    backward pass; with ZeRO++ (Wang et al. 2023, arXiv 2306.10209) in 8 bits, and sums gradients between nodes in 4
-    bits, by two all-to-alls that send what a hierarchical reduce-scatter would. Ranks that split layers sum
-    activations, see `_tensor_sums`, and once a step the gradients of what is whole of adapters. Of a pipeline's stages,
-    which all-reduce their own gradients and sum their own activations, the one that sends most is given.
+    parts in which nothing is trained stay whole. Hybrid does so inside a node and all-reduces a shard's gradients
+    across nodes once a step. ZeRO-1 sends its gradients once a step. ZeRO-3 gathers all weights, frozen ones too, for
+    each forward and each backward pass; with ZeRO++ (Wang et al. 2023, arXiv 2306.10209) in 8 bits, and sums gradients
+    between nodes in 4 bits, by two all-to-alls that send what a hierarchical reduce-scatter would. Ranks that split
+    layers sum activations, see `_tensor_sums`, and once a step the gradients of what is whole of adapters. Of a
+    pipeline's stages, which all-reduce their own gradients and sum their own activations, the one that sends most is
+    given. Where patterns choose what is trained, these count layers that no gradient reaches as the others.
     """
     strategy = layout.strategy
     stage = _fullest_stage(layout, shape, work)
@@ -132,7 +132,7 @@ def traffic(layout: Layout, shape: ModelShape, work: Work) -> list[Transfer]:
     fp32 = _trainable_bytes(layout, shape, lambda part: FP32_BYTES)
     # DeepSpeed under autocast: what matrix products use travels in the compute type, an embedding's gradient does not.
     mixed = _trainable_bytes(layout, shape, lambda part: FP32_BYTES if part == "embedding" else work.compute_bytes)
-    in_layers = _trainable_bytes(
+    in_layers = _sliced_bytes(
         layout, shape, lambda part: work.compute_bytes * (part in ("tower", "language_layers", "adapters"))
     )
     match strategy:
@@ -151,7 +151,8 @@ def traffic(layout: Layout, shape: ModelShape, work: Work) -> list[Transfer]:
             found += data.collective("weights", "all_gather", fp32)
         case "zero3":
             # Frozen weights too, but for the tower's: with cached features it is not there, and else it is small.
-            frozen = sum(shape.parameters[part] for part in shape.frozen if part != "tower") * work.gathered_bytes
+            untrained = (shape.parameters[part] - shape.trained[part] for part in PARTS if part != "tower")
+            frozen = sum(untrained) * work.gathered_bytes
             gathered = _trainable_bytes(layout, shape, lambda part: work.gathered_bytes)
             # qgZ works between nodes only (`all_to_all_quant_reduce`): 4 bits inside of them and then between them.
             in_4_bits = work.quantized_gradients and layout.nodes > 1
@@ -165,7 +166,7 @@ def traffic(layout: Layout, shape: ModelShape, work: Work) -> list[Transfer]:
                 layout.tensor_parallel * layout.weight_shards,
                 layout.ranks_per_node,
             )
-            compute = _trainable_bytes(layout, shape, lambda part: work.compute_bytes)
+            compute = _sliced_bytes(layout, shape, lambda part: work.compute_bytes)
             found += shards.collective("weights", "all_gather", (compute + in_layers) * work.micro_steps)
             found += shards.collective("gradients", "reduce_scatter", fp32 * work.micro_steps)
             found += copies.collective("gradients", "all_reduce", fp32 / layout.weight_shards)
@@ -200,8 +201,15 @@ def pipeline_bubble(layout: Layout, micro_steps: int) -> float:
 
 def _trainable_bytes(layout: Layout, shape: ModelShape, bytes_of: Callable[[Part], float]) -> float:
     """Of one rank's part of a replica that is not cut into stages."""
-    return sum(
-        shape.of_tensor_rank(part, shape.trained[part], layout.tensor_parallel) * bytes_of(part) for part in PARTS
+    return sum(shape.trained_on_rank(part, layout.tensor_parallel) * bytes_of(part) for part in PARTS)
+
+
+def _sliced_bytes(layout: Layout, shape: ModelShape, bytes_of: Callable[[Part], float]) -> float:
+    """The same of all that FSDP slices: what is trained, and what is frozen of the same part of the model."""
+    sliced = shape.sliced
+    frozen = {part: sliced[part] - shape.trained[part] for part in PARTS if sliced[part]}
+    return _trainable_bytes(layout, shape, bytes_of) + sum(
+        shape.of_tensor_rank(part, count, layout.tensor_parallel) * bytes_of(part) for part, count in frozen.items()
     )
 
 
@@ -237,7 +245,7 @@ def _tensor_sums(layout: Layout, shape: ModelShape, work: Work, stage: Stage) ->
     gradient_bytes = work.compute_bytes if by_weights else FP32_BYTES
 
     def bytes_of(part: Part) -> int:
-        return FP32_BYTES if by_weights and part in shape.frozen else work.compute_bytes
+        return FP32_BYTES if by_weights and part in shape.left_whole else work.compute_bytes
 
     tokens, labels = work.micro_batch_rows * work.row_tokens, work.micro_batch_rows * work.row_label_tokens
     again = work.activation_checkpointing == "full"
@@ -267,7 +275,7 @@ def _shared_layers(layout: Layout, shape: ModelShape, work: Work, stage: Stage) 
     if not layers:
         return 0.0, 0.0
     by_weights = layout.strategy in SHARDED_BY_FSDP
-    number_bytes = FP32_BYTES if by_weights and "language_layers" in shape.frozen else work.compute_bytes
+    number_bytes = FP32_BYTES if by_weights and "language_layers" in shape.left_whole else work.compute_bytes
     numbers = work.micro_batch_rows * work.row_tokens * shape.language.hidden
     again = work.activation_checkpointing == "full"
     scattered = (4 + again) * number_bytes * layers

@@ -23,7 +23,7 @@ from pipelines.planner.rules.rule import Violation
 from pipelines.planner.throughput import Time, estimate_time
 from pipelines.planner.zero_settings import unpriced
 from trainer.config import JobConfig, RunPaths
-from trainer.errors import UserError
+from trainer.errors import ExitCode, UserError
 from trainer.models.image_tokens import image_form_of
 from trainer.storage import join_uri, open_storage
 
@@ -136,6 +136,8 @@ def plan_run(config: RunConfig) -> Plan:
     try:
         model = architecture(config)
     except UserError as error:
+        if error.code == ExitCode.CONFIG:  # nothing that this machine lacks
+            raise
         note = f"Memory, time and cost are open: the model's sizes are not known. {error.text()}"
         return dataclasses.replace(bare, notes=(*notes, note))
     return _estimated(bare, config, model, machine, gpu, paths)

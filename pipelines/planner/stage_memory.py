@@ -117,17 +117,20 @@ class _Stage:
 
     @classmethod
     def traced(cls, config: RunConfig, shape: ModelShape, stage: Stage, mix: Mix, from_one_row: bool) -> _Stage:
-        """Layers are equal, so traces of one and of two of them give any number.
+        """Layers are equal, so traces of one and of two of them give any number. Where patterns choose what is trained
+        they are not, and all are traced.
 
         Before these come the layers behind which images are added, and the one during which the library still holds
         what the last of them gave.
         """
         layers, rows = len(stage.layers), config.train.micro_batch_rows
-        few = min(layers, shape.image_layers + 2 if stage.is_first and shape.image_layers else 1)
+        differ = config.model.has_patterns
+        few = layers if differ else min(layers, shape.image_layers + 2 if stage.is_first and shape.image_layers else 1)
         traced_rows = 1 if from_one_row else rows
         times = rows // traced_rows
         one, two = (
-            _traced_stage(config, shape, stage, mix, traced_rows, min(layers, number)) for number in (few, few + 1)
+            _traced_stage(config, shape, stage, mix, traced_rows, None if differ else min(layers, number))
+            for number in (few, few + 1)
         )
 
         def extended(first: Held, second: Held) -> Counter[str]:
@@ -184,12 +187,15 @@ def parts_of(sizes: Counter[str]) -> list[MemoryPart]:
     return [MemoryPart(name, sizes[category], why) for category, (name, why) in NAMES.items()]
 
 
-def _traced_stage(config: RunConfig, shape: ModelShape, stage: Stage, mix: Mix, rows: int, layers: int) -> StageTrace:
+def _traced_stage(
+    config: RunConfig, shape: ModelShape, stage: Stage, mix: Mix, rows: int, layers: int | None
+) -> StageTrace:
+    """Of so many layers; None: of those that the stage has."""
     train = config.train
     return _traced(
         config.model.model_dump_json(),
         shape.vocabulary,
-        Stage(range(layers), stage.is_first, stage.is_last),
+        Stage(tuple(stage.layers) if layers is None else range(layers), stage.is_first, stage.is_last),
         rows=(rows, config.data.row_tokens, *mix),
         cached=is_cached(config),
         in_bf16=train.precision != "fp32",

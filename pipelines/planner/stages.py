@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from pipelines.config import RunConfig
@@ -47,22 +47,39 @@ class StageWeights:
     @classmethod
     def of(cls, shape: ModelShape, stage: Stage, *, cached: bool, tensor_parallel: int) -> StageWeights:
         """On each of the ranks that split the stage's layers."""
-        trainable = _parameters(shape, shape.trained, stage, tensor_parallel, cached=cached)
-        return cls(trainable, _parameters(shape, shape.parameters, stage, tensor_parallel, cached=cached) - trainable)
+        ranks, language = tensor_parallel, shape.language
+        layer = language.layer_parameters - language.matrices + language.matrices // ranks
+
+        def whole(part: Part) -> int:
+            return shape.of_tensor_rank(part, shape.parameters[part], ranks)
+
+        def trained(part: Part) -> int:
+            return shape.trained_on_rank(part, ranks)
+
+        of_layers = sum(shape.trained_in_layer(number, ranks) for number in stage.layers)
+        trainable = _parameters(shape, trained, of_layers, shape.trained, stage, cached=cached)
+        of_stage = _parameters(shape, whole, layer * len(stage.layers), shape.parameters, stage, cached=cached)
+        return cls(trainable, of_stage - trainable)
 
 
-def _parameters(shape: ModelShape, counts: dict[Part, int], stage: Stage, ranks: int, *, cached: bool) -> int:
-    def mine(part: Part) -> int:
-        return shape.of_tensor_rank(part, counts[part], ranks)
-
+def _parameters(
+    shape: ModelShape,
+    mine: Callable[[Part], int],
+    in_layers: int,
+    counts: dict[Part, int],
+    stage: Stage,
+    *,
+    cached: bool,
+) -> int:
     language = shape.language
-    layer = language.layer_parameters - language.matrices + language.matrices // ranks
-    in_layers = layer * len(stage.layers) if counts["language_layers"] else 0
     found = in_layers + mine("adapters") * len(stage.layers) // language.layers
     if stage.is_first:
         found += mine("embedding") + mine("projector") + (0 if cached else mine("tower"))
     if stage.is_last:
-        final_norm = max(0, counts["language_layers"] - language.layer_parameters * language.layers)
+        in_all_layers = language.layer_parameters * language.layers
+        if counts is not shape.parameters and shape.chosen:
+            in_all_layers = sum(shape.chosen.language.parameters)
+        final_norm = max(0, counts["language_layers"] - in_all_layers)
         # A tied matrix lies at both ends.
         found += final_norm + (mine("embedding") if shape.tied_head and not stage.is_first else mine("head"))
     return found

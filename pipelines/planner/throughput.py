@@ -144,7 +144,7 @@ def _time_of_steps(
     if gpu is None:
         why = "Training on CPUs: how fast they compute is not known, so there is no time and no cost."
         return Time(None, (), None, "", load.steps, None, None, None, 0.0, (why, load.origin))
-    rates, assumptions = reached(config, layout, gpu, cached=cached)
+    rates, assumptions = reached(config, shape, layout, gpu, cached=cached)
     work = work_of(config, shape, layout, load, cached=cached)
     row = row_flops(config, shape, load, cached=cached)
     rank_rows = work.micro_steps * work.micro_batch_rows
@@ -233,7 +233,7 @@ def row_flops(config: RunConfig, shape: ModelShape, load: RowLoad, *, cached: bo
     )
 
 
-def reached(config: RunConfig, layout: Layout, gpu: Gpu, *, cached: bool) -> tuple[Rates, list[str]]:
+def reached(config: RunConfig, shape: ModelShape, layout: Layout, gpu: Gpu, *, cached: bool) -> tuple[Rates, list[str]]:
     """The rates to reckon with, and sentences that say where they come from."""
     said = []
     fp32 = gpu.fp32_tflops * 1e12
@@ -256,7 +256,7 @@ def reached(config: RunConfig, layout: Layout, gpu: Gpu, *, cached: bool) -> tup
             text += f" None is known for {gpu.accelerator_type}."
         said.append(f"{text} Set plan.efficiency to what a run of yours measured.")
     frozen = peak
-    computes_frozen = config.model.frozen - ({"tower"} if cached else set())
+    computes_frozen = shape.left_whole - ({"tower"} if cached else set())
     if layout.strategy in SHARDED_BY_FSDP and peak > fp32 and computes_frozen:
         frozen = fp32
         said.append("FSDP leaves frozen parts in fp32, so they compute at the fp32 rate.")
@@ -266,9 +266,9 @@ def reached(config: RunConfig, layout: Layout, gpu: Gpu, *, cached: bool) -> tup
 def compute_seconds(row: RowFlops, shape: ModelShape, layout: Layout, rates: Rates) -> float:
     """One rank's time for one row, of a pipeline that of the stage that takes longest. Tensor parallelism cuts
     all but the projector and one of each adapter's matrices."""
-    language_rate = rates.frozen if "language_layers" in shape.frozen else rates.trained
-    tower_rate = rates.frozen if "tower" in shape.frozen else rates.trained
-    projector_rate = rates.frozen if "projector" in shape.frozen else rates.trained
+    language_rate = rates.frozen if "language_layers" in shape.left_whole else rates.trained
+    tower_rate = rates.frozen if "tower" in shape.left_whole else rates.trained
+    projector_rate = rates.frozen if "projector" in shape.left_whole else rates.trained
     whole = row.tower.total / tower_rate / layout.tensor_parallel + row.projector.total / projector_rate
     layers = (row.language_layers.total + row.attention.total) / language_rate / layout.tensor_parallel
     layers += shape.of_tensor_rank("adapters", row.adapters.total, layout.tensor_parallel) / rates.trained

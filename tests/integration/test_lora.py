@@ -24,7 +24,7 @@ from trainer.checkpoint.weights import open_weights
 from trainer.config import JobConfig
 from trainer.data.conversation import load_tokenizer
 from trainer.errors import ConfigError
-from trainer.models.lora import is_adapter
+from trainer.models.frozen import is_adapter
 from trainer.models.table import family_of
 from trainer.storage import open_storage
 

@@ -20,6 +20,7 @@ SHORT = {
     "fsdp", "fsdp bf16 loss in chunks",
     "zero2 bf16", "zero2 adapters", "zero2 offload",
     "zero3",
+    "fsdp frozen in front bf16", "zero2 trained at the end",
     "qwen2_5_vl zero2 bf16 checkpointing", "qwen3_vl fsdp online",
 }  # fmt: skip
 OF_ONE_NODE = chosen(CASES, SHORT.__contains__)

@@ -30,11 +30,11 @@ from trainer.errors import ConfigError
 from trainer.evaluate import load_subject
 from trainer.model_config import GRID_FAMILIES, ModelConfig
 from trainer.models import qwen_row, smolvlm
+from trainer.models.frozen import part_of
 from trainer.models.image_tokens import image_form_of, image_tokens_of
 from trainer.models.images import Images
 from trainer.models.pixels import image_preparer, opened
 from trainer.models.table import family_of
-from trainer.optim import part_of
 from trainer.storage import open_storage
 from trainer.worker import Worker
 

@@ -13,9 +13,10 @@ from benchmarks.flop_cases import CASES, model_config
 from trainer.data.conversation import make_tokenizer
 from trainer.errors import ConfigError
 from trainer.model_config import LoraConfig, ModelConfig
+from trainer.models.frozen import frozen_weights, is_adapter
 from trainer.models.image_tokens import image_form_of
 from trainer.models.llava import LlavaFamily
-from trainer.models.lora import adapters_of, add_adapters, is_adapter, without_adapters
+from trainer.models.lora import adapters_of, add_adapters, without_adapters
 from trainer.models.table import family_of
 
 FAMILY = LlavaFamily()
@@ -68,10 +69,11 @@ def test_what_lies_frozen_under_a_model_has_the_names_of_its_export(case: str) -
     family, tokenizer = family_of(config), tokenizer_of(config)
     exported = family.blueprint(without_adapters(config), tokenizer)
     initial = family.initial_weights(config, tokenizer)
-    frozen = family.frozen_weights(family.build(config, tokenizer))
-    assert frozen.keys() == family.frozen_weights(exported).keys() <= exported.state_dict().keys()
+    frozen = frozen_weights(family.build(config, tokenizer))
+    assert frozen.keys() == frozen_weights(exported).keys() <= exported.state_dict().keys()
     assert all(initial.read(name).equal(frozen[name]) for name in sorted(frozen))
-    assert bool(frozen) == (bool(config.lora) or bool({"projector", "language_model"} & set(config.freeze)))
+    behind_features = config.family == "llava" and "tower" not in config.freeze
+    assert bool(frozen) == bool(config.lora or {"projector", "language_model"} & set(config.freeze) or behind_features)
 
 
 def test_targets_are_names_in_a_block_or_their_last_parts() -> None:

@@ -59,9 +59,9 @@ class CommitRecord:
     checkpoint_format: str  # dcp | deepspeed
     plan_sha256: str
     model_sha256: str  # of the model section of the run file
-    tower_sha256: str  # of the frozen tower's weights, "" when it is trained
+    tower_sha256: str  # of the frozen tower's weights, "" when any of them is trained
     versions: dict[str, str]
-    frozen_sha256: str = ""  # of the frozen weights outside of the tower, "" when there are none
+    frozen_sha256: str = ""  # of all other frozen weights, "" when there are none
     loss: float | None = None  # of the last step
     manifests: dict[str, int] = field(default_factory=dict)  # name -> CRC32C
     manifests_sha256: dict[str, str] = field(default_factory=dict)  # name -> SHA-256, where there is a key

@@ -18,6 +18,7 @@ from trainer.data.conversation import load_tokenizer
 from trainer.digest import tensors_sha256, weights_sha256
 from trainer.errors import ConfigError, os_errors
 from trainer.models.family import Weights
+from trainer.models.frozen import frozen_weights
 from trainer.models.lora import Adapter, adapters_of, without_adapters
 from trainer.models.table import family_of
 from trainer.parts import model_sha256
@@ -51,7 +52,7 @@ def export_checkpoint(
     adapters = adapters_of(family.blueprint(job.model, tokenizer))
     blueprint = family.blueprint(without_adapters(job.model), tokenizer)
     initial = family.initial_weights(job.model, tokenizer)
-    _require_same_base(checkpoint, initial, sorted(family.frozen_weights(blueprint)))
+    _require_same_base(checkpoint, initial, sorted(frozen_weights(blueprint)))
     files: dict[str, dict[str, int]] = {}
 
     def send(file: Path, name: str) -> None:
@@ -157,11 +158,11 @@ def _require_same_model(job: JobConfig, checkpoint: Checkpoint) -> None:
 
 
 def _require_same_base(checkpoint: Checkpoint, initial: Weights, frozen: list[str]) -> None:
-    """`frozen` names the frozen weights outside of the tower."""
+    """`frozen` names the frozen weights beside those of a frozen tower."""
     expected = checkpoint.record.frozen_sha256
     if expected and expected != tensors_sha256((name, initial.read(name)) for name in frozen):
         raise ConfigError(
-            f"the frozen weights under checkpoint {checkpoint.name} (language model, projector) were others than those "
+            f"the frozen weights under checkpoint {checkpoint.name} (beside a frozen tower's) were others than those "
             "built now",
             fix="pin model.language_model.revision and use the versions named in the checkpoint's COMMIT",
         )

@@ -172,7 +172,7 @@ def _require_same_run(checkpoint: Checkpoint, expected: CommitRecord) -> None:
             ("model_sha256", "the model section of the run file"),
             ("checkpoint_format", "the strategy's checkpoint format"),
             ("tower_sha256", "the frozen tower's weights"),
-            ("frozen_sha256", "the frozen weights of language model and projector"),
+            ("frozen_sha256", "the frozen weights beside a frozen tower's"),
         )
         if getattr(found, name) != getattr(expected, name)
     ]

@@ -46,7 +46,6 @@ class Blocks:
     embedding: nn.Module  # tokens to hidden states
     head: nn.Module  # hidden states to logits; its weight may be the embedding's
     loss: TokenLoss  # with the head, hidden states and label tokens to their summed loss
-    frozen: Sequence[nn.Parameter]  # parameters that never change
     reduce_to: Callable[[Stage], None]  # makes a stage of the module: lets go of all else
     view: Callable[[Stage], nn.Module]  # a module that is this stage, with the same weights
     image_layers: int = 0  # behind so many first language layers images are added, by the places of whole rows
@@ -85,7 +84,6 @@ class Family(Protocol):
     def build(self, config: ModelConfig, tokenizer: Any) -> nn.Module: ...
     def blueprint(self, config: ModelConfig, tokenizer: Any) -> nn.Module: ...
     def initial_weights(self, config: ModelConfig, tokenizer: Any) -> Weights: ...
-    def frozen_weights(self, model: nn.Module) -> dict[str, torch.Tensor]: ...
     def skeleton(
         self,
         config: ModelConfig,

@@ -33,6 +33,9 @@ def recompute_layers(language_model: nn.Module, *, selective: bool) -> None:
         # transformers 5.23 renames this; the older ones that are supported know no other name.
         warnings.simplefilter("ignore", FutureWarning)
         language_model.gradient_checkpointing_enable(settings)
+    # With this the library has embeddings need a gradient, which checkpoints that are not reentrant do without: the
+    # backward pass would go through layers in front of all that is trained.
+    language_model.disable_input_require_grads()
 
 
 def keeping_products() -> Any:

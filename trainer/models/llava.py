@@ -31,15 +31,17 @@ from transformers.utils import logging as transformers_logging
 from trainer.errors import ConfigError
 from trainer.model_config import ModelConfig
 from trainer.models.family import Blocks
+from trainer.models.frozen import freeze
 from trainer.models.image_tokens import square_tokens
 from trainer.models.kept_products import recompute_layers
-from trainer.models.llava_initial import TOWER, InitialWeights
+from trainer.models.llava_initial import InitialWeights
 from trainer.models.lora import adapter_parameters, add_adapters, without_adapters
 from trainer.models.placeholders import count_nowhere
 from trainer.models.pretrained import LanguageWeights, load_pretrained, load_tower, part_config
-from trainer.models.settings import frozen_weights, save_model_settings
+from trainer.models.settings import save_model_settings
 from trainer.models.shape import ModelShape
 from trainer.models.sizes import (
+    chosen_parameters,
     count_parameters,
     frozen_parts,
     part_parameters,
@@ -105,19 +107,16 @@ class LlavaFamily:
         if config.language_model.weights:
             _load_language_model(model, LanguageWeights(config.language_model, len(tokenizer)))
         torch.manual_seed(config.seed)  # adapters start the same whatever was drawn before them
-        return _freeze(model, config)
+        return _freeze(model, config, is_whole=True)
 
     def blueprint(self, config: ModelConfig, tokenizer: Any) -> nn.Module:
         """What `build` makes, without numbers: on the meta device."""
         with torch.device("meta"), no_init_weights():
-            return _freeze(LlavaForConditionalGeneration(self._config_for(config, tokenizer)).float(), config)
+            model = LlavaForConditionalGeneration(self._config_for(config, tokenizer)).float()
+            return _freeze(model, config, is_whole=True)
 
     def initial_weights(self, config: ModelConfig, tokenizer: Any) -> InitialWeights:
         return InitialWeights(self, without_adapters(config), tokenizer)
-
-    def frozen_weights(self, model: nn.Module) -> dict[str, Tensor]:
-        """Frozen weights of language model and projector, by the names that they have without adapters."""
-        return frozen_weights(model, lambda name: name.startswith(TOWER))
 
     def skeleton(
         self,
@@ -146,7 +145,7 @@ class LlavaFamily:
         model.tie_weights()  # left out with the drawing of weights
         if one_inner_tower_layer and tower_layers > 3:
             repeat_inner_layer(model.model.vision_tower, tower_layers)
-        return _freeze(model, config)
+        return _freeze(model, config, is_whole=language_layers is None and not one_inner_tower_layer)
 
     def shape(self, config: ModelConfig) -> ModelShape:
         """Sizes, with the parameters counted on the meta device."""
@@ -157,6 +156,7 @@ class LlavaFamily:
         language, tower = model.model.language_model, model.model.vision_tower
         tied = bool(getattr(text, "tie_word_embeddings", False))
         side = config.image_size // int(vision.patch_size)
+        chosen = chosen_parameters(config, model, language.layers, tower_layers_of(tower))
         return ModelShape(
             tower=stack_of(vision, tower_layers_of(tower)[0]),
             tower_tokens=side * side + (1 if vision.model_type == "clip_vision_model" else 0),
@@ -173,8 +173,9 @@ class LlavaFamily:
                 projector=count_parameters(model.model.multi_modal_projector),
                 tied=tied,
             ),
-            frozen=frozen_parts(config),
+            frozen=frozen_parts(config, chosen, tied=tied),
             behind_features=sum(count_parameters(part) for part in _behind_the_features(tower, config)),
+            chosen=chosen,
             adapters=adapter_parameters(language),
             adapter_rank=config.lora.rank if config.lora else 0,
             trained_matrices=trained_matrices(model),
@@ -287,34 +288,20 @@ def _counted_from_the_end(layer: int, vision: PreTrainedConfig) -> int:
     return layer if layer < 0 else layer - (int(vision.num_hidden_layers) + 1)
 
 
-def _freeze(model: nn.Module, config: ModelConfig) -> nn.Module:
+def _freeze(model: nn.Module, config: ModelConfig, *, is_whole: bool) -> nn.Module:
     """Leave to training what the run file says, and put adapters where it asks for them."""
-    for name in config.frozen:
-        for part in _parts(model)[name]:
-            part.requires_grad_(False)
-    for part in _behind_the_features(model.model.vision_tower, config):
-        part.requires_grad_(False)
+    freeze(model, config, unused=_behind_the_features(model.model.vision_tower, config), is_whole=is_whole)
     if config.lora:
         add_adapters(model.model.language_model, config.lora)
     return model
 
 
 def _behind_the_features(tower: nn.Module, config: ModelConfig) -> list[nn.Module]:
-    """Parts of the tower that come after the layer whose output is used: they never get a gradient, for which DDP
-    would wait, and weight decay would wear them away."""
+    """Parts of the tower that come after the layer whose output is used: they never get a gradient."""
     layers = tower_layers_of(tower)
     used = config.feature_layer if config.feature_layer >= 0 else len(layers) + 1 + config.feature_layer
     last = [part for name, part in tower.named_modules() if name.rpartition(".")[2] in ("post_layernorm", "head")]
     return [*layers[used:], *last]
-
-
-def _parts(model: nn.Module) -> dict[str, list[nn.Module]]:
-    base = model.model
-    return {
-        "tower": [base.vision_tower],
-        "projector": [base.multi_modal_projector],
-        "language_model": [base.language_model, model.lm_head],
-    }
 
 
 def tower_output(config: ModelConfig, tower: nn.Module, pixel_values: Tensor) -> Tensor:

@@ -17,7 +17,6 @@ from trainer.errors import ConfigError
 from trainer.model_config import LoraConfig, ModelConfig
 
 ADAPTER = "default"  # peft's name for the only one
-BASE = ".base_layer."  # what peft puts into the name of a layer's own weight
 
 
 @dataclass(frozen=True)
@@ -76,16 +75,6 @@ def adapter_parameters(language_model: nn.Module) -> dict[str, int]:
                 pair = (module.lora_A[ADAPTER].weight, module.lora_B[ADAPTER].weight)
                 counts[name] += sum(matrix.numel() for matrix in pair)
     return {name: count // len(language_model.layers) for name, count in counts.items()}
-
-
-def is_adapter(name: str) -> bool:
-    """Whether this parameter is part of an adapter."""
-    return ".lora_A." in name or ".lora_B." in name
-
-
-def plain_name(name: str) -> str:
-    """The name of a weight of the model itself, as it is without adapters."""
-    return name.replace(BASE, ".")
 
 
 def without_adapters(config: ModelConfig) -> ModelConfig:

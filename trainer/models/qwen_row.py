@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from trainer.model_config import ModelConfig
+from trainer.models.frozen import trains
 from trainer.models.loss import TokenLoss
 from trainer.models.packed_mask import mask_of
 from trainer.models.placeholders import count_nowhere, require_tokens
@@ -26,9 +27,9 @@ class QwenRowModel(nn.Module):
     def __init__(self, config: ModelConfig, model: nn.Module, *, cached: bool) -> None:
         super().__init__()
         self.config, self.model, self.token_loss = config, model, TokenLoss()
-        self.tower_is_frozen = "tower" in config.freeze
         count_nowhere(model.model, pairs=True)
         visual = model.model.visual
+        self.tower_is_frozen = not trains(without_mergers(visual))
         # In a list, for it is no module of its own: its parts are `visual`'s, under the names that they have there.
         self._tower: list[nn.Module] = [] if cached else [without_mergers(visual)]
         if cached:

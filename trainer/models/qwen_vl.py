@@ -26,13 +26,13 @@ from transformers.initialization import no_init_weights
 from trainer.model_config import ModelConfig
 from trainer.models import whole as native
 from trainer.models.family import Blocks
+from trainer.models.frozen import freeze
 from trainer.models.image_tokens import VISION_END, VISION_START, image_form_of
 from trainer.models.kept_products import recompute_layers
 from trainer.models.lora import adapter_parameters, add_adapters
 from trainer.models.model_stage import reduce_to_stage, stage_view
 from trainer.models.pretrained import load_pretrained
 from trainer.models.qwen_row import (
-    MERGERS,
     QwenRowModel,
     encoder_output,
     mergers_of,
@@ -40,9 +40,9 @@ from trainer.models.qwen_row import (
     tower_output,
     without_mergers,
 )
-from trainer.models.settings import frozen_weights
 from trainer.models.shape import ModelShape, Windows
 from trainer.models.sizes import (
+    chosen_parameters,
     count_parameters,
     frozen_parts,
     part_parameters,
@@ -105,20 +105,17 @@ class QwenVlFamily:
     def build(self, config: ModelConfig, tokenizer: Any) -> nn.Module:
         """The whole model on the CPU in fp32: pretrained where weights are named, else drawn from the seed."""
         whole = _config_for(config, tokenizer)
-        return _freeze(native.build(config, MODELS[config.family], whole, len(tokenizer)), config)
+        return _freeze(native.build(config, MODELS[config.family], whole, len(tokenizer)), config, is_whole=True)
 
     def blueprint(self, config: ModelConfig, tokenizer: Any) -> nn.Module:
         """What `build` makes, without numbers: on the meta device."""
         with torch.device("meta"), no_init_weights():
-            return _freeze(MODELS[config.family].kind(_config_for(config, tokenizer)).float(), config)
+            model = MODELS[config.family].kind(_config_for(config, tokenizer)).float()
+            return _freeze(model, config, is_whole=True)
 
     def initial_weights(self, config: ModelConfig, tokenizer: Any) -> InitialWeights:
         model = MODELS[config.family]
         return native.initial_weights(config, model, len(tokenizer), lambda plain: self.build(plain, tokenizer))
-
-    def frozen_weights(self, model: nn.Module) -> dict[str, Tensor]:
-        """Frozen weights of language model and mergers, by the names that they have without adapters."""
-        return frozen_weights(model, _is_of_tower)
 
     def skeleton(
         self,
@@ -148,7 +145,7 @@ class QwenVlFamily:
         layers = model.model.visual.blocks
         for _ in range(more_layers):
             layers.insert(1, layers[1])
-        return _freeze(model, config)
+        return _freeze(model, config, is_whole=language_layers is None and not one_inner_tower_layer)
 
     def shape(self, config: ModelConfig) -> ModelShape:
         """Sizes, with the parameters counted on the meta device; tokens of an image are the most it can have."""
@@ -164,6 +161,7 @@ class QwenVlFamily:
         windows = None
         if full_layers := getattr(vision, "fullatt_block_indexes", None):
             windows = Windows(int(vision.window_size) // grids.merge // grids.patch, len(full_layers))
+        chosen = chosen_parameters(config, model, language.layers, visual.blocks)
         return ModelShape(
             tower=stack_of(vision, visual.blocks[0]),
             tower_tokens=grids.most_tokens * grids.merge**2,
@@ -180,7 +178,8 @@ class QwenVlFamily:
                 projector=in_mergers,
                 tied=tied,
             ),
-            frozen=frozen_parts(config),
+            frozen=frozen_parts(config, chosen, tied=tied),
+            chosen=chosen,
             adapters=adapter_parameters(language),
             adapter_rank=config.lora.rank if config.lora else 0,
             merge=grids.merge,
@@ -236,7 +235,6 @@ class QwenVlFamily:
             embedding=model.model.language_model.embed_tokens,
             head=model.lm_head,
             loss=module.token_loss,
-            frozen=[parameter for parameter in module.parameters() if not parameter.requires_grad],
             reduce_to=functools.partial(reduce_to_stage, module),
             view=functools.partial(stage_view, module),
             image_layers=len(mergers_of(visual)) - 1,  # DeepStack adds a level behind each
@@ -268,17 +266,9 @@ def _config_for(config: ModelConfig, tokenizer: Any) -> PreTrainedConfig:
     return whole
 
 
-def _is_of_tower(name: str) -> bool:
-    return name.startswith(VISUAL) and name.removeprefix(VISUAL).partition(".")[0] not in MERGERS
-
-
-def _freeze(model: nn.Module, config: ModelConfig) -> nn.Module:
+def _freeze(model: nn.Module, config: ModelConfig, *, is_whole: bool) -> nn.Module:
     """Leave to training what the run file says, and put adapters where it asks for them."""
-    for name, parameter in model.named_parameters():
-        is_visual = name.startswith(VISUAL)
-        part = "tower" if _is_of_tower(name) else "projector" if is_visual else "language_model"
-        if part in config.frozen:
-            parameter.requires_grad_(False)
+    freeze(model, config, is_whole=is_whole)
     if config.lora:
         add_adapters(model.model.language_model, config.lora)
     return model

@@ -1,25 +1,11 @@
-"""What every family does alike with transformers' models: which weights stay as they are, and what an export says."""
+"""What every family does alike with transformers' models: what an export says."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
-
-from trainer.models.lora import plain_name
-
-
-def frozen_weights(model: nn.Module, is_of_tower: Callable[[str], bool]) -> dict[str, Tensor]:
-    """Frozen weights outside of the tower, by the names that they have without adapters."""
-    return {
-        plain_name(name): parameter
-        for name, parameter in model.named_parameters()
-        if not parameter.requires_grad
-        and not is_of_tower(name)
-        and name not in model.all_tied_weights_keys  # on the meta device they are not one parameter
-    }
+from torch import nn
 
 
 def save_model_settings(model: nn.Module, tokenizer: Any, folder: Path) -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from torch import nn
 from transformers import PreTrainedConfig
 
 from trainer.model_config import ModelConfig
-from trainer.models.lora import is_adapter
-from trainer.models.shape import Matrices, Part, Stack
+from trainer.models.frozen import is_adapter, part_of
+from trainer.models.shape import PARTS, Chosen, Matrices, Part, Stack, TrainedLayers
 
 
 def count_parameters(module: nn.Module, counts: Callable[[str], bool] = lambda name: True) -> int:
@@ -60,8 +60,43 @@ def trained_matrices(model: nn.Module) -> tuple[Matrices, ...]:
     return tuple(Matrices(rows, columns, count) for (rows, columns), count in sorted(shapes.items()))
 
 
-def frozen_parts(config: ModelConfig) -> frozenset[Part]:
-    """The run file's frozen parts, as those of which sizes are known."""
+def chosen_parameters(
+    config: ModelConfig, model: nn.Module, language_layers: Iterable[nn.Module], tower_layers: Iterable[nn.Module]
+) -> Chosen | None:
+    """Counts of a model whose frozen parameters know that they are. None: only whole parts are frozen."""
+    if not config.has_patterns:
+        return None
+    counts: dict[Part, int] = dict.fromkeys(PARTS, 0)
+    for name, parameter in model.named_parameters():  # a shared one once
+        counts[_fine_part_of(name)] += parameter.numel() * parameter.requires_grad
+    return Chosen(counts, _trained_layers(language_layers), _trained_layers(tower_layers))
+
+
+def _trained_layers(layers: Iterable[nn.Module]) -> TrainedLayers:
+    own = [
+        [one for name, one in layer.named_parameters() if one.requires_grad and not is_adapter(name)]
+        for layer in layers
+    ]
+    return TrainedLayers(
+        parameters=tuple(sum(one.numel() for one in trained) for trained in own),
+        in_matrices=tuple(sum(one.numel() for one in trained if one.ndim > 1) for trained in own),
+    )
+
+
+def _fine_part_of(name: str) -> Part:
+    part = part_of(name)
+    if part != "language_model":
+        return part
+    if is_adapter(name):
+        return "adapters"
+    return "head" if "lm_head." in name else "embedding" if "embed_tokens." in name else "language_layers"
+
+
+def frozen_parts(config: ModelConfig, chosen: Chosen | None, *, tied: bool) -> frozenset[Part]:
+    """Parts in which nothing is trained. A tied head is trained where the embedding is."""
+    if chosen:
+        counts = chosen.parameters | ({"head": chosen.parameters["embedding"]} if tied else {})
+        return frozenset(part for part in PARTS if part != "adapters" and not counts[part])
     frozen: set[Part] = set()
     for name in config.frozen:
         frozen |= {"embedding", "language_layers", "head"} if name == "language_model" else {name}

@@ -21,13 +21,14 @@ from trainer.errors import ConfigError
 from trainer.model_config import ModelConfig
 from trainer.models import whole as native
 from trainer.models.family import Blocks
+from trainer.models.frozen import freeze
 from trainer.models.image_tokens import image_form_of, image_tokens_of
 from trainer.models.kept_products import recompute_layers
 from trainer.models.lora import adapter_parameters, add_adapters
 from trainer.models.pretrained import load_pretrained
-from trainer.models.settings import frozen_weights
 from trainer.models.shape import ModelShape
 from trainer.models.sizes import (
+    chosen_parameters,
     count_parameters,
     frozen_parts,
     part_parameters,
@@ -87,19 +88,16 @@ class SmolVlmFamily:
     def build(self, config: ModelConfig, tokenizer: Any) -> nn.Module:
         """The whole model on the CPU in fp32: pretrained where weights are named, else drawn from the seed."""
         _whole_config(config)
-        return _freeze(native.build(config, MODEL, native.config_for(config, tokenizer), len(tokenizer)), config)
+        model = native.build(config, MODEL, native.config_for(config, tokenizer), len(tokenizer))
+        return _freeze(model, config, is_whole=True)
 
     def blueprint(self, config: ModelConfig, tokenizer: Any) -> nn.Module:
         """What `build` makes, without numbers: on the meta device."""
         with torch.device("meta"), no_init_weights():
-            return _freeze(MODEL.kind(native.config_for(config, tokenizer)).float(), config)
+            return _freeze(MODEL.kind(native.config_for(config, tokenizer)).float(), config, is_whole=True)
 
     def initial_weights(self, config: ModelConfig, tokenizer: Any) -> InitialWeights:
         return native.initial_weights(config, MODEL, len(tokenizer), lambda plain: self.build(plain, tokenizer))
-
-    def frozen_weights(self, model: nn.Module) -> dict[str, Tensor]:
-        """Frozen weights of language model and connector, by the names that they have without adapters."""
-        return frozen_weights(model, lambda name: name.startswith(TOWER))
 
     def skeleton(
         self,
@@ -127,7 +125,7 @@ class SmolVlmFamily:
         model.tie_weights()  # left out with the drawing of weights
         if repeats:
             repeat_inner_layer(model.model.vision_model, tower_layers)
-        return _freeze(model, config)
+        return _freeze(model, config, is_whole=language_layers is None and not one_inner_tower_layer)
 
     def shape(self, config: ModelConfig) -> ModelShape:
         """Sizes, with the parameters counted on the meta device. Its images are tiles."""
@@ -139,6 +137,7 @@ class SmolVlmFamily:
         language, tower = model.model.text_model, model.model.vision_model
         patches, width = self.feature_shape(config)
         tied = bool(whole.tie_word_embeddings)
+        chosen = chosen_parameters(config, model, language.layers, tower_layers_of(tower))
         return ModelShape(
             tower=stack_of(vision, tower_layers_of(tower)[0]),
             tower_tokens=patches,
@@ -156,7 +155,8 @@ class SmolVlmFamily:
                 projector=count_parameters(model.model.connector),
                 tied=tied,
             ),
-            frozen=frozen_parts(config),
+            frozen=frozen_parts(config, chosen, tied=tied),
+            chosen=chosen,
             adapters=adapter_parameters(language),
             adapter_rank=config.lora.rank if config.lora else 0,
             projector_layers=1,
@@ -256,12 +256,9 @@ def _whole_config(config: ModelConfig) -> PreTrainedConfig:
     return whole
 
 
-def _freeze(model: nn.Module, config: ModelConfig) -> nn.Module:
+def _freeze(model: nn.Module, config: ModelConfig, *, is_whole: bool) -> nn.Module:
     """Leave to training what the run file says, and put adapters where it asks for them."""
-    for name, parameter in model.named_parameters():
-        part = "tower" if name.startswith(TOWER) else "projector" if name.startswith(CONNECTOR) else "language_model"
-        if part in config.frozen:
-            parameter.requires_grad_(False)
+    freeze(model, config, is_whole=is_whole)
     if config.lora:
         add_adapters(model.model.text_model, config.lora)
     return model

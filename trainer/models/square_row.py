@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from trainer.model_config import ModelConfig
 from trainer.models.family import Blocks
+from trainer.models.frozen import trains
 from trainer.models.loss import TokenLoss
 from trainer.models.model_stage import reduce_to_stage, stage_view
 from trainer.models.packed_mask import mask_of
@@ -37,7 +38,7 @@ class SquareRowModel(nn.Module):
     def __init__(self, config: ModelConfig, model: nn.Module, wiring: Wiring, *, cached: bool) -> None:
         super().__init__()
         self.config, self.model, self.wiring, self.token_loss = config, model, wiring, TokenLoss()
-        self.tower_is_frozen = "tower" in config.freeze
+        self.tower_is_frozen = not trains(getattr(model.model, wiring.tower))
         if cached:
             setattr(model.model, wiring.tower, None)  # its output is read from disk: no weights, no memory
         elif self.tower_is_frozen:
@@ -157,7 +158,6 @@ def blocks_of(module: SquareRowModel) -> Blocks:
         embedding=module.language_model.embed_tokens,
         head=module.model.lm_head,
         loss=module.token_loss,
-        frozen=[parameter for parameter in module.parameters() if not parameter.requires_grad],
         reduce_to=functools.partial(reduce_to_stage, module),
         view=functools.partial(stage_view, module),
     )

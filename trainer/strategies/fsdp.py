@@ -15,6 +15,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 
 from trainer.batches import RowBatch
 from trainer.models.family import Blocks
+from trainer.models.frozen import in_frozen_parts
 from trainer.optim import build_optimizer
 from trainer.strategies.native import OnTorch, clip_and_step, loss_without_gradients
 from trainer.strategies.precision import COMPUTE_TYPES, LossScale
@@ -25,7 +26,8 @@ from trainer.worker import Worker
 
 
 class Fsdp(OnTorch):
-    """A `Strategy`. Frozen parameters stay whole on every rank: they need no collective."""
+    """A `Strategy`. Parts in which nothing is trained stay whole on every rank: they need no collective. Of a part that
+    is trained what patterns have frozen is sliced with the rest, and computes in the same type."""
 
     def __init__(self, config: TrainConfig, module: nn.Module, blocks: Blocks, worker: Worker) -> None:
         self._config, self._worker = config, worker
@@ -65,7 +67,7 @@ def shard(module: nn.Module, blocks: Blocks, config: TrainConfig, mesh: DeviceMe
     offload: OffloadPolicy = OffloadPolicy()
     if config.offload != "none":  # slices, gradients and moments; the update is done where they are
         offload = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda")
-    ignored = set(blocks.frozen)
+    ignored = in_frozen_parts(module)
     layers = [*blocks.tower_layers, *blocks.language_layers]
     for layer in layers:
         if not ignored.issuperset(layer.parameters()):

@@ -9,7 +9,6 @@ gradients by all-reduce (`tp`), or slice by FSDP2 what each rank has left (`tp+f
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 
 import torch
@@ -44,8 +43,7 @@ class TensorParallel(OnTorch):
         module.to(worker.device)
         self._is_sliced = config.strategy == "tp+fsdp" and self._num_copies > 1  # one copy has nothing to slice over
         if self._is_sliced:
-            frozen = [parameter for parameter in module.parameters() if not parameter.requires_grad]
-            shard(module, dataclasses.replace(blocks, frozen=frozen), config, mesh["copies"])
+            shard(module, blocks, config, mesh["copies"])
         optimizer = build_optimizer(module, config.optimizer)
         super().__init__(module, optimizer, LossScale(config.precision), ema_decay=config.ema_decay)
         self._buckets: GradientBuckets | None = None

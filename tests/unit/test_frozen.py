@@ -1,0 +1,238 @@
+"""Which parameters patterns choose, and the sentences that refuse what cannot be."""
+
+from __future__ import annotations
+
+import fnmatch
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+from torch import nn
+
+from benchmarks.flop_cases import CLIP, LLAMA, model_config
+from benchmarks.tiny_native import model_section
+from benchmarks.tiny_runs import TINY, merged
+from pipelines.config import RunConfig, parse_run_config
+from pipelines.planner.architecture import architecture
+from pipelines.planner.checks import check_run
+from pipelines.planner.plan import plan_run
+from trainer.config import JobConfig
+from trainer.errors import ConfigError
+from trainer.model_config import ModelConfig
+from trainer.models.frozen import described, frozen_weights, in_frozen_parts, part_of, tied_names
+from trainer.models.lora import without_adapters
+from trainer.models.shape import ModelShape
+from trainer.models.table import family_of
+from trainer.parts import model_sha256
+
+FAMILIES = ("llava", "qwen2_5_vl", "qwen3_vl", "smolvlm")
+PARTS = ("tower", "projector", "language_model")
+PATTERNS = ("*", "*layers.0.*", "*.embed_tokens.*", "*norm*", "*layers.[12].mlp*", "*.bias", "lm_head.*", "*vision*")
+
+
+def skeleton(config: ModelConfig, *, layers: int | None = None) -> nn.Module:
+    with torch.device("meta"):
+        return family_of(config).skeleton(config, vocabulary=300, language_layers=layers)
+
+
+def trained(config: ModelConfig) -> set[str]:
+    return {name for name, parameter in skeleton(config).named_parameters() if parameter.requires_grad}
+
+
+def shape_of(config: ModelConfig) -> ModelShape:
+    return family_of(config).shape(config)
+
+
+def of_family(family: str, **more: Any) -> ModelConfig:
+    return model_config(**more) if family == "llava" else ModelConfig(**model_section(family, **more))
+
+
+def run_file(**model: Any) -> RunConfig:
+    changes = {f"model.{name}": value for name, value in model.items()}
+    return parse_run_config(merged(TINY, changes | {"features.cache": changes.pop("model.cache", "off")}), "a test")
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    parts=st.sets(st.sampled_from(PARTS)),
+    freeze=st.lists(st.sampled_from(PATTERNS), max_size=3),
+    train=st.lists(st.sampled_from(PATTERNS), max_size=2),
+)
+def test_parts_come_first_then_what_freezes_then_what_thaws(
+    parts: set[Any], freeze: list[str], train: list[str]
+) -> None:
+    def named(name: str, patterns: list[str]) -> bool:
+        return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+    found = trained(model_config(freeze=tuple(parts), freeze_parameters=freeze, train_parameters=train))
+    assert found == {
+        name
+        for name in trained(model_config(freeze=()))
+        if named(name, train) or (part_of(name) not in parts and not named(name, freeze))
+    }
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_sizes_count_what_is_trained_to_the_last_parameter(family: str) -> None:
+    config = of_family(
+        family,
+        freeze=["projector"],
+        freeze_parameters=["*embed_tokens*", "*layers.1.*", "*.[01].mlp.up_proj*", "*self_attn.q_proj*"],
+        train_parameters=["*norm*"],
+    )
+    shape, model = shape_of(config), skeleton(config)
+    counts = dict.fromkeys(PARTS, 0)
+    for name, parameter in model.named_parameters():
+        counts[part_of(name)] += parameter.numel() * parameter.requires_grad
+    found = shape.trained
+    assert found["tower"] == counts["tower"] > 0 and found["projector"] == counts["projector"]
+    language = sum(found[part] for part in ("embedding", "language_layers", "head"))
+    assert language == counts["language_model"] and 0 < language < sum(shape.parameters.values())
+    assert shape.trainable_parameters == sum(counts.values())
+    layers = [*model.model.get_submodule(_language(family)).layers]
+    of_layers = [sum(one.numel() for one in layer.parameters() if one.requires_grad) for layer in layers]
+    assert [shape.trained_in_layer(number) for number in range(len(layers))] == of_layers
+    assert len(set(of_layers)) > 1, "layers must differ"
+
+
+def _language(family: str) -> str:
+    return "text_model" if family == "smolvlm" else "language_model"
+
+
+def test_a_part_of_which_all_is_frozen_by_patterns_is_as_one_that_is_named() -> None:
+    by_part, by_pattern = (
+        shape_of(model_config(**section))
+        for section in ({"freeze": ("tower", "projector")}, {"freeze_parameters": ["*projector*"]})
+    )
+    assert by_pattern.frozen == by_part.frozen and by_pattern.trained == by_part.trained
+
+
+def test_a_model_of_fewer_layers_has_the_first_ones_as_they_are() -> None:
+    """Traces are taken of such models: a pattern that names a later layer is no mistake there."""
+    config = model_config(freeze_parameters=["*language_model.layers.2.*", "*language_model.layers.0.mlp.*"])
+    frozen = {name for name, one in skeleton(config, layers=1).named_parameters() if not one.requires_grad}
+    assert {name for name in frozen if "language_model" in name} == {
+        f"model.language_model.layers.0.mlp.{name}_proj.weight" for name in ("gate", "up", "down")
+    }
+
+
+@pytest.mark.parametrize("field", ["freeze_parameters", "train_parameters"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_pattern_that_names_nothing_is_answered_with_names_that_are_close(field: str, family: str) -> None:
+    config = of_family(family, **{field: ["*.layer.[0-9].self_attn.q_proj.*"]})
+    with pytest.raises(ConfigError) as caught:
+        shape_of(config)
+    assert f"model.{field} has '*.layer.[0-9].self_attn.q_proj.*', which matches no parameter" in caught.value.found
+    assert "layers.0.self_attn.q_proj.weight" in caught.value.expected
+
+
+def test_upper_and_lower_case_are_told_apart_as_in_the_model() -> None:
+    with pytest.raises(ConfigError, match="matches no parameter"):
+        shape_of(model_config(freeze_parameters=["*LM_HEAD*"]))
+
+
+def test_a_tied_head_goes_by_the_embeddings_name() -> None:
+    tied = {"language_model": LLAMA}
+    with pytest.raises(ConfigError, match=r"lm_head.weight is the same parameter as model.language_model.embed_tokens"):
+        shape_of(model_config(**tied, freeze_parameters=["lm_head.*"]))
+    shape = shape_of(model_config(**tied, freeze_parameters=["*.embed_tokens.*"]))
+    assert {"embedding", "head"} <= shape.frozen and "language_layers" not in shape.frozen
+
+
+def test_without_numbers_a_tied_head_is_frozen_with_the_embedding() -> None:
+    """On the meta device they are two parameters, and an export would look for the other one in the checkpoint."""
+    model = skeleton(model_config(language_model=LLAMA, freeze_parameters=["*.embed_tokens.*"]))
+    assert tied_names(model) == {"lm_head.weight": "model.language_model.embed_tokens.weight"}
+    assert not model.lm_head.weight.requires_grad
+
+
+def test_what_no_gradient_reaches_cannot_be_thawed() -> None:
+    behind = "*vision_tower.encoder.layers.2.*"
+    with pytest.raises(ConfigError, match=r"names only parameters that get no gradient, .* behind model.feature_layer"):
+        shape_of(model_config(tower=CLIP, feature_layer=-2, train_parameters=[behind]))
+    assert shape_of(model_config(tower=CLIP, feature_layer=-1, train_parameters=[behind])).trained["tower"]
+
+
+@pytest.mark.parametrize("field", ["freeze_parameters", "train_parameters"])
+def test_beside_adapters_patterns_name_nothing_of_the_language_model(field: str) -> None:
+    with pytest.raises(ConfigError, match=r"names .* of the language model, and model.lora trains adapters in place"):
+        shape_of(model_config(lora={"rank": 2}, **{field: ["*norm*"]}))
+
+
+def test_beside_adapters_patterns_choose_of_tower_and_projector_also_in_the_export() -> None:
+    config = model_config(lora={"rank": 2}, train_parameters=["*vision_tower*norm1*"])
+    adapters = {name for name in trained(config) if "lora_" in name}
+    plain = trained(without_adapters(config))
+    assert trained(config) - adapters == plain
+    assert any("vision_tower" in name for name in plain) and not any("language_model" in name for name in plain)
+    assert not in_frozen_parts(skeleton(config)) >= set(skeleton(config).parameters())
+
+
+def test_frozen_weights_of_a_thawed_tower_are_told_from_others() -> None:
+    """A tower that is frozen as a whole has a digest of its own."""
+    thawed, frozen = (
+        frozen_weights(skeleton(config))
+        for config in (
+            model_config(train_parameters=["*vision_tower*layer_norm*"], freeze_parameters=["lm_head.*"]),
+            model_config(freeze_parameters=["lm_head.*"]),
+        )
+    )
+    assert frozen.keys() == {"lm_head.weight"}
+    assert {part_of(name) for name in thawed} == {"tower", "language_model"}
+    assert not any("layer_norm" in name for name in thawed)
+
+
+def test_what_fsdp_leaves_whole_are_parts_in_which_nothing_is_trained() -> None:
+    model = skeleton(model_config(freeze_parameters=["*projector*", "*language_model.layers.0.*"]))
+    whole = in_frozen_parts(model)
+    parts = {part_of(name) for name, one in model.named_parameters() if one in whole}
+    assert parts == {"tower", "projector"}
+    adapted = skeleton(model_config(lora={"rank": 2}))
+    assert any("base_layer" in name for name, one in adapted.named_parameters() if one in in_frozen_parts(adapted))
+
+
+def test_planning_refuses_what_training_would() -> None:
+    with pytest.raises(ConfigError, match="leaves nothing to train"):
+        plan_run(run_file(freeze_parameters=["*"]))
+    with pytest.raises(ConfigError, match="matches no parameter"):
+        plan_run(run_file(freeze_parameters=["*layer.0*"]))
+    with pytest.raises(ConfigError, match=r"features are cached, and .* thaws [\d,]+ parameters of the tower"):
+        architecture(run_file(train_parameters=["*vision_tower*norm*"], cache="on"))
+
+
+def test_check_says_how_much_patterns_leave_or_why_they_fail() -> None:
+    def found(**model: Any) -> tuple[str, str]:
+        finding = next(one for one in check_run(run_file(**model)) if one.subject == "patterns")
+        return finding.state, finding.text
+
+    state, text = found(freeze_parameters=["*.embed_tokens.*"])
+    assert state == "ok" and text.endswith("parameters are trained")
+    state, text = found(freeze_parameters=["*layer.0*"])
+    assert state == "failed" and "matches no parameter" in text
+    assert all(one.subject != "patterns" for one in check_run(run_file()))
+
+
+def test_an_empty_pattern_is_refused_with_the_file() -> None:
+    with pytest.raises(ValidationError, match="at least 1 character"):
+        model_config(freeze_parameters=[""])
+
+
+def test_a_model_without_patterns_keeps_its_digest() -> None:
+    """Checkpoints of before these fields name it."""
+    section = merged(TINY, {}) | {"run": {"run_id": "r", "root_uri": "/r"}}
+    plain, chosen = (
+        JobConfig.model_validate(merged(section, changes))
+        for changes in ({}, {"model.train_parameters": ["*vision_tower*"]})
+    )
+    assert model_sha256(plain) == "8427904bfee3fa39e6f7dc2a2f2137912afbcb8a70212ab8b01861f4c81e8289"
+    assert model_sha256(chosen) != model_sha256(plain)
+
+
+def test_a_card_says_what_was_not_trained() -> None:
+    assert described(model_config(freeze=())) == "nothing: all parts were trained"
+    assert described(model_config()) == "tower"
+    config = model_config(freeze_parameters=["*.embed_tokens.*"], train_parameters=["*norm*"])
+    assert described(config) == "tower; *.embed_tokens.*; but for *norm*"
