@@ -31,9 +31,9 @@ def test_buckets_are_of_64_mib_where_there_are_reducers_and_torchs_own_elsewhere
     assert found["with"]["cap_bytes"] == 64 * MIB
     assert found["without"]["cap_bytes"] == 25 * MIB
     all_bytes, matrix_bytes = 4 * MATRICES * WIDTH**2, 4 * WIDTH**2
-    assert found["with"]["rebuilt_bucket_sizes"] == [64 * MIB, all_bytes - 64 * MIB]
+    assert found["with"]["sizes"] == [64 * MIB, all_bytes - 64 * MIB]
     # torch's first bucket is smaller, and the last gradient of a bucket may go beyond.
-    assert found["without"]["rebuilt_bucket_sizes"][:3] == [matrix_bytes, 28 * MIB, 28 * MIB]
+    assert found["without"]["sizes"][:3] == [matrix_bytes, 28 * MIB, 28 * MIB]
 
 
 def test_the_size_of_buckets_changes_no_loss(found: dict[str, Any]) -> None:
