@@ -1,4 +1,7 @@
-"""A copy of the weights in each node (ZeRO++'s hpZ): no number changes, and it is never older than the weights."""
+"""A copy of the weights in each node (ZeRO++'s hpZ): no number changes, and it is never older than the weights.
+
+The short form has one run of it, in test_deepspeed_settings.py.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,11 @@ import pytest
 import torch
 
 from tests.integration.test_equalities import HELD_OUT, RELATIVE, STOP_STEP, TOWER_TRAINED, trained_weights
-from tests.short_form import WHOLE, only_whole
+from tests.short_form import only_whole
 from tests.trainer_runs import losses, make_run, metrics, summary, train_runs
 from trainer.config import JobConfig
+
+pytestmark = only_whole
 
 AVERAGED = {"train.ema_decay": 0.6}
 ONLINE = {"features.cache": "off"}
@@ -23,7 +28,7 @@ NODE_WEIGHTS = {"train.zero_node_weights": True}
 NODES, RANKS = 2, 2
 STEPS = {"train.max_steps": STOP_STEP + 2}
 STOPPED = {"train.max_steps": STOP_STEP}
-# Whose first steps, and whose last ones, are with a copy. The first is checked in the short form too.
+# Whose first steps, and whose last ones, are with a copy.
 MOVES = {"with to with": (True, True), "with to without": (True, False), "without to with": (False, True)}
 # Each beside the same run without a copy.
 OTHERS: dict[str, dict[str, Any]] = {
@@ -53,11 +58,10 @@ def reference(root: Path) -> JobConfig:
 
 @pytest.fixture(scope="module")
 def runs(root: Path) -> Mapping[str, JobConfig]:
-    moves = MOVES if WHOLE else {"with to with": MOVES["with to with"]}
     jobs = {name: _run(root, name, copied, STEPS) for name, copied in (("without", False), ("with", True))}
-    begun = [_run(root, name, first, STOPPED) for name, (first, _) in moves.items()]
+    begun = [_run(root, name, first, STOPPED) for name, (first, _) in MOVES.items()]
     train_runs([*jobs.values(), *begun], processes=RANKS, nodes=NODES)
-    going_on = {name: _run(root, name, then, STEPS) for name, (_, then) in moves.items()}
+    going_on = {name: _run(root, name, then, STEPS) for name, (_, then) in MOVES.items()}
     train_runs(list(going_on.values()), processes=RANKS, nodes=NODES)
     return jobs | going_on
 
@@ -101,7 +105,6 @@ def test_a_resumed_run_is_the_uninterrupted_one(runs: Mapping[str, JobConfig]) -
     _require_equal(runs["with to with"], runs["with"])
 
 
-@only_whole
 @pytest.mark.parametrize("name", [name for name in MOVES if name != "with to with"])
 def test_a_run_goes_on_without_it_and_one_without_goes_on_with_it(name: str, runs: Mapping[str, JobConfig]) -> None:
     assert summary(runs[name])["resumed_from_step"] == STOP_STEP
@@ -119,14 +122,12 @@ def others(root: Path) -> Mapping[tuple[str, bool], JobConfig]:
     return jobs
 
 
-@only_whole
 @pytest.mark.parametrize("name", OTHERS)
 def test_it_changes_no_number_beside(name: str, others: Mapping[tuple[str, bool], JobConfig]) -> None:
     assert "zero_hpz_partition_size" in _engine(others[name, True])
     _require_equal(others[name, True], others[name, False])
 
 
-@only_whole
 def test_ranks_that_do_not_divide_a_tensor_change_no_number(root: Path) -> None:
     """Two nodes of three: slices are filled up."""
     rows = {"train.global_batch_rows": 12, **STOPPED}
@@ -135,7 +136,6 @@ def test_ranks_that_do_not_divide_a_tensor_change_no_number(root: Path) -> None:
     _require_equal(*jobs)
 
 
-@only_whole
 @pytest.mark.parametrize(("processes", "nodes"), [(2, 1), (1, 2)])
 def test_on_one_node_or_one_rank_a_node_it_asks_for_nothing(processes: int, nodes: int, root: Path) -> None:
     named = f"few {processes} {nodes}"
