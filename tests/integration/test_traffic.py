@@ -32,7 +32,7 @@ WORK = Work(
 SENT_AS = {"reduce_scatter": "all_reduce"}  # on CPUs it is carried out so
 MORE = chosen(OTHERS, lambda name: name in ("ddp powersgd", "tp qwen2.5-vl"))
 SPLIT = {*TENSOR_PARALLEL, *PIPELINE_PARALLEL}  # two ranks for each copy of the model; of tp+pp+dp four, and one copy
-NODES = {"zero3 node weights": 2}  # the others are on one
+NODES = {"zero3 node weights": 2, "zero3 after them": 2}  # the others are on one
 
 
 @pytest.fixture(scope="module")
