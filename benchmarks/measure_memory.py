@@ -86,13 +86,14 @@ def measure(case: Case, worker: Worker) -> dict[str, int]:
             gc.collect()
             scales.peak_bytes = 0
             strategy.forward_backward(batches, sum(len(one.label_ids) for one in batches) * worker.world_size)
-            gradients = gradient_bytes(strategy, module)
+            gradients, node_weights = gradient_bytes(strategy, module), storage_bytes(of_node(module))
             strategy.step(1.0)
     return {
         # Under ZeRO-3 a parameter is empty between steps, and this rank's part of it lies beside it.
         "weights": storage_bytes(getattr(parameter, "ds_tensor", parameter) for parameter in module.parameters()),
         "gradients": gradients,
         "optimizer": storage_bytes(optimizer_tensors(strategy)),
+        "node_weights": node_weights,
         "held": scales.held_bytes(),
         "peak": scales.peak_bytes,
     }
@@ -140,6 +141,14 @@ def gradient_bytes(strategy: Strategy, module: nn.Module) -> int:
         averaged = getattr(engine.optimizer, "averaged_gradients", {})
         return sum(tensor.nbytes for tensors in averaged.values() if tensors for tensor in tensors)
     return storage_bytes(parameter.grad for parameter in module.parameters() if parameter.grad is not None)
+
+
+def of_node(module: nn.Module) -> Iterator[Tensor]:
+    """Slices of the copy that a node keeps under ZeRO-3."""
+    for parameter in module.parameters():
+        copied = getattr(parameter, "ds_secondary_tensor", None)
+        if copied is not None:
+            yield copied
 
 
 def optimizer_tensors(strategy: Any) -> list[Tensor]:

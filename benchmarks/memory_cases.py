@@ -8,6 +8,7 @@ from typing import Any
 from benchmarks.tiny_native import model_section
 from benchmarks.tiny_runs import TINY, merged, strategy_changes
 from pipelines.config import RunConfig, parse_run_config
+from pipelines.planner import host_memory
 from pipelines.planner.activations import activations, is_cached
 from pipelines.planner.layout import layout_of
 from pipelines.planner.memory import fullest, training_moments
@@ -74,8 +75,8 @@ class Case:
 
     @property
     def nodes(self) -> int:
-        """Nodes that share the processes: what hybrid sharding is about."""
-        return 2 if self.strategy == "hsdp" else 1
+        """Nodes that share the processes: what hybrid sharding and a node's copy of the weights are about."""
+        return 2 if self.strategy == "hsdp" or "train.zero_node_weights" in self.changes else 1
 
     def config(self, world_size: int) -> RunConfig:
         """The run file of this case."""
@@ -277,8 +278,23 @@ NATIVE_CASES = {
     }.items()
 }
 CASES |= NATIVE_CASES
+NODE_WEIGHTS: dict[str, Any] = {"train.zero_node_weights": True}
 # On four processes, two on each of two nodes.
 HYBRID_CASES = {
+    **{
+        f"zero3 node weights{suffix}": Case("zero3", NODE_WEIGHTS | changes, cached="off" not in changes.values())
+        for suffix, changes in {
+            "": {},
+            " online": ONLINE,
+            " bf16": BF16,
+            " checkpointing": CHECKPOINTING,
+            " adapters": ADAPTERS,
+            " projector only": PROJECTOR,
+            " offload": {"train.offload": "optimizer+weights"},
+            " tower trained": TOWER_TRAINED,
+        }.items()
+    },
+    "zero3 node weights one pass": Case("zero3", NODE_WEIGHTS, passes=1),
     "hsdp": Case("hsdp"),
     "hsdp bf16 one pass": Case("hsdp", BF16, passes=1),
     "hsdp checkpointing": Case("hsdp", CHECKPOINTING),
@@ -353,6 +369,7 @@ def predicted(case: Case, processes: int) -> dict[str, int]:
         offload=config.train.offload,
         rounded=config.train.rounds_gradients,
         gradient_rank=config.train.gradient_rank,
+        reducers=config.cluster.reduction_server is not None,
         averaged=config.train.ema_decay > 0,
         deepspeed=config.train.deepspeed,
         persistent=persistent_elements(config, shape),
@@ -362,5 +379,6 @@ def predicted(case: Case, processes: int) -> dict[str, int]:
         "weights": sizes["weights"] + sizes.get("frozen weights", 0),
         "gradients": sizes["gradients"],
         "optimizer": sizes["optimizer"],
+        "node_weights": sizes.get(host_memory.NODE_WEIGHTS, 0),
         "peak": sum(part.bytes for part in fullest(moments)[1]),
     }

@@ -35,6 +35,7 @@ from trainer.config import CheckpointConfig, DataConfig, EvaluateConfig, Feature
 from trainer.model_config import GRID_FAMILIES, MOST_ASPECT, ModelConfig
 from trainer.redaction import known_form
 from trainer.section import Section
+from trainer.strategies.deepspeed_settings import has_node_weights
 from trainer.train_config import TrainConfig
 
 BUILTIN_SOURCES = ("builtin:digits", "builtin:easy-vqa", "builtin:openmoji")
@@ -161,6 +162,13 @@ def warnings(config: RunConfig) -> list[Problem]:
         found.append(Problem("cluster.max_wait_duration", "has no effect: only cluster.strategy flex_start waits"))
     if "decay_fraction" in config.train.model_fields_set and config.train.schedule != "wsd":
         found.append(Problem("train.decay_fraction", "has no effect: only train.schedule wsd has a decay of its own"))
+    if config.train.zero_node_weights and not has_node_weights(
+        nodes=cluster.replica_count, node_ranks=cluster.processes
+    ):
+        why = "one node has all weights anyhow"
+        if cluster.replica_count > 1:
+            why = "with one process a node its copy would be whole, which is strategy zero2"
+        found.append(Problem("train.zero_node_weights", f"has no effect: {why}"))
     if cluster.replica_count > 1 and not cluster.restart_job_on_worker_restart:
         found.append(
             Problem(

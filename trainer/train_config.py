@@ -37,6 +37,7 @@ DECIDED_HERE = {
     "zero_optimization.stage": "train.strategy",
     "zero_optimization.zero_quantized_weights": "train.zero_quantized_weights",
     "zero_optimization.zero_quantized_gradients": "train.zero_quantized_gradients",
+    "zero_optimization.zero_hpz_partition_size": "train.zero_node_weights",
     "zero_optimization.offload_optimizer": "train.offload",
     "zero_optimization.offload_param": "train.offload",
 }
@@ -189,6 +190,12 @@ class TrainConfig(Section):
         description="Gradients travel in 4 bits a number between nodes, for zero3 on GPUs with train.precision fp16 "
         "(ZeRO++'s qgZ): sums of coarsely rounded numbers. Never run by this project.",
     )
+    zero_node_weights: bool = Field(
+        False,
+        description="Each node keeps a copy of all weights, in slices on its own ranks, for zero3 on several nodes "
+        "(ZeRO++'s hpZ): weights travel between nodes once a step instead of twice a micro-batch. A rank takes 4 bytes "
+        "x all weights / ranks of its node more memory.",
+    )
     deepspeed: dict[str, Any] = Field(
         default_factory=dict,
         description="Laid over the DeepSpeed configuration that is derived from this file, key by key, for the zero "
@@ -325,8 +332,8 @@ class TrainConfig(Section):
         return [name for name in ("zero_quantized_weights", "zero_quantized_gradients") if getattr(self, name)]
 
     @model_validator(mode="after")
-    def _quantizing_works(self) -> TrainConfig:
-        for name in self.quantized:
+    def _zero_plus_plus_works(self) -> TrainConfig:
+        for name in (*self.quantized, *(["zero_node_weights"] if self.zero_node_weights else [])):
             if self.strategy != "zero3":
                 raise ValueError(f"{name} does not work with strategy {self.strategy}: use zero3, or set it to false")
         if self.zero_quantized_gradients and self.precision != "fp16":

@@ -15,6 +15,7 @@ from typing import NoReturn
 import torch
 import torch.distributed as dist
 
+from trainer.cluster import read_cluster
 from trainer.errors import EXIT_FOLDER_VARIABLE, ExitCode, run_main
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
@@ -29,6 +30,7 @@ class Worker:
     local_rank: int
     local_world_size: int
     device: torch.device
+    num_reducers: int = 0  # of a Reduction Server
 
     @property
     def is_first(self) -> bool:
@@ -63,7 +65,9 @@ def start_worker() -> Worker:
         )
     else:
         dist.init_process_group(_backend(device), timeout=COLLECTIVE_TIMEOUT)
-    return Worker(rank, world_size, local_rank, int(os.environ.get("LOCAL_WORLD_SIZE", 1)), device)
+    cluster = read_cluster(os.environ)
+    reducers = cluster.num_reducers if cluster else 0
+    return Worker(rank, world_size, local_rank, int(os.environ.get("LOCAL_WORLD_SIZE", 1)), device, reducers)
 
 
 def _backend(device: torch.device) -> str:

@@ -76,6 +76,7 @@ def _moments(config: RunConfig, model: Architecture, layout: Layout) -> dict[str
         offload=train.offload,
         rounded=train.rounds_gradients,
         gradient_rank=train.gradient_rank,
+        reducers=config.cluster.reduction_server is not None,
         averaged=train.ema_decay > 0,
         deepspeed=train.deepspeed,
         persistent=persistent_elements(whole, model.shape),
@@ -126,8 +127,9 @@ def _changes(config: RunConfig) -> Iterator[dict[str, Any]]:
     offload = {"train.offload": "optimizer" if train.strategy.startswith("zero") else "optimizer+weights"}
     if train.model_ranks > 1:
         sharded |= {"train.tensor_parallel": 1, "train.pipeline_parallel": 1, "train.virtual_stages": 1}
+    without_copy: dict[str, Any] = {"train.zero_node_weights": False} if train.zero_node_weights else {}
     fullest = checkpointing | smaller | sharded
-    singles = [selective, checkpointing, smaller, partly, sharded]
+    singles = [without_copy, selective, checkpointing, smaller, partly, sharded]
     pairs = [checkpointing | smaller, checkpointing | partly, checkpointing | sharded, smaller | sharded]
     more_nodes = [
         fullest | {"cluster.replica_count": factor * nodes, "cluster.reduction_server": None} for factor in (2, 4)

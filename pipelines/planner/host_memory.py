@@ -22,13 +22,14 @@ OF_THE_OPTIMIZER = frozenset(
         "updated weights",
     )
 )
+WEIGHTS = "weights"
+NODE_WEIGHTS = "node's copy of weights"
 # What leaves the device, by train.offload.
 LEAVE = {
     "none": frozenset[str](),
     "optimizer": OF_THE_OPTIMIZER,
-    "optimizer+weights": OF_THE_OPTIMIZER | {"weights", "frozen weights"},
+    "optimizer+weights": OF_THE_OPTIMIZER | {WEIGHTS, "frozen weights", NODE_WEIGHTS},
 }
-WEIGHTS = "weights"
 ERRORS = "error feedback"
 SAVED = ("optimizer", "optimizer's weights", "averaged weights", ERRORS, WEIGHTS)
 

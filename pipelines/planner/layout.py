@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from pipelines.config import RunConfig
+from trainer.strategies.deepspeed_settings import has_node_weights
 
 SHARDED_BY_FSDP = ("fsdp", "hsdp", "tp+fsdp")
 
@@ -27,6 +28,7 @@ class Layout:
     weight_shards: int = 1
     gradient_shards: int = 1
     optimizer_shards: int = 1
+    copy_shards: int = 0  # ranks of a node that share one more copy of all weights; 0 where there is none
 
     @property
     def world_size(self) -> int:
@@ -91,6 +93,7 @@ def layout_of(config: RunConfig) -> Layout:
         tensor_parallel=config.train.tensor_parallel,
         pipeline_parallel=config.train.pipeline_parallel,
         virtual_stages=config.train.virtual_stages,
+        node_weights=config.train.zero_node_weights,
     )
 
 
@@ -102,8 +105,11 @@ def make_layout(
     tensor_parallel: int = 1,
     pipeline_parallel: int = 1,
     virtual_stages: int = 1,
+    node_weights: bool = False,
 ) -> Layout:
     """Raises KeyError for a strategy that is not in STRATEGIES; the ranks must divide by the model's."""
     bare = Layout(strategy, nodes, ranks_per_node, tensor_parallel, pipeline_parallel, virtual_stages)
     assert bare.world_size % bare.model_ranks == 0, bare
+    if node_weights and strategy == "zero3" and has_node_weights(nodes=nodes, node_ranks=ranks_per_node):
+        bare = replace(bare, copy_shards=ranks_per_node)
     return STRATEGIES[strategy](bare)

@@ -7,11 +7,10 @@ from collections.abc import Mapping
 from pipelines.planner.host_memory import ERRORS
 from pipelines.planner.memory_parts import FP32_BYTES, MemoryPart
 from trainer.models.shape import ModelShape
+from trainer.strategies.bucket_sizes import bucket_bytes
 from trainer.strategies.low_rank import factors_numbers, factors_rank
 
 FACTORS = "low-rank factors"
-BUCKET_NUMBERS = 25 * 2**20 // FP32_BYTES  # DDP's, and a bucket's last gradient may go beyond them
-FIRST_BUCKET_NUMBERS = 2**20 // FP32_BYTES
 
 
 def numbers_in_factors(shape: ModelShape, rank: int) -> int:
@@ -41,17 +40,18 @@ def lasting_parts(shape: ModelShape, rank: int) -> list[MemoryPart]:
     ]
 
 
-def moving_parts(shape: ModelShape, held: Mapping[str, Mapping[str, int]]) -> dict[str, MemoryPart]:
+def moving_parts(shape: ModelShape, held: Mapping[str, Mapping[str, int]], *, reducers: bool) -> dict[str, MemoryPart]:
     """While a bucket is approximated: a copy of it, and its new error beside the one that was. By moment, beyond the
     temporaries `held` then, by category, which the bucket's last gradient came from: they are gone.
 
     A large head makes a bucket by itself, the first one. The others are taken to be as large as the largest matrix and
-    what DDP fills a bucket with, and the largest of them to come at the end.
+    what DDP fills a bucket with, and the largest of them to come at the end. `reducers`: of a Reduction Server.
     """
+    first, others = (size // FP32_BYTES for size in bucket_bytes(reducers=reducers))  # the last gradient may go beyond
     head = 0 if shape.tied_head else shape.trained["head"]
-    head = head if head >= FIRST_BUCKET_NUMBERS else 0
+    head = head if head >= first else 0
     largest = max((one.rows * one.columns for one in shape.trained_matrices), default=0)
-    buckets = {"backward": head, "end": min(largest + BUCKET_NUMBERS, shape.trainable_parameters - head)}
+    buckets = {"backward": head, "end": min(largest + others, shape.trainable_parameters - head)}
     parts = {}
     for moment, numbers in buckets.items():
         gone = held[moment].get("backward", 0) + held[moment].get("head", 0)

@@ -191,6 +191,7 @@ def training_moments(
     offload: str = "none",
     rounded: bool = False,
     gradient_rank: int = 0,
+    reducers: bool = False,
     averaged: bool = False,
     deepspeed: Mapping[str, Any] | None = None,
     persistent: int = 0,
@@ -203,6 +204,7 @@ def training_moments(
         checkpointing: activations are computed again, so that the backward pass is fullest inside of a layer.
         rounded: gradients travel in two bytes a number.
         gradient_rank: of PowerSGD's factors; 0 without.
+        reducers: a Reduction Server sums gradients, in larger buckets.
         deepspeed: train.deepspeed, what a user has laid over the engine's configuration.
         persistent: weights that ZeRO-3 keeps whole, by a threshold that a user has set.
         averaged: a moving average of the weights is kept, where the optimizer has its state.
@@ -225,7 +227,7 @@ def training_moments(
     rank = gradient_rank if layout.data_parallel > 1 else 0
     static += lasting_parts(shape, rank) if rank else []
     held = {"backward": activations.backward, "end": activations.backward_end}
-    moving = moving_parts(shape, held) if rank else {}
+    moving = moving_parts(shape, held, reducers=reducers) if rank else {}
     run = Run(weights, layout, precision, passes, checkpointing, on_gpu, offload, rounded, moving, zero)
     moments = {
         "forward": _moment(activations.forward, layout, _extra(run, "forward")),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from pipelines.planner.host_memory import NODE_WEIGHTS
 from pipelines.planner.memory_parts import BF16_BYTES, FP32_BYTES, MemoryPart, split
 from trainer.strategies.deepspeed_settings import LIVE_LAYERS
 
@@ -71,6 +72,9 @@ def gathered(run: Run, when: Moment) -> list[MemoryPart]:
         MemoryPart("gradients", share, "fp32, the partition"),
         MemoryPart("buckets", _set_bytes(run), "gradients on their way, one for each type"),
     ]
+    if layout.copy_shards:
+        copied = FP32_BYTES * split(weights.trainable + weights.frozen, layout.copy_shards)
+        lasting.append(MemoryPart(NODE_WEIGHTS, copied, "fp32, all of them, over a node's ranks"))
     if run.zero.persistent_elements:
         whole = FP32_BYTES * run.zero.persistent_elements
         lasting.append(MemoryPart("persistent weights", whole, "whole, by train.deepspeed's threshold"))

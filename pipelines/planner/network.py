@@ -11,7 +11,7 @@ Ranks are numbered as in a device mesh (pipeline, data, tensor): tensor-parallel
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from pipelines.planner.catalog import Gpu, Machine
@@ -46,10 +46,11 @@ class Transfer:
     payload_bytes: float  # the whole tensor that one group of ranks works on, summed over the step
     bytes_per_rank: float  # sent by one GPU; between nodes, its share of the node's network card
     bytes_per_nic: float  # sent by a node's network card; 0 inside a node
+    of_node: bool = False  # of a group that lies in one node, beside the same collective over all ranks
 
     @property
     def name(self) -> str:
-        return f"{self.collective.replace('_', '-')} of {self.what}"
+        return f"{self.collective.replace('_', '-')} of {self.what}" + (" within nodes" if self.of_node else "")
 
 
 @dataclass(frozen=True)
@@ -120,10 +121,11 @@ def traffic(layout: Layout, shape: ModelShape, work: Work) -> list[Transfer]:
     parts in which nothing is trained stay whole. Hybrid does so inside a node and all-reduces a shard's gradients
     across nodes once a step. ZeRO-1 sends its gradients once a step. ZeRO-3 gathers all weights, frozen ones too, for
     each forward and each backward pass; with ZeRO++ (Wang et al. 2023, arXiv 2306.10209) in 8 bits, and sums gradients
-    between nodes in 4 bits, by two all-to-alls that send what a hierarchical reduce-scatter would. Ranks that split
-    layers sum activations, see `_tensor_sums`, and once a step the gradients of what is whole of adapters. Of a
-    pipeline's stages, which all-reduce their own gradients and sum their own activations, the one that sends most is
-    given. Where patterns choose what is trained, these count layers that no gradient reaches as the others.
+    between nodes in 4 bits, by two all-to-alls that send what a hierarchical reduce-scatter would. With a copy in each
+    node (hpZ) it gathers trained weights over all ranks once a step, and else inside nodes. Ranks that split layers sum
+    activations, see `_tensor_sums`, and once a step the gradients of what is whole of adapters. Of a pipeline's stages,
+    which all-reduce their own gradients and sum their own activations, the one that sends most is given. Where patterns
+    choose what is trained, these count layers that no gradient reaches as the others.
     """
     strategy = layout.strategy
     stage = _fullest_stage(layout, shape, work)
@@ -157,7 +159,16 @@ def traffic(layout: Layout, shape: ModelShape, work: Work) -> list[Transfer]:
             # qgZ works between nodes only (`all_to_all_quant_reduce`): 4 bits inside of them and then between them.
             in_4_bits = work.quantized_gradients and layout.nodes > 1
             reduced = _trainable_bytes(layout, shape, lambda part: INT4_BYTES) if in_4_bits else mixed
-            found += data.collective("weights", "all_gather", 2 * (gathered + frozen) * work.micro_steps)
+            gathers = 2 * work.micro_steps
+            if layout.copy_shards:
+                # A node's copy is made when what was gathered first is let go of, and is lost in the update, but that
+                # of frozen weights lasts.
+                found += data.collective("weights", "all_gather", gathered)
+                node = _Group(layout.copy_shards, 1, layout.ranks_per_node)
+                inside = node.collective("weights", "all_gather", (gathers - 1) * gathered + gathers * frozen)
+                found += [replace(transfer, of_node=True) for transfer in inside]
+            else:
+                found += data.collective("weights", "all_gather", gathers * (gathered + frozen))
             found += data.collective("gradients", "reduce_scatter", reduced * work.micro_steps)
         case "fsdp" | "tp+fsdp" | "hsdp":
             shards = _Group(layout.weight_shards, layout.tensor_parallel, layout.ranks_per_node)

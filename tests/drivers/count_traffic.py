@@ -32,6 +32,8 @@ MARK = "traffic: "
 # Beside each strategy by itself: changes of the model section, and of the train section.
 OTHERS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "ddp powersgd": ("ddp", {}, {"gradient_compression": "powersgd", "powersgd": {"rank": 3, "start_step": 2}}),
+    "zero3 node weights": ("zero3", {}, {"zero_node_weights": True}),
+    "zero3 after them": ("zero3", {}, {}),  # in the same process, of which DeepSpeed keeps the groups
     "tp adapters": ("tp", {"lora": {"rank": 4}}, {}),
     "tp shared tokens": ("tp", {}, {"sequence_parallel": True}),
     "tp shared tokens checkpointing": ("tp", {}, {"sequence_parallel": True, "activation_checkpointing": "full"}),

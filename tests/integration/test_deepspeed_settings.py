@@ -12,7 +12,9 @@ from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 from pydantic import ValidationError
 from torch import nn
 
-from tests.trainer_runs import losses, make_run, train_runs
+from tests.integration.test_equalities import HELD_OUT
+from tests.trainer_runs import losses, make_run, metrics, train_runs
+from trainer.config import JobConfig
 from trainer.errors import ConfigError
 from trainer.parts import build_parts
 from trainer.strategies.deepspeed_needs import require_fp16_gradients
@@ -20,26 +22,44 @@ from trainer.strategies.deepspeed_settings import Sizes, engine_settings
 from trainer.train_config import DECIDED_HERE, TrainConfig
 from trainer.worker import Worker
 
-# ZeRO++ (Wang et al. 2023, arXiv 2306.10209): a second copy of the weights' slices in each node.
-HPZ = {"zero_optimization": {"zero_hpz_partition_size": 2, "overlap_comm": True}, "wall_clock_breakdown": True}
+GIVEN = {"zero_optimization": {"overlap_comm": True}, "wall_clock_breakdown": True}
+NODES, RANKS = 2, 2
 
 
-def test_hpz_on_two_nodes_of_two_equals_one_process_and_the_file_says_what_was_used(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, JobConfig]:
+    """On one process; under ZeRO-3 on two nodes of two; and there with all that is about DeepSpeed."""
+    root = tmp_path_factory.mktemp("settings")
     common = {"train.max_steps": 4, "features.cache": "off"}
-    reference = make_run(tmp_path, "reference", common, features="off")
-    zero = common | {"train.strategy": "zero3", "train.micro_batch_rows": 1}
-    given, plain = (
-        make_run(tmp_path, name, zero | {"train.deepspeed": content}, features="off")
-        for name, content in (("hpz", HPZ), ("plain", {}))
+    # Validated is the average, after whose losses the nodes' copies must be of the weights again.
+    zero = {"train.strategy": "zero3", "train.micro_batch_rows": 1, "train.ema_decay": 0.6, **HELD_OUT}
+    own = {"train.zero_node_weights": True, "train.deepspeed": GIVEN}
+    changes = {"reference": common, "plain": common | zero, "given": common | zero | own}
+    jobs = {name: make_run(root, name, each, features="off") for name, each in changes.items()}
+    train_runs([jobs["reference"]], processes=1)
+    train_runs([jobs["given"], jobs["plain"]], processes=RANKS, nodes=NODES)
+    return jobs
+
+
+@pytest.mark.parametrize("name", ["plain", "given"])
+def test_with_a_copy_in_each_node_and_settings_of_a_users_own_zero3_equals_one_process(
+    name: str, runs: dict[str, JobConfig]
+) -> None:
+    assert losses(runs[name]) == pytest.approx(losses(runs["reference"]), rel=1e-5)
+    validated, expected = (
+        [line["held_out_loss"] for line in metrics(runs[each]) if "held_out_loss" in line] for each in (name, "plain")
     )
-    train_runs([reference], processes=1)
-    train_runs([given, plain], processes=2, nodes=2)
-    for job in (given, plain):
-        assert losses(job) == pytest.approx(losses(reference), rel=1e-5)
-    with_it, without = (json.loads(Path(job.run.run_uri, "deepspeed.json").read_text()) for job in (given, plain))
+    assert expected and validated == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_file_says_what_was_used(runs: dict[str, JobConfig]) -> None:
+    with_it, without = (
+        json.loads(Path(runs[name].run.run_uri, "deepspeed.json").read_text()) for name in ("given", "plain")
+    )
     assert with_it.pop("wall_clock_breakdown") and not without.pop("wall_clock_breakdown")
     zero_with, zero_without = with_it.pop("zero_optimization"), without.pop("zero_optimization")
-    assert with_it == without and zero_with == zero_without | HPZ["zero_optimization"]  # type: ignore[operator]
+    assert with_it == without
+    assert zero_with == zero_without | {"overlap_comm": True, "zero_hpz_partition_size": RANKS}
     assert (without["train_batch_size"], zero_without["stage"]) == (8, 3)
 
 
@@ -87,6 +107,10 @@ def test_deepspeeds_own_class_takes_what_is_derived_for_zero_plus_plus() -> None
     [
         ({"zero_quantized_weights": True, "strategy": "zero2"}, "zero_quantized_weights does not work with .* zero2"),
         ({"zero_quantized_gradients": True, "precision": "bf16"}, "does not work with precision bf16"),
+        (
+            {"zero_node_weights": True, "strategy": "hsdp"},
+            "zero_node_weights does not work with strategy hsdp: use zero3",
+        ),
     ],
 )
 def test_zero_plus_plus_is_refused_where_it_cannot_work(changes: dict[str, Any], said: str) -> None:

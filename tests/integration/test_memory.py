@@ -58,8 +58,9 @@ def _measured(cases: Mapping[str, Case], folder: Path, *, nodes: int) -> dict[st
 
 def _compare(case: Case, processes: int, found: dict[str, int]) -> None:
     expected = predicted(case, processes)
-    for part in ("weights", "optimizer", "gradients"):
+    for part in ("weights", "optimizer", "gradients", "node_weights"):
         if found[part]:  # offloaded, DeepSpeed's gradients are in no one place
             assert expected[part] == pytest.approx(found[part], rel=COUNTED), part
+    assert bool(found["node_weights"]) == bool(expected["node_weights"])
     assert found["gradients"] or "train.offload" in case.changes
     assert expected["peak"] == pytest.approx(found["peak"], rel=PEAK)

@@ -29,31 +29,29 @@ WORK = Work(
     row_images=1 / MICRO_ROWS,
     row_label_tokens=LABELS / MICRO_ROWS,
 )
-# A collective's input on each rank: all of the tensor that is reduced, or its own part of what is gathered. On CPUs,
-# reduce-scatter is carried out as an all-reduce.
-SENT_AS = {
-    "all_reduce": ("all_reduce", 1),
-    "reduce_scatter": ("all_reduce", 1),
-    "all_gather": ("all_gather", COPIES),
-    "send": ("send", 1),
-}
+SENT_AS = {"reduce_scatter": "all_reduce"}  # on CPUs it is carried out so
 MORE = chosen(OTHERS, lambda name: name in ("ddp powersgd", "tp qwen2.5-vl"))
 SPLIT = {*TENSOR_PARALLEL, *PIPELINE_PARALLEL}  # two ranks for each copy of the model; of tp+pp+dp four, and one copy
+NODES = {"zero3 node weights": 2, "zero3 after them": 2}  # the others are on one
 
 
 @pytest.fixture(scope="module")
 def counted() -> dict[str, dict[str, int]]:
     found: dict[str, dict[str, int]] = {}
-    for split in (False, True):
-        names = [name for name in (*strategy_names(), *MORE) if (OTHERS.get(name, (name,))[0] in SPLIT) == split]
-        printed = run_ranks("tests.drivers.count_traffic", ["--strategies", *names], processes=_ranks(split))
+    names_by_ranks: dict[tuple[int, int], list[str]] = {}
+    for name in (*strategy_names(), *MORE):
+        names_by_ranks.setdefault(_ranks(name), []).append(name)
+    for (nodes, processes), names in names_by_ranks.items():
+        arguments = ["--strategies", *names]
+        printed = run_ranks("tests.drivers.count_traffic", arguments, processes=processes, nodes=nodes)
         line = next(line for line in printed.splitlines() if line.startswith(MARK))
         found |= json.loads(line.removeprefix(MARK))
     return found
 
 
-def _ranks(split: bool) -> int:
-    return COPIES * (2 if split else 1)
+def _ranks(name: str) -> tuple[int, int]:
+    """Nodes, and ranks on each."""
+    return NODES.get(name, 1), COPIES * (2 if OTHERS.get(name, (name,))[0] in SPLIT else 1)
 
 
 @pytest.mark.parametrize("name", [*strategy_names(), *MORE])
@@ -62,14 +60,24 @@ def test_strategies_send_what_the_planner_says(name: str, counted: dict[str, dic
     config = model_config(**of_model)
     shape = family_of(config).shape(config)
     tensor, stages = (2 if strategy in names else 1 for names in (TENSOR_PARALLEL, PIPELINE_PARALLEL))
-    layout = make_layout(strategy, 1, _ranks(strategy in SPLIT), tensor_parallel=tensor, pipeline_parallel=stages)
-    of_work = {"gradient_rank": of_train["powersgd"]["rank"]} if "powersgd" in of_train else of_train
+    of_work = {"gradient_rank": of_train["powersgd"]["rank"]} if "powersgd" in of_train else dict(of_train)
+    layout = make_layout(
+        strategy,
+        *_ranks(name),
+        tensor_parallel=tensor,
+        pipeline_parallel=stages,
+        node_weights=of_work.pop("zero_node_weights", False),
+    )
     transfers = traffic(layout, shape, dataclasses.replace(WORK, **of_work))
     assert transfers
     expected = {"all_reduce": 0.0, "all_gather": 0.0, "send": 0.0}
     for transfer in transfers:
-        kind, parts = SENT_AS[transfer.collective]
-        expected[kind] += transfer.payload_bytes / FP32_BYTES / parts
+        if transfer.scope == "inter":  # the same collective once more
+            continue
+        # A collective's input on each rank: all of the tensor that is reduced, or its own part of what is gathered.
+        group = layout.ranks_per_node if transfer.of_node else layout.data_parallel
+        parts = group if transfer.collective == "all_gather" else 1
+        expected[SENT_AS.get(transfer.collective, transfer.collective)] += transfer.payload_bytes / FP32_BYTES / parts
     found = {kind: counted[name].get(kind, 0) for kind in expected}
     print(name, "planned", expected, "counted", found)
     # Norms and padding are not planned. ZeRO-3 gathers its vectors once a step and not for each pass, and what is live

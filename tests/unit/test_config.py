@@ -127,6 +127,7 @@ def test_a_missing_field_is_named_with_its_purpose() -> None:
             "train.powersgd.start_step",
         ),
         ({"train__gradient_compression": "bf16", "train__powersgd": {"rank": 2}}, "train"),
+        ({"train__zero_node_weights": True, "train__strategy": "zero2"}, "train"),
         ({"train__strategy": "tp+pp+dp", "train__tensor_parallel": 2}, "train"),
         ({"train__virtual_stages": 2}, "train"),
         (
@@ -231,6 +232,7 @@ def test_data_of_this_machine_cannot_be_read_from_vertex() -> None:
         ({"train__decay_fraction": 0.1}, "train.decay_fraction"),
         ({"cluster__max_wait_duration": "5s"}, "cluster.max_wait_duration"),
         ({"cluster__strategy": "spot", "cluster__replica_count": 2}, "cluster.restart_job_on_worker_restart"),
+        ({"train__strategy": "zero3", "train__zero_node_weights": True}, "train.zero_node_weights"),
         ({"cluster__image_uri": "example.com/a/b:v1"}, "cluster.image_uri"),
     ],
 )

@@ -98,6 +98,26 @@ def test_quantized_gradients_are_half_a_byte_each_between_several_nodes(nodes: i
     assert 4 * rounded <= plain if nodes > 1 else rounded == plain
 
 
+@given(st.sampled_from([2, 4, 8]), st.sampled_from([2, 4, 8]), st.integers(1, 8))
+def test_with_a_copy_in_each_node_trained_weights_leave_it_once_a_step_and_frozen_ones_never(
+    nodes: int, ranks: int, micro_steps: int
+) -> None:
+    work = replace(WORK, micro_steps=micro_steps)
+    plain, copied = (
+        [t for t in traffic(make_layout("zero3", nodes, ranks, node_weights=on), LLAVA_7B, work) if t.what == "weights"]
+        for on in (False, True)
+    )
+    between = [t.payload_bytes for t in copied if t.scope == "inter"]
+    assert between == [2 * TRAINABLE]  # in bf16
+    for_all, inside = (sum(t.payload_bytes for t in each if t.scope == "intra") for each in (plain, copied))
+    assert inside == pytest.approx(for_all)
+
+
+def test_one_node_or_one_rank_a_node_makes_no_copy() -> None:
+    for nodes, ranks in ((1, 8), (8, 1)):
+        assert make_layout("zero3", nodes, ranks, node_weights=True) == make_layout("zero3", nodes, ranks)
+
+
 @given(STRATEGY, st.sampled_from([2, 4, 8]), RANKS)
 def test_traffic_between_nodes_needs_network_cards(strategy: str, nodes: int, ranks: int) -> None:
     for transfer in sent(strategy, nodes, ranks):

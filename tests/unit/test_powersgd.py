@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,9 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import _should_compress
 
 from benchmarks.flop_cases import CASES, model_config
-from pipelines.planner.low_rank import numbers_in_factors, numbers_sent
+from pipelines.planner.low_rank import moving_parts, numbers_in_factors, numbers_sent
+from tests.planner_fixture import LLAVA_7B
+from trainer.models.shape import Matrices
 from trainer.models.table import family_of
 from trainer.strategies.low_rank import MIN_COMPRESSION_RATE, factors_rank
 from trainer.strategies.powersgd import PowerSgd
@@ -46,6 +49,15 @@ def test_the_planner_counts_what_the_trained_tensors_of_a_model_make_of_it(name:
     shape = family.shape(config)
     assert 0 < factors <= sent < shape.trainable_parameters
     assert (numbers_in_factors(shape, rank), numbers_sent(shape, rank)) == (factors, sent)
+
+
+def test_a_bucket_of_a_reduction_server_is_larger_and_a_head_below_its_size_is_none_by_itself() -> None:
+    matrices = (Matrices(1 << 10, 1 << 10, 90),)
+    shape = replace(LLAVA_7B, trained_matrices=matrices, parameters={**LLAVA_7B.parameters, "head": 10 << 20})
+    of_reducers, plain = (moving_parts(shape, {"backward": {}, "end": {}}, reducers=on) for on in (True, False))
+    both, matrix_mib = 2 << 20, 4  # a copy and an error of each MiB
+    assert (plain["backward"].bytes, plain["end"].bytes) == (both * 40, both * (25 + matrix_mib))
+    assert (of_reducers["backward"].bytes, of_reducers["end"].bytes) == (0, both * (64 + matrix_mib))
 
 
 class Saved:

@@ -293,6 +293,17 @@ def test_nothing_hides_what_powersgd_sends() -> None:
     assert part(plain, OVERLAPPED) > 0
 
 
+def test_gathers_inside_nodes_take_their_time_beside_the_one_between_them() -> None:
+    """Two collectives, one after the other, not two scopes of one."""
+    changes: dict[str, Any] = {"train__strategy": "zero3", "cluster__replica_count": 4, "train__global_batch_rows": 64}
+    plain, copied = (timed(run_config(**changes, train__zero_node_weights=on)) for on in (False, True))
+    gathers = 2 * 64 // 32
+    whole, name = part(plain, "all-gather of weights"), "all-gather of weights"
+    assert part(copied, name) < whole / gathers  # frozen weights stay where they are
+    assert 0 < part(copied, f"{name} within nodes") < whole - part(copied, name)
+    assert sum(each.s for each in copied.parts if not each.hidden) == pytest.approx(copied.step_s)
+
+
 def test_a_checkpoint_holds_the_errors_of_all_ranks() -> None:
     config = run_config(**POWERSGD)
     layout, plain = (

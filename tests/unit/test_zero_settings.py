@@ -12,17 +12,19 @@ from pipelines.config import load_run_file
 from pipelines.planner.architecture import architecture
 from pipelines.planner.catalog import load_catalog
 from pipelines.planner.device_memory import estimate_memory
+from pipelines.planner.host_memory import NODE_WEIGHTS
 from pipelines.planner.plan import plan_run
 
 RUN_FILE = Path(__file__).parents[2] / "configs/llava-7b-zero2-spot.yaml"
 GIVEN = 2_000_000_000  # so many that the moment that has them is the fullest
 
 
-def parts(strategy: str, **given: Any) -> dict[str, int]:
+def parts(strategy: str, *, node_weights: bool = False, **given: Any) -> dict[str, int]:
     """Bytes on the device by part, summed over parts of one name."""
     fields = {
         "train.strategy": strategy,
         "cluster.reduction_server": None,
+        "train.zero_node_weights": node_weights,
         "train.deepspeed": {"zero_optimization": given},
     }
     config = load_run_file(RUN_FILE, [f"{name}={json.dumps(value)}" for name, value in fields.items()])
@@ -45,6 +47,14 @@ def test_overlapping_takes_a_second_bucket_under_zero2_and_none_under_zero3() ->
 def test_what_zero3_may_gather_is_as_given() -> None:
     assert parts("zero3", stage3_max_live_parameters=GIVEN)["gathered weights"] == 4 * GIVEN
     assert parts("zero3")["gathered weights"] < 4 * GIVEN
+
+
+def test_a_nodes_copy_is_all_weights_over_its_ranks() -> None:
+    copied, plain = parts("zero3", node_weights=True), parts("zero3")
+    weights = 8 * (plain["weights"] + plain["frozen weights"])  # of one rank, over 4 nodes of 8
+    assert copied.pop(NODE_WEIGHTS) == pytest.approx(4 * weights / 8, rel=1e-6)
+    assert plain["fragmentation"] < copied.pop("fragmentation") and plain.pop("fragmentation")
+    assert copied == plain
 
 
 def test_a_plan_names_what_it_does_not_consider() -> None:

@@ -10,7 +10,9 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.distributed.tensor import DTensor
 
-BUCKET_ELEMENTS = 25 * 2**20 // 4  # 25 MiB in fp32, as DDP has it
+from trainer.strategies.bucket_sizes import MIB, TORCH_BUCKET_MIB
+
+BUCKET_ELEMENTS = TORCH_BUCKET_MIB * MIB // 4  # in fp32, as DDP has it
 
 
 class GradientBuckets:

@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from trainer.batches import RowBatch
 from trainer.optim import build_optimizer
+from trainer.strategies.bucket_sizes import bucket_cap_mib
 from trainer.strategies.native import OnTorch, clip_and_step, loss_without_gradients, trained_of
 from trainer.strategies.powersgd import PowerSgd
 from trainer.strategies.precision import LossScale, autocast
@@ -42,6 +43,7 @@ class Ddp(OnTorch):
                     module,
                     broadcast_buffers=False,
                     gradient_as_bucket_view=True,
+                    bucket_cap_mb=bucket_cap_mib(reducers=worker.num_reducers > 0),
                     # After its first step DDP lays its buckets out anew, unless it looks for unused parameters. A run
                     # that is resumed would make a step in the first layout where the uninterrupted one had the second,
                     # and sums over more than two ranks come out in another order.

@@ -16,7 +16,7 @@ from trainer.batches import RowBatch
 from trainer.models.family import Blocks
 from trainer.optim import build_optimizer, set_rates
 from trainer.strategies.deepspeed_needs import require_fp16_gradients
-from trainer.strategies.deepspeed_settings import engine_settings, laid_over, offloading, sizes_of
+from trainer.strategies.deepspeed_settings import engine_settings, laid_over, node_weights, offloading, sizes_of
 from trainer.strategies.ema import Ema
 from trainer.strategies.gathered import keep_no_gathered_weights
 from trainer.strategies.native import host_stager
@@ -50,6 +50,8 @@ class Zero:
         optimizer = build_optimizer(module, config.optimizer)
         settings = engine_settings(config, stage=stage, micro_steps=micro_steps, sizes=sizes_of(module, blocks))
         settings["zero_optimization"] |= offloading(config, pin_memory=worker.device.type == "cuda")
+        of_node = node_weights(config, nodes=worker.num_nodes, node_ranks=worker.local_world_size)
+        settings["zero_optimization"] |= of_node
         self.settings = laid_over(settings, config.deepspeed)
         self._engine, self._optimizer, _, _ = deepspeed.initialize(
             model=module, optimizer=optimizer, config=self.settings, dist_init_required=False
@@ -158,6 +160,7 @@ class Zero:
         if self._stage < 3:
             optimizer.update_lp_params()
             return
+        optimizer.invalidate_secondary_tensor()  # a node's copy, which would be gathered as it was
         for number in range(len(optimizer.fp32_partitioned_groups_flat)):
             optimizer._reassign_or_swap_out_partitioned_parameters(number)
         if small := optimizer.persistent_parameters:  # kept whole on every rank
@@ -171,5 +174,7 @@ def _import_deepspeed(worker: Worker) -> Any:
 
     # Optional; its build takes minutes, and a killed build leaves a lock on which every later run waits for ever.
     __compatible_ops__["deepspeed_shm_comm"] = False
+    # Held for the whole process: an engine before this one may have left a node's ranks, and this one would use them.
+    deepspeed.utils.groups._ZERO_PARAM_INTRA_PARALLEL_GROUP = None
     deepspeed.utils.logger.setLevel("WARNING")
     return deepspeed

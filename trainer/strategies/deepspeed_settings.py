@@ -79,6 +79,22 @@ def engine_settings(config: TrainConfig, *, stage: int, micro_steps: int, sizes:
     return settings
 
 
+def node_weights(config: TrainConfig, *, nodes: int, node_ranks: int) -> dict[str, Any]:
+    """A copy of the weights in each of `nodes`, over its `node_ranks`, for DeepSpeed's configuration.
+
+    DeepSpeed makes groups of so many ranks as they are numbered, which are those of a node.
+    """
+    if not config.zero_node_weights or not has_node_weights(nodes=nodes, node_ranks=node_ranks):
+        return {}
+    return {"zero_hpz_partition_size": node_ranks}
+
+
+def has_node_weights(*, nodes: int, node_ranks: int) -> bool:
+    """Whether `train.zero_node_weights` means something: one node has all weights anyhow, and DeepSpeed takes one rank
+    a node for none."""
+    return nodes > 1 and node_ranks > 1
+
+
 def laid_over(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """`settings` with `changes`, mappings in them key by key."""
     found = dict(settings)
