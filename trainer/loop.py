@@ -13,6 +13,7 @@ from trainer.batches import BatchStream, StepBatches
 from trainer.checkpoint.run import Checkpoints
 from trainer.config import JobConfig
 from trainer.errors import DataError, ExitCode
+from trainer.garbage import collect_as_usual, collect_between_steps
 from trainer.optim import rate_factor
 from trainer.parts import build_parts
 from trainer.preflight import require_room
@@ -48,7 +49,7 @@ def train(job: JobConfig, worker: Worker, stop: StopRequest) -> ExitCode:
     )
     stopping = False
     if settings.freeze_gc:
-        gc.disable()  # collected between steps below, on all ranks at the same step, so that none waits for another
+        collect_between_steps()  # below, on all ranks at the same step, so that none waits for another
     watchdog = Watchdog(job, worker)
     for data in stream:
         loss_share = strategy.forward_backward(data.batches, data.global_label_tokens)
@@ -77,7 +78,7 @@ def train(job: JobConfig, worker: Worker, stop: StopRequest) -> ExitCode:
     watchdog.close()
     stream.close()
     loader.close()
-    gc.enable()
+    collect_as_usual()
     name = checkpoints.finish("preempted" if stopping else "done")
     report.close(checkpoint=name, stopped=stopping)
     return ExitCode.PREEMPTED if stopping else ExitCode.OK
@@ -88,9 +89,11 @@ def sum_over_ranks(
 ) -> StepTotals:
     """Everything the ranks must agree on, in the one collective that the loss needs anyway."""
     counted = (data.useful_tokens, data.slot_tokens, data.images, len(data.sample_ids))
-    counts = [*(float(count) * replica.leads for count in counted), float(stop)]
-    values = torch.cat([loss_share.double().reshape(1), torch.tensor(counts, device=worker.device).double()])
-    dist.all_reduce(values)
+    numbers = [*(float(count) * replica.leads for count in counted), float(stop)]
+    counts = torch.tensor(numbers, dtype=torch.float64, device=worker.device)
+    values = torch.cat([loss_share.double().reshape(1), counts])
+    if worker.world_size > 1:
+        dist.all_reduce(values)
     loss, useful, slots, images, samples, stops = values.tolist()
     return StepTotals(loss, int(useful), int(slots), int(images), int(samples), stops > 0)
 

@@ -20,7 +20,7 @@ SHORT = {
     "fsdp", "fsdp bf16 loss in chunks",
     "zero2 bf16", "zero2 adapters", "zero2 offload",
     "zero3",
-    "qwen2_5_vl zero2 bf16 checkpointing", "qwen3_vl fsdp online",
+    "qwen2_5_vl zero2 bf16 checkpointing", "qwen3_vl fsdp online", "smolvlm_tiles fsdp online",
 }  # fmt: skip
 OF_ONE_NODE = chosen(CASES, SHORT.__contains__)
 OF_TWO_NODES = chosen(HYBRID_CASES, lambda name: name == "hsdp")
