@@ -21,9 +21,13 @@ class Slow(LocalStorage):
     def __init__(self, root: Path) -> None:
         super().__init__(root)
         self.go, self.written, self.broken = threading.Event(), threading.Event(), False
+        self.under_way, self.most_at_once = 0, 0
 
     def write(self, name: str, data: bytes) -> None:
+        self.under_way += 1
+        self.most_at_once = max(self.most_at_once, self.under_way)
         assert self.go.wait(LIMIT_S)
+        self.under_way -= 1
         self.written.set()
         if self.broken:
             raise UserError("the disk is full")
@@ -65,7 +69,7 @@ def test_the_last_write_comes_after_the_one_under_way_and_is_stored(store: Slow)
     file.begin(b"first")
     threading.Timer(0.05, store.go.set).start()
     file.write(b"last")
-    assert store.read("file") == b"last"
+    assert store.read("file") == b"last" and store.most_at_once == 1
 
 
 def test_an_error_reaches_whoever_writes_next(store: Slow) -> None:
