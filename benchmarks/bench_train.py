@@ -9,7 +9,7 @@ from pathlib import Path
 from benchmarks.common import Measured, close, interleaved, options
 from benchmarks.hugging_face import hugging_face_trainer
 from benchmarks.report import Report, Side
-from benchmarks.training_sides import Length, Trained, bare_steps, data_wait, our_loop, ready_steps
+from benchmarks.training_sides import Length, Trained, bare_steps, our_loop, ready_steps, some_lines
 from benchmarks.workloads import Workload, workload
 from trainer.batches import cached_images
 from trainer.features.reader import FeatureReader
@@ -18,7 +18,8 @@ from trainer.parts import mean_row_flops
 from trainer.worker import Worker, start_worker
 
 TOLERANCE = 1e-4  # relative, of losses in fp32; sums in another order differ by less
-WAITING_STEPS, WAITING_ROUNDS = 20, 2
+LINES_STEPS, LINES_ROUNDS = 20, 3  # more steps than rows are read ahead of, and those of one line of the log at least
+OUTSIDE = "outside forward, backward, optimizer"
 QUICK = {"digits": ("digits", ("train.global_batch_rows=4", "train.micro_batch_rows=2", "data.max_samples=600"))}
 WIDE_TOWER = ("hidden_size=256", "intermediate_size=1024", "num_hidden_layers=6")  # a fifth of an online step
 FULL = {
@@ -71,12 +72,14 @@ def loops(report: Report, load: Workload, worker: Worker, length: Length, rounds
     report.compare("gain of cached features: measured or planned", load.name, "x", gain, planned)
     for label, side in (("our loop, cached features", cached), ("our loop, online features", online)):
         shares = [100 * (1 - each.engine_cpu_s / each.measured.cpu_s) for each in side]
-        claim = "outside forward, backward, optimizer"
-        report.figure(claim, load.name, "% of CPU time", Side(label, shares))
-    waiting = Length(length.warm_up, WAITING_STEPS)  # more steps than rows are read ahead of
+        report.figure(f"{OUTSIDE}: all threads", load.name, "% of CPU time", Side(label, shares))
+    long = Length(length.warm_up, LINES_STEPS)
     for label, job in (("our loop, cached features", load.cached), ("our loop, online features", load.online)):
-        shares = [data_wait(job, worker, waiting) for _ in range(min(rounds, WAITING_ROUNDS))]
-        report.figure("training waits for data", load.name, "% of wall time", Side(label, shares))
+        runs, waits = zip(*(some_lines(job, worker, long) for _ in range(min(rounds, LINES_ROUNDS))), strict=True)
+        thread, times_ms = f"{OUTSIDE}: training thread", [1000 * run.outside_s for run in runs]
+        report.figure(thread, load.name, "% of its CPU time", Side(label, [run.outside_share for run in runs]))
+        report.figure(thread, load.name, "ms a step", Side(label, times_ms))
+        report.figure("training waits for data", load.name, "% of wall time", Side(label, waits))
 
 
 def planned_gain(load: Workload) -> float:

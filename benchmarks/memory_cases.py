@@ -54,6 +54,9 @@ OF_FAMILY: dict[str, dict[str, Any]] = {
         "model.whole.config.vision_config.intermediate_size": 48,
     },
 }
+# Images of 64 x 64 pixels or less, which are cut into four tiles and one of the whole.
+OF_FAMILY["smolvlm_tiles"] = OF_FAMILY["smolvlm"] | {"model.longest_edge": 64}
+TILED_ROWS = replace(ROWS, images=10)  # tiles: an image in each row, and nothing but labels beside it
 
 
 def own_zero(**settings: Any) -> dict[str, Any]:
@@ -260,7 +263,7 @@ CASES |= {
 # Native models, whose images are as large as they may be here.
 NATIVE_CASES = {
     f"{family} {name}": replace(case, family=family)
-    for family in OF_FAMILY
+    for family in ("qwen2_5_vl", "qwen3_vl", "smolvlm")
     for name, case in {
         "ddp": Case("ddp"),
         "ddp bf16 online": Case("ddp", ONLINE | BF16, cached=False),
@@ -279,6 +282,15 @@ NATIVE_CASES = {
 }
 CASES |= NATIVE_CASES
 NODE_WEIGHTS: dict[str, Any] = {"train.zero_node_weights": True}
+CASES |= {
+    f"smolvlm_tiles {name}": replace(case, family="smolvlm_tiles", rows=TILED_ROWS)
+    for name, case in {
+        "ddp": Case("ddp"),
+        "ddp tower trained": Case("ddp", TOWER_TRAINED, cached=False),
+        "fsdp online": Case("fsdp", ONLINE, cached=False),
+        "zero2 bf16": Case("zero2", BF16),
+    }.items()
+}
 # On four processes, two on each of two nodes.
 HYBRID_CASES = {
     **{

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gc
 import io
+import itertools
 import json
 import time
 from collections.abc import Sequence
@@ -48,7 +50,20 @@ class Trained:
 
     measured: Measured  # units: steps, or useful tokens
     losses: list[float]
-    engine_cpu_s: float = 0.0  # of the main thread, in forward, backward and optimizer
+    engine_cpu_s: float = 0.0  # of the training thread, in forward, backward and optimizer
+    thread_cpu_s: float = 0.0  # of the training thread in all
+    collect_cpu_s: float = 0.0  # of one look for garbage, which the clock is too short for
+
+    @property
+    def outside_s(self) -> float:
+        """CPU time a step that the training thread spends on all else than forward, backward and optimizer."""
+        between = (self.thread_cpu_s - self.engine_cpu_s) / self.measured.units
+        return between + self.collect_cpu_s / loop.COLLECT_GARBAGE_EVERY_STEPS
+
+    @property
+    def outside_share(self) -> float:
+        """The same as a share of all that the thread does, in percent."""
+        return 100 * self.outside_s / (self.outside_s + self.engine_cpu_s / self.measured.units)
 
 
 class Enough(StopRequest):
@@ -64,15 +79,18 @@ class ClockedStrategy:
 
     def __init__(self, strategy: Strategy, length: Length, stop: Enough) -> None:
         self._strategy, self._length, self._stop = strategy, length, stop
-        self._step, self._engine_cpu_s, self._clock = 0, 0.0, Clock()
+        self._step, self._engine_cpu_s, self._clock, self._thread_s = 0, 0.0, Clock(), 0.0
         self._losses: list[float] = []
         self.trained: Trained | None = None
 
     def forward_backward(self, batches: Sequence[RowBatch], total_label_tokens: int) -> Tensor:
         if self._step == self._length.warm_up:
-            self._engine_cpu_s, self._clock = 0.0, Clock()
+            self._engine_cpu_s, self._clock, self._thread_s = 0.0, Clock(), time.thread_time()
         if self._step == self._length.end:
-            self.trained = Trained(self._clock.stop(self._length.steps), self._losses[:], self._engine_cpu_s)
+            ended_s, measured = time.thread_time(), self._clock.stop(self._length.steps)
+            gc.collect()
+            times = (self._engine_cpu_s, ended_s - self._thread_s, time.thread_time() - ended_s)
+            self.trained = Trained(measured, self._losses[:], *times)
             self._stop.requested = True
         started_s = time.thread_time()
         loss = self._strategy.forward_backward(batches, total_label_tokens)
@@ -107,13 +125,17 @@ def our_loop(job: JobConfig, worker: Worker, length: Length) -> Trained:
     return made[0].trained
 
 
-def data_wait(job: JobConfig, worker: Worker, length: Length) -> float:
-    """Share of the steps' wall time in which training waited for its rows, in percent, by the run's own metrics."""
-    every_step = job.model_copy(update={"train": job.train.model_copy(update={"log_every_steps": 1})})
-    our_loop(every_step, worker, length)
+def some_lines(job: JobConfig, worker: Worker, length: Length) -> tuple[Trained, float]:
+    """The loop for as long as it takes to write some lines of its log, as often as the run file says.
+
+    With it the share of wall time in which training waited for its rows, in percent, by the run's own metrics.
+    """
+    trained = our_loop(job, worker, length)
     lines = [json.loads(line) for line in open_storage(job.run.run_uri).read("metrics.jsonl").splitlines()]
-    timed = [line for line in lines if length.warm_up < line["step"] <= length.end]
-    return 100 * sum(line["data_wait_s"] for line in timed) / sum(line["step_s"] for line in timed)
+    timed = [line for line in lines if line["step"] <= length.end]  # of which the first is of the first step alone
+    steps = [line["step"] - before["step"] for before, line in itertools.pairwise(timed)]
+    wall_s = sum(line["step_s"] * count for line, count in zip(timed[1:], steps, strict=True))
+    return trained, 100 * sum(line["data_wait_s"] for line in timed[1:]) / wall_s
 
 
 @dataclass(frozen=True)

@@ -98,7 +98,8 @@ def cached_images(reader: FeatureReader, shape: tuple[int, ...]) -> ImageSource:
     """Features from the store. `shape` is the family's `feature_shape`."""
 
     def read(rows: Sequence[Row]) -> Images:
-        return Images(join_features([reader.read(image) for row in rows for image in row.image_sha256], shape))
+        images = [image for row in rows for image in row.image_sha256]
+        return Images(reader.read_all(images).view(-1, *shape) if images else join_features([], shape))
 
     return read
 

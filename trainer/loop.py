@@ -9,6 +9,7 @@ from trainer.batches import BatchStream
 from trainer.checkpoint.run import Checkpoints
 from trainer.config import JobConfig
 from trainer.errors import ExitCode
+from trainer.garbage import collect_as_usual, collect_between_steps
 from trainer.optim import rate_factor
 from trainer.parts import build_parts
 from trainer.preflight import require_room
@@ -44,7 +45,7 @@ def train(job: JobConfig, worker: Worker, stop: StopRequest) -> ExitCode:
     )
     unread, stopping = UnreadSteps(worker), False
     if settings.freeze_gc:
-        gc.disable()  # collected between steps below, on all ranks at the same step, so that none waits for another
+        collect_between_steps()  # below, on all ranks at the same step, so that none waits for another
     watchdog = Watchdog(job, worker)
     for data in stream:
         loss_share = strategy.forward_backward(data.batches, data.global_label_tokens)
@@ -76,7 +77,7 @@ def train(job: JobConfig, worker: Worker, stop: StopRequest) -> ExitCode:
     watchdog.close()
     stream.close()
     loader.close()
-    gc.enable()
+    collect_as_usual()
     name = checkpoints.finish("preempted" if stopping else "done")
     report.close(checkpoint=name, stopped=stopping)
     return ExitCode.PREEMPTED if stopping else ExitCode.OK

@@ -17,7 +17,8 @@ from typing import Any
 
 from trainer.errors import UNEXPECTED_PREFIX, ExitCode, UserError
 from trainer.redaction import redact_all
-from trainer.storage import Storage, open_storage
+from trainer.storage import open_storage
+from trainer.write_aside import WriteAside
 
 LOCAL_INTERVAL_S = 0.5
 REMOTE_INTERVAL_S = 15.0  # GCS takes about one write a second to one object
@@ -44,11 +45,11 @@ class Progress:
 
     def __init__(self, run_uri: str, step: str, *, quiet: bool = False) -> None:
         self.record = StepRecord(step)
-        self._store: Storage = open_storage(run_uri)
+        self._file = WriteAside(open_storage(run_uri), f"steps/{step}.json")
         self._interval_s = REMOTE_INTERVAL_S if run_uri.startswith("gs://") else LOCAL_INTERVAL_S
         self._quiet = quiet
         self._written_s = self._printed_s = time.monotonic()
-        self._write()
+        self._file.write(self._content())
 
     def update(self, done: float, total: float = 0, *, unit: str = "", message: str = "", **detail: Any) -> None:
         """Say how far the step is: `done` of `total` `unit`s, with a short message."""
@@ -57,9 +58,8 @@ class Progress:
         record.unit, record.message = unit or record.unit, message or record.message
         record.detail.update(detail)
         now = time.monotonic()
-        if now - self._written_s >= self._interval_s:
+        if now - self._written_s >= self._interval_s and self._file.begin(self._content()):
             self._written_s = now
-            self._write()
         if not self._quiet and now - self._printed_s >= PRINT_INTERVAL_S:
             self._printed_s = now
             self._print()
@@ -69,13 +69,13 @@ class Progress:
         record = self.record
         record.state, record.ended_s = state, time.time()
         record.message = message or record.message
-        self._write()
+        self._file.write(self._content())
         if not self._quiet:
             took = record.ended_s - record.started_s
             print(f"{record.step}: {state} in {took:.1f} s. {record.message}".rstrip(), flush=True)
 
-    def _write(self) -> None:
-        self._store.write(f"steps/{self.record.step}.json", json.dumps(redact_all(asdict(self.record))).encode())
+    def _content(self) -> bytes:
+        return json.dumps(redact_all(asdict(self.record))).encode()
 
     def _print(self) -> None:
         record = self.record

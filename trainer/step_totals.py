@@ -58,7 +58,8 @@ class PendingTotals:
             [*(float(count) * replica.leads for count in counted), float(stop)], dtype=torch.float64, pin_memory=on_gpu
         )
         sums = torch.cat([loss_share.double().reshape(1), own.to(worker.device, non_blocking=True)])
-        dist.all_reduce(sums)
+        if worker.world_size > 1:
+            dist.all_reduce(sums)
         norm = torch.as_tensor(result.grad_norm, dtype=torch.float64).reshape(1)  # the same on all ranks already
         values = torch.cat([sums, norm.to(worker.device, non_blocking=True)])
         self._copied: torch.cuda.Event | None = None

@@ -21,7 +21,7 @@ SHORT = {
     "zero2 bf16", "zero2 adapters", "zero2 offload",
     "zero3",
     "fsdp frozen in front bf16", "zero2 trained at the end",
-    "qwen2_5_vl zero2 bf16 checkpointing", "qwen3_vl fsdp online",
+    "qwen2_5_vl zero2 bf16 checkpointing", "qwen3_vl fsdp online", "smolvlm_tiles fsdp online",
 }  # fmt: skip
 OF_ONE_NODE = chosen(CASES, SHORT.__contains__)
 OF_TWO_NODES = chosen(HYBRID_CASES, lambda name: name == "hsdp")

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from trainer.metrics import FILE, MetricsLog
 
@@ -23,3 +24,14 @@ def test_a_tensorboard_folder_that_cannot_be_written_costs_a_warning(
     assert json.loads((tmp_path / "run" / FILE).read_text()) == {"step": 1, "loss": 2.5}
     assert (folder.exists() and any(folder.iterdir())) == writable
     assert ("no TensorBoard files" in capsys.readouterr().out) == (not writable)
+
+
+def test_tensorboard_has_every_number_at_its_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIP_TENSORBOARD_LOG_DIR", str(tmp_path / "logs"))
+    log = MetricsLog(str(tmp_path / "run"), resumed_from_step=0)
+    log.write(10, {"loss": 2.5, "label_tokens": 70})
+    log.write(20, {"loss": 1.5, "label_tokens": 80})
+    log.close()
+    found = EventAccumulator(str(tmp_path / "logs")).Reload()
+    curves = {name: [(each.step, each.value) for each in found.Scalars(name)] for name in found.Tags()["scalars"]}
+    assert curves == {"train/loss": [(10, 2.5), (20, 1.5)], "train/label_tokens": [(10, 70), (20, 80)]}

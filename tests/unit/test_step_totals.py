@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -55,13 +54,6 @@ def pending(loss: float, norm: float, *, skipped: bool = False, **changes: Any) 
     return PendingTotals(torch.tensor(loss), result, data, stop=False, replica=replica, worker=worker("cpu"))
 
 
-@pytest.fixture
-def alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One rank, whose sums are its own."""
-    monkeypatch.setattr(dist, "all_reduce", lambda _: None)
-
-
-@pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize(("loss", "norm", "name"), [(math.nan, 1.0, "loss"), (1.0, math.inf, "gradient norm")])
 def test_a_number_that_is_none_is_an_error_that_names_the_step_and_its_samples(
     loss: float, norm: float, name: str
@@ -70,7 +62,6 @@ def test_a_number_that_is_none_is_an_error_that_names_the_step_and_its_samples(
         pending(loss, norm).read()
 
 
-@pytest.mark.usefixtures("alone")
 def test_the_norm_of_a_skipped_step_is_no_error_and_not_said() -> None:
     totals = pending(2.5, math.inf, skipped=True).read()
     assert (totals.step, totals.epoch, totals.loss, totals.grad_norm) == (7, 1, 2.5, None)

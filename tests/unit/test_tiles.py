@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from tests.run_files import small
 from trainer.config import JobConfig
 from trainer.data.conversation import encode_sample, load_tokenizer, make_tokenizer, prompt
 from trainer.data.index import Index
-from trainer.data.loader import RowLoader
+from trainer.data.loader import Row, RowLoader
 from trainer.data.samples import IMAGE_TOKEN, Turn
 from trainer.data.sequence import RowSequence
 from trainer.data.shards import ShardReader
@@ -36,6 +37,7 @@ from trainer.models.pixels import image_preparer, images_within
 from trainer.models.table import family_of
 from trainer.models.tiles import ImageTiles
 from trainer.storage import open_storage
+from trainer.trace_rows import RowShape, inputs_of
 
 SIDE, EDGE = 16, 48
 TEXTS = ["USER: what is this? ASSISTANT:", " 7"]
@@ -186,8 +188,8 @@ def test_a_sample_of_more_tiles_than_a_row_may_have_is_rejected_in_a_sentence(pr
     assert "2 images in 20 tiles, more than data.row_images 12" in rejects and "conv.too_many_images" in rejects
 
 
-def test_a_row_has_no_more_tiles_than_it_may(prepared: tuple[JobConfig, str]) -> None:
-    """Rows have room for all samples' tokens, and for more of their images."""
+def rows_of(prepared: tuple[JobConfig, str]) -> Iterator[tuple[Row, int]]:
+    """The rows of an epoch, and the image tokens in each."""
     config, uri = prepared
     split, form = Index.load(uri).split("train"), image_form_of(config.model)
     sequence = RowSequence(
@@ -195,16 +197,34 @@ def test_a_row_has_no_more_tiles_than_it_may(prepared: tuple[JobConfig, str]) ->
     )
     reader, tokenizer = ShardReader.open(open_storage(uri)), load_tokenizer(open_storage(uri))
     loader = RowLoader(split, sequence, tokenizer, reader, images=True, form=form)
-    prepare, seen = image_preparer(config.model), []
     for step in range(sequence.num_steps(1)):
         for row in loader.rows_for_step(step, 0, 1):
-            tiles = prepare(row.images).tiles or ()
-            image_tokens = int((row.input_ids == tokenizer.convert_tokens_to_ids(IMAGE_TOKEN)).sum())
-            assert sum(tiles) == row.tiles == image_tokens // form.tile_tokens <= 12
-            seen.append(row.tiles)
+            yield row, int((row.input_ids == tokenizer.convert_tokens_to_ids(IMAGE_TOKEN)).sum())
+
+
+def test_a_row_has_no_more_tiles_than_it_may(prepared: tuple[JobConfig, str]) -> None:
+    """Rows have room for all samples' tokens, and for more of their images."""
+    config, uri = prepared
+    split, form = Index.load(uri).split("train"), image_form_of(config.model)
+    prepare, seen = image_preparer(config.model), []
+    for row, image_tokens in rows_of(prepared):
+        tiles = prepare(row.images).tiles or ()
+        assert sum(tiles) == row.tiles == image_tokens // form.tile_tokens <= 12
+        seen.append(row.tiles)
     assert sum(seen) == split.tiles(form.tile_tokens).sum() and max(seen) > 10, "rows hold several images"
     stats = open_storage(uri).read("stats.json").decode()
     assert f'"packed_rows": {len([tiles for tiles in seen if tiles])}' in stats
+
+
+def test_rows_that_are_traced_and_weighed_have_the_tiles_of_rows_that_are_read(
+    prepared: tuple[JobConfig, str],
+) -> None:
+    model = prepared[0].model
+    for row, image_tokens in rows_of(prepared):
+        as_read = image_preparer(model)(row.images).values
+        inputs = inputs_of(model, RowShape(1, 512, row.tiles, row.label_tokens), 400, cached=False)
+        assert inputs["images"].shape == as_read.shape
+        assert inputs["input_ids"].count_nonzero() == image_tokens
 
 
 def test_a_plan_without_data_takes_each_image_for_as_many_tiles_as_its_sample_has_room_for() -> None:

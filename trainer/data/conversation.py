@@ -76,12 +76,12 @@ def encode_sample(
     """
     marks = [IMAGE_TOKEN] * len(image_token_counts) if image_marks is None else image_marks
     left = iter(marks)
-    text = tokenizer.bos_token or ""
+    text, end = tokenizer.bos_token or "", tokenizer.eos_token  # of transformers' tokenizers, each look takes long
     answers = []  # character ranges that count in the loss
     for turn in turns:
         text += f"{QUESTION_PREFIX}{_written(turn.question, left)}{ANSWER_PREFIX}"
         start = len(text)
-        text += f" {turn.answer}{tokenizer.eos_token}"
+        text += f" {turn.answer}{end}"
         answers.append((start, len(text)))
     encoding = tokenizer.backend_tokenizer.encode(text, add_special_tokens=False)
     ids, starts = encoding.ids, [start for start, _ in encoding.offsets]

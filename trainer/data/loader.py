@@ -100,7 +100,8 @@ class RowLoader:
         sha256, counts, images = [], [], []
         start = label_tokens = 0
         for number in samples:
-            encoded = self._encode(number)
+            token_counts = self._split.image_token_counts(number)
+            encoded = self._encode(number, token_counts)
             stop = start + len(encoded.input_ids)
             input_ids[start:stop] = encoded.input_ids
             labels[start:stop] = encoded.labels
@@ -108,7 +109,7 @@ class RowLoader:
             start = stop
             label_tokens += encoded.label_tokens
             sha256 += self._split.image_sha256(number)
-            counts += self._split.image_token_counts(number)
+            counts += token_counts
             if self._images:
                 images += self._reader.images(self._split.sample_location(number))
         position_ids[..., start:] = np.arange(length - start)
@@ -131,10 +132,10 @@ class RowLoader:
         is_image = np.array(encoded.input_ids) == self._image_token
         return self._form.grids.positions(is_image, self._split.image_sizes(number))
 
-    def _encode(self, number: int) -> Encoded:
+    def _encode(self, number: int, token_counts: Sequence[int]) -> Encoded:
         turns = self._reader.turns(self._split.sample_location(number))
         marks = self._form.marks(self._split.image_sizes(number))
-        encoded = encode_sample(turns, self._split.image_token_counts(number), self._tokenizer, marks)
+        encoded = encode_sample(turns, token_counts, self._tokenizer, marks)
         expected = int(self._split.tokens[number])
         if len(encoded.input_ids) != expected:
             raise DataError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -107,30 +107,52 @@ class FeatureReader:
 
     def read(self, image_sha256: str) -> Tensor:
         """Features of one image: (tokens, width) bf16. Raises DataError for an image that was never encoded."""
+        return self.read_all([image_sha256])
+
+    def read_all(self, images: Sequence[str]) -> Tensor:
+        """The same of several images, at least one, image after image: each shard is opened once."""
         import torch
 
-        (place,) = self.shards.images.find([image_sha256])
-        if place < 0:
-            raise DataError(
-                f"no cached features for image {image_sha256[:12]}... in {self.shards.storage.root_uri}",
-                expected="every image of the prepared data encoded by the cache_features step",
-                fix="run the pipeline again: it encodes what is missing; or set features.cache=off",
-            )
-        number = int(self.shards.of_places(place))
-        shard = self.shards.names[number]
-        with self.files.opened(shard) as handle, os_errors(f"reading {shard}"):
-            if shard not in self._layouts:
-                self._layouts[shard] = self._layout(number, handle)
-            layout = self._layouts[shard]
-            image = place - self.shards.starts[number]
-            features = torch.empty(int(layout.tokens[image]), layout.width, dtype=torch.bfloat16)
-            target: Any = features.view(torch.uint8).numpy()  # shares the tensor's memory
-            read = os.preadv(handle, [target], int(layout.offsets[image]))
-        if read != features.nbytes:
-            raise self.shards.damaged(shard, f"features of image {image_sha256[:12]}... end after {read} bytes")
+        places = self.shards.images.find(images)
+        for image, place in zip(images, places.tolist(), strict=True):
+            if place < 0:
+                raise self._absent(image)
+        numbers = self.shards.of_places(places)
+        layouts = {number: self._layout(number) for number in dict.fromkeys(numbers.tolist())}
+        within = places - self.shards.starts[numbers]
+        pairs = zip(numbers.tolist(), within.tolist(), strict=True)
+        counts = [int(layouts[number].tokens[image]) for number, image in pairs]
+        width = next(iter(layouts.values())).width
+        features = torch.empty(sum(counts), width, dtype=torch.bfloat16)
+        parts = features.split(counts)
+        for number, layout in layouts.items():
+            shard = self.shards.names[number]
+            if layout.width != width:
+                raise self.shards.damaged(shard, f"its features are {layout.width} wide, those of others {width}")
+            with self.files.opened(shard) as handle, os_errors(f"reading {shard}"):
+                for mine in np.flatnonzero(numbers == number).tolist():
+                    target: Any = parts[mine].view(torch.uint8).numpy()  # shares the tensor's memory
+                    read = os.preadv(handle, [target], int(layout.offsets[within[mine]]))
+                    if read != target.nbytes:
+                        how = f"features of image {images[mine][:12]}... end after {read} bytes"
+                        raise self.shards.damaged(shard, how)
         return features
 
-    def _layout(self, number: int, handle: int) -> Layout:
+    def _absent(self, image: str) -> DataError:
+        return DataError(
+            f"no cached features for image {image[:12]}... in {self.shards.storage.root_uri}",
+            expected="every image of the prepared data encoded by the cache_features step",
+            fix="run the pipeline again: it encodes what is missing; or set features.cache=off",
+        )
+
+    def _layout(self, number: int) -> Layout:
+        shard = self.shards.names[number]
+        if shard not in self._layouts:
+            with self.files.opened(shard) as handle, os_errors(f"reading {shard}"):
+                self._layouts[shard] = self._read_layout(number, handle)
+        return self._layouts[shard]
+
+    def _read_layout(self, number: int, handle: int) -> Layout:
         size_bytes = int.from_bytes(os.pread(handle, HEADER_BYTES, 0), "little")
         header = json.loads(os.pread(handle, size_bytes, HEADER_BYTES))
         start, end = self.shards.starts[number : number + 2]

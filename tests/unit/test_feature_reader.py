@@ -1,0 +1,50 @@
+"""Features of many images at once are those of each, wherever they lie."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from trainer.errors import DataError
+from trainer.features.reader import FeatureReader
+from trainer.features.store import write_shard
+from trainer.storage import LocalStorage
+
+WIDTH = 4
+IMAGES = [f"{number:064x}" for number in range(7)]
+
+
+def features_of(image: str, width: int = WIDTH) -> Tensor:
+    """Of as many tokens as its number says, and one more."""
+    number = int(image, 16)
+    return (100 * number + torch.arange((number + 1) * width)).view(-1, width).to(torch.bfloat16)
+
+
+@pytest.fixture(scope="module")
+def reader(tmp_path_factory: pytest.TempPathFactory) -> FeatureReader:
+    folder, scratch = tmp_path_factory.mktemp("features"), tmp_path_factory.mktemp("scratch")
+    for images in (IMAGES[::3], IMAGES[1::3], IMAGES[2::3]):
+        write_shard(LocalStorage(folder), scratch, {image: features_of(image) for image in images}, {})
+    return FeatureReader.open(str(folder))
+
+
+@given(st.lists(st.sampled_from(IMAGES), min_size=1, max_size=12))
+def test_reading_many_gives_those_of_each_in_order(reader: FeatureReader, images: list[str]) -> None:
+    assert torch.equal(reader.read_all(images), torch.cat([features_of(image) for image in images]))
+
+
+def test_one_of_many_that_was_never_encoded_is_named(reader: FeatureReader) -> None:
+    with pytest.raises(DataError, match="no cached features for image ffff"):
+        reader.read_all([IMAGES[0], "f" * 64])
+
+
+def test_features_of_another_width_are_refused(tmp_path: Path) -> None:
+    for image, width in zip(IMAGES, (WIDTH, WIDTH + 1), strict=False):
+        write_shard(LocalStorage(tmp_path / "store"), tmp_path, {image: features_of(image, width)}, {})
+    with pytest.raises(DataError, match=f"its features are {WIDTH + 1} wide, those of others {WIDTH}"):
+        FeatureReader.open(str(tmp_path / "store")).read_all(IMAGES[:2])

@@ -1,0 +1,89 @@
+"""Small files of a run: training does not wait for them, and nothing that was said last is lost."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from trainer.errors import UserError
+from trainer.storage import LocalStorage
+from trainer.write_aside import WriteAside
+
+LIMIT_S = 20.0
+
+
+class Slow(LocalStorage):
+    """A store whose writes wait until they are let go, and fail when it is broken."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.go, self.written, self.broken = threading.Event(), threading.Event(), False
+        self.under_way, self.most_at_once = 0, 0
+
+    def write(self, name: str, data: bytes) -> None:
+        self.under_way += 1
+        self.most_at_once = max(self.most_at_once, self.under_way)
+        assert self.go.wait(LIMIT_S)
+        self.under_way -= 1
+        self.written.set()
+        if self.broken:
+            raise UserError("the disk is full")
+        super().write(name, data)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Slow]:
+    found = Slow(tmp_path)
+    yield found
+    found.go.set()
+
+
+def until_written(store: Slow) -> None:
+    """Wait until the write that was begun has ended."""
+    store.go.set()
+    assert store.written.wait(LIMIT_S)
+    for thread in threading.enumerate():
+        if thread.name == "write file":
+            thread.join(LIMIT_S)
+
+
+def test_who_begins_a_write_does_not_wait_for_the_store(store: Slow) -> None:
+    assert WriteAside(store, "file").begin(b"first")
+    assert store.stat("file") is None, "the store has not been let go"
+    until_written(store)
+    assert store.read("file") == b"first"
+
+
+def test_a_write_under_way_is_not_overtaken(store: Slow) -> None:
+    file = WriteAside(store, "file")
+    assert file.begin(b"first") and not file.begin(b"second")
+    until_written(store)
+    assert store.read("file") == b"first"
+
+
+def test_the_last_write_comes_after_the_one_under_way_and_is_stored(store: Slow) -> None:
+    file = WriteAside(store, "file")
+    file.begin(b"first")
+    threading.Timer(0.05, store.go.set).start()
+    file.write(b"last")
+    assert store.read("file") == b"last" and store.most_at_once == 1
+
+
+def test_an_error_reaches_whoever_writes_next(store: Slow) -> None:
+    file, store.broken = WriteAside(store, "file"), True
+    file.begin(b"first")
+    until_written(store)
+    with pytest.raises(UserError, match="the disk is full"):
+        file.begin(b"second")
+
+
+def test_a_store_that_works_again_takes_the_last_write(store: Slow) -> None:
+    file, store.broken = WriteAside(store, "file"), True
+    file.begin(b"first")
+    until_written(store)
+    store.broken = False
+    file.write(b"last")
+    assert store.read("file") == b"last" and file.begin(b"one more")
