@@ -20,14 +20,22 @@ START_STEP = 2  # of PowerSGD: the fewest that it takes
 
 LANGUAGE = "model.language_model.config"
 COMMON: dict[str, Any] = {
-    f"{LANGUAGE}.num_hidden_layers": 8,  # four stages of two, where stages are interleaved
     "train.deterministic": False,
     "train.loss_chunk_tokens": 1024,
     "train.clip_grad_norm": 1.0,
     "train.optimizer.learning_rate": 1e-3,
 }
-WIDTHS = {f"{LANGUAGE}.hidden_size": 256, f"{LANGUAGE}.intermediate_size": 688}  # a step is a CPU second or less a rank
-QUICK_WIDTHS = {f"{LANGUAGE}.hidden_size": 64, f"{LANGUAGE}.intermediate_size": 128}
+# A step takes about a CPU second of each rank. Layers divide into the four stages of an interleaved pipeline.
+SIZES = {
+    f"{LANGUAGE}.num_hidden_layers": 8,
+    f"{LANGUAGE}.hidden_size": 256,
+    f"{LANGUAGE}.intermediate_size": 688,
+}
+QUICK_SIZES = {
+    f"{LANGUAGE}.num_hidden_layers": 4,
+    f"{LANGUAGE}.hidden_size": 64,
+    f"{LANGUAGE}.intermediate_size": 128,
+}
 
 
 @dataclass(frozen=True)
@@ -47,7 +55,7 @@ class TimedRun:
         of_a_copy = ranks.get("train.tensor_parallel", 1) * ranks.get("train.pipeline_parallel", 1)
         return Case(
             self.strategy,
-            {**COMMON, **(QUICK_WIDTHS if quick else WIDTHS), **self.changes},
+            {**COMMON, **(QUICK_SIZES if quick else SIZES), **self.changes},
             passes=MICRO_BATCHES * of_a_copy // world_size,
             rows=QUICK_ROWS if quick else ROWS,
             vocabulary=self.vocabulary,

@@ -14,11 +14,11 @@ from benchmarks.strategy_cases import EQUAL, GROUPS, ROUNDED, Group, TimedRun
 
 STEPS = 2  # of a side, before it is the next one's turn
 NOTES = {
-    "strategies": "Strategies: real processes of one thread under torchrun, whose collectives are gloo's, on the same "
-    "global rows and from the same weights. CPU time is summed over ranks; four processes share the cores of this "
-    "machine, so that a wall ratio says less than it. What is compared is what a strategy costs in arithmetic and in "
-    "copies of memory. Nothing is said about a network or a GPU: what less memory or less traffic gains there is not "
-    "in these ratios.",
+    "strategies": f"Strategies: rounds of {STEPS} steps in real processes under torchrun, whose collectives are "
+    "gloo's, on the same global rows and from the same weights. CPU time is summed over ranks; four processes share "
+    "the cores of this machine, so that a wall ratio says less than it. What is compared is what a strategy costs in "
+    "arithmetic and in copies of memory. Nothing is said about a network or a GPU: what less memory or less traffic "
+    "gains there is not in these ratios.",
     "features": "Features of training: as strategies, each beside the same run without it. A ratio below 1 is the "
     "price of the feature on a processor; what it is for (memory, traffic, waiting less for another stage) is not in "
     "it. Compressed gradients are another training: their losses are those without up to the first compressed update, "
