@@ -5,17 +5,10 @@ All on the CPU, all in this run. It checks what is counted and the proportions o
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-import tempfile
-from pathlib import Path
-from typing import Any
-
 from benchmarks import flop_cases, memory_cases, pipeline_memory, step_times
 from benchmarks.common import interleaved, options
 from benchmarks.predictions import Predictions
+from benchmarks.processes import under_torchrun
 from trainer.worker import Worker, start_worker
 
 PROCESSES = 2
@@ -53,12 +46,12 @@ def memory(report: Predictions, *, quick: bool) -> None:
     found: dict[str, tuple[dict[str, int], dict[str, int]]] = {}  # predicted, measured
     for cases, processes in ((memory_cases.CASES, PROCESSES), (memory_cases.SPLIT_CASES, 2 * PROCESSES)):
         names = list(cases)[:few]
-        weighed = measured_memory("benchmarks.measure_memory", names, processes)
+        weighed = under_torchrun("benchmarks.measure_memory", ["--cases", *names], processes=processes)
         found |= {name: (memory_cases.predicted(cases[name], processes), weighed[name]) for name in names}
     staged = ((pipeline_memory.CASES, pipeline_memory.STAGES), (pipeline_memory.SPLIT_CASES, 2 * PROCESSES))
     for cases, processes in staged:
         names = list(cases)[:few]
-        weighed = measured_memory("benchmarks.pipeline_memory", names, processes)
+        weighed = under_torchrun("benchmarks.pipeline_memory", ["--cases", *names], processes=processes)
         for name in names:
             stages = zip(pipeline_memory.predicted(cases[name]), weighed[name], strict=True)
             found |= {f"{name}, stage {number}": both for number, both in enumerate(stages, start=1)}
@@ -66,19 +59,6 @@ def memory(report: Predictions, *, quick: bool) -> None:
         for name, (predicted, measured) in found.items():
             if measured[part]:
                 report.add(f"memory, {part}", name, "MiB", predicted[part] / MIB, measured[part] / MIB)
-
-
-def measured_memory(module: str, names: list[str], processes: int) -> dict[str, Any]:
-    """Bytes by case and part (of pipelines by case, stage and part), from processes of their own."""
-    with tempfile.TemporaryDirectory(prefix="vlmpipe-bench-") as scratch:
-        output = Path(scratch) / "measured.json"
-        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-        command = [*launcher, "-m", module, "--output", str(output), "--cases", *names]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            raise SystemExit(f"measuring memory failed:\n{done.stdout}{done.stderr}")
-        return dict(json.loads(output.read_text()))
 
 
 def flops(report: Predictions, *, quick: bool) -> None:

@@ -1,14 +1,20 @@
-"""What the training step gains: cached features, packing, our loop beside Hugging Face's. `make bench-train`"""
+"""What the training step gains or costs: cached features, packing, our loop beside Hugging Face's and beside a plain
+one, compiled layers, strategies beside ddp, features of training beside none. `make bench-train`"""
 
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Collection
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from benchmarks.common import Measured, close, interleaved, options
+from benchmarks.compiled_steps import compiled_or_eager
 from benchmarks.hugging_face import hugging_face_trainer
+from benchmarks.plain_loop import plain_loop
 from benchmarks.report import Report, Side
+from benchmarks.strategy_sides import beside_their_baselines
 from benchmarks.training_sides import Length, Trained, bare_steps, our_loop, ready_steps, some_lines
 from benchmarks.workloads import Workload, workload
 from trainer.batches import cached_images
@@ -30,20 +36,39 @@ FULL = {
         ("data.max_samples=800", *[f"model.tower.config.{setting}" for setting in WIDE_TOWER]),
     ),
 }
+COMPILED_ONLINE = {"easy-vqa, wide tower"}  # where a tower is worth compiling; the others take cached features
+PARTS = ("loops", "layouts", "compiled", "strategies", "features")
+ON_WORKLOADS = {"loops", "layouts", "compiled"}
 
 
 def main() -> None:
-    chosen = options(__doc__)
+    chosen = options(__doc__, PARTS)
     rounds = chosen.rounds or (2 if chosen.quick else 7)
     length = Length(warm_up=1, steps=2) if chosen.quick else Length(warm_up=2, steps=5)
     report = Report("Training step", {"rounds": rounds, "steps a round": length.steps, "warm-up steps": length.warm_up})
-    worker = start_worker()
-    with tempfile.TemporaryDirectory(prefix="vlmpipe-bench-") as scratch:
-        for name, (run_file, overrides) in (QUICK if chosen.quick else FULL).items():
-            load = workload(run_file, Path(scratch), worker, overrides, name=name)
-            loops(report, load, worker, length, rounds, Path(scratch))
-            layouts(report, load, worker, length.steps, rounds)
+    if ON_WORKLOADS & set(chosen.only):
+        worker = start_worker()
+        with tempfile.TemporaryDirectory(prefix="vlmpipe-bench-") as scratch:
+            for name, (run_file, overrides) in (QUICK if chosen.quick else FULL).items():
+                load = workload(run_file, Path(scratch), worker, overrides, name=name)
+                of_workload(report, load, worker, length, rounds, Path(scratch), chosen.only)
+    for part in ("strategies", "features"):
+        if part in chosen.only:
+            beside_their_baselines(report, part, rounds, quick=chosen.quick)
     report.publish(chosen)
+
+
+def of_workload(
+    report: Report, load: Workload, worker: Worker, length: Length, rounds: int, scratch: Path, parts: Collection[str]
+) -> None:
+    """The parts that train on a shipped run file's data, in this process."""
+    if "loops" in parts:
+        loops(report, load, worker, length, rounds, scratch)
+    if "layouts" in parts:
+        layouts(report, load, worker, length.steps, rounds)
+    if "compiled" in parts:
+        online = load.name in COMPILED_ONLINE
+        compiled_or_eager(report, load, worker, scratch, rounds, length.steps, cached=not online)
 
 
 def loops(report: Report, load: Workload, worker: Worker, length: Length, rounds: int, scratch: Path) -> None:
@@ -52,17 +77,23 @@ def loops(report: Report, load: Workload, worker: Worker, length: Length, rounds
         "cached": partial(our_loop, load.cached, worker, length),
         "online": partial(our_loop, load.online, worker, length),
         "trainer": partial(hugging_face_trainer, load, length, scratch / "trainer"),
+        "plain": partial(plain_loop, load, length),
     }
     found = interleaved(sides, rounds, warm_up=False)
-    cached, online, trainer = (found[name] for name in sides)
+    cached, online, trainer, plain = (found[name] for name in sides)
     report.require(same_losses(cached, online), "the loss of every step is the same with cached and online features")
     report.require(same_losses(online, trainer), "the loss of every step is the same in our loop and in the HF Trainer")
+    report.require(same_losses(cached, plain), "the loss of every step is the same in our loop and in a plain one")
     ours_online = ("our loop, online features", measured(online))
     ours_cached = ("our loop, cached features", measured(cached))
     theirs = ("HF Trainer, online features", measured(trainer))
     report.compare_rates("step: cached or online", load.name, "steps", ours_cached, ours_online)
     report.compare_rates("step: ours or HF Trainer", load.name, "steps", ours_online, theirs)
     report.compare_rates("step: ours cached or HF Trainer", load.name, "steps", ours_cached, theirs)
+    tokens = plain[0].measured.units  # the same steps, so the same tokens
+    in_tokens = ("our loop, cached features", [replace(one, units=tokens) for one in measured(cached)])
+    by_hand = ("plain loop, cached features", measured(plain))
+    report.compare_rates("step: ours or a plain loop", load.name, "useful tokens", in_tokens, by_hand)
     rates = [
         online_round.engine_cpu_s / cached_round.engine_cpu_s
         for cached_round, online_round in zip(cached, online, strict=True)

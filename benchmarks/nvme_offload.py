@@ -1,8 +1,8 @@
 """Why `train.offload` does not offer NVMe: DeepSpeed's ZeRO-3 with its optimizer on a disk, beside the same in memory.
 
-Run `python -m benchmarks.nvme_offload`. DeepSpeed compiles its `async_io` for it, which takes minutes the first time and
-needs libaio with its headers (`apt-get install libaio-dev`) and a compiler. Where these are not there it says so, and
-ends with exit code 69.
+Run `python -m benchmarks.nvme_offload`. DeepSpeed compiles its `async_io` for it, which takes minutes the first time
+and needs libaio with its headers (`apt-get install libaio-dev`) and a compiler. Where these are not there it says so,
+and ends with exit code 69.
 """
 
 from __future__ import annotations

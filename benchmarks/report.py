@@ -69,12 +69,14 @@ class Report:
     settings: dict[str, Any]
     rows: list[Row] = field(default_factory=list)
     checks: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)  # how to read some of the rows
     load_at_start: float = field(default_factory=lambda: os.getloadavg()[0])
 
-    def require(self, held: bool, what: str) -> None:
-        """Note a condition of a fair comparison. Raises UnfairError when it did not hold."""
+    def require(self, held: bool, what: str, *, found: str = "") -> None:
+        """Note a condition of a fair comparison. Raises UnfairError, with what was found, when it did not hold."""
         if not held:
-            raise UnfairError(f"this must hold for a fair comparison, and does not: {what}")
+            said = f" ({found})" if found else ""
+            raise UnfairError(f"this must hold for a fair comparison, and does not: {what}{said}")
         if what not in self.checks:
             self.checks.append(what)
 
@@ -122,9 +124,11 @@ class Report:
         console = Console(width=None if sys.stdout.isatty() else 200)
         console.print(self._table())
         console.print(f"{found['machine']}; {found['shared']}. {HOW_TO_READ}")
+        for note in self.notes:
+            console.print(note)
         console.print("Checked: " + "; ".join(self.checks) + ".")
         if options.json:
-            content = found | {"settings": self.settings, "checks": self.checks}
+            content = found | {"settings": self.settings, "checks": self.checks, "notes": self.notes}
             options.json.write_text(json.dumps(content | {"rows": [asdict(row) for row in self.rows]}, indent=1) + "\n")
         if options.markdown:
             options.markdown.write_text(self._markdown(found))
@@ -138,7 +142,7 @@ class Report:
         return table
 
     def _markdown(self, found: dict[str, Any]) -> str:
-        lines = [*heading(found, self.settings), HOW_TO_READ, ""]
+        lines = [*heading(found, self.settings), HOW_TO_READ, "", *[f"{note}\n" for note in self.notes]]
         lines += [line(COLUMNS), line(["---"] * 5 + ["--:"] * 5), *[line(_cells(row)) for row in self.rows]]
         lines += ["", "Checked in this run:", "", *[f"- {check}" for check in self.checks]]
         return "\n".join(lines) + "\n"

@@ -69,10 +69,10 @@ class Workload:
             shuffle_shards=job.data.shuffle_shards,
         )
 
-    def loader(self) -> RowLoader:
-        """Rows with their encoded images; a new one verifies the shards anew."""
+    def loader(self, *, images: bool = True) -> RowLoader:
+        """Rows, with their encoded images where `images`; a new one verifies the shards anew."""
         reader = ShardReader.open(open_storage(self.online.pointers().prepared_uri))
-        return RowLoader(self.split(), self.sequence(), self.tokenizer, reader, images=True)
+        return RowLoader(self.split(), self.sequence(), self.tokenizer, reader, images=images)
 
 
 def job_of(run_file: str, root: Path, run_id: str, overrides: tuple[str, ...] = ()) -> JobConfig:

@@ -17,7 +17,8 @@ from tests.short_form import chosen, only_whole
 ROOT = Path(__file__).parents[2]
 IMAGES = "600 x 400 JPEG, 224 pixels"
 
-CLAIMS = {
+FOUR = ("hsdp", "tp+fsdp", "tp+pp+dp")  # strategies that need four processes, or two nodes
+CLAIMS: dict[str, dict[str, set[str]]] = {
     "bench_data": {
         "fill: packed or padded": {"digits", "easy-vqa", "synthetic VLM mix"},
         "fill: best fit or first come": {"digits", "easy-vqa", "synthetic VLM mix"},
@@ -31,10 +32,11 @@ CLAIMS = {
         "images: ours or by hand": {IMAGES},
         "preparation": {"digits", "easy-vqa"},
     },
-    "bench_train": {
+    "bench_train --only loops layouts": {
         "step: cached or online": {"digits"},
         "step: ours or HF Trainer": {"digits"},
         "step: ours cached or HF Trainer": {"digits"},
+        "step: ours or a plain loop": {"digits"},
         "gain of cached features: measured or planned": {"digits"},
         "outside forward, backward, optimizer: all threads": {"digits"},
         "outside forward, backward, optimizer: training thread": {"digits"},
@@ -42,11 +44,31 @@ CLAIMS = {
         "step: packed or padded": {"digits"},
         "fill of these steps": {"digits"},
     },
+    "bench_train --only compiled": {
+        "step: compiled or eager": {"digits, cached features"},
+        "time to compile": {"digits, cached features"},
+    },
+    "bench_train --only strategies": {
+        f"step: {name} or ddp": {f"{processes} processes"}
+        for processes, names in {2: ("fsdp", "zero1", "zero2", "zero3", "tp", "pp"), 4: FOUR}.items()
+        for name in names
+    },
+    "bench_train --only features": {
+        "step: EMA or none": {"ddp", "fsdp"},
+        "step: full checkpointing or none": {"ddp"},
+        "step: selective checkpointing or none": {"ddp"},
+        "step: gradients as bf16 or none": {"ddp"},
+        "step: gradients by PowerSGD or none": {"ddp"},
+        "step: loss in chunks or none": {"ddp, large vocabulary"},
+        "step: sequence parallelism or none": {"tp"},
+        "step: interleaved or none": {"pp"},
+    },
 }
 FIGURES = {  # without a baseline
-    "time to plan an epoch", "preparation", "training waits for data",
+    "time to plan an epoch", "preparation", "training waits for data", "time to compile",
     "outside forward, backward, optimizer: all threads", "outside forward, backward, optimizer: training thread",
 }  # fmt: skip
+EQUAL_LOSSES = "losses that gradients as they are give equal those of the baseline (relative 1e-05)"
 CHECKS = {
     "bench_data": {
         "every sample is in exactly one row",
@@ -55,10 +77,17 @@ CHECKS = {
         "as many features are read as images are decoded",
         "our pixels are those of Pillow and NumPy by hand",
     },
-    "bench_train": {
+    "bench_train --only loops layouts": {
         "the loss of every step is the same with cached and online features",
         "the loss of every step is the same in our loop and in the HF Trainer",
+        "the loss of every step is the same in our loop and in a plain one",
         "the loss of each step is the same for packed and for padded samples",
+    },
+    "bench_train --only compiled": {"compiled layers give the loss of every step (relative 0.0001)"},
+    "bench_train --only strategies": {EQUAL_LOSSES},
+    "bench_train --only features": {
+        EQUAL_LOSSES,
+        "losses with rounded gradients stay near those of the baseline (relative 0.005)",
     },
 }
 
@@ -67,7 +96,8 @@ CHECKS = {
 @pytest.mark.parametrize("name", chosen(CLAIMS, lambda name: name == "bench_data"))
 def test_a_short_run_gives_every_claim_with_figures_and_fairness(name: str, tmp_path: Path) -> None:
     figures, table = tmp_path / "figures.json", tmp_path / "table.md"
-    command = [sys.executable, "-m", f"benchmarks.{name}", "--quick", "--json", str(figures), "--markdown", str(table)]
+    command = [sys.executable, "-m", *f"benchmarks.{name} --quick".split()]
+    command += ["--json", str(figures), "--markdown", str(table)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr
     content = json.loads(figures.read_text())

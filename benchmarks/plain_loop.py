@@ -1,0 +1,50 @@
+"""A plain loop beside ours: what is written by hand in an afternoon, on the same module, rows and batches.
+
+It reads a step's rows and collates them when it needs them, with our loader and in its own thread; ours makes them two
+steps ahead in another. It has no metrics, no checkpoints, no watch for stalls, no validation, and knows one process.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.nn.utils import clip_grad_norm_
+
+from benchmarks.common import Clock
+from benchmarks.training_sides import Length, Trained
+from benchmarks.workloads import Workload
+from trainer.batches import cached_images, collate
+from trainer.features.reader import FeatureReader
+from trainer.models.recompute import Recompute
+from trainer.models.table import family_of
+from trainer.optim import build_optimizer
+
+CPU = torch.device("cpu")
+
+
+def plain_loop(load: Workload, length: Length) -> Trained:
+    """Training with cached features. Units: useful tokens."""
+    job, family = load.cached, family_of(load.cached.model)
+    module = family.training_module(job.model, family.build(job.model, load.tokenizer), cached=True).train()
+    Recompute.of(job.train).apply(family, module)
+    optimizer = build_optimizer(module, job.train.optimizer)
+    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    images = cached_images(FeatureReader.open(job.pointers().features_uri), family.feature_shape(job.model))
+    loader, size = load.loader(images=False), job.train.micro_batch_rows
+    losses: list[float] = []
+    tokens, clock = 0, Clock()
+    for step in range(length.end):
+        if step == length.warm_up:
+            tokens, clock = 0, Clock()
+        rows = loader.rows_for_step(step, 0, 1)
+        label_tokens, step_loss = loader.total_label_tokens(step), 0.0
+        for start in range(0, len(rows), size):
+            batch = collate(rows[start : start + size], images)
+            loss = module(**batch.to(CPU)) / label_tokens
+            loss.backward()
+            step_loss += loss.item()
+        clip_grad_norm_(parameters, job.train.clip_grad_norm)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(step_loss)
+        tokens += sum(row.tokens for row in rows)
+    return Trained(clock.stop(tokens), losses)
