@@ -17,6 +17,7 @@ from trainer.storage import LocalStorage, join_uri, mounted, open_storage
 FILE = "metrics.jsonl"
 LOCAL_INTERVAL_S = 0.5  # every write repeats the whole file
 REMOTE_INTERVAL_S = 15.0  # one object may be written about once a second
+STATES = {"active": 1, "absent": 0}  # words of the log (reduction_server), for places that take numbers alone
 
 
 class Mirror(Protocol):
@@ -45,12 +46,13 @@ class MetricsLog:
     def write(self, step: int, values: dict[str, Any]) -> None:
         """Record the metrics of `step`."""
         self._lines.append(json.dumps({"step": step, **values}))
-        report_measured(values, step)
+        numbers = {name: STATES[value] if isinstance(value, str) else value for name, value in values.items()}
+        report_measured(numbers, step)
         if self._tensorboard:
-            for name, value in values.items():
+            for name, value in numbers.items():
                 self._tensorboard.add_scalar(f"train/{name}", value, step)
         for mirror in self._mirrors:
-            mirror.write(step, values)
+            mirror.write(step, numbers)
         if time.monotonic() - self._written_s >= self._interval_s:
             self.flush()
 

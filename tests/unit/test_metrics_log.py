@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,3 +24,31 @@ def test_a_tensorboard_folder_that_cannot_be_written_costs_a_warning(
     assert json.loads((tmp_path / "run" / FILE).read_text()) == {"step": 1, "loss": 2.5}
     assert (folder.exists() and any(folder.iterdir())) == writable
     assert ("no TensorBoard files" in capsys.readouterr().out) == (not writable)
+
+
+class Recorded:
+    """A mirror that keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.lines: list[dict[str, Any]] = []
+
+    def write(self, step: int, values: dict[str, Any]) -> None:
+        self.lines.append({"step": step, **values})
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(("word", "number"), [("active", 1), ("absent", 0)])
+def test_a_word_of_the_log_is_a_number_where_numbers_alone_are_taken(
+    word: str, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AIP_TENSORBOARD_LOG_DIR", str(tmp_path / "logs"))
+    mirror = Recorded()
+    log = MetricsLog(str(tmp_path / "run"), resumed_from_step=0, mirrors=[mirror])
+    log.write(1, {"reduction_server": word})
+    log.close()
+    assert mirror.lines == [{"step": 1, "reduction_server": number}]
+    assert json.loads((tmp_path / "run" / FILE).read_text()) == {"step": 1, "reduction_server": word}
+    (events,) = (tmp_path / "logs").iterdir()
+    assert b"train/reduction_server" in events.read_bytes()
