@@ -60,6 +60,8 @@ ONE = job(a100())
 CLUSTER = job(a100(), a100(3))
 REDUCED = job(a100(), a100(3), reducers())
 TPU = job(pool("ct5lp-hightpu-4t") | {"machine_spec": {"machine_type": "ct5lp-hightpu-4t", "tpu_topology": "2x2"}})
+MEGA_ONE = job(pool("a3-megagpu-8g", "NVIDIA_H100_MEGA_80GB", 8))
+ULTRA = job(pool("a3-ultragpu-8g", "NVIDIA_H200_141GB", 8))
 MEGA = job(*(pool("a3-megagpu-8g", "NVIDIA_H100_MEGA_80GB", 8) for _ in range(2)))
 PACKAGE = {
     "executor_image_uri": "us-docker.pkg.dev/vertex-ai/training/pytorch-gpu.2-4.py310:latest",
@@ -336,6 +338,45 @@ CASES = [
         "VP706",
         {f"{CONTAINER}.env": variable("WORLD_SIZE", "32")},
         {f"{CONTAINER}.env": variable("NCCL_DEBUG", "INFO")},
+    ),
+    Case(
+        "VP707",
+        {f"{CONTAINER}.env": variable("NCCL_IB_HCA", "mlx5_0,mlx5_1")},
+        {f"{CONTAINER}.env": variable("NCCL_IB_DISABLE", "1")},
+    ),
+    Case(
+        "VP707",
+        {f"{CONTAINER}.env": variable("NCCL_PLUGIN_P2P", "ib")},
+        {f"{CONTAINER}.env": variable("NCCL_P2P_LEVEL", "NVL")},
+    ),
+    Case(
+        "VP707",
+        {f"{CONTAINER}.env": variable("NCCL_NET", "IB")},
+        {f"{CONTAINER}.env": variable("NCCL_NET", "Socket")},
+    ),
+    Case(
+        "VP707",
+        {f"{CONTAINER}.env": variable("FI_PROVIDER", "efa")},
+        {f"{CONTAINER}.env": variable("NCCL_IB_QPS_PER_CONNECTION", "4")},
+        base=ULTRA,
+    ),
+    Case(
+        "VP707",
+        {f"{P1}.container_spec.env": variable("NCCL_IB_GID_INDEX", "3")},
+        {f"{P2}.container_spec.env": variable("NCCL_IB_GID_INDEX", "3")},  # reducers have no NCCL
+        base=REDUCED,
+    ),
+    Case(
+        "VP708",
+        {f"{CONTAINER}.env": variable("NCCL_FASTRAK_USE_LLCM", "1")},
+        {f"{CONTAINER}.env": variable("NCCL_NET", "gIB")},
+        base=ULTRA,
+    ),
+    Case(
+        "VP708",
+        {f"{CONTAINER}.env": variable("NCCL_NET", "gIB")},
+        {f"{CONTAINER}.env": variable("NCCL_FASTRAK_USE_LLCM", "1")},
+        base=MEGA_ONE,
     ),
 ]
 

@@ -30,12 +30,16 @@ class Cluster:
 
     hosts: tuple[str, ...]  # "host:port" of each node, the chief first
     node_rank: int
-    num_reducers: int = 0
+    reducers: tuple[str, ...] = ()  # "host:port" of each
     in_pools: bool = True  # nodes are called after Vertex AI's worker pools; otherwise after their hosts
 
     @property
     def num_nodes(self) -> int:
         return len(self.hosts)
+
+    @property
+    def num_reducers(self) -> int:
+        return len(self.reducers)
 
     @property
     def master_host(self) -> str:
@@ -96,7 +100,7 @@ def _from_cluster_spec(spec: dict[str, Any]) -> Cluster:
             expected="exactly 1, the chief; the others belong to worker pool 1",
         )
     node_rank = _index(index, len(_hosts(cluster, pool))) + (0 if pool == "workerpool0" else 1)
-    return Cluster(tuple(hosts), node_rank, len(_hosts(cluster, "workerpool2")))
+    return Cluster(tuple(hosts), node_rank, tuple(_hosts(cluster, "workerpool2")))
 
 
 def _from_tf_config(spec: dict[str, Any]) -> Cluster:
@@ -107,7 +111,8 @@ def _from_tf_config(spec: dict[str, Any]) -> Cluster:
     chiefs = _hosts(cluster, "chief") or _hosts(cluster, "master")
     workers = _hosts(cluster, "worker")
     rank = _index(task.get("index"), len(workers if role == "worker" else chiefs))
-    return Cluster(tuple(chiefs + workers), rank + (len(chiefs) if role == "worker" else 0), len(_hosts(cluster, "ps")))
+    reducers = tuple(_hosts(cluster, "ps"))
+    return Cluster(tuple(chiefs + workers), rank + (len(chiefs) if role == "worker" else 0), reducers)
 
 
 def _from_pet(environment: Mapping[str, str]) -> Cluster:

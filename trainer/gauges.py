@@ -20,15 +20,16 @@ class Gauges:
     peak_memory_gib: list[float]
     data_wait_s: list[float]
     forward_s: list[float]  # 0 where it is not timed
+    num_reducers: list[float]  # of the Reduction Server that the rank is connected to; 0 in a job without one
 
     @classmethod
     def at_start(cls, ranks: int) -> Gauges:
-        return cls([0.0] * ranks, [0.0] * ranks, [0.0] * ranks)
+        return cls([0.0] * ranks, [0.0] * ranks, [0.0] * ranks, [0.0] * ranks)
 
 
-def gather_gauges(worker: Worker, data_wait_s: float, forward_s: float) -> Gauges:
-    """Collective. `data_wait_s` and `forward_s` are this rank's own."""
-    own = [_peak_memory_bytes(worker) / GIB, data_wait_s, forward_s]
+def gather_gauges(worker: Worker, data_wait_s: float, forward_s: float, num_reducers: int) -> Gauges:
+    """Collective. The figures given are this rank's own."""
+    own = [_peak_memory_bytes(worker) / GIB, data_wait_s, forward_s, num_reducers]
     mine = torch.tensor(own, dtype=torch.float64, device=worker.device)
     found = [torch.empty_like(mine) for _ in range(worker.world_size)]
     dist.all_gather(found, mine)

@@ -19,6 +19,7 @@ from trainer.write_aside import WriteAside
 FILE = "metrics.jsonl"
 LOCAL_INTERVAL_S = 0.5  # every write repeats the whole file
 REMOTE_INTERVAL_S = 15.0  # one object may be written about once a second
+STATES = {"active": 1, "absent": 0}  # words of the log (reduction_server), for places that take numbers alone
 
 
 class Mirror(Protocol):
@@ -48,13 +49,14 @@ class MetricsLog:
     def write(self, step: int, values: dict[str, Any]) -> None:
         """Record the metrics of `step`, to be readable soon. Raises what an earlier line's write raised."""
         self._lines.append(json.dumps({"step": step, **values}))
-        report_measured(values, step)
+        numbers = {name: STATES[value] if isinstance(value, str) else value for name, value in values.items()}
+        report_measured(numbers, step)
         if self._tensorboard:
             # One event for all: each one wakes up a thread, which costs ten times as much as making it.
-            scalars = [Summary.Value(tag=f"train/{name}", simple_value=value) for name, value in values.items()]
+            scalars = [Summary.Value(tag=f"train/{name}", simple_value=value) for name, value in numbers.items()]
             self._tensorboard.add_summary(Summary(value=scalars), step)
         for mirror in self._mirrors:
-            mirror.write(step, values)
+            mirror.write(step, numbers)
         if time.monotonic() - self._written_s >= self._interval_s and self._file.begin(self._content()):
             self._written_s = time.monotonic()
 

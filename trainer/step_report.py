@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,6 +16,7 @@ from trainer.gauges import Gauges, gather_gauges
 from trainer.metrics import MetricsLog
 from trainer.parts import Parts
 from trainer.progress import Progress
+from trainer.reduction_server import Reducers, connected_nodes, net_plugins, state_of
 from trainer.step_totals import StepTotals
 from trainer.storage import Storage, open_storage
 from trainer.strategies.precision import LossScale
@@ -79,6 +81,8 @@ class StepReport:
         self._stall_s = self._window_stall_s = 0.0
         self._validated: dict[str, float] = {}  # in the step that is counted next
         self._gauges = Gauges.at_start(worker.world_size)  # when the last line was written
+        self._reducers = Reducers.of_job(os.environ)
+        self._reduction: dict[str, str | int] = {}  # what the last line said of them
         self._first_loss: float | None = None
         self._last_loss: float | None = None
         self._last: StepTotals | None = None  # that was counted
@@ -91,9 +95,9 @@ class StepReport:
                 self._first_loss, self._last_loss = losses[0], losses[-1]
             self._progress = Progress(job.run.run_uri, "train")
             for reason in damaged:
-                note = f"training continued after step {first_step}, because a newer checkpoint is damaged: {reason}"
-                print(f"train: {note}", flush=True)
-                self._progress.record.detail.setdefault("notes", []).append(note)
+                self._note(
+                    f"training continued after step {first_step}, because a newer checkpoint is damaged: {reason}"
+                )
             if first_step:
                 print(f"train: continuing after step {first_step} of {parts.total_steps}", flush=True)
 
@@ -124,8 +128,13 @@ class StepReport:
     def step(self, done: int, strategy: Strategy, waited_s: float) -> None:
         """Log a step when it is due; it and all before it are counted then. Collective."""
         if self.is_due(done) or self._validated:
-            timer = self._parts.forward_timer
-            gauges = gather_gauges(self._worker, waited_s, timer.seconds() if timer else 0.0)
+            timer, reducers = self._parts.forward_timer, self._reducers
+            gauges = gather_gauges(
+                self._worker,
+                waited_s,
+                timer.seconds() if timer else 0.0,
+                reducers.num_connected() if reducers else 0,
+            )
             if self._worker.is_first:
                 assert self._last is not None
                 self._write(self._last, strategy, gauges)
@@ -209,6 +218,7 @@ class StepReport:
                     now_s - then_s for now_s, then_s in zip(gauges.data_wait_s, self._gauges.data_wait_s, strict=True)
                 ),
                 **straggler(self._gauges.forward_s, gauges.forward_s),
+                **self._of_reducers(gauges),
                 "checkpoint_stall_s": self._window_stall_s,
                 "peak_memory_gib": max(gauges.peak_memory_gib),
                 "elapsed_s": now - self._started,
@@ -226,6 +236,23 @@ class StepReport:
         )
         self._window = dict.fromkeys(window, 0)
         self._window_started, self._gauges, self._window_stall_s = now, gauges, 0.0
+
+    def _of_reducers(self, gauges: Gauges) -> dict[str, str | int]:
+        """Whether the Reduction Server is in use, and by how many nodes; nothing in a job without one."""
+        if not self._reducers:
+            return {}
+        nodes = self._worker.num_nodes
+        connected = connected_nodes(gauges.num_reducers, self._worker.local_world_size)
+        state = state_of(connected, nodes)
+        if state == "absent" and not self._reduction:  # said once
+            self._note(f"warning: {self._reducers.warning(connected, nodes)}")
+        self._reduction = {"reduction_server": state, "reduction_server_nodes": connected}
+        return self._reduction
+
+    def _note(self, text: str) -> None:
+        """Say it, and keep it in the step's record."""
+        print(f"train: {text}", flush=True)
+        self._progress.record.detail.setdefault("notes", []).append(text)
 
     def _of_compiling(self, done: int) -> dict[str, int]:
         """Graphs that this rank has compiled; nothing without train.compile. More of them later are steps that took
@@ -254,6 +281,7 @@ class StepReport:
             "peak_memory_gib": self._gauges.peak_memory_gib,
             "world_size": worker.world_size,
             "nodes": worker.num_nodes,
+            **({**self._reduction, "nccl_net_plugins": net_plugins()} if self._reduction else {}),
             "strategy": job.train.strategy,
             "precision": job.train.precision,
             "resumed_from_step": self._first_step or None,

@@ -57,6 +57,7 @@ class Machine:
     on_demand: bool  # sold without reservation at a list price; otherwise as Spot, flex-start or reserved
     needs_reservation: bool
     reduction_server: bool  # may be a GPU node of a job with a Reduction Server
+    network: str  # what NCCL uses between such machines (nccl.yaml); empty where no GPU is to be had
     source: str
     date: str
     unconfirmed: tuple[str, ...] = ()  # fields that are from memory: no document at hand says them
@@ -164,6 +165,7 @@ def _machine(name: str, entry: Mapping[str, Any], sources: Mapping[str, Any]) ->
         on_demand=entry.get("on_demand", True),
         needs_reservation=entry.get("needs_reservation", False),
         reduction_server=entry.get("reduction_server", False),
+        network=entry.get("network", ""),
         source=source,
         date=read,
         unconfirmed=tuple(entry.get("unconfirmed", ())),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from pipelines.config import RunConfig, warnings
-from pipelines.planner import cost, feature_cache, reduction_server
+from pipelines.planner import cost, feature_cache, nccl, reduction_server
 from pipelines.planner.architecture import Architecture, architecture
 from pipelines.planner.catalog import Gpu, Machine, load_catalog
 from pipelines.planner.cost import Cost
@@ -47,6 +47,7 @@ class Plan:
     reduction_server: Advice | None
     cost: Cost | None
     notes: tuple[str, ...]
+    nccl_plugin: str = ""  # that NCCL is expected to use between the nodes of training; empty where it needs none
 
     @property
     def errors(self) -> list[str]:
@@ -103,6 +104,7 @@ class Plan:
             "features_cache": _as_dict(self.features_cache),
             "reduction_server": _as_dict(self.reduction_server),
             "cost": _as_dict(self.cost),
+            "nccl_plugin": self.nccl_plugin,
             "notes": list(self.notes),
         }
 
@@ -133,6 +135,7 @@ def plan_run(config: RunConfig) -> Plan:
     if machine is None:
         note = f"Memory, time and cost are open: nothing is known of the machine {config.cluster.machine_type}."
         return dataclasses.replace(bare, notes=(*notes, note))
+    bare = dataclasses.replace(bare, nccl_plugin=nccl.expected(config, machine))
     try:
         model = architecture(config)
     except UserError as error:

@@ -205,12 +205,14 @@ def _monthly(cost: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _advice(plan: Mapping[str, Any]) -> Iterator[RenderableType]:
-    """What would pay: the feature cache and a Reduction Server."""
+    """What would pay: the feature cache and a Reduction Server; and what NCCL is expected to use between nodes."""
     rows = [("Feature cache", plan["features_cache"]), ("Reduction Server", plan["reduction_server"])]
     table = grid(columns=2)
     for name, advice in rows:
         if advice:
             table.add_row(Text(name, style="bold"), Text(f"{advice['state']}: {advice['why']}."))
+    if plugin := plan.get("nccl_plugin"):  # plans of earlier releases have none
+        table.add_row(Text("NCCL plugin", style="bold"), Text(f"{plugin}."))
     if table.row_count:
         yield ""
         yield table

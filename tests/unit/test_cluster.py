@@ -47,7 +47,7 @@ def test_tf_config_is_a_fallback(role: str, index: int, node_rank: int) -> None:
         "task": {"type": role, "index": index},
     }
     cluster = read_cluster({"TF_CONFIG": json.dumps(content)})
-    assert cluster == Cluster(("a:1", "b:1", "c:1"), node_rank, num_reducers=1)
+    assert cluster == Cluster(("a:1", "b:1", "c:1"), node_rank, reducers=("d:1",))
 
 
 PET = {

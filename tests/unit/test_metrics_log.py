@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -35,3 +36,31 @@ def test_tensorboard_has_every_number_at_its_step(tmp_path: Path, monkeypatch: p
     found = EventAccumulator(str(tmp_path / "logs")).Reload()
     curves = {name: [(each.step, each.value) for each in found.Scalars(name)] for name in found.Tags()["scalars"]}
     assert curves == {"train/loss": [(10, 2.5), (20, 1.5)], "train/label_tokens": [(10, 70), (20, 80)]}
+
+
+class Recorded:
+    """A mirror that keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.lines: list[dict[str, Any]] = []
+
+    def write(self, step: int, values: dict[str, Any]) -> None:
+        self.lines.append({"step": step, **values})
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(("word", "number"), [("active", 1), ("absent", 0)])
+def test_a_word_of_the_log_is_a_number_where_numbers_alone_are_taken(
+    word: str, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AIP_TENSORBOARD_LOG_DIR", str(tmp_path / "logs"))
+    mirror = Recorded()
+    log = MetricsLog(str(tmp_path / "run"), resumed_from_step=0, mirrors=[mirror])
+    log.write(1, {"reduction_server": word})
+    log.close()
+    assert mirror.lines == [{"step": 1, "reduction_server": number}]
+    assert json.loads((tmp_path / "run" / FILE).read_text()) == {"step": 1, "reduction_server": word}
+    (events,) = (tmp_path / "logs").iterdir()
+    assert b"train/reduction_server" in events.read_bytes()

@@ -10,6 +10,7 @@ from pipelines.planner.rules import (
     containers,
     images,
     machines,
+    nccl,
     network,
     pools,
     scheduling,
@@ -26,7 +27,7 @@ __all__ = ["RULES", "Rule", "Violation", "check_spec", "markdown"]
 
 SUBJECTS: tuple[Callable[[Job], Iterator[Breach]], ...] = (
     structure.check, pools.check, machines.check, scheduling.check, network.check, images.check, secrets.check,
-    containers.check,
+    containers.check, nccl.check,
 )  # fmt: skip
 HEADER = """# Job spec rules
 
