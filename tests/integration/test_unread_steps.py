@@ -13,6 +13,7 @@ from trainer.config import JobConfig
 STOPPED_AT = 4
 OF_CLOCKS = ("_s", "per_s", "peak_memory_gib", "straggler_spread", "slowest_rank")
 SETTINGS = {
+    "train.epochs": 5,
     "train.max_steps": 9,
     "train.log_every_steps": 3,
     "train.checkpoint_every_steps": 100,

@@ -58,8 +58,20 @@ def clip_and_step(
     accepted = loss_scale.accepts(norm)
     if accepted:
         optimizer.step()
-    optimizer.zero_grad(set_to_none=not keep_gradients)
+    clear_gradients(parameters, keep=keep_gradients)
     return StepResult(norm, skipped=not accepted)
+
+
+def clear_gradients(parameters: Iterable[nn.Parameter], *, keep: bool) -> None:
+    """Let go of gradients, or with `keep` set them to zero where they are.
+
+    By hand: a fused optimizer's own `zero_grad` takes all at once, and fails where some are DTensors and others not.
+    """
+    for parameter in parameters:
+        if not keep:
+            parameter.grad = None
+        elif parameter.grad is not None:
+            parameter.grad.detach_().zero_()
 
 
 def gradient_norm(parameters: Sequence[nn.Parameter]) -> Tensor:

@@ -28,7 +28,7 @@ from torch.nn import functional as F
 from trainer.batches import RowBatch
 from trainer.models.family import Blocks, Stage
 from trainer.optim import build_optimizer, set_rates
-from trainer.strategies.native import OnTorch
+from trainer.strategies.native import OnTorch, clear_gradients
 from trainer.strategies.pipeline_gradients import Gradients, Groups
 from trainer.strategies.pipeline_stages import schedule_passes, stages_of
 from trainer.strategies.precision import LossScale, autocast
@@ -126,7 +126,7 @@ class Pipeline(OnTorch):
         accepted = self.loss_scale.accepts(norm)
         if accepted:
             self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=False)  # gradients stay parts of their buckets
+        clear_gradients(self._gradients.parameters, keep=True)  # they stay parts of their buckets
         return self.followed(StepResult(norm, skipped=not accepted))
 
     def _build_schedule(self) -> Schedule1F1B | ScheduleInterleaved1F1B:
