@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.common import Measured, close, interleaved, options
-from benchmarks.compiled_steps import compiled_or_eager
+from benchmarks.compiled_steps import NOTE, compiled_or_eager
 from benchmarks.hugging_face import hugging_face_trainer
 from benchmarks.plain_loop import plain_loop
 from benchmarks.report import Report, Side
@@ -52,6 +52,8 @@ def main() -> None:
             for name, (run_file, overrides) in (QUICK if chosen.quick else FULL).items():
                 load = workload(run_file, Path(scratch), worker, overrides, name=name)
                 of_workload(report, load, worker, length, rounds, Path(scratch), chosen.only)
+    if "compiled" in chosen.only:
+        report.notes.append(NOTE)
     for part in ("strategies", "features"):
         if part in chosen.only:
             beside_their_baselines(report, part, rounds, quick=chosen.quick)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from unittest import mock
@@ -27,7 +28,7 @@ TOLERANCE = 1e-4  # relative: fused kernels round elsewhere (tests/integration/t
 WARM_UP = 2  # steps, of which the first is compiled; a later one must not be
 NOTE = (
     "Compiled: kernels that inductor makes for this processor, one thread. What it gains on a GPU is another figure. "
-    "Compiling is outside of these rates: it is how much longer the first steps take with nothing compiled before."
+    "Compiling is outside of these rates; it is how much longer the first steps take with nothing compiled before."
 )
 
 
@@ -39,7 +40,7 @@ def compiled_or_eager(
     ready, _ = ready_steps(load, images, WARM_UP + steps)
     data = f"{load.name}, {'cached features' if cached else 'tower online'}"
     torch._dynamo.reset()  # a workload before this one left its layers' code
-    with mock.patch.dict(os.environ, {CACHE_VARIABLE: str(scratch / f"kernels {data}")}):
+    with mock.patch.dict(os.environ, {CACHE_VARIABLE: tempfile.mkdtemp(prefix="kernels-", dir=scratch)}):
         compiled, eager = (SteadySteps(with_compile(job, on=on), worker, ready) for on in (True, False))
         found = interleaved({"compiled": compiled, "eager": eager}, rounds, warm_up=False)
     law = f"compiled layers give the loss of every step (relative {TOLERANCE:g})"
