@@ -1,6 +1,6 @@
 """Why `train.offload` does not offer NVMe: DeepSpeed's ZeRO-3 with its optimizer on a disk, beside the same in memory.
 
-Run `python -m benchmarks.nvme_offload`. DeepSpeed compiles its `async_io` for it, which takes minutes the first time
+Run `python -m benchmarks.nvme_offload`. DeepSpeed compiles its `async_io` for it, which takes minutes the first time,
 and needs libaio with its headers (`apt-get install libaio-dev`) and a compiler. Where these are not there it says so,
 and ends with exit code 69.
 """
@@ -78,7 +78,8 @@ def train(folder: Path, place: str, *, resume: bool) -> None:
     if resume:
         for parameter in model.parameters():
             nn.init.normal_(parameter)  # so that what is not loaded shows
-    offload = {"device": place, "nvme_path": str(folder / "disk"), "pin_memory": False}
+    disk = folder / ("another disk" if resume else "disk")  # as on the machine that takes over
+    offload = {"device": place, "nvme_path": str(disk), "pin_memory": False}
     settings = {
         "train_micro_batch_size_per_gpu": ROWS,
         "zero_optimization": {"stage": 3, "offload_optimizer": offload},

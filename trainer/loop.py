@@ -33,6 +33,8 @@ def train(job: JobConfig, worker: Worker, stop: StopRequest) -> ExitCode:
     resumed = checkpoints.resume()
     first_step = resumed.checkpoint.record.step if resumed else 0
     report = StepReport(job, worker, parts, first_step=first_step, damaged=resumed.passed_over if resumed else ())
+    if settings.freeze_gc:
+        collect_between_steps()  # on all ranks at the same step, so that none waits for another
     stream = BatchStream(
         loader,
         parts.image_source,
@@ -44,8 +46,6 @@ def train(job: JobConfig, worker: Worker, stop: StopRequest) -> ExitCode:
         device=worker.device,
     )
     unread, stopping = UnreadSteps(worker), False
-    if settings.freeze_gc:
-        collect_between_steps()  # below, on all ranks at the same step, so that none waits for another
     watchdog = Watchdog(job, worker)
     for data in stream:
         loss_share = strategy.forward_backward(data.batches, data.global_label_tokens)
