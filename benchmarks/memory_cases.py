@@ -256,10 +256,10 @@ CASES |= {
         "frozen in front": Case("", IN_FRONT),
         "frozen in front bf16": Case("", IN_FRONT | BF16),
         "trained at the end": Case("", AT_THE_END),
-        "trained at the end checkpointing": Case("", AT_THE_END | CHECKPOINTING),
         "thawed in part": Case("", THAWED, cached=False),
     }.items()
 }
+CASES["ddp trained at the end checkpointing"] = Case("ddp", AT_THE_END | CHECKPOINTING)
 # Native models, whose images are as large as they may be here.
 NATIVE_CASES = {
     f"{family} {name}": replace(case, family=family)

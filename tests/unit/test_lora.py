@@ -42,8 +42,9 @@ def test_a_shape_counts_as_trained_what_a_model_trains(case: str) -> None:
     shape, parameters = family.shape(config), list(model.parameters())
     assert shape.total_parameters == sum(weight.numel() for weight in parameters)
     assert shape.trainable_parameters == sum(weight.numel() for weight in parameters if weight.requires_grad)
-    layer = family.blocks(family.training_module(config, model, cached=False)).language_layers[0].parameters()
-    assert shape.trained_per_layer() == sum(weight.numel() for weight in layer if weight.requires_grad)
+    layers = family.blocks(family.training_module(config, model, cached=False)).language_layers
+    of_layers = [sum(weight.numel() for weight in layer.parameters() if weight.requires_grad) for layer in layers]
+    assert shape.trained_per_layer() == max(of_layers)
 
 
 def test_adapters_start_without_effect_and_the_same_in_every_process(tokenizer: PreTrainedTokenizerFast) -> None:
@@ -73,7 +74,8 @@ def test_what_lies_frozen_under_a_model_has_the_names_of_its_export(case: str) -
     assert frozen.keys() == frozen_weights(exported).keys() <= exported.state_dict().keys()
     assert all(initial.read(name).equal(frozen[name]) for name in sorted(frozen))
     behind_features = config.family == "llava" and "tower" not in config.freeze
-    assert bool(frozen) == bool(config.lora or {"projector", "language_model"} & set(config.freeze) or behind_features)
+    by_part = {"projector", "language_model"} & set(config.freeze) or config.has_patterns
+    assert bool(frozen) == bool(config.lora or by_part or behind_features)
 
 
 def test_targets_are_names_in_a_block_or_their_last_parts() -> None:
