@@ -62,6 +62,7 @@ def clip_and_step(
     return StepResult(norm, skipped=not accepted)
 
 
+@torch.no_grad()
 def clear_gradients(parameters: Iterable[nn.Parameter], *, keep: bool) -> None:
     """Let go of gradients, or with `keep` set them to zero where they are.
 
@@ -71,7 +72,7 @@ def clear_gradients(parameters: Iterable[nn.Parameter], *, keep: bool) -> None:
         if not keep:
             parameter.grad = None
         elif parameter.grad is not None:
-            parameter.grad.detach_().zero_()
+            parameter.grad.zero_()
 
 
 def gradient_norm(parameters: Sequence[nn.Parameter]) -> Tensor:
