@@ -105,7 +105,7 @@ class ModelConfig(Section):
     freeze_parameters: tuple[Pattern, ...] = Field(
         (),
         description="Parameters that do not change beside the parts in freeze: shell patterns over the names that the "
-        "exported model gives them, such as *.embed_tokens.* or *language_model.layers.[0-9].*",
+        "exported model gives them (such as *.embed_tokens.* or *language_model.layers.[0-9].*).",
     )
     train_parameters: tuple[Pattern, ...] = Field(
         (),

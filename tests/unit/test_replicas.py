@@ -9,11 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.batches import StepBatches
 from trainer.errors import ConfigError
-from trainer.loop import sum_over_ranks
 from trainer.replicas import Replica, replica_of
-from trainer.step_report import StepTotals
 from trainer.train_config import OptimizerConfig, TrainConfig
 from trainer.worker import Worker
 
@@ -62,12 +59,3 @@ def test_neighbouring_ranks_split_layers_together(tensor: int, stages: int, wide
 def test_tensor_parallelism_stays_inside_a_node(tensor: int, nodes: int, per_node: int) -> None:
     with pytest.raises(ConfigError, match="tensor parallelism inside a node"):
         replicas(tensor, 1, nodes, per_node)
-
-
-@pytest.mark.parametrize("stop", [False, True])
-def test_one_process_sums_its_own_numbers_without_a_message(stop: bool) -> None:
-    """There is no process group here to send one in."""
-    data = StepBatches(0, 0, [], 7, useful_tokens=90, slot_tokens=100, images=3, sample_ids=("one", "two"))
-    replica, worker = Replica(0, 1, leads=True, takes_images=True), Worker(0, 1, 0, 1, torch.device("cpu"))
-    found = sum_over_ranks(torch.tensor(0.1), data, stop, replica, worker)
-    assert found == StepTotals(float(torch.tensor(0.1)), 90, 100, 3, 2, stop)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -44,14 +43,15 @@ def test_each_step_is_read_once_in_order_and_one_is_left_on_a_gpu(device: str, b
     assert not unread.rest()
 
 
-def pending(loss: float, norm: float, *, skipped: bool = False, **changes: Any) -> PendingTotals:
+def pending(loss: float, norm: float, *, skipped: bool = False, stop: bool = False) -> PendingTotals:
+    """Of one process without a process group: there is nobody to sum with."""
     data = StepBatches(
         step=6, epoch=1, batches=[], global_label_tokens=10, useful_tokens=7, slot_tokens=8, images=2,
         sample_ids=("cat", "dog"),
     )  # fmt: skip
     result = StepResult(torch.tensor(norm), skipped=skipped)
     replica = Replica(index=0, count=1, leads=True, takes_images=True)
-    return PendingTotals(torch.tensor(loss), result, data, stop=False, replica=replica, worker=worker("cpu"))
+    return PendingTotals(torch.tensor(loss), result, data, stop=stop, replica=replica, worker=worker("cpu"))
 
 
 @pytest.mark.parametrize(("loss", "norm", "name"), [(math.nan, 1.0, "loss"), (1.0, math.inf, "gradient norm")])
@@ -66,3 +66,9 @@ def test_the_norm_of_a_skipped_step_is_no_error_and_not_said() -> None:
     totals = pending(2.5, math.inf, skipped=True).read()
     assert (totals.step, totals.epoch, totals.loss, totals.grad_norm) == (7, 1, 2.5, None)
     assert (totals.useful_tokens, totals.slot_tokens, totals.images, totals.samples, totals.stop) == (7, 8, 2, 2, False)
+
+
+@pytest.mark.parametrize("stop", [False, True])
+def test_one_process_sums_its_own_numbers(stop: bool) -> None:
+    totals = pending(2.5, 1.5, stop=stop).read()
+    assert (totals.grad_norm, totals.label_tokens, totals.stop) == (1.5, 10, stop)

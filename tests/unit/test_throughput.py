@@ -299,7 +299,7 @@ def test_gathers_inside_nodes_take_their_time_beside_the_one_between_them() -> N
     plain, copied = (timed(run_config(**changes, train__zero_node_weights=on)) for on in (False, True))
     gathers = 2 * 64 // 32
     whole, name = part(plain, "all-gather of weights"), "all-gather of weights"
-    assert part(copied, name) < whole / gathers  # frozen weights stay where they are
+    assert part(copied, name) == pytest.approx(whole / gathers)  # but for the tower all is trained
     assert 0 < part(copied, f"{name} within nodes") < whole - part(copied, name)
     assert sum(each.s for each in copied.parts if not each.hidden) == pytest.approx(copied.step_s)
 
