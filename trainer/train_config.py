@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from trainer.secret import SECRET_NAME
 from trainer.section import Fraction, Positive, Section
+from trainer.train_subsections import PowerSgdConfig, WandbConfig
 
 TENSOR_PARALLEL = ("tp", "tp+fsdp", "tp+pp+dp")  # strategies in which ranks split each layer
 PIPELINE_PARALLEL = ("pp", "tp+pp+dp")  # and those in which they split the stack of layers
@@ -63,34 +63,6 @@ class OptimizerConfig(Section):
     weight_decay: float = Field(0.0, ge=0, description="Decay of matrices; biases and norms are not decayed.")
     betas: tuple[float, float] = Field((0.9, 0.95), description="Moment decay rates.")
     eps: float = Field(1e-8, gt=0, description="Denominator offset.")
-
-
-class PowerSgdConfig(Section):
-    """PowerSGD (Vogels et al. 2019, arXiv 1905.13727), for train.gradient_compression powersgd."""
-
-    rank: Positive = Field(
-        4,
-        description="Rank of the matrices that stand for gradients. A gradient of n x m travels as rank x (n + m) "
-        "numbers, or as it is where these are half of its own or more.",
-    )
-    start_step: int = Field(
-        1000,
-        ge=2,
-        description="Steps at the start of the run in which gradients travel as they are; no fewer than warm-up takes.",
-    )
-
-
-class WandbConfig(Section):
-    """Metrics on Weights & Biases. Its own variables, such as WANDB_MODE and WANDB_BASE_URL, are heeded."""
-
-    project: str = Field("", description="Project that metrics are sent to as well; empty sends none.")
-    entity: str = Field("", description="Team or user of the project; empty is the key's own.")
-    api_key_secret: str = Field(
-        "",
-        pattern=rf"^({SECRET_NAME})?$",
-        description="Secret Manager secret that holds the API key, projects/PROJECT/secrets/NAME; empty uses a login "
-        "that is there.",
-    )
 
 
 class TrainConfig(Section):

@@ -19,7 +19,7 @@ from trainer.models.shape import Matrices
 from trainer.models.table import family_of
 from trainer.strategies.low_rank import MIN_COMPRESSION_RATE, factors_rank
 from trainer.strategies.powersgd import PowerSgd
-from trainer.train_config import PowerSgdConfig
+from trainer.train_subsections import PowerSgdConfig
 
 SIDE = st.integers(1, 300)
 

@@ -18,7 +18,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 from torch.futures import Future
 
 from trainer.strategies.low_rank import MIN_COMPRESSION_RATE, factors_rank
-from trainer.train_config import PowerSgdConfig
+from trainer.train_subsections import PowerSgdConfig
 
 ENTRY = "powersgd"  # of a checkpoint's state, beside "model" and "optimizer"
 # Factors of one or two columns are made orthogonal by dividing by lengths. That of a gradient of zeros is 0.
