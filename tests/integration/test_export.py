@@ -33,6 +33,7 @@ from benchmarks.tiny_runs import TINY
 from components.model_card import model_card
 from tests.integration.test_equalities import trained_weights
 from tests.preloaded import REPOSITORY
+from tests.short_form import only_whole
 from tests.trainer_runs import make_run, summary, train_runs
 from trainer.checkpoint.commit import (
     Checkpoint,
@@ -297,6 +298,7 @@ def test_weights_taken_from_their_source_one_by_one_are_those_of_the_whole_model
         assert_equal(tensors_of(tmp_path / "ours"), tensors_of(tmp_path / "theirs"))
 
 
+@only_whole
 def test_an_export_takes_the_memory_of_a_shard_and_not_of_the_model(tmp_path: Path) -> None:
     """Measured as the process's own peak, beside that of the whole model in the same process."""
     wide = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 10, "num_attention_heads": 8}

@@ -21,7 +21,7 @@ ALL: dict[str, dict[str, Any]] = {
     "fsdp bf16": {"train.precision": "bf16"},
     "hsdp": {},
 }
-CASES = chosen(ALL, lambda name: name in ("ddp", "fsdp", "zero2"))
+CASES = chosen(ALL, lambda name: name in ("ddp", "fsdp"))
 
 
 @pytest.fixture(scope="module")
