@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ import torch
 
 from benchmarks.measure_memory import row_batch
 from benchmarks.memory_cases import ONLINE, ROWS, Case
+from trainer.errors import DataError
 from trainer.models.recompute import Recompute
 from trainer.models.table import family_of
 from trainer.strategies.table import build_strategy
@@ -96,3 +98,16 @@ def test_without_what_we_put_in_its_place_the_library_reads(ours: str, monkeypat
     step = step_of(CASES["llava"])
     with pytest.raises(RuntimeError, match="meta"):
         step()
+
+
+@pytest.mark.parametrize("family", ["llava", "smolvlm", "qwen2_5_vl"])
+def test_the_host_compares_what_images_give_with_what_rows_have_places_for(family: str) -> None:
+    """By shapes: also of tensors without numbers."""
+    case = Case("ddp", family=family)
+    model = family_of(case.config(1).model)
+    config = case.config(1).model
+    with META:
+        module = model.training_module(config, model.skeleton(config, vocabulary=VOCABULARY), cached=True)
+    batch = row_batch(config, ROWS, VOCABULARY, cached=True)
+    with pytest.raises(DataError, match=r"the images of a micro-batch give \d+ tokens, .* places for 1\n"):
+        module(**replace(batch, image_tokens=1).to(META))

@@ -15,7 +15,7 @@ def require_tokens(found: int, expected: int | None) -> None:
         raise DataError(
             f"the images of a micro-batch give {found} tokens, and its rows have places for {expected}",
             expected="as many as the prepared data says of these images",
-            fix="prepare the data and encode the images with this model section: features.cache rebuild",
+            fix="prepare the data again with this model section, or set features.cache to off",
         )
 
 
