@@ -119,7 +119,7 @@ def plan(
     """Say whether a run fits, how long it takes, what it costs. Starts nothing; exit 64 on red."""
     settings = load(config, overrides)
     if suggest:
-        _suggest(settings, str(config), suggest, as_json)
+        _suggest(settings, str(config), overrides or [], suggest, as_json)
         return
     from pipelines.planner.plan import plan_run
     from pipelines.planner.tables import print_plan_tables
@@ -132,7 +132,7 @@ def plan(
     raise typer.Exit(ExitCode.CONFIG if found.state == "red" else ExitCode.OK)
 
 
-def _suggest(settings: RunConfig, config: str, goal: str, as_json: bool) -> None:
+def _suggest(settings: RunConfig, config: str, overrides: list[str], goal: str, as_json: bool) -> None:
     from pipelines.planner.plan import plan_basis
     from pipelines.planner.suggest import Goal, suggest
     from pipelines.planner.suggest_table import print_suggestions
@@ -143,7 +143,7 @@ def _suggest(settings: RunConfig, config: str, goal: str, as_json: bool) -> None
     if as_json:
         print_json({"goal": goal, "suggestions": [vars(one) for one in found]})
     else:
-        print_suggestions(found, wanted, settings, config)
+        print_suggestions(found, wanted, settings, config, overrides)
 
 
 @cache.command("explain")

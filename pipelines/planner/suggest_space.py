@@ -15,7 +15,7 @@ from pipelines.planner.prices import Prices
 from pipelines.planner.splitting import require_splittable
 from trainer.errors import ConfigError
 from trainer.strategies.pipeline_stages import stages_of
-from trainer.train_config import COMPILING, OFFLOADING, PIPELINE_PARALLEL, TENSOR_PARALLEL
+from trainer.train_config import COMPILING, OFFLOADING, PIPELINE_PARALLEL, TENSOR_PARALLEL, WITH_TOWER_STREAM
 
 NODES = (1, 2, 4, 8, 16)
 MICRO_BATCH_ROWS = (1, 2, 4, 8)
@@ -114,6 +114,8 @@ def ways(config: RunConfig, cluster: Cluster, degrees: Degrees) -> Iterator[dict
             change["train.offload"] = "none"
         if train.zero_node_weights and strategy != "zero3":
             change["train.zero_node_weights"] = False
+        if train.tower_stream and strategy not in WITH_TOWER_STREAM:
+            change["train.tower_stream"] = False
         if train.compile and strategy not in COMPILING:
             change["train.compile"] = False
         if train.sequence_parallel and (strategy not in TENSOR_PARALLEL or config.data.row_tokens % tensor):

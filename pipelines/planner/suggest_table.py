@@ -23,8 +23,10 @@ WORDS = {
 }
 
 
-def print_suggestions(found: Sequence[Suggestion], goal: Goal, config: RunConfig, path: str) -> None:
-    """The best first, and the command that plans with it."""
+def print_suggestions(
+    found: Sequence[Suggestion], goal: Goal, config: RunConfig, path: str, overrides: Sequence[str] = ()
+) -> None:
+    """The best first, and the command that plans with it. `overrides`: a.b=c, as they were given for the run file."""
     title = f"{WORDS[goal.kind].format(goal.bound)} ways to train {config.name}"
     where = f"on {config.cluster.strategy} capacity in {config.gcp.location}, the same rows and steps"
     table = Table(title=f"{title} ({where})", title_justify="left", header_style="bold", box=SIMPLE_HEAD)
@@ -45,5 +47,6 @@ def print_suggestions(found: Sequence[Suggestion], goal: Goal, config: RunConfig
     best = [
         f"{field}={value if isinstance(value, str) else json.dumps(value)}" for field, value in found[0].change.items()
     ]
-    screen.print(Text("All of the first: "), Text(shlex.join(["vlmpipe", "plan", path, *best])), soft_wrap=True)
+    kept = [text for text in overrides if text.partition("=")[0] not in found[0].change]
+    screen.print(Text("All of the first: "), Text(shlex.join(["vlmpipe", "plan", path, *kept, *best])), soft_wrap=True)
     screen.print(Text("Estimates, not measurements: docs/reference/planner.md says how they are made.", style="dim"))

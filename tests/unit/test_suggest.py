@@ -11,7 +11,9 @@ from benchmarks.tiny_native import model_section
 from pipelines.config import RunConfig, load_run_file, parse_run_config
 from pipelines.planner.architecture import Architecture, architecture
 from pipelines.planner.catalog import load_catalog
+from pipelines.planner.suggest import Goal, Suggestion
 from pipelines.planner.suggest_space import Cluster, Degrees, ways
+from pipelines.planner.suggest_table import print_suggestions
 from pipelines.run_file import apply_overrides
 from tests.trainer_runs import merged
 from trainer.model_config import GRID_FAMILIES
@@ -88,6 +90,7 @@ SHARED_TOKENS = {"train.strategy": "tp", "train.tensor_parallel": 2, "train.sequ
         {"train.strategy": "zero1"},
         {"train.strategy": "zero1", "train.offload": "optimizer"},
         {"train.strategy": "zero3", "train.zero_node_weights": True},
+        {"train.tower_stream": True, "features.cache": "off"},
         {**SHARED_TOKENS, "cluster.processes_per_replica": 2, "data.row_tokens": 508},  # which 8 ranks cannot share
     ],
 )
@@ -105,3 +108,13 @@ def test_every_way_is_a_valid_run_file(start: dict[str, Any]) -> None:
     assert {("pp", 1, 2), ("pp", 1, 4), ("ddp", 1, 1), ("hsdp", 1, 1)} <= found
     both = {(tensor, stages) for strategy, tensor, stages in found if strategy == "tp+pp+dp"}
     assert both and {tensor for tensor, _ in both} <= {place.gpus_per_node for place in PLACES}
+
+
+def test_the_printed_command_has_what_was_given_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """But for what the suggestion changes: it is the way of the table that is planned then."""
+    change = {"train.strategy": "fsdp", "train.micro_batch_rows": 2}
+    found = [Suggestion(change, "1 x a", "fsdp", 1.0, 2.0, 3.0, 0.4, 5.0, 6.0)]
+    given = ["train.strategy=ddp", "features.cache=off"]
+    print_suggestions(found, Goal("cheapest"), run_file(), "run.yaml", given)
+    command = "vlmpipe plan run.yaml features.cache=off train.strategy=fsdp train.micro_batch_rows=2\n"
+    assert command in capsys.readouterr().out
