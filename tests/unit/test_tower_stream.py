@@ -3,21 +3,32 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from benchmarks.measure_memory import Scales, draw, row_batch
+from benchmarks.memory_cases import ONLINE, ROWS, Case
 from benchmarks.tiny_runs import TINY, merged
-from pipelines.config import parse_run_config
+from pipelines.config import load_run_file, parse_run_config
+from pipelines.planner.activations import tower_ahead_bytes, worst_rows
+from pipelines.planner.architecture import architecture
+from pipelines.planner.catalog import load_catalog
+from pipelines.planner.device_memory import estimate_memory
 from trainer.batches import RowBatch
 from trainer.errors import ConfigError
+from trainer.models.table import family_of
 from trainer.strategies.tower_stream import TowerStream, micro_batches
 from trainer.train_config import TrainConfig
 
 CPU = torch.device("cpu")
+RUN_FILE = Path(__file__).parents[2] / "configs/llava-7b-zero2-spot.yaml"
 TRAIN = {"global_batch_rows": 8, "optimizer": {"learning_rate": 1e-3}}
 
 
@@ -125,3 +136,42 @@ def test_strategies_whose_ranks_wait_in_the_tower_are_refused(strategy: str) -> 
 def test_a_tower_that_cannot_run_ahead_is_refused(changes: dict[str, Any], why: str) -> None:
     with pytest.raises(ConfigError, match=r"train\.tower_stream.*" + why):
         parse_run_config(merged(TINY, {"train.tower_stream": True, **changes}), "a run file")
+
+
+def real_peak_bytes(case: Case) -> int:
+    """What a tower holds at most of one micro-batch's images, and these, weighed while it runs."""
+    config = case.config(1).model
+    family = family_of(config)
+    with Scales() as scales:
+        model = family.skeleton(config, vocabulary=case.vocabulary)
+        draw(model)
+        module: Any = family.training_module(config, model, cached=False).train()
+        batch = row_batch(config, replace(ROWS, label_tokens=1), case.vocabulary, cached=False)
+        images = batch.images_to(CPU)
+        gc.collect()
+        scales.peak_bytes = before = scales.held_bytes()
+        features = module.encode(**images)
+    assert len(features)
+    return scales.peak_bytes - before + sum(tensor.nbytes for tensor in images.values())
+
+
+@pytest.mark.parametrize("family", ["llava", "smolvlm", "qwen2_5_vl", "qwen3_vl"])
+def test_a_plan_has_what_a_tower_holds_for_the_next_micro_batch(family: str) -> None:
+    case = Case("ddp", ONLINE | {"train.tower_stream": True}, cached=False, family=family)
+    config = case.config(1)
+    shape = family_of(config.model).shape(config.model)
+    images, _ = max(worst_rows(config, shape))
+    assert images == ROWS.images // ROWS.rows
+    assert tower_ahead_bytes(config, shape) == pytest.approx(real_peak_bytes(case), rel=0.02)
+
+
+@pytest.mark.parametrize(("passes", "ahead"), [(1, False), (2, True)])
+def test_the_tower_is_ahead_in_steps_of_several_micro_batches_only(passes: int, ahead: bool) -> None:
+    rows = 8 * 4 * passes
+    config = load_run_file(
+        RUN_FILE, ["train.tower_stream=true", "features.cache=off", f"train.global_batch_rows={rows}"]
+    )
+    catalog = load_catalog()
+    machine, gpu = catalog.machines["a2-ultragpu-8g"], catalog.gpus["NVIDIA_A100_80GB"]
+    memory = estimate_memory(config, architecture(config), machine, gpu, nearest=False)
+    assert ("tower ahead" in {part.name for part in memory.parts}) == ahead
