@@ -115,10 +115,11 @@ class UnreadSteps:
     def add(self, pending: PendingTotals, *, read_all: bool) -> Sequence[StepTotals]:
         """Take the newest step; the totals of all that is read now, the oldest first. `read_all` leaves none."""
         self._pending.append(pending)
-        if read_all:
-            return self.rest()
-        return [self._pending.popleft().read() for _ in range(len(self._pending) - self._most)]
+        return self._read(but=0 if read_all else self._most)
 
     def rest(self) -> Sequence[StepTotals]:
         """The totals of all that is left, the oldest first."""
-        return [self._pending.popleft().read() for _ in range(len(self._pending))]
+        return self._read(but=0)
+
+    def _read(self, *, but: int) -> Sequence[StepTotals]:
+        return [self._pending.popleft().read() for _ in range(len(self._pending) - but)]
