@@ -75,6 +75,7 @@ class FakeGcs:
         self.uploads: dict[str, ResumableUpload] = {}
         self.faults: list[Fault] = []
         self.requests: list[str] = []  # "METHOD path?query" of every request that arrived
+        self.ranges: list[str] = []  # what each download asked for; empty is the whole
         self.arrivals_s: list[float] = []  # when it did, by the monotonic clock
         self.closing = threading.Event()
         self.page_size = page_size
@@ -323,6 +324,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer_media(self, stored: StoredObject) -> None:
         data, status, headers = stored.data, 200, {"X-Goog-Hash": f"crc32c={stored.crc32c()}"}
         headers["X-Goog-Generation"] = str(stored.generation)
+        self.fake.ranges.append(self.headers.get("Range", ""))
         if span := re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", "")):
             start, end = int(span[1]), min(int(span[2] or len(data)), len(data) - 1)
             if start >= len(data):
