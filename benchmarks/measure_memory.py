@@ -7,7 +7,7 @@ import contextlib
 import gc
 import json
 import weakref
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -55,10 +55,11 @@ class Scales(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self._storages: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
+        self.on_disk: Container[int] = ()  # addresses of numbers that lie in files
         self.peak_bytes = 0
 
     def held_bytes(self) -> int:
-        return sum(storage.nbytes() for storage in self._storages)
+        return sum(storage.nbytes() for storage in self._storages if storage.data_ptr() not in self.on_disk)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -81,6 +82,9 @@ def measure(case: Case, worker: Worker) -> dict[str, int]:
         module = family.training_module(job.model, model, cached=case.cached).train()
         Recompute.of(job.train).apply(family, module)
         strategy = build_strategy(job.train, module, family.blocks(module), worker)
+        disk = getattr(strategy, "_disk", None)
+        if disk:
+            scales.on_disk = disk.addresses
         batches = [row_batch(job.model, case.rows, case.vocabulary, cached=case.cached) for _ in range(case.passes)]
         if not replica_of(job.train, worker).takes_images:
             batches = [replace(batch, images=torch.empty(0)) for batch in batches]
@@ -97,6 +101,7 @@ def measure(case: Case, worker: Worker) -> dict[str, int]:
         "gradients": gradients,
         "optimizer": storage_bytes(optimizer_tensors(strategy)),
         "node_weights": node_weights,
+        "on_disk": disk.held_bytes() if disk else 0,
         "held": scales.held_bytes(),
         "peak": scales.peak_bytes,
     }

@@ -157,6 +157,7 @@ ONLINE: dict[str, Any] = {"features.cache": "off"}
 TOWER_TRAINED: dict[str, Any] = {"model.freeze": [], "features.cache": "off"}
 PROJECTOR: dict[str, Any] = {"model.freeze": ["tower", "language_model"]}
 ADAPTERS: dict[str, Any] = {"model.lora": {"rank": 8}}
+ON_DISK: dict[str, Any] = {"train.offload": "optimizer", "train.nvme_path": "/var/tmp/vlmpipe-bench"}
 CASES |= {
     "zero2 bf16 checkpointing": Case("zero2", BF16 | CHECKPOINTING),
     "zero1": Case("zero1"),
@@ -224,6 +225,11 @@ CASES |= {
     "fsdp averaged": Case("fsdp", AVERAGED),
     "zero2 averaged": Case("zero2", AVERAGED),
     "zero3 averaged": Case("zero3", AVERAGED),
+    "zero1 disk": Case("zero1", ON_DISK),
+    "zero2 bf16 disk": Case("zero2", ON_DISK | BF16 | {"train.ema_decay": 0.9}),
+    "zero3 disk": Case("zero3", ON_DISK),
+    "zero3 bf16 weights offloaded, disk": Case("zero3", ON_DISK | BF16 | {"train.offload": "optimizer+weights"}),
+    "zero3 adapters disk": Case("zero3", ADAPTERS | ON_DISK),
     "fsdp offload": Case("fsdp", {"train.offload": "optimizer+weights"}),
     "zero3 offload optimizer": Case("zero3", {"train.offload": "optimizer"}),
     "zero3 adapters offload": Case("zero3", ADAPTERS | {"train.offload": "optimizer+weights"}),
@@ -379,6 +385,7 @@ def predicted(case: Case, processes: int) -> dict[str, int]:
         checkpointing=config.train.activation_checkpointing == "full",
         on_gpu=False,
         offload=config.train.offload,
+        to_disk=bool(config.train.nvme_path),
         rounded=config.train.rounds_gradients,
         gradient_rank=config.train.gradient_rank,
         reducers=config.cluster.reduction_server is not None,
@@ -392,5 +399,6 @@ def predicted(case: Case, processes: int) -> dict[str, int]:
         "gradients": sizes["gradients"],
         "optimizer": sizes["optimizer"],
         "node_weights": sizes.get(host_memory.NODE_WEIGHTS, 0),
-        "peak": sum(part.bytes for part in fullest(moments)[1]),
+        "on_disk": sum(part.bytes for part in moments["step"] if part.place == "disk"),
+        "peak": sum(part.bytes for part in fullest(moments)[1] if part.place == "device"),
     }

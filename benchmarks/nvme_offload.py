@@ -1,4 +1,4 @@
-"""Why `train.offload` does not offer NVMe: DeepSpeed's ZeRO-3 with its optimizer on a disk, beside the same in memory.
+"""Why `train.nvme_path` is not DeepSpeed's NVMe offloading: its ZeRO-3 with the optimizer on a disk, and in memory.
 
 Run `python -m benchmarks.nvme_offload`. DeepSpeed compiles its `async_io` for it, which takes minutes the first time,
 and needs libaio with its headers (`apt-get install libaio-dev`) and a compiler. Where these are not there it says so,

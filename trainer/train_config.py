@@ -76,6 +76,12 @@ class TrainConfig(Section):
         description="What is kept, and updated, in the machine's memory instead of the GPU's: slower steps, less GPU "
         "memory. optimizer is for the zero strategies, optimizer+weights for zero3, fsdp and hsdp.",
     )
+    nvme_path: str = Field(
+        "",
+        pattern=r"^(/.*)?$",
+        description="Folder on a local disk of each machine. The optimizer's weights and moments, and the average, "
+        "lie in files there instead of in memory. For the zero strategies with train.offload; empty uses no disk.",
+    )
     tensor_parallel: Positive = Field(
         1, description="Ranks of one node that split each layer between them. For the tp strategies."
     )
@@ -197,12 +203,9 @@ class TrainConfig(Section):
 
     @field_validator("offload", mode="before")
     @classmethod
-    def _not_to_disks(cls, value: object) -> object:
+    def _disks_are_paths(cls, value: object) -> object:
         if isinstance(value, str) and "nvme" in value:
-            raise ValueError(
-                f"{value}: NVMe is not offered, for with DeepSpeed 0.19 gradients came back from it changed "
-                "(docs/reference/planner.md); use optimizer or optimizer+weights, which take the machine's memory"
-            )
+            raise ValueError(f"{value}: use optimizer or optimizer+weights, and name a folder in train.nvme_path")
         return value
 
     @property
@@ -347,6 +350,12 @@ class TrainConfig(Section):
             raise ValueError(
                 f"strategy {self.strategy} cannot offload {self.offload}: use one of {', '.join(able)}, or offload "
                 f"{other}"
+            )
+        if self.nvme_path and (self.offload == "none" or self.strategy not in OFFLOADING["optimizer"]):
+            raise ValueError(
+                f"nvme_path {self.nvme_path} with strategy {self.strategy} and offload {self.offload}: a disk takes "
+                f"what one of {', '.join(OFFLOADING['optimizer'])} offloads; set train.offload optimizer, or leave "
+                "nvme_path empty"
             )
         return self
 

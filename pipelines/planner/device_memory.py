@@ -42,7 +42,8 @@ def estimate_memory(
     else:
         moments = _moments(config, model, layout)
     moment, held = fullest(moments)
-    parts = [part for part in held if not part.on_host]
+    parts = [part for part in held if part.place == "device"]
+    disk_bytes = layout.ranks_per_node * sum(part.bytes for part in held if part.place == "disk")
     host = None
     if gpu is None:
         processes = "1 process" if layout.ranks_per_node == 1 else f"{layout.ranks_per_node} processes"
@@ -54,7 +55,7 @@ def estimate_memory(
         parts += device_parts(parts, layout)
         hosts = [host_memory(held, layout, machine) for name, held in moments.items() if name.startswith("step")]
         host = max(hosts, key=lambda one: one.total_bytes)
-    memory = Memory(device, capacity, tuple(parts), moment, host=host)
+    memory = Memory(device, capacity, tuple(parts), moment, host=host, disk_bytes=disk_bytes)
     if nearest and not memory.fits:
         found = list(_nearest(config, model, machine, gpu, load))
         return dataclasses.replace(memory, nearest=tuple(found[:NEAREST]))
@@ -74,6 +75,7 @@ def _moments(config: RunConfig, model: Architecture, layout: Layout) -> dict[str
         checkpointing=train.activation_checkpointing == "full",
         on_gpu=bool(config.cluster.accelerator_count),
         offload=train.offload,
+        to_disk=bool(train.nvme_path),
         rounded=train.rounds_gradients,
         gradient_rank=train.gradient_rank,
         reducers=config.cluster.reduction_server is not None,

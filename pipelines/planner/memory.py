@@ -51,6 +51,7 @@ class Memory:
     moment: str  # the fullest: forward, backward or step
     nearest: tuple[Setting, ...] = field(default=())
     host: HostMemory | None = None  # of the fullest node; None without GPUs
+    disk_bytes: int = 0  # of each node, in train.nvme_path
 
     @property
     def total_bytes(self) -> int:
@@ -82,6 +83,7 @@ class Memory:
             "parts": [part.as_dict() for part in self.parts],
             "nearest": [vars(setting) for setting in self.nearest],
             "host": self.host.as_dict() if self.host else None,
+            "disk_bytes": self.disk_bytes,
         }
 
 
@@ -189,6 +191,7 @@ def training_moments(
     checkpointing: bool,
     on_gpu: bool = True,
     offload: str = "none",
+    to_disk: bool = False,
     rounded: bool = False,
     gradient_rank: int = 0,
     reducers: bool = False,
@@ -202,6 +205,7 @@ def training_moments(
     Args:
         passes: micro-batches that are summed for one step.
         checkpointing: activations are computed again, so that the backward pass is fullest inside of a layer.
+        to_disk: what of the optimizer is offloaded lies on a disk (train.nvme_path).
         rounded: gradients travel in two bytes a number.
         gradient_rank: of PowerSGD's factors; 0 without.
         reducers: a Reduction Server sums gradients, in larger buckets.
@@ -243,16 +247,17 @@ def training_moments(
     if ahead_bytes and passes > 1:
         ahead = MemoryPart("tower ahead", ahead_bytes, "the next micro-batch's images, traced")
         moments = {name: parts if name == "step" else [*parts, ahead] for name, parts in moments.items()}
-    place = offload if on_gpu else "none"  # without a GPU both memories are one
     return {
-        moment: placed([part for part in [*static, *parts] if part.bytes], layout, place)
+        moment: placed(
+            [part for part in [*static, *parts] if part.bytes], layout, offload, to_disk=to_disk, on_gpu=on_gpu
+        )
         for moment, parts in moments.items()
     }
 
 
 def fullest(moments: Mapping[str, list[MemoryPart]]) -> tuple[str, list[MemoryPart]]:
     """The moment that decides, and what is held then."""
-    return max(moments.items(), key=lambda item: sum(part.bytes for part in item[1] if not part.on_host))
+    return max(moments.items(), key=lambda item: sum(part.bytes for part in item[1] if part.place == "device"))
 
 
 def device_parts(parts: list[MemoryPart], layout: Layout) -> list[MemoryPart]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 FP32_BYTES, BF16_BYTES = 4, 2
+Place = Literal["device", "machine", "disk"]
 
 
 @dataclass(frozen=True)
@@ -15,7 +16,7 @@ class MemoryPart:
     name: str
     bytes: int
     why: str = ""
-    on_host: bool = False  # in the machine's memory, where offloading puts it
+    place: Place = "device"  # or where offloading puts it: the machine's memory, or a disk
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""

@@ -82,13 +82,14 @@ class SearchMemory:
             passes=passes,
             checkpointing=config.train.activation_checkpointing == "full",
             offload=config.train.offload,
+            to_disk=bool(config.train.nvme_path),
             rounded=config.train.rounds_gradients,
             gradient_rank=config.train.gradient_rank,
             averaged=config.train.ema_decay > 0,
             deepspeed=config.train.deepspeed,
             persistent=persistent_elements(config, self.model.shape),
         )
-        return _on_device([part for part in fullest(moments)[1] if not part.on_host], layout)
+        return _on_device([part for part in fullest(moments)[1] if part.place == "device"], layout)
 
     def _of_stages(self, config: RunConfig, layout: Layout) -> int:
         shape, passes = self.model.shape, _passes(config, layout)

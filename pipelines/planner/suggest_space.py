@@ -112,6 +112,8 @@ def ways(config: RunConfig, cluster: Cluster, degrees: Degrees) -> Iterator[dict
             change["train.virtual_stages"] = 1  # which needs the least memory; several are for fewer waits
         if train.offload != "none" and strategy not in OFFLOADING[train.offload]:
             change["train.offload"] = "none"
+        if train.nvme_path and strategy not in OFFLOADING["optimizer"]:
+            change["train.nvme_path"] = ""
         if train.zero_node_weights and strategy != "zero3":
             change["train.zero_node_weights"] = False
         if train.tower_stream and strategy not in WITH_TOWER_STREAM:

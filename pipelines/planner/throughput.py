@@ -11,6 +11,7 @@ from pipelines.planner.layout import SHARDED_BY_FSDP, Layout
 from pipelines.planner.network import Transfer, Work, pipeline_bubble, seconds, traffic
 from pipelines.planner.row_load import RowLoad
 from pipelines.planner.stages import by_rank, planned_stages
+from pipelines.planner.update_time import update_sentences, update_times
 from trainer.flops import RowFlops, flops_per_row, model_flops_per_row
 from trainer.models.shape import ModelShape
 from trainer.strategies.pipeline_stages import stages_of
@@ -30,13 +31,9 @@ GPUS_WITH_PUBLISHED_EFFICIENCY = frozenset(
 )
 DATA_WAIT_SHARE = 0.02  # the loader's goal; benchmarks/bench_data.py measures it
 
-# Memory traffic per fp32 parameter of torch's fused AdamW, which reads weight, gradient and two moments once (16) and
-# writes all but the gradient (12), and of clipping (norm 4, scaling 8).
-UPDATE_BYTES_PER_PARAMETER = 40
 ADAM_STATE_BYTES = 12  # fp32 weight and two moments: what a checkpoint holds of a trained parameter
 AVERAGE_BYTES = 4  # of the moving average, where train.ema_decay keeps one
 ERROR_BYTES = 4  # of what PowerSGD has left out, of each rank
-AVERAGE_UPDATE_BYTES_PER_PARAMETER = 12  # torch's foreach lerp reads the average and the weight, and writes the average
 DEEPSPEED_WEIGHT_BYTES = 4  # its checkpoints hold the module's weights besides the fp32 partitions
 
 # Bytes a second that a node saves. Read: 419 MB in 0.66-1.39 s by torch.distributed.checkpoint on one rank; 148.8 s for
@@ -168,7 +165,8 @@ def _time_of_steps(
     if layout.pipeline_parallel > 1:
         share = pipeline_bubble(layout, work.micro_steps)
         parts.append(TimePart("pipeline bubble", compute_s * share / (1 - share)))
-    parts.append(TimePart("optimizer update", _update_s(config, shape, layout, gpu)))
+    updating = update_times(config, shape, layout, gpu, micro_steps=work.micro_steps)
+    parts += [TimePart(name, spent_s) for name, spent_s in updating.items()]
     parts.append(TimePart("waiting for data", DATA_WAIT_SHARE * sum(part.s for part in parts)))
     parts.append(TimePart("saving checkpoints", save_s / config.train.checkpoint_every_steps))
     step_s = sum(part.s for part in parts)
@@ -194,7 +192,7 @@ def _time_of_steps(
         tokens_per_s_per_gpu=rows * load.useful_tokens_per_row / step_s / layout.world_size,
         save_s=save_s,
         exposed_all_reduce_s=sum(each.s for each in exposed if each.between_nodes and each.all_reduce),
-        assumptions=(*assumptions, *_sentences(config, layout, save_s), load.origin),
+        assumptions=(*assumptions, *_sentences(config, layout, save_s), *update_sentences(config), load.origin),
     )
 
 
@@ -338,14 +336,6 @@ def _by_name(transfers: Sequence[Transfer], machine: Machine, gpu: Gpu) -> dict[
     for transfer in transfers:
         times[transfer.name] = max(times.get(transfer.name, 0.0), seconds(transfer, machine, gpu))
     return times
-
-
-def _update_s(config: RunConfig, shape: ModelShape, layout: Layout, gpu: Gpu) -> float:
-    """AdamW, and the average that follows it, are bound by memory: bytes they move over the memory's bandwidth, for the
-    parameters that a rank updates."""
-    owned = shape.trainable_parameters / (layout.optimizer_shards * layout.model_ranks)
-    moved = UPDATE_BYTES_PER_PARAMETER + (AVERAGE_UPDATE_BYTES_PER_PARAMETER if config.train.ema_decay else 0)
-    return owned * moved / (gpu.memory_gbytes_per_s * 1e9)
 
 
 def _sentences(config: RunConfig, layout: Layout, save_s: float) -> list[str]:

@@ -18,7 +18,7 @@ PROCESSES = 2  # on each node
 SHORT = {
     "ddp", "ddp powersgd",
     "fsdp", "fsdp bf16 loss in chunks",
-    "zero2 bf16", "zero2 adapters", "zero2 offload",
+    "zero2 bf16", "zero2 adapters", "zero2 offload", "zero2 bf16 disk",
     "zero3",
     "fsdp frozen in front bf16", "zero2 trained at the end",
     "qwen2_5_vl zero2 bf16 checkpointing", "qwen3_vl fsdp online", "smolvlm_tiles fsdp online",
@@ -62,5 +62,7 @@ def _compare(case: Case, processes: int, found: dict[str, int]) -> None:
         if found[part]:  # offloaded, DeepSpeed's gradients are in no one place
             assert expected[part] == pytest.approx(found[part], rel=COUNTED), part
     assert bool(found["node_weights"]) == bool(expected["node_weights"])
+    assert expected["on_disk"] == pytest.approx(found["on_disk"], rel=COUNTED)
+    assert bool(expected["on_disk"]) == ("train.nvme_path" in case.changes)
     assert found["gradients"] or "train.offload" in case.changes
     assert expected["peak"] == pytest.approx(found["peak"], rel=PEAK)

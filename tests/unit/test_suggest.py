@@ -90,6 +90,7 @@ SHARED_TOKENS = {"train.strategy": "tp", "train.tensor_parallel": 2, "train.sequ
         {"train.strategy": "zero1"},
         {"train.strategy": "zero1", "train.offload": "optimizer"},
         {"train.strategy": "zero3", "train.zero_node_weights": True},
+        {"train.strategy": "zero1", "train.offload": "optimizer", "train.nvme_path": "/mnt/disk"},
         {"train.tower_stream": True, "features.cache": "off"},
         {**SHARED_TOKENS, "cluster.processes_per_replica": 2, "data.row_tokens": 508},  # which 8 ranks cannot share
     ],

@@ -14,13 +14,13 @@ from pipelines.planner.throughput import (
     ASSUMED_EFFICIENCY,
     OVERLAPPED,
     SAVE_BYTES_PER_S,
-    UPDATE_BYTES_PER_PARAMETER,
     RowLoad,
     Time,
     checkpoint_bytes,
     estimate_time,
     row_flops,
 )
+from pipelines.planner.update_time import HOST_BYTES_PER_S, LINK_BYTES_PER_S, UPDATE_BYTES_PER_PARAMETER
 from tests.planner_fixture import A100_80, H100, LLAVA_7B, T4, TEXT_8B, machine, run_config
 from trainer.models.shape import Matrices, ModelShape
 
@@ -166,6 +166,45 @@ def test_an_average_of_the_weights_is_read_and_written_with_them() -> None:
     assert part(averaged, "optimizer update") == pytest.approx(moved / 2039e9)
     fsdp = timed(run_config(train__strategy="fsdp", train__ema_decay=0.999))
     assert fsdp.save_s == pytest.approx((12 + 4) * LLAVA_7B.trainable_parameters / SAVE_BYTES_PER_S)
+
+
+COPIES, DISK = "copies to and from the machine's memory", "reading and writing the disk"
+
+
+def test_an_offloaded_update_takes_the_time_of_the_machines_memory_and_of_the_link() -> None:
+    kept, offloaded = (
+        timed(run_config(train__strategy="zero2", train__offload=where)) for where in ("none", "optimizer")
+    )
+    owned = LLAVA_7B.trainable_parameters / 8
+    assert part(kept, COPIES) == part(offloaded, DISK) == 0
+    assert part(offloaded, "optimizer update") == pytest.approx(owned * UPDATE_BYTES_PER_PARAMETER / HOST_BYTES_PER_S)
+    assert part(offloaded, COPIES) == pytest.approx(owned * (4 + 4) / LINK_BYTES_PER_S)  # gradients in, weights out
+    assert offloaded.step_s is not None and kept.step_s is not None and offloaded.step_s > kept.step_s
+    assert any("An offloaded update moves 20 GB/s a rank" in sentence for sentence in offloaded.assumptions)
+    assert not any("offloaded" in sentence for sentence in kept.assumptions)
+
+
+def test_offloaded_weights_come_back_whenever_they_are_gathered() -> None:
+    optimizer, weights = (
+        timed(run_config(train__strategy="zero3", train__offload=what)) for what in ("optimizer", "optimizer+weights")
+    )
+    micro_steps = run_config().train.global_batch_rows // (8 * run_config().train.micro_batch_rows)
+    assert part(weights, COPIES) == pytest.approx(part(optimizer, COPIES) * (1 + 2 * micro_steps) / 2)
+
+
+@pytest.mark.parametrize(("decay", "moved"), [(0.0, 24), (0.999, 32)])
+def test_a_disk_reads_and_writes_the_state_of_a_nodes_ranks(decay: float, moved: int) -> None:
+    on_disk = {
+        "train__strategy": "zero2",
+        "train__offload": "optimizer",
+        "train__nvme_path": "/mnt/disk",
+        "train__ema_decay": decay,
+    }
+    one, two = (timed(run_config(**on_disk, cluster__replica_count=nodes)) for nodes in (1, 2))
+    slower = timed(run_config(**on_disk, plan__disk_gbytes_per_s=0.5))
+    assert part(one, DISK) == pytest.approx(LLAVA_7B.trainable_parameters * moved / 1e9)
+    assert part(two, DISK) == pytest.approx(part(one, DISK) / 2)
+    assert part(slower, DISK) == pytest.approx(2 * part(one, DISK))
 
 
 def test_a_pipeline_waits_in_its_bubble() -> None:

@@ -20,6 +20,7 @@ from trainer.strategies.deepspeed_settings import engine_settings, laid_over, no
 from trainer.strategies.ema import Ema
 from trainer.strategies.gathered import keep_no_gathered_weights
 from trainer.strategies.native import host_stager
+from trainer.strategies.on_disk import Disk
 from trainer.strategies.precision import LossScale
 from trainer.strategies.strategy import StepResult
 from trainer.strategies.tower_stream import micro_batches
@@ -48,14 +49,18 @@ class Zero:
             keep_no_gathered_weights(module)
         micro_steps = config.global_batch_rows // (config.micro_batch_rows * worker.world_size)
         optimizer = build_optimizer(module, config.optimizer)
+        self._disk = disk = Disk(Path(config.nvme_path)) if config.nvme_path else None
         settings = engine_settings(config, stage=stage, micro_steps=micro_steps, sizes=sizes_of(module, blocks))
-        settings["zero_optimization"] |= offloading(config, pin_memory=worker.device.type == "cuda")
+        settings["zero_optimization"] |= offloading(config, on_gpu=worker.device.type == "cuda")
         of_node = node_weights(config, nodes=worker.num_nodes, node_ranks=worker.local_world_size)
         settings["zero_optimization"] |= of_node
         self.settings = laid_over(settings, config.deepspeed)
-        self._engine, self._optimizer, _, _ = deepspeed.initialize(
-            model=module, optimizer=optimizer, config=self.settings, dist_init_required=False
-        )
+        with disk.keeping(optimizer) if disk else contextlib.nullcontext():  # stage 3 updates while it is set up
+            self._engine, self._optimizer, _, _ = deepspeed.initialize(
+                model=module, optimizer=optimizer, config=self.settings, dist_init_required=False
+            )
+        if disk:
+            self._move_to(disk)
         self._micro_steps = micro_steps
         self.loss_scale = LossScale(config.precision)
         # Its own scaler under autocast clips before it divides by the scale, and comes also without fp16 when an engine
@@ -63,9 +68,12 @@ class Zero:
         self._engine.optimizer.torch_autocast_gradscaler = None
         from trainer.strategies.deepspeed_files import HeldFiles
 
-        self._files = HeldFiles(host_stager(on_gpu=worker.device.type == "cuda"))
+        # A copy of what lies on a disk for want of memory would not fit into memory either.
+        stager = None if disk else host_stager(on_gpu=worker.device.type == "cuda")
+        self._files = HeldFiles(stager)
         self._engine.checkpoint_engine = self._files
-        self._ema = Ema(self._partitions(), config.ema_decay) if config.ema_decay else None
+        copied = disk.copied if disk else None
+        self._ema = Ema(self._partitions(), config.ema_decay, copied) if config.ema_decay else None
 
     def forward_backward(self, batches: Sequence[RowBatch], total_label_tokens: int) -> Tensor:
         # The engine divides by ranks and by its count of micro-steps; the loss is a sum over both: multiply by these.
@@ -126,6 +134,8 @@ class Zero:
         path, state = self._engine.load_checkpoint(folder, tag=TAG, load_module_strict=False)
         if path is None:
             raise RuntimeError(f"DeepSpeed found no checkpoint in {folder}")
+        if self._disk:
+            self._move_to(self._disk)  # stages 1 and 2 have put what was read in place of the moments
         for name in self.loss_scale.state().keys() & state.keys():  # none in a checkpoint of another precision
             self.loss_scale.restore(state[name])
         if self._ema:
@@ -148,6 +158,14 @@ class Zero:
         return list(
             optimizer.fp32_partitioned_groups_flat if self._stage == 3 else optimizer.single_partition_of_fp32_groups
         )
+
+    def _move_to(self, disk: Disk) -> None:
+        """This rank's fp32 weights and their moments, as far as they are not there."""
+        for partition in self._partitions():
+            partition.data = disk.moved(partition.data)
+        disk.keep(self._engine.optimizer.optimizer, self._partitions())
+        if self._stage < 3:
+            self._engine.optimizer._link_all_hp_params()  # parameters have views of the partitions: of these now
 
     def _let_go(self) -> None:
         """Of weights that ZeRO-3 has gathered: they would be used again, whatever becomes of the partitions."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,16 +14,21 @@ from torch.distributed.checkpoint.staging import DefaultStager
 class HeldFiles(CheckpointEngine):
     """A checkpoint engine of DeepSpeed that takes copies when asked to save, in the same buffers each time.
 
-    What it holds is written by what `take` returns.
+    What it holds is written by what `take` returns. Without a stager, for state that memory has no room for twice, it
+    is written at once, and read in again as it is needed.
     """
 
-    def __init__(self, stager: DefaultStager) -> None:
+    def __init__(self, stager: DefaultStager | None) -> None:
         super().__init__()
         self._stager = stager
         self._held: dict[str, Any] = {}
 
     def save(self, state_dict: Any, path: str) -> None:
-        self._held[path] = self._stager.stage(state_dict)
+        if self._stager is None:
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
+            torch.save(state_dict, path)
+        else:
+            self._held[path] = self._stager.stage(state_dict)
 
     def take(self) -> Callable[[], None]:
         """Hand over the files that are held. The next save uses their buffers again: they must be written before."""
@@ -36,7 +42,7 @@ class HeldFiles(CheckpointEngine):
 
     def load(self, path: str, map_location: Any = None) -> Any:
         """Files of this program, verified by their checksums: they hold objects of DeepSpeed beside tensors."""
-        return torch.load(path, map_location=map_location, weights_only=False)
+        return torch.load(path, map_location=map_location, weights_only=False, mmap=self._stager is None)
 
     def create(self, info: CheckpointCommitInfo) -> None:
         """Nothing: the commit protocol (`trainer.checkpoint.commit`) decides what is a checkpoint."""

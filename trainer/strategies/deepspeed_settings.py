@@ -104,8 +104,10 @@ def laid_over(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[s
     return found
 
 
-def offloading(config: TrainConfig, *, pin_memory: bool) -> dict[str, Any]:
-    """What is kept in the machine's memory, for DeepSpeed's configuration."""
-    place = {"device": "cpu", "pin_memory": pin_memory}
-    found = {} if config.offload == "none" else {"offload_optimizer": place}
+def offloading(config: TrainConfig, *, on_gpu: bool) -> dict[str, Any]:
+    """What is kept in the machine's memory, for DeepSpeed's configuration: also what then lies on a disk (decision
+    0046), which cannot be pinned."""
+    place = {"device": "cpu", "pin_memory": on_gpu}
+    optimizer = {"device": "cpu", "pin_memory": on_gpu and not config.nvme_path}
+    found = {} if config.offload == "none" else {"offload_optimizer": optimizer}
     return {**found, "offload_param": place} if config.offload == "optimizer+weights" else found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 import torch.distributed as dist
@@ -17,12 +17,16 @@ SWAPPED_NUMBERS = 1 << 24  # at a time: what swapping takes of memory
 class Ema:
     """average <- decay x average + (1 - decay) x weight, after each update; the first average is the first weight.
 
-    Each rank averages its own slices, so nothing is sent. `averages` are placed as `weights` are.
+    Each rank averages its own slices, so nothing is sent. `averages` are placed as `weights` are, or where `copied`
+    puts its copies.
     """
 
-    def __init__(self, weights: Sequence[Tensor], decay: float) -> None:
+    def __init__(
+        self, weights: Sequence[Tensor], decay: float, copied: Callable[[Tensor], Tensor] | None = None
+    ) -> None:
         self._weights = list(weights)
-        self.averages = [weight.detach().clone() for weight in self._weights]
+        copied = copied or torch.clone
+        self.averages = [copied(weight.detach()) for weight in self._weights]
         self._follow = get_ema_multi_avg_fn(decay)
 
     def update(self) -> None:

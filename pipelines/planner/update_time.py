@@ -1,0 +1,63 @@
+"""How long the optimizer's update of a step takes: on the GPU, or where `train.offload` has put its state."""
+
+from __future__ import annotations
+
+from pipelines.config import RunConfig
+from pipelines.planner.catalog import Gpu
+from pipelines.planner.layout import Layout
+from trainer.models.shape import ModelShape
+
+# Memory traffic per fp32 parameter of torch's fused AdamW, which reads weight, gradient and two moments once (16) and
+# writes all but the gradient (12), and of clipping (norm 4, scaling 8).
+UPDATE_BYTES_PER_PARAMETER = 40
+AVERAGE_UPDATE_BYTES_PER_PARAMETER = 12  # torch's foreach lerp reads the average and the weight, and writes the average
+# What is read from a disk and written back, of each parameter whose state lies there: a weight and two moments.
+DISK_BYTES_PER_PARAMETER = 24
+AVERAGE_DISK_BYTES_PER_PARAMETER = 8
+
+# Bytes a second of one rank's update in the machine's memory. Measured: fused AdamW on one thread of an AMD EPYC beside
+# other work, 28 bytes a parameter, reached 25 GB/s. torchrun gives each of several ranks one thread.
+HOST_BYTES_PER_S = 20e9
+# A GPU's link to the machine's memory: assumed. PCI Express 3.0 x16 has 15.8 GB/s, each generation after it twice that.
+LINK_BYTES_PER_S = 12e9
+
+
+def update_times(
+    config: RunConfig, shape: ModelShape, layout: Layout, gpu: Gpu, *, micro_steps: int
+) -> dict[str, float]:
+    """Seconds of a step by what they are for. AdamW, and the average that follows it, are bound by the bytes that they
+    move for the parameters that a rank updates."""
+    train = config.train
+    owned = shape.trainable_parameters / (layout.optimizer_shards * layout.model_ranks)
+    moved = UPDATE_BYTES_PER_PARAMETER + (AVERAGE_UPDATE_BYTES_PER_PARAMETER if train.ema_decay else 0)
+    if train.offload == "none":
+        return {"optimizer update": owned * moved / (gpu.memory_gbytes_per_s * 1e9)}
+    # Gradients come in fp32. Weights go back once, or whenever they are gathered from the machine's memory.
+    copies = 1 + (2 * micro_steps if train.offload == "optimizer+weights" else 1)
+    times = {
+        "optimizer update": owned * moved / HOST_BYTES_PER_S,
+        "copies to and from the machine's memory": owned * 4 * copies / LINK_BYTES_PER_S,
+    }
+    if train.nvme_path:
+        moved = DISK_BYTES_PER_PARAMETER + (AVERAGE_DISK_BYTES_PER_PARAMETER if train.ema_decay else 0)
+        of_node = layout.ranks_per_node * owned * moved
+        times["reading and writing the disk"] = of_node / (config.plan.disk_gbytes_per_s * 1e9)
+    return times
+
+
+def update_sentences(config: RunConfig) -> list[str]:
+    """What the times above take for granted."""
+    if config.train.offload == "none":
+        return []
+    said = [
+        f"An offloaded update moves {HOST_BYTES_PER_S / 1e9:g} GB/s a rank in the machine's memory (one thread of "
+        f"another machine moved 25), and {LINK_BYTES_PER_S / 1e9:g} GB/s between it and each GPU (assumed). Nothing "
+        "hides them."
+    ]
+    if config.train.nvme_path:
+        said.append(
+            f"The disk under train.nvme_path moves {config.plan.disk_gbytes_per_s:g} GB/s a node "
+            "(plan.disk_gbytes_per_s, assumed): all optimizer state is read and written in each step, as if memory "
+            "kept none of it."
+        )
+    return said
