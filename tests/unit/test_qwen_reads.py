@@ -168,6 +168,16 @@ def test_images_are_put_where_the_mask_is(mask: Tensor) -> None:
     assert all(map(torch.equal, mine, theirs))
 
 
+def test_for_gradients_places_alone_are_kept(language_model: Any) -> None:
+    """Neither the images nor a mask of all tokens' numbers, which a plan would lack."""
+    add_levels_at_places(language_model)
+    hidden, images = torch.randn(2, 6, 4, requires_grad=True), torch.randn(3, 4, requires_grad=True)
+    places, kept = torch.tensor([1, 4, 7]), []
+    with torch.autograd.graph.saved_tensors_hooks(lambda one: kept.append(one) or one, lambda one: one):
+        language_model._deepstack_process(put(hidden, places, images), places, images)
+    assert len(kept) == 2 and all(torch.equal(one, places) for one in kept)
+
+
 @pytest.fixture
 def language_model() -> Iterator[Qwen3VLTextModel]:
     yield Qwen3VLTextModel(Qwen3VLTextConfig(**TEXT | {"head_dim": 8}))

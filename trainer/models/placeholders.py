@@ -36,7 +36,8 @@ def places_of(is_image: Tensor, count: int) -> Tensor:
 
 def put(embeddings: Tensor, places: Tensor, images: Tensor) -> Tensor:
     """(rows, tokens, hidden) embeddings with those of images, (image tokens, hidden), at their places."""
-    flat = embeddings.flatten(0, 1).index_copy(0, places, images.to(embeddings.dtype))
+    # For its gradient `index_put` keeps the places alone, and `index_copy` and `index_add` all that is put there.
+    flat = embeddings.flatten(0, 1).index_put((places,), images.to(embeddings.dtype))
     return flat.view_as(embeddings)
 
 
@@ -71,6 +72,7 @@ def add_levels_at_places(language_model: nn.Module) -> None:
         """(rows, tokens, hidden) with (image tokens, hidden) added."""
         if places.dtype == torch.bool:
             return theirs(language_model, hidden, places, level)
-        return hidden.flatten(0, 1).index_add(0, places, level.to(hidden.dtype)).view_as(hidden)
+        flat = hidden.flatten(0, 1).index_put((places,), level.to(hidden.dtype), accumulate=True)
+        return flat.view_as(hidden)
 
     language_model._deepstack_process = add
