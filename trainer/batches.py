@@ -17,7 +17,7 @@ from torch import Tensor
 from trainer.data.conversation import IGNORED
 from trainer.data.loader import Row, RowLoader
 from trainer.features.reader import FeatureReader
-from trainer.models.images import Images, PrepareImages, join_features
+from trainer.models.images import Grid, Images, PrepareImages, join_features
 
 STEPS_AHEAD = 2
 OF_IMAGES = ("images", "image_grids")  # arguments of a training module
@@ -34,29 +34,33 @@ class RowBatch:
     label_index: Tensor  # (labels,) positions in the flattened rows whose next token is a label
     label_ids: Tensor  # (labels,)
     images: Tensor  # (tiles, tokens, hidden) or (tiles, 3, side, side); of some families (tokens of all, numbers)
-    image_grids: Tensor | None = None  # (images, 3), see `trainer.models.images.Images`
-    # What the host knows of these rows, so that nobody has to read it from the device.
+    # What the host knows of these rows, so that nobody has to read it from the device. No tensors: wrappers move those.
+    image_grids: tuple[Grid, ...] | None = None  # of each image, for a tower whose images differ in size
     packed: bool = True  # some row holds more than one sample, or padding
     image_tokens: int | None = None  # of all images; None is not known
 
     def to(self, device: torch.device, *, images: bool = True) -> dict[str, Any]:
         """The arguments of a training module by name, tensors on the device; `images`: those of images too."""
-        named = [(name, tensor) for name, tensor in self._tensors() if images or name not in OF_IMAGES]
-        tensors = {name: tensor.to(device, non_blocking=True) for name, tensor in named}
-        return tensors | {"packed": self.packed, "image_tokens": self.image_tokens}
+        named = {name: value for name, value in self._known().items() if images or name not in OF_IMAGES}
+        return {name: _on(value, device) for name, value in named.items()}
 
-    def images_to(self, device: torch.device) -> dict[str, Tensor]:
+    def images_to(self, device: torch.device) -> dict[str, Any]:
         """The other arguments."""
-        return {name: tensor.to(device, non_blocking=True) for name, tensor in self._tensors() if name in OF_IMAGES}
+        return {name: _on(value, device) for name, value in self._known().items() if name in OF_IMAGES}
 
     def pinned(self) -> RowBatch:
         """The same in page-locked memory, from which a copy to a GPU does not hold up the thread that orders it."""
-        pinned: dict[str, Any] = {name: tensor.pin_memory() for name, tensor in self._tensors()}
+        tensors = {name: value for name, value in self._known().items() if isinstance(value, Tensor)}
+        pinned: dict[str, Any] = {name: tensor.pin_memory() for name, tensor in tensors.items()}
         return dataclasses.replace(self, **pinned)
 
-    def _tensors(self) -> list[tuple[str, Tensor]]:
-        named = [(name, getattr(self, name)) for name in self.__dataclass_fields__]
-        return [(name, value) for name, value in named if isinstance(value, Tensor)]
+    def _known(self) -> dict[str, Any]:
+        named = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return {name: value for name, value in named.items() if value is not None}
+
+
+def _on(value: Any, device: torch.device) -> Any:
+    return value.to(device, non_blocking=True) if isinstance(value, Tensor) else value
 
 
 @dataclass(frozen=True)

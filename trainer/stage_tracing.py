@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +16,7 @@ from trainer.models.recompute import Recompute
 from trainer.models.table import family_of
 from trainer.strategies.split import cut
 from trainer.trace_results import Compute, StageTrace
-from trainer.trace_rows import RowShape, image_grids, inputs_of
+from trainer.trace_rows import RowShape, inputs_of, tensors_of
 from trainer.tracing import MemoryTracker, has_equal_tower_layers, pass_through, regions_of, without_checks
 
 FP32_BYTES = 4
@@ -68,15 +69,15 @@ def trace_stage(
         elif config.family in GRID_FAMILIES:
             from trainer.models.qwen_trace import tell_sizes
 
-            tell_sizes(module, [rows * columns for rows, columns in image_grids(config, shape)])
+            tell_sizes(module)
         gradient = None if stage.is_last else torch.zeros(passed_on)
         return _trace(module, inputs, gradient, compute, passed_on_bytes=FP32_BYTES * math.prod(passed_on))
 
 
 def _trace(
-    module: nn.Module, inputs: dict[str, Tensor], gradient: Tensor | None, compute: Compute, *, passed_on_bytes: int
+    module: nn.Module, inputs: dict[str, Any], gradient: Tensor | None, compute: Compute, *, passed_on_bytes: int
 ) -> StageTrace:
-    held = [*module.parameters(), *module.buffers(), *inputs.values(), *([] if gradient is None else [gradient])]
+    held = [*module.parameters(), *module.buffers(), *tensors_of(inputs), *([] if gradient is None else [gradient])]
     for parameter in module.parameters():
         if parameter.requires_grad:
             parameter.grad = torch.zeros_like(parameter)
@@ -89,5 +90,6 @@ def _trace(
         if output.requires_grad:
             output.backward(gradient)
         backward = tracker.take_peak(next_category="backward")
-    input_bytes = sum(tensor.nbytes for name, tensor in inputs.items() if name != "hidden")
+    of_rows = {name: value for name, value in inputs.items() if name != "hidden"}
+    input_bytes = sum(tensor.nbytes for tensor in tensors_of(of_rows))
     return StageTrace(forward, kept, backward, passed_on_bytes, input_bytes)

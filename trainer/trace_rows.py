@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -42,7 +44,7 @@ def image_grids(config: ModelConfig, shape: RowShape) -> list[Grid]:
     return found
 
 
-def inputs_of(config: ModelConfig, shape: RowShape, vocabulary: int, *, cached: bool) -> dict[str, Tensor]:
+def inputs_of(config: ModelConfig, shape: RowShape, vocabulary: int, *, cached: bool) -> dict[str, Any]:
     """Inputs of the training module with the right shapes: zeros, and image tokens where images are."""
     if config.family in GRID_FAMILIES:
         images, image_tokens = _images_of_any_shape(config, shape, cached=cached)
@@ -61,6 +63,11 @@ def inputs_of(config: ModelConfig, shape: RowShape, vocabulary: int, *, cached: 
     }
 
 
+def tensors_of(inputs: Mapping[str, Any]) -> list[Tensor]:
+    """Those among the inputs of a training module; the others are numbers of the host."""
+    return [value for value in inputs.values() if isinstance(value, Tensor)]
+
+
 def _square_images(config: ModelConfig, shape: RowShape, *, cached: bool) -> tuple[dict[str, Tensor], int]:
     """Inputs, and the tokens that all images take."""
     family, side = family_of(config), config.image_size
@@ -72,7 +79,7 @@ def _square_images(config: ModelConfig, shape: RowShape, *, cached: bool) -> tup
     return {"images": images}, shape.images * image_tokens
 
 
-def _images_of_any_shape(config: ModelConfig, shape: RowShape, *, cached: bool) -> tuple[dict[str, Tensor], int]:
+def _images_of_any_shape(config: ModelConfig, shape: RowShape, *, cached: bool) -> tuple[dict[str, Any], int]:
     family, sizes = family_of(config), image_grids(config, shape)
     image_tokens = sum(rows * columns for rows, columns in sizes)
     if cached:
@@ -84,4 +91,4 @@ def _images_of_any_shape(config: ModelConfig, shape: RowShape, *, cached: bool) 
     assert grids is not None
     patches = torch.zeros(image_tokens * grids.merge**2, patch_numbers(config))
     in_patches = [(1, rows * grids.merge, columns * grids.merge) for rows, columns in sizes]
-    return {"images": patches, "image_grids": torch.tensor(in_patches, dtype=torch.int64).view(-1, 3)}, image_tokens
+    return {"images": patches, "image_grids": tuple(in_patches)}, image_tokens

@@ -11,7 +11,7 @@ import contextlib
 import os
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -30,7 +30,7 @@ from trainer.models.table import family_of
 from trainer.strategies.gathered import keep_no_gathered_weights
 from trainer.strategies.split import cut
 from trainer.trace_results import Category, Compute, Held, StepTrace
-from trainer.trace_rows import RowShape, image_grids, inputs_of
+from trainer.trace_rows import RowShape, inputs_of, tensors_of
 
 # transformers checks the count of image tokens by reading numbers, of which fake tensors have none.
 CHECK_VARIABLE = "TRANSFORMERS_DISABLE_TORCH_CHECK"
@@ -85,7 +85,7 @@ def trace_step(
         if config.family in GRID_FAMILIES:
             from trainer.models.qwen_trace import tell_sizes
 
-            tell_sizes(module, [rows * columns for rows, columns in image_grids(config, shape)])
+            tell_sizes(module)
         blocks = family.blocks(module)
         in_layers = {id(one) for layer in (*blocks.language_layers, *blocks.tower_layers) for one in layer.parameters()}
         inputs = inputs_of(config, shape, vocabulary, cached=cached)
@@ -101,15 +101,15 @@ def trace_tower(config: ModelConfig, shape: RowShape, *, vocabulary: int, comput
         if config.family in GRID_FAMILIES:
             from trainer.models.qwen_trace import tell_sizes
 
-            tell_sizes(module, [rows * columns for rows, columns in image_grids(config, shape)])
+            tell_sizes(module)
         inputs = inputs_of(config, shape, vocabulary, cached=False)
         images = {name: inputs[name] for name in OF_IMAGES if name in inputs}
-        held = [*module.parameters(), *module.buffers(), *images.values()]
+        held = [*module.parameters(), *module.buffers(), *tensors_of(images)]
         with MemoryTracker(held, module.parameters()) as tracker, torch.no_grad():
             with torch.autocast("cpu", torch.bfloat16, enabled=compute == "autocast"):
                 _features = module.encode(**images)  # held until its peak is taken
             most = tracker.take_peak(next_category="vision").total_bytes
-        return most + sum(tensor.nbytes for tensor in images.values())
+        return most + sum(tensor.nbytes for tensor in tensors_of(images))
 
 
 def has_equal_tower_layers(config: ModelConfig) -> bool:
@@ -128,12 +128,12 @@ def pass_through(layers: Sequence[nn.Module]) -> None:
 
 def trace_module(
     module: nn.Module,
-    inputs: dict[str, Tensor],
+    inputs: Mapping[str, Any],
     compute: Compute,
     has_gradient: Callable[[nn.Parameter], bool] = lambda parameter: True,
 ) -> StepTrace:
     """Trace forward and backward of a training module, with real tensors or fake ones. `has_gradient`: before."""
-    held = [*module.parameters(), *module.buffers(), *inputs.values()]
+    held = [*module.parameters(), *module.buffers(), *tensors_of(inputs)]
     for parameter in module.parameters():
         if parameter.requires_grad and has_gradient(parameter):
             if parameter.grad is None:
@@ -154,7 +154,7 @@ def trace_module(
         backward = tracker.take_peak(next_category="backward")
         for hook in hooks:
             hook.remove()
-    return StepTrace(forward, turn[0], backward, sum(tensor.nbytes for tensor in inputs.values()))
+    return StepTrace(forward, turn[0], backward, sum(tensor.nbytes for tensor in tensors_of(inputs)))
 
 
 class MemoryTracker(TorchDispatchMode):

@@ -34,6 +34,7 @@ from trainer.models.frozen import part_of
 from trainer.models.image_tokens import image_form_of, image_tokens_of
 from trainer.models.images import Images
 from trainer.models.pixels import image_preparer, opened
+from trainer.models.qwen_sizes import sizes_of
 from trainer.models.table import family_of
 from trainer.storage import open_storage
 from trainer.worker import Worker
@@ -96,7 +97,8 @@ def as_plain_transformers_takes(made: Images, input_ids: torch.Tensor, image_tok
     if made.grids is None:
         return {"pixel_values": made.values[None]} if len(made.values) else {}
     given = {"mm_token_type_ids": (input_ids == image_token).int()}
-    return given | ({"pixel_values": made.values, "image_grid_thw": made.grids} if len(made.grids) else {})
+    grids = torch.tensor(made.grids)
+    return given | ({"pixel_values": made.values, "image_grid_thw": grids} if made.grids else {})
 
 
 @pytest.mark.parametrize("cached", [False, True], ids=["online", "cached"])
@@ -124,7 +126,9 @@ def test_a_packed_row_gives_each_sample_what_plain_transformers_gives_it_alone(f
             all_images = Images(
                 smolvlm.tower_output(config, tower, all_images.values)
                 if all_images.grids is None
-                else qwen_row.tower_output(tower, all_images.values, all_images.grids)
+                else qwen_row.tower_output(
+                    tower, all_images.values, sizes_of(tower, all_images.grids, torch.device("cpu"))
+                )
             )
         row, places = row_of(config, ROW)
         module = family.training_module(config, plain, cached=cached).eval()
@@ -136,8 +140,8 @@ def test_a_packed_row_gives_each_sample_what_plain_transformers_gives_it_alone(f
     assert torch.cat(expected).std() > 0.1, "the tolerance must be far below what logits differ by"
 
 
-def given_to_module(images: Images) -> list[torch.Tensor]:
-    return [tensor for tensor in (images.values, images.grids) if tensor is not None]
+def given_to_module(images: Images) -> list[Any]:
+    return [one for one in (images.values, images.grids) if one is not None]
 
 
 @pytest.mark.parametrize("family_name", FAMILIES)

@@ -1,6 +1,7 @@
 """A training step reads no number of the device: the host would wait for all that it has ordered.
 
-The step runs on the meta device, whose tensors have no numbers: whoever asks for one gets an error.
+The step runs on the meta device, whose tensors have no numbers: whoever asks for one gets an error. What a GPU's host
+waits for and meta has an answer to is looked for beside it.
 """
 
 from __future__ import annotations
@@ -12,6 +13,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from benchmarks.measure_memory import row_batch
 from benchmarks.memory_cases import ONLINE, ROWS, Case
@@ -21,6 +26,7 @@ from trainer.models.table import family_of
 from trainer.strategies.table import build_strategy
 from trainer.worker import Worker
 
+aten = torch.ops.aten
 META = torch.device("meta")
 VOCABULARY = 300
 CASES = {
@@ -39,11 +45,9 @@ CASES = {
     "smolvlm": Case("ddp", family="smolvlm"),
     "smolvlm online": Case("ddp", ONLINE, cached=False, family="smolvlm"),
     "qwen2_5_vl": Case("ddp", family="qwen2_5_vl"),
-}
-# Of these the library reads: places of image tokens for each of its levels, and sizes of images in the tower.
-READING = {
-    "qwen3_vl": Case("ddp", family="qwen3_vl"),
     "qwen2_5_vl online": Case("ddp", ONLINE, cached=False, family="qwen2_5_vl"),
+    "qwen3_vl": Case("ddp", family="qwen3_vl"),
+    "qwen3_vl online": Case("ddp", ONLINE, cached=False, family="qwen3_vl"),
 }
 
 
@@ -56,7 +60,7 @@ def for_tensors_without_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.optim, "AdamW", lambda *groups, fused, **settings: adamw(*groups, **settings))
 
 
-Step = Callable[[], tuple[torch.Tensor, Any]]
+Step = Callable[[], tuple[Tensor, Any]]
 
 
 def step_of(case: Case) -> Step:
@@ -70,37 +74,116 @@ def step_of(case: Case) -> Step:
     strategy = build_strategy(job.train, module, family.blocks(module), Worker(0, 1, 0, 1, META))
     batches = [row_batch(job.model, ROWS, VOCABULARY, cached=case.cached) for _ in range(2)]
 
-    def step() -> tuple[torch.Tensor, Any]:
+    def step() -> tuple[Tensor, Any]:
         loss = strategy.forward_backward(batches, 2 * ROWS.label_tokens)
         return loss, strategy.step(1.0).grad_norm
 
     return step
 
 
+class Waits(TorchDispatchMode):
+    """Errors where a GPU's host waits and the meta device has an answer all the same."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        named = kwargs or {}
+        if func is aten.masked_scatter_backward.default:
+            raise RuntimeError("a selection by a mask, in a gradient: the meta device does not look at it")
+        given = tree_leaves((args, named))
+        from_host = any(isinstance(one, Tensor) and one.ndim and one.device.type == "cpu" for one in given)
+        made = func(*args, **named)
+        to_device = any(isinstance(one, Tensor) and one.device == META for one in tree_leaves(made))
+        if from_host and to_device and not (named.get("non_blocking") or (func is aten.copy_.default and args[2:])):
+            raise RuntimeError(f"{func} copies from the host to the meta device and waits")
+        return made
+
+
+class Made(TorchFunctionMode):
+    """Errors where numbers of Python become a tensor on the device, by a copy that waits."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if func in (torch.tensor, torch.as_tensor, Tensor.new_tensor) and made.device == META:
+            raise RuntimeError("a tensor is made of numbers on the meta device")
+        return made
+
+
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_a_step_reads_nothing(case: Case) -> None:
     step = step_of(case)
-    for _ in range(2):  # the second has the optimizer's state
-        loss, norm = step()
-        assert loss.device == META and norm.device == META
+    with Waits(), Made():
+        for _ in range(2):  # the second has the optimizer's state
+            loss, norm = step()
+            assert loss.device == META and norm.device == META
 
 
-@pytest.mark.parametrize("case", READING.values(), ids=READING)
-def test_what_the_library_reads_is_found_here(case: Case) -> None:
-    step = step_of(case)
-    with pytest.raises((RuntimeError, NotImplementedError), match=r"meta|nonzero"):
+Part = Callable[..., Any]
+
+
+def grids_on_the_device(_tower: nn.Module, grids: Any, device: torch.device) -> dict[str, Any]:
+    return {"grids": torch.tensor(grids).to(device)}
+
+
+def tower_of_the_library(tower: nn.Module, patches: Tensor, sizes: dict[str, Any]) -> Tensor:
+    output: Tensor = tower(patches, grid_thw=sizes["grids"]).pooler_output
+    return output
+
+
+def levels_by_a_mask(language_model: Any) -> None:
+    theirs = language_model._deepstack_process
+    language_model._deepstack_process = lambda hidden, _, level: theirs(
+        hidden, hidden.new_zeros(hidden.shape[:2], dtype=torch.bool), level
+    )
+
+
+def scattered_by_a_mask(model: Any, input_ids: Tensor, images: Tensor) -> Tensor:
+    embeddings = model.get_input_embeddings()(input_ids)
+    is_image = (input_ids == model.config.image_token_id).unsqueeze(-1)
+    scattered: Tensor = embeddings.masked_scatter(is_image, images.to(embeddings.dtype))
+    return scattered
+
+
+THE_LIBRARYS: dict[str, tuple[str, dict[str, Part | None]]] = {
+    "the mask of packed rows": ("llava", {"square_row.mask_of": lambda *_, **__: None}),
+    "images at a mask's places": ("llava", {"square_row.embedded": scattered_by_a_mask}),
+    "levels at a mask's places": ("qwen3_vl", {"qwen_row.add_levels_at_places": levels_by_a_mask}),
+} | {
+    f"sizes of images, {family}": (
+        f"{family} online",
+        {"qwen_row.sizes_of": grids_on_the_device, "qwen_row.tower_output": tower_of_the_library},
+    )
+    for family in ("qwen2_5_vl", "qwen3_vl")
+}
+
+
+@pytest.mark.parametrize(("case", "parts"), THE_LIBRARYS.values(), ids=THE_LIBRARYS)
+def test_with_the_librarys_part_in_the_place_of_ours_a_step_reads(
+    case: str, parts: dict[str, Part], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, part in parts.items():
+        monkeypatch.setattr(f"trainer.models.{name}", part)
+    step = step_of(CASES[case])
+    with Waits(), Made(), pytest.raises((RuntimeError, NotImplementedError), match=r"meta|nonzero"):
         step()
 
 
-@pytest.mark.parametrize("ours", ["trainer.models.square_row.mask_of", "trainer.models.llava.count_nowhere"])
-def test_without_what_we_put_in_its_place_the_library_reads(ours: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ours, lambda *_, **__: None)
-    step = step_of(CASES["llava"])
-    with pytest.raises(RuntimeError, match="meta"):
-        step()
+def test_a_copy_from_the_host_that_waits_is_found_here() -> None:
+    on_host, on_device = torch.zeros(2), torch.zeros(2, device=META)
+    with Waits(), Made():
+        on_host.to(META, non_blocking=True)
+        on_device.copy_(on_host, non_blocking=True)
+        waiting: list[Callable[[], Any]] = [
+            lambda: on_host.to(META),
+            lambda: on_device.copy_(on_host),
+            lambda: on_device[torch.zeros(2, dtype=torch.int64)],
+            lambda: torch.tensor([1], device=META),
+            lambda: on_device.new_tensor([1]),
+        ]
+        for wait in waiting:
+            with pytest.raises(RuntimeError, match="meta"):
+                wait()
 
 
-@pytest.mark.parametrize("family", ["llava", "smolvlm", "qwen2_5_vl"])
+@pytest.mark.parametrize("family", ["llava", "smolvlm", "qwen2_5_vl", "qwen3_vl"])
 def test_the_host_compares_what_images_give_with_what_rows_have_places_for(family: str) -> None:
     """By shapes: also of tensors without numbers."""
     case = Case("ddp", family=family)

@@ -25,6 +25,7 @@ from trainer.batches import RowBatch
 from trainer.errors import ConfigError
 from trainer.models.table import family_of
 from trainer.strategies.tower_stream import TowerStream, micro_batches
+from trainer.trace_rows import tensors_of
 from trainer.train_config import TrainConfig
 
 CPU = torch.device("cpu")
@@ -152,7 +153,7 @@ def real_peak_bytes(case: Case) -> int:
         scales.peak_bytes = before = scales.held_bytes()
         features = module.encode(**images)
     assert len(features)
-    return scales.peak_bytes - before + sum(tensor.nbytes for tensor in images.values())
+    return scales.peak_bytes - before + sum(tensor.nbytes for tensor in tensors_of(images))
 
 
 @pytest.mark.parametrize("family", ["llava", "smolvlm", "qwen2_5_vl", "qwen3_vl"])

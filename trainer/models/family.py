@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from trainer.flops import RowFlops
     from trainer.model_config import ModelConfig
+    from trainer.models.images import Grid
     from trainer.models.loss import TokenLoss
     from trainer.models.shape import ModelShape
 
@@ -95,7 +96,7 @@ class Family(Protocol):
     def shape(self, config: ModelConfig) -> ModelShape: ...
     def build_tower(self, config: ModelConfig) -> nn.Module: ...
     def encode(
-        self, config: ModelConfig, tower: nn.Module, pixel_values: torch.Tensor, grids: torch.Tensor | None = None
+        self, config: ModelConfig, tower: nn.Module, pixel_values: torch.Tensor, grids: Sequence[Grid] | None = None
     ) -> Sequence[torch.Tensor] | torch.Tensor: ...
     def tower(self, model: nn.Module) -> nn.Module: ...
     def project(self, model: nn.Module, features: torch.Tensor) -> torch.Tensor: ...

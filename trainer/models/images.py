@@ -9,17 +9,19 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+Grid = tuple[int, int, int]  # of an image: 1, rows and columns of patches
+
 
 class Images(NamedTuple):
     """Of a family whose images are all resized to one square, one entry of `values` is an image, or a tile of one that
     is cut; of another family, `values` are the patches or tokens of all images, one image after another."""
 
     values: Tensor
-    grids: Tensor | None = None  # (images, 3): 1, rows and columns of patches; where pixel values need it
+    grids: tuple[Grid, ...] | None = None  # where pixel values need it; numbers of the host, which stay there
     tiles: tuple[int, ...] | None = None  # of each image, where images are cut
 
     def to(self, device: torch.device) -> Images:
-        return Images(self.values.to(device), None if self.grids is None else self.grids.to(device), self.tiles)
+        return self._replace(values=self.values.to(device))
 
     def features_of_each(self, encoded: Sequence[Tensor] | Tensor) -> list[Tensor]:
         """(tokens, width) of each image, from what a family's `encode` makes of `values`."""

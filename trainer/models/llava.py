@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,6 @@ from transformers import (
     SiglipImageProcessorPil,
 )
 from transformers.initialization import no_init_weights
-from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.utils import logging as transformers_logging
 
 from trainer.errors import ConfigError
@@ -33,10 +33,11 @@ from trainer.model_config import ModelConfig
 from trainer.models.family import Blocks
 from trainer.models.frozen import freeze
 from trainer.models.image_tokens import square_tokens
+from trainer.models.images import Grid
 from trainer.models.kept_products import recompute_layers
 from trainer.models.llava_initial import InitialWeights
 from trainer.models.lora import adapter_parameters, add_adapters, without_adapters
-from trainer.models.placeholders import count_nowhere
+from trainer.models.placeholders import embedded
 from trainer.models.pretrained import LanguageWeights, load_pretrained, load_tower, part_config
 from trainer.models.settings import save_model_settings
 from trainer.models.shape import ModelShape
@@ -53,7 +54,6 @@ from trainer.models.square_row import (
     SquareRowModel,
     Wiring,
     blocks_of,
-    embedded,
     project,
     repeat_inner_layer,
     tower_layers_of,
@@ -191,7 +191,7 @@ class LlavaFamily:
 
     @torch.no_grad()
     def encode(
-        self, config: ModelConfig, tower: nn.Module, pixel_values: Tensor, grids: Tensor | None = None
+        self, config: ModelConfig, tower: nn.Module, pixel_values: Tensor, grids: Sequence[Grid] | None = None
     ) -> Tensor:
         """Features of images: (images, 3, side, side) -> (images, tokens, tower_hidden) in bf16.
 
@@ -213,7 +213,6 @@ class LlavaFamily:
         return {"inputs_embeds": embedded(model, input_ids, projected)}
 
     def training_module(self, config: ModelConfig, model: nn.Module, *, cached: bool) -> nn.Module:
-        count_nowhere(model.model, pairs=False)
         return SquareRowModel(config, model, WIRING, cached=cached)
 
     def blocks(self, module: nn.Module) -> Blocks:
@@ -310,19 +309,4 @@ def tower_output(config: ModelConfig, tower: nn.Module, pixel_values: Tensor) ->
     return hidden[:, 1:] if config.feature_select == "drop_cls" else hidden
 
 
-def _hidden_states(
-    model: nn.Module, input_ids: Tensor, position_ids: Tensor, projected: Tensor, mask: Tensor | None
-) -> Tensor:
-    """See `Wiring.hidden_states`."""
-    # Without a mask and without a cache transformers keeps packed samples apart by their positions.
-    hidden: Tensor = model.model(
-        input_ids=input_ids,
-        position_ids=position_ids,
-        attention_mask=mask,
-        mm_encoder_outputs={"image": BaseModelOutputWithPooling(pooler_output=[projected.flatten(0, 1)])},
-        use_cache=False,
-    ).last_hidden_state
-    return hidden
-
-
-WIRING = Wiring("vision_tower", "multi_modal_projector", "language_model", tower_output, True, _hidden_states)
+WIRING = Wiring("vision_tower", "multi_modal_projector", "language_model", tower_output, True)

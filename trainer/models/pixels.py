@@ -58,11 +58,11 @@ class PatchPreparer:
         self._numbers = 3 * frames * side**2  # of a patch
 
     def __call__(self, images: Sequence[bytes]) -> Images:
-        """Encoded images -> (patches, numbers) fp32 and (images, 3) grids; also for no images at all."""
+        """Encoded images -> (patches, numbers) fp32 and grids; also for no images at all."""
         made = [self._processor([picture], return_tensors="np") for picture in opened(images)]
         patches = np.concatenate([np.empty((0, self._numbers), np.float32), *(one["pixel_values"] for one in made)])
-        grids = np.concatenate([np.empty((0, 3), np.int64), *(one["image_grid_thw"] for one in made)])
-        return Images(torch.from_numpy(patches), torch.from_numpy(grids))
+        grids = tuple((1, int(rows), int(columns)) for one in made for _, rows, columns in one["image_grid_thw"])
+        return Images(torch.from_numpy(patches), grids)
 
 
 class TilePreparer:

@@ -1,12 +1,18 @@
-"""Where image tokens are in rows, for the library's own code, and that there are as many as images give."""
+"""Where image tokens are in rows, and images put there, without a number read from the device.
+
+A mask as an index is read: how many places it has decides the size of the result, and the host waits for that.
+`masked_scatter` has such an index in its gradient. Here the host says how many there are, as the images' shape does.
+"""
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from trainer.errors import DataError
+from trainer.errors import ConfigError, DataError
 
 
 def require_tokens(found: int, expected: int | None) -> None:
@@ -19,16 +25,54 @@ def require_tokens(found: int, expected: int | None) -> None:
         )
 
 
-def count_nowhere(base: nn.Module, *, pairs: bool) -> None:
-    """Have the library find image tokens without counting them on the device, for which the host would wait each time.
+def places_of(is_image: Tensor, count: int) -> Tensor:
+    """(count,) places of image tokens in the flattened rows. is_image: (rows, tokens), true `count` times; more often
+    is an error of the device."""
+    flat = is_image.flatten()
+    nth = flat.cumsum(0) * flat  # from 1 on; all other tokens go to 0, which is dropped
+    places = torch.zeros(count + 1, dtype=torch.int64, device=flat.device)
+    return places.scatter_(0, nth, torch.arange(len(flat), device=flat.device))[1:]
 
-    The host has counted them already (`require_tokens`). `base` is a library's model below its head, whose hook for
-    encoder outputs is used; with `pairs` its method also says where tokens of videos are, of which rows have none.
+
+def put(embeddings: Tensor, places: Tensor, images: Tensor) -> Tensor:
+    """(rows, tokens, hidden) embeddings with those of images, (image tokens, hidden), at their places."""
+    # For its gradient `index_put` keeps the places alone, and `index_copy` and `index_add` all that is put there.
+    flat = embeddings.flatten(0, 1).index_put((places,), images.to(embeddings.dtype))
+    return flat.view_as(embeddings)
+
+
+def embedded(model: nn.Module, input_ids: Tensor, images: Tensor) -> Tensor:
+    """The tokens' embeddings, with projected images in place of the image tokens': (rows, tokens, hidden).
+
+    model: one of the library's. images: (..., hidden), as many in order as there are image tokens.
+
+    The library's own forward passes have the mask as an index, and of SmolVLM make images the type of the model's first
+    weight, which under FSDP in bf16 is not that of the embeddings.
     """
-    image_token = int(base.config.image_token_id)
+    images = images.reshape(-1, images.shape[-1])
+    places = places_of(input_ids == model.config.image_token_id, len(images))
+    return put(model.get_input_embeddings()(input_ids), places, images)
 
-    def places(input_ids: Tensor, *_: Any, **__: Any) -> Any:
-        found = (input_ids == image_token).unsqueeze(-1)
-        return (found, found.new_zeros(())) if pairs else found
 
-    base.get_placeholder_mask = places
+def add_levels_at_places(language_model: nn.Module) -> None:
+    """Have a language model that adds images behind layers take their places, (image tokens,), for its mask.
+
+    With a mask it does as before. Raises ConfigError for a transformers whose method is another.
+    """
+    theirs: Any = getattr(type(language_model), "_deepstack_process", None)
+    arguments = list(inspect.signature(theirs).parameters) if theirs else []
+    if arguments != ["self", "hidden_states", "visual_pos_masks", "visual_embeds"]:
+        raise ConfigError(
+            "this transformers adds images behind language layers otherwise than is known here",
+            expected="the version in constraints.txt",
+            fix="install that one",
+        )
+
+    def add(hidden: Tensor, places: Tensor, level: Tensor) -> Any:
+        """(rows, tokens, hidden) with (image tokens, hidden) added."""
+        if places.dtype == torch.bool:
+            return theirs(language_model, hidden, places, level)
+        flat = hidden.flatten(0, 1).index_put((places,), level.to(hidden.dtype), accumulate=True)
+        return flat.view_as(hidden)
+
+    language_model._deepstack_process = add

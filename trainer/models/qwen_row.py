@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,9 +13,11 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from trainer.model_config import ModelConfig
 from trainer.models.frozen import trains
+from trainer.models.images import Grid
 from trainer.models.loss import TokenLoss
 from trainer.models.packed_mask import mask_of
-from trainer.models.placeholders import count_nowhere, require_tokens
+from trainer.models.placeholders import add_levels_at_places, places_of, put, require_tokens
+from trainer.models.qwen_sizes import sizes_of
 
 HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 MERGERS = ("merger", "deepstack_merger_list")  # transformers' names
@@ -27,8 +31,10 @@ class QwenRowModel(nn.Module):
     def __init__(self, config: ModelConfig, model: nn.Module, *, cached: bool) -> None:
         super().__init__()
         self.config, self.model, self.token_loss = config, model, TokenLoss()
-        count_nowhere(model.model, pairs=True)
+        self.sizes_of = sizes_of  # what traces of tensors without numbers put another in the place of
         visual = model.model.visual
+        if len(mergers_of(visual)) > 1:
+            add_levels_at_places(model.model.language_model)
         self.tower_is_frozen = not trains(without_mergers(visual))
         # In a list, for it is no module of its own: its parts are `visual`'s, under the names that they have there.
         self._tower: list[nn.Module] = [] if cached else [without_mergers(visual)]
@@ -56,7 +62,7 @@ class QwenRowModel(nn.Module):
         label_index: Tensor,
         label_ids: Tensor,
         images: Tensor,
-        image_grids: Tensor | None = None,
+        image_grids: Sequence[Grid] | None = None,
         hidden: Tensor | None = None,
         packed: bool = True,
         image_tokens: int | None = None,
@@ -72,7 +78,7 @@ class QwenRowModel(nn.Module):
         label_ids: (labels,), that token.
         images: of all images cached features (tokens, numbers), or patches (patches, numbers). With 0 images the
             mergers still run, so that every rank takes part in every collective.
-        image_grids: (images, 3): 1, rows and columns of patches. For patches.
+        image_grids: of each image. For patches.
         hidden: what the stage before gives, for a stage that lacks the embedding.
         packed: some row holds more than one sample.
         image_tokens: of all images in these rows. Raises DataError when the images give another number.
@@ -80,23 +86,20 @@ class QwenRowModel(nn.Module):
         """
         base = self.model.model
         mask = mask_of(base.language_model.config, position_ids[0], packed=packed)
-        # Without a mask and without a cache transformers keeps packed samples apart by their positions.
+        levels: dict[str, Any] = {}
         if hidden is None:
             features = self.encode(images, image_grids) if self._tower and not encoded else images
             projected = project(base.visual, features)
             require_tokens(len(projected), image_tokens)
-            hidden = base(
-                input_ids=input_ids,
-                position_ids=position_ids,
-                attention_mask=mask,
-                mm_encoder_outputs={"image": encoder_output(projected, base.visual)},
-                use_cache=False,
-            ).last_hidden_state  # (rows, tokens, hidden)
-        else:
-            stack = base.language_model
-            hidden = stack(
-                inputs_embeds=hidden, position_ids=position_ids, attention_mask=mask, use_cache=False
-            ).last_hidden_state
+            first, *deeper = projected.chunk(len(mergers_of(base.visual)), dim=-1)
+            places = places_of(input_ids == self.model.config.image_token_id, len(projected))
+            hidden = put(self.model.get_input_embeddings()(input_ids), places, first)  # (rows, tokens, hidden)
+            if deeper:  # see `add_levels_at_places`
+                levels = {"visual_pos_masks": places, "deepstack_visual_embeds": deeper}
+        # Without a mask and without a cache transformers keeps packed samples apart by their positions.
+        hidden = base.language_model(
+            inputs_embeds=hidden, position_ids=position_ids, attention_mask=mask, use_cache=False, **levels
+        ).last_hidden_state
         if self.model.lm_head is None:
             return hidden
         # Only label positions go through the head: logits of all tokens never exist.
@@ -108,7 +111,7 @@ class QwenRowModel(nn.Module):
     def runs_frozen_tower(self) -> bool:
         return self.tower_is_frozen and bool(self._tower)
 
-    def encode(self, images: Tensor, image_grids: Tensor | None) -> Tensor:
+    def encode(self, images: Tensor, image_grids: Sequence[Grid] | None) -> Tensor:
         """Features of patches, (patches, numbers) -> (tokens, levels x patches of a token x hidden)."""
         assert image_grids is not None
         patches, grids = images, image_grids
@@ -117,14 +120,14 @@ class QwenRowModel(nn.Module):
             # A blank image of one token whose features are dropped: towers cannot reshape nothing, and a tower that is
             # trained must take part in its collectives on every rank.
             patches = patches.new_zeros(merge_size**2, patches.shape[1])
-            features = self._run(tower, patches, grids.new_tensor([[1, merge_size, merge_size]]))[:0]
+            features = self._run(tower, patches, [(1, merge_size, merge_size)])[:0]
         else:
             features = self._run(tower, patches, grids)
         return features.to(torch.bfloat16) if self.tower_is_frozen else features
 
-    def _run(self, tower: nn.Module, patches: Tensor, grids: Tensor) -> Tensor:
+    def _run(self, tower: nn.Module, patches: Tensor, grids: Sequence[Grid]) -> Tensor:
         with torch.set_grad_enabled(not self.tower_is_frozen and torch.is_grad_enabled()):
-            return tower_output(tower, patches, grids)
+            return tower_output(tower, patches, self.sizes_of(tower, grids, patches.device))
 
 
 class Group(nn.Module):
@@ -160,9 +163,10 @@ def without_mergers(visual: nn.Module) -> nn.Module:
     return tower
 
 
-def tower_output(tower: nn.Module, patches: Tensor, grids: Tensor) -> Tensor:
-    """What the mergers get, level beside level: (tokens, levels x patches of a token x hidden)."""
-    output = tower(patches, grid_thw=grids)
+def tower_output(tower: nn.Module, patches: Tensor, sizes: dict[str, Any]) -> Tensor:
+    """What the mergers get, level beside level: (tokens, levels x patches of a token x hidden). `sizes`: `sizes_of`."""
+    # No grids for the library: one that did not take all that is told here would fail for want of them.
+    output = tower(patches, grid_thw=None, **sizes)
     return torch.cat([output.pooler_output, *(getattr(output, "deepstack_features", None) or ())], dim=-1)
 
 

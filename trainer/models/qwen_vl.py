@@ -8,6 +8,8 @@ projector. Features are what the merger gets: a frozen tower leaves it to traini
 from __future__ import annotations
 
 import functools
+import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,7 @@ from trainer.models import whole as native
 from trainer.models.family import Blocks
 from trainer.models.frozen import freeze
 from trainer.models.image_tokens import VISION_END, VISION_START, image_form_of
+from trainer.models.images import Grid
 from trainer.models.kept_products import recompute_layers
 from trainer.models.lora import adapter_parameters, add_adapters
 from trainer.models.model_stage import reduce_to_stage, stage_view
@@ -40,6 +43,7 @@ from trainer.models.qwen_row import (
     tower_output,
     without_mergers,
 )
+from trainer.models.qwen_sizes import sizes_of
 from trainer.models.shape import ModelShape, Windows
 from trainer.models.sizes import (
     chosen_parameters,
@@ -194,16 +198,17 @@ class QwenVlFamily:
 
     @torch.no_grad()
     def encode(
-        self, config: ModelConfig, tower: nn.Module, pixel_values: Tensor, grids: Tensor | None = None
+        self, config: ModelConfig, tower: nn.Module, pixel_values: Tensor, grids: Sequence[Grid] | None = None
     ) -> list[Tensor]:
         """Features of each image, (tokens, numbers) in bf16: what the mergers get.
 
-        pixel_values: (patches, numbers) of all images; grids: (images, 3). bf16 is what the cache stores; the online
+        pixel_values: (patches, numbers) of all images; grids: of each. bf16 is what the cache stores; the online
         path rounds the same way, so both train on the same numbers.
         """
         assert grids is not None
-        features = tower_output(tower, pixel_values, grids).to(torch.bfloat16)
-        return list(features.split((grids.prod(-1) // int(tower.config.spatial_merge_size) ** 2).tolist()))
+        sizes = sizes_of(tower, grids, pixel_values.device)
+        features = tower_output(tower, pixel_values, sizes).to(torch.bfloat16)
+        return list(features.split([math.prod(grid) // int(tower.config.spatial_merge_size) ** 2 for grid in grids]))
 
     def tower(self, model: nn.Module) -> nn.Module:
         return without_mergers(model.model.visual)

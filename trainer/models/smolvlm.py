@@ -9,6 +9,7 @@ training.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,10 @@ from trainer.models import whole as native
 from trainer.models.family import Blocks
 from trainer.models.frozen import freeze
 from trainer.models.image_tokens import image_form_of, image_tokens_of
+from trainer.models.images import Grid
 from trainer.models.kept_products import recompute_layers
 from trainer.models.lora import adapter_parameters, add_adapters
+from trainer.models.placeholders import embedded
 from trainer.models.pretrained import load_pretrained
 from trainer.models.shape import ModelShape
 from trainer.models.sizes import (
@@ -40,7 +43,6 @@ from trainer.models.square_row import (
     SquareRowModel,
     Wiring,
     blocks_of,
-    embedded,
     project,
     repeat_inner_layer,
     tower_layers_of,
@@ -169,7 +171,7 @@ class SmolVlmFamily:
 
     @torch.no_grad()
     def encode(
-        self, config: ModelConfig, tower: nn.Module, pixel_values: Tensor, grids: Tensor | None = None
+        self, config: ModelConfig, tower: nn.Module, pixel_values: Tensor, grids: Sequence[Grid] | None = None
     ) -> Tensor:
         """Features of tiles: (tiles, 3, side, side) -> (tiles, patches, tower_hidden) in bf16.
 
@@ -222,25 +224,7 @@ def tower_output(config: ModelConfig, tower: nn.Module, pixel_values: Tensor) ->
     return output
 
 
-def _hidden_states(
-    model: nn.Module, input_ids: Tensor, position_ids: Tensor, projected: Tensor, mask: Tensor | None
-) -> Tensor:
-    """See `Wiring.hidden_states`.
-
-    Not by the library's hook for encoder outputs: transformers 5.17 calls it otherwise than 5.23, and both make images
-    the type of the model's first weight, which under FSDP in bf16 is not that of the embeddings.
-    """
-    # Without a mask and without a cache transformers keeps packed samples apart by their positions.
-    hidden: Tensor = model.model.text_model(
-        inputs_embeds=embedded(model, input_ids, projected),
-        position_ids=position_ids,
-        attention_mask=mask,
-        use_cache=False,
-    ).last_hidden_state
-    return hidden
-
-
-WIRING = Wiring("vision_model", "connector", "text_model", tower_output, False, _hidden_states)
+WIRING = Wiring("vision_model", "connector", "text_model", tower_output, False)
 
 
 def _whole_config(config: ModelConfig) -> PreTrainedConfig:

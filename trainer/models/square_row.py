@@ -15,7 +15,7 @@ from trainer.models.frozen import trains
 from trainer.models.loss import TokenLoss
 from trainer.models.model_stage import reduce_to_stage, stage_view
 from trainer.models.packed_mask import mask_of
-from trainer.models.placeholders import require_tokens
+from trainer.models.placeholders import embedded, require_tokens
 
 
 @dataclass(frozen=True)
@@ -27,9 +27,6 @@ class Wiring:
     language_model: str
     tower_output: Callable[[ModelConfig, nn.Module, Tensor], Tensor]  # pixel values -> what feeds the projector
     calls_tower: bool  # `tower_output` runs the tower by its own forward pass, or module by module
-    # (model, input_ids, position_ids, projected, mask) -> (rows, tokens, hidden): the language model, images in their
-    # places
-    hidden_states: Callable[[nn.Module, Tensor, Tensor, Tensor, Tensor | None], Tensor]
 
 
 class SquareRowModel(nn.Module):
@@ -106,12 +103,11 @@ class SquareRowModel(nn.Module):
             assert self.projector is not None
             projected = project(self.projector, features)
             require_tokens(len(projected) * projected.shape[1], image_tokens)
-            hidden = self.wiring.hidden_states(self.model, input_ids, position_ids, projected, mask)
-        else:
-            stack = self.language_model
-            hidden = stack(
-                inputs_embeds=hidden, position_ids=position_ids, attention_mask=mask, use_cache=False
-            ).last_hidden_state
+            hidden = embedded(self.model, input_ids, projected)
+        # Without a mask and without a cache transformers keeps packed samples apart by their positions.
+        hidden = self.language_model(
+            inputs_embeds=hidden, position_ids=position_ids, attention_mask=mask, use_cache=False
+        ).last_hidden_state
         if self.model.lm_head is None:
             return hidden
         # Only label positions go through the head: logits of all tokens never exist.
@@ -140,14 +136,6 @@ def project(projector: nn.Module, features: Tensor) -> Tensor:
     """(images, feature tokens, tower_hidden) -> (images, tokens, hidden)."""
     projected: Tensor = projector(features.to(next(projector.parameters()).dtype))
     return projected
-
-
-def embedded(model: nn.Module, input_ids: Tensor, projected: Tensor) -> Tensor:
-    """The tokens' embeddings, with projected features in place of the image tokens': (rows, tokens, hidden)."""
-    embeddings = model.get_input_embeddings()(input_ids)
-    is_image = (input_ids == model.config.image_token_id).unsqueeze(-1).expand_as(embeddings)
-    with_images: Tensor = embeddings.masked_scatter(is_image, projected.to(embeddings.dtype))
-    return with_images
 
 
 def blocks_of(module: SquareRowModel) -> Blocks:
