@@ -16,7 +16,7 @@ import torch
 from transformers import AutoModelForImageTextToText
 
 from benchmarks.tiny_native import model_section
-from benchmarks.tiny_runs import strategy_changes
+from benchmarks.tiny_runs import TINY, strategy_changes
 from tests.integration.test_equalities import RELATIVE, RELATIVE_BF16, trained_weights
 from tests.integration.test_native_models import TOWER_TRAINED, as_plain_transformers_takes, config_of, row_of
 from tests.native_fixture import SIZES, picture, write_data
@@ -200,8 +200,12 @@ def test_their_weights_equal_one_process(family: str, name: str, runs: Runs) -> 
     weights, expected = (trained_weights(runs[family, each]) for each in (name, CASES[name][-1]))
     assert weights.keys() == expected.keys()
     assert "trained tower" not in CASES[name] or any("attn.qkv.weight" in each for each in expected)
+    # AdamW divides by the size of a gradient: of one that is next to nothing, rounding decides a part of the step.
+    part_of_a_step = TINY["train"]["optimizer"]["learning_rate"] / 100
     for each, tensor in expected.items():
-        torch.testing.assert_close(weights[each], tensor, rtol=1e-4, atol=2e-5, msg=lambda text, n=each: f"{n}: {text}")
+        torch.testing.assert_close(
+            weights[each], tensor, rtol=1e-4, atol=part_of_a_step, msg=lambda text, n=each: f"{n}: {text}"
+        )
 
 
 @only_whole
