@@ -37,6 +37,10 @@ FULL = {
     ),
 }
 COMPILED_ONLINE = {"easy-vqa, wide tower"}  # where a tower is worth compiling; the others take cached features
+LAYOUTS_NOTE = (
+    "Packed or padded: samples of digits are nearly equal in length, so that padding wastes little, and packed rows pay "
+    "for attention under a mask over all of the row, of which nothing is skipped."
+)
 PARTS = ("loops", "layouts", "compiled", "strategies", "features")
 ON_WORKLOADS = {"loops", "layouts", "compiled"}
 
@@ -143,6 +147,8 @@ def layouts(report: Report, load: Workload, worker: Worker, steps: int, rounds: 
         for label, ready in zip(labels.values(), (packed, padded), strict=True)
     ]
     report.compare("fill of these steps", load.name, "% of slots", *fills)
+    if LAYOUTS_NOTE not in report.notes:
+        report.notes.append(LAYOUTS_NOTE)
 
 
 def measured(side: list[Trained]) -> list[Measured]:

@@ -21,10 +21,15 @@ from torch import Tensor, nn
 from trainer.errors import ExitCode, UserError, run_main
 
 LAYERS, WIDTH, ROWS, STEPS = 4, 600, 16, 4
-PLACES = ("none", "cpu", "nvme")  # of the optimizer, as DeepSpeed says it
+PLACES = ("none", "cpu", "nvme", "nvme-alone")  # of the optimizer, as DeepSpeed says it; alone: one parameter a group
 SAME = 1e-6  # of a weight: AdamW's first step moves each by the rate, which is a thousand times that
 RATE = 1e-3
-NAMES = {"none": "without offloading", "cpu": "in memory", "nvme": "on a disk"}
+NAMES = {
+    "none": "without offloading",
+    "cpu": "in memory",
+    "nvme": "on a disk",
+    "nvme-alone": "on a disk, each parameter in a group of its own",
+}
 
 
 def main() -> int:
@@ -79,10 +84,13 @@ def train(folder: Path, place: str, *, resume: bool) -> None:
         for parameter in model.parameters():
             nn.init.normal_(parameter)  # so that what is not loaded shows
     disk = folder / ("another disk" if resume else "disk")  # as on the machine that takes over
-    offload = {"device": place, "nvme_path": str(disk), "pin_memory": False}
+    offload = {"device": place.removesuffix("-alone"), "nvme_path": str(disk), "pin_memory": False}
+    zero: dict[str, Any] = {"stage": 3, "offload_optimizer": offload}
+    if place.endswith("-alone"):
+        zero["sub_group_size"] = 1
     settings = {
         "train_micro_batch_size_per_gpu": ROWS,
-        "zero_optimization": {"stage": 3, "offload_optimizer": offload},
+        "zero_optimization": zero,
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
     }
