@@ -38,8 +38,8 @@ FULL = {
 }
 COMPILED_ONLINE = {"easy-vqa, wide tower"}  # where a tower is worth compiling; the others take cached features
 LAYOUTS_NOTE = (
-    "Packed or padded: samples of digits are nearly equal in length, so that padding wastes little, and packed rows pay "
-    "for attention under a mask over all of the row, of which nothing is skipped."
+    "Packed or padded: samples of digits are nearly equal in length, so that padding wastes little, and packed rows "
+    "pay for attention under a mask over all of the row, of which nothing is skipped."
 )
 PARTS = ("loops", "layouts", "compiled", "strategies", "features")
 ON_WORKLOADS = {"loops", "layouts", "compiled"}

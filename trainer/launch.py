@@ -24,6 +24,8 @@ from trainer.errors import CAUSES, EXIT_FOLDER_VARIABLE, ConfigError, ExitCode, 
 from trainer.preflight import announce, check_node
 from trainer.rendezvous import meet, rendezvous_timeout_s
 
+THREADS_VARIABLE = "OMP_NUM_THREADS"
+
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the module named after `--` on this node, several processes under torchrun. Returns the job's exit code."""
@@ -41,6 +43,8 @@ def main(arguments: list[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="vlmpipe-exit-") as exit_folder:
         os.environ[EXIT_FOLDER_VARIABLE] = exit_folder
         processes = _processes(options.nproc_per_node)
+        if processes > 1:  # torchrun would give each one thread, too few for an update in memory (train.offload)
+            os.environ.setdefault(THREADS_VARIABLE, str(_threads_each(processes)))
         if cluster.num_nodes == processes == 1:
             ended = _one_process([options.module, *options.module_arguments], cluster)
         else:
@@ -61,6 +65,11 @@ def torchrun_arguments(cluster: Cluster, num_processes: int, module: str, argume
         "--max-restarts", "0",
         "-m", module, *arguments,
     ]  # fmt: skip
+
+
+def _threads_each(processes: int) -> int:
+    """Threads of torch for each process of this node, which share its processors."""
+    return max(1, len(os.sched_getaffinity(0)) // processes) if hasattr(os, "sched_getaffinity") else 1
 
 
 def _run_uri(module_arguments: list[str]) -> str:

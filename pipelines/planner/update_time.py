@@ -16,7 +16,7 @@ DISK_BYTES_PER_PARAMETER = 24
 AVERAGE_DISK_BYTES_PER_PARAMETER = 8
 
 # Bytes a second of one rank's update in the machine's memory. Measured: fused AdamW on one thread of an AMD EPYC beside
-# other work, 28 bytes a parameter, reached 25 GB/s. torchrun gives each of several ranks one thread.
+# other work, 28 bytes a parameter, reached 25 GB/s. A rank has its share of a machine's processors, which share memory.
 HOST_BYTES_PER_S = 20e9
 # A GPU's link to the machine's memory: assumed. PCI Express 3.0 x16 has 15.8 GB/s, each generation after it twice that.
 LINK_BYTES_PER_S = 12e9

@@ -8,10 +8,12 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from trainer.errors import ExitCode, UserError
+from trainer import launch as launch_module
+from trainer.errors import EXIT_FOLDER_VARIABLE, ExitCode, UserError
 from trainer.launch import TorchrunEnd, _exit_code
 
 FAILED = TorchrunEnd(ExitCode.UNEXPECTED)
@@ -49,6 +51,31 @@ def test_a_killed_rank_is_named_whatever_the_others_say_of_their_lost_peer(
         _exit_code(left(tmp_path, 1, 1), TorchrunEnd(ExitCode.UNEXPECTED, killed=(3, number)))
     assert caught.value.code == 128 + number
     assert ("lack of memory" in caught.value.fix) == about_memory
+
+
+@pytest.mark.parametrize(
+    ("processes", "given", "expected"), [("4", None, "3"), ("16", None, "1"), ("4", "1", "1"), ("1", None, None)]
+)
+def test_several_processes_share_the_machines_processors(
+    processes: str, given: str | None, expected: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A single one is left to torch, which knows more of its processors."""
+    seen: list[str | None] = []
+
+    def ended(*_: Any) -> TorchrunEnd:
+        seen.append(os.environ.get("OMP_NUM_THREADS"))
+        return TorchrunEnd(ExitCode.OK)
+
+    for name in ("_torchrun", "_one_process"):
+        monkeypatch.setattr(launch_module, name, ended)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(12)), raising=False)
+    monkeypatch.delenv("CLUSTER_SPEC", raising=False)
+    monkeypatch.setenv(EXIT_FOLDER_VARIABLE, "")  # which the launcher sets
+    monkeypatch.setenv("OMP_NUM_THREADS", given or "")
+    if given is None:
+        monkeypatch.delenv("OMP_NUM_THREADS")
+    assert launch_module.main(["--nproc-per-node", processes, "--", "some.module"]) == ExitCode.OK
+    assert seen == [expected]
 
 
 # ---- a job of one process, which needs no torchrun
