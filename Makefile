@@ -146,6 +146,10 @@ bench-train: $(INSTALLED_DEV)  ## benchmarks of training, as ratios measured sid
 bench-planner: $(INSTALLED_DEV)  ## the planner's memory, FLOPs and step times beside what is measured here
 	@OMP_NUM_THREADS=1 $(BIN)/python -W ignore -m benchmarks.bench_planner $(args)
 
+.PHONY: bench-gpu
+bench-gpu: $(INSTALLED_DEV)  ## what only a GPU can show, on one: losses, waits, memory, MFU, checkpoints
+	@$(BIN)/python -W ignore -m benchmarks.on_gpu $(args)
+
 .PHONY: bench-commands
 bench-commands: $(INSTALLED_DEV)  ## what help, check, plan and compile take before they do any work
 	@$(BIN)/python -m benchmarks.bench_commands $(args)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -176,3 +177,18 @@ def test_a_plan_of_what_was_planned_before_takes_a_fraction_of_the_first(tmp_pat
     rows = {row["claim"]: row for row in json.loads(output.read_text())["rows"]}
     assert rows["a plan of what was planned before"]["ratio"] > 3
     assert rows["all shipped run files compiled"]["ratio"] > 0
+
+
+@only_whole
+@pytest.mark.slow
+def test_what_is_asked_of_a_gpu_can_be_asked(tmp_path: Path) -> None:
+    """On a processor, which answers what is the same there: losses. What only a GPU has gives no figure."""
+    output = tmp_path / "gpu.json"
+    command = [sys.executable, "-m", "benchmarks.on_gpu", "--quick", "--json", str(output)]
+    subprocess.run(
+        command, cwd=ROOT, env=os.environ | {"LOCAL_RANK": "0"}, check=True, capture_output=True, timeout=280
+    )
+    rows = json.loads(output.read_text())["rows"]
+    apart = [row["ours"] for row in rows if row["claim"].startswith("losses of")]
+    assert apart and max(apart) < 1e-5
+    assert not any("waits" in row["claim"] or row["claim"] == "MFU" for row in rows)
