@@ -32,7 +32,8 @@ class Disk:
     """Room in `folder` for tensors of this process."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises UserError where nothing can be written (77), or where files would lie in memory (64)."""
+        """Raises UserError where nothing can be written (73 without room, else 77), or where files would lie in memory
+        (64)."""
         self._folder = folder
         self._mapped: WeakValueDictionary[int, mmap.mmap] = WeakValueDictionary()  # by the address of its numbers
         try:
@@ -44,7 +45,7 @@ class Disk:
                 f"train.nvme_path: nothing can be written to {folder}: {error.strerror}",
                 expected="a folder on a local disk that this process may write to",
                 fix="mount the disk there, or name another folder",
-                code=ExitCode.NO_PERMISSION,
+                code=ExitCode.CANNOT_WRITE if error.errno in NO_ROOM else ExitCode.NO_PERMISSION,
             ) from error
         if (kind := file_system(folder)) in IN_MEMORY:
             raise UserError(
@@ -68,13 +69,13 @@ class Disk:
             return torch.zeros_like(like)
         with tempfile.TemporaryFile(dir=self._folder) as file:
             try:  # room that is missing later would be a SIGBUS
-                os.posix_fallocate(file.fileno(), 0, like.nbytes)
+                _take_room(file.fileno(), like.nbytes)
             except OSError as error:
                 if error.errno not in NO_ROOM:
                     raise
                 raise self._full(like.nbytes) from error
             mapped = mmap.mmap(file.fileno(), like.nbytes)
-        if hasattr(mapped, "madvise"):
+        if hasattr(mmap, "MADV_SEQUENTIAL"):
             mapped.madvise(mmap.MADV_SEQUENTIAL)  # an update goes through it once, from front to back
         numbers = torch.frombuffer(mapped, dtype=like.dtype).view(like.shape)
         self._mapped[numbers.data_ptr()] = mapped
@@ -118,6 +119,13 @@ class Disk:
             fix="free space, name a folder on a larger disk, or share the state among more nodes",
             code=ExitCode.CANNOT_WRITE,
         )
+
+
+def _take_room(file: int, size_bytes: int) -> None:
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(file, 0, size_bytes)
+    else:  # macOS has no such call: there room is taken as it is used
+        os.truncate(file, size_bytes)
 
 
 def file_system(folder: Path) -> str:
