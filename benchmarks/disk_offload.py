@@ -36,6 +36,12 @@ SIZE = "model.language_model.config"
 HEADROOM = 0.3  # of what lies on the disk: memory for its pages, beside what the run on the disk has of its own
 LOOK_S = 0.01
 PLACES = ("memory", "disk")
+# Before anything is imported, for what a process has taken already is not the group's.
+IN_GROUP = """
+import os, pathlib, runpy, sys
+pathlib.Path(sys.argv.pop(1), "cgroup.procs").write_text(str(os.getpid()))
+runpy.run_module("benchmarks.disk_offload", run_name="__main__", alter_sys=True)
+"""
 
 
 def main() -> int:
@@ -45,11 +51,8 @@ def main() -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything as JSON")
     parser.add_argument("--place", choices=PLACES, help=argparse.SUPPRESS)  # of a process that trains
     parser.add_argument("--output", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--group", type=Path, help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     if chosen.place:
-        if chosen.group:
-            Path(chosen.group, "cgroup.procs").write_text(str(os.getpid()))
         train(chosen)
         return 0
     found: dict[str, Any] = {place: trained(chosen, place) for place in PLACES}
@@ -72,9 +75,9 @@ def trained(chosen: argparse.Namespace, place: str, group: Path | None = None) -
     """What a process of its own found; None where the system killed it for its memory."""
     with tempfile.TemporaryDirectory(prefix="vlmpipe-bench-") as scratch:
         output = Path(scratch, "found.json")
-        command = [sys.executable, "-W", "ignore", "-m", "benchmarks.disk_offload", "--place", place]
-        command += ["--output", str(output), "--folder", str(chosen.folder), *["--quick"] * chosen.quick]
-        command += ["--group", str(group)] if group else []
+        how = ["-c", IN_GROUP, str(group)] if group else ["-m", "benchmarks.disk_offload"]
+        command = [sys.executable, "-W", "ignore", *how, "--place", place, "--output", str(output)]
+        command += ["--folder", str(chosen.folder), *["--quick"] * chosen.quick]
         environment = os.environ | {"LOCAL_RANK": "0"}  # DeepSpeed asks for it
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         if group and done.returncode == -9:
