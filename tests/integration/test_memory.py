@@ -26,7 +26,7 @@ SHORT = {
 OF_ONE_NODE = chosen(CASES, SHORT.__contains__)
 OF_TWO_NODES = chosen(HYBRID_CASES, lambda name: name == "hsdp")
 COUNTED = 0.02  # largest error of a part that can be counted, relative
-PEAK = 0.03  # and of the fullest moment of a step
+PEAK = 0.035  # and of the fullest moment of a step, in which gloo's thread may hold what it has sent a moment longer
 
 
 @pytest.fixture(scope="module")
