@@ -165,7 +165,7 @@ def _time_of_steps(
     if layout.pipeline_parallel > 1:
         share = pipeline_bubble(layout, work.micro_steps)
         parts.append(TimePart("pipeline bubble", compute_s * share / (1 - share)))
-    updating = update_times(config, shape, layout, gpu, micro_steps=work.micro_steps)
+    updating = update_times(config, shape, layout, machine, gpu, micro_steps=work.micro_steps)
     parts += [TimePart(name, spent_s) for name, spent_s in updating.items()]
     parts.append(TimePart("waiting for data", DATA_WAIT_SHARE * sum(part.s for part in parts)))
     parts.append(TimePart("saving checkpoints", save_s / config.train.checkpoint_every_steps))
@@ -192,7 +192,12 @@ def _time_of_steps(
         tokens_per_s_per_gpu=rows * load.useful_tokens_per_row / step_s / layout.world_size,
         save_s=save_s,
         exposed_all_reduce_s=sum(each.s for each in exposed if each.between_nodes and each.all_reduce),
-        assumptions=(*assumptions, *_sentences(config, layout, save_s), *update_sentences(config), load.origin),
+        assumptions=(
+            *assumptions,
+            *_sentences(config, layout, save_s),
+            *update_sentences(config, shape, layout, machine),
+            load.origin,
+        ),
     )
 
 

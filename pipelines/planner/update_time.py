@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from pipelines.config import RunConfig
-from pipelines.planner.catalog import Gpu
+from pipelines.planner.catalog import Gpu, Machine
+from pipelines.planner.host_memory import CPU_SHARE, GIB, PROCESS_BYTES
 from pipelines.planner.layout import Layout
 from trainer.models.shape import ModelShape
 
@@ -14,6 +15,7 @@ AVERAGE_UPDATE_BYTES_PER_PARAMETER = 12  # torch's foreach lerp reads the averag
 # What is read from a disk and written back, of each parameter whose state lies there: a weight and two moments.
 DISK_BYTES_PER_PARAMETER = 24
 AVERAGE_DISK_BYTES_PER_PARAMETER = 8
+GRADIENT_BYTES_PER_PARAMETER = 12  # at most, in the machine's memory beside it: see `pipelines.planner.memory_zero`
 
 # Bytes a second of one rank's update in the machine's memory. Measured: fused AdamW on one thread of an AMD EPYC beside
 # other work, 28 bytes a parameter, reached 25 GB/s. A rank has its share of a machine's processors, which share memory.
@@ -23,12 +25,12 @@ LINK_BYTES_PER_S = 12e9
 
 
 def update_times(
-    config: RunConfig, shape: ModelShape, layout: Layout, gpu: Gpu, *, micro_steps: int
+    config: RunConfig, shape: ModelShape, layout: Layout, machine: Machine, gpu: Gpu, *, micro_steps: int
 ) -> dict[str, float]:
     """Seconds of a step by what they are for. AdamW, and the average that follows it, are bound by the bytes that they
     move for the parameters that a rank updates."""
     train = config.train
-    owned = shape.trainable_parameters / (layout.optimizer_shards * layout.model_ranks)
+    owned = _owned(shape, layout)
     moved = UPDATE_BYTES_PER_PARAMETER + (AVERAGE_UPDATE_BYTES_PER_PARAMETER if train.ema_decay else 0)
     if train.offload == "none":
         return {"optimizer update": owned * moved / (gpu.memory_gbytes_per_s * 1e9)}
@@ -38,14 +40,31 @@ def update_times(
         "optimizer update": owned * moved / HOST_BYTES_PER_S,
         "copies to and from the machine's memory": owned * 4 * copies / LINK_BYTES_PER_S,
     }
-    if train.nvme_path:
-        moved = DISK_BYTES_PER_PARAMETER + (AVERAGE_DISK_BYTES_PER_PARAMETER if train.ema_decay else 0)
-        of_node = layout.ranks_per_node * owned * moved
-        times["reading and writing the disk"] = of_node / (config.plan.disk_gbytes_per_s * 1e9)
+    if train.nvme_path and not _stays_in_memory(config, shape, layout, machine):
+        moved_bytes = layout.ranks_per_node * owned * _disk_bytes(config)
+        times["reading and writing the disk"] = moved_bytes / (config.plan.disk_gbytes_per_s * 1e9)
     return times
 
 
-def update_sentences(config: RunConfig) -> list[str]:
+def _owned(shape: ModelShape, layout: Layout) -> float:
+    """Parameters that a rank updates."""
+    return shape.trainable_parameters / (layout.optimizer_shards * layout.model_ranks)
+
+
+def _disk_bytes(config: RunConfig) -> int:
+    """Read and written of a parameter's state."""
+    return DISK_BYTES_PER_PARAMETER + (AVERAGE_DISK_BYTES_PER_PARAMETER if config.train.ema_decay else 0)
+
+
+def _stays_in_memory(config: RunConfig, shape: ModelShape, layout: Layout, machine: Machine) -> bool:
+    """Whether a node's memory has room for all state on its disk as well: the system then writes it behind, and reads
+    nothing. With room for some of it nothing is gained: an update goes through all of it, and what was used longest
+    ago, which is let go of first, is what comes next."""
+    of_rank = PROCESS_BYTES + _owned(shape, layout) * (GRADIENT_BYTES_PER_PARAMETER + _disk_bytes(config) / 2)
+    return layout.ranks_per_node * of_rank <= CPU_SHARE * machine.memory_gib * GIB
+
+
+def update_sentences(config: RunConfig, shape: ModelShape, layout: Layout, machine: Machine) -> list[str]:
     """What the times above take for granted."""
     if config.train.offload == "none":
         return []
@@ -54,10 +73,14 @@ def update_sentences(config: RunConfig) -> list[str]:
         f"another machine moved 25), and {LINK_BYTES_PER_S / 1e9:g} GB/s between it and each GPU (assumed). Nothing "
         "hides them."
     ]
-    if config.train.nvme_path:
+    if config.train.nvme_path and _stays_in_memory(config, shape, layout, machine):
+        said.append(
+            "The machine's memory has room for what lies under train.nvme_path as well: no step is taken to wait for "
+            "the disk."
+        )
+    elif config.train.nvme_path:
         said.append(
             f"The disk under train.nvme_path moves {config.plan.disk_gbytes_per_s:g} GB/s a node "
-            "(plan.disk_gbytes_per_s, assumed): all optimizer state is read and written in each step, as if memory "
-            "kept none of it."
+            "(plan.disk_gbytes_per_s, assumed): all optimizer state is read and written in each step."
         )
     return said

@@ -200,11 +200,16 @@ def test_a_disk_reads_and_writes_the_state_of_a_nodes_ranks(decay: float, moved:
         "train__nvme_path": "/mnt/disk",
         "train__ema_decay": decay,
     }
-    one, two = (timed(run_config(**on_disk, cluster__replica_count=nodes)) for nodes in (1, 2))
-    slower = timed(run_config(**on_disk, plan__disk_gbytes_per_s=0.5))
+    one, two = (timed(run_config(**on_disk, cluster__replica_count=nodes), memory_gib=100) for nodes in (1, 2))
+    slower = timed(run_config(**on_disk, plan__disk_gbytes_per_s=0.5), memory_gib=100)
     assert part(one, DISK) == pytest.approx(LLAVA_7B.trainable_parameters * moved / 1e9)
     assert part(two, DISK) == pytest.approx(part(one, DISK) / 2)
     assert part(slower, DISK) == pytest.approx(2 * part(one, DISK))
+    roomy = timed(run_config(**on_disk), memory_gib=1000)
+    assert part(roomy, DISK) == 0
+    said = [[sentence for sentence in time.assumptions if "nvme_path" in sentence] for time in (one, roomy)]
+    assert [len(sentences) for sentences in said] == [1, 1]
+    assert "is read and written in each step" in said[0][0] and "has room" in said[1][0]
 
 
 def test_a_pipeline_waits_in_its_bubble() -> None:
