@@ -33,7 +33,7 @@ from trainer.worker import start_worker
 MIB = 1 << 20
 WIDTH, STEPS = {"whole": 2048, "quick": 896}, {"whole": 6, "quick": 3}  # of some 150 and 30 million parameters
 SIZE = "model.language_model.config"
-HEADROOM = 0.3  # of what lies on the disk: memory for its pages, beside what the run on the disk has of its own
+HEADROOM = 0.6  # of what lies on the disk: memory for its pages, beside what the run on the disk has of its own
 LOOK_S = 0.01
 PLACES = ("memory", "disk")
 # Before anything is imported, for what a process has taken already is not the group's.
