@@ -10,14 +10,14 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from trainer.model_config import GRID_FAMILIES, ModelConfig
+from trainer.model_config import ModelConfig
 from trainer.models.family import Stage
 from trainer.models.recompute import Recompute
 from trainer.models.table import family_of
 from trainer.strategies.split import cut
 from trainer.trace_results import Compute, StageTrace
 from trainer.trace_rows import RowShape, inputs_of, tensors_of
-from trainer.tracing import MemoryTracker, has_equal_tower_layers, pass_through, regions_of, without_checks
+from trainer.tracing import MemoryTracker, has_equal_tower_layers, pass_through, regions_of, without_numbers
 
 FP32_BYTES = 4
 
@@ -39,7 +39,7 @@ def trace_stage(
 
     Gradients are there before, and so are received hidden states and received gradients: all have buffers that stay.
     """
-    with without_checks(), FakeTensorMode():
+    with FakeTensorMode():
         family = family_of(config)
         layers = stage.layers if config.has_patterns else range(len(stage.layers))
         model = family.skeleton(
@@ -63,13 +63,11 @@ def trace_stage(
             cut(blocks, tensor_parallel, like_it, sequence=sequence_parallel)
         inputs = inputs_of(config, shape, vocabulary, cached=cached)
         passed_on = (shape.rows, shape.tokens, width)
-        if not stage.is_first:
+        if stage.is_first:
+            without_numbers(config, module)
+        else:
             inputs |= {"images": inputs["images"][:0].clone(), "hidden": torch.zeros(passed_on, requires_grad=True)}
             inputs.pop("image_grids", None)
-        elif config.family in GRID_FAMILIES:
-            from trainer.models.qwen_trace import tell_sizes
-
-            tell_sizes(module)
         gradient = None if stage.is_last else torch.zeros(passed_on)
         return _trace(module, inputs, gradient, compute, passed_on_bytes=FP32_BYTES * math.prod(passed_on))
 

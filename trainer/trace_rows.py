@@ -14,7 +14,7 @@ from trainer.models.grids import AXES, near_square
 from trainer.models.image_tokens import image_form_of
 from trainer.models.table import family_of
 
-Grid = tuple[int, int]  # rows and columns of an image, in tokens
+TokenGrid = tuple[int, int]  # rows and columns of an image, in tokens
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class RowShape:
     label_tokens: int
 
 
-def image_grids(config: ModelConfig, shape: RowShape) -> list[Grid]:
+def image_grids(config: ModelConfig, shape: RowShape) -> list[TokenGrid]:
     """Of a family whose images differ in tokens, those of these rows.
 
     Images share what the rows have beside labels, as far as the largest that there can be: each is as large as it may.

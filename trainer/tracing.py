@@ -7,11 +7,9 @@ what the code does and not what a formula says it should do.
 
 from __future__ import annotations
 
-import contextlib
-import os
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -31,9 +29,6 @@ from trainer.strategies.gathered import keep_no_gathered_weights
 from trainer.strategies.split import cut
 from trainer.trace_results import Category, Compute, Held, StepTrace
 from trainer.trace_rows import RowShape, inputs_of, tensors_of
-
-# transformers checks the count of image tokens by reading numbers, of which fake tensors have none.
-CHECK_VARIABLE = "TRANSFORMERS_DISABLE_TORCH_CHECK"
 
 
 def trace_step(
@@ -59,7 +54,7 @@ def trace_step(
     `every_layer`: run also the frozen layers that hold what others hold; the answer is the same, later.
     Gradients are there before, as from the second micro-batch on and as in the buckets of DDP.
     """
-    with without_checks(), FakeTensorMode():
+    with FakeTensorMode():
         family = family_of(config)
         model = family.skeleton(
             config,
@@ -82,10 +77,7 @@ def trace_step(
             for parameter in module.parameters():
                 if parameter not in not_sliced:
                     parameter.data = parameter.data.bfloat16()
-        if config.family in GRID_FAMILIES:
-            from trainer.models.qwen_trace import tell_sizes
-
-            tell_sizes(module)
+        without_numbers(config, module)
         blocks = family.blocks(module)
         in_layers = {id(one) for layer in (*blocks.language_layers, *blocks.tower_layers) for one in layer.parameters()}
         inputs = inputs_of(config, shape, vocabulary, cached=cached)
@@ -94,14 +86,11 @@ def trace_step(
 
 def trace_tower(config: ModelConfig, shape: RowShape, *, vocabulary: int, compute: Compute) -> int:
     """Bytes of the images of one micro-batch, and the most that a frozen tower holds for them, its output included."""
-    with without_checks(), FakeTensorMode():
+    with FakeTensorMode():
         family = family_of(config)
         model = family.skeleton(config, vocabulary=vocabulary, language_layers=1)
         module = family.training_module(config, model, cached=False).train()
-        if config.family in GRID_FAMILIES:
-            from trainer.models.qwen_trace import tell_sizes
-
-            tell_sizes(module)
+        without_numbers(config, module)
         inputs = inputs_of(config, shape, vocabulary, cached=False)
         images = {name: inputs[name] for name in OF_IMAGES if name in inputs}
         held = [*module.parameters(), *module.buffers(), *tensors_of(images)]
@@ -110,6 +99,14 @@ def trace_tower(config: ModelConfig, shape: RowShape, *, vocabulary: int, comput
                 _features = module.encode(**images)  # held until its peak is taken
             most = tracker.take_peak(next_category="vision").total_bytes
         return most + sum(tensor.nbytes for tensor in tensors_of(images))
+
+
+def without_numbers(config: ModelConfig, module: nn.Module) -> None:
+    """Have a training module that gets images run on tensors that have no numbers."""
+    if config.family in GRID_FAMILIES:
+        from trainer.models.qwen_trace import tell_sizes
+
+        tell_sizes(module)
 
 
 def has_equal_tower_layers(config: ModelConfig) -> bool:
@@ -263,15 +260,3 @@ def _square_regions(module: SquareRowModel) -> list[tuple[nn.Module, Category]]:
     if module.tower is not None:
         vision += [module.tower] if module.wiring.calls_tower else module.tower.children()
     return [(module.language_model, "language"), *((part, "vision") for part in vision)]
-
-
-@contextlib.contextmanager
-def without_checks() -> Iterator[None]:
-    before = os.environ.get(CHECK_VARIABLE)
-    os.environ[CHECK_VARIABLE] = "1"
-    try:
-        yield
-    finally:
-        os.environ.pop(CHECK_VARIABLE)
-        if before is not None:
-            os.environ[CHECK_VARIABLE] = before
