@@ -3,12 +3,15 @@ one, compiled layers, strategies beside ddp, features of training beside none. `
 
 from __future__ import annotations
 
+import dataclasses
 import tempfile
 from collections.abc import Collection
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from benchmarks import attention_sides
+from benchmarks.attention_sides import by_sample_or_under_a_mask
 from benchmarks.common import Measured, close, interleaved, options
 from benchmarks.compiled_steps import NOTE, compiled_or_eager
 from benchmarks.hugging_face import hugging_face_trainer
@@ -38,10 +41,10 @@ FULL = {
 }
 COMPILED_ONLINE = {"easy-vqa, wide tower"}  # where a tower is worth compiling; the others take cached features
 LAYOUTS_NOTE = (
-    "Packed or padded: samples of digits are nearly equal in length, so that padding wastes little, and packed rows "
-    "pay for attention under a mask over all of the row, of which nothing is skipped."
+    "Packed or padded: samples of digits are nearly equal in length, so that padding wastes little. By sample or under "
+    "a mask: the same packed rows, of which the model is told where samples begin, or has to see it by their positions."
 )
-PARTS = ("loops", "layouts", "compiled", "strategies", "features")
+PARTS = ("loops", "layouts", "attention", "compiled", "strategies", "features")
 ON_WORKLOADS = {"loops", "layouts", "compiled"}
 
 
@@ -56,6 +59,8 @@ def main() -> None:
             for name, (run_file, overrides) in (QUICK if chosen.quick else FULL).items():
                 load = workload(run_file, Path(scratch), worker, overrides, name=name)
                 of_workload(report, load, worker, length, rounds, Path(scratch), chosen.only)
+    if "attention" in chosen.only:
+        by_sample_or_under_a_mask(report, attention_sides.QUICK if chosen.quick else attention_sides.FULL, rounds)
     if "compiled" in chosen.only:
         report.notes.append(NOTE)
     for part in ("strategies", "features"):
@@ -128,20 +133,25 @@ def planned_gain(load: Workload) -> float:
 
 
 def layouts(report: Report, load: Workload, worker: Worker, steps: int, rounds: int) -> None:
-    """Steps of which each micro-batch holds the same samples, packed or one to a row; only the layout differs."""
+    """Steps of which each micro-batch holds the same samples: packed, so that each attends to itself or under a mask
+    over all of a row, or one to a row."""
     shape = family_of(load.cached.model).feature_shape(load.cached.model)
     reader = FeatureReader.open(load.cached.pointers().features_uri)
     packed, padded = ready_steps(load, cached_images(reader, shape), steps + 1)
-    sides = {
-        "packed": partial(bare_steps, load.cached, worker, packed),
-        "padded": partial(bare_steps, load.cached, worker, padded),
-    }
+    masked = [
+        dataclasses.replace(step, batches=[dataclasses.replace(batch, samples=None) for batch in step.batches])
+        for step in packed
+    ]
+    steps_of = {"packed": packed, "padded": padded, "masked": masked}
+    sides = {name: partial(bare_steps, load.cached, worker, ready) for name, ready in steps_of.items()}
     found = interleaved(sides, rounds, warm_up=False)
-    same = same_losses(found["packed"], found["padded"])
-    report.require(same, "the loss of each step is the same for packed and for padded samples")
+    same = all(same_losses(found["packed"], found[other]) for other in ("padded", "masked"))
+    report.require(same, "the loss of each step is the same for packed and padded samples, and under a mask")
     labels = {"packed": f"rows of {load.cached.data.row_tokens} tokens", "padded": "padded to the longest of a batch"}
     rates = [(label, measured(found[name])) for name, label in labels.items()]
     report.compare_rates("step: packed or padded", load.name, "useful tokens", *rates)
+    masks = [("by sample", measured(found["packed"])), ("under a mask", measured(found["masked"]))]
+    report.compare_rates("step: by sample or under a mask", load.name, "useful tokens", *masks)
     fills = [
         Side(label, [100 * sum(step.useful_tokens for step in ready) / sum(step.slots for step in ready)])
         for label, ready in zip(labels.values(), (packed, padded), strict=True)

@@ -37,7 +37,7 @@ QWEN2 = {
 }
 LLAMA = QWEN2 | {"model_type": "llama", "num_key_value_heads": 4, "num_hidden_layers": 2, "tie_word_embeddings": True}
 WIDE_HEADS = QWEN2 | {"model_type": "qwen3", "head_dim": 32}
-ROWS, ROW_TOKENS, IMAGES, LABELS = 2, 192, 3, 50
+ROWS, ROW_TOKENS, ROW_SAMPLES, IMAGES, LABELS = 2, 192, 2, 3, 50
 IMAGE = 32  # side, in pixels
 
 # Three images of 4 x 5 tokens: Qwen2.5-VL's windows of 2 x 2 tokens cut them into unequal pieces.
@@ -102,9 +102,9 @@ def counted(config: ModelConfig, *, cached: bool, checkpointing: Checkpointing) 
     model = family.skeleton(config, vocabulary=300)
     module = family.training_module(config, model, cached=cached).train()
     Recompute(layers=checkpointing).apply(family, module)
-    inputs = inputs_of(config, RowShape(ROWS, ROW_TOKENS, IMAGES, ROWS * LABELS), 300, cached=cached)
-    half = torch.arange(ROW_TOKENS // 2)
-    inputs["position_ids"] = torch.cat([half, half]).expand_as(inputs["position_ids"])
+    inputs = inputs_of(
+        config, RowShape(ROWS, ROW_TOKENS, IMAGES, ROWS * LABELS), 300, cached=cached, row_samples=ROW_SAMPLES
+    )
     inputs["label_index"] = torch.arange(ROWS * LABELS)
     # The CPU's fused attention kernel has no formula in torch's counter: it would count as nothing.
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
@@ -122,6 +122,7 @@ def by_formula(config: ModelConfig, *, cached: bool, checkpointing: Any) -> floa
         cached=cached,
         activation_checkpointing=checkpointing,
         feature_layer=config.feature_layer,
+        sample_pairs=ROW_TOKENS**2 / ROW_SAMPLES,
     )
     return ROWS * row.total
 

@@ -132,12 +132,9 @@ def draw(model: nn.Module) -> None:
         nn.init.normal_(parameter, std=0.02)
 
 
-def row_batch(model: ModelConfig, rows: RowShape, vocabulary: int, *, cached: bool) -> RowBatch:
-    """Rows of two samples each: packed, so that attention has its mask."""
-    inputs: dict[str, Any] = inputs_of(model, rows, vocabulary, cached=cached)
-    half = rows.tokens // 2
-    positions = torch.cat([torch.arange(half), torch.arange(rows.tokens - half)])
-    inputs["position_ids"] = positions.expand_as(inputs["position_ids"]).contiguous()
+def row_batch(model: ModelConfig, rows: RowShape, vocabulary: int, *, cached: bool, row_samples: int = 2) -> RowBatch:
+    """Packed rows."""
+    inputs = inputs_of(model, rows, vocabulary, cached=cached, row_samples=row_samples)
     inputs["label_index"] = torch.arange(rows.label_tokens)
     return RowBatch(**inputs)
 

@@ -132,6 +132,7 @@ def planned(case: StepCase, device: Gpu) -> StepSeconds:
         row_tokens=rows.tokens,
         fill=1.0,
         samples_per_row=2,
+        sample_pairs_per_row=rows.tokens**2 / 2,
         images_per_row=rows.images / rows.rows,
         label_tokens_per_row=rows.label_tokens / rows.rows,
         rows_per_epoch=None,

@@ -180,11 +180,8 @@ def ready_steps(load: Workload, image_source: ImageSource, steps: int) -> tuple[
 
 
 def _padded(rows: Sequence[Row], image_source: ImageSource) -> RowBatch:
-    """Rows of one sample each, padded to the longest.
-
-    Positions run on through the padding: it lies behind the sample, where causal attention never looks, and the model
-    then takes its fast path without a mask. That is the best this layout can do.
-    """
+    """Rows of one sample each, padded to the longest. Padding attends to next to nothing, as in packed rows: the best
+    that this layout can do."""
     length = max(row.tokens for row in rows)
     positions = np.arange(length)
     cut = {"input_ids", "labels"}

@@ -18,6 +18,7 @@ from trainer.data.conversation import IGNORED
 from trainer.data.loader import Row, RowLoader
 from trainer.features.reader import FeatureReader
 from trainer.models.images import Grid, Images, PrepareImages, join_features
+from trainer.models.samples import Samples
 
 STEPS_AHEAD = 2
 OF_IMAGES = ("images", "image_grids")  # arguments of a training module
@@ -36,7 +37,7 @@ class RowBatch:
     images: Tensor  # (tiles, tokens, hidden) or (tiles, 3, side, side); of some families (tokens of all, numbers)
     # What the host knows of these rows, so that nobody has to read it from the device. No tensors: wrappers move those.
     image_grids: tuple[Grid, ...] | None = None  # of each image, for a tower whose images differ in size
-    packed: bool = True  # some row holds more than one sample, or padding
+    samples: Samples | None = None  # where they are; None is not known
     image_tokens: int | None = None  # of all images; None is not known
 
     def to(self, device: torch.device, *, images: bool = True) -> dict[str, Any]:
@@ -50,8 +51,8 @@ class RowBatch:
 
     def pinned(self) -> RowBatch:
         """The same in page-locked memory, from which a copy to a GPU does not hold up the thread that orders it."""
-        tensors = {name: value for name, value in self._known().items() if isinstance(value, Tensor)}
-        pinned: dict[str, Any] = {name: tensor.pin_memory() for name, tensor in tensors.items()}
+        movable = {name: value for name, value in self._known().items() if isinstance(value, Tensor | Samples)}
+        pinned: dict[str, Any] = {name: value.pin_memory() for name, value in movable.items()}
         return dataclasses.replace(self, **pinned)
 
     def _known(self) -> dict[str, Any]:
@@ -60,7 +61,7 @@ class RowBatch:
 
 
 def _on(value: Any, device: torch.device) -> Any:
-    return value.to(device, non_blocking=True) if isinstance(value, Tensor) else value
+    return value.to(device, non_blocking=True) if isinstance(value, Tensor | Samples) else value
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,6 @@ def collate(rows: Sequence[Row], image_source: ImageSource) -> RowBatch:
     label_index = np.flatnonzero(next_is_label)
     images = image_source(rows)
     positions = np.stack([row.position_ids for row in rows], axis=-2)  # (rows, tokens) or (axes, rows, tokens)
-    places = positions[0] if positions.ndim == 3 else positions
     return RowBatch(
         input_ids=torch.from_numpy(np.stack([row.input_ids for row in rows])),
         position_ids=torch.from_numpy(positions),
@@ -93,7 +93,7 @@ def collate(rows: Sequence[Row], image_source: ImageSource) -> RowBatch:
         label_ids=torch.from_numpy(labels.reshape(-1)[label_index + 1]),
         images=images.values,
         image_grids=images.grids,
-        packed=bool((np.diff(places) != 1).any()),
+        samples=Samples.of([row.sample_tokens for row in rows], labels.shape[1]),
         image_tokens=sum(sum(row.image_token_counts) for row in rows),
     )
 

@@ -2,8 +2,8 @@
 
 What the training modules compute is counted, as torch's own counter does (matrix products, convolutions and
 attention; not norms, activations or lookups): the tower runs all its layers even when an earlier one feeds the
-projector; attention covers the whole padded row, because packed samples are kept apart by a dense mask; only label
-positions go through the head. Products per layer: Kaplan et al. 2020 (arXiv 2001.08361), section 2.1; a backward pass
+projector; each sample of a row attends to itself, and padding to next to nothing; only label positions go through the
+head. Products per layer: Kaplan et al. 2020 (arXiv 2001.08361), section 2.1; a backward pass
 takes one product for a weight's gradient and one for its input's.
 """
 
@@ -84,9 +84,12 @@ def flops_per_row(
     activation_checkpointing: Checkpointing,
     loss_chunks: int = 1,
     feature_layer: int = -1,
+    sample_pairs: float | None = None,
 ) -> RowFlops:
     """What the hardware computes for one row of `row_tokens` slots with `images` images and `label_tokens` labels.
 
+    `sample_pairs`: pairs of two tokens of one sample, which is the sum of the squares of the samples' lengths; without
+    it the row is one sample.
     `cached` drops the tower. `full` checkpointing runs the language layers again, without the last product of each,
     which torch leaves out because nothing in the backward pass needs it; `selective` computes no product again. Of
     `loss_chunks` equal chunks of labels all but one go through the head again. `feature_layer` is the run file's:
@@ -103,7 +106,8 @@ def flops_per_row(
 
     language = shape.language
     layers = language.layers * row_tokens * _weight_flops_per_token(language)
-    attention = language.layers * _attention_flops(language, row_tokens)
+    pairs = row_tokens**2 if sample_pairs is None else sample_pairs
+    attention = language.layers * _attention_flops(language, pairs)
     adapters = language.layers * row_tokens * 2 * sum(shape.adapters.values())
     reached = 1 - shape.first_reached_layer(cached=cached) / language.layers if reaches_language else 0  # of the layers
     again = reached if activation_checkpointing == "full" else 0
@@ -189,9 +193,9 @@ def _last_products(shape: ModelShape) -> tuple[int, int]:
     return 2 * stack.hidden * stack.intermediate, 0
 
 
-def _attention_flops(stack: Stack, tokens: float) -> float:
-    """Forward, one layer, every token with every token: scores and the weighted sum of values."""
-    return 4 * tokens * tokens * stack.heads * stack.head_dim
+def _attention_flops(stack: Stack, pairs: float) -> float:
+    """Forward, one layer, of so many pairs of tokens: scores and the weighted sum of values."""
+    return 4 * pairs * stack.heads * stack.head_dim
 
 
 def _tower(shape: ModelShape, feature_layer: int) -> PartFlops:
@@ -219,13 +223,13 @@ def _tower_attention(shape: ModelShape) -> float:
     """Forward, all layers. An image is taken as nearly square where windows cut it into pieces."""
     stack, tokens, windows = shape.tower, shape.tower_tokens, shape.windows
     if windows is None:
-        return stack.layers * _attention_flops(stack, tokens)
+        return stack.layers * _attention_flops(stack, tokens**2)
     seen = float(shape.merge**2)  # patches that one sees inside its window, in the mean
     for side in near_square(shape.image_tokens):
         pieces = [windows.side] * (side // windows.side) + [side % windows.side]
         seen *= sum(piece**2 for piece in pieces) / side
-    in_windows = (stack.layers - windows.full_layers) * tokens * seen * _attention_flops(stack, 1)
-    return windows.full_layers * _attention_flops(stack, tokens) + in_windows
+    in_windows = (stack.layers - windows.full_layers) * _attention_flops(stack, tokens * seen)
+    return windows.full_layers * _attention_flops(stack, tokens**2) + in_windows
 
 
 def _pooling_head(shape: ModelShape) -> int:

@@ -199,6 +199,7 @@ def mean_row_flops(
         activation_checkpointing=job.train.activation_checkpointing,
         loss_chunks=job.train.loss_chunks(job.train.micro_batch_rows * label_tokens),
         feature_layer=job.model.feature_layer,
+        sample_pairs=split.pairs / rows,
     )
 
 

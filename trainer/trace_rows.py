@@ -12,6 +12,7 @@ from torch import Tensor
 from trainer.model_config import GRID_FAMILIES, ModelConfig
 from trainer.models.grids import AXES, near_square
 from trainer.models.image_tokens import image_form_of
+from trainer.models.samples import Samples
 from trainer.models.table import family_of
 
 TokenGrid = tuple[int, int]  # rows and columns of an image, in tokens
@@ -44,21 +45,29 @@ def image_grids(config: ModelConfig, shape: RowShape) -> list[TokenGrid]:
     return found
 
 
-def inputs_of(config: ModelConfig, shape: RowShape, vocabulary: int, *, cached: bool) -> dict[str, Any]:
-    """Inputs of the training module with the right shapes: zeros, and image tokens where images are."""
+def inputs_of(
+    config: ModelConfig, shape: RowShape, vocabulary: int, *, cached: bool, row_samples: int = 1
+) -> dict[str, Any]:
+    """Inputs of the training module with the right shapes: zeros, and image tokens where images are.
+
+    row_samples: of each row, nearly equally long. What attention holds is the same for any number.
+    """
     if config.family in GRID_FAMILIES:
         images, image_tokens = _images_of_any_shape(config, shape, cached=cached)
         axes: tuple[int, ...] = (AXES,)
     else:
         images, image_tokens = _square_images(config, shape, cached=cached)
         axes = ()
+    longer = shape.tokens % row_samples
+    lengths = [shape.tokens // row_samples + (number < longer) for number in range(row_samples)]
     input_ids = torch.zeros(shape.rows * shape.tokens, dtype=torch.int64)
     input_ids[:image_tokens] = vocabulary - 1
     return {
         "input_ids": input_ids.view(shape.rows, shape.tokens),
-        "position_ids": torch.arange(shape.tokens).repeat(*axes, shape.rows, 1),
+        "position_ids": torch.cat([torch.arange(length) for length in lengths]).repeat(*axes, shape.rows, 1),
         "label_index": torch.zeros(shape.label_tokens, dtype=torch.int64),
         "label_ids": torch.zeros(shape.label_tokens, dtype=torch.int64),
+        "samples": Samples.of([lengths] * shape.rows, shape.tokens),
         **images,
     }
 

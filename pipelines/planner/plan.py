@@ -221,6 +221,7 @@ def _prepared(config: RunConfig, paths: RunPaths) -> RowLoad | None:
         config,
         samples=len(split),
         tokens=int(split.tokens.sum()),
+        pairs=split.pairs,
         images=int(split.tiles(tile_tokens).sum()),
         image_tokens=int(split.image_tokens.sum()),
         label_tokens=int(split.label_tokens.sum()),

@@ -23,6 +23,7 @@ class RowLoad:
     row_tokens: int
     fill: float  # share of a row's slots that hold a sample's token
     samples_per_row: float
+    sample_pairs_per_row: float  # of two tokens of one sample: squares of the samples' lengths
     images_per_row: float
     label_tokens_per_row: float
     rows_per_epoch: int | None
@@ -59,18 +60,21 @@ class RowLoad:
         *,
         samples: int,
         tokens: int,
+        pairs: int,
         images: int,
         image_tokens: int,
         label_tokens: int,
         rows: int,
         steps: int,
     ) -> RowLoad:
-        """From the prepared data's index: sums over the training split, rows of its first epoch, steps of the run."""
+        """From the prepared data's index: sums over the training split (`pairs`: of the squares of
+        samples' tokens), rows of its first epoch, steps of the run."""
         return cls(
             rows_per_step=config.train.global_batch_rows,
             row_tokens=config.data.row_tokens,
             fill=tokens / (rows * config.data.row_tokens),
             samples_per_row=samples / rows,
+            sample_pairs_per_row=pairs / rows,
             images_per_row=images / rows,
             label_tokens_per_row=label_tokens / rows,
             rows_per_epoch=rows,
@@ -133,6 +137,7 @@ class RowLoad:
             row_tokens=data.row_tokens,
             fill=fill,
             samples_per_row=samples_per_row,
+            sample_pairs_per_row=(fill * data.row_tokens) ** 2 / samples_per_row,
             images_per_row=images_per_row,
             label_tokens_per_row=max(0.0, fill * data.row_tokens - images_per_row * image_tokens),
             rows_per_epoch=rows,

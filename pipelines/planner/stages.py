@@ -27,6 +27,7 @@ def planned_stages(
         activation_checkpointing=config.train.activation_checkpointing,
         loss_chunks=config.train.loss_chunks(config.train.micro_batch_rows * load.label_tokens_per_row),
         feature_layer=config.model.feature_layer,
+        sample_pairs=load.sample_pairs_per_row,
     )
     return tuple(stages_of(shape.language.layers, layout.stages, row, image_layers=shape.image_layers))
 

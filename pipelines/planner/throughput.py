@@ -233,6 +233,7 @@ def row_flops(config: RunConfig, shape: ModelShape, load: RowLoad, *, cached: bo
         activation_checkpointing=config.train.activation_checkpointing,
         loss_chunks=config.train.loss_chunks(config.train.micro_batch_rows * load.label_tokens_per_row),
         feature_layer=config.model.feature_layer,
+        sample_pairs=load.sample_pairs_per_row,
     )
 
 

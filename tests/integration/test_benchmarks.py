@@ -43,7 +43,12 @@ CLAIMS: dict[str, dict[str, set[str]]] = {
         "outside forward, backward, optimizer: training thread": {"digits"},
         "training waits for data": {"digits"},
         "step: packed or padded": {"digits"},
+        "step: by sample or under a mask": {"digits"},
         "fill of these steps": {"digits"},
+    },
+    "bench_train --only attention": {
+        claim: {"4 samples in 512 tokens, 8 heads of 64"}
+        for claim in ("attention: forward", "attention: forward and backward")
     },
     "bench_train --only compiled": {
         "step: compiled or eager": {"digits, cached features"},
@@ -82,8 +87,9 @@ CHECKS = {
         "the loss of every step is the same with cached and online features",
         "the loss of every step is the same in our loop and in the HF Trainer",
         "the loss of every step is the same in our loop and in a plain one",
-        "the loss of each step is the same for packed and for padded samples",
+        "the loss of each step is the same for packed and padded samples, and under a mask",
     },
+    "bench_train --only attention": {"attention and its gradients are the same by sample and under a mask"},
     "bench_train --only compiled": {"compiled layers give the loss of every step (relative 0.0001)"},
     "bench_train --only strategies": {EQUAL_LOSSES},
     "bench_train --only features": {
@@ -94,7 +100,7 @@ CHECKS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", chosen(CLAIMS, lambda name: name == "bench_data"))
+@pytest.mark.parametrize("name", chosen(CLAIMS, lambda name: name in ("bench_data", "bench_train --only attention")))
 def test_a_short_run_gives_every_claim_with_figures_and_fairness(name: str, tmp_path: Path) -> None:
     figures, table = tmp_path / "figures.json", tmp_path / "table.md"
     command = [sys.executable, "-m", *f"benchmarks.{name} --quick".split()]

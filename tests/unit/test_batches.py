@@ -15,6 +15,7 @@ from trainer.data.conversation import IGNORED
 from trainer.data.loader import Row
 from trainer.errors import DataError
 from trainer.models.images import Images
+from trainer.models.samples import Samples
 
 ROW_TOKENS = 8
 
@@ -30,7 +31,7 @@ def row(labels: list[int], images: int = 0) -> Row:
         tiles=images,
         images=(),
         sample_ids=("sample",),
-        tokens=ROW_TOKENS,
+        sample_tokens=(ROW_TOKENS,),
         label_tokens=sum(label != IGNORED for label in labels),
     )
 
@@ -115,26 +116,22 @@ def test_batches_for_a_gpu_are_in_pinned_memory(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(torch.cuda, "set_device", calls.append)
     monkeypatch.setattr(torch.Tensor, "pin_memory", pinned)
     (data,) = stream(Loader(), end_step=1, device="cuda:1")
-    used = [tensor for batch in data.batches for tensor in vars(batch).values() if isinstance(tensor, torch.Tensor)]
+    named = [value for batch in data.batches for value in vars(batch).values()]
+    used = [value.bounds if isinstance(value, Samples) else value for value in named]
+    used = [value for value in used if isinstance(value, torch.Tensor)]
     assert used and {id(tensor) for tensor in used} == {id(tensor) for tensor in calls[1:]}
 
 
-@pytest.mark.parametrize(
-    ("positions", "packed"),
-    [([0, 1, 2, 3, 4, 5, 6, 7], False), ([0, 1, 2, 3, 0, 1, 2, 3], True), ([0, 1, 2, 3, 4, 5, 6, 0], True)],
-)
-def test_the_host_knows_whether_a_row_holds_more_than_one_sample(positions: list[int], packed: bool) -> None:
-    whole, other = row([IGNORED] * ROW_TOKENS), row([IGNORED] * ROW_TOKENS)
-    other = dataclasses.replace(other, position_ids=np.array(positions))
-    assert collate([whole, other], no_images).packed == packed
-    of_axes = [
-        dataclasses.replace(one, position_ids=np.stack([one.position_ids] + [other.input_ids] * 3))
-        for one in (whole, other)
-    ]
-    assert collate(of_axes, no_images).packed == packed
+def test_the_host_knows_where_the_samples_of_a_row_are() -> None:
+    whole = row([IGNORED] * ROW_TOKENS)
+    packed = dataclasses.replace(whole, sample_tokens=(3, 2))
+    batch = collate([whole, packed], no_images)
+    assert batch.samples is not None and batch.samples.packed
+    assert batch.samples.bounds.tolist() == [0, 8, 11, 13] + 12 * [16]
+    assert not collate([whole, whole], no_images).samples.packed
 
 
 def test_the_host_knows_how_many_tokens_the_images_take() -> None:
     batch = collate([row([IGNORED] * ROW_TOKENS, images=2), row([IGNORED] * ROW_TOKENS, images=1)], no_images)
     assert batch.image_tokens == 3
-    assert {"packed": batch.packed, "image_tokens": 3}.items() <= batch.to(torch.device("cpu")).items()
+    assert batch.to(torch.device("cpu"))["image_tokens"] == 3

@@ -60,10 +60,9 @@ def test_speedup_is_the_towers_share_of_a_row() -> None:
     assert 1.01 <= advice.speedup <= 1.02  # CLIP-L with a 7B model: not for speed
 
 
-def test_a_small_language_model_is_twice_as_fast_from_the_cache() -> None:
+def test_a_small_language_model_is_more_than_twice_as_fast_from_the_cache() -> None:
     advice = advised(plan__sample_tokens=131)  # 81 of the image, 50 of text
-    print(f"so400m/384 + Qwen3-0.6B: {advice.speedup:.2f}")
-    assert advice.speedup == pytest.approx(2.02, rel=0.1)
+    assert advice.speedup == pytest.approx(2.59, rel=0.02)  # so400m/384 with Qwen3-0.6B, samples attend by themselves
 
 
 def test_a_frozen_language_model_gains_more() -> None:

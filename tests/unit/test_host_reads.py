@@ -116,6 +116,14 @@ def test_a_step_reads_nothing(case: Case) -> None:
             assert loss.device == META and norm.device == META
 
 
+def test_a_step_under_the_mask_of_packed_rows_reads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What models get that cannot attend by sample."""
+    monkeypatch.setattr("trainer.models.square_row.attend_by_sample", lambda _: None)
+    step = step_of(CASES["llava"])
+    with Waits(), Made():
+        step()
+
+
 Part = Callable[..., Any]
 
 
@@ -143,7 +151,7 @@ def scattered_by_a_mask(model: Any, input_ids: Tensor, images: Tensor) -> Tensor
 
 
 THE_LIBRARYS: dict[str, tuple[str, dict[str, Part | None]]] = {
-    "the mask of packed rows": ("llava", {"square_row.mask_of": lambda *_, **__: None}),
+    "the mask of packed rows": ("llava", {"square_row.kept_apart": lambda *_: {"attention_mask": None}}),
     "images at a mask's places": ("llava", {"square_row.embedded": scattered_by_a_mask}),
     "levels at a mask's places": ("qwen3_vl", {"qwen_row.add_levels_at_places": levels_by_a_mask}),
 } | {

@@ -80,11 +80,11 @@ def test_the_trainer_cuts_for_the_mean_image_as_the_plan_does() -> None:
     shape = family_of(config.model).shape(config.model)
     images, of_images, labels = np.array([2, 0, 1]), np.array([14, 0, 7]), np.array([40, 50, 60])
     split: Any = SimpleNamespace(
-        image_count=images, image_tokens=of_images, label_tokens=labels, tiles=lambda _tile_tokens: images
+        image_count=images, image_tokens=of_images, label_tokens=labels, pairs=14_000, tiles=lambda _tile_tokens: images
     )
     job, sequence = cast(JobConfig, config), Mock(num_rows=Mock(return_value=2))
     load = RowLoad.from_index(
-        config, samples=3, tokens=200, images=3, image_tokens=21, label_tokens=150, rows=2, steps=1
+        config, samples=3, tokens=200, pairs=14_000, images=3, image_tokens=21, label_tokens=150, rows=2, steps=1
     )
     planned = row_flops(config, load.sized(shape), load, cached=False)
     assert mean_row_flops(job, shape, split, sequence, cached=False) == planned

@@ -293,6 +293,7 @@ def test_load_from_prepared_data() -> None:
         run_config(),
         samples=300,
         tokens=200 * 2048,
+        pairs=500_000_000,
         images=150,
         image_tokens=1500,
         label_tokens=4000,
@@ -301,6 +302,7 @@ def test_load_from_prepared_data() -> None:
     )
     assert (load.fill, load.samples_per_row, load.images_per_row) == (0.5, 1.5, 0.75)
     assert (load.label_tokens_per_row, load.steps, load.images_per_epoch) == (20, 4, 150)
+    assert load.sample_pairs_per_row == 2_500_000
 
 
 POWERSGD: dict[str, Any] = {

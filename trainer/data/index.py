@@ -154,6 +154,11 @@ class SplitIndex:
         names = ("shard", "json_offset", "json_bytes", "image_offsets", "image_bytes")
         return Members(*(self._value(name, number) for name in names))
 
+    @property
+    def pairs(self) -> int:
+        """Of two tokens of one sample, in either order or the same one twice: what attention is proportional to."""
+        return int(np.square(self.tokens, dtype=np.int64).sum())
+
     def tiles(self, tile_tokens: int) -> NDArray[np.int64]:
         """(samples,) tiles of each sample's images, which have `tile_tokens` tokens each; 0: no image is cut."""
         return self.image_tokens // tile_tokens if tile_tokens else self.image_count

@@ -35,8 +35,13 @@ class Row:
     tiles: int  # of all images; as many as images where these are not cut
     images: tuple[bytes, ...]  # encoded images in the same order; empty when the loader does not read images
     sample_ids: tuple[str, ...]
-    tokens: int  # without padding
+    sample_tokens: tuple[int, ...]  # of each sample
     label_tokens: int
+
+    @property
+    def tokens(self) -> int:
+        """Without padding."""
+        return sum(self.sample_tokens)
 
 
 class RowLoader:
@@ -97,7 +102,7 @@ class RowLoader:
         input_ids = np.full(length, self._tokenizer.pad_token_id, np.int64)
         labels = np.full(length, IGNORED, np.int64)
         position_ids = np.empty((AXES, length) if self._form.grids else length, np.int64)
-        sha256, counts, images = [], [], []
+        sha256, counts, images, lengths = [], [], [], []
         start = label_tokens = 0
         for number in samples:
             token_counts = self._split.image_token_counts(number)
@@ -107,6 +112,7 @@ class RowLoader:
             labels[start:stop] = encoded.labels
             position_ids[..., start:stop] = self._positions(number, encoded)
             start = stop
+            lengths.append(len(encoded.input_ids))
             label_tokens += encoded.label_tokens
             sha256 += self._split.image_sha256(number)
             counts += token_counts
@@ -122,7 +128,7 @@ class RowLoader:
             tiles=self._form.num_tiles(counts),
             images=tuple(images),
             sample_ids=tuple(self._split.ids[number] for number in samples),
-            tokens=start,
+            sample_tokens=tuple(lengths),
             label_tokens=label_tokens,
         )
 

@@ -9,13 +9,16 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
+from trainer.models.sample_attention import ATTEND
+
 aten = torch.ops.aten
-# Matrix products, and attention as each device has it.
+# Matrix products, and attention: of samples, and as each device has it.
 PRODUCTS = frozenset(
     {
         aten.mm.default,
         aten.addmm.default,
         aten.bmm.default,
+        ATTEND,
         aten._scaled_dot_product_flash_attention.default,
         aten._scaled_dot_product_flash_attention_for_cpu.default,
         aten._scaled_dot_product_efficient_attention.default,

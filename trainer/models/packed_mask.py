@@ -11,6 +11,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trainer.models.sample_attention import sees_all_before, takes_samples
+from trainer.models.samples import Samples
+
+
+def kept_apart(config: Any, position_ids: Tensor, samples: Samples | None) -> dict[str, Any]:
+    """Inputs of a language model with this config that keep the samples of rows apart.
+
+    position_ids: as `mask_of` has them. samples: where they are, where that is known.
+    """
+    if samples is not None and takes_samples(config):
+        # A mask, so that transformers makes none; of no size, so that nothing can be computed with it by mistake.
+        no_mask = torch.empty(len(position_ids), 1, 0, 0, dtype=torch.bool, device=position_ids.device)
+        return {"attention_mask": no_mask, "samples": samples}
+    return {"attention_mask": mask_of(config, position_ids, packed=samples is None or samples.packed)}
+
 
 def mask_of(config: Any, position_ids: Tensor, *, packed: bool) -> Tensor | None:
     """(rows, 1, tokens, tokens), true where a token sees another: one before it, or itself, of the same sample.
@@ -18,17 +33,9 @@ def mask_of(config: Any, position_ids: Tensor, *, packed: bool) -> Tensor | None
     config: the language model's. position_ids: (rows, tokens), restarting for each sample. None leaves it to
     transformers: rows of one sample each need no mask, and other kinds of attention take other forms of it.
     """
-    if not packed or not _takes_mask(config):
+    if not packed or not sees_all_before(config):
         return None
     starts = position_ids.diff(prepend=position_ids[:, :1] - 1) != 1
     sample = starts.cumsum(-1)
     places = torch.arange(position_ids.shape[1], device=position_ids.device)
     return ((sample[:, :, None] == sample[:, None, :]) & (places[:, None] >= places)).unsqueeze(1)
-
-
-def _takes_mask(config: Any) -> bool:
-    """Whether all layers see all that comes before, by torch's own attention."""
-    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    windowed = kinds != {"full_attention"} or getattr(config, "sliding_window", None)
-    both_ways = getattr(config, "use_bidirectional_attention", False)
-    return config._attn_implementation == "sdpa" and not windowed and not both_ways

@@ -15,9 +15,11 @@ from trainer.model_config import ModelConfig
 from trainer.models.frozen import trains
 from trainer.models.images import Grid
 from trainer.models.loss import TokenLoss
-from trainer.models.packed_mask import mask_of
+from trainer.models.packed_mask import kept_apart
 from trainer.models.placeholders import add_levels_at_places, places_of, put, require_tokens
 from trainer.models.qwen_sizes import sizes_of
+from trainer.models.sample_attention import attend_by_sample
+from trainer.models.samples import Samples
 
 HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 MERGERS = ("merger", "deepstack_merger_list")  # transformers' names
@@ -32,6 +34,7 @@ class QwenRowModel(nn.Module):
         super().__init__()
         self.config, self.model, self.token_loss = config, model, TokenLoss()
         self.sizes_of = sizes_of  # what traces of tensors without numbers put another in the place of
+        attend_by_sample(model.model.language_model)
         visual = model.model.visual
         if len(mergers_of(visual)) > 1:
             add_levels_at_places(model.model.language_model)
@@ -64,7 +67,7 @@ class QwenRowModel(nn.Module):
         images: Tensor,
         image_grids: Sequence[Grid] | None = None,
         hidden: Tensor | None = None,
-        packed: bool = True,
+        samples: Samples | None = None,
         image_tokens: int | None = None,
         encoded: bool = False,
     ) -> Tensor:
@@ -80,12 +83,12 @@ class QwenRowModel(nn.Module):
             mergers still run, so that every rank takes part in every collective.
         image_grids: of each image. For patches.
         hidden: what the stage before gives, for a stage that lacks the embedding.
-        packed: some row holds more than one sample.
+        samples: of these rows, where the host knows them; positions tell them apart where it does not.
         image_tokens: of all images in these rows. Raises DataError when the images give another number.
         encoded: the images are what `encode` gave.
         """
         base = self.model.model
-        mask = mask_of(base.language_model.config, position_ids[0], packed=packed)
+        apart = kept_apart(base.language_model.config, position_ids[0], samples)
         levels: dict[str, Any] = {}
         if hidden is None:
             features = self.encode(images, image_grids) if self._tower and not encoded else images
@@ -96,9 +99,8 @@ class QwenRowModel(nn.Module):
             hidden = put(self.model.get_input_embeddings()(input_ids), places, first)  # (rows, tokens, hidden)
             if deeper:  # see `add_levels_at_places`
                 levels = {"visual_pos_masks": places, "deepstack_visual_embeds": deeper}
-        # Without a mask and without a cache transformers keeps packed samples apart by their positions.
         hidden = base.language_model(
-            inputs_embeds=hidden, position_ids=position_ids, attention_mask=mask, use_cache=False, **levels
+            inputs_embeds=hidden, position_ids=position_ids, use_cache=False, **apart, **levels
         ).last_hidden_state
         if self.model.lm_head is None:
             return hidden

@@ -14,8 +14,10 @@ from trainer.models.family import Blocks
 from trainer.models.frozen import trains
 from trainer.models.loss import TokenLoss
 from trainer.models.model_stage import reduce_to_stage, stage_view
-from trainer.models.packed_mask import mask_of
+from trainer.models.packed_mask import kept_apart
 from trainer.models.placeholders import embedded, require_tokens
+from trainer.models.sample_attention import attend_by_sample
+from trainer.models.samples import Samples
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,7 @@ class SquareRowModel(nn.Module):
             setattr(model.model, wiring.tower, None)  # its output is read from disk: no weights, no memory
         elif self.tower_is_frozen:
             getattr(model.model, wiring.tower).eval()
+        attend_by_sample(self.language_model)
 
     @property
     def tower(self) -> nn.Module | None:
@@ -78,7 +81,7 @@ class SquareRowModel(nn.Module):
         label_ids: Tensor,
         images: Tensor,
         hidden: Tensor | None = None,
-        packed: bool = True,
+        samples: Samples | None = None,
         image_tokens: int | None = None,
         encoded: bool = False,
     ) -> Tensor:
@@ -93,20 +96,19 @@ class SquareRowModel(nn.Module):
             are cut into tiles, each tile is one here. With 0 images the projector still runs, so that every rank takes
             part in every collective.
         hidden: what the stage before gives, for a stage that lacks the embedding.
-        packed: some row holds more than one sample.
+        samples: of these rows, where the host knows them; positions tell them apart where it does not.
         image_tokens: of all images in these rows. Raises DataError when the images give another number.
         encoded: the images are what `encode` gave.
         """
-        mask = mask_of(self.language_model.config, position_ids, packed=packed)
+        apart = kept_apart(self.language_model.config, position_ids, samples)
         if hidden is None:
             features = images if encoded or self.tower is None else self.encode(images)
             assert self.projector is not None
             projected = project(self.projector, features)
             require_tokens(len(projected) * projected.shape[1], image_tokens)
             hidden = embedded(self.model, input_ids, projected)
-        # Without a mask and without a cache transformers keeps packed samples apart by their positions.
         hidden = self.language_model(
-            inputs_embeds=hidden, position_ids=position_ids, attention_mask=mask, use_cache=False
+            inputs_embeds=hidden, position_ids=position_ids, use_cache=False, **apart
         ).last_hidden_state
         if self.model.lm_head is None:
             return hidden

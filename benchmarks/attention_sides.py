@@ -1,0 +1,96 @@
+"""Attention of packed rows: by sample, or under a mask over the whole row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from types import SimpleNamespace
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from benchmarks.common import interleaved_work
+from benchmarks.report import Report
+from trainer.models.packed_mask import mask_of
+from trainer.models.sample_attention import attend
+from trainer.models.samples import Samples
+
+CLOSE = 1e-5  # absolute, of numbers near 1 in fp32
+SDPA = SimpleNamespace(_attn_implementation="sdpa")
+
+
+@dataclass(frozen=True)
+class Packed:
+    """One row of samples that are about equally long."""
+
+    tokens: int
+    samples: int
+    heads: int = 8
+    head_dim: int = 64
+
+    @property
+    def lengths(self) -> list[int]:
+        longer = self.tokens % self.samples
+        return [self.tokens // self.samples + (number < longer) for number in range(self.samples)]
+
+
+FULL = (Packed(2048, 10), Packed(8192, 30))
+QUICK = (Packed(512, 4),)
+
+
+def by_sample_or_under_a_mask(report: Report, rows: Sequence[Packed], rounds: int) -> None:
+    """Of one layer, in fp32 on the processor."""
+    for row in rows:
+        pairs = zip(*map(results, sides(row).values()), strict=True)
+        same = all(torch.allclose(ours, masked, atol=CLOSE) for ours, masked in pairs)
+        report.require(same, "attention and its gradients are the same by sample and under a mask")
+        for part, count in (("forward", forward), ("forward and backward", results)):
+            works = {name: partial(times, count, side, row.tokens) for name, side in sides(row).items()}
+            found = interleaved_work(works, rounds)
+            data = f"{row.samples} samples in {row.tokens:,} tokens, {row.heads} heads of {row.head_dim}"
+            report.compare_rates(f"attention: {part}", data, "tokens", *found.items())
+
+
+@dataclass(frozen=True)
+class Attention:
+    """One way to compute it, with the inputs of the other."""
+
+    inputs: tuple[Tensor, Tensor, Tensor]  # query, key and value, (1, tokens, heads, head_dim) each
+    gradient: Tensor  # of the output
+    compute: Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+def sides(row: Packed) -> dict[str, Attention]:
+    torch.manual_seed(0)
+    query, key, value, gradient = (torch.randn(1, row.tokens, row.heads, row.head_dim) for _ in range(4))
+    inputs = (query.requires_grad_(), key.requires_grad_(), value.requires_grad_())
+    samples = Samples.of([row.lengths], row.tokens)
+    mask = mask_of(SDPA, torch.cat([torch.arange(length) for length in row.lengths])[None], packed=True)
+
+    def by_sample(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        output, _ = attend(query, key, value, samples.bounds, samples.longest, row.head_dim**-0.5)
+        return output
+
+    def under_a_mask(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        query, key, value = (each.transpose(1, 2) for each in (query, key, value))
+        return F.scaled_dot_product_attention(query, key, value, attn_mask=mask).transpose(1, 2)
+
+    both = {"by sample": by_sample, "under a mask": under_a_mask}
+    return {name: Attention(inputs, gradient, compute) for name, compute in both.items()}
+
+
+def forward(side: Attention) -> tuple[Tensor, ...]:
+    return (side.compute(*side.inputs),)
+
+
+def results(side: Attention) -> tuple[Tensor, ...]:
+    """The output, and the gradients of query, key and value."""
+    (output,) = forward(side)
+    return output, *torch.autograd.grad(output, side.inputs, side.gradient)
+
+
+def times(work: Callable[[Attention], object], side: Attention, tokens: int) -> float:
+    work(side)
+    return tokens

@@ -1,0 +1,274 @@
+"""Attention by sample is attention under the mask that keeps samples apart."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import LlamaConfig, LlamaModel, MistralConfig, MistralModel
+
+from trainer.models import attention_kernels
+from trainer.models.attention_kernels import BLOCKWISE, CPU, FLASH, Kernel, is_right
+from trainer.models.kept_products import recompute_layers
+from trainer.models.packed_mask import kept_apart, mask_of
+from trainer.models.sample_attention import attend, attend_by_sample, attention, takes_samples
+from trainer.models.samples import PADDING_PIECE, Samples
+
+TOKENS, HEADS, HEAD_DIM, SCALE = 24, 4, 8, 0.3
+KERNELS = {"CPU": CPU, "blockwise": BLOCKWISE}
+ROWS = [[5, 10, 3], [24], [1, 22]]
+Lengths = Sequence[Sequence[int]]
+
+
+def lengths_of_rows() -> st.SearchStrategy[list[list[int]]]:
+    """Samples of one to three rows that have room for them."""
+    row = st.lists(st.integers(1, TOKENS), max_size=5).map(
+        lambda lengths: [
+            length for length, end in zip(lengths, itertools.accumulate(lengths), strict=True) if end <= TOKENS
+        ]
+    )
+    return st.lists(row, min_size=1, max_size=3)
+
+
+def tensors(rows: int, kv_heads: int, dtype: torch.dtype = torch.float64) -> list[Tensor]:
+    """Query, key and value, laid out in memory as a layer has them."""
+    torch.manual_seed(rows)
+    return [
+        torch.randn(rows, TOKENS, heads, HEAD_DIM, dtype=dtype, requires_grad=True)
+        for heads in (HEADS, kv_heads, kv_heads)
+    ]
+
+
+def is_sample(rows: Lengths) -> Tensor:
+    """(rows, tokens), false where padding is."""
+    return torch.arange(TOKENS) < torch.tensor([sum(row) for row in rows])[:, None]
+
+
+def positions(rows: Lengths) -> Tensor:
+    """(rows, tokens), as the loader gives them."""
+    return torch.stack([torch.cat([torch.arange(length) for length in (*row, TOKENS - sum(row))]) for row in rows])
+
+
+def under_a_mask(rows: Lengths, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """The same attention by torch's own, with products of all samples that the mask then drops."""
+    config = LlamaConfig(num_hidden_layers=1)
+    config._attn_implementation = "sdpa"
+    mask = mask_of(config, positions(rows), packed=True)
+    repeats = query.shape[2] // key.shape[2]
+    heads_first = [query, key.repeat_interleave(repeats, 2), value.repeat_interleave(repeats, 2)]
+    output = F.scaled_dot_product_attention(
+        *(each.transpose(1, 2) for each in heads_first), attn_mask=mask, scale=SCALE
+    )
+    return output.transpose(1, 2)
+
+
+def with_gradients(output: Tensor, inputs: Sequence[Tensor], gradient: Tensor) -> list[Tensor]:
+    return [output, *torch.autograd.grad(output, inputs, gradient)]
+
+
+@pytest.fixture(params=KERNELS)
+def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernel]:
+    """Each of those that run here, in queries of a few tokens at a time."""
+    monkeypatch.setattr(attention_kernels, "BLOCK", 4)
+    monkeypatch.setattr("trainer.models.sample_attention.kernel_for", lambda *_: KERNELS[request.param])
+    yield KERNELS[request.param]
+
+
+@pytest.mark.usefixtures("kernel")
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+def test_output_and_gradients_are_those_under_a_mask(kv_heads: int) -> None:
+    @settings(max_examples=25, deadline=None)
+    @given(rows=lengths_of_rows())
+    def law(rows: list[list[int]]) -> None:
+        inputs, samples = tensors(len(rows), kv_heads), Samples.of(rows, TOKENS)
+        gradient = torch.randn(len(rows), TOKENS, HEADS, HEAD_DIM, dtype=torch.float64)
+        gradient *= is_sample(rows)[..., None, None]  # nothing that is trained comes from padding
+        output, _ = attend(*inputs, samples.bounds, samples.longest, SCALE)
+        ours = with_gradients(output, inputs, gradient)
+        theirs = with_gradients(under_a_mask(rows, *inputs), inputs, gradient)
+        seen = is_sample(rows)[..., None, None]
+        for mine, other in zip(ours, theirs, strict=True):
+            assert torch.isfinite(mine).all()
+            torch.testing.assert_close(mine * seen, other * seen, rtol=1e-9, atol=1e-9)
+
+    law()
+
+
+@pytest.mark.usefixtures("kernel")
+def test_inputs_may_lie_in_memory_as_layers_have_them() -> None:
+    """Queries and keys come from a projection of all heads, transposed; some models cut them out of one tensor."""
+    inputs, samples = tensors(3, 2), Samples.of(ROWS, TOKENS)
+    plain, _ = attend(*inputs, samples.bounds, samples.longest, SCALE)
+    heads_first = [each.transpose(1, 2).contiguous().transpose(1, 2) for each in inputs]
+    in_one = torch.cat(inputs, 2).split([HEADS, 2, 2], 2)
+    for others in (heads_first, in_one):
+        torch.testing.assert_close(attend(*others, samples.bounds, samples.longest, SCALE)[0], plain)
+
+
+def test_it_is_an_operation_as_torch_wants_them() -> None:
+    """Schema, gradients, shapes without numbers, and under the tracing of torch.compile: torch's own checks."""
+    samples = Samples.of(ROWS, TOKENS)
+    torch.library.opcheck(attend, (*tensors(3, 2, torch.float32), samples.bounds, samples.longest, SCALE))
+
+
+@pytest.mark.usefixtures("kernel")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast_casts_inputs_and_nothing_within(dtype: torch.dtype) -> None:
+    samples, (query, key, value) = Samples.of(ROWS, TOKENS), tensors(3, 4, torch.float32)
+    casts = [each.to(dtype) for each in (query, key, value.bfloat16())]
+    with torch.autocast("cpu", dtype):
+        heads_first = [each.transpose(1, 2) for each in (query, key, value.bfloat16())]
+        ours, _ = attention(torch.nn.Module(), *heads_first, None, scaling=SCALE, samples=samples)
+    plain, _ = attend(*casts, samples.bounds, samples.longest, SCALE)
+    assert ours.dtype == dtype and torch.equal(ours, plain)
+    expected = under_a_mask(ROWS, *casts) * is_sample(ROWS)[..., None, None]
+    torch.testing.assert_close(ours * is_sample(ROWS)[..., None, None], expected, rtol=0.02, atol=0.02)
+
+
+def test_padding_attends_to_some_of_it() -> None:
+    samples = Samples.of([[PADDING_PIECE], []], 3 * PADDING_PIECE + 5)
+    lengths = samples.bounds.diff().tolist()
+    assert max(lengths) == PADDING_PIECE and sum(lengths) == 2 * (3 * PADDING_PIECE + 5)
+
+
+@given(rows=lengths_of_rows())
+def test_bounds_are_those_of_positions(rows: list[list[int]]) -> None:
+    """What the loader gives as positions and what it says of samples is the same."""
+    samples = Samples.of(rows, TOKENS)
+    starts = (positions(rows) == 0).flatten().nonzero().flatten()
+    assert torch.equal(samples.bounds.unique(), torch.cat([starts, torch.tensor([len(rows) * TOKENS])]).int())
+    assert samples.longest >= samples.bounds.diff().max()
+    assert samples.packed or not (starts % TOKENS).any()
+    assert samples.packed == (rows != [[TOKENS]] * len(rows))
+
+
+def test_few_sizes_are_told_to_compiled_code() -> None:
+    told = {
+        (len(samples.bounds), samples.longest)
+        for row in ([TOKENS // count] * count for count in range(1, TOKENS + 1))
+        for samples in [Samples.of([row], TOKENS)]
+    }
+    assert len(told) == 2
+
+
+def language_model(kind: Any = LlamaModel, config: Any = LlamaConfig, **settings: Any) -> Any:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "vocab_size": 10}
+    heads = {"num_attention_heads": HEADS, "num_key_value_heads": 2}
+    return kind(config(**sizes | heads | settings)).train()
+
+
+@pytest.mark.parametrize("checkpointing", ["none", "full", "selective"])
+def test_a_language_model_gives_what_it_gives_under_a_mask(checkpointing: str) -> None:
+    model = language_model()
+    if checkpointing != "none":
+        recompute_layers(model, selective=checkpointing == "selective")
+    hidden = torch.randn(len(ROWS), TOKENS, 16, requires_grad=True)
+    seen = is_sample(ROWS)[..., None]
+
+    def run() -> list[Tensor]:
+        apart = kept_apart(model.config, positions(ROWS), Samples.of(ROWS, TOKENS))
+        output = model(inputs_embeds=hidden, position_ids=positions(ROWS), use_cache=False, **apart).last_hidden_state
+        return with_gradients(output * seen, [hidden, *model.layers.parameters()], torch.ones_like(output))
+
+    under_mask = run()
+    attend_by_sample(model)
+    assert takes_samples(model.config)
+    for ours, theirs in zip(run(), under_mask, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+def test_what_stands_for_a_mask_cannot_be_computed_with() -> None:
+    """A model that passed the samples on to nobody would otherwise mix them."""
+    model = language_model()
+    attend_by_sample(model)
+    apart = kept_apart(model.config, positions(ROWS), Samples.of(ROWS, TOKENS))
+    del apart["samples"]
+    with pytest.raises(RuntimeError):
+        model(inputs_embeds=torch.randn(len(ROWS), TOKENS, 16), position_ids=positions(ROWS), use_cache=False, **apart)
+
+
+def test_without_samples_it_is_torchs_own_attention() -> None:
+    """As in generation, and in rows of which nobody knows where samples are."""
+    model, ids = language_model(), torch.arange(10)[None]
+    before = model(ids).last_hidden_state
+    attend_by_sample(model)
+    assert torch.equal(model(ids).last_hidden_state, before)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        language_model(MistralModel, MistralConfig, sliding_window=4),
+        language_model(attention_dropout=0.1),
+        language_model(attn_implementation="eager"),
+    ],
+    ids=["windows", "dropout", "another kind of attention"],
+)
+def test_models_that_cannot_keep_what_they_have(model: Any) -> None:
+    kind = model.config._attn_implementation
+    attend_by_sample(model)
+    assert model.config._attn_implementation == kind and not takes_samples(model.config)
+
+
+def test_flops_are_those_of_the_samples() -> None:
+    samples, inputs = Samples.of(ROWS, TOKENS), tensors(3, 2)
+    with FlopCounterMode(display=False) as counter:
+        output, _ = attend(*inputs, samples.bounds, samples.longest, SCALE)
+        forward = counter.get_total_flops()
+        output.sum().backward()
+    pairs = sum(length**2 for length in (5, 10, 3, 6, 24, 1, 22, 1))
+    assert forward == 4 * pairs * HEADS * HEAD_DIM
+    assert counter.get_total_flops() == 3 * forward
+
+
+def test_the_kernel_of_gpus_takes_and_gives_what_is_expected() -> None:
+    """By torch's own rules of sizes for it, which run without a GPU."""
+    samples = Samples.of(ROWS, TOKENS).to(torch.device("meta"))
+    inputs = [each.detach().to("meta", torch.bfloat16) for each in tensors(3, 2)]
+    output, lse = FLASH.forward(*inputs, samples.bounds, samples.longest, SCALE)
+    assert (output.shape, output.dtype) == (inputs[0].shape, torch.bfloat16)
+    assert (lse.shape, lse.dtype) == ((HEADS, 3 * TOKENS), torch.float32)
+    found = FLASH.backward(output, *inputs, output, lse, samples.bounds, samples.longest, SCALE)
+    assert [(each.shape, each.dtype) for each in found] == [(each.shape, each.dtype) for each in inputs]
+
+
+def wrong_in(part: str) -> Kernel:
+    def forward(*given: Any) -> tuple[Tensor, Tensor]:
+        output, lse = CPU.forward(*given)
+        return (output * 1.1 if part == "output" else output), lse
+
+    def backward(*given: Any) -> tuple[Tensor, Tensor, Tensor]:
+        if part == "an error":
+            raise RuntimeError("no kernel image is available\nand more")
+        query, key, value = CPU.backward(*given)
+        return query, (key.flip(1) if part == "a gradient" else key), (value * torch.nan if part == "NaN" else value)
+
+    return replace(CPU, forward=forward, backward=backward)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_a_kernel_that_is_right_passes_its_trial(dtype: torch.dtype) -> None:
+    query, key, _ = tensors(1, 2, dtype)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        state = torch.get_rng_state()
+        assert is_right(CPU, query, key)
+        assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("part", ["output", "a gradient", "NaN", "an error"])
+def test_a_kernel_that_is_not_is_told_of_and_not_used(part: str) -> None:
+    query, key, _ = tensors(1, 2, torch.bfloat16)
+    with pytest.warns(UserWarning, match="is not used for 4 heads of 8 in torch.bfloat16 on cpu: "):
+        assert not is_right(wrong_in(part), query, key)

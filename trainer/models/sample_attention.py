@@ -1,0 +1,160 @@
+"""Attention of packed rows, each sample by itself: what others would give is not computed to be thrown away.
+
+With a mask over the whole row, a row of 8,192 tokens costs the attention of a sample of that length, whatever it holds.
+The host knows where samples begin (`trainer.models.samples`), and kernels take them one by one, or all at once where
+the device has such a kernel. To torch it is one operation, which compiled layers, activation checkpointing and traces
+take as they take a matrix product.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils.flop_counter import register_flop_formula
+
+from trainer.models.attention_kernels import exact, kernel_for
+from trainer.models.samples import Samples
+
+NAME = "vlmpipe_by_sample"  # among the kinds of attention that transformers knows
+
+
+def attend_by_sample(language_model: nn.Module) -> None:
+    """Have a transformers language model take `samples` among its inputs, if it is one that can.
+
+    Those pass further inputs on to their attention, and all their layers see all of a sample that comes before.
+    """
+    config: Any = language_model.config
+    special = [getattr(config, name, None) for name in ("attention_dropout", "attn_logit_softcapping", "kv_lora_rank")]
+    if not sees_all_before(config) or any(special) or not getattr(language_model, "_supports_attention_backend", False):
+        return
+    from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+    from transformers.modeling_utils import AttentionInterface
+
+    AttentionInterface.register(NAME, attention)
+    AttentionMaskInterface.register(NAME, sdpa_mask)  # where no samples are told, as for `sdpa`
+    config._attn_implementation = NAME
+
+
+def sees_all_before(config: Any) -> bool:
+    """Whether all layers see all that comes before, by torch's own attention or by ours."""
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    windowed = kinds != {"full_attention"} or getattr(config, "sliding_window", None)
+    both_ways = getattr(config, "use_bidirectional_attention", False)
+    return config._attn_implementation in ("sdpa", NAME) and not windowed and not both_ways
+
+
+def takes_samples(config: Any) -> bool:
+    """Whether `attend_by_sample` has found the language model of this config to be one that can."""
+    return bool(config._attn_implementation == NAME)
+
+
+def attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    scaling: float | None = None,
+    samples: Samples | None = None,
+    **more: Any,
+) -> tuple[Tensor, None]:
+    """One layer's, as transformers calls it: (rows, heads, tokens, head_dim) -> (rows, tokens, heads, head_dim)."""
+    if samples is None:
+        from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+        output: Tensor = sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **more)[0]
+        return output, None
+    kind = query.device.type
+    if torch.is_autocast_enabled(kind):  # as torch's own attention has it
+        query, key, value = (each.to(torch.get_autocast_dtype(kind)) for each in (query, key, value))
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    rows_first = [each.transpose(1, 2) for each in (query, key, value)]
+    output, _ = attend(*rows_first, samples.bounds, samples.longest, scale)
+    return output, None
+
+
+@torch.library.custom_op("vlmpipe::attend", mutates_args=())
+def attend(
+    query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, longest: int, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Each token with those of its sample up to itself. Shapes: `trainer.models.attention_kernels`.
+
+    bounds, longest: those of `Samples`. Gives the weighted sums of values, and for the backward pass the log-sum-exp of
+    scores.
+    """
+    with torch.autocast(query.device.type, enabled=False):
+        return kernel_for(query, key).forward(query, key, value, bounds, longest, scale)
+
+
+@attend.register_fake
+def _(query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, longest: int, scale: float) -> tuple[Tensor, Tensor]:
+    rows, tokens, heads, _ = query.shape
+    return query.new_empty(query.shape), query.new_empty(heads, rows * tokens, dtype=exact(query.dtype))
+
+
+@torch.library.custom_op("vlmpipe::attend_backward", mutates_args=())
+def attend_backward(
+    gradient: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    output: Tensor,
+    lse: Tensor,
+    bounds: Tensor,
+    longest: int,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of query, key and value."""
+    with torch.autocast(query.device.type, enabled=False):
+        return kernel_for(query, key).backward(gradient, query, key, value, output, lse, bounds, longest, scale)
+
+
+@attend_backward.register_fake
+def _(
+    gradient: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    output: Tensor,
+    lse: Tensor,
+    bounds: Tensor,
+    longest: int,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    return query.new_empty(query.shape), key.new_empty(key.shape), value.new_empty(value.shape)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    query, key, value, bounds, ctx.longest, ctx.scale = inputs
+    ctx.save_for_backward(query, key, value, *output, bounds)
+
+
+def _backward(ctx: Any, gradient: Tensor, _of_lse: Tensor) -> tuple[Tensor | None, ...]:
+    *kept, bounds = ctx.saved_tensors
+    return *attend_backward(gradient, *kept, bounds, ctx.longest, ctx.scale), None, None, None
+
+
+attend.register_autograd(_backward, setup_context=_keep)
+ATTEND = torch.ops.vlmpipe.attend.default  # as dispatch modes see it
+
+
+@register_flop_formula(torch.ops.vlmpipe.attend, get_raw=True)
+def forward_flops(query: Tensor, _key: Tensor, _value: Tensor, bounds: Tensor, longest: int, *_: Any, **__: Any) -> int:
+    """Two products of every token with all of its sample, as `trainer.flops` counts them."""
+    if isinstance(bounds, FakeTensor) or bounds.is_meta:  # then as if all samples were as long as the longest
+        pairs = query.shape[0] * query.shape[1] * longest
+    else:
+        pairs = int(bounds.long().diff().square().sum())
+    return 4 * pairs * query.shape[2] * query.shape[3]
+
+
+@register_flop_formula(torch.ops.vlmpipe.attend_backward, get_raw=True)
+def backward_flops(
+    _gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, _output: Tensor, _lse: Tensor, *rest: Any, **__: Any
+) -> int:
+    """Four products; that kernels compute scores again is not counted."""
+    return 2 * forward_flops(query, key, value, *rest)
