@@ -46,11 +46,12 @@ def image_grids(config: ModelConfig, shape: RowShape) -> list[TokenGrid]:
 
 
 def inputs_of(
-    config: ModelConfig, shape: RowShape, vocabulary: int, *, cached: bool, row_samples: int = 1
+    config: ModelConfig, shape: RowShape, vocabulary: int, *, cached: bool, row_samples: int = 2
 ) -> dict[str, Any]:
     """Inputs of the training module with the right shapes: zeros, and image tokens where images are.
 
-    row_samples: of each row, nearly equally long. What attention holds is the same for any number.
+    row_samples: of each row, nearly equally long. With more than one, models that cannot attend by sample have their
+    mask; what the others hold is the same for any number.
     """
     if config.family in GRID_FAMILIES:
         images, image_tokens = _images_of_any_shape(config, shape, cached=cached)
