@@ -118,6 +118,8 @@ ADAPTERS_WITH: dict[str, dict[str, Any]] = {
 }
 CASES = {
     **{strategy: Case(strategy) for strategy in STRATEGIES},
+    # Dropout in attention: samples cannot attend by themselves.
+    "ddp under a mask": Case("ddp", {"model.language_model.config.attention_dropout": 0.1}),
     **{f"{strategy} one pass": Case(strategy, passes=1) for strategy in STRATEGIES},
     **{f"{strategy} bf16": Case(strategy, {"train.precision": "bf16"}) for strategy in STRATEGIES},
     **{f"{strategy} bf16 one pass": Case(strategy, {"train.precision": "bf16"}, passes=1) for strategy in STRATEGIES},

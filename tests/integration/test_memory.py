@@ -15,7 +15,7 @@ from tests.trainer_runs import run_ranks
 PROCESSES = 2  # on each node
 # Each strategy, and each part that takes memory under one whose share of it is its own.
 SHORT = {
-    "ddp", "ddp powersgd",
+    "ddp", "ddp powersgd", "ddp under a mask",
     "fsdp", "fsdp bf16 loss in chunks",
     "zero2 bf16", "zero2 adapters", "zero2 offload", "zero2 bf16 disk",
     "zero3",
