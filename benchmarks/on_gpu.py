@@ -26,12 +26,12 @@ import torch.distributed as dist
 from benchmarks.common import options
 from benchmarks.measure_memory import row_batch
 from benchmarks.memory_cases import ADAPTERS, BF16, CHECKPOINTING, ONLINE, Case
+from benchmarks.planned_memory import fullest_parts, planned_moments
 from benchmarks.predictions import Predictions
 from benchmarks.report import Report, Side
-from pipelines.planner.activations import activations, is_cached
 from pipelines.planner.catalog import load_catalog
 from pipelines.planner.layout import layout_of
-from pipelines.planner.memory import device_parts, fullest, training_moments
+from pipelines.planner.memory import device_parts
 from trainer.batches import RowBatch
 from trainer.flops import model_flops_per_row
 from trainer.models.recompute import Recompute
@@ -219,7 +219,7 @@ def memory(found: Predictions, worker: Worker, *, quick: bool) -> None:
             for _ in range(WARM_UP):
                 run.step()
             wait(worker)
-            parts = planned(case)
+            parts = fullest_parts(planned_moments(case, 1, on_gpu=True))
             if not on_gpu:
                 continue
             torch.cuda.reset_peak_memory_stats()
@@ -233,26 +233,6 @@ def memory(found: Predictions, worker: Worker, *, quick: bool) -> None:
             found.add("peak that torch allocates", name, "MiB", allocates / MIB, allocated / MIB)
             context = whole - free - torch.cuda.memory_reserved()  # CUDA's own and libraries', of all processes
             found.add("peak of the device", name, "MiB", holds / MIB, (reserved + context) / MIB)
-
-
-def planned(case: Case) -> list[Any]:
-    config = case.config(1)
-    shape, train = family_of(config.model).shape(config.model), config.train
-    mixes = [(case.rows.images // case.rows.rows, case.rows.label_tokens // case.rows.rows)]
-    moments = training_moments(
-        shape,
-        layout_of(config),
-        activations(config, shape, mixes=mixes),
-        cached=is_cached(config),
-        precision=train.precision,
-        passes=case.passes,
-        checkpointing=train.activation_checkpointing == "full",
-        on_gpu=True,
-        offload=train.offload,
-        rounded=train.rounds_gradients,
-        averaged=train.ema_decay > 0,
-    )
-    return [part for part in fullest(moments)[1] if part.place == "device"]
 
 
 def speed(report: Report, worker: Worker, *, quick: bool) -> None:
