@@ -5,7 +5,7 @@ All on the CPU, all in this run. It checks what is counted and the proportions o
 
 from __future__ import annotations
 
-from benchmarks import flop_cases, memory_cases, pipeline_memory, step_times
+from benchmarks import flop_cases, memory_cases, pipeline_memory, planned_memory, step_times
 from benchmarks.common import interleaved, options
 from benchmarks.predictions import Predictions
 from benchmarks.processes import under_torchrun
@@ -47,7 +47,7 @@ def memory(report: Predictions, *, quick: bool) -> None:
     for cases, processes in ((memory_cases.CASES, PROCESSES), (memory_cases.SPLIT_CASES, 2 * PROCESSES)):
         names = list(cases)[:few]
         weighed = under_torchrun("benchmarks.measure_memory", ["--cases", *names], processes=processes)
-        found |= {name: (memory_cases.predicted(cases[name], processes), weighed[name]) for name in names}
+        found |= {name: (planned_memory.predicted(cases[name], processes), weighed[name]) for name in names}
     staged = ((pipeline_memory.CASES, pipeline_memory.STAGES), (pipeline_memory.SPLIT_CASES, 2 * PROCESSES))
     for cases, processes in staged:
         names = list(cases)[:few]

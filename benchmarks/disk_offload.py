@@ -36,6 +36,7 @@ SIZE = "model.language_model.config"
 HEADROOM = 0.6  # of what lies on the disk: memory for its pages, beside what the run on the disk has of its own
 LOOK_S = 0.01
 PLACES = ("memory", "disk")
+CGROUPS = Path("/sys/fs/cgroup")
 # Before anything is imported, for what a process has taken already is not the group's.
 IN_GROUP = """
 import os, pathlib, runpy, sys
@@ -59,9 +60,10 @@ def main() -> int:
     memory, disk = (found[place] for place in PLACES)
     # Between the two: the file's pages count, but the system lets go of them.
     limit_bytes = int(disk["own_bytes"] + HEADROOM * disk["on_disk_bytes"])
-    with contextlib.suppress(PermissionError, FileNotFoundError), limited(limit_bytes) as group:
-        found["limit_bytes"] = limit_bytes
-        found["limited"] = {place: trained(chosen, place, group) for place in PLACES}
+    with limited(limit_bytes) as group:
+        if group:
+            found["limit_bytes"] = limit_bytes
+            found["limited"] = {place: trained(chosen, place, group) for place in PLACES}
     report(found)
     if chosen.json:
         chosen.json.write_text(json.dumps(found, indent=1) + "\n")
@@ -153,19 +155,26 @@ def of_process(kind: str) -> int:
 
 
 @contextlib.contextmanager
-def limited(limit_bytes: int) -> Iterator[Path]:
-    """A control group of so much memory, files' pages included. Raises PermissionError or FileNotFoundError where none
-    can be made."""
-    version_1 = Path("/sys/fs/cgroup/memory")
-    root = version_1 if version_1.is_dir() else Path("/sys/fs/cgroup")
+def limited(limit_bytes: int, cgroups: Path = CGROUPS) -> Iterator[Path | None]:
+    """A control group of so much memory, files' pages included; None where this process can make none."""
+    version_1 = cgroups / "memory"
+    root, limit = (version_1, "memory.limit_in_bytes") if version_1.is_dir() else (cgroups, "memory.max")
     group = root / f"vlmpipe-bench-{os.getpid()}"
-    group.mkdir()
+    made = _make(group, limit, limit_bytes)
     try:
-        limit = "memory.limit_in_bytes" if root == version_1 else "memory.max"
-        Path(group, limit).write_text(str(limit_bytes))
-        yield group
+        yield group if made else None
     finally:
-        group.rmdir()
+        if group.is_dir():
+            group.rmdir()
+
+
+def _make(group: Path, limit: str, limit_bytes: int) -> bool:
+    try:
+        group.mkdir()
+        Path(group, limit).write_text(str(limit_bytes))
+    except OSError:  # no right to, no control groups, read-only ones, none that are given memory here
+        return False
+    return True
 
 
 def report(found: dict[str, Any]) -> None:

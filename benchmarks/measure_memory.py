@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from benchmarks.memory_cases import CASES, HYBRID_CASES, SPLIT_CASES, Case
-from benchmarks.processes import begins
+from benchmarks.processes import announced
 from trainer.batches import RowBatch
 from trainer.model_config import ModelConfig
 from trainer.models.recompute import Recompute
@@ -38,9 +38,7 @@ def main() -> int:
     arguments = parser.parse_args()
     worker = start_worker()
     measured = {}
-    for number, name in enumerate(arguments.cases, start=1):
-        if worker.is_first:
-            begins(f"case {number} of {len(arguments.cases)}, {name}")
+    for name in announced(arguments.cases, worker, "case"):
         measured[name] = measure({**CASES, **HYBRID_CASES, **SPLIT_CASES}[name], worker)
         gc.collect()
     if worker.is_first:

@@ -1,4 +1,5 @@
-"""Tiny models under real strategies, whose memory is measured and compared with the planner's estimate."""
+"""Tiny models under real strategies, whose memory is measured and compared with the planner's estimate
+(`benchmarks.planned_memory`)."""
 
 from __future__ import annotations
 
@@ -8,12 +9,6 @@ from typing import Any
 from benchmarks.tiny_native import model_section
 from benchmarks.tiny_runs import TINY, merged, strategy_changes
 from pipelines.config import RunConfig, parse_run_config
-from pipelines.planner import host_memory
-from pipelines.planner.activations import activations, is_cached
-from pipelines.planner.layout import layout_of
-from pipelines.planner.memory import fullest, training_moments
-from pipelines.planner.persistent import persistent_elements
-from trainer.models.table import family_of
 from trainer.trace_rows import RowShape
 
 ROWS = RowShape(rows=2, tokens=128, images=4, label_tokens=96)
@@ -369,38 +364,3 @@ SPLIT_CASES |= {
         "tp+fsdp shared tokens bf16 online": Case("tp+fsdp", SHARED_TOKENS | BF16 | ONLINE, cached=False),
     }.items()
 }
-
-
-def predicted(case: Case, processes: int) -> dict[str, int]:
-    """The planner's bytes on one rank: what can be counted, and all that is held at the fullest moment."""
-    config = case.config(processes)
-    shape = family_of(config.model).shape(config.model)
-    moments = training_moments(
-        shape,
-        layout_of(config),
-        activations(
-            config, shape, mixes=[(case.rows.images // case.rows.rows, case.rows.label_tokens // case.rows.rows)]
-        ),
-        cached=is_cached(config),
-        precision=config.train.precision,
-        passes=case.passes,
-        checkpointing=config.train.activation_checkpointing == "full",
-        on_gpu=False,
-        offload=config.train.offload,
-        to_disk=bool(config.train.nvme_path),
-        rounded=config.train.rounds_gradients,
-        gradient_rank=config.train.gradient_rank,
-        reducers=config.cluster.reduction_server is not None,
-        averaged=config.train.ema_decay > 0,
-        deepspeed=config.train.deepspeed,
-        persistent=persistent_elements(config, shape),
-    )
-    sizes = {part.name: part.bytes for part in moments["step"]}
-    return {
-        "weights": sizes["weights"] + sizes.get("frozen weights", 0),
-        "gradients": sizes["gradients"],
-        "optimizer": sizes["optimizer"],
-        "node_weights": sizes.get(host_memory.NODE_WEIGHTS, 0),
-        "on_disk": sum(part.bytes for part in moments["step"] if part.place == "disk"),
-        "peak": sum(part.bytes for part in fullest(moments)[1] if part.place == "device"),
-    }

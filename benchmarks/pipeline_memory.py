@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from benchmarks.measure_memory import measure
 from benchmarks.memory_cases import AT_THE_END, IN_FRONT, Case
-from benchmarks.processes import begins
+from benchmarks.processes import announced
 from pipelines.planner.memory import fullest
 from pipelines.planner.stage_memory import stage_moments
 from trainer.model_config import GRID_FAMILIES
@@ -135,9 +135,7 @@ def main() -> int:
     arguments = parser.parse_args()
     worker = start_worker()
     measured = {}
-    for number, name in enumerate(arguments.cases, start=1):
-        if worker.is_first:
-            begins(f"case {number} of {len(arguments.cases)}, {name}")
+    for name in announced(arguments.cases, worker, "case"):
         case = {**CASES, **SPLIT_CASES}[name]
         ranks: list[dict[str, int] | None] = [None] * worker.world_size
         dist.all_gather_object(ranks, measure(case, worker))

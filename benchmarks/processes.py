@@ -8,22 +8,27 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+from trainer.worker import Worker
 
 BEGINS = "begins: "  # how a module says which case it is at
 
 
-def begins(case: str) -> None:
-    """Say on the first rank that a case begins."""
-    print(f"{BEGINS}{case}", flush=True)
+def announced(names: Sequence[str], worker: Worker, kind: str) -> Iterator[str]:
+    """Each of these, once the first rank has said that it begins."""
+    for number, name in enumerate(names, start=1):
+        if worker.is_first:
+            print(f"{BEGINS}{kind} {number} of {len(names)}, {name}", flush=True)
+        yield name
 
 
 def under_torchrun(module: str, arguments: Sequence[str], *, processes: int) -> dict[str, Any]:
     """Run `module --output FILE` with these arguments in processes of one thread each. Returns FILE's JSON.
 
-    What `begins` says there becomes a line on stderr. Raises SystemExit with all that was printed when a rank fails.
+    What `announced` says there becomes a line on stderr. Raises SystemExit with all that was printed when a rank fails.
     """
     with tempfile.TemporaryDirectory(prefix="vlmpipe-bench-") as scratch:
         output = Path(scratch) / "measured.json"

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from benchmarks.common import Clock, Measured, interleaved
 from benchmarks.measure_memory import row_batch
 from benchmarks.memory_cases import Case
-from benchmarks.processes import begins
+from benchmarks.processes import announced
 from benchmarks.strategy_cases import GROUPS, MICRO_BATCHES, Group
 from trainer.batches import RowBatch
 from trainer.model_config import ModelConfig
@@ -43,9 +43,7 @@ def main() -> int:
     arguments = parser.parse_args()
     worker = start_worker()
     found = {}
-    for number, name in enumerate(arguments.groups, start=1):
-        if worker.is_first:
-            begins(f"group {number} of {len(arguments.groups)}, {name}")
+    for name in announced(arguments.groups, worker, "group"):
         found[name] = time_group(GROUPS[name], worker, arguments.rounds, arguments.steps, quick=arguments.quick)
         gc.collect()
     if worker.is_first:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.memory_cases import CASES, HYBRID_CASES, Case, predicted
+from benchmarks.memory_cases import CASES, HYBRID_CASES, Case
+from benchmarks.planned_memory import predicted
 from tests.short_form import chosen
 from tests.trainer_runs import run_ranks
 

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.memory_cases import SPLIT_CASES, predicted
+from benchmarks.memory_cases import SPLIT_CASES
+from benchmarks.planned_memory import predicted
 from benchmarks.tiny_runs import TINY, strategy_changes
 from tests.integration.test_equalities import RELATIVE, RELATIVE_BF16, STOP_STEP, trained_weights
 from tests.integration.test_memory import COUNTED, PEAK

@@ -1,0 +1,56 @@
+"""What the planner says of the memory of a case of `benchmarks.memory_cases`."""
+
+from __future__ import annotations
+
+from benchmarks.memory_cases import Case
+from pipelines.planner import host_memory
+from pipelines.planner.activations import activations, is_cached
+from pipelines.planner.layout import layout_of
+from pipelines.planner.memory import fullest, training_moments
+from pipelines.planner.memory_parts import MemoryPart
+from pipelines.planner.persistent import persistent_elements
+from trainer.models.table import family_of
+
+
+def predicted(case: Case, processes: int) -> dict[str, int]:
+    """The planner's bytes on one rank: what can be counted, and all that is held at the fullest moment."""
+    moments = planned_moments(case, processes, on_gpu=False)
+    sizes = {part.name: part.bytes for part in moments["step"]}
+    return {
+        "weights": sizes["weights"] + sizes.get("frozen weights", 0),
+        "gradients": sizes["gradients"],
+        "optimizer": sizes["optimizer"],
+        "node_weights": sizes.get(host_memory.NODE_WEIGHTS, 0),
+        "on_disk": sum(part.bytes for part in moments["step"] if part.place == "disk"),
+        "peak": sum(part.bytes for part in fullest_parts(moments)),
+    }
+
+
+def fullest_parts(moments: dict[str, list[MemoryPart]]) -> list[MemoryPart]:
+    """What the device holds at the moment that decides."""
+    return [part for part in fullest(moments)[1] if part.place == "device"]
+
+
+def planned_moments(case: Case, processes: int, *, on_gpu: bool) -> dict[str, list[MemoryPart]]:
+    """All that torch is to allocate on one of `processes` ranks, moment by moment of a step."""
+    config = case.config(processes)
+    shape, train = family_of(config.model).shape(config.model), config.train
+    mixes = [(case.rows.images // case.rows.rows, case.rows.label_tokens // case.rows.rows)]
+    return training_moments(
+        shape,
+        layout_of(config),
+        activations(config, shape, mixes=mixes),
+        cached=is_cached(config),
+        precision=train.precision,
+        passes=case.passes,
+        checkpointing=train.activation_checkpointing == "full",
+        on_gpu=on_gpu,
+        offload=train.offload,
+        to_disk=bool(train.nvme_path),
+        rounded=train.rounds_gradients,
+        gradient_rank=train.gradient_rank,
+        reducers=config.cluster.reduction_server is not None,
+        averaged=train.ema_decay > 0,
+        deepspeed=train.deepspeed,
+        persistent=persistent_elements(config, shape),
+    )
