@@ -17,6 +17,7 @@ from trainer.models.packed_mask import mask_of
 from trainer.models.sample_attention import attend
 from trainer.models.samples import Samples
 
+HOST = torch.device("cpu")
 CLOSE = 1e-5  # absolute, of numbers near 1 in fp32
 SDPA = SimpleNamespace(_attn_implementation="sdpa")
 
@@ -62,15 +63,18 @@ class Attention:
     compute: Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
-def sides(row: Packed) -> dict[str, Attention]:
+def sides(row: Packed, device: torch.device = HOST, dtype: torch.dtype = torch.float32) -> dict[str, Attention]:
     torch.manual_seed(0)
-    query, key, value, gradient = (torch.randn(1, row.tokens, row.heads, row.head_dim) for _ in range(4))
+    size = (1, row.tokens, row.heads, row.head_dim)
+    query, key, value, gradient = (torch.randn(size, device=device).to(dtype) for _ in range(4))
     inputs = (query.requires_grad_(), key.requires_grad_(), value.requires_grad_())
-    samples = Samples.of([row.lengths], row.tokens)
-    mask = mask_of(SDPA, torch.cat([torch.arange(length) for length in row.lengths])[None], packed=True)
+    samples = Samples.of([row.lengths], row.tokens).to(device)
+    rest = samples.bounds, samples.device_bounds, samples.longest, row.head_dim**-0.5
+    positions = torch.cat([torch.arange(length) for length in row.lengths])[None].to(device)
+    mask = mask_of(SDPA, positions, packed=True)
 
     def by_sample(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        output, _ = attend(query, key, value, samples.bounds, samples.longest, row.head_dim**-0.5)
+        output, _ = attend(query, key, value, *rest)
         return output
 
     def under_a_mask(query: Tensor, key: Tensor, value: Tensor) -> Tensor:

@@ -69,8 +69,9 @@ class Run:
         module = family.training_module(self.job.model, model, cached=case.cached).train()
         Recompute.of(self.job.train).apply(family, module)
         self.strategy: Strategy = build_strategy(self.job.train, module, family.blocks(module), worker)
-        batch = row_batch(self.job.model, case.rows, case.vocabulary, cached=case.cached)
-        batch = packed(batch, case, size.samples)
+        batch = filled(
+            row_batch(self.job.model, case.rows, case.vocabulary, cached=case.cached, row_samples=size.samples), case
+        )
         self.batches = [batch.pinned() if worker.device.type == "cuda" else batch] * case.passes
         self._label_tokens = case.passes * len(batch.label_ids)
 
@@ -80,16 +81,13 @@ class Run:
         return loss
 
 
-def packed(batch: RowBatch, case: Case, samples: int) -> RowBatch:
-    """Rows of so many samples each, with tokens of text and labels that differ."""
+def filled(batch: RowBatch, case: Case) -> RowBatch:
+    """With tokens of text and labels that differ."""
     generator = torch.Generator().manual_seed(1)
-    length = -(-case.rows.tokens // samples)
-    positions = (torch.arange(case.rows.tokens) % length).expand_as(batch.position_ids).contiguous()
     drawn = torch.randint(case.vocabulary - 1, batch.input_ids.shape, generator=generator)
     is_image = batch.input_ids == case.vocabulary - 1
     return replace(
         batch,
-        position_ids=positions,
         input_ids=torch.where(is_image, batch.input_ids, drawn),
         label_ids=torch.randint(case.vocabulary - 1, batch.label_ids.shape, generator=generator),
         images=torch.randn(batch.images.shape, generator=generator).to(batch.images.dtype),

@@ -24,7 +24,8 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from benchmarks.common import options
+from benchmarks.attention_sides import QUICK, Attention, Packed, results, sides
+from benchmarks.common import interleaved, options
 from benchmarks.gpu_runs import LARGE, MIDDLE, TINY, Run, alone, case_of, wait
 from benchmarks.memory_cases import ADAPTERS, BF16, CHECKPOINTING, ONLINE
 from benchmarks.planned_memory import fullest_parts, planned_moments
@@ -34,12 +35,13 @@ from pipelines.planner.catalog import load_catalog
 from pipelines.planner.layout import layout_of
 from pipelines.planner.memory import device_parts
 from trainer.flops import model_flops_per_row
+from trainer.models.attention_kernels import BLOCKWISE, CPU, FLASH, kernel_for
 from trainer.models.table import family_of
 from trainer.worker import Worker, start_worker
 
 ALONE = ("ddp", "fsdp", "zero1", "zero2", "zero3")  # strategies that one process can run
 FAMILIES = ("llava", "smolvlm", "qwen2_5_vl", "qwen3_vl")
-LOSS_STEPS, WARM_UP = 5, 2
+LOSS_STEPS, WARM_UP, ATTENTION_PASSES = 5, 2, 5
 MIB, GIB = 1 << 20, 1 << 30
 NO_KIND = re.compile(r"NVIDIA|TESLA|MEGA|\d+GB")  # parts of an accelerator's type that do not decide its rate
 SLOWER_NAMESAKES = {("H100", "PCIE"), ("H100", "NVL"), ("H200", "NVL")}
@@ -174,6 +176,32 @@ def peaks_of(run: Run) -> Peaks | None:
     return Peaks(torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved() + context)
 
 
+def attention(bench: Bench) -> None:
+    """Of packed rows in bf16, with gradients: the kernel that takes all samples at once, or the one under a mask.
+
+    Whether the first is used at all is decided by its trial on this device.
+    """
+    device = bench.worker.device
+    for row in QUICK if bench.quick else (Packed(8192, 30, heads=16, head_dim=128), Packed(8192, 8, heads=32)):
+        both = sides(row, device, torch.bfloat16)
+        query, key, _ = both["by sample"].inputs
+        kernels = {CPU: "by sample", FLASH: "all samples at once", BLOCKWISE: "in plain products"}
+        found = interleaved({name: partial(passes_per_s, side, bench.worker) for name, side in both.items()}, rounds=5)
+        data = f"{row.samples} samples in {row.tokens:,} tokens, {row.heads} heads of {row.head_dim}"
+        ours = Side(kernels[kernel_for(query, key)], found["by sample"])
+        masked = Side("under a mask", found["under a mask"])
+        bench.report.compare("attention: forward and backward", data, "1 / s", ours, masked)
+
+
+def passes_per_s(side: Attention, worker: Worker) -> float:
+    wait(worker)
+    started_s = time.perf_counter()
+    for _ in range(ATTENTION_PASSES):
+        results(side)
+    wait(worker)
+    return ATTENTION_PASSES / (time.perf_counter() - started_s)
+
+
 def speed(bench: Bench) -> None:
     """Useful tokens a second and MFU of a whole step, of `ddp`."""
     size, steps = (TINY, 2) if bench.quick else (LARGE, 8)
@@ -260,7 +288,14 @@ def snapshots_of(run: Run, *, group: dist.ProcessGroup) -> Snapshots:
     return Snapshots(saved_bytes, held_s, written_s)
 
 
-PARTS = {"losses": losses, "reads": reads, "memory": memory, "speed": speed, "checkpoint": checkpoint}
+PARTS = {
+    "losses": losses,
+    "attention": attention,
+    "reads": reads,
+    "memory": memory,
+    "speed": speed,
+    "checkpoint": checkpoint,
+}
 
 
 def main() -> None:

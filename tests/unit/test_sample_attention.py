@@ -93,7 +93,7 @@ def test_output_and_gradients_are_those_under_a_mask(kv_heads: int) -> None:
         inputs, samples = tensors(len(rows), kv_heads), Samples.of(rows, TOKENS)
         gradient = torch.randn(len(rows), TOKENS, HEADS, HEAD_DIM, dtype=torch.float64)
         gradient *= is_sample(rows)[..., None, None]  # nothing that is trained comes from padding
-        output, _ = attend(*inputs, samples.bounds, samples.longest, SCALE)
+        output, _ = attend(*inputs, samples.bounds, samples.device_bounds, samples.longest, SCALE)
         ours = with_gradients(output, inputs, gradient)
         theirs = with_gradients(under_a_mask(rows, *inputs), inputs, gradient)
         seen = is_sample(rows)[..., None, None]
@@ -108,17 +108,21 @@ def test_output_and_gradients_are_those_under_a_mask(kv_heads: int) -> None:
 def test_inputs_may_lie_in_memory_as_layers_have_them() -> None:
     """Queries and keys come from a projection of all heads, transposed; some models cut them out of one tensor."""
     inputs, samples = tensors(3, 2), Samples.of(ROWS, TOKENS)
-    plain, _ = attend(*inputs, samples.bounds, samples.longest, SCALE)
+    plain, _ = attend(*inputs, samples.bounds, samples.device_bounds, samples.longest, SCALE)
     heads_first = [each.transpose(1, 2).contiguous().transpose(1, 2) for each in inputs]
     in_one = torch.cat(inputs, 2).split([HEADS, 2, 2], 2)
     for others in (heads_first, in_one):
-        torch.testing.assert_close(attend(*others, samples.bounds, samples.longest, SCALE)[0], plain)
+        torch.testing.assert_close(
+            attend(*others, samples.bounds, samples.device_bounds, samples.longest, SCALE)[0], plain
+        )
 
 
 def test_it_is_an_operation_as_torch_wants_them() -> None:
     """Schema, gradients, shapes without numbers, and under the tracing of torch.compile: torch's own checks."""
     samples = Samples.of(ROWS, TOKENS)
-    torch.library.opcheck(attend, (*tensors(3, 2, torch.float32), samples.bounds, samples.longest, SCALE))
+    torch.library.opcheck(
+        attend, (*tensors(3, 2, torch.float32), samples.bounds, samples.device_bounds, samples.longest, SCALE)
+    )
 
 
 @pytest.mark.usefixtures("kernel")
@@ -129,7 +133,7 @@ def test_autocast_casts_inputs_and_nothing_within(dtype: torch.dtype) -> None:
     with torch.autocast("cpu", dtype):
         heads_first = [each.transpose(1, 2) for each in (query, key, value.bfloat16())]
         ours, _ = attention(torch.nn.Module(), *heads_first, None, scaling=SCALE, samples=samples)
-    plain, _ = attend(*casts, samples.bounds, samples.longest, SCALE)
+    plain, _ = attend(*casts, samples.bounds, samples.device_bounds, samples.longest, SCALE)
     assert ours.dtype == dtype and torch.equal(ours, plain)
     expected = under_a_mask(ROWS, *casts) * is_sample(ROWS)[..., None, None]
     torch.testing.assert_close(ours * is_sample(ROWS)[..., None, None], expected, rtol=0.02, atol=0.02)
@@ -224,7 +228,7 @@ def test_models_that_cannot_keep_what_they_have(model: Any) -> None:
 def test_flops_are_those_of_the_samples() -> None:
     samples, inputs = Samples.of(ROWS, TOKENS), tensors(3, 2)
     with FlopCounterMode(display=False) as counter:
-        output, _ = attend(*inputs, samples.bounds, samples.longest, SCALE)
+        output, _ = attend(*inputs, samples.bounds, samples.device_bounds, samples.longest, SCALE)
         forward = counter.get_total_flops()
         output.sum().backward()
     pairs = sum(length**2 for length in (5, 10, 3, 6, 24, 1, 22, 1))
@@ -232,14 +236,15 @@ def test_flops_are_those_of_the_samples() -> None:
     assert counter.get_total_flops() == 3 * forward
 
 
-def test_the_kernel_of_gpus_takes_and_gives_what_is_expected() -> None:
-    """By torch's own rules of sizes for it, which run without a GPU."""
+@pytest.mark.parametrize("kernel", [FLASH, BLOCKWISE], ids=["flash", "blockwise"])
+def test_kernels_of_gpus_read_nothing_of_the_device(kernel: Kernel) -> None:
+    """On tensors without numbers, by torch's own rules of sizes: what there is to know lies on the host."""
     samples = Samples.of(ROWS, TOKENS).to(torch.device("meta"))
     inputs = [each.detach().to("meta", torch.bfloat16) for each in tensors(3, 2)]
-    output, lse = FLASH.forward(*inputs, samples.bounds, samples.longest, SCALE)
+    output, lse = kernel.forward(*inputs, samples.bounds, samples.device_bounds, samples.longest, SCALE)
     assert (output.shape, output.dtype) == (inputs[0].shape, torch.bfloat16)
     assert (lse.shape, lse.dtype) == ((HEADS, 3 * TOKENS), torch.float32)
-    found = FLASH.backward(output, *inputs, output, lse, samples.bounds, samples.longest, SCALE)
+    found = kernel.backward(output, *inputs, output, lse, samples.bounds, samples.device_bounds, samples.longest, SCALE)
     assert [(each.shape, each.dtype) for each in found] == [(each.shape, each.dtype) for each in inputs]
 
 

@@ -23,16 +23,21 @@ MOST_FLASH_HEAD_DIM = 256  # torch's flash kernels take no larger heads, and onl
 FIRST_FLASH_CAPABILITY = (8, 0)
 TRIAL_TOLERANCE = 0.02  # of the largest number; two kernels in bf16 or fp16 are some 0.005 apart
 
-Forward = Callable[[Tensor, Tensor, Tensor, Tensor, int, float], tuple[Tensor, Tensor]]
-Backward = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, int, float], tuple[Tensor, Tensor, Tensor]]
+Forward = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, int, float], tuple[Tensor, Tensor]]
+Backward = Callable[
+    [Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, int, float], tuple[Tensor, Tensor, Tensor]
+]
 OnPiece = Callable[..., tuple[Tensor, ...]]
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """forward: (query, key, value, bounds, longest, scale) -> (output, log-sum-exp of scores (heads, slots)).
-    backward: (gradient of output, query, key, value, output, log-sum-exp, bounds, longest, scale) -> gradients of
-    query, key and value."""
+    """Of all samples, which lie as `Samples` says.
+
+    forward: (query, key, value, bounds, device_bounds, longest, scale) -> (output, log-sum-exp of scores (heads,
+    slots)). backward: (gradient of output, query, key, value, output, log-sum-exp, and the last four) -> gradients of
+    query, key and value.
+    """
 
     forward: Forward
     backward: Backward
@@ -67,7 +72,7 @@ def _is_right(
     query, gradient, key, value = (random(count) for count in (heads, heads, kv_heads, kv_heads))
 
     def results(tried: Kernel) -> list[Tensor]:
-        rest = samples.bounds, samples.longest, head_dim**-0.5
+        rest = samples.bounds, samples.device_bounds, samples.longest, head_dim**-0.5
         output, lse = tried.forward(query, key, value, *rest)
         return [output, *tried.backward(gradient, query, key, value, output, lse, *rest)]
 
@@ -99,9 +104,9 @@ def _flash_takes(query: Tensor) -> bool:
 
 
 def _flash_forward(
-    query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, longest: int, scale: float
+    query: Tensor, key: Tensor, value: Tensor, _bounds: Tensor, bounds: Tensor, longest: int, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """All samples in one launch, without a look at `bounds` from the host."""
+    """All samples in one launch."""
     flat = [each.flatten(0, 1) for each in (query, key, value)]
     found = aten._flash_attention_forward(*flat, bounds, bounds, longest, longest, 0.0, True, False, scale=scale)
     return found[0].view(query.shape), found[1]
@@ -114,6 +119,7 @@ def _flash_backward(
     value: Tensor,
     output: Tensor,
     lse: Tensor,
+    _bounds: Tensor,
     bounds: Tensor,
     longest: int,
     scale: float,
@@ -137,7 +143,7 @@ def _piece_by_piece(forward: OnPiece, backward: OnPiece) -> Kernel:
     """
 
     def all_forward(
-        query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, _longest: int, scale: float
+        query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, _device_bounds: Tensor, _longest: int, scale: float
     ) -> tuple[Tensor, Tensor]:
         tokens, heads = query.shape[1:3]
         output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
@@ -157,6 +163,7 @@ def _piece_by_piece(forward: OnPiece, backward: OnPiece) -> Kernel:
         output: Tensor,
         lse: Tensor,
         bounds: Tensor,
+        _device_bounds: Tensor,
         _longest: int,
         scale: float,
     ) -> tuple[Tensor, Tensor, Tensor]:

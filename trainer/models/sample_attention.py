@@ -73,25 +73,27 @@ def attention(
         query, key, value = (each.to(torch.get_autocast_dtype(kind)) for each in (query, key, value))
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     rows_first = [each.transpose(1, 2) for each in (query, key, value)]
-    output, _ = attend(*rows_first, samples.bounds, samples.longest, scale)
+    output, _ = attend(*rows_first, samples.bounds, samples.device_bounds, samples.longest, scale)
     return output, None
 
 
 @torch.library.custom_op("vlmpipe::attend", mutates_args=())
 def attend(
-    query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, longest: int, scale: float
+    query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, device_bounds: Tensor, longest: int, scale: float
 ) -> tuple[Tensor, Tensor]:
     """Each token with those of its sample up to itself. Shapes: `trainer.models.attention_kernels`.
 
-    bounds, longest: those of `Samples`. Gives the weighted sums of values, and for the backward pass the log-sum-exp of
-    scores.
+    bounds, device_bounds, longest: those of `Samples`. Gives the weighted sums of values, and for the backward pass
+    the log-sum-exp of scores.
     """
     with torch.autocast(query.device.type, enabled=False):
-        return kernel_for(query, key).forward(query, key, value, bounds, longest, scale)
+        return kernel_for(query, key).forward(query, key, value, bounds, device_bounds, longest, scale)
 
 
 @attend.register_fake
-def _(query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, longest: int, scale: float) -> tuple[Tensor, Tensor]:
+def _(
+    query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, device_bounds: Tensor, longest: int, scale: float
+) -> tuple[Tensor, Tensor]:
     rows, tokens, heads, _ = query.shape
     return query.new_empty(query.shape), query.new_empty(heads, rows * tokens, dtype=exact(query.dtype))
 
@@ -105,12 +107,14 @@ def attend_backward(
     output: Tensor,
     lse: Tensor,
     bounds: Tensor,
+    device_bounds: Tensor,
     longest: int,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of query, key and value."""
     with torch.autocast(query.device.type, enabled=False):
-        return kernel_for(query, key).backward(gradient, query, key, value, output, lse, bounds, longest, scale)
+        kernel = kernel_for(query, key)
+        return kernel.backward(gradient, query, key, value, output, lse, bounds, device_bounds, longest, scale)
 
 
 @attend_backward.register_fake
@@ -122,6 +126,7 @@ def _(
     output: Tensor,
     lse: Tensor,
     bounds: Tensor,
+    device_bounds: Tensor,
     longest: int,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -129,13 +134,12 @@ def _(
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    query, key, value, bounds, ctx.longest, ctx.scale = inputs
-    ctx.save_for_backward(query, key, value, *output, bounds)
+    query, key, value, bounds, device_bounds, ctx.longest, ctx.scale = inputs
+    ctx.save_for_backward(query, key, value, *output, bounds, device_bounds)
 
 
 def _backward(ctx: Any, gradient: Tensor, _of_lse: Tensor) -> tuple[Tensor | None, ...]:
-    *kept, bounds = ctx.saved_tensors
-    return *attend_backward(gradient, *kept, bounds, ctx.longest, ctx.scale), None, None, None
+    return *attend_backward(gradient, *ctx.saved_tensors, ctx.longest, ctx.scale), None, None, None, None
 
 
 attend.register_autograd(_backward, setup_context=_keep)
@@ -143,9 +147,18 @@ ATTEND = torch.ops.vlmpipe.attend.default  # as dispatch modes see it
 
 
 @register_flop_formula(torch.ops.vlmpipe.attend, get_raw=True)
-def forward_flops(query: Tensor, _key: Tensor, _value: Tensor, bounds: Tensor, longest: int, *_: Any, **__: Any) -> int:
+def forward_flops(
+    query: Tensor,
+    _key: Tensor,
+    _value: Tensor,
+    bounds: Tensor,
+    _device_bounds: Tensor,
+    longest: int,
+    *_: Any,
+    **__: Any,
+) -> int:
     """Two products of every token with all of its sample, as `trainer.flops` counts them."""
-    if isinstance(bounds, FakeTensor) or bounds.is_meta:  # then as if all samples were as long as the longest
+    if isinstance(bounds, FakeTensor):  # has no numbers: then as if all samples were as long as the longest
         pairs = query.shape[0] * query.shape[1] * longest
     else:
         pairs = int(bounds.long().diff().square().sum())

@@ -21,7 +21,8 @@ class Samples:
     """
 
     # (a power of two,), int32: slots at which samples begin, with rows one behind the other; then the end, repeated
-    bounds: Tensor
+    bounds: Tensor  # on the host, whatever device the rows are on
+    device_bounds: Tensor  # the same, where the rows are
     longest: int  # tokens of the longest sample, at least
     packed: bool  # some row holds more than one sample, or padding
 
@@ -32,10 +33,11 @@ class Samples:
         starts = [0, *itertools.accumulate(pieces)]
         starts += [starts[-1]] * (_power_of_two(max(len(starts), LEAST_BOUNDS)) - len(starts))
         packed = any(len(row) != 1 or row[0] != row_tokens for row in rows)
-        return cls(torch.tensor(starts, dtype=torch.int32), _power_of_two(max(*pieces, LEAST_LONGEST)), packed)
+        bounds = torch.tensor(starts, dtype=torch.int32)
+        return cls(bounds, bounds, _power_of_two(max(*pieces, LEAST_LONGEST)), packed)
 
     def to(self, device: torch.device, *, non_blocking: bool = False) -> Samples:
-        return replace(self, bounds=self.bounds.to(device, non_blocking=non_blocking))
+        return replace(self, device_bounds=self.bounds.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> Samples:
         return replace(self, bounds=self.bounds.pin_memory())
