@@ -15,7 +15,9 @@ AVERAGE_UPDATE_BYTES_PER_PARAMETER = 12  # torch's foreach lerp reads the averag
 # What is read from a disk and written back, of each parameter whose state lies there: a weight and two moments.
 DISK_BYTES_PER_PARAMETER = 24
 AVERAGE_DISK_BYTES_PER_PARAMETER = 8
-GRADIENT_BYTES_PER_PARAMETER = 12  # at most, in the machine's memory beside it: see `pipelines.planner.memory_zero`
+# What stays in the machine's memory beside it, at most: gradients, their sums over micro-batches, and weights on their
+# way back, in fp32 each. See `pipelines.planner.memory_zero`.
+BYTES_PER_PARAMETER_BESIDE_DISK = 12
 
 # Bytes a second of one rank's update in the machine's memory. Measured: fused AdamW on one thread of an AMD EPYC beside
 # other work, 28 bytes a parameter, reached 25 GB/s. A rank has its share of a machine's processors, which share memory.
@@ -60,7 +62,7 @@ def _stays_in_memory(config: RunConfig, shape: ModelShape, layout: Layout, machi
     """Whether a node's memory has room for all state on its disk as well: the system then writes it behind, and reads
     nothing. With room for some of it nothing is gained: an update goes through all of it, and what was used longest
     ago, which is let go of first, is what comes next."""
-    of_rank = PROCESS_BYTES + _owned(shape, layout) * (GRADIENT_BYTES_PER_PARAMETER + _disk_bytes(config) / 2)
+    of_rank = PROCESS_BYTES + _owned(shape, layout) * (BYTES_PER_PARAMETER_BESIDE_DISK + _disk_bytes(config) / 2)
     return layout.ranks_per_node * of_rank <= CPU_SHARE * machine.memory_gib * GIB
 
 
