@@ -55,10 +55,11 @@ def memory(report: Predictions, *, quick: bool) -> None:
         for name in names:
             stages = zip(pipeline_memory.predicted(cases[name]), weighed[name], strict=True)
             found |= {f"{name}, stage {number}": both for number, both in enumerate(stages, start=1)}
-    for part in ("weights", "optimizer", "peak"):
+    for part in ("weights", "optimizer", "on_disk", "peak"):
+        what = f"memory, {part.replace('_', ' ')}"
         for name, (predicted, measured) in found.items():
             if measured[part]:
-                report.add(f"memory, {part}", name, "MiB", predicted[part] / MIB, measured[part] / MIB)
+                report.add(what, name, "MiB", predicted[part] / MIB, measured[part] / MIB)
 
 
 def flops(report: Predictions, *, quick: bool) -> None:

@@ -35,21 +35,28 @@ def make_run(root: Path, run_id: str, changes: dict[str, Any] | None = None, *, 
 def run_ranks(module: str, arguments: list[str], *, processes: int, nodes: int = 1, timeout_s: float = 240) -> str:
     """Run a module as torchrun does on this machine, with `processes` on each of `nodes`.
 
-    Returns what the first rank printed; a failure shows what the first rank to fail did.
+    Returns what the first rank printed; a failure shows what all did.
     """
+    codes, said = ends_of_ranks(module, arguments, processes=processes, nodes=nodes, timeout_s=timeout_s)
+    assert not any(codes), f"exit codes {codes}\n" + "\n".join(text[-10000:] for text in said)
+    return said[0]
+
+
+def ends_of_ranks(
+    module: str, arguments: list[str], *, processes: int, nodes: int = 1, timeout_s: float = 240, **environment: str
+) -> tuple[list[int], list[str]]:
+    """Exit codes of all ranks (negative for signals), and what each printed."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     with tempfile.TemporaryDirectory(prefix="vlmpipe-ranks-") as folder:
         outputs = [Path(folder, str(rank)) for rank in range(nodes * processes)]
         ranks = [
-            {"environment": _environment(rank, processes, nodes, port), "output": str(output)}
+            {"environment": _environment(rank, processes, nodes, port) | environment, "output": str(output)}
             for rank, output in enumerate(outputs)
         ]
         codes = preloaded().run(module, arguments, ranks, timeout_s=timeout_s)
-        said = [output.read_text() for output in outputs]
-    assert not any(codes), f"exit codes {codes}\n" + "\n".join(text[-10000:] for text in said)
-    return said[0]
+        return codes, [output.read_text() for output in outputs]
 
 
 def _environment(rank: int, processes: int, nodes: int, port: int) -> dict[str, str]:

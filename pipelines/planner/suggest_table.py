@@ -15,11 +15,11 @@ from pipelines.planner.consent import dollars
 from pipelines.planner.suggest import Goal, Suggestion
 from pipelines.tables import standard_output
 
-WORDS = {
-    "cheapest": "The cheapest",
-    "fastest": "The fastest",
-    "under": "The fastest for ${:,.0f}",
-    "by": "In {:g} hours",
+TITLES = {
+    "cheapest": "The cheapest ways to train {name}",
+    "fastest": "The fastest ways to train {name}",
+    "under": "The fastest ways to train {name} for at most ${bound:,.0f}",
+    "by": "The cheapest ways to train {name} within {bound:g} h",
 }
 
 
@@ -27,7 +27,7 @@ def print_suggestions(
     found: Sequence[Suggestion], goal: Goal, config: RunConfig, path: str, overrides: Sequence[str] = ()
 ) -> None:
     """The best first, and the command that plans with it. `overrides`: a.b=c, as they were given for the run file."""
-    title = f"{WORDS[goal.kind].format(goal.bound)} ways to train {config.name}"
+    title = TITLES[goal.kind].format(name=config.name, bound=goal.bound)
     where = f"on {config.cluster.strategy} capacity in {config.gcp.location}, the same rows and steps"
     table = Table(title=f"{title} ({where})", title_justify="left", header_style="bold", box=SIMPLE_HEAD)
     for column in ("machines", "strategy", "GiB of each GPU", "step", "MFU", "hours", "whole run"):

@@ -15,10 +15,12 @@ AVERAGE_UPDATE_BYTES_PER_PARAMETER = 12  # torch's foreach lerp reads the averag
 # What is read from a disk and written back, of each parameter whose state lies there: a weight and two moments.
 DISK_BYTES_PER_PARAMETER = 24
 AVERAGE_DISK_BYTES_PER_PARAMETER = 8
-GRADIENT_BYTES_PER_PARAMETER = 12  # at most, in the machine's memory beside it: see `pipelines.planner.memory_zero`
+# What stays in the machine's memory beside it, at most: gradients, their sums over micro-batches, and weights on their
+# way back, in fp32 each. See `pipelines.planner.memory_zero`.
+BYTES_PER_PARAMETER_BESIDE_DISK = 12
 
-# Bytes a second of one rank's update in the machine's memory. Measured: fused AdamW on one thread of an AMD EPYC beside
-# other work, 28 bytes a parameter, reached 25 GB/s. A rank has its share of a machine's processors, which share memory.
+# Bytes a second of one rank's update in the machine's memory. Measured: fused AdamW on one thread of an AMD EPYC moved
+# 48e9, with clipping 44e9 (`python -m benchmarks.host_update`). Less is taken: a machine's ranks share its memory.
 HOST_BYTES_PER_S = 20e9
 # A GPU's link to the machine's memory: assumed. PCI Express 3.0 x16 has 15.8 GB/s, each generation after it twice that.
 LINK_BYTES_PER_S = 12e9
@@ -60,7 +62,7 @@ def _stays_in_memory(config: RunConfig, shape: ModelShape, layout: Layout, machi
     """Whether a node's memory has room for all state on its disk as well: the system then writes it behind, and reads
     nothing. With room for some of it nothing is gained: an update goes through all of it, and what was used longest
     ago, which is let go of first, is what comes next."""
-    of_rank = PROCESS_BYTES + _owned(shape, layout) * (GRADIENT_BYTES_PER_PARAMETER + _disk_bytes(config) / 2)
+    of_rank = PROCESS_BYTES + _owned(shape, layout) * (BYTES_PER_PARAMETER_BESIDE_DISK + _disk_bytes(config) / 2)
     return layout.ranks_per_node * of_rank <= CPU_SHARE * machine.memory_gib * GIB
 
 
@@ -69,8 +71,8 @@ def update_sentences(config: RunConfig, shape: ModelShape, layout: Layout, machi
     if config.train.offload == "none":
         return []
     said = [
-        f"An offloaded update moves {HOST_BYTES_PER_S / 1e9:g} GB/s a rank in the machine's memory (one thread of "
-        f"another machine moved 25), and {LINK_BYTES_PER_S / 1e9:g} GB/s between it and each GPU (assumed). Nothing "
+        f"An offloaded update moves {HOST_BYTES_PER_S / 1e9:g} GB/s a rank in the machine's memory (one thread, alone, "
+        f"moved 44 on another machine), and {LINK_BYTES_PER_S / 1e9:g} GB/s between it and each GPU (assumed). Nothing "
         "hides them."
     ]
     if config.train.nvme_path and _stays_in_memory(config, shape, layout, machine):

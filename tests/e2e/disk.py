@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import resource
 import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 from tests.e2e.terminal import Terminal
 
@@ -22,15 +25,19 @@ class SmallDisk:
     def __init__(self, folder: Path, *, mounted: bool) -> None:
         self.folder, self._mounted = folder, mounted
 
-    def fill(self, command: Terminal, *, leave_bytes: int) -> None:
+    def free_bytes(self) -> int:
+        return shutil.disk_usage(self.folder).free
+
+    def fill(self, command: Terminal | None, *, leave_bytes: int) -> None:
         """Leave no more room than this to what the command writes."""
         if self._mounted:
             try:
-                (self.folder / "ballast").write_bytes(bytes(shutil.disk_usage(self.folder).free - leave_bytes))
+                (self.folder / "ballast").write_bytes(bytes(self.free_bytes() - leave_bytes))
             except OSError as error:  # the command writes at the same time: there was less room than a moment ago
                 if error.errno != errno.ENOSPC:
                     raise
             return
+        assert command is not None
         for pid in command.left():
             with contextlib.suppress(ProcessLookupError):
                 resource.prlimit(pid, resource.RLIMIT_FSIZE, (LARGEST_FILE_BYTES, LARGEST_FILE_BYTES))
@@ -38,6 +45,25 @@ class SmallDisk:
     def free(self) -> None:
         """Make room again. The limit on files ends with the command that it was set for."""
         (self.folder / "ballast").unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def ext4_disk(folder: Path) -> Iterator[SmallDisk]:
+    """As `small_disk`, of a kind whose files do not lie in memory. Skips the test where none can be mounted."""
+    folder.mkdir()
+    image = folder.with_suffix(".ext4")
+    image.touch()
+    os.truncate(image, SIZE_BYTES)
+    make = ["mkfs.ext4", "-q", "-O", "^has_journal", "-m", "0", str(image)]
+    for command in (make, ["mount", "-o", "loop", str(image), str(folder)]):
+        try:
+            subprocess.run(command, capture_output=True, check=True)
+        except (OSError, subprocess.CalledProcessError) as error:
+            pytest.skip(f"no file system of its own can be made and mounted here: {error}")
+    try:
+        yield SmallDisk(folder, mounted=True)
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
 @contextlib.contextmanager

@@ -198,3 +198,13 @@ def test_what_is_asked_of_a_gpu_can_be_asked(tmp_path: Path) -> None:
     apart = [row["ours"] for row in rows if row["claim"].startswith("losses of")]
     assert apart and max(apart) < 1e-5
     assert not any("waits" in row["claim"] or row["claim"] == "MFU" for row in rows)
+
+
+@only_whole
+@pytest.mark.slow
+def test_the_rate_of_an_update_in_memory_is_measured(tmp_path: Path) -> None:
+    output = tmp_path / "update.json"
+    command = [sys.executable, "-m", "benchmarks.host_update", "--quick", "--json", str(output)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=120)
+    rows = json.loads(output.read_text())["rows"]
+    assert {row["data"] for row in rows} == {"AdamW", "clipping and AdamW"} and all(row["ours"] > 0 for row in rows)

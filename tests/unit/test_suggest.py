@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -119,3 +120,18 @@ def test_the_printed_command_has_what_was_given_on_the_command_line(capsys: pyte
     print_suggestions(found, Goal("cheapest"), run_file(), "run.yaml", given)
     command = "vlmpipe plan run.yaml features.cache=off train.strategy=fsdp train.micro_batch_rows=2\n"
     assert command in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("goal", "title"),
+    [
+        ("cheapest", "The cheapest ways to train "),
+        ("fastest", "The fastest ways to train "),
+        ("under:1500", r"The fastest ways to train \S+ for at most \$1,500 "),
+        ("by:1", r"The cheapest ways to train \S+ within 1 h "),
+    ],
+)
+def test_a_table_says_what_its_order_is_by(goal: str, title: str, capsys: pytest.CaptureFixture[str]) -> None:
+    way = Suggestion({"train.strategy": "fsdp"}, "1 x a", "fsdp", 1.0, 2.0, 3.0, 0.4, 5.0, 6.0)
+    print_suggestions([way], Goal.parse(goal), run_file(), "run.yaml")
+    assert re.match(title, capsys.readouterr().out.strip())

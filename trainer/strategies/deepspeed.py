@@ -72,6 +72,7 @@ class Zero:
         stager = None if disk else host_stager(on_gpu=worker.device.type == "cuda")
         self._files = HeldFiles(stager)
         self._engine.checkpoint_engine = self._files
+        self._engine._copy_recovery_script = self._files.written(self._engine._copy_recovery_script)
         copied = disk.copied if disk else None
         self._ema = Ema(self._partitions(), config.ema_decay, copied) if config.ema_decay else None
 

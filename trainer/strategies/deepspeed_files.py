@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec
 
 import torch
 from deepspeed.runtime.checkpoint_engine.checkpoint_engine import CheckpointCommitInfo, CheckpointEngine
 from torch.distributed.checkpoint.staging import DefaultStager
+
+Given = ParamSpec("Given")
 
 
 class HeldFiles(CheckpointEngine):
@@ -22,19 +24,39 @@ class HeldFiles(CheckpointEngine):
         super().__init__()
         self._stager = stager
         self._held: dict[str, Any] = {}
+        self._error: Exception | None = None
 
     def save(self, state_dict: Any, path: str) -> None:
         if self._stager is None:
-            Path(path).parent.mkdir(parents=True, exist_ok=True)
-            torch.save(state_dict, path)
+            self.makedirs(Path(path).parent, exist_ok=True)
+            self.written(torch.save)(state_dict, path)
         else:
             self._held[path] = self._stager.stage(state_dict)
+
+    def makedirs(self, path: str | Path, exist_ok: bool = False) -> None:
+        self.written(super().makedirs)(path, exist_ok=exist_ok)
+
+    def written(self, write: Callable[Given, None]) -> Callable[Given, None]:
+        """`write`, for use while the engine saves: what goes wrong is raised later, by what `take` returns. An error on
+        one rank would leave the others waiting in the engine's collectives."""
+
+        def kept(*args: Given.args, **kwargs: Given.kwargs) -> None:
+            if self._error is None:
+                try:
+                    write(*args, **kwargs)
+                except Exception as error:
+                    self._error = error
+
+        return kept
 
     def take(self) -> Callable[[], None]:
         """Hand over the files that are held. The next save uses their buffers again: they must be written before."""
         held, self._held = self._held, {}
+        error, self._error = self._error, None
 
         def write() -> None:
+            if error is not None:
+                raise error
             for path, state in held.items():
                 torch.save(state, path)
 

@@ -162,6 +162,8 @@ def _breach(problem: Problem) -> Breach:
     expected, fix = problem.expected, problem.fix
     if problem.kind == Kind.UNKNOWN_FIELD and not fix and (advice := _advice_for(problem)):
         target = advice.get("to")
-        expected = f"{target}, seen from the {problem.message}" if target else f"no such field in a {problem.message}"
+        expected = (
+            f"{target}, seen from the {problem.message}" if target else f"only fields that a {problem.message} has"
+        )
         fix = "move it there" if target else advice["fix"]
     return Breach(CODES[problem.kind], problem.path, problem.found, expected, fix)
