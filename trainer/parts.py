@@ -13,6 +13,7 @@ import torch
 from trainer.batches import ImageSource, cached_images, no_images, online_images
 from trainer.checkpoint.commit import CommitRecord
 from trainer.checkpoint.resume import versions
+from trainer.checkpoint.size import checkpoint_bytes
 from trainer.config import DataPointers, JobConfig
 from trainer.data.conversation import load_tokenizer
 from trainer.data.index import Index, SplitIndex
@@ -31,7 +32,6 @@ from trainer.models.pixels import image_preparer
 from trainer.models.recompute import Recompute
 from trainer.models.shape import ModelShape
 from trainer.models.table import family_of
-from trainer.preflight import state_bytes
 from trainer.readers import open_readers, warnings
 from trainer.replicas import Replica, replica_of
 from trainer.storage import open_storage
@@ -107,8 +107,8 @@ def build_parts(job: JobConfig, worker: Worker) -> Parts:
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     num_trainable = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     require_something_trained(job.model, num_trainable)
-    checkpoint_bytes = state_bytes(num_trainable, job.train, worker.world_size) // worker.num_nodes
-    readers = open_readers(job, set_aside_bytes=checkpoint_bytes)  # a checkpoint keeps its room on this node
+    saved_bytes = checkpoint_bytes(num_trainable, job.train, worker.world_size) // worker.num_nodes
+    readers = open_readers(job, set_aside_bytes=saved_bytes)  # a checkpoint keeps its room on this node
     ahead = readers.fetch_ahead(split, sequence, total_steps, job.data.shuffle_shards)
     if worker.is_first:
         for warning in (*warnings(ahead), *_settings_warnings(job.train, total_steps)):

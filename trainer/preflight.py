@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trainer.checkpoint.size import checkpoint_bytes
 from trainer.checkpoint.staging import sweep_staging
 from trainer.errors import ExitCode, UserError
 from trainer.storage import LocalStorage, Storage, open_storage
@@ -39,9 +40,6 @@ CLOCK_TIMEOUT_S = 5.0
 # DeepSpeed builds extensions at first use, in minutes. A build that is killed leaves its lock, and all later ones wait
 # for it for ever.
 BUILD_MAX_S = 1800.0
-STATE_BYTES_PER_PARAMETER = 12  # fp32 weight and the two moments of AdamW; what is saved beside them is small
-AVERAGE_BYTES_PER_PARAMETER = 4  # and the average of the weights, where train.ema_decay keeps one
-ERROR_BYTES_PER_PARAMETER = 4  # of each rank, under train.gradient_compression powersgd
 GPU_BYTES, CPU_BYTES = 16 << 20, 1 << 20
 WARM_UPS, REPETITIONS = 2, 5
 
@@ -123,16 +121,9 @@ def check_ranks(run_uri: str, worker: Worker) -> dict[str, Any]:
     return result
 
 
-def state_bytes(num_trainable: int, settings: TrainConfig, ranks: int) -> int:
-    """Of a checkpoint of a run with these settings on so many ranks."""
-    average = AVERAGE_BYTES_PER_PARAMETER if settings.ema_decay else 0
-    errors = ranks * ERROR_BYTES_PER_PARAMETER if settings.gradient_rank and ranks > 1 else 0
-    return num_trainable * (STATE_BYTES_PER_PARAMETER + average + errors)
-
-
 def require_room(run_uri: str, parts: Parts, worker: Worker, settings: TrainConfig) -> None:
     """Raise UserError (73) when this node has no room for its share of one checkpoint, in fp32 with AdamW's state."""
-    total_bytes = state_bytes(parts.num_trainable, settings, worker.world_size)
+    total_bytes = checkpoint_bytes(parts.num_trainable, settings, worker.world_size)
     store = open_storage(run_uri)
     needs = {Path(tempfile.gettempdir()): total_bytes // worker.num_nodes}
     if isinstance(store, LocalStorage):

@@ -20,8 +20,9 @@ from pipelines.planner.layout import Layout
 from pipelines.planner.lost_time import LostTime, lost_time, mean_time_between_preemptions_s, young_daly_s
 from pipelines.planner.network import FP32_BYTES
 from pipelines.planner.row_load import RowLoad
-from pipelines.planner.throughput import Time, checkpoint_bytes
+from pipelines.planner.throughput import Time
 from pipelines.sections import FLEX_START_MOST_TIMEOUT_S
+from trainer.checkpoint.size import checkpoint_bytes
 from trainer.models.shape import ModelShape
 
 if TYPE_CHECKING:
@@ -102,7 +103,9 @@ def estimate_cost(
         (by_term[term] for term in config.cluster.strategies),
         key=lambda found: math.inf if found.usd is None else found.usd,
     )
-    storage_bytes = config.train.keep_checkpoints * checkpoint_bytes(config, shape, layout)
+    storage_bytes = config.train.keep_checkpoints * checkpoint_bytes(
+        shape.trainable_parameters, config.train, layout.data_parallel
+    )
     storage_bytes += shape.total_parameters * FP32_BYTES  # the exported model
     storage_bytes += cache.bytes or 0 if cache.state == "on" else 0
     storage = prices.storage(config.gcp.location)

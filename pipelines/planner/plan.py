@@ -168,6 +168,7 @@ def _estimated(
             notes.append(f"{named}: {', '.join(what.unconfirmed)} of the catalogue are not confirmed by a document.")
     return dataclasses.replace(
         bare,
+        jobs={job: pools for job, pools in bare.jobs.items() if job != "cache_features" or cache.state != "off"},
         model=model,
         load=load,
         memory=estimate_memory(config, model, machine, gpu, load=load),

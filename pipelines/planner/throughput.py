@@ -12,6 +12,7 @@ from pipelines.planner.network import Transfer, Work, pipeline_bubble, seconds, 
 from pipelines.planner.row_load import RowLoad
 from pipelines.planner.stages import by_rank, planned_stages
 from pipelines.planner.update_time import update_sentences, update_times
+from trainer.checkpoint.size import checkpoint_bytes
 from trainer.flops import RowFlops, flops_per_row, model_flops_per_row
 from trainer.models.shape import ModelShape
 from trainer.strategies.pipeline_stages import stages_of
@@ -30,11 +31,6 @@ GPUS_WITH_PUBLISHED_EFFICIENCY = frozenset(
     }
 )
 DATA_WAIT_SHARE = 0.02  # the loader's goal; benchmarks/bench_data.py measures it
-
-ADAM_STATE_BYTES = 12  # fp32 weight and two moments: what a checkpoint holds of a trained parameter
-AVERAGE_BYTES = 4  # of the moving average, where train.ema_decay keeps one
-ERROR_BYTES = 4  # of what PowerSGD has left out, of each rank
-DEEPSPEED_WEIGHT_BYTES = 4  # its checkpoints hold the module's weights besides the fp32 partitions
 
 # Bytes a second that a node saves. Read: 419 MB in 0.66-1.39 s by torch.distributed.checkpoint on one rank; 148.8 s for
 # a 7B model at IBM, which is 0.56 GB/s if it was weights and moments.
@@ -159,7 +155,8 @@ def _time_of_steps(
         waits_for_sums=work.gradient_rank > 0,
     )
     hidden_s = sum(_by_name(transfers, machine, gpu).values()) - sum(each.s for each in exposed)
-    save_s = config.plan.checkpoint_save_s or checkpoint_bytes(config, shape, layout) / layout.nodes / SAVE_BYTES_PER_S
+    saved_bytes = checkpoint_bytes(shape.trainable_parameters, config.train, layout.data_parallel)
+    save_s = config.plan.checkpoint_save_s or saved_bytes / layout.nodes / SAVE_BYTES_PER_S
 
     parts = [TimePart("computing", compute_s), *(TimePart(each.name, each.s) for each in exposed)]
     if layout.pipeline_parallel > 1:
@@ -324,17 +321,6 @@ def exposed_communication(
         if s > hidden_s:
             exposed.append(Exposed(name, s - hidden_s, slowest.scope == "inter", slowest.collective == "all_reduce"))
     return exposed
-
-
-def checkpoint_bytes(config: RunConfig, shape: ModelShape, layout: Layout) -> int:
-    """Of one checkpoint: what is trained, in fp32, with its moments, its average and the errors of all ranks. Frozen
-    parts are not saved."""
-    per_parameter = ADAM_STATE_BYTES + (AVERAGE_BYTES if config.train.ema_decay else 0)
-    if config.train.gradient_rank and layout.data_parallel > 1:
-        per_parameter += ERROR_BYTES * layout.data_parallel
-    if layout.strategy in ("zero1", "zero2"):
-        per_parameter += DEEPSPEED_WEIGHT_BYTES
-    return shape.trainable_parameters * per_parameter
 
 
 def _by_name(transfers: Sequence[Transfer], machine: Machine, gpu: Gpu) -> dict[str, float]:

@@ -37,6 +37,15 @@ def test_an_error_of_the_system_becomes_a_sentence_with_its_own_code(number: int
     assert caught.value.code == code
 
 
+def test_a_file_is_named_once() -> None:
+    for doing in ("reading", "reading a/b"):
+        with (
+            pytest.raises(UserError, match=r"^missing or wrong kind of file while reading(: | )a/b$"),
+            os_errors(doing),
+        ):
+            raise OSError(errno.ENOENT, os.strerror(errno.ENOENT), "a/b")
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -54,6 +54,12 @@ def test_a_complete_plan_of_a_spot_run_is_green_and_has_a_price(plan: Plan) -> N
     assert plan.memory is not None and plan.memory.fits
 
 
+def test_a_job_that_the_run_leaves_out_is_not_among_its_machines(plan: Plan) -> None:
+    cached = planned("features.cache=on")
+    assert plan.jobs.keys() == {"train", "evaluate"}, "one epoch is not worth a cache"
+    assert cached.jobs.keys() == {"cache_features", "train", "evaluate"}
+
+
 def test_sizes_are_those_of_the_published_model(plan: Plan) -> None:
     assert plan.model is not None
     parts = plan.model.shape.parameters

@@ -17,9 +17,10 @@ import torch.distributed as dist
 
 from tests.fakes.gcs import FakeGcs, Fault
 from trainer import preflight
+from trainer.checkpoint.size import checkpoint_bytes
 from trainer.errors import ExitCode, UserError
 from trainer.parts import Parts
-from trainer.preflight import GIB, REPORT_VARIABLE, announce, check_node, check_ranks, require_room, state_bytes
+from trainer.preflight import GIB, REPORT_VARIABLE, announce, check_node, check_ranks, require_room
 from trainer.storage import LocalStorage
 from trainer.train_config import OptimizerConfig, TrainConfig
 from trainer.worker import Worker
@@ -200,9 +201,9 @@ def test_a_folder_of_this_machine_needs_room_for_all_of_it(tmp_path: Path, monke
 def test_what_a_run_keeps_beside_weights_and_moments_takes_its_room_too() -> None:
     more = {"ema_decay": 0.9, "gradient_compression": "powersgd"}
     settings = TrainConfig(global_batch_rows=8, optimizer=OptimizerConfig(learning_rate=1e-3), **more)
-    assert state_bytes(10, SETTINGS, 4) == 120
-    assert state_bytes(10, settings, 4) == 120 + 40 + 4 * 40, "errors are each rank's own"
-    assert state_bytes(10, settings, 1) == 120 + 40, "one rank compresses nothing"
+    assert checkpoint_bytes(10, SETTINGS, 4) == 120
+    assert checkpoint_bytes(10, settings, 4) == 120 + 40 + 4 * 40, "errors are each rank's own"
+    assert checkpoint_bytes(10, settings, 1) == 120 + 40, "one rank compresses nothing"
 
 
 @pytest.fixture

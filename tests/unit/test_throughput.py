@@ -16,12 +16,12 @@ from pipelines.planner.throughput import (
     SAVE_BYTES_PER_S,
     RowLoad,
     Time,
-    checkpoint_bytes,
     estimate_time,
     row_flops,
 )
 from pipelines.planner.update_time import HOST_BYTES_PER_S, LINK_BYTES_PER_S, UPDATE_BYTES_PER_PARAMETER
 from tests.planner_fixture import A100_80, H100, LLAVA_7B, T4, TEXT_8B, machine, run_config
+from trainer.checkpoint.size import checkpoint_bytes
 from trainer.models.shape import Matrices, ModelShape
 
 NODE = machine()
@@ -356,5 +356,6 @@ def test_a_checkpoint_holds_the_errors_of_all_ranks() -> None:
         layout_of(config),
         run_config(**POWERSGD | {"train__gradient_compression": "none", "train__powersgd": {}}),
     )
-    more = checkpoint_bytes(config, LAYERS, layout) - checkpoint_bytes(plain, LAYERS, layout)
-    assert more == 4 * layout.world_size * LAYERS.trainable_parameters
+    counts = LAYERS.trainable_parameters, layout.data_parallel
+    with_errors, without = (checkpoint_bytes(counts[0], each.train, counts[1]) for each in (config, plain))
+    assert with_errors - without == 4 * layout.world_size * LAYERS.trainable_parameters

@@ -1,0 +1,44 @@
+"""A checkpoint is as large as is said before training, under each engine that writes one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.short_form import chosen
+from tests.trainer_runs import encode_features, make_run, run_ranks
+from trainer.config import JobConfig
+
+RANKS = 2
+AVERAGED = {"train.ema_decay": 0.9}
+CASES: dict[str, dict[str, Any]] = {}
+for strategy in ("ddp", "fsdp", "zero1", "zero2", "zero3"):
+    CASES |= {strategy: {"train.strategy": strategy}, f"{strategy}, averaged": {"train.strategy": strategy} | AVERAGED}
+TRIED = chosen(CASES, lambda name: name in ("ddp", "zero2, averaged", "zero3"))
+OF_A_FILE, SCRIPTS = 64 << 10, 48 << 10  # bytes at most: what describes a file's tensors; those that DeepSpeed adds
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, JobConfig]:
+    """Of one process group."""
+    root = tmp_path_factory.mktemp("runs")
+    encode_features(make_run(root, "features"))
+    made = {
+        name: make_run(
+            root, name.replace(", ", "-"), changes | {"train.checkpoint_every_steps": 2, "train.max_steps": 2}
+        )
+        for name, changes in TRIED.items()
+    }
+    configs = [f"{job.run.run_uri}/run.json" for job in made.values()]
+    run_ranks("tests.drivers.train_many", ["--configs", *configs], processes=RANKS)
+    return made
+
+
+@pytest.mark.parametrize("name", TRIED)
+def test_a_checkpoint_is_as_large_as_is_said(name: str, runs: dict[str, JobConfig]) -> None:
+    job = runs[name]
+    files = [file for file in Path(job.run.run_uri, "checkpoints").rglob("*") if file.is_file()]
+    found = sum(file.stat().st_size for file in files)
+    print(name, found, [(str(f), f.stat().st_size) for f in files])
