@@ -69,7 +69,7 @@ def sides(row: Packed, device: torch.device = HOST, dtype: torch.dtype = torch.f
     query, key, value, gradient = (torch.randn(size, device=device).to(dtype) for _ in range(4))
     inputs = (query.requires_grad_(), key.requires_grad_(), value.requires_grad_())
     samples = Samples.of([row.lengths], row.tokens).to(device)
-    rest = samples.bounds, samples.device_bounds, samples.longest, row.head_dim**-0.5
+    rest = samples.bounds, samples.device_bounds, row.head_dim**-0.5
     positions = torch.cat([torch.arange(length) for length in row.lengths])[None].to(device)
     mask = mask_of(SDPA, positions, packed=True)
 

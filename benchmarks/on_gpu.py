@@ -177,17 +177,15 @@ def peaks_of(run: Run) -> Peaks | None:
 
 
 def attention(bench: Bench) -> None:
-    """Of packed rows in bf16, with gradients: the kernel that takes all samples at once, or the one under a mask.
-
-    Whether the first is used at all is decided by its trial on this device.
-    """
+    """Of packed rows, with gradients: by sample, or under a mask. What takes samples, the trial says."""
     device = bench.worker.device
-    for row in QUICK if bench.quick else (Packed(8192, 30, heads=16, head_dim=128), Packed(8192, 8, heads=32)):
-        both = sides(row, device, torch.bfloat16)
+    rows = QUICK if bench.quick else (Packed(8192, 30, heads=16, head_dim=128), Packed(8192, 8, heads=32))
+    for row, dtype in itertools.product(rows, (torch.bfloat16, torch.float32)):
+        both = sides(row, device, dtype)
         query, key, _ = both["by sample"].inputs
         kernels = {CPU: "by sample", FLASH: "all samples at once", BLOCKWISE: "in plain products"}
         found = interleaved({name: partial(passes_per_s, side, bench.worker) for name, side in both.items()}, rounds=5)
-        data = f"{row.samples} samples in {row.tokens:,} tokens, {row.heads} heads of {row.head_dim}"
+        data = f"{row.samples} samples in {row.tokens:,} tokens, {row.heads} heads of {row.head_dim}, {dtype}"
         ours = Side(kernels[kernel_for(query, key)], found["by sample"])
         masked = Side("under a mask", found["under a mask"])
         bench.report.compare("attention: forward and backward", data, "1 / s", ours, masked)

@@ -35,7 +35,7 @@ class RowBatch:
     label_index: Tensor  # (labels,) positions in the flattened rows whose next token is a label
     label_ids: Tensor  # (labels,)
     images: Tensor  # (tiles, tokens, hidden) or (tiles, 3, side, side); of some families (tokens of all, numbers)
-    # What the host knows of these rows, so that nobody has to read it from the device. No tensors: wrappers move those.
+    # What the host knows of these rows, so that nobody has to read it from the device. No tensors that wrappers move.
     image_grids: tuple[Grid, ...] | None = None  # of each image, for a tower whose images differ in size
     samples: Samples | None = None  # where they are; None is not known
     image_tokens: int | None = None  # of all images; None is not known

@@ -88,7 +88,7 @@ class DataError(UserError):
 def from_os_error(error: OSError, doing: str) -> UserError:
     """Turn an operating-system error met while `doing` something into a sentence with its own exit code."""
     named = str(error.filename or "")
-    where = f": {named}" if named and named not in doing else ""
+    where = f": {named}" if named and not doing.endswith(named) else ""
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return UserError(
             f"no space left while {doing}{where}",

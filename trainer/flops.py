@@ -2,9 +2,10 @@
 
 What the training modules compute is counted, as torch's own counter does (matrix products, convolutions and
 attention; not norms, activations or lookups): the tower runs all its layers even when an earlier one feeds the
-projector; each sample of a row attends to itself, and padding to next to nothing; only label positions go through the
-head. Products per layer: Kaplan et al. 2020 (arXiv 2001.08361), section 2.1; a backward pass
-takes one product for a weight's gradient and one for its input's.
+projector; each sample of a row attends to itself, and padding to next to nothing (a model that needs a mask over the
+row for that computes more: `trainer.models.sample_attention`); only label positions go through the head. Products per
+layer: Kaplan et al. 2020 (arXiv 2001.08361), section 2.1; a backward pass takes one product for a weight's gradient and
+one for its input's.
 """
 
 from __future__ import annotations

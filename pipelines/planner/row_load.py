@@ -89,9 +89,9 @@ class RowLoad:
     def assumed(cls, config: RunConfig, shape: ModelShape) -> RowLoad:
         """From the plan section as far as it goes: with no number of samples, a step is known and the run is not.
 
-        Without plan.sample_tokens a row is taken as full of images, the most that a step can compute. All text tokens
-        are taken as labels, which is the most as well. An image whose tokens are not known is as large as it may be and
-        as its sample has tokens.
+        Without plan.sample_tokens a row is taken as one sample that is full of images, the most that a step can
+        compute. All text tokens are taken as labels, which is the most as well. An image whose tokens are not known is
+        as large as it may be and as its sample has tokens.
         """
         plan, data, train = config.plan, config.data, config.train
         samples = min(plan.samples, data.max_samples or plan.samples) or None
@@ -100,7 +100,7 @@ class RowLoad:
             image_tokens = min(image_tokens, data.row_tokens) if shape.images_differ else image_tokens
             images = min(data.row_images, data.row_tokens // image_tokens)
             samples_per_row, images_per_row, fill = float(max(1, images)), float(images), ASSUMED_FILL
-            origin = f"How long samples are is not known: a row is taken as full, with {images} images, the most."
+            origin = f"How long samples are is not known: a row is one sample with {images} images, the most."
             rows = None
         else:
             sample_tokens = min(plan.sample_tokens, data.row_tokens)
@@ -117,8 +117,8 @@ class RowLoad:
             )
             rows = math.ceil(samples / samples_per_row) if samples else None
             origin = (
-                f"A sample is taken as {plan.sample_tokens:,} tokens with {plan.sample_images:g} images (plan section)"
-                f", a row as {fill:.0%} filled" + (f": {samples:,} samples in {rows:,} rows." if rows else ".")
+                f"Each sample is taken as {plan.sample_tokens:,} tokens with {plan.sample_images:g} images (plan "
+                f"section), a row as {fill:.0%} filled" + (f": {samples:,} samples in {rows:,} rows." if rows else ".")
             )
         if shape.most_tiles > 1:
             each = (
@@ -137,7 +137,7 @@ class RowLoad:
             row_tokens=data.row_tokens,
             fill=fill,
             samples_per_row=samples_per_row,
-            sample_pairs_per_row=(fill * data.row_tokens) ** 2 / samples_per_row,
+            sample_pairs_per_row=(fill * data.row_tokens) ** 2 / (samples_per_row if plan.sample_tokens else 1),
             images_per_row=images_per_row,
             label_tokens_per_row=max(0.0, fill * data.row_tokens - images_per_row * image_tokens),
             rows_per_epoch=rows,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import warnings
 from collections.abc import Iterator, Sequence
@@ -13,16 +14,33 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import LlamaConfig, LlamaModel, MistralConfig, MistralModel
+from transformers import (
+    DogeConfig,
+    DogeModel,
+    LlamaConfig,
+    LlamaModel,
+    MistralConfig,
+    MistralModel,
+    NemotronConfig,
+    NemotronModel,
+    Qwen2Config,
+    Qwen2Model,
+    Qwen3Config,
+    Qwen3Model,
+)
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
+from benchmarks.memory_cases import Case
 from trainer.models import attention_kernels
 from trainer.models.attention_kernels import BLOCKWISE, CPU, FLASH, Kernel, is_right
 from trainer.models.kept_products import recompute_layers
 from trainer.models.packed_mask import kept_apart, mask_of
-from trainer.models.sample_attention import attend, attend_by_sample, attention, takes_samples
+from trainer.models.sample_attention import attend, attend_backward, attend_by_sample, attention, takes_samples
 from trainer.models.samples import PADDING_PIECE, Samples
+from trainer.models.table import family_of
 
 TOKENS, HEADS, HEAD_DIM, SCALE = 24, 4, 8, 0.3
 KERNELS = {"CPU": CPU, "blockwise": BLOCKWISE}
@@ -79,7 +97,7 @@ def with_gradients(output: Tensor, inputs: Sequence[Tensor], gradient: Tensor) -
 @pytest.fixture(params=KERNELS)
 def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernel]:
     """Each of those that run here, in queries of a few tokens at a time."""
-    monkeypatch.setattr(attention_kernels, "BLOCK", 4)
+    monkeypatch.setattr(attention_kernels, "SCORES", 4 * HEADS * TOKENS)
     monkeypatch.setattr("trainer.models.sample_attention.kernel_for", lambda *_: KERNELS[request.param])
     yield KERNELS[request.param]
 
@@ -93,7 +111,7 @@ def test_output_and_gradients_are_those_under_a_mask(kv_heads: int) -> None:
         inputs, samples = tensors(len(rows), kv_heads), Samples.of(rows, TOKENS)
         gradient = torch.randn(len(rows), TOKENS, HEADS, HEAD_DIM, dtype=torch.float64)
         gradient *= is_sample(rows)[..., None, None]  # nothing that is trained comes from padding
-        output, _ = attend(*inputs, samples.bounds, samples.device_bounds, samples.longest, SCALE)
+        output, _ = attend(*inputs, samples.bounds, samples.device_bounds, SCALE)
         ours = with_gradients(output, inputs, gradient)
         theirs = with_gradients(under_a_mask(rows, *inputs), inputs, gradient)
         seen = is_sample(rows)[..., None, None]
@@ -108,21 +126,17 @@ def test_output_and_gradients_are_those_under_a_mask(kv_heads: int) -> None:
 def test_inputs_may_lie_in_memory_as_layers_have_them() -> None:
     """Queries and keys come from a projection of all heads, transposed; some models cut them out of one tensor."""
     inputs, samples = tensors(3, 2), Samples.of(ROWS, TOKENS)
-    plain, _ = attend(*inputs, samples.bounds, samples.device_bounds, samples.longest, SCALE)
+    plain, _ = attend(*inputs, samples.bounds, samples.device_bounds, SCALE)
     heads_first = [each.transpose(1, 2).contiguous().transpose(1, 2) for each in inputs]
     in_one = torch.cat(inputs, 2).split([HEADS, 2, 2], 2)
     for others in (heads_first, in_one):
-        torch.testing.assert_close(
-            attend(*others, samples.bounds, samples.device_bounds, samples.longest, SCALE)[0], plain
-        )
+        torch.testing.assert_close(attend(*others, samples.bounds, samples.device_bounds, SCALE)[0], plain)
 
 
 def test_it_is_an_operation_as_torch_wants_them() -> None:
     """Schema, gradients, shapes without numbers, and under the tracing of torch.compile: torch's own checks."""
     samples = Samples.of(ROWS, TOKENS)
-    torch.library.opcheck(
-        attend, (*tensors(3, 2, torch.float32), samples.bounds, samples.device_bounds, samples.longest, SCALE)
-    )
+    torch.library.opcheck(attend, (*tensors(3, 2, torch.float32), samples.bounds, samples.device_bounds, SCALE))
 
 
 @pytest.mark.usefixtures("kernel")
@@ -133,7 +147,7 @@ def test_autocast_casts_inputs_and_nothing_within(dtype: torch.dtype) -> None:
     with torch.autocast("cpu", dtype):
         heads_first = [each.transpose(1, 2) for each in (query, key, value.bfloat16())]
         ours, _ = attention(torch.nn.Module(), *heads_first, None, scaling=SCALE, samples=samples)
-    plain, _ = attend(*casts, samples.bounds, samples.device_bounds, samples.longest, SCALE)
+    plain, _ = attend(*casts, samples.bounds, samples.device_bounds, SCALE)
     assert ours.dtype == dtype and torch.equal(ours, plain)
     expected = under_a_mask(ROWS, *casts) * is_sample(ROWS)[..., None, None]
     torch.testing.assert_close(ours * is_sample(ROWS)[..., None, None], expected, rtol=0.02, atol=0.02)
@@ -151,14 +165,13 @@ def test_bounds_are_those_of_positions(rows: list[list[int]]) -> None:
     samples = Samples.of(rows, TOKENS)
     starts = (positions(rows) == 0).flatten().nonzero().flatten()
     assert torch.equal(samples.bounds.unique(), torch.cat([starts, torch.tensor([len(rows) * TOKENS])]).int())
-    assert samples.longest >= samples.bounds.diff().max()
     assert samples.packed or not (starts % TOKENS).any()
     assert samples.packed == (rows != [[TOKENS]] * len(rows))
 
 
 def test_few_sizes_are_told_to_compiled_code() -> None:
     told = {
-        (len(samples.bounds), samples.longest)
+        (len(samples.bounds))
         for row in ([TOKENS // count] * count for count in range(1, TOKENS + 1))
         for samples in [Samples.of([row], TOKENS)]
     }
@@ -210,14 +223,31 @@ def test_without_samples_it_is_torchs_own_attention() -> None:
     assert torch.equal(model(ids).last_hidden_state, before)
 
 
+class Deaf(LlamaDecoderLayer):
+    """Takes further inputs, and passes none on to its attention."""
+
+    def forward(self, hidden_states: Tensor, attention_mask: Any = None, **given: Any) -> Any:
+        known = {name: given[name] for name in ("position_ids", "use_cache", "position_embeddings")}
+        return super().forward(hidden_states, attention_mask, **known)
+
+
+class DeafModel(LlamaModel):
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__(config)
+        self.layers = torch.nn.ModuleList([Deaf(config, number) for number in range(config.num_hidden_layers)])
+
+
 @pytest.mark.parametrize(
     "model",
     [
+        language_model(DeafModel),
+        language_model(NemotronModel, NemotronConfig),
+        language_model(DogeModel, DogeConfig),
         language_model(MistralModel, MistralConfig, sliding_window=4),
         language_model(attention_dropout=0.1),
         language_model(attn_implementation="eager"),
     ],
-    ids=["windows", "dropout", "another kind of attention"],
+    ids=["takes and drops", "nemotron", "doge", "windows", "dropout", "another kind of attention"],
 )
 def test_models_that_cannot_keep_what_they_have(model: Any) -> None:
     kind = model.config._attn_implementation
@@ -225,10 +255,38 @@ def test_models_that_cannot_keep_what_they_have(model: Any) -> None:
     assert model.config._attn_implementation == kind and not takes_samples(model.config)
 
 
+@pytest.mark.parametrize(("kind", "config"), [(Qwen2Model, Qwen2Config), (Qwen3Model, Qwen3Config)])
+@pytest.mark.parametrize("fake", [False, True])
+def test_models_that_can_are_found_out_also_among_tensors_without_numbers(kind: Any, config: Any, fake: bool) -> None:
+    with FakeTensorMode() if fake else contextlib.nullcontext():
+        model = language_model(kind, config)
+        attend_by_sample(model)
+    assert takes_samples(model.config)
+
+
+@pytest.mark.parametrize("family", ["llava", "smolvlm", "qwen2_5_vl", "qwen3_vl"])
+def test_language_models_of_all_families_can(family: str) -> None:
+    config = Case("ddp", family=family).config(1).model
+    model = family_of(config).skeleton(config, vocabulary=300)
+    module: Any = family_of(config).training_module(config, model, cached=True)
+    assert takes_samples(getattr(module.model.model, module.language_part).config)
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [({"softcap": 30.0}, "softcap"), ({"dropout": 0.1}, "dropout"), ({"is_causal": False}, "is_causal")],
+)
+def test_what_it_does_not_do_is_refused(given: dict[str, Any], named: str) -> None:
+    heads_first = [each.transpose(1, 2) for each in tensors(3, 2)]
+    with pytest.raises(NotImplementedError, match=named):
+        attention(torch.nn.Module(), *heads_first, None, samples=Samples.of(ROWS, TOKENS), **given)
+    attention(torch.nn.Module(), *heads_first, None, samples=Samples.of(ROWS, TOKENS), dropout=0.0, is_causal=True)
+
+
 def test_flops_are_those_of_the_samples() -> None:
     samples, inputs = Samples.of(ROWS, TOKENS), tensors(3, 2)
     with FlopCounterMode(display=False) as counter:
-        output, _ = attend(*inputs, samples.bounds, samples.device_bounds, samples.longest, SCALE)
+        output, _ = attend(*inputs, samples.bounds, samples.device_bounds, SCALE)
         forward = counter.get_total_flops()
         output.sum().backward()
     pairs = sum(length**2 for length in (5, 10, 3, 6, 24, 1, 22, 1))
@@ -236,16 +294,26 @@ def test_flops_are_those_of_the_samples() -> None:
     assert counter.get_total_flops() == 3 * forward
 
 
+@pytest.mark.parametrize("rows", [ROWS, ROWS[:1]], ids=["rows", "one row"])
+@pytest.mark.parametrize("heads_first", [False, True], ids=["tokens first", "heads first"])
 @pytest.mark.parametrize("kernel", [FLASH, BLOCKWISE], ids=["flash", "blockwise"])
-def test_kernels_of_gpus_read_nothing_of_the_device(kernel: Kernel) -> None:
+def test_kernels_of_gpus_read_nothing_of_the_device(kernel: Kernel, heads_first: bool, rows: Lengths) -> None:
     """On tensors without numbers, by torch's own rules of sizes: what there is to know lies on the host."""
-    samples = Samples.of(ROWS, TOKENS).to(torch.device("meta"))
-    inputs = [each.detach().to("meta", torch.bfloat16) for each in tensors(3, 2)]
-    output, lse = kernel.forward(*inputs, samples.bounds, samples.device_bounds, samples.longest, SCALE)
-    assert (output.shape, output.dtype) == (inputs[0].shape, torch.bfloat16)
-    assert (lse.shape, lse.dtype) == ((HEADS, 3 * TOKENS), torch.float32)
-    found = kernel.backward(output, *inputs, output, lse, samples.bounds, samples.device_bounds, samples.longest, SCALE)
-    assert [(each.shape, each.dtype) for each in found] == [(each.shape, each.dtype) for each in inputs]
+    samples = Samples.of(rows, TOKENS).to(torch.device("meta"))
+    inputs = [each.detach().to("meta", torch.bfloat16) for each in tensors(len(rows), 2)]
+    if heads_first:
+        inputs = [each.transpose(1, 2).contiguous().transpose(1, 2) for each in inputs]
+    rest = samples.bounds, samples.device_bounds, SCALE
+    output, lse = kernel.forward(*inputs, *rest)
+    said = attend(*inputs, *rest)  # what layers that are compiled for a GPU go by
+    assert [described(one) for one in (output, lse)] == [described(one) for one in said]
+    found = kernel.backward(output, *inputs, output, lse, *rest)
+    said_back = attend_backward(output, *inputs, output, lse, *rest)
+    assert [described(one) for one in found] == [described(one) for one in said_back]
+
+
+def described(tensor: Tensor) -> tuple[Any, ...]:
+    return tensor.shape, tensor.stride(), tensor.dtype, tensor.device
 
 
 def wrong_in(part: str) -> Kernel:

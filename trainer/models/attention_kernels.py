@@ -1,7 +1,7 @@
 """What computes causal attention inside samples, and its gradients, on each device.
 
 All take query (rows, tokens, heads, head_dim) and key and value (rows, tokens, kv_heads, head_dim), of which as many
-query heads in a row share each, and give what they return in new memory.
+query heads in a row share each. What they return is new and contiguous.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from torch import Tensor
 from trainer.models.samples import Samples
 
 aten = torch.ops.aten
-BLOCK = 512  # queries whose scores exist at a time where no fused kernel is at hand
+SCORES = 1 << 24  # numbers that exist at a time, some times over, where no fused kernel is at hand: 64 MiB in fp32
 MOST_FLASH_HEAD_DIM = 256  # torch's flash kernels take no larger heads, and only multiples of 8
 FIRST_FLASH_CAPABILITY = (8, 0)
 TRIAL_TOLERANCE = 0.02  # of the largest number; two kernels in bf16 or fp16 are some 0.005 apart
 
-Forward = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, int, float], tuple[Tensor, Tensor]]
+Forward = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
 Backward = Callable[
-    [Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, int, float], tuple[Tensor, Tensor, Tensor]
+    [Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor, Tensor]
 ]
 OnPiece = Callable[..., tuple[Tensor, ...]]
 
@@ -34,8 +34,8 @@ OnPiece = Callable[..., tuple[Tensor, ...]]
 class Kernel:
     """Of all samples, which lie as `Samples` says.
 
-    forward: (query, key, value, bounds, device_bounds, longest, scale) -> (output, log-sum-exp of scores (heads,
-    slots)). backward: (gradient of output, query, key, value, output, log-sum-exp, and the last four) -> gradients of
+    forward: (query, key, value, bounds, device_bounds, scale) -> (output, log-sum-exp of scores (heads,
+    slots)). backward: (gradient of output, query, key, value, output, log-sum-exp, and the last three) -> gradients of
     query, key and value.
     """
 
@@ -72,14 +72,16 @@ def _is_right(
     query, gradient, key, value = (random(count) for count in (heads, heads, kv_heads, kv_heads))
 
     def results(tried: Kernel) -> list[Tensor]:
-        rest = samples.bounds, samples.device_bounds, samples.longest, head_dim**-0.5
+        rest = samples.bounds, samples.device_bounds, head_dim**-0.5
         output, lse = tried.forward(query, key, value, *rest)
         return [output, *tried.backward(gradient, query, key, value, output, lse, *rest)]
 
     try:
         pairs = zip(results(kernel), results(BLOCKWISE), strict=True)
         apart = float(torch.stack([(ours - plain).abs().max() / plain.abs().max() for ours, plain in pairs]).max())
-    except (RuntimeError, NotImplementedError) as error:
+    except torch.OutOfMemoryError:  # says nothing of the kernel
+        raise
+    except RuntimeError as error:
         found = str(error).splitlines()[0]
     else:
         if apart <= TRIAL_TOLERANCE:  # not so for NaN
@@ -104,12 +106,19 @@ def _flash_takes(query: Tensor) -> bool:
 
 
 def _flash_forward(
-    query: Tensor, key: Tensor, value: Tensor, _bounds: Tensor, bounds: Tensor, longest: int, scale: float
+    query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, device_bounds: Tensor, scale: float
 ) -> tuple[Tensor, Tensor]:
     """All samples in one launch."""
-    flat = [each.flatten(0, 1) for each in (query, key, value)]
-    found = aten._flash_attention_forward(*flat, bounds, bounds, longest, longest, 0.0, True, False, scale=scale)
+    flat = [each.flatten(0, 1).contiguous() for each in (query, key, value)]  # results lie as their inputs do
+    where = _where(bounds, device_bounds)
+    found = aten._flash_attention_forward(*flat, *where, 0.0, True, False, scale=scale)
     return found[0].view(query.shape), found[1]
+
+
+def _where(bounds: Tensor, device_bounds: Tensor) -> tuple[Tensor, Tensor, int, int]:
+    """As the kernel takes it: where queries and keys begin, and the most tokens of a sample."""
+    longest = int(bounds.diff().max())  # on the host
+    return device_bounds, device_bounds, longest, longest
 
 
 def _flash_backward(
@@ -119,16 +128,14 @@ def _flash_backward(
     value: Tensor,
     output: Tensor,
     lse: Tensor,
-    _bounds: Tensor,
     bounds: Tensor,
-    longest: int,
+    device_bounds: Tensor,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    flat = [each.flatten(0, 1) for each in (gradient, query, key, value, output)]
+    flat = [each.flatten(0, 1).contiguous() for each in (gradient, query, key, value, output)]
     no_dropout, unused = torch.zeros(2, dtype=torch.uint64, device=query.device), query.new_empty(0)
-    found = aten._flash_attention_backward(
-        *flat, lse, bounds, bounds, longest, longest, 0.0, True, no_dropout, unused, scale=scale
-    )
+    where = _where(bounds, device_bounds)
+    found = aten._flash_attention_backward(*flat, lse, *where, 0.0, True, no_dropout, unused, scale=scale)
     like_query, like_key, like_value = (
         each.view(of.shape) for each, of in zip(found, (query, key, value), strict=True)
     )
@@ -143,7 +150,7 @@ def _piece_by_piece(forward: OnPiece, backward: OnPiece) -> Kernel:
     """
 
     def all_forward(
-        query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, _device_bounds: Tensor, _longest: int, scale: float
+        query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, _device_bounds: Tensor, scale: float
     ) -> tuple[Tensor, Tensor]:
         tokens, heads = query.shape[1:3]
         output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
@@ -164,7 +171,6 @@ def _piece_by_piece(forward: OnPiece, backward: OnPiece) -> Kernel:
         lse: Tensor,
         bounds: Tensor,
         _device_bounds: Tensor,
-        _longest: int,
         scale: float,
     ) -> tuple[Tensor, Tensor, Tensor]:
         tokens, heads = query.shape[1:3]
@@ -237,6 +243,12 @@ def _cpu_backward(
     return found
 
 
+def _block(query: Tensor) -> int:
+    """Queries whose scores exist at a time."""
+    heads, tokens = query.shape[1:3]
+    return max(1, SCORES // (heads * tokens))
+
+
 def _scores(query: Tensor, key: Tensor, start: int, scale: float) -> Tensor:
     """Of a block of queries that begins at token `start`, with all keys up to its last: -inf for those behind."""
     last = start + query.shape[2]
@@ -248,8 +260,9 @@ def _scores(query: Tensor, key: Tensor, start: int, scale: float) -> Tensor:
 def _block_forward(query: Tensor, key: Tensor, value: Tensor, scale: float) -> tuple[Tensor, ...]:
     outputs, logs = [], []
     query, key, value = (each.to(exact(query.dtype)) for each in (query, key, value))
-    for start in range(0, query.shape[2], BLOCK):
-        scores = _scores(query[:, :, start : start + BLOCK], key, start, scale)
+    size = _block(query)
+    for start in range(0, query.shape[2], size):
+        scores = _scores(query[:, :, start : start + size], key, start, scale)
         logs.append(scores.logsumexp(-1))
         outputs.append((scores - logs[-1][..., None]).exp_() @ value[:, :, : scores.shape[-1]])
     return torch.cat(outputs, 2), torch.cat(logs, 2)
@@ -263,8 +276,9 @@ def _block_backward(
     gradient, query, key, value, output = (each.to(exact(query.dtype)) for each in given)
     of_query, of_key, of_value = [], torch.zeros_like(key), torch.zeros_like(value)
     weighted = (gradient * output).sum(-1, keepdim=True)
-    for start in range(0, query.shape[2], BLOCK):
-        block = slice(start, start + BLOCK)
+    size = _block(query)
+    for start in range(0, query.shape[2], size):
+        block = slice(start, start + size)
         own, of_output = query[:, :, block], gradient[:, :, block]
         shares = (_scores(own, key, start, scale) - lse[:, :, block, None]).exp_()
         seen = shares.shape[-1]

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainer.models.sample_attention import sees_all_before, takes_samples
+from trainer.models.sample_attention import no_mask, sees_all_before, takes_samples
 from trainer.models.samples import Samples
 
 
@@ -21,9 +21,7 @@ def kept_apart(config: Any, position_ids: Tensor, samples: Samples | None) -> di
     position_ids: as `mask_of` has them. samples: where they are, where that is known.
     """
     if samples is not None and takes_samples(config):
-        # A mask, so that transformers makes none; of no size, so that nothing can be computed with it by mistake.
-        no_mask = torch.empty(len(position_ids), 1, 0, 0, dtype=torch.bool, device=position_ids.device)
-        return {"attention_mask": no_mask, "samples": samples}
+        return {"attention_mask": no_mask(len(position_ids), position_ids.device), "samples": samples}
     return {"attention_mask": mask_of(config, position_ids, packed=samples is None or samples.packed)}
 
 
