@@ -260,8 +260,10 @@ def test_models_that_cannot_keep_what_they_have(model: Any) -> None:
 def test_models_that_can_are_found_out_also_among_tensors_without_numbers(kind: Any, config: Any, fake: bool) -> None:
     with FakeTensorMode() if fake else contextlib.nullcontext():
         model = language_model(kind, config)
+        random_numbers = torch.get_rng_state()
         attend_by_sample(model)
     assert takes_samples(model.config)
+    assert fake or torch.equal(torch.get_rng_state(), random_numbers), "the run's random numbers stay what they are"
 
 
 @pytest.mark.parametrize("family", ["llava", "smolvlm", "qwen2_5_vl", "qwen3_vl"])
