@@ -70,10 +70,10 @@ def _environment(rank: int, processes: int, nodes: int, port: int) -> dict[str, 
     return {**os.environ, "OMP_NUM_THREADS": "1", **{name: str(value) for name, value in told.items()}}
 
 
-def train_runs(jobs: list[JobConfig], *, processes: int, nodes: int = 1) -> None:
+def train_runs(jobs: list[JobConfig], *, processes: int, nodes: int = 1, timeout_s: float = 240) -> None:
     """Train several runs one after another in one process group: start-up costs more than these runs do."""
     arguments = ["--configs", *[f"{job.run.run_uri}/run.json" for job in jobs]]
-    run_ranks("tests.drivers.train_many", arguments, processes=processes, nodes=nodes)
+    run_ranks("tests.drivers.train_many", arguments, processes=processes, nodes=nodes, timeout_s=timeout_s)
 
 
 def encode_features(job: JobConfig) -> None:
