@@ -15,7 +15,7 @@ from benchmarks.common import interleaved_work
 from benchmarks.report import Report
 from trainer.models.packed_mask import mask_of
 from trainer.models.sample_attention import attend
-from trainer.models.samples import Samples
+from trainer.models.samples import Samples, equal_lengths
 
 HOST = torch.device("cpu")
 CLOSE = 1e-5  # absolute, of numbers near 1 in fp32
@@ -33,8 +33,7 @@ class Packed:
 
     @property
     def lengths(self) -> list[int]:
-        longer = self.tokens % self.samples
-        return [self.tokens // self.samples + (number < longer) for number in range(self.samples)]
+        return equal_lengths(self.tokens, self.samples)
 
 
 FULL = (Packed(2048, 10), Packed(8192, 30))

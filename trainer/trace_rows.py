@@ -12,7 +12,7 @@ from torch import Tensor
 from trainer.model_config import GRID_FAMILIES, ModelConfig
 from trainer.models.grids import AXES, near_square
 from trainer.models.image_tokens import image_form_of
-from trainer.models.samples import Samples
+from trainer.models.samples import Samples, equal_lengths
 from trainer.models.table import family_of
 
 TokenGrid = tuple[int, int]  # rows and columns of an image, in tokens
@@ -59,8 +59,7 @@ def inputs_of(
     else:
         images, image_tokens = _square_images(config, shape, cached=cached)
         axes = ()
-    longer = shape.tokens % row_samples
-    lengths = [shape.tokens // row_samples + (number < longer) for number in range(row_samples)]
+    lengths = equal_lengths(shape.tokens, row_samples)
     input_ids = torch.zeros(shape.rows * shape.tokens, dtype=torch.int64)
     input_ids[:image_tokens] = vocabulary - 1
     return {

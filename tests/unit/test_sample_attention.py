@@ -35,7 +35,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from benchmarks.memory_cases import Case
 from trainer.models import attention_kernels
-from trainer.models.attention_kernels import BLOCKWISE, CPU, FLASH, Kernel, is_right
+from trainer.models.attention_kernels import BLOCKWISE, CPU, FLASH, Call, Kernel, is_right
 from trainer.models.kept_products import recompute_layers
 from trainer.models.packed_mask import kept_apart, mask_of
 from trainer.models.sample_attention import attend, attend_backward, attend_by_sample, attention, takes_samples
@@ -305,12 +305,12 @@ def test_kernels_of_gpus_read_nothing_of_the_device(kernel: Kernel, heads_first:
     inputs = [each.detach().to("meta", torch.bfloat16) for each in tensors(len(rows), 2)]
     if heads_first:
         inputs = [each.transpose(1, 2).contiguous().transpose(1, 2) for each in inputs]
-    rest = samples.bounds, samples.device_bounds, SCALE
-    output, lse = kernel.forward(*inputs, *rest)
-    said = attend(*inputs, *rest)  # what layers that are compiled for a GPU go by
+    call = Call(samples.bounds, samples.device_bounds, SCALE)
+    output, lse = kernel.forward(*inputs, call)
+    said = attend(*inputs, *call)  # what layers that are compiled for a GPU go by
     assert [described(one) for one in (output, lse)] == [described(one) for one in said]
-    found = kernel.backward(output, *inputs, output, lse, *rest)
-    said_back = attend_backward(output, *inputs, output, lse, *rest)
+    found = kernel.backward(output, *inputs, output, lse, call)
+    said_back = attend_backward(output, *inputs, output, lse, *call)
     assert [described(one) for one in found] == [described(one) for one in said_back]
 
 

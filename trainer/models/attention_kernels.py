@@ -11,6 +11,7 @@ import itertools
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,20 +24,27 @@ MOST_FLASH_HEAD_DIM = 256  # torch's flash kernels take no larger heads, and onl
 FIRST_FLASH_CAPABILITY = (8, 0)
 TRIAL_TOLERANCE = 0.02  # of the largest number; two kernels in bf16 or fp16 are some 0.005 apart
 
-Forward = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
-Backward = Callable[
-    [Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor, Tensor]
-]
 OnPiece = Callable[..., tuple[Tensor, ...]]
+
+
+class Call(NamedTuple):
+    """What kernels take beside tensors of numbers."""
+
+    bounds: Tensor  # this and the next: those of `Samples`
+    device_bounds: Tensor
+    scale: float  # of scores
+
+
+Forward = Callable[[Tensor, Tensor, Tensor, Call], tuple[Tensor, Tensor]]
+Backward = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Call], tuple[Tensor, Tensor, Tensor]]
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """Of all samples, which lie as `Samples` says.
+    """Of all samples.
 
-    forward: (query, key, value, bounds, device_bounds, scale) -> (output, log-sum-exp of scores (heads,
-    slots)). backward: (gradient of output, query, key, value, output, log-sum-exp, and the last three) -> gradients of
-    query, key and value.
+    forward: (query, key, value, call) -> (output, log-sum-exp of scores (heads, slots)). backward: (gradient of output,
+    query, key, value, output, log-sum-exp, call) -> gradients of query, key and value.
     """
 
     forward: Forward
@@ -72,9 +80,9 @@ def _is_right(
     query, gradient, key, value = (random(count) for count in (heads, heads, kv_heads, kv_heads))
 
     def results(tried: Kernel) -> list[Tensor]:
-        rest = samples.bounds, samples.device_bounds, head_dim**-0.5
-        output, lse = tried.forward(query, key, value, *rest)
-        return [output, *tried.backward(gradient, query, key, value, output, lse, *rest)]
+        call = Call(samples.bounds, samples.device_bounds, head_dim**-0.5)
+        output, lse = tried.forward(query, key, value, call)
+        return [output, *tried.backward(gradient, query, key, value, output, lse, call)]
 
     try:
         pairs = zip(results(kernel), results(BLOCKWISE), strict=True)
@@ -105,41 +113,29 @@ def _flash_takes(query: Tensor) -> bool:
     )
 
 
-def _flash_forward(
-    query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, device_bounds: Tensor, scale: float
-) -> tuple[Tensor, Tensor]:
+def _flash_forward(query: Tensor, key: Tensor, value: Tensor, call: Call) -> tuple[Tensor, Tensor]:
     """All samples in one launch."""
     flat = [each.flatten(0, 1).contiguous() for each in (query, key, value)]  # results lie as their inputs do
-    where = _where(bounds, device_bounds)
-    found = aten._flash_attention_forward(*flat, *where, 0.0, True, False, scale=scale)
+    found = aten._flash_attention_forward(*flat, *_where(call), 0.0, True, False, scale=call.scale)
     return found[0].view(query.shape), found[1]
 
 
-def _where(bounds: Tensor, device_bounds: Tensor) -> tuple[Tensor, Tensor, int, int]:
-    """As the kernel takes it: where queries and keys begin, and the most tokens of a sample."""
-    longest = int(bounds.diff().max())  # on the host
-    return device_bounds, device_bounds, longest, longest
-
-
 def _flash_backward(
-    gradient: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    output: Tensor,
-    lse: Tensor,
-    bounds: Tensor,
-    device_bounds: Tensor,
-    scale: float,
+    gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, output: Tensor, lse: Tensor, call: Call
 ) -> tuple[Tensor, Tensor, Tensor]:
     flat = [each.flatten(0, 1).contiguous() for each in (gradient, query, key, value, output)]
     no_dropout, unused = torch.zeros(2, dtype=torch.uint64, device=query.device), query.new_empty(0)
-    where = _where(bounds, device_bounds)
-    found = aten._flash_attention_backward(*flat, lse, *where, 0.0, True, no_dropout, unused, scale=scale)
+    found = aten._flash_attention_backward(*flat, lse, *_where(call), 0.0, True, no_dropout, unused, scale=call.scale)
     like_query, like_key, like_value = (
         each.view(of.shape) for each, of in zip(found, (query, key, value), strict=True)
     )
     return like_query, like_key, like_value
+
+
+def _where(call: Call) -> tuple[Tensor, Tensor, int, int]:
+    """As the kernel takes it: where queries and keys begin, and the most tokens of a sample."""
+    longest = int(call.bounds.diff().max())  # on the host
+    return call.device_bounds, call.device_bounds, longest, longest
 
 
 def _piece_by_piece(forward: OnPiece, backward: OnPiece) -> Kernel:
@@ -149,38 +145,28 @@ def _piece_by_piece(forward: OnPiece, backward: OnPiece) -> Kernel:
     value, output, log-sum-exp, scale) -> gradients of query, key and value.
     """
 
-    def all_forward(
-        query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, _device_bounds: Tensor, scale: float
-    ) -> tuple[Tensor, Tensor]:
+    def all_forward(query: Tensor, key: Tensor, value: Tensor, call: Call) -> tuple[Tensor, Tensor]:
         tokens, heads = query.shape[1:3]
         output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         lse = torch.empty(heads, query.shape[0] * tokens, dtype=exact(query.dtype), device=query.device)
-        for place in _places(bounds, tokens):
+        for place in _places(call.bounds, tokens):
             own = _of_piece(query, place), *(_repeated(_of_piece(each, place), heads) for each in (key, value))
-            found, in_logs = forward(*own, scale)
+            found, in_logs = forward(*own, call.scale)
             _of_piece(output, place).copy_(found)
             _in_logs(lse, place, tokens).copy_(in_logs)
         return output, lse
 
     def all_backward(
-        gradient: Tensor,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        output: Tensor,
-        lse: Tensor,
-        bounds: Tensor,
-        _device_bounds: Tensor,
-        scale: float,
+        gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, output: Tensor, lse: Tensor, call: Call
     ) -> tuple[Tensor, Tensor, Tensor]:
         tokens, heads = query.shape[1:3]
         of_query, of_key, of_value = (
             torch.empty(each.shape, dtype=each.dtype, device=each.device) for each in (query, key, value)
         )
-        for place in _places(bounds, tokens):
+        for place in _places(call.bounds, tokens):
             of_output, mine, computed = (_of_piece(each, place) for each in (gradient, query, output))
             seen = [_repeated(_of_piece(each, place), heads) for each in (key, value)]
-            found = backward(of_output, mine, *seen, computed, _in_logs(lse, place, tokens), scale)
+            found = backward(of_output, mine, *seen, computed, _in_logs(lse, place, tokens), call.scale)
             _of_piece(of_query, place).copy_(found[0])
             for whole, each in ((of_key, found[1]), (of_value, found[2])):
                 _of_piece(whole, place).copy_(each.unflatten(1, (whole.shape[2], -1)).sum(2))

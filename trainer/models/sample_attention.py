@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.utils.flop_counter import register_flop_formula
 
-from trainer.models.attention_kernels import exact, kernel_for
+from trainer.models.attention_kernels import Call, exact, kernel_for
 from trainer.models.samples import Samples
 
 NAME, TRIAL = "vlmpipe_by_sample", "vlmpipe_trial"  # among the kinds of attention that transformers knows
@@ -141,14 +141,12 @@ def attend(
     the log-sum-exp of scores.
     """
     with torch.autocast(query.device.type, enabled=False):
-        return kernel_for(query, key).forward(query, key, value, bounds, device_bounds, scale)
+        return kernel_for(query, key).forward(query, key, value, Call(bounds, device_bounds, scale))
 
 
 @attend.register_fake
-def _(
-    query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, device_bounds: Tensor, scale: float
-) -> tuple[Tensor, Tensor]:
-    rows, tokens, heads, _ = query.shape
+def _(query: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    rows, tokens, heads = query.shape[:3]
     return query.new_empty(query.shape), query.new_empty(heads, rows * tokens, dtype=exact(query.dtype))
 
 
@@ -166,22 +164,12 @@ def attend_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of query, key and value."""
     with torch.autocast(query.device.type, enabled=False):
-        kernel = kernel_for(query, key)
-        return kernel.backward(gradient, query, key, value, output, lse, bounds, device_bounds, scale)
+        call = Call(bounds, device_bounds, scale)
+        return kernel_for(query, key).backward(gradient, query, key, value, output, lse, call)
 
 
 @attend_backward.register_fake
-def _(
-    gradient: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    output: Tensor,
-    lse: Tensor,
-    bounds: Tensor,
-    device_bounds: Tensor,
-    scale: float,
-) -> tuple[Tensor, Tensor, Tensor]:
+def _(_gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
     return query.new_empty(query.shape), key.new_empty(key.shape), value.new_empty(value.shape)
 
 

@@ -40,6 +40,12 @@ class Samples:
         return replace(self, bounds=self.bounds.pin_memory())
 
 
+def equal_lengths(tokens: int, samples: int) -> list[int]:
+    """Of so many samples that share these tokens, as equally as can be."""
+    longer = tokens % samples
+    return [tokens // samples + (number < longer) for number in range(samples)]
+
+
 def _padding(tokens: int) -> list[int]:
     whole, rest = divmod(tokens, PADDING_PIECE)
     return [PADDING_PIECE] * whole + [rest] * (rest > 0)
