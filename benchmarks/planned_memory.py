@@ -6,9 +6,9 @@ from benchmarks.memory_cases import Case
 from pipelines.planner import host_memory
 from pipelines.planner.activations import activations, is_cached
 from pipelines.planner.layout import layout_of
-from pipelines.planner.memory import fullest, training_moments
+from pipelines.planner.memory import fullest
 from pipelines.planner.memory_parts import MemoryPart
-from pipelines.planner.persistent import persistent_elements
+from pipelines.planner.run_moments import run_moments
 from trainer.models.table import family_of
 
 
@@ -34,23 +34,9 @@ def fullest_parts(moments: dict[str, list[MemoryPart]]) -> list[MemoryPart]:
 def planned_moments(case: Case, processes: int, *, on_gpu: bool) -> dict[str, list[MemoryPart]]:
     """All that torch is to allocate on one of `processes` ranks, moment by moment of a step."""
     config = case.config(processes)
-    shape, train = family_of(config.model).shape(config.model), config.train
+    shape = family_of(config.model).shape(config.model)
     mixes = [(case.rows.images // case.rows.rows, case.rows.label_tokens // case.rows.rows)]
-    return training_moments(
-        shape,
-        layout_of(config),
-        activations(config, shape, mixes=mixes),
-        cached=is_cached(config),
-        precision=train.precision,
-        passes=case.passes,
-        checkpointing=train.activation_checkpointing == "full",
-        on_gpu=on_gpu,
-        offload=train.offload,
-        to_disk=bool(train.nvme_path),
-        rounded=train.rounds_gradients,
-        gradient_rank=train.gradient_rank,
-        reducers=config.cluster.reduction_server is not None,
-        averaged=train.ema_decay > 0,
-        deepspeed=train.deepspeed,
-        persistent=persistent_elements(config, shape),
+    held = activations(config, shape, mixes=mixes)
+    return run_moments(
+        config, shape, layout_of(config), held, cached=is_cached(config), passes=case.passes, on_gpu=on_gpu
     )

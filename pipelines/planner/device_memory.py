@@ -12,10 +12,10 @@ from pipelines.planner.architecture import Architecture
 from pipelines.planner.catalog import Gpu, Machine
 from pipelines.planner.host_memory import CPU_SHARE, PROCESS_BYTES, host_memory
 from pipelines.planner.layout import Layout, layout_of
-from pipelines.planner.memory import GIB, Memory, Setting, device_parts, fullest, training_moments
+from pipelines.planner.memory import GIB, Memory, Setting, device_parts, fullest
 from pipelines.planner.memory_parts import MemoryPart
-from pipelines.planner.persistent import persistent_elements
 from pipelines.planner.row_load import RowLoad
+from pipelines.planner.run_moments import run_moments
 from pipelines.planner.stage_memory import stage_moments
 from pipelines.planner.stages import planned_stages
 from pipelines.run_file import apply_overrides
@@ -65,23 +65,14 @@ def estimate_memory(
 def _moments(config: RunConfig, model: Architecture, layout: Layout) -> dict[str, list[MemoryPart]]:
     train = config.train
     whole = config.model_copy(update={"model": model.model})
-    return training_moments(
+    return run_moments(
+        whole,
         model.shape,
         layout,
         activations(whole, model.shape),
         cached=is_cached(config),
-        precision=train.precision,
         passes=train.global_batch_rows // (layout.data_parallel * train.micro_batch_rows),
-        checkpointing=train.activation_checkpointing == "full",
         on_gpu=bool(config.cluster.accelerator_count),
-        offload=train.offload,
-        to_disk=bool(train.nvme_path),
-        rounded=train.rounds_gradients,
-        gradient_rank=train.gradient_rank,
-        reducers=config.cluster.reduction_server is not None,
-        averaged=train.ema_decay > 0,
-        deepspeed=train.deepspeed,
-        persistent=persistent_elements(whole, model.shape),
         ahead_bytes=tower_ahead_bytes(whole, model.shape) if train.tower_stream else 0,
     )
 

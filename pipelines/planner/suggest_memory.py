@@ -12,10 +12,10 @@ from pipelines.config import RunConfig
 from pipelines.planner.activations import Activations, Computing, activations, computing_of
 from pipelines.planner.architecture import Architecture
 from pipelines.planner.layout import Layout, layout_of
-from pipelines.planner.memory import device_parts, fullest, training_moments
+from pipelines.planner.memory import device_parts, fullest
 from pipelines.planner.memory_parts import MemoryPart
-from pipelines.planner.persistent import persistent_elements
 from pipelines.planner.row_load import RowLoad
+from pipelines.planner.run_moments import run_moments
 from pipelines.planner.stage_memory import lasting_parts, stage_moments
 from pipelines.planner.stages import StageWeights, by_rank, planned_stages
 
@@ -73,22 +73,7 @@ class SearchMemory:
         return self._of_ranks(config, layout, NOTHING, passes=1)
 
     def _of_ranks(self, config: RunConfig, layout: Layout, held: Activations, passes: int) -> int:
-        moments = training_moments(
-            self.model.shape,
-            layout,
-            held,
-            cached=self.cached,
-            precision=config.train.precision,
-            passes=passes,
-            checkpointing=config.train.activation_checkpointing == "full",
-            offload=config.train.offload,
-            to_disk=bool(config.train.nvme_path),
-            rounded=config.train.rounds_gradients,
-            gradient_rank=config.train.gradient_rank,
-            averaged=config.train.ema_decay > 0,
-            deepspeed=config.train.deepspeed,
-            persistent=persistent_elements(config, self.model.shape),
-        )
+        moments = run_moments(config, self.model.shape, layout, held, cached=self.cached, passes=passes)
         return _on_device([part for part in fullest(moments)[1] if part.place == "device"], layout)
 
     def _of_stages(self, config: RunConfig, layout: Layout) -> int:

@@ -288,6 +288,15 @@ def test_max_steps_and_max_samples_bound_the_load() -> None:
     assert short.steps == 5 and 0 < short.passes < 1
 
 
+def test_pairs_of_assumed_rows_are_those_of_equal_samples_and_the_most_where_none_are_known() -> None:
+    known = RowLoad.assumed(run_config(plan__sample_tokens=256, plan__sample_images=0.5), LLAVA_7B)
+    assert known.samples_per_row > 1
+    sample_tokens = known.useful_tokens_per_row / known.samples_per_row
+    assert known.sample_pairs_per_row == pytest.approx(known.samples_per_row * sample_tokens**2)
+    unknown = RowLoad.assumed(run_config(plan__sample_tokens=0), LLAVA_7B)
+    assert unknown.sample_pairs_per_row == pytest.approx(unknown.useful_tokens_per_row**2)
+
+
 def test_load_from_prepared_data() -> None:
     load = RowLoad.from_index(
         run_config(),
