@@ -176,4 +176,4 @@ fuzz-data: $(INSTALLED_DEV)  ## damaged files of every format through data prepa
 .PHONY: clean
 clean:  ## remove build outputs and tool caches; keeps .venv and runs/
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	find pipelines components trainer tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+	find vlmpipe pipelines components trainer tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -13,9 +13,9 @@ from torch.nn import functional as F
 
 from benchmarks.common import interleaved_work
 from benchmarks.report import Report
-from trainer.models.packed_mask import mask_of
-from trainer.models.sample_attention import attend
-from trainer.models.samples import Samples, equal_lengths
+from trainer.models.attention.block_mask import mask_of
+from trainer.models.attention.cu_seqlens import Samples, equal_lengths
+from trainer.models.attention.varlen import attend
 
 HOST = torch.device("cpu")
 CLOSE = 1e-5  # absolute, of numbers near 1 in fp32

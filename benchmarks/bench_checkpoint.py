@@ -17,9 +17,9 @@ from benchmarks.checkpoint_resuming import resuming
 from benchmarks.common import interleaved, options
 from benchmarks.report import Report, Side
 from benchmarks.stacked_layers import WIDTH, Trained
+from trainer.checkpoint.async_saver import CheckpointSaver
 from trainer.checkpoint.commit import newest_good
-from trainer.checkpoint.saver import CheckpointSaver
-from trainer.worker import Worker, start_worker
+from trainer.distributed.process import Worker, start_worker
 
 MIB = 2**20
 STALL_LAYERS, RUN_LAYERS = 24, 6

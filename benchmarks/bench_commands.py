@@ -35,7 +35,7 @@ def main() -> None:
     rounds = chosen.rounds or (1 if chosen.quick else ROUNDS)
     report = Report("Commands", {"rounds": rounds, "run files": len(RUN_FILES)})
     with tempfile.TemporaryDirectory(prefix="vlmpipe-commands-") as folder:
-        command = [sys.executable, "-m", "pipelines.cli"]
+        command = [sys.executable, "-m", "vlmpipe.cli.app"]
         compile_all = [*command, "compile", *RUN_FILES, "--output", str(Path(folder, "out"))]
         kept = {"VLMPIPE_CACHE_DIR": str(Path(folder, "kept"))}
         sides: dict[str, Callable[[], float]] = {

@@ -30,17 +30,17 @@ from benchmarks.data_baselines import (
 from benchmarks.prepare_million import write_tars
 from benchmarks.report import Report, Side
 from benchmarks.workloads import Workload, job_of, prepare_job, workload
-from trainer.data.index import Index
+from trainer.config.model import ModelConfig
 from trainer.data.loader import RowLoader
-from trainer.data.rows import plan_rows
-from trainer.data.samples import SPLITS
-from trainer.features.reader import FeatureReader
-from trainer.features.store import write_shard
-from trainer.model_config import ModelConfig
-from trainer.models.pixels import PixelPreparer
-from trainer.models.table import family_of
-from trainer.storage import open_storage
-from trainer.worker import start_worker
+from trainer.data.packing import plan_rows
+from trainer.data.sample import SPLITS
+from trainer.data.shards.index import Index
+from trainer.distributed.process import start_worker
+from trainer.feature_cache.reader import FeatureReader
+from trainer.feature_cache.store import write_shard
+from trainer.models.image_processor import PixelPreparer
+from trainer.models.registry import family_of
+from trainer.storage.base import open_storage
 
 PADDED_BATCH = 8  # samples that are padded to the longest among them
 IMAGE_BATCH = 16

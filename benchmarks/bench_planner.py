@@ -9,7 +9,7 @@ from benchmarks import flop_cases, memory_cases, pipeline_memory, planned_memory
 from benchmarks.common import interleaved, options
 from benchmarks.predictions import Predictions
 from benchmarks.processes import under_torchrun
-from trainer.worker import Worker, start_worker
+from trainer.distributed.process import Worker, start_worker
 
 PROCESSES = 2
 MIB = 2**20

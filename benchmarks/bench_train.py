@@ -20,11 +20,11 @@ from benchmarks.report import Report, Side
 from benchmarks.strategy_sides import beside_their_baselines
 from benchmarks.training_sides import Length, Trained, bare_steps, our_loop, ready_steps, some_lines
 from benchmarks.workloads import Workload, workload
-from trainer.batches import cached_images
-from trainer.features.reader import FeatureReader
-from trainer.models.table import family_of
-from trainer.parts import mean_row_flops
-from trainer.worker import Worker, start_worker
+from trainer.dataloading.batches import cached_images
+from trainer.distributed.process import Worker, start_worker
+from trainer.feature_cache.reader import FeatureReader
+from trainer.models.registry import family_of
+from trainer.setup import mean_row_flops
 
 TOLERANCE = 1e-4  # relative, of losses in fp32; sums in another order differ by less
 LINES_STEPS, LINES_ROUNDS = 20, 3  # more steps than rows are read ahead of, and those of one line of the log at least

@@ -29,9 +29,9 @@ from trainer.checkpoint.commit import (
     verify,
 )
 from trainer.checkpoint.mirror import mirror_checkpoint
-from trainer.storage import CHUNK_BYTES, LocalStorage, Storage
-from trainer.storage_gcs import GcsStorage
-from trainer.transfer import THREADS
+from trainer.storage.base import CHUNK_BYTES, LocalStorage, Storage
+from trainer.storage.gcs import GcsStorage
+from trainer.storage.transfer import THREADS
 
 MIB = 2**20
 FILES = 8

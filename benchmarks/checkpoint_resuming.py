@@ -25,8 +25,8 @@ from trainer.checkpoint.commit import (
     upload_node_files,
 )
 from trainer.checkpoint.resume import resume
-from trainer.strategies.native import STATE_OPTIONS
-from trainer.worker import Worker
+from trainer.distributed.process import Worker
+from trainer.strategies.torch_base import STATE_OPTIONS
 
 TENSORS_OF_A_LAYER = 4  # its weights, Adam's two moments and its count of steps; each a file of its own here
 

@@ -15,14 +15,14 @@ from benchmarks.common import Clock, Measured, close, interleaved
 from benchmarks.report import Report, Side
 from benchmarks.training_sides import ReadyStep, ready_steps
 from benchmarks.workloads import Workload
-from trainer.batches import ImageSource, cached_images, online_images
-from trainer.config import JobConfig
-from trainer.features.reader import FeatureReader
-from trainer.models.compiled import CACHE_VARIABLE
-from trainer.models.pixels import image_preparer
-from trainer.models.table import family_of
-from trainer.parts import build_parts
-from trainer.worker import Worker
+from trainer.config.job import JobConfig
+from trainer.dataloading.batches import ImageSource, cached_images, online_images
+from trainer.distributed.process import Worker
+from trainer.feature_cache.reader import FeatureReader
+from trainer.models.image_processor import image_preparer
+from trainer.models.layers.compile import CACHE_VARIABLE
+from trainer.models.registry import family_of
+from trainer.setup import build_parts
 
 TOLERANCE = 1e-4  # relative: fused kernels round elsewhere (tests/integration/test_inductor.py)
 WARM_UP = 2  # steps, of which the first is compiled; a later one must not be

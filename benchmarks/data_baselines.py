@@ -15,12 +15,12 @@ from PIL import Image
 from torch import Tensor
 
 from benchmarks.workloads import Workload
-from trainer.data.conversation import encode_sample
-from trainer.data.rows import Int64Array
-from trainer.data.samples import Turn
-from trainer.data.shards import FOLDER
-from trainer.model_config import ModelConfig
-from trainer.models.table import family_of
+from trainer.config.model import ModelConfig
+from trainer.data.packing import Int64Array
+from trainer.data.sample import Turn
+from trainer.data.shards.tar import FOLDER
+from trainer.data.tokenize import encode_sample
+from trainer.models.registry import family_of
 
 RowContent = tuple[Sequence[str], Sequence[bytes]]  # sample ids; encoded images, one a sample in the built-in sets
 

@@ -26,9 +26,9 @@ from torch import nn
 
 from benchmarks.measure_memory import row_batch
 from benchmarks.memory_cases import Case
-from trainer.models.table import family_of
-from trainer.strategies.table import build_strategy
-from trainer.worker import start_worker
+from trainer.distributed.process import start_worker
+from trainer.models.registry import family_of
+from trainer.strategies.registry import build_strategy
 
 MIB = 1 << 20
 WIDTH, STEPS = {"whole": 2048, "quick": 896}, {"whole": 6, "quick": 3}  # of some 150 and 30 million parameters

@@ -9,12 +9,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.tiny_native import model_section
-from trainer.flops import flops_per_row
-from trainer.model_config import ModelConfig
-from trainer.models.recompute import Recompute
-from trainer.models.table import family_of
-from trainer.trace_rows import RowShape, inputs_of
-from trainer.train_config import Checkpointing
+from trainer.config.model import ModelConfig
+from trainer.config.train import Checkpointing
+from trainer.models.layers.recompute_policy import Recompute
+from trainer.models.registry import family_of
+from trainer.sizing.flops import flops_per_row
+from trainer.tracing.fake_inputs import RowShape, inputs_of
 
 SIGLIP = {
     "model_type": "siglip_vision_model",

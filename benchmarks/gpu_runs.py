@@ -12,13 +12,13 @@ import torch
 
 from benchmarks.measure_memory import row_batch
 from benchmarks.memory_cases import Case
-from trainer.batches import RowBatch
-from trainer.models.recompute import Recompute
-from trainer.models.table import family_of
-from trainer.strategies.strategy import Strategy
-from trainer.strategies.table import build_strategy
-from trainer.trace_rows import RowShape
-from trainer.worker import Worker
+from trainer.dataloading.batches import RowBatch
+from trainer.distributed.process import Worker
+from trainer.models.layers.recompute_policy import Recompute
+from trainer.models.registry import family_of
+from trainer.strategies.base import Strategy
+from trainer.strategies.registry import build_strategy
+from trainer.tracing.fake_inputs import RowShape
 
 LANGUAGE, TOWER = "model.language_model.config", "model.tower.config"
 Found = TypeVar("Found")

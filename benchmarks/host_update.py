@@ -1,8 +1,8 @@
 """How many bytes a second an update in the machine's memory moves (`train.offload`): fused AdamW of one thread, alone
 and after clipping. `python -m benchmarks.host_update`
 
-Bytes are those that the planner counts (`pipelines.planner.update_time`), seconds the thread's CPU time: it waits for
-memory in them.
+Bytes are those that the planner counts (`vlmpipe.planner.time.optimizer_step`), seconds the thread's CPU time: it
+waits for memory in them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from torch import nn
 
 from benchmarks.common import interleaved_work, options
 from benchmarks.report import Report, Side
-from pipelines.planner.update_time import HOST_BYTES_PER_S, UPDATE_BYTES_PER_PARAMETER
+from vlmpipe.planner.time.optimizer_step import HOST_BYTES_PER_S, UPDATE_BYTES_PER_PARAMETER
 
 PARAMETERS = 1 << 26  # 1 GiB with gradients and moments: much more than a cache has
 ADAMW_BYTES_PER_PARAMETER = 28  # weight, gradient and two moments read; all but the gradient written

@@ -18,9 +18,9 @@ from benchmarks.common import Clock, Measured
 from benchmarks.training_sides import Length, Trained
 from benchmarks.workloads import Workload
 from trainer.data.loader import Row
-from trainer.models.pixels import PixelPreparer
-from trainer.models.table import family_of
-from trainer.optim import build_optimizer
+from trainer.models.image_processor import PixelPreparer
+from trainer.models.registry import family_of
+from trainer.optimizer import build_optimizer
 
 
 class PlannedRows(Dataset[Row]):

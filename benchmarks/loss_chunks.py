@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from benchmarks.common import interleaved_work, options
-from trainer.models.loss import TokenLoss, compute_in_chunks
+from trainer.models.layers.chunked_loss import TokenLoss, compute_in_chunks
 
 LABELS, WIDTH, VOCABULARY = 2048, 512, 32_000
 CHUNKS = (2048, 1024, 512, 256)

@@ -20,15 +20,15 @@ from torch.utils._pytree import tree_leaves
 
 from benchmarks.memory_cases import CASES, HYBRID_CASES, SPLIT_CASES, Case
 from benchmarks.processes import announced
-from trainer.batches import RowBatch
-from trainer.model_config import ModelConfig
-from trainer.models.recompute import Recompute
-from trainer.models.table import family_of
-from trainer.replicas import replica_of
-from trainer.strategies.strategy import Strategy
-from trainer.strategies.table import build_strategy
-from trainer.trace_rows import RowShape, inputs_of
-from trainer.worker import Worker, run_worker, start_worker
+from trainer.config.model import ModelConfig
+from trainer.dataloading.batches import RowBatch
+from trainer.distributed.data_parallel_rank import replica_of
+from trainer.distributed.process import Worker, run_worker, start_worker
+from trainer.models.layers.recompute_policy import Recompute
+from trainer.models.registry import family_of
+from trainer.strategies.base import Strategy
+from trainer.strategies.registry import build_strategy
+from trainer.tracing.fake_inputs import RowShape, inputs_of
 
 
 def main() -> int:

@@ -8,8 +8,8 @@ from typing import Any
 
 from benchmarks.tiny_native import model_section
 from benchmarks.tiny_runs import TINY, merged, strategy_changes
-from pipelines.config import RunConfig, parse_run_config
-from trainer.trace_rows import RowShape
+from trainer.tracing.fake_inputs import RowShape
+from vlmpipe.config.run_config import RunConfig, parse_run_config
 
 ROWS = RowShape(rows=2, tokens=128, images=4, label_tokens=96)
 

@@ -139,7 +139,7 @@ def _deepspeed() -> Any:
     import deepspeed
     from deepspeed.ops import __compatible_ops__
 
-    __compatible_ops__["deepspeed_shm_comm"] = False  # see trainer.strategies.deepspeed
+    __compatible_ops__["deepspeed_shm_comm"] = False  # see trainer.strategies.deepspeed.engine
     deepspeed.utils.logger.setLevel("WARNING")
     return deepspeed
 

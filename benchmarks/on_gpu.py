@@ -31,13 +31,13 @@ from benchmarks.memory_cases import ADAPTERS, BF16, CHECKPOINTING, ONLINE
 from benchmarks.planned_memory import fullest_parts, planned_moments
 from benchmarks.predictions import Predictions
 from benchmarks.report import Report, Side
-from pipelines.planner.catalog import load_catalog
-from pipelines.planner.layout import layout_of
-from pipelines.planner.memory import device_parts
-from trainer.flops import model_flops_per_row
-from trainer.models.attention_kernels import BLOCKWISE, CPU, FLASH, kernel_for
-from trainer.models.table import family_of
-from trainer.worker import Worker, start_worker
+from trainer.distributed.process import Worker, start_worker
+from trainer.models.attention.kernels import BLOCKWISE, CPU, FLASH, kernel_for
+from trainer.models.registry import family_of
+from trainer.sizing.flops import model_flops_per_row
+from vlmpipe.catalog.machines import load_catalog
+from vlmpipe.planner.memory.rank import device_parts
+from vlmpipe.planner.parallel_layout import layout_of
 
 ALONE = ("ddp", "fsdp", "zero1", "zero2", "zero3")  # strategies that one process can run
 FAMILIES = ("llava", "smolvlm", "qwen2_5_vl", "qwen3_vl")

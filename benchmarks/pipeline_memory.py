@@ -18,12 +18,12 @@ import torch.distributed as dist
 from benchmarks.measure_memory import measure
 from benchmarks.memory_cases import AT_THE_END, IN_FRONT, Case
 from benchmarks.processes import announced
-from pipelines.planner.memory import fullest
-from pipelines.planner.stage_memory import stage_moments
-from trainer.model_config import GRID_FAMILIES
-from trainer.models.table import family_of
-from trainer.strategies.pipeline_stages import stages_of
-from trainer.worker import run_worker, start_worker
+from trainer.config.model import GRID_FAMILIES
+from trainer.distributed.process import run_worker, start_worker
+from trainer.models.registry import family_of
+from trainer.sizing.pipeline_partition import stages_of
+from vlmpipe.planner.memory.pipeline_stage import stage_moments
+from vlmpipe.planner.memory.rank import fullest
 
 STAGES = 3
 DEEP = {"train.pipeline_parallel": STAGES, "model.language_model.config.num_hidden_layers": 6}

@@ -12,11 +12,11 @@ from torch.nn.utils import clip_grad_norm_
 from benchmarks.common import Clock
 from benchmarks.training_sides import Length, Trained
 from benchmarks.workloads import Workload
-from trainer.batches import cached_images, collate
-from trainer.features.reader import FeatureReader
-from trainer.models.recompute import Recompute
-from trainer.models.table import family_of
-from trainer.optim import build_optimizer
+from trainer.dataloading.batches import cached_images, collate
+from trainer.feature_cache.reader import FeatureReader
+from trainer.models.layers.recompute_policy import Recompute
+from trainer.models.registry import family_of
+from trainer.optimizer import build_optimizer
 
 CPU = torch.device("cpu")
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from benchmarks.memory_cases import Case
-from pipelines.planner import host_memory
-from pipelines.planner.activations import activations, is_cached
-from pipelines.planner.layout import layout_of
-from pipelines.planner.memory import fullest
-from pipelines.planner.memory_parts import MemoryPart
-from pipelines.planner.run_moments import run_moments
-from trainer.models.table import family_of
+from trainer.models.registry import family_of
+from vlmpipe.planner.memory import host as host_memory
+from vlmpipe.planner.memory.activations import activations, is_cached
+from vlmpipe.planner.memory.components import MemoryPart
+from vlmpipe.planner.memory.phases import run_moments
+from vlmpipe.planner.memory.rank import fullest
+from vlmpipe.planner.parallel_layout import layout_of
 
 
 def predicted(case: Case, processes: int) -> dict[str, int]:

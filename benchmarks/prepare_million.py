@@ -24,7 +24,7 @@ from pathlib import Path
 from benchmarks.common import Clock
 from benchmarks.report import Report, Side
 from benchmarks.workloads import job_of
-from trainer.data.prepare import prepare
+from trainer.data.prepare.pipeline import prepare
 from trainer.progress import Progress
 
 TAR_RECORDS = 10_000

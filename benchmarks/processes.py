@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from trainer.worker import Worker
+from trainer.distributed.process import Worker
 
 BEGINS = "begins: "  # how a module says which case it is at
 

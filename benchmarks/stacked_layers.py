@@ -7,14 +7,14 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from trainer.batches import RowBatch
+from trainer.checkpoint.async_saver import CheckpointSaver
 from trainer.checkpoint.attempts import claim_attempt
 from trainer.checkpoint.retention import Retention
-from trainer.checkpoint.saver import CheckpointSaver
-from trainer.storage import LocalStorage
+from trainer.config.train import OptimizerConfig, TrainConfig
+from trainer.dataloading.batches import RowBatch
+from trainer.distributed.process import Worker
+from trainer.storage.base import LocalStorage
 from trainer.strategies.ddp import Ddp
-from trainer.train_config import OptimizerConfig, TrainConfig
-from trainer.worker import Worker
 
 WIDTH = 1024  # a layer is 4 MiB of weights, three times that with Adam's moments
 TRAIN = TrainConfig(

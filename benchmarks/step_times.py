@@ -12,16 +12,16 @@ from torch import nn
 from benchmarks.common import Clock, Measured
 from benchmarks.measure_memory import row_batch
 from benchmarks.tiny_runs import TINY, merged
-from pipelines.config import RunConfig, parse_run_config
-from pipelines.planner.catalog import Gpu, load_catalog
-from pipelines.planner.layout import layout_of
-from pipelines.planner.row_load import RowLoad
-from pipelines.planner.throughput import estimate_time
-from trainer.models.recompute import Recompute
-from trainer.models.table import family_of
-from trainer.strategies.table import build_strategy
-from trainer.trace_rows import RowShape
-from trainer.worker import Worker
+from trainer.distributed.process import Worker
+from trainer.models.layers.recompute_policy import Recompute
+from trainer.models.registry import family_of
+from trainer.strategies.registry import build_strategy
+from trainer.tracing.fake_inputs import RowShape
+from vlmpipe.catalog.machines import Gpu, load_catalog
+from vlmpipe.config.run_config import RunConfig, parse_run_config
+from vlmpipe.planner.parallel_layout import layout_of
+from vlmpipe.planner.time.step_time import estimate_time
+from vlmpipe.planner.workload import RowLoad
 
 Rounds = list[tuple[Measured, Measured]]  # forward and backward pass, and update
 

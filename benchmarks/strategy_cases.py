@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.memory_cases import Case
 from benchmarks.tiny_runs import strategy_changes
-from trainer.trace_rows import RowShape
+from trainer.tracing.fake_inputs import RowShape
 
 MICRO_BATCHES = 4  # of a global step, whatever the number of copies: a pipeline of two stages wants them
 ROWS = RowShape(rows=2, tokens=256, images=4, label_tokens=192)  # of a micro-batch

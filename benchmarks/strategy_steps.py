@@ -22,13 +22,13 @@ from benchmarks.measure_memory import row_batch
 from benchmarks.memory_cases import Case
 from benchmarks.processes import announced
 from benchmarks.strategy_cases import GROUPS, MICRO_BATCHES, Group
-from trainer.batches import RowBatch
-from trainer.model_config import ModelConfig
-from trainer.models.recompute import Recompute
-from trainer.models.table import family_of
-from trainer.replicas import replica_of
-from trainer.strategies.table import build_strategy
-from trainer.worker import Worker, run_worker, start_worker
+from trainer.config.model import ModelConfig
+from trainer.dataloading.batches import RowBatch
+from trainer.distributed.data_parallel_rank import replica_of
+from trainer.distributed.process import Worker, run_worker, start_worker
+from trainer.models.layers.recompute_policy import Recompute
+from trainer.models.registry import family_of
+from trainer.strategies.registry import build_strategy
 
 STEPS_OF_DATA = 2  # the rows of as many steps are taken in turn, so that there is something to learn
 

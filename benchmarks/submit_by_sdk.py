@@ -12,7 +12,7 @@ from google.auth.credentials import AnonymousCredentials
 from google.cloud import aiplatform
 from google.cloud.aiplatform.utils import gcs_utils
 
-from pipelines.vertex_api import ENDPOINT_VARIABLE
+from vlmpipe.backends.vertex.client import ENDPOINT_VARIABLE
 
 
 def main(pipeline: str, project: str) -> None:

@@ -20,13 +20,13 @@ from torch import Tensor
 from benchmarks.common import Clock, Measured
 from benchmarks.workloads import Workload
 from trainer import loop
-from trainer.batches import ImageSource, RowBatch, collate
-from trainer.config import JobConfig
+from trainer.config.job import JobConfig
 from trainer.data.loader import Row
-from trainer.parts import Parts, build_parts
-from trainer.storage import open_storage
-from trainer.strategies.strategy import StepResult, Strategy
-from trainer.worker import StopRequest, Worker
+from trainer.dataloading.batches import ImageSource, RowBatch, collate
+from trainer.distributed.process import StopRequest, Worker
+from trainer.setup import Parts, build_parts
+from trainer.storage.base import open_storage
+from trainer.strategies.base import StepResult, Strategy
 
 # Batches are made ahead of use: with steps to come when the clock stops, as much is in the making as when it started.
 STEPS_AFTER = 4

@@ -11,20 +11,20 @@ from typing import Any
 
 import torch
 
-from pipelines.config import load_run_file
-from trainer.config import DataPointers, JobConfig, RunPaths
-from trainer.data.conversation import load_tokenizer
-from trainer.data.index import Index, SplitIndex
+from trainer.config.job import DataPointers, JobConfig, RunPaths
 from trainer.data.loader import RowLoader
-from trainer.data.prepare import prepare
-from trainer.data.sequence import RowSequence
-from trainer.data.shards import ShardReader
-from trainer.features.build import build
-from trainer.features.store import features_uri
-from trainer.models.table import family_of
+from trainer.data.prepare.pipeline import prepare
+from trainer.data.sampler import RowSequence
+from trainer.data.shards.index import Index, SplitIndex
+from trainer.data.shards.tar import ShardReader
+from trainer.data.tokenize import load_tokenizer
+from trainer.distributed.process import Worker
+from trainer.feature_cache.encode import build
+from trainer.feature_cache.store import features_uri
+from trainer.models.registry import family_of
 from trainer.progress import Progress
-from trainer.storage import open_storage
-from trainer.worker import Worker
+from trainer.storage.base import open_storage
+from vlmpipe.config.run_config import load_run_file
 
 CONFIGS = Path(__file__).parent.parent / "configs"
 # One process; every run from the start; a constant rate, so that the other side of a comparison needs no schedule.

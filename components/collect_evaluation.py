@@ -16,8 +16,8 @@ def collect_evaluation(
         run_uri: The run's folder, which is also the output.
         gcp_resources: What the job step says of the job; taking it makes this step wait for the job.
     """
-    from components.shell import exiting
-    from components.steps import evaluated_confusion, job_metrics
+    from components.runtime.step_context import exiting
+    from components.runtime.step_logic import evaluated_confusion, job_metrics
 
     with exiting():
         for name, value in job_metrics(run_uri, "evaluate").items():
@@ -26,7 +26,7 @@ def collect_evaluation(
         if categories:  # an artifact without a matrix is not drawn; an empty matrix would be, as an empty picture
             confusion.log_confusion_matrix(categories, rows)
         confusion.metadata["note"] = note
-        from components.report import build_report
+        from vlmpipe.report.build import build_report
 
         with open(report.path, "w", encoding="utf-8") as file:
             file.write(build_report(run_uri))

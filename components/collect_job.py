@@ -14,14 +14,14 @@ def collect_job(run_uri: str, job: str, gcp_resources: str, metrics: Output[Metr
         job: cache_features or train.
         gcp_resources: What the job step says of the job; taking it makes this step wait for the job.
     """
-    from components.shell import exiting
-    from components.steps import job_metrics
+    from components.runtime.step_context import exiting
+    from components.runtime.step_logic import job_metrics
 
     with exiting():
         for name, value in job_metrics(run_uri, job).items():
             metrics.log_metric(name, value)
         if job == "train":  # the page shows training and, later, evaluation
-            from components.report import build_report
+            from vlmpipe.report.build import build_report
 
             with open(report.path, "w", encoding="utf-8") as file:
                 file.write(build_report(run_uri))

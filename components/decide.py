@@ -12,9 +12,9 @@ def decide(run_uri: str, metrics: Output[Metrics], report: Output[HTML]) -> str:
     Returns:
         accepted or rejected.
     """
-    from components.release import decide_run
-    from components.report import build_report
-    from components.shell import step
+    from components.runtime.step_context import step
+    from vlmpipe.registry.release import decide_run
+    from vlmpipe.report.build import build_report
 
     with step(run_uri, "decide") as progress:
         decision = decide_run(run_uri)

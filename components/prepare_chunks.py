@@ -10,10 +10,10 @@ def prepare_chunks(share: str) -> int:
     Returns:
         How many chunks were prepared.
     """
-    from components.shell import step
-    from components.steps import read_share
-    from trainer.config import JobConfig
-    from trainer.data.prepare import prepare_share
+    from components.runtime.step_context import step
+    from components.runtime.step_logic import read_share
+    from trainer.config.job import JobConfig
+    from trainer.data.prepare.pipeline import prepare_share
 
     task, tasks, run_uri = read_share(share)
     with step(run_uri, f"prepare-chunks-{task}") as progress:

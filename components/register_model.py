@@ -12,8 +12,8 @@ def register_model(run_uri: str, model: Output[Model]) -> str:
     Returns:
         Where the registered model lies.
     """
-    from components.release import register_run
-    from components.shell import step
+    from components.runtime.step_context import step
+    from vlmpipe.registry.release import register_run
 
     with step(run_uri, "register-model") as progress:
         entry = register_run(run_uri)

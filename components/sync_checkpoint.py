@@ -11,11 +11,11 @@ def sync_checkpoint(run_uri: str, model: Output[Model]) -> str:
     Args:
         run_uri: The run's folder, which is also the output.
     """
-    from components.shell import step
+    from components.runtime.step_context import step
 
     with step(run_uri, "sync-checkpoint") as progress:
         from trainer.checkpoint.sync import sync_run
-        from trainer.config import JobConfig
+        from trainer.config.job import JobConfig
 
         exported = sync_run(JobConfig.load(f"{run_uri}/run.json"))
         state = "reused" if exported.get("reused") else "done"

@@ -18,10 +18,11 @@ RUN --mount=type=secret,id=pip export PIP_CONFIG_FILE=/run/secrets/pip \
     "$(command -v python)" \
     && rm -rf /tmp/sbom
 
+COPY vlmpipe vlmpipe
 COPY pipelines pipelines
 COPY components components
 COPY trainer trainer
-RUN pip install --no-deps --no-build-isolation --no-index . && rm -rf build ./*.egg-info pipelines components trainer
+RUN pip install --no-deps --no-build-isolation --no-index . && rm -rf build ./*.egg-info vlmpipe pipelines components trainer
 
 # The steps run as root: kfp's executor writes its outputs below /gcs, where Vertex AI mounts buckets, and nothing says that
 # another user may (kubeflow/pipelines#5673).

@@ -46,10 +46,11 @@ RUN --mount=type=secret,id=pip export PIP_CONFIG_FILE=/run/secrets/pip \
     "$(command -v python)" \
     && rm -rf /tmp/sbom
 
+COPY vlmpipe vlmpipe
 COPY pipelines pipelines
 COPY components components
 COPY trainer trainer
-RUN pip install --no-deps --no-build-isolation --no-index . && rm -rf build ./*.egg-info pipelines components trainer
+RUN pip install --no-deps --no-build-isolation --no-index . && rm -rf build ./*.egg-info vlmpipe pipelines components trainer
 
 # DeepSpeed and torch put here what they compile at first use. The trainer needs none of DeepSpeed's (decision 0026).
 ENV TORCH_EXTENSIONS_DIR=/home/vlmpipe/torch_extensions HOME=/home/vlmpipe

@@ -12,16 +12,16 @@ from kfp.compiler.pipeline_spec_builder import extract_comments_from_pipeline_sp
 from kfp.dsl.base_component import BaseComponent
 from kfp.pipeline_spec import pipeline_spec_pb2
 
-from pipelines.pipeline_file import dump_documents
-from pipelines.planner.job_spec import JOBS, check_jobs
-from pipelines.targets.table import TargetName, target_of
+from pipelines.targets.base import TargetName, target_of
 from pipelines.training import build
 from trainer.errors import os_errors
-from trainer.storage import LocalStorage, join_uri
+from trainer.storage.base import LocalStorage, join_uri
+from vlmpipe.backends.vertex.pipeline_yaml import dump_documents
+from vlmpipe.job_spec.build import JOBS, check_jobs
 
 if TYPE_CHECKING:
-    from pipelines.config import RunConfig
-    from pipelines.problems import Problem
+    from vlmpipe.config.run_config import RunConfig
+    from vlmpipe.config.validation_errors import Problem
 
 FOLDER = Path("build/pipelines")
 LARGEST_FILE_BYTES = 10 << 20  # what Artifact Registry takes

@@ -11,20 +11,20 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from pipelines.addresses import Address, Note
-from pipelines.buckets import require_buckets
+from pipelines.check import EXAMPLE_PROJECT
 from pipelines.compile import FOLDER, Compiled, compile_pipeline
-from pipelines.planner.checks import EXAMPLE_PROJECT
-from pipelines.planner.consent import Spending, dollars, refuse_red, require_consent, spending_of, what_needs_a_yes
-from pipelines.planner.plan import plan_run
-from pipelines.planner.quotas import quotas
-from pipelines.vertex_api import endpoint, pipeline_client
-from pipelines.vertex_job import Submission, job_id_at, prepare, send
 from trainer.errors import ConfigError
+from vlmpipe.backends.vertex.bucket_checks import require_buckets
+from vlmpipe.backends.vertex.client import endpoint, pipeline_client
+from vlmpipe.backends.vertex.pipeline_job import Submission, job_id_at, prepare, send
+from vlmpipe.planner.cost.approval import Spending, dollars, refuse_red, require_consent, spending_of, what_needs_a_yes
+from vlmpipe.planner.cost.quotas import quotas
+from vlmpipe.planner.plan import plan_run
+from vlmpipe.runs.vertex.names import Address, Note
 
 if TYPE_CHECKING:
-    from pipelines.config import RunConfig
-    from pipelines.templates import Template
+    from pipelines.templates.publish import Template
+    from vlmpipe.config.run_config import RunConfig
 
 
 @dataclass(frozen=True)

@@ -32,11 +32,11 @@ from components.prepare_data import prepare_data
 from components.register_model import register_model
 from components.resolve_run import resolve_run
 from components.reuse_features import reuse_features
+from components.runtime.resolve import compiled_settings
 from components.sync_checkpoint import sync_checkpoint
-from pipelines.config import RunConfig
-from pipelines.planner.job_spec import Job, job_settings, step_of
-from pipelines.resolve import compiled_settings
-from pipelines.targets.table import Target, TargetName, target_of
+from pipelines.targets.base import Target, TargetName, target_of
+from vlmpipe.config.run_config import RunConfig
+from vlmpipe.job_spec.build import Job, job_settings, step_of
 
 
 def build(config: RunConfig, target: TargetName) -> BaseComponent:

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.data_fixture import conversation, corrupt, job_config, llava_folder, png, record
-from trainer.config import JobConfig
-from trainer.data.conversation import make_tokenizer
+from trainer.config.job import JobConfig
+from trainer.data.tokenize import make_tokenizer
 from trainer.progress import Progress
 
 CHUNK = 8

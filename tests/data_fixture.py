@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from trainer.config import JobConfig
-from trainer.data.prepare import Prepared, prepare
+from trainer.config.job import JobConfig
+from trainer.data.prepare.pipeline import Prepared, prepare
 from trainer.progress import Progress
 
 

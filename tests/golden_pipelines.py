@@ -18,14 +18,14 @@ from typing import Any
 
 import yaml
 
-from components.custom_job import parse_job_spec
-from components.train_job import train_job
-from components.worker_pools import STEP_LABEL
 from pipelines.compile import compile_pipeline
-from pipelines.config import RunConfig, load_run_file
-from pipelines.kubeflow_job import placement, without_reducers
-from pipelines.pipeline_file import documents
-from pipelines.planner.job_spec import JOBS, job_spec
+from vlmpipe.backends.kubeflow.job import placement, without_reducers
+from vlmpipe.backends.kubeflow.manifest import train_job
+from vlmpipe.backends.vertex.pipeline_yaml import documents
+from vlmpipe.config.run_config import RunConfig, load_run_file
+from vlmpipe.job_spec.build import JOBS, job_spec
+from vlmpipe.job_spec.parse import parse_job_spec
+from vlmpipe.job_spec.worker_pools import STEP_LABEL
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "tests/fixtures/pipelines"

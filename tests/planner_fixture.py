@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pipelines.config import RunConfig, parse_run_config
-from pipelines.planner.catalog import Machine, load_catalog
-from pipelines.planner.prices import MonthlyQuote, Quote
 from tests.trainer_runs import merged
-from trainer.models.shape import ModelShape, Stack
+from trainer.sizing.model_shape import ModelShape, Stack
+from vlmpipe.catalog.machines import Machine, load_catalog
+from vlmpipe.catalog.prices import MonthlyQuote, Quote
+from vlmpipe.config.run_config import RunConfig, parse_run_config
 
 CLIP_L_336 = Stack(24, 1024, 16, 16, 64, 4096, False, 12_596_224)
 VICUNA_7B = Stack(32, 4096, 32, 32, 128, 11008, True, 202_383_360)

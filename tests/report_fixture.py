@@ -20,12 +20,12 @@ from PIL import Image
 from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
 
-from components.gate import GateConfig, decide
 from tests.plan_fixture import red
-from trainer.data.index import IndexWriter
-from trainer.data.samples import Turn
-from trainer.data.shards import ShardWriter, key_of, sample_json
-from trainer.data.stats import sample_digest
+from trainer.data.prepare.statistics import sample_digest
+from trainer.data.sample import Turn
+from trainer.data.shards.index import IndexWriter
+from trainer.data.shards.tar import ShardWriter, key_of, sample_json
+from vlmpipe.registry.gate import GateConfig, decide
 
 RUN_ID = "digits-20261120-101500"
 NUM_EVAL = 120

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from pipelines.config import RunConfig, parse_run_config
-from pipelines.problems import RunFileError
-from pipelines.run_file import apply_overrides
 from trainer.errors import ExitCode
+from vlmpipe.config.run_config import RunConfig, parse_run_config
+from vlmpipe.config.validation_errors import RunFileError
+from vlmpipe.config.yaml_loader import apply_overrides
 
 SMALL: dict[str, Any] = {
     "name": "small",

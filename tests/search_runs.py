@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pipelines.config import RunConfig, load_run_file
-from pipelines.tuning import Search, open_search
+from pipelines.tune.search import Search, open_search
+from vlmpipe.config.run_config import RunConfig, load_run_file
 
 DIGITS = Path(__file__).parents[1] / "configs/digits.yaml"
 RATE, ROWS, PRECISION = "train.optimizer.learning_rate", "train.micro_batch_rows", "train.precision"

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from trainer.data.sequence import RowSequence
+from trainer.data.sampler import RowSequence
 
 
 def split_of(shard_numbers: list[int], shards: list[str]) -> Any:

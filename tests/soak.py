@@ -25,15 +25,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from components.chaos import Event
-from components.chaos_monkey import CHAOS_LOG
-from components.local_job import run_local_job
-from components.restart_budget import CHAOS_VARIABLE, RETRIES_VARIABLE
 from tests.trainer_runs import make_run, metrics
 from trainer.checkpoint.commit import Listing, inspect, newest_good
-from trainer.config import JobConfig
+from trainer.config.job import JobConfig
 from trainer.errors import UserError
-from trainer.storage import open_storage
+from trainer.storage.base import open_storage
+from vlmpipe.backends.local.fault_injector import CHAOS_LOG
+from vlmpipe.backends.local.fault_spec import Event
+from vlmpipe.backends.local.job import run_local_job
+from vlmpipe.backends.local.restart_policy import CHAOS_VARIABLE, RETRIES_VARIABLE
 
 NODES, NUM_STEPS, CHECKPOINT_EVERY_STEPS = 2, 60, 8
 RANKS_PER_NODE = 2  # so that a rank can die on a node that lives on

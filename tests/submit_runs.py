@@ -14,10 +14,14 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from pipelines import cli, schedule_plan, submit, vertex_api, vertex_job
-from pipelines.planner.consent import Spending
+from pipelines import submit
+from pipelines.schedules import apply as schedule_plan
 from tests.fakes.gcs import FakeGcs
 from tests.fakes.vertex import FakeVertex
+from vlmpipe.backends.vertex import client as vertex_api
+from vlmpipe.backends.vertex import pipeline_job as vertex_job
+from vlmpipe.cli import app as cli
+from vlmpipe.planner.cost.approval import Spending
 
 CONFIG = str(Path(__file__).parents[1] / "configs" / "llava-7b-zero2-spot.yaml")
 MINE = "gcp.project=test-project"

@@ -11,11 +11,11 @@ from typing import Any
 
 from benchmarks.tiny_runs import TINY, merged
 from tests.preloaded import preloaded
-from trainer.config import DataPointers, JobConfig
-from trainer.data.prepare import prepare
-from trainer.features.store import features_uri
+from trainer.config.job import DataPointers, JobConfig
+from trainer.data.prepare.pipeline import prepare
+from trainer.feature_cache.store import features_uri
 from trainer.progress import Progress
-from trainer.storage import open_storage
+from trainer.storage.base import open_storage
 
 
 def make_run(root: Path, run_id: str, changes: dict[str, Any] | None = None, *, features: str = "reuse") -> JobConfig:
@@ -78,7 +78,7 @@ def train_runs(jobs: list[JobConfig], *, processes: int, nodes: int = 1, timeout
 
 def encode_features(job: JobConfig) -> None:
     """Run the `cache_features` job."""
-    run_ranks("trainer.features.build", ["--config", f"{job.run.run_uri}/run.json"], processes=1)
+    run_ranks("trainer.feature_cache.encode", ["--config", f"{job.run.run_uri}/run.json"], processes=1)
 
 
 def metrics(job: JobConfig) -> list[dict[str, Any]]:

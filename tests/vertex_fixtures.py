@@ -12,14 +12,14 @@ import pytest
 from google.cloud.aiplatform_v1.types import PipelineJob
 from google.protobuf import json_format
 
-from pipelines import watch
 from pipelines.compile import compile_pipeline
-from pipelines.config import load_run_file
-from pipelines.vertex_job import prepare
 from tests.fakes.gcs import FakeGcs
 from tests.fakes.vertex import FakeVertex
 from tests.submit_runs import CONFIG, MINE, Submit, commander, running_vertex
 from tests.vertex_runs import JOB, RUN
+from vlmpipe.backends.vertex.pipeline_job import prepare
+from vlmpipe.config.run_config import load_run_file
+from vlmpipe.runs import watch
 
 
 @pytest.fixture

@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from trainer.cluster import NODE_LEVEL_VARIABLES, Cluster, read_cluster
+from trainer.distributed.cluster_env import NODE_LEVEL_VARIABLES, Cluster, read_cluster
+from trainer.distributed.rendezvous import meet, rendezvous_timeout_s
 from trainer.errors import CAUSES, EXIT_FOLDER_VARIABLE, ConfigError, ExitCode, UserError, run_main
 from trainer.preflight import announce, check_node
-from trainer.rendezvous import meet, rendezvous_timeout_s
 
 THREADS_VARIABLE = "OMP_NUM_THREADS"
 

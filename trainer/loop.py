@@ -5,19 +5,19 @@ from __future__ import annotations
 import gc
 import time
 
-from trainer.batches import BatchStream
-from trainer.checkpoint.run import Checkpoints
-from trainer.config import JobConfig
+from trainer.checkpoint.manager import Checkpoints
+from trainer.config.job import JobConfig
+from trainer.dataloading.batches import BatchStream
+from trainer.distributed.process import StopRequest, Worker
+from trainer.distributed.watchdog import Watchdog
 from trainer.errors import ExitCode
-from trainer.garbage import collect_as_usual, collect_between_steps
-from trainer.optim import rate_factor
-from trainer.parts import build_parts
+from trainer.gc_control import collect_as_usual, collect_between_steps
+from trainer.monitoring.step_metrics import PendingTotals, UnreadSteps
+from trainer.monitoring.training_monitor import StepReport
+from trainer.optimizer import rate_factor
 from trainer.preflight import require_room
-from trainer.step_report import StepReport
-from trainer.step_totals import PendingTotals, UnreadSteps
-from trainer.storage import open_storage
-from trainer.watchdog import Watchdog
-from trainer.worker import StopRequest, Worker
+from trainer.setup import build_parts
+from trainer.storage.base import open_storage
 
 COLLECT_GARBAGE_EVERY_STEPS = 200
 

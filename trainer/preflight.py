@@ -18,15 +18,15 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainer.checkpoint.size import checkpoint_bytes
 from trainer.checkpoint.staging import sweep_staging
 from trainer.errors import ExitCode, UserError
-from trainer.storage import LocalStorage, Storage, open_storage
+from trainer.sizing.checkpoint_size import checkpoint_bytes
+from trainer.storage.base import LocalStorage, Storage, open_storage
 
 if TYPE_CHECKING:
-    from trainer.parts import Parts
-    from trainer.train_config import TrainConfig
-    from trainer.worker import Worker
+    from trainer.config.train import TrainConfig
+    from trainer.distributed.process import Worker
+    from trainer.setup import Parts
 
 FILE = "preflight.json"
 REPORT_VARIABLE = "VLMPIPE_PREFLIGHT"  # the launcher's findings, for the ranks that it starts

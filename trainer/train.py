@@ -9,11 +9,11 @@ import argparse
 
 import torch
 
-from trainer.communication import measure_communication
-from trainer.config import JobConfig
+from trainer.config.job import JobConfig
+from trainer.distributed.collective_benchmark import measure_communication
+from trainer.distributed.process import StopRequest, run_worker, start_worker
 from trainer.loop import train
 from trainer.preflight import check_ranks
-from trainer.worker import StopRequest, run_worker, start_worker
 
 
 def main() -> int:

@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING
 
 from kfp import dsl
 
-from components.run_train_job import run_train_job
-from pipelines.kubeflow_rules import require_kubeflow, unused_on_kubeflow
-from pipelines.targets import steps
+from components.run_kubeflow_job import run_train_job
+from pipelines.targets import cloud as steps
+from vlmpipe.config.kubeflow_requirements import require_kubeflow, unused_on_kubeflow
 
 if TYPE_CHECKING:
     from kfp.dsl import PipelineTask
     from kfp.dsl.base_component import BaseComponent
 
-    from pipelines.config import RunConfig
-    from pipelines.planner.job_spec import Job
-    from pipelines.problems import Problem
+    from vlmpipe.config.run_config import RunConfig
+    from vlmpipe.config.validation_errors import Problem
+    from vlmpipe.job_spec.build import Job
 
 LEAST_CPUS, LEAST_MEMORY = "1", "4G"  # of a step that may take more: not every cluster has a machine of 64 GB
 

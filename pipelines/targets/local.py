@@ -2,8 +2,8 @@
 
     python -m pipelines.targets.local --config runs/runs/digits-1/run_file.json --run-id digits-1
 
-`vlmpipe run` starts this program contained (components/contained.py): when it ends, or when whoever started it is
-killed, nothing of it is left. SIGTERM asks it to stop.
+`vlmpipe run` starts this program contained (vlmpipe/backends/local/subreaper.py): when it ends, or when whoever
+started it is killed, nothing of it is left. SIGTERM asks it to stop.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from components.restart_budget import CHAOS_VARIABLE, RETRIES_VARIABLE
-from components.shell import FAILURE_VARIABLE, STOPPED_VARIABLE, run_uri_of
-from pipelines.run_state import read_json
+from components.runtime.step_context import FAILURE_VARIABLE, STOPPED_VARIABLE, run_uri_of
 from trainer.errors import ExitCode, run_main
 from trainer.progress import StepRecord
-from trainer.storage import join_uri, open_storage
+from trainer.storage.base import join_uri, open_storage
+from vlmpipe.backends.local.restart_policy import CHAOS_VARIABLE, RETRIES_VARIABLE
+from vlmpipe.runs.local.state import read_json
 
 if TYPE_CHECKING:
     from kfp.dsl import PipelineTask
     from kfp.dsl.base_component import BaseComponent
 
-    from pipelines.config import RunConfig
-    from pipelines.planner.job_spec import Job
-    from pipelines.problems import Problem
+    from vlmpipe.config.run_config import RunConfig
+    from vlmpipe.config.validation_errors import Problem
+    from vlmpipe.job_spec.build import Job
 
 KILLED = {
     "exit_code": int(ExitCode.UNEXPECTED),
@@ -67,7 +67,7 @@ def job_step(config: RunConfig, job: Job) -> BaseComponent:
     """The same for every job: on this machine there is no capacity to wait for."""
     from kfp import dsl
 
-    from components.run_job import run_job
+    from components.run_local_job import run_job
 
     return dsl.component(run_job, base_image="python", install_kfp_package=False)
 
@@ -161,16 +161,16 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--config", required=True, help="path of the run file")
     parser.add_argument("--run-id", required=True, help="name of the run and of its folder")
     parser.add_argument(
-        "--retries", help="restarts of each replica of a job that fails; see components/restart_budget.py"
+        "--retries", help="restarts of each replica of a job that fails; see vlmpipe/backends/local/restart_policy.py"
     )
-    parser.add_argument("--chaos", help="mishaps of the training job; see components/chaos.py")
+    parser.add_argument("--chaos", help="mishaps of the training job; see vlmpipe/backends/local/fault_spec.py")
     options = parser.parse_args(arguments)
     # kfp.local's steps inherit the environment; a step's inputs are those of the step on Vertex AI.
     for variable, value in ((RETRIES_VARIABLE, options.retries), (CHAOS_VARIABLE, options.chaos)):
         os.environ.pop(variable, None)
         if value:
             os.environ[variable] = value
-    from pipelines.config import load_run_file
+    from vlmpipe.config.run_config import load_run_file
 
     return run_local(load_run_file(options.config), run_id=options.run_id)
 

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 from google_cloud_pipeline_components.v1.custom_job import CustomTrainingJobOp
 from kfp import dsl
 
-from components.run_ladder import run_ladder
-from pipelines.targets.steps import dress as dress
+from components.run_vertex_job import run_ladder
+from pipelines.targets.cloud import dress as dress
 
 if TYPE_CHECKING:
     from kfp.dsl.base_component import BaseComponent
 
-    from pipelines.config import RunConfig
-    from pipelines.planner.job_spec import Job
-    from pipelines.problems import Problem
+    from vlmpipe.config.run_config import RunConfig
+    from vlmpipe.config.validation_errors import Problem
+    from vlmpipe.job_spec.build import Job
 
 
 def check(config: RunConfig) -> None:

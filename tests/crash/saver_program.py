@@ -24,19 +24,19 @@ import torch.distributed as dist
 
 from tests.checkpoint_fixture import record
 from tests.crash.world import contents, flip, save, tamper, upload
+from trainer.checkpoint import async_saver as saver_module
 from trainer.checkpoint import commit as commit_module
 from trainer.checkpoint import retention as retention_module
-from trainer.checkpoint import saver as saver_module
+from trainer.checkpoint.async_saver import CheckpointSaver
 from trainer.checkpoint.attempts import claim_attempt, step_of
 from trainer.checkpoint.commit import FOLDER, REJECTED, CommitRecord, checkpoint_name, commit, committed
-from trainer.checkpoint.crash_points import VARIABLE
+from trainer.checkpoint.fault_points import VARIABLE
 from trainer.checkpoint.resume import resume
 from trainer.checkpoint.retention import Retention
-from trainer.checkpoint.saver import CheckpointSaver
 from trainer.checkpoint.staging import PREFIX, sweep_staging
+from trainer.distributed.process import StopRequest, Worker
 from trainer.errors import UserError
-from trainer.storage import LocalStorage
-from trainer.worker import StopRequest, Worker
+from trainer.storage.base import LocalStorage
 
 ALONE = Worker(rank=0, world_size=1, local_rank=0, local_world_size=1, device=torch.device("cpu"))
 

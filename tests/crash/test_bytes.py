@@ -32,7 +32,7 @@ from trainer.checkpoint.attempts import FILE, claim_attempt, read_attempts
 from trainer.checkpoint.commit import FOLDER, checkpoint_name, committed, newest_good
 from trainer.checkpoint.manifest import FileSums, sums_of_file
 from trainer.errors import ConfigError, ExitCode, UserError
-from trainer.storage import LocalStorage, Storage
+from trainer.storage.base import LocalStorage, Storage
 
 
 def another_step(_: bytes) -> bytes:

@@ -26,7 +26,7 @@ from trainer.checkpoint.attempts import FILE, begin_at, claim_attempt, note_end,
 from trainer.checkpoint.commit import FOLDER, checkpoint_name, commit, committed, fetch_folder, newest_good
 from trainer.checkpoint.retention import Retention, delete_old, sweep_leftovers
 from trainer.errors import ExitCode, UserError
-from trainer.storage import Storage
+from trainer.storage.base import Storage
 
 
 @case("concurrency", "two writers save the same step", "both are whole; one of them is loaded, always the same")

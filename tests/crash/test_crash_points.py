@@ -16,9 +16,9 @@ from tests.crash.cases import FULL, case
 from tests.crash.world import after_a_fault, loaded, run_once, save, upload
 from trainer.checkpoint.attempts import claim_attempt
 from trainer.checkpoint.commit import checkpoint_name, committed
-from trainer.checkpoint.crash_points import POINTS, VARIABLE
+from trainer.checkpoint.fault_points import POINTS, VARIABLE
 from trainer.errors import ExitCode
-from trainer.storage import LocalStorage, Storage
+from trainer.storage.base import LocalStorage, Storage
 
 ROOT = Path(__file__).parents[2]
 OF_THE_SAVER = ("snapshot taken", "files written")  # before anything is uploaded: they need tensors and a process group

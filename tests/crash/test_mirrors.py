@@ -22,7 +22,7 @@ from trainer.checkpoint.commit import (
 from trainer.checkpoint.mirror import mirror_checkpoint, newest_good_of
 from trainer.checkpoint.retention import Retention, delete_old_copies
 from trainer.errors import UserError
-from trainer.storage import CorruptObjectError, LocalStorage, Storage
+from trainer.storage.base import CorruptObjectError, LocalStorage, Storage
 
 KEEP_ONE = Retention(1)
 

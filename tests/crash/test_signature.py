@@ -25,7 +25,7 @@ from trainer.checkpoint.commit import (
 from trainer.checkpoint.manifest import DamagedError, sums_of_file
 from trainer.checkpoint.retention import Retention, delete_old
 from trainer.errors import ConfigError
-from trainer.storage import Storage, crc32c_of
+from trainer.storage.base import Storage, crc32c_of
 
 KEY = b"right"
 SIGNED_WITH = {"the right key": KEY, "another key": b"wrong", "no key": b""}

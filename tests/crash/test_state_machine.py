@@ -25,10 +25,10 @@ from trainer.checkpoint import commit as protocol
 from trainer.checkpoint import retention as clearing
 from trainer.checkpoint.attempts import Attempts, begin_at, claim_attempt, note_end, read_attempts
 from trainer.checkpoint.commit import FOLDER, DamagedError, Listing, checkpoint_name, newest_good, reject, verify
-from trainer.checkpoint.crash_points import POINTS
+from trainer.checkpoint.fault_points import POINTS
 from trainer.checkpoint.retention import Retention, delete_old, sweep_leftovers
 from trainer.errors import ExitCode, UserError
-from trainer.storage import LocalStorage, Storage
+from trainer.storage.base import LocalStorage, Storage
 
 IN_PROTOCOL = POINTS[POINTS.index("first file uploaded") :]
 FILES = ("deep/shard-0", "deep/shard-1", "small-0", "node-0.json", "node-1.json", "COMMIT")
@@ -300,7 +300,7 @@ class CheckpointsOnGcs(Checkpoints):
     """The same on the strict fake server."""
 
     def make_store(self) -> Storage:
-        from trainer.storage_gcs import GcsStorage
+        from trainer.storage.gcs import GcsStorage
 
         self.server = FakeGcs(buckets=["bucket"], page_size=5).__enter__()
         self.cache = mock.patch.dict("os.environ", {"VLMPIPE_CACHE_DIR": str(self.folder / "cache")})

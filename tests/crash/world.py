@@ -23,7 +23,7 @@ from trainer.checkpoint.commit import (
     verify,
 )
 from trainer.checkpoint.retention import Retention, delete_old, sweep_leftovers
-from trainer.storage import Storage, crc32c_of
+from trainer.storage.base import Storage, crc32c_of
 
 
 def contents(step: int) -> dict[str, bytes]:

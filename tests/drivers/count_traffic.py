@@ -19,13 +19,13 @@ from torch.profiler import ProfilerActivity, profile
 from benchmarks.flop_cases import QWEN2_5_VL, QWEN3_VL, model_config
 from benchmarks.measure_memory import sums_at_once
 from benchmarks.tiny_runs import strategy_changes
-from trainer.batches import RowBatch
-from trainer.models.recompute import Recompute
-from trainer.models.table import family_of
-from trainer.strategies.table import build_strategy
-from trainer.trace_rows import RowShape, inputs_of
-from trainer.train_config import TrainConfig
-from trainer.worker import Worker, run_worker, start_worker
+from trainer.config.train import TrainConfig
+from trainer.dataloading.batches import RowBatch
+from trainer.distributed.process import Worker, run_worker, start_worker
+from trainer.models.layers.recompute_policy import Recompute
+from trainer.models.registry import family_of
+from trainer.strategies.registry import build_strategy
+from trainer.tracing.fake_inputs import RowShape, inputs_of
 
 MICRO_STEPS, MICRO_ROWS, ROW_TOKENS, LABELS, VOCABULARY = 2, 2, 64, 20, 300  # and one image
 MARK = "traffic: "

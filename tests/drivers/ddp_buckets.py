@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from trainer.batches import RowBatch
+from trainer.config.train import TrainConfig
+from trainer.dataloading.batches import RowBatch
+from trainer.distributed.process import Worker, run_worker, start_worker
 from trainer.strategies.ddp import Ddp
-from trainer.train_config import TrainConfig
-from trainer.worker import Worker, run_worker, start_worker
 
 MARK = "found: "
 WIDTH, MATRICES = 1024, 17  # 4 MiB each

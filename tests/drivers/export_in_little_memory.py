@@ -9,11 +9,11 @@ from pathlib import Path
 import torch
 
 from trainer.checkpoint.commit import newest_good
-from trainer.checkpoint.export import export_checkpoint
-from trainer.config import JobConfig
-from trainer.data.conversation import load_tokenizer
-from trainer.models.table import family_of
-from trainer.storage import open_storage
+from trainer.checkpoint.hf_export import export_checkpoint
+from trainer.config.job import JobConfig
+from trainer.data.tokenize import load_tokenizer
+from trainer.models.registry import family_of
+from trainer.storage.base import open_storage
 
 
 def main() -> None:

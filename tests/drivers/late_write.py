@@ -15,10 +15,10 @@ from torch import nn
 
 from benchmarks.measure_memory import row_batch
 from benchmarks.memory_cases import Case
-from trainer.models.table import family_of
-from trainer.strategies.strategy import Strategy
-from trainer.strategies.table import build_strategy
-from trainer.worker import Worker, run_worker, start_worker
+from trainer.distributed.process import Worker, run_worker, start_worker
+from trainer.models.registry import family_of
+from trainer.strategies.base import Strategy
+from trainer.strategies.registry import build_strategy
 
 MARK = "losses: "
 STEPS = 3  # after the snapshot

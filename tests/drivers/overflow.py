@@ -16,8 +16,8 @@ import torch.distributed as dist
 from benchmarks.measure_memory import row_batch
 from benchmarks.memory_cases import Case
 from tests.drivers.late_write import build
-from trainer.trace_rows import RowShape
-from trainer.worker import Worker, run_worker, start_worker
+from trainer.distributed.process import Worker, run_worker, start_worker
+from trainer.tracing.fake_inputs import RowShape
 
 MARK = "found: "
 TOO_MUCH = 2.0**60

@@ -15,10 +15,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from trainer.batches import RowBatch
+from trainer.config.train import TrainConfig
+from trainer.dataloading.batches import RowBatch
+from trainer.distributed.process import Worker, run_worker, start_worker
 from trainer.strategies.ddp import Ddp
-from trainer.train_config import TrainConfig
-from trainer.worker import Worker, run_worker, start_worker
 
 MARK = "found: "
 WIDTH, LAYERS = 320, 7  # 400 KiB a matrix: the first bucket, of 1 MiB, has three, and DDP lays them out anew

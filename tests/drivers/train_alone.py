@@ -11,7 +11,7 @@ import weakref
 from typing import Any
 
 from benchmarks.gpu_runs import TINY, Run, alone, case_of, empty
-from trainer.worker import Worker, run_worker, start_worker
+from trainer.distributed.process import Worker, run_worker, start_worker
 
 MARK = "alive: "
 

@@ -10,10 +10,11 @@ from typing import Any
 
 import torch
 
-from trainer import loop, step_totals
-from trainer.config import JobConfig
+from trainer import loop
+from trainer.config.job import JobConfig
+from trainer.distributed.process import StopRequest, run_worker, start_worker
 from trainer.errors import ExitCode
-from trainer.worker import StopRequest, run_worker, start_worker
+from trainer.monitoring import step_metrics as step_totals
 
 
 def main() -> int:

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-import trainer.parts
+import trainer.setup
 from tests.drivers import train_many
-from trainer.worker import run_worker
+from trainer.distributed.process import run_worker
 
 Watched = list[tuple[nn.Module, dict[str, Tensor]]]
 
@@ -35,7 +35,7 @@ def _local(parameter: Any) -> Tensor:
 
 def main() -> int:
     kept: Watched = []
-    trainer.parts.build_strategy = watched(trainer.parts.build_strategy, kept)
+    trainer.setup.build_strategy = watched(trainer.setup.build_strategy, kept)
     code = train_many.main()
     assert any(before for _, before in kept), "some weights must be frozen"  # not in each stage of a pipeline
     for module, before in kept:

@@ -8,9 +8,9 @@ from __future__ import annotations
 import argparse
 import resource
 
-from trainer.config import JobConfig
+from trainer.config.job import JobConfig
+from trainer.distributed.process import StopRequest, run_worker, start_worker
 from trainer.loop import train
-from trainer.worker import StopRequest, run_worker, start_worker
 
 
 def main() -> int:

@@ -145,7 +145,7 @@ class Terminal:
 IN_TERMINAL = """
 import fcntl, sys, termios
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-from pipelines.cli import main
+from vlmpipe.cli.app import main
 main()
 """
 

@@ -16,9 +16,9 @@ from PIL import Image
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from tests.short_form import WHOLE, only_whole
-from trainer.data.index import Index
-from trainer.data.shards import ShardReader
-from trainer.storage import open_storage
+from trainer.data.shards.index import Index
+from trainer.data.shards.tar import ShardReader
+from trainer.storage.base import open_storage
 
 ROOT = Path(__file__).parents[2]
 STEPS = {
@@ -43,7 +43,7 @@ def run_quickstart(root: Path, *overrides: str) -> tuple[Path, str]:
     command = [
         sys.executable,
         "-m",
-        "pipelines.cli",
+        "vlmpipe.cli.app",
         "run",
         "configs/digits.yaml",
         f"output.root_uri={root}",

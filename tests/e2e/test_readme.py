@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 import typer
 
-from pipelines.cli import app
-from pipelines.config import load_run_file
 from tests.e2e.commands import command_lines
+from vlmpipe.cli.app import app
+from vlmpipe.config.run_config import load_run_file
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from components.report import write_report
 from tests.report_fixture import make_run
+from vlmpipe.report.build import write_report
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="the package playwright is not installed")
 

@@ -51,7 +51,7 @@ def test_the_tutorial_goes_from_llava_json_to_a_model_that_transformers_loads(tm
 def _as_module(line: str) -> list[str]:
     program, verb, *arguments = shlex.split(line)
     assert program == "vlmpipe"
-    return [sys.executable, "-m", "pipelines.cli", verb, *arguments, *(CUT_SHORT if verb == "run" else [])]
+    return [sys.executable, "-m", "vlmpipe.cli.app", verb, *arguments, *(CUT_SHORT if verb == "run" else [])]
 
 
 def _run(command: list[str], folder: Path) -> None:

@@ -19,15 +19,15 @@ from pathlib import Path
 
 from google.cloud.aiplatform_v1.types import PipelineJob
 
-from pipelines.buckets import buckets_of
-from pipelines.config import RunConfig, load_run_file
-from pipelines.planner.checks import EXAMPLE_PROJECT
-from pipelines.vertex_api import ENDPOINT_VARIABLE
+from pipelines.check import EXAMPLE_PROJECT
 from tests.fakes.gcs import FakeGcs
 from tests.fakes.vertex import FakeVertex
 from tests.fakes.vertex_courses import Move, tasks_of
 from tests.vertex_runs import DONE, TRAINING
 from trainer.errors import run_main
+from vlmpipe.backends.vertex.bucket_checks import buckets_of
+from vlmpipe.backends.vertex.client import ENDPOINT_VARIABLE
+from vlmpipe.config.run_config import RunConfig, load_run_file
 
 
 class SelfMovingVertex(FakeVertex):

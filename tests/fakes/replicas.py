@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from components.local_job import run_local_job
 from trainer.errors import UserError
+from vlmpipe.backends.local.job import run_local_job
 
 PRELUDE = """
 import json, os, pathlib, signal, subprocess, sys

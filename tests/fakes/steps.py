@@ -24,7 +24,7 @@ def prepare_data(run_uri: str, metrics: Output[Metrics]) -> NamedTuple(
 def plan_data(run_uri: str) -> list[str]:
     import os
 
-    from components.steps import shares_of
+    from components.runtime.step_logic import shares_of
 
     with open(os.environ["TEST_TRACE"], "a") as trace:
         trace.write("plan-data\n")
@@ -34,7 +34,7 @@ def plan_data(run_uri: str) -> list[str]:
 def prepare_chunks(share: str) -> int:
     import os
 
-    from components.steps import read_share
+    from components.runtime.step_logic import read_share
 
     task, tasks, run_uri = read_share(share)
     with open(os.environ["TEST_TRACE"], "a") as trace:
@@ -48,7 +48,7 @@ def hold_data(run_uri: str, metrics: Output[Metrics]) -> NamedTuple(
     import os
     import signal
 
-    from components.shell import step
+    from components.runtime.step_context import step
 
     with open(os.environ["TEST_ALIVE"], "w"), step(run_uri, "prepare-data"):
         print("ready", flush=True)
@@ -78,9 +78,9 @@ def run_job(
 ) -> NamedTuple("Outputs", [("gcp_resources", str)]):  # type: ignore[valid-type]
     import os
 
-    from components.custom_job import parse_job_spec
-    from components.shell import step
+    from components.runtime.step_context import step
     from trainer.errors import DataError
+    from vlmpipe.job_spec.parse import parse_job_spec
 
     name = labels["vlmpipe-step"]
     with open(os.environ["TEST_TRACE"], "a") as trace:
@@ -127,7 +127,7 @@ def decide(run_uri: str, metrics: Output[Metrics], report: Output[HTML]) -> str:
     import os
     import signal
 
-    from components.shell import step
+    from components.runtime.step_context import step
 
     with open(os.environ["TEST_TRACE"], "a") as trace:
         trace.write("decide\n")
@@ -158,4 +158,4 @@ def replace_steps(monkeypatch: pytest.MonkeyPatch, *, kept: str = "") -> None:
     for step in (plan_data, prepare_chunks, prepare_data, *collecting, sync_checkpoint, decide, register_model, notify):
         if step.__name__ != kept:
             monkeypatch.setattr(f"pipelines.training.{step.__name__}", step)
-    monkeypatch.setattr("components.run_job.run_job", run_job)
+    monkeypatch.setattr("components.run_local_job.run_job", run_job)

@@ -14,7 +14,7 @@ from google.longrunning.operations_pb2 import Operation
 from google.protobuf import json_format
 from google.protobuf.empty_pb2 import Empty
 
-from pipelines.planner.cron import starts_after
+from vlmpipe.planner.cost.cron import starts_after
 
 CRON = re.compile(r"(?:(?:CRON_)?TZ=(\S+) )?(\S+ \S+ \S+ \S+ \S+)")
 FILTER = re.compile(r'display_name="([^"]*)"')

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from components import local_supervisor
 from tests.fakes.gcs import FakeGcs
-from trainer.storage_gcs import RETRY, GcsStorage
+from trainer.storage.gcs import RETRY, GcsStorage
+from vlmpipe.backends.local import supervisor as local_supervisor
 
 QUICK_RETRY = RETRY.with_delay(initial=0.01, maximum=0.05).with_timeout(5.0)
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from google.cloud import storage
 
-from pipelines.buckets import buckets_of, lies_in
-from pipelines.config import load_run_file
 from tests.fakes.gcs import FakeGcs, Fault
 from tests.fakes.vertex import FakeVertex
 from tests.submit_runs import CONFIG, MINE, Submit, running_vertex, scheduler, submitter
+from vlmpipe.backends.vertex.bucket_checks import buckets_of, lies_in
+from vlmpipe.config.run_config import load_run_file
 
 THERE = "/storage/v1/b/example-bucket"
 

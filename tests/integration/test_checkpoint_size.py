@@ -10,8 +10,8 @@ import pytest
 
 from tests.short_form import chosen
 from tests.trainer_runs import encode_features, make_run, run_ranks
-from trainer.checkpoint.size import checkpoint_bytes
-from trainer.config import JobConfig
+from trainer.config.job import JobConfig
+from trainer.sizing.checkpoint_size import checkpoint_bytes
 
 RANKS = 2
 AVERAGED = {"train.ema_decay": 0.9}

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.trainer_runs import make_run, metrics, run_ranks, summary
-from trainer.communication import CPU_SIZES_BYTES, FILE, PASSES
+from trainer.distributed.collective_benchmark import CPU_SIZES_BYTES, FILE, PASSES
 
 KINDS = {"all ranks": 4, "ranks of a node": 2, "one rank of each node": 2}
 

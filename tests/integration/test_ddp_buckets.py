@@ -9,7 +9,7 @@ import pytest
 
 from tests.drivers.ddp_buckets import MARK, MATRICES, STEPS, WIDTH
 from tests.trainer_runs import run_ranks
-from trainer.strategies.bucket_sizes import MIB
+from trainer.sizing.gradient_buckets import MIB
 
 CLUSTER_SPEC = {
     "cluster": {"workerpool0": ["a:2222"], "workerpool1": ["b:2222"], "workerpool2": ["c:2222", "d:2222"]},

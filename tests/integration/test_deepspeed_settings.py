@@ -14,13 +14,13 @@ from torch import nn
 
 from tests.integration.test_equalities import HELD_OUT
 from tests.trainer_runs import losses, make_run, metrics, train_runs
-from trainer.config import JobConfig
+from trainer.config.job import JobConfig
+from trainer.config.train import DECIDED_HERE, TrainConfig
+from trainer.distributed.process import Worker
 from trainer.errors import ConfigError
-from trainer.parts import build_parts
-from trainer.strategies.deepspeed_needs import require_fp16_gradients
-from trainer.strategies.deepspeed_settings import Sizes, engine_settings
-from trainer.train_config import DECIDED_HERE, TrainConfig
-from trainer.worker import Worker
+from trainer.setup import build_parts
+from trainer.sizing.deepspeed_config import Sizes, engine_settings
+from trainer.strategies.deepspeed.requirements import require_fp16_gradients
 
 GIVEN = {"zero_optimization": {"overlap_comm": True}, "wall_clock_breakdown": True}
 NODES, RANKS = 2, 2

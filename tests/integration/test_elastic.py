@@ -19,8 +19,8 @@ from tests.trainer_runs import encode_features, losses, make_run, run_ranks, sum
 from trainer.checkpoint.attempts import read_attempts
 from trainer.checkpoint.commit import committed, newest_good
 from trainer.checkpoint.mirror import mirror_checkpoint, mirror_of
-from trainer.config import JobConfig
-from trainer.storage import open_storage
+from trainer.config.job import JobConfig
+from trainer.storage.base import open_storage
 
 STOP_STEP = 3
 RELATIVE = 1e-5

@@ -22,10 +22,10 @@ from benchmarks.tiny_runs import strategy_changes
 from tests.short_form import WHOLE, chosen, only_whole
 from tests.trainer_runs import encode_features, losses, make_run, metrics, summary, train_runs
 from trainer.checkpoint.commit import Checkpoint, committed, fetch_folder, newest_good, read_record
-from trainer.checkpoint.weights import open_weights
-from trainer.config import JobConfig
-from trainer.storage import open_storage
-from trainer.strategies.table import strategy_names
+from trainer.checkpoint.weight_reader import open_weights
+from trainer.config.job import JobConfig
+from trainer.storage.base import open_storage
+from trainer.strategies.registry import strategy_names
 
 RELATIVE = 1e-5  # fp32 sums in another order
 RELATIVE_BF16 = 5e-3

@@ -8,7 +8,7 @@ import pytest
 
 from tests.short_form import chosen
 from tests.trainer_runs import encode_features, losses, make_run, summary, train_runs
-from trainer.config import JobConfig
+from trainer.config.job import JobConfig
 
 RANKS = 4
 STOP_STEP = 2

@@ -14,14 +14,14 @@ from google.cloud.aiplatform import initializer
 from kfp.dsl import PipelineTaskFinalStatus
 
 from components.notify import notify
-from pipelines import experiments
-from pipelines.config import load_run_file
-from pipelines.experiments import LONGEST_ID_CHARS, log_run, run_name
+from components.runtime import vertex_experiments as experiments
+from components.runtime.vertex_experiments import LONGEST_ID_CHARS, log_run, run_name
 from tests.fakes.gcs import FakeGcs
 from tests.fakes.vertex import FakeVertex, Fault
 from tests.submit_runs import CONFIG, MINE
 from tests.vertex_runs import JOB, RUN, put
-from trainer.config import RunPaths
+from trainer.config.job import RunPaths
+from vlmpipe.config.run_config import load_run_file
 
 pytest_plugins = ("tests.vertex_fixtures",)
 EXPERIMENT = "llava-trials"
@@ -76,7 +76,7 @@ def test_a_run_is_logged_with_its_settings_and_results_and_again_only_once(asked
 def test_the_exit_handler_logs_and_a_failure_to_log_fails_nothing(
     asked: FakeVertex, bucket: FakeGcs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("components.steps.close_run", lambda run_uri, state: "report written")
+    monkeypatch.setattr("components.runtime.step_logic.close_run", lambda run_uri, state: "report written")
     status = PipelineTaskFinalStatus("CANCELLED", RUN, "run", 1, "cancelled")
     for fault, said in ((None, "logged as"), (Fault("status", "GET", code=403), "warning: NOT logged")):
         asked.faults = [fault] if fault else []

@@ -30,7 +30,6 @@ from transformers import (
 )
 
 from benchmarks.tiny_runs import TINY
-from components.model_card import model_card
 from tests.integration.test_equalities import trained_weights
 from tests.preloaded import REPOSITORY
 from tests.short_form import only_whole
@@ -44,19 +43,20 @@ from trainer.checkpoint.commit import (
     newest_good,
     upload_node_files,
 )
-from trainer.checkpoint.export import Merged, export_checkpoint
-from trainer.checkpoint.hf_weights import saved_names, write_weights
+from trainer.checkpoint.hf_export import Merged, export_checkpoint
+from trainer.checkpoint.safetensors_writer import saved_names, write_weights
 from trainer.checkpoint.sync import sync_run
-from trainer.checkpoint.weights import open_weights
-from trainer.config import JobConfig
-from trainer.data.conversation import load_tokenizer, make_tokenizer
-from trainer.digest import weights_sha256
+from trainer.checkpoint.weight_reader import open_weights
+from trainer.config.job import JobConfig
+from trainer.config.model import ModelConfig, WeightsConfig
+from trainer.data.tokenize import load_tokenizer, make_tokenizer
 from trainer.errors import ConfigError
-from trainer.model_config import ModelConfig, WeightsConfig
-from trainer.models.table import family_of
-from trainer.parts import model_sha256
-from trainer.storage import open_storage
-from trainer.strategies.deepspeed import TAG
+from trainer.models.registry import family_of
+from trainer.setup import model_sha256
+from trainer.storage.base import open_storage
+from trainer.strategies.deepspeed.engine import TAG
+from trainer.weights_digest import weights_sha256
+from vlmpipe.registry.model_card import model_card
 
 STRATEGIES = ("ddp", "fsdp", "zero1", "zero2", "zero3")
 TIED = {"model.language_model.config.tie_word_embeddings": True}

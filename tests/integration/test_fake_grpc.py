@@ -11,12 +11,12 @@ from google.cloud.aiplatform_v1 import CancelPipelineJobRequest, JobServiceClien
 from google.protobuf import json_format
 
 from pipelines.compile import compile_pipeline
-from pipelines.config import RunConfig, load_run_file
-from pipelines.planner.job_spec import job_spec
-from pipelines.vertex_job import Submission, prepare
 from tests.fakes.vertex import FakeVertex
 from tests.fakes.vertex_grpc import grpc_door
 from tests.submit_runs import CONFIG, MINE
+from vlmpipe.backends.vertex.pipeline_job import Submission, prepare
+from vlmpipe.config.run_config import RunConfig, load_run_file
+from vlmpipe.job_spec.build import job_spec
 
 RUN_URI = "gs://example-bucket/vlmpipe/runs/r"
 

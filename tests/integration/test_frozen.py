@@ -16,8 +16,8 @@ from tests.integration.test_lora import built_model, trained_weights
 from tests.short_form import chosen
 from tests.trainer_runs import encode_features, losses, make_run, run_ranks, summary
 from trainer.checkpoint.sync import sync_run
-from trainer.config import JobConfig
-from trainer.parts import model_sha256
+from trainer.config.job import JobConfig
+from trainer.setup import model_sha256
 
 RELATIVE, RELATIVE_BF16 = 1e-5, 5e-3
 STEPS, STOP_STEP = 5, 3

@@ -14,7 +14,7 @@ import pytest
 from tests.e2e.disk import SmallDisk, ext4_disk
 from tests.short_form import chosen, only_whole
 from tests.trainer_runs import encode_features, ends_of_ranks, make_run
-from trainer.config import JobConfig
+from trainer.config.job import JobConfig
 from trainer.errors import ExitCode
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="state lies in mapped files, whose room is taken first")

@@ -12,11 +12,11 @@ from benchmarks.tiny_runs import strategy_changes
 from tests.integration.test_equalities import NODES, RELATIVE, trained_weights
 from tests.short_form import chosen
 from tests.trainer_runs import losses, make_run, metrics, summary, train_runs
-from trainer.config import JobConfig
+from trainer.config.job import JobConfig
+from trainer.distributed.process import Worker
 from trainer.errors import ConfigError
-from trainer.parts import build_parts
-from trainer.strategies.table import strategy_names
-from trainer.worker import Worker
+from trainer.setup import build_parts
+from trainer.strategies.registry import strategy_names
 
 NUM_STEPS = 5
 RUN = {"train.max_steps": NUM_STEPS, "features.cache": "off", "data.pack": False, "data.held_out_fraction": 0.2}

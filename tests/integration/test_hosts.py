@@ -22,8 +22,8 @@ import pytest
 from tests.images.hosts import HOSTS, kill_all, known_names, shape, two_hosts
 from tests.short_form import only_whole
 from tests.trainer_runs import make_run, metrics
-from trainer.communication import CPU_SIZES_BYTES, FILE
-from trainer.config import JobConfig
+from trainer.config.job import JobConfig
+from trainer.distributed.collective_benchmark import CPU_SIZES_BYTES, FILE
 
 RATE_MBIT_PER_S = 40
 RATE_GB_PER_S = RATE_MBIT_PER_S / 8000

@@ -12,25 +12,25 @@ import torch
 
 from tests.trainer_runs import make_run, metrics, run_ranks, summary, train_runs
 from trainer.checkpoint.sync import sync_run
-from trainer.config import JobConfig
-from trainer.data.index import Index
-from trainer.digest import weights_sha256
+from trainer.config.job import JobConfig
+from trainer.config.model import ModelConfig
+from trainer.data.shards.index import Index
 from trainer.errors import ConfigError, DataError
-from trainer.features.reader import FeatureReader, missing_images
-from trainer.features.store import features_key
-from trainer.model_config import ModelConfig
-from trainer.models.table import family_of
-from trainer.storage import LocalStorage, open_storage
+from trainer.feature_cache.reader import FeatureReader, missing_images
+from trainer.feature_cache.store import features_key
+from trainer.models.registry import family_of
+from trainer.storage.base import LocalStorage, open_storage
+from trainer.weights_digest import weights_sha256
 
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> JobConfig:
     """A run whose features are encoded and whose model is trained a little, exported and evaluated."""
     job = make_run(tmp_path_factory.mktemp("jobs"), "run", {"train.epochs": 1})
-    run_ranks("trainer.features.build", ["--config", f"{job.run.run_uri}/run.json"], processes=2)
+    run_ranks("trainer.feature_cache.encode", ["--config", f"{job.run.run_uri}/run.json"], processes=2)
     train_runs([job, job], processes=1)  # the second time nothing is left to do
     sync_run(job)
-    run_ranks("trainer.evaluate", ["--config", f"{job.run.run_uri}/run.json"], processes=2)
+    run_ranks("trainer.evaluation.evaluate", ["--config", f"{job.run.run_uri}/run.json"], processes=2)
     return job
 
 
@@ -61,7 +61,7 @@ def test_every_image_has_features_of_the_tower(job: JobConfig) -> None:
 def test_encoding_again_does_nothing(job: JobConfig) -> None:
     store = LocalStorage(job.pointers().features_uri)
     before = store.list()
-    run_ranks("trainer.features.build", ["--config", f"{job.run.run_uri}/run.json"], processes=1)
+    run_ranks("trainer.feature_cache.encode", ["--config", f"{job.run.run_uri}/run.json"], processes=1)
     assert store.list() == before
 
 
@@ -131,7 +131,7 @@ def test_the_scores_are_those_of_the_predictions(job: JobConfig, result: dict[st
 def test_evaluating_on_another_number_of_processes_gives_the_same_result(
     job: JobConfig, result: dict[str, Any]
 ) -> None:
-    run_ranks("trainer.evaluate", ["--config", f"{job.run.run_uri}/run.json"], processes=1)
+    run_ranks("trainer.evaluation.evaluate", ["--config", f"{job.run.run_uri}/run.json"], processes=1)
     again = json.loads(open_storage(job.run.run_uri).read("evaluate.json"))
     assert again["loss"] == pytest.approx(result["loss"], rel=1e-6)
     assert {key: again[key] for key in ("exact_match", "slices", "held_out_sha256")} == {

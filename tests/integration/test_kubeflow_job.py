@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from components import train_job_watch
-from components.run_train_job import run_train_job
+from components.run_kubeflow_job import run_train_job
 from tests.fakes.kubernetes_api import FakeKubernetes
 from tests.fakes.train_job_pods import Course, Scene, pod
 from tests.kubeflow_steps import inputs, run_folder, start_step, step_record
 from trainer.errors import ExitCode
+from vlmpipe.backends.kubeflow import watch as train_job_watch
 
 pytestmark = pytest.mark.timeout(120)
 

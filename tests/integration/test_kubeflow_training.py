@@ -17,14 +17,14 @@ from typing import Any
 import pytest
 import yaml
 
-from components.steps import job_metrics
+from components.runtime.step_logic import job_metrics
 from pipelines.compile import compile_pipeline
-from pipelines.config import load_run_file
 from tests.fakes.kubernetes_api import FakeKubernetes
 from tests.kubeflow_steps import IMAGE, inputs, run_folder, start_step, step_record
 from tests.short_form import only_whole
 from tests.trainer_runs import make_run, metrics
 from trainer.errors import ExitCode
+from vlmpipe.config.run_config import load_run_file
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -12,19 +12,19 @@ import pytest
 import yaml
 from google.api_core.retry import Retry
 
-from components.run_ladder import run_ladder
-from pipelines import vertex_job
+from components.run_vertex_job import run_ladder
 from pipelines.compile import compile_pipeline
-from pipelines.config import RunConfig, load_run_file
-from pipelines.ladder import Ladder
-from pipelines.planner.job_spec import check_jobs, job_settings, worker_pools
-from pipelines.problems import RunFileError
-from pipelines.vertex_api import ENDPOINT_VARIABLE, in_words
 from tests.fakes.vertex import FakeVertex, Fault
 from tests.fakes.vertex_jobs import Step
 from tests.unit.test_graph import all_tasks, shape, steps
 from trainer.errors import ConfigError, ExitCode, UserError
-from trainer.storage import LocalStorage
+from trainer.storage.base import LocalStorage
+from vlmpipe.backends.vertex import pipeline_job as vertex_job
+from vlmpipe.backends.vertex.capacity_fallback import Ladder
+from vlmpipe.backends.vertex.client import ENDPOINT_VARIABLE, in_words
+from vlmpipe.config.run_config import RunConfig, load_run_file
+from vlmpipe.config.validation_errors import RunFileError
+from vlmpipe.job_spec.build import check_jobs, job_settings, worker_pools
 
 ROOT = Path(__file__).parents[2]
 SPOT_FILE = ROOT / "configs/llava-7b-zero2-spot.yaml"

@@ -19,12 +19,12 @@ from google_cloud_pipeline_components.container.v1.custom_job import launcher
 from google_cloud_pipeline_components.container.v1.gcp_launcher import job_remote_runner
 
 from pipelines.compile import compile_pipeline
-from pipelines.config import RunConfig, load_run_file
-from pipelines.planner.job_spec import JOBS, Job, job_spec, step_of, worker_pools
 from tests.fakes.vertex import FakeVertex
 from tests.fakes.vertex_grpc import grpc_door
 from tests.fakes.vertex_jobs import Step
 from tests.submit_runs import CONFIG, MINE
+from vlmpipe.config.run_config import RunConfig, load_run_file
+from vlmpipe.job_spec.build import JOBS, Job, job_spec, step_of, worker_pools
 
 RUN_URI = "gs://example-bucket/vlmpipe/runs/r"
 INPUT = re.compile(r"\{\{\$\.inputs\.parameters\['(\w+)'\]\}\}")

@@ -28,15 +28,15 @@ from transformers import (
 )
 
 from tests.trainer_runs import TINY
-from trainer.checkpoint.hf_weights import write_weights
-from trainer.data.conversation import make_tokenizer, prompt
-from trainer.data.samples import Turn
+from trainer.checkpoint.safetensors_writer import write_weights
+from trainer.config.model import ModelConfig
+from trainer.data.sample import Turn
+from trainer.data.tokenize import make_tokenizer, prompt
 from trainer.errors import ConfigError, ExitCode, UserError
-from trainer.generate import generate_answers
-from trainer.model_config import ModelConfig
-from trainer.models.family import Family
-from trainer.models.pixels import PixelPreparer
-from trainer.models.table import family_of
+from trainer.evaluation.generate import generate_answers
+from trainer.models.base import Family
+from trainer.models.image_processor import PixelPreparer
+from trainer.models.registry import family_of
 
 TOWER = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
 LANGUAGE = {**TOWER, "num_key_value_heads": 2, "vocab_size": 300}

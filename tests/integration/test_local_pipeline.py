@@ -16,13 +16,13 @@ import pytest
 from kfp import local
 from kfp.local.logging_utils import indented_print
 
-from components.contained import contained
-from pipelines.config import RunConfig, load_run_file
 from pipelines.targets.local import print_put_back, run_local
 from tests.fakes.receiver import Receiver
 from tests.fakes.steps import replace_steps
 from tests.short_form import only_whole
 from trainer.errors import ExitCode
+from vlmpipe.backends.local.subreaper import contained
+from vlmpipe.config.run_config import RunConfig, load_run_file
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.timeout(120)
@@ -145,7 +145,7 @@ def test_the_real_notify_tells_the_webhook_and_never_changes_the_result(
 
 PARENT = """
 import subprocess, sys
-from components.contained import contained
+from vlmpipe.backends.local.subreaper import contained
 sys.exit(subprocess.call(contained(sys.argv[1:])))
 """
 PROGRAM = """

@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from components import restart_budget
-from components.local_job import run_local_job
-from components.restart_budget import CHAOS_VARIABLE, RETRIES_VARIABLE, RestartPolicy
 from tests.fakes.replicas import pool, record, run, run_failing, spec
 from trainer.errors import ExitCode
+from vlmpipe.backends.local import restart_policy as restart_budget
+from vlmpipe.backends.local.job import run_local_job
+from vlmpipe.backends.local.restart_policy import CHAOS_VARIABLE, RETRIES_VARIABLE, RestartPolicy
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("alive", "short_graces")]
 
@@ -171,7 +171,7 @@ signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
 print("ready", flush=True)
 signal.pause()
 """
-    body = "import json, sys; from components.run_job import run_job; run_job(**json.loads(sys.argv[1]))"
+    body = "import json, sys; from components.run_local_job import run_job; run_job(**json.loads(sys.argv[1]))"
     inputs = {
         "display_name": "t",
         "worker_pool_specs": [starting(tmp_path, script)],

@@ -18,15 +18,15 @@ from benchmarks.tiny_runs import strategy_changes
 from tests.short_form import chosen
 from tests.trainer_runs import losses, make_run, metrics, summary, train_runs
 from trainer.checkpoint.commit import committed, fetch_folder, newest_good
-from trainer.checkpoint.export import export_checkpoint
+from trainer.checkpoint.hf_export import export_checkpoint
 from trainer.checkpoint.sync import sync_run
-from trainer.checkpoint.weights import open_weights
-from trainer.config import JobConfig
-from trainer.data.conversation import load_tokenizer
+from trainer.checkpoint.weight_reader import open_weights
+from trainer.config.job import JobConfig
+from trainer.data.tokenize import load_tokenizer
 from trainer.errors import ConfigError
-from trainer.models.frozen import is_adapter
-from trainer.models.table import family_of
-from trainer.storage import open_storage
+from trainer.models.layers.freeze import is_adapter
+from trainer.models.registry import family_of
+from trainer.storage.base import open_storage
 
 STRATEGIES = ("ddp", "fsdp", "zero2", "tp")
 # One strategy of each checkpoint format, and one that splits each adapter.

@@ -11,8 +11,8 @@ from tests.integration.test_native_models import TOWER_TRAINED
 from tests.integration.test_native_parallel import base_of, train
 from tests.short_form import only_whole
 from tests.trainer_runs import losses, make_run
-from trainer.config import JobConfig
-from trainer.model_config import GRID_FAMILIES
+from trainer.config.job import JobConfig
+from trainer.config.model import GRID_FAMILIES
 
 pytestmark = [pytest.mark.slow, only_whole]
 RANKS = {"ddp": 1, "tp": 2, "pp": 2, "tp+fsdp": 4}

@@ -17,27 +17,28 @@ from transformers import AutoImageProcessor, AutoModelForImageTextToText, AutoTo
 
 from benchmarks.tiny_native import CONFIGS, TILES, model_section
 from benchmarks.tiny_runs import strategy_changes
-from components.model_card import loading
 from tests.native_fixture import SIZES, picture, write_data
 from tests.short_form import WHOLE, only_whole
 from tests.trainer_runs import encode_features, losses, make_run, metrics, run_ranks, summary, train_runs
 from trainer.checkpoint.sync import sync_run
-from trainer.config import JobConfig
-from trainer.data.conversation import encode_sample, make_tokenizer
-from trainer.data.samples import IMAGE_TOKEN, Turn
-from trainer.digest import weights_sha256
+from trainer.config.job import JobConfig
+from trainer.config.model import GRID_FAMILIES, ModelConfig
+from trainer.data.sample import IMAGE_TOKEN, Turn
+from trainer.data.tokenize import encode_sample, make_tokenizer
+from trainer.distributed.process import Worker
 from trainer.errors import ConfigError
-from trainer.evaluate import load_subject
-from trainer.model_config import GRID_FAMILIES, ModelConfig
-from trainer.models import qwen_row, smolvlm
-from trainer.models.frozen import part_of
+from trainer.evaluation.evaluate import load_subject
+from trainer.models.image_processor import image_preparer, opened
 from trainer.models.image_tokens import image_form_of, image_tokens_of
-from trainer.models.images import Images
-from trainer.models.pixels import image_preparer, opened
-from trainer.models.qwen_sizes import sizes_of
-from trainer.models.table import family_of
-from trainer.storage import open_storage
-from trainer.worker import Worker
+from trainer.models.layers.freeze import part_of
+from trainer.models.qwen_vl import model as qwen_row
+from trainer.models.qwen_vl.vision_metadata import sizes_of
+from trainer.models.registry import family_of
+from trainer.models.smolvlm import family as smolvlm
+from trainer.sizing.image_inputs import Images
+from trainer.storage.base import open_storage
+from trainer.weights_digest import weights_sha256
+from vlmpipe.registry.model_card import loading
 
 FAMILIES = sorted(CONFIGS)
 TRAINED = FAMILIES if WHOLE else ["qwen3_vl"]  # over several processes; all else is tested of each family
@@ -316,7 +317,7 @@ def test_resumed_equals_uninterrupted(runs: dict[str, JobConfig]) -> None:
 def test_an_export_gives_the_same_logits_and_answers_in_plain_transformers(runs: dict[str, JobConfig]) -> None:
     job = runs["reference-tower"]
     sync_run(job)
-    run_ranks("trainer.evaluate", ["--config", f"{job.run.run_uri}/run.json"], processes=1)
+    run_ranks("trainer.evaluation.evaluate", ["--config", f"{job.run.run_uri}/run.json"], processes=1)
     folder = open_storage(job.run.run_uri).uri("export")
     plain = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32).eval()
     tokenizer, processor = AutoTokenizer.from_pretrained(folder), AutoImageProcessor.from_pretrained(folder)

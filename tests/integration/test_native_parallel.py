@@ -23,13 +23,13 @@ from tests.native_fixture import SIZES, picture, write_data
 from tests.short_form import WHOLE, chosen, only_whole
 from tests.trainer_runs import encode_features, losses, make_run, metrics, summary, train_runs
 from trainer.checkpoint.sync import sync_run
-from trainer.config import JobConfig
+from trainer.config.job import JobConfig
+from trainer.config.model import GRID_FAMILIES
 from trainer.errors import ConfigError
-from trainer.model_config import GRID_FAMILIES
-from trainer.models.pixels import image_preparer
-from trainer.storage import open_storage
-from trainer.strategies import split
-from trainer.strategies.split import require_splittable
+from trainer.models.image_processor import image_preparer
+from trainer.storage.base import open_storage
+from trainer.strategies.tensor_parallel import plan as split
+from trainer.strategies.tensor_parallel.plan import require_splittable
 
 Content = dict[str, Any]  # changes of the run file
 STEPS, STOP_STEP = 4, 2

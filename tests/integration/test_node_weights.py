@@ -16,7 +16,7 @@ import torch
 from tests.integration.test_equalities import HELD_OUT, RELATIVE, STOP_STEP, TOWER_TRAINED, trained_weights
 from tests.short_form import only_whole
 from tests.trainer_runs import losses, make_run, metrics, summary, train_runs
-from trainer.config import JobConfig
+from trainer.config.job import JobConfig
 
 pytestmark = only_whole
 

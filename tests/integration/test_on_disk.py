@@ -12,7 +12,7 @@ import pytest
 
 from tests.short_form import chosen, only_whole
 from tests.trainer_runs import encode_features, losses, make_run, run_ranks, summary
-from trainer.config import JobConfig
+from trainer.config.job import JobConfig
 
 RANKS, STOP_STEP = 2, 2
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

@@ -19,8 +19,8 @@ from tests.integration.test_tensor_parallel import MODEL as HARD_TO_SPLIT
 from tests.short_form import WHOLE, chosen
 from tests.trainer_runs import losses, make_run, metrics, summary, train_runs
 from trainer.checkpoint.commit import committed
-from trainer.config import JobConfig
-from trainer.storage import open_storage
+from trainer.config.job import JobConfig
+from trainer.storage.base import open_storage
 
 pytestmark = pytest.mark.slow
 

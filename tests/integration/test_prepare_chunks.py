@@ -12,10 +12,10 @@ from tests.chunk_fixture import CHUNK, RECORDS, ChunkedSet, fixed_tokenizer, pro
 from tests.data_fixture import job_config, png, prepared_files, record, run_prepare
 from tests.data_formats import Captioned, captioned, write_parquet, write_tars
 from tests.fakes.gcs import FakeGcs
-from trainer.data.prepare import plan_chunks, prepare_share
-from trainer.data.shard_cache import CACHE_FOLDER, GIB
-from trainer.data.sources.files import SHARE_OF_CACHE, SourceFiles
-from trainer.storage import Storage, open_storage
+from trainer.data.prepare.pipeline import plan_chunks, prepare_share
+from trainer.data.shards.disk_cache import CACHE_FOLDER, GIB
+from trainer.data.sources.file_patterns import SHARE_OF_CACHE, SourceFiles
+from trainer.storage.base import Storage, open_storage
 
 BUCKET = "gs://bucket/data"
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from components import registry as registry_module
-from components.registry import Candidate, FolderRegistry
 from tests.fakes.gcs import FakeGcs
 from tests.integration.conftest import QUICK_RETRY
 from trainer.errors import UserError
-from trainer.storage import LocalStorage, Storage
-from trainer.storage_gcs import GcsStorage
+from trainer.storage.base import LocalStorage, Storage
+from trainer.storage.gcs import GcsStorage
+from vlmpipe.registry import folder as registry_module
+from vlmpipe.registry.folder import Candidate, FolderRegistry
 
 ROOT = "gs://bucket/some/root/registry"
 

@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from trainer.cluster import Cluster
+from trainer.distributed.cluster_env import Cluster
+from trainer.distributed.rendezvous import TIMEOUT_VARIABLE, meet, rendezvous_timeout_s
 from trainer.errors import ConfigError, ExitCode, UserError
-from trainer.rendezvous import TIMEOUT_VARIABLE, meet, rendezvous_timeout_s
 
 pytestmark = pytest.mark.timeout(90)
 

@@ -12,18 +12,18 @@ from typing import Any
 import pytest
 
 from benchmarks.tiny_runs import TINY, merged
-from components.registry import FolderRegistry
-from components.release import decide_run, register_run
-from components.steps import prepare_run
+from components.runtime.step_logic import prepare_run
 from tests.chunk_fixture import fixed_tokenizer
 from tests.data_fixture import conversation, llava_folder, record, write_json
 from tests.short_form import only_whole
 from tests.trainer_runs import run_ranks, train_runs
 from trainer.checkpoint.sync import sync_run
-from trainer.config import JobConfig
-from trainer.data.index import Index
+from trainer.config.job import JobConfig
+from trainer.data.shards.index import Index
 from trainer.progress import Progress
-from trainer.storage import open_storage
+from trainer.storage.base import open_storage
+from vlmpipe.registry.folder import FolderRegistry
+from vlmpipe.registry.release import decide_run, register_run
 
 ROOT = Path(__file__).parents[2]
 BEFORE, AFTER = 60, 80  # records
@@ -85,7 +85,7 @@ def carry_out(root: Path, run_id: str, data: Path, **gate: Any) -> str:
     job = JobConfig.load(store.uri("run.json"))
     pointers, _ = prepare_run(job, Progress(job.run.run_uri, "prepare-data", quiet=True))
     assert pointers.features == "encode"
-    for module in ("trainer.features.build", None, "trainer.evaluate"):
+    for module in ("trainer.feature_cache.encode", None, "trainer.evaluation.evaluate"):
         if module:
             run_ranks(module, ["--config", store.uri("run.json")], processes=1)
         else:
@@ -132,7 +132,7 @@ def test_the_same_through_vlmpipe_run(tmp_path: Path) -> None:
             "data.held_out_fraction=0.2", "train.max_steps=4", "gate={max_regression: 1.0}",
             "model.tokenizer=train:300",
         ]  # fmt: skip
-        command = [sys.executable, "-m", "pipelines.cli", "run", "configs/llava-local.yaml", "--fresh", *settings]
+        command = [sys.executable, "-m", "vlmpipe.cli.app", "run", "configs/llava-local.yaml", "--fresh", *settings]
         before = set(root.glob("runs/*"))
         done = subprocess.run(
             command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 from google.auth.exceptions import RefreshError
 
-from pipelines import watch
-from pipelines.addresses import Note
-from pipelines.run_state import Step
 from tests.fakes.gcs import FakeGcs
 from tests.fakes.vertex import FakeVertex, Fault
 from tests.fakes.vertex_courses import Move
 from tests.submit_runs import CONFIG, Submit, submitter
 from tests.vertex_runs import BEGUN, DONE, JOB, LINK, RUN, TRAINING, course, put, put_ladder, put_record
+from vlmpipe.runs import watch
+from vlmpipe.runs.local.state import Step
+from vlmpipe.runs.vertex.names import Note
 
 pytest_plugins = ("tests.vertex_fixtures",)
 
@@ -235,7 +235,7 @@ def test_following_logs_prints_each_line_once_until_the_end(
         started.courses.print(started.jobs[RUN], "train", "step 2", "step 3")
         course(started, Move({"train": "FAILED"}, "FAILED", "no"))
 
-    monkeypatch.setattr("pipelines.run_commands.time.sleep", go_on)
+    monkeypatch.setattr("vlmpipe.cli.runs.time.sleep", go_on)
     answer = vlmpipe("logs", RUN, "--follow", "--last", "1")
     assert [line[-6:] for line in answer.out.splitlines()] == ["step 1", "step 2", "step 3"]
 

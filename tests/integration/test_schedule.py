@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from google.cloud.aiplatform_v1.types import Schedule
 
-from pipelines import schedule_plan
 from pipelines.compile import Compiled, compile_pipeline
-from pipelines.config import RunConfig
-from pipelines.schedules import Schedules
+from pipelines.schedules import apply as schedule_plan
+from pipelines.schedules.client import Schedules
 from tests.fakes.vertex import FakeVertex, Fault
 from tests.submit_runs import CHEAP, DEAR, RED, Submit, running_vertex, scheduler
+from vlmpipe.config.run_config import RunConfig
 
 WEEKLY = "schedule.cron=0 3 * * 1"
 NAME = "llava-7b-zero2-spot"

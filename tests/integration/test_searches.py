@@ -11,16 +11,16 @@ import pytest
 from google.api_core.retry import Retry
 from google.cloud.aiplatform_v1 import types as api
 
-from components import local_job
-from pipelines import vertex_job
-from pipelines.addresses import Note
-from pipelines.tuning import Search, run_search, submit_search
-from pipelines.vertex_api import ENDPOINT_VARIABLE
+from pipelines.tune.search import Search, run_search, submit_search
 from tests.fakes.vertex import FakeVertex, Fault
 from tests.search_runs import PRECISION, RATE, ROWS, config, opened
 from tests.submit_runs import Submit, commander
 from trainer.errors import UserError
-from trainer.hypertune import METRIC_FILE_VARIABLE
+from trainer.monitoring.hypertune import METRIC_FILE_VARIABLE
+from vlmpipe.backends.local import job as local_job
+from vlmpipe.backends.vertex import pipeline_job as vertex_job
+from vlmpipe.backends.vertex.client import ENDPOINT_VARIABLE
+from vlmpipe.runs.vertex.names import Note
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeVertex]:
 
 @pytest.fixture
 def vlmpipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Submit:
-    monkeypatch.setattr("pipelines.watch.VERTEX_POLL_S", 0.0)
+    monkeypatch.setattr("vlmpipe.runs.watch.VERTEX_POLL_S", 0.0)
     return commander(tmp_path, monkeypatch, capfd)
 
 

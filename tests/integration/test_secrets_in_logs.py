@@ -29,8 +29,8 @@ def prepare(job, progress):
     raise {error}
 
 if "VLMPIPE_FAILURE_FILE" in os.environ:
-    import trainer.data.prepare
-    trainer.data.prepare.prepare = prepare
+    import trainer.data.prepare.pipeline
+    trainer.data.prepare.pipeline.prepare = prepare
 """
 RAISED = {
     "unexpected": 'RuntimeError("refused: " + token)',
@@ -53,7 +53,7 @@ def test_a_token_of_a_step_is_nowhere_in_what_a_run_writes_and_says(tmp_path: Pa
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path / 'site'}:{ROOT}", "PLANTED": TOKEN}
 
     def vlmpipe(*arguments: str) -> str:
-        command = [sys.executable, "-m", "pipelines.cli", *arguments]
+        command = [sys.executable, "-m", "vlmpipe.cli.app", *arguments]
         done = subprocess.run(
             command,
             cwd=tmp_path,

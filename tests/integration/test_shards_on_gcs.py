@@ -14,16 +14,16 @@ from tests.data_fixture import prepare_llava
 from tests.fakes.gcs import FakeGcs, Fault
 from tests.integration.conftest import QUICK_RETRY
 from tests.trainer_runs import encode_features, losses, make_run, train_runs
-from trainer.data.conversation import load_tokenizer
-from trainer.data.index import Index
 from trainer.data.loader import RowLoader
-from trainer.data.sequence import RowSequence
-from trainer.data.shard_cache import CACHE_FOLDER, GIB, files_in, open_shards
-from trainer.data.shard_files import DataShards
+from trainer.data.sampler import RowSequence
+from trainer.data.shards.disk_cache import CACHE_FOLDER, GIB, files_in, open_shards
+from trainer.data.shards.index import Index
+from trainer.data.shards.verified_files import DataShards
+from trainer.data.tokenize import load_tokenizer
+from trainer.dataloading.readers import Readers
 from trainer.errors import DataError, ExitCode, UserError
-from trainer.readers import Readers
-from trainer.storage import LocalStorage, Storage, open_storage
-from trainer.storage_gcs import GcsStorage
+from trainer.storage.base import LocalStorage, Storage, open_storage
+from trainer.storage.gcs import GcsStorage
 
 SHUFFLE_SHARDS, EPOCHS = 2, 2
 

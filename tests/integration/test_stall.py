@@ -14,11 +14,11 @@ from typing import TypeVar
 
 import pytest
 
-from components.process_tree import worker_of_rank
-from pipelines.diagnose import diagnose_folder
 from tests.preloaded import REPOSITORY
 from tests.trainer_runs import make_run
 from trainer.errors import ExitCode
+from vlmpipe.backends.local.process_tree import worker_of_rank
+from vlmpipe.runs.local.diagnose import diagnose_folder
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.skipif(sys.platform != "linux", reason="finds ranks in /proc")]
 

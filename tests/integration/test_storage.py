@@ -1,4 +1,4 @@
-"""The contract of trainer.storage.Storage: one suite over every implementation."""
+"""The contract of trainer.storage.base.Storage: one suite over every implementation."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from trainer.errors import ConfigError, ExitCode, UserError
-from trainer.storage import (
+from trainer.storage.base import (
     AlreadyExistsError,
     CorruptObjectError,
     LocalStorage,

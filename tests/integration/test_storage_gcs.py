@@ -10,10 +10,10 @@ from google.cloud import storage
 
 from tests.fakes.gcs import FakeGcs, Fault
 from tests.integration.conftest import QUICK_RETRY
-from trainer import storage_gcs
 from trainer.errors import ConfigError, ExitCode, UserError
-from trainer.storage import AlreadyExistsError, CorruptObjectError, VersionConflictError, open_storage
-from trainer.storage_gcs import GcsStorage
+from trainer.storage import gcs as storage_gcs
+from trainer.storage.base import AlreadyExistsError, CorruptObjectError, VersionConflictError, open_storage
+from trainer.storage.gcs import GcsStorage
 
 TRANSIENT = [
     Fault("status", code=503, times=2),

@@ -16,15 +16,16 @@ from google.cloud.aiplatform.utils import gcs_utils
 from google.protobuf import json_format
 from kfp.pipeline_spec import pipeline_spec_pb2
 
-from pipelines import vertex_job, watch
-from pipelines.addresses import notes
-from pipelines.config import load_run_file
-from pipelines.vertex_api import ENDPOINT_VARIABLE
 from tests.e2e.terminal import Terminal
 from tests.fakes.rehearsal import rehearsal
 from tests.fakes.vertex import FakeVertex
 from tests.short_form import chosen
 from tests.submit_runs import CONFIG, DEAR, MINE, RED, Submit, running_vertex, submitter
+from vlmpipe.backends.vertex import pipeline_job as vertex_job
+from vlmpipe.backends.vertex.client import ENDPOINT_VARIABLE
+from vlmpipe.config.run_config import load_run_file
+from vlmpipe.runs import watch
+from vlmpipe.runs.vertex.names import notes
 
 NETWORK = "projects/123/global/networks/net"
 

@@ -12,9 +12,10 @@ import pytest
 from google.auth.credentials import Credentials
 from google.auth.exceptions import RefreshError
 
-from pipelines import submit, vertex_api
+from pipelines import submit
 from tests.fakes.vertex import FakeVertex, Fault
 from tests.submit_runs import MINE, Submit, running_vertex, submitter
+from vlmpipe.backends.vertex import client as vertex_api
 
 
 @pytest.fixture

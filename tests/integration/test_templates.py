@@ -14,16 +14,19 @@ import pytest
 from google.auth.exceptions import DefaultCredentialsError
 from google.protobuf import json_format
 
-from pipelines import schedule_plan, submit, template_registry, vertex_job
+from pipelines import submit
 from pipelines.compile import Compiled, compile_pipeline
-from pipelines.config import load_run_file
-from pipelines.template_registry import Registry
-from pipelines.templates import publish
+from pipelines.schedules import apply as schedule_plan
+from pipelines.templates import artifact_registry as template_registry
+from pipelines.templates.artifact_registry import Registry
+from pipelines.templates.publish import publish
 from tests.fakes.vertex import FakeVertex, Fault
 from tests.fakes.vertex_templates import API, FILES, TOKEN, Token, redirect
 from tests.submit_runs import CHEAP, CONFIG, MINE, Answer, Submit, commander, running_vertex
 from trainer import __version__
 from trainer.errors import ExitCode, UserError
+from vlmpipe.backends.vertex import pipeline_job as vertex_job
+from vlmpipe.config.run_config import load_run_file
 
 HOST = f"https://{FILES}/test-project/templates"
 NAME = "llava-7b-zero2-spot"

@@ -20,12 +20,12 @@ from tests.integration.test_equalities import RELATIVE, RELATIVE_BF16, STOP_STEP
 from tests.integration.test_memory import COUNTED, PEAK
 from tests.short_form import chosen
 from tests.trainer_runs import losses, make_run, metrics, run_ranks, summary, train_runs
-from trainer.config import JobConfig
+from trainer.config.job import JobConfig
+from trainer.config.model import ModelConfig
+from trainer.distributed.data_parallel_rank import Replica
 from trainer.errors import ConfigError
-from trainer.model_config import ModelConfig
-from trainer.parts import require_divisible
-from trainer.replicas import Replica
-from trainer.strategies.split import require_splittable
+from trainer.setup import require_divisible
+from trainer.strategies.tensor_parallel.plan import require_splittable
 
 STRATEGIES = ("tp", "tp+fsdp")
 PROCESSES = 4

@@ -8,14 +8,14 @@ import json
 import pytest
 
 from benchmarks.flop_cases import model_config
-from pipelines.planner.layout import make_layout
-from pipelines.planner.network import FP32_BYTES, Work, traffic
 from tests.drivers.count_traffic import LABELS, MARK, MICRO_ROWS, MICRO_STEPS, OTHERS, ROW_TOKENS
 from tests.short_form import chosen
 from tests.trainer_runs import run_ranks
-from trainer.models.table import family_of
-from trainer.strategies.table import strategy_names
-from trainer.train_config import PIPELINE_PARALLEL, TENSOR_PARALLEL
+from trainer.config.train import PIPELINE_PARALLEL, TENSOR_PARALLEL
+from trainer.models.registry import family_of
+from trainer.strategies.registry import strategy_names
+from vlmpipe.planner.parallel_layout import make_layout
+from vlmpipe.planner.time.communication import FP32_BYTES, Work, traffic
 
 pytestmark = pytest.mark.slow
 

@@ -15,11 +15,7 @@ from google.protobuf import json_format
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components import local_job
-from pipelines import vertex_job
-from pipelines.config import load_run_file
-from pipelines.problems import RunFileError
-from pipelines.tuning import (
+from pipelines.tune.search import (
     Search,
     open_search,
     points,
@@ -29,16 +25,20 @@ from pipelines.tuning import (
     tuning_job,
     value_at,
 )
-from pipelines.tuning_section import ParameterSpec, TuningConfig
-from pipelines.vertex_api import ENDPOINT_VARIABLE
 from tests.fakes.vertex import FakeVertex, Fault
 from tests.search_runs import DIGITS, LOG, PARAMETERS, PRECISION, RATE, ROWS, config, opened
 from trainer import launch
-from trainer import trial as trial_module
+from trainer import tune_trial as trial_module
 from trainer.errors import ConfigError, UserError
-from trainer.hypertune import METRIC_FILE_VARIABLE, TRIAL_VARIABLE, WATCHED_VARIABLE
-from trainer.metrics import MetricsLog
-from trainer.trial import open_trial, parse_values
+from trainer.monitoring.hypertune import METRIC_FILE_VARIABLE, TRIAL_VARIABLE, WATCHED_VARIABLE
+from trainer.monitoring.metrics_writer import MetricsLog
+from trainer.tune_trial import open_trial, parse_values
+from vlmpipe.backends.local import job as local_job
+from vlmpipe.backends.vertex import pipeline_job as vertex_job
+from vlmpipe.backends.vertex.client import ENDPOINT_VARIABLE
+from vlmpipe.config.run_config import load_run_file
+from vlmpipe.config.tune import ParameterSpec, TuningConfig
+from vlmpipe.config.validation_errors import RunFileError
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def test_the_request_says_ranges_metric_and_trials_in_the_apis_terms(server: Fak
     }
     assert (job.max_trial_count, job.parallel_trial_count, job.display_name) == (6, 2, "digits-tune-1")
     container = job.trial_job_spec.worker_pool_specs[0].container_spec
-    assert list(container.command) == ["python", "-m", "trainer.trial"]
+    assert list(container.command) == ["python", "-m", "trainer.tune_trial"]
     assert list(container.args)[:4] == ["--config", f"{search.uri}/run.json", "--metric", "exact_match"]
     assert job.trial_job_spec.base_output_directory.output_uri_prefix == search.uri
 
@@ -206,7 +206,7 @@ def test_a_trial_trains_exports_evaluates_and_reports_as_the_service_reads(
         module, uri = arguments[3], Path(arguments[-1]).parent
         ran.append(module)
         train, evaluate = ("summary.json", {"steps": 7}), ("evaluate.json", {"exact_match": 0.5})
-        results: dict[str, tuple[str, Any]] = {"trainer.train": train, "trainer.evaluate": evaluate}
+        results: dict[str, tuple[str, Any]] = {"trainer.train": train, "trainer.evaluation.evaluate": evaluate}
         name, content = results[module]
         (uri / name).write_text(json.dumps(content))
         return 0
@@ -217,7 +217,7 @@ def test_a_trial_trains_exports_evaluates_and_reports_as_the_service_reads(
     monkeypatch.setenv(METRIC_FILE_VARIABLE, str(tmp_path / "hypertune/output.metrics"))
     arguments = ["--config", f"{search.uri}/run.json", "--metric", "exact_match", "--nproc-per-node", "1"]
     assert trial_module.main([*arguments, f"--{RATE}=0.003"]) == 0
-    assert ran == ["trainer.train", "sync", "trainer.evaluate"]
+    assert ran == ["trainer.train", "sync", "trainer.evaluation.evaluate"]
     (line,) = (tmp_path / "hypertune/output.metrics").read_text().splitlines()
     found = json.loads(line)
     assert found.pop("timestamp") > 0

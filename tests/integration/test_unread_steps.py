@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.trainer_runs import encode_features, make_run, metrics, run_ranks, summary, train_runs
-from trainer.config import JobConfig
+from trainer.config.job import JobConfig
 
 STOPPED_AT = 4
 OF_CLOCKS = ("_s", "per_s", "peak_memory_gib", "straggler_spread", "slowest_rank")

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 from google.cloud.aiplatform_v1.types import JobState
 
-from pipelines.addresses import Note
 from tests.fakes.gcs import FakeGcs
 from tests.fakes.vertex import FakeVertex, Fault
 from tests.fakes.vertex_courses import Move
 from tests.fakes.vertex_jobs import Step
 from tests.submit_runs import Submit
 from tests.vertex_runs import BEGUN, JOB, RUN, TRAINING, course, put, put_ladder, put_record
+from vlmpipe.runs.vertex.names import Note
 
 pytest_plugins = ("tests.vertex_fixtures",)
 

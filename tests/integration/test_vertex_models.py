@@ -13,24 +13,25 @@ from typing import Any
 import pytest
 from google.api_core.retry import Retry
 
-from components import registry as registry_module
-from components import release as release_module
-from components.registry import Candidate, FolderRegistry
-from components.release import decide_run, register_run
-from pipelines import vertex_job, vertex_models
-from pipelines.config import RunConfig, load_run_file
-from pipelines.planner.checks import check_run
-from pipelines.problems import RunFileError
-from pipelines.resolve import compiled_settings, resolve
-from pipelines.vertex_api import ENDPOINT_VARIABLE, Place
-from pipelines.vertex_models import VertexRegistry
+from components.runtime.resolve import compiled_settings, resolve
+from pipelines.check import check_run
 from tests.fakes.gcs import FakeGcs
 from tests.fakes.vertex import FakeVertex, Fault
 from tests.integration.conftest import QUICK_RETRY
 from tests.report_fixture import make_run
 from trainer.errors import ConfigError, UserError
-from trainer.storage import LocalStorage, Storage
-from trainer.storage_gcs import GcsStorage
+from trainer.storage.base import LocalStorage, Storage
+from trainer.storage.gcs import GcsStorage
+from vlmpipe.backends.vertex import pipeline_job as vertex_job
+from vlmpipe.backends.vertex.client import ENDPOINT_VARIABLE, Place
+from vlmpipe.config.run_config import RunConfig, load_run_file
+from vlmpipe.config.validation_errors import RunFileError
+from vlmpipe.registry import folder as registry_module
+from vlmpipe.registry import release as release_module
+from vlmpipe.registry import vertex as vertex_models
+from vlmpipe.registry.folder import Candidate, FolderRegistry
+from vlmpipe.registry.release import decide_run, register_run
+from vlmpipe.registry.vertex import VertexRegistry
 
 ROOT = "gs://bucket/root/registry"
 PLACE = Place("test-project", "us-central1")
@@ -269,7 +270,7 @@ def test_the_run_file_says_which_registry_and_refuses_what_cannot_work(tmp_path:
 
 
 def _paths(root: Path) -> Any:
-    from trainer.config import RunPaths
+    from trainer.config.job import RunPaths
 
     return RunPaths(run_id="r", root_uri=str(root))
 

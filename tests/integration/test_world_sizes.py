@@ -15,8 +15,8 @@ from benchmarks.tiny_runs import TINY, strategy_changes
 from tests.integration.test_equalities import trained_weights
 from tests.short_form import chosen
 from tests.trainer_runs import encode_features, losses, make_run, summary, train_runs
-from trainer.config import JobConfig
-from trainer.strategies.table import strategy_names
+from trainer.config.job import JobConfig
+from trainer.strategies.registry import strategy_names
 
 STEPS, ROWS = 20, 32
 RELATIVE = 1e-5  # fp32 sums in another order

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.answer_scores import anls, levenshtein, vqa_accuracy
-from trainer.scoring import Prediction, scores
+from trainer.evaluation.metrics import Prediction, scores
+from trainer.evaluation.vqa_metrics import anls, levenshtein, vqa_accuracy
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from trainer.checkpoint.attempts import (
     require_current,
 )
 from trainer.errors import ExitCode, UserError
-from trainer.storage import LocalStorage
+from trainer.storage.base import LocalStorage
 
 
 @pytest.fixture

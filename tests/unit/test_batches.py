@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from trainer.batches import BatchStream, StepBatches, collate
-from trainer.data.conversation import IGNORED
 from trainer.data.loader import Row
+from trainer.data.tokenize import IGNORED
+from trainer.dataloading.batches import BatchStream, StepBatches, collate
 from trainer.errors import DataError
-from trainer.models.images import Images
-from trainer.models.samples import Samples
+from trainer.models.attention.cu_seqlens import Samples
+from trainer.sizing.image_inputs import Images
 
 ROW_TOKENS = 8
 

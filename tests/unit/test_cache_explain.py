@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-from pipelines import cli
 from tests.trainer_runs import make_run
-from trainer.config import JobConfig
-from trainer.data.index import Index
-from trainer.data.prepare import DONE
-from trainer.features.explain import explain
-from trainer.features.store import DESCRIPTION, features_key, write_description, write_shard
-from trainer.storage import open_storage
+from trainer.config.job import JobConfig
+from trainer.data.prepare.pipeline import DONE
+from trainer.data.shards.index import Index
+from trainer.feature_cache.explain import explain
+from trainer.feature_cache.store import DESCRIPTION, features_key, write_description, write_shard
+from trainer.storage.base import open_storage
+from vlmpipe.cli import app as cli
 
 
 @pytest.fixture(scope="module")

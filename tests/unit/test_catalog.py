@@ -8,10 +8,10 @@ from typing import get_args
 
 import pytest
 
-from pipelines.planner import catalog as catalog_module
-from pipelines.planner.catalog import MIB_PER_GIB, Gpu, Machine, load_catalog, load_models
-from pipelines.sections import Accelerator, ClusterConfig, ReductionServerConfig
-from trainer.model_config import WHOLE_FAMILIES
+from trainer.config.model import WHOLE_FAMILIES
+from vlmpipe.catalog import machines as catalog_module
+from vlmpipe.catalog.machines import MIB_PER_GIB, Gpu, Machine, load_catalog, load_models
+from vlmpipe.config.infrastructure import Accelerator, ClusterConfig, ReductionServerConfig
 
 MODELS = load_models()
 BOOT_DISK_TYPES = get_args(ClusterConfig.model_fields["boot_disk_type"].annotation)

@@ -11,8 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.chaos import EXAMPLES, Event, parse_chaos, random_events
-from components.restart_budget import (
+from pipelines.targets import local
+from trainer.errors import CAUSES, ConfigError, ExitCode
+from vlmpipe.backends.local.fault_spec import EXAMPLES, Event, parse_chaos, random_events
+from vlmpipe.backends.local.restart_policy import (
     CHAOS_VARIABLE,
     PERMANENT,
     PLATFORM,
@@ -21,13 +23,11 @@ from components.restart_budget import (
     RestartPolicy,
     restart_policy,
 )
-from pipelines import cli
-from pipelines.chaos_report import chaos_lines, read_chaos
-from pipelines.config import load_run_file
-from pipelines.local_process import pipeline_command
-from pipelines.local_run import RUN_FILE_COPY, LocalRun, Marker
-from pipelines.targets import local
-from trainer.errors import CAUSES, ConfigError, ExitCode
+from vlmpipe.cli import app as cli
+from vlmpipe.cli.local_process import pipeline_command
+from vlmpipe.config.run_config import load_run_file
+from vlmpipe.runs.fault_summary import chaos_lines, read_chaos
+from vlmpipe.runs.local.run import RUN_FILE_COPY, LocalRun, Marker
 
 
 def parse(*texts: str, nodes: int = 2, ranks_per_node: int = 2) -> list[Event]:

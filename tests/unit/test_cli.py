@@ -12,10 +12,12 @@ from typing import Any, NamedTuple
 import pytest
 
 from benchmarks.tiny_native import CONFIGS, model_section
-from pipelines import addresses, cli, local_process
-from pipelines.local_run import LocalRun
-from pipelines.run_file import read_run_file
 from tests.short_form import only_whole
+from vlmpipe.cli import app as cli
+from vlmpipe.cli import local_process
+from vlmpipe.config.yaml_loader import read_run_file
+from vlmpipe.runs.local.run import LocalRun
+from vlmpipe.runs.vertex import names as addresses
 
 ROOT = Path(__file__).parents[2]
 DIGITS = "configs/digits.yaml"
@@ -65,7 +67,7 @@ def test_what_has_no_effect_on_kubeflow_is_said_when_it_is_compiled(vlmpipe: Vlm
 
 
 def test_loading_the_command_line_loads_nothing_slow() -> None:
-    program = "import sys, json, pipelines.cli; print(json.dumps(sorted(sys.modules)))"
+    program = "import sys, json, vlmpipe.cli.app; print(json.dumps(sorted(sys.modules)))"
     answer = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     slow = {"torch", "kfp", "google.cloud.aiplatform", "transformers", "numpy", "pydantic", "rich.live", "yaml"}
     assert slow & set(json.loads(answer.stdout)) == set()
@@ -108,10 +110,10 @@ def test_help_does_not_wait_for_rich() -> None:
 
 def test_compiling_needs_no_planner_and_no_numpy(tmp_path: Path) -> None:
     program = (
-        "import sys, atexit; loaded = {'numpy', 'torch', 'pipelines.planner.plan', 'google.cloud.aiplatform'}\n"
+        "import sys, atexit; loaded = {'numpy', 'torch', 'vlmpipe.planner.plan', 'google.cloud.aiplatform'}\n"
         "atexit.register(lambda: print(sorted(loaded & set(sys.modules))))\n"
         f"sys.argv = ['vlmpipe', 'compile', 'configs/digits.yaml', '--output', {str(tmp_path)!r}]\n"
-        "from pipelines import cli; cli.app()"
+        "from vlmpipe.cli import app; app.app()"
     )
     answer = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     assert answer.stdout.splitlines()[-1] == "[]"

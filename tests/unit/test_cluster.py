@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from trainer.cluster import Cluster, read_cluster
+from trainer.distributed.cluster_env import Cluster, read_cluster
+from trainer.distributed.rendezvous import node_name
 from trainer.errors import ConfigError
 from trainer.launch import torchrun_arguments
-from trainer.rendezvous import node_name
 
 POOLS = {
     "workerpool0": ["cmle-training-workerpool0-ab-0:2222"],

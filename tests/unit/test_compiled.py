@@ -22,13 +22,13 @@ from torch.distributed.device_mesh import init_device_mesh
 from benchmarks.measure_memory import draw, row_batch
 from benchmarks.memory_cases import Case
 from tests.short_form import chosen, only_whole
+from trainer.config.train import CompileBackend
 from trainer.errors import ConfigError
-from trainer.models.compiled import CACHE_VARIABLE, cache_folder, compile_layers, compiled_graphs
-from trainer.models.recompute import Recompute
-from trainer.models.table import family_of
+from trainer.models.layers.compile import CACHE_VARIABLE, cache_folder, compile_layers, compiled_graphs
+from trainer.models.layers.recompute_policy import Recompute
+from trainer.models.registry import family_of
 from trainer.strategies.fsdp import shard
-from trainer.trace_rows import RowShape
-from trainer.train_config import CompileBackend
+from trainer.tracing.fake_inputs import RowShape
 
 VOCABULARY = 300
 LAYERS = 2

@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines import schema
-from pipelines.config import BUILTIN_SOURCES, RunConfig, load_run_file, parse_run_config, warnings
-from pipelines.local_run import DEFAULT_ROOT
-from pipelines.problems import RunFileError, closest_field, fields_of
-from pipelines.run_file import LARGEST_FILE_BYTES, apply_overrides, parse_overrides, parse_yaml
 from tests.run_files import SMALL, problems_of, small
-from trainer.config import JobConfig, RunPaths
+from trainer.config.job import JobConfig, RunPaths
 from trainer.errors import ConfigError
+from vlmpipe.config import json_schema as schema
+from vlmpipe.config.run_config import BUILTIN_SOURCES, RunConfig, load_run_file, parse_run_config, warnings
+from vlmpipe.config.validation_errors import RunFileError, closest_field, fields_of
+from vlmpipe.config.yaml_loader import LARGEST_FILE_BYTES, apply_overrides, parse_overrides, parse_yaml
+from vlmpipe.runs.local.run import DEFAULT_ROOT
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))

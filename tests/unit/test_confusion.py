@@ -12,8 +12,8 @@ from kfp.dsl import HTML, ClassificationMetrics, Metrics
 
 from components.collect_evaluation import collect_evaluation
 from tests.report_fixture import make_run
-from trainer.confusion import MOST_ANSWERS, RULE, confusion_of, confusions, shown_confusion
-from trainer.scoring import Prediction, is_right
+from trainer.evaluation.confusion_matrix import MOST_ANSWERS, RULE, confusion_of, confusions, shown_confusion
+from trainer.evaluation.metrics import Prediction, is_right
 
 TEXTS = st.sampled_from(["0", "2", "10", "Yes", "yes.", "no", "other", "(other)", ""])
 

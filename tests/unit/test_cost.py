@@ -13,17 +13,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.planner.cost import HOURS_PER_MONTH, Cost, estimate_cost
-from pipelines.planner.cron import runs_per_month, starts_after
-from pipelines.planner.feature_cache import advise
-from pipelines.planner.layout import layout_of
-from pipelines.planner.lost_time import expected_loss, mean_time_between_preemptions_s, young_daly_s
-from pipelines.planner.plan import Plan
-from pipelines.planner.prices import load_prices
-from pipelines.planner.throughput import RowLoad, Time, estimate_time
-from pipelines.resolve import require_prices
+from components.runtime.resolve import require_prices
 from tests.planner_fixture import A100_80, LLAVA_7B, RoundPrices, machine, run_config
 from trainer.errors import ConfigError
+from vlmpipe.catalog.prices import load_prices
+from vlmpipe.planner.cost.cron import runs_per_month, starts_after
+from vlmpipe.planner.cost.estimate import HOURS_PER_MONTH, Cost, estimate_cost
+from vlmpipe.planner.parallel_layout import layout_of
+from vlmpipe.planner.plan import Plan
+from vlmpipe.planner.time.feature_cache import advise
+from vlmpipe.planner.time.goodput import expected_loss, mean_time_between_preemptions_s, young_daly_s
+from vlmpipe.planner.time.step_time import RowLoad, Time, estimate_time
 
 NODE_USD = 40 + 100 * 0.17 / HOURS_PER_MONTH  # with its boot disk
 

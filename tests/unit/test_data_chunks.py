@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.steps import prepare_run
+from components.runtime.step_logic import prepare_run
 from tests.chunk_fixture import RECORDS, ChunkedSet, fixed_tokenizer, progress_of
 from tests.data_fixture import (
     conversation,
@@ -21,13 +21,13 @@ from tests.data_fixture import (
     record,
     run_prepare,
 )
-from trainer.config import JobConfig
-from trainer.data import chunk_maker
-from trainer.data.chunk_plan import LARGEST, SMALLEST, ends_chunk
-from trainer.data.prepare import ChunkCounts, plan_chunks, prepare_share
-from trainer.data.samples import SPLITS, stable_digest
+from trainer.config.job import JobConfig
+from trainer.data.chunks import builder as chunk_maker
+from trainer.data.chunks.plan import LARGEST, SMALLEST, ends_chunk
+from trainer.data.prepare.pipeline import ChunkCounts, plan_chunks, prepare_share
+from trainer.data.sample import SPLITS, stable_digest
 from trainer.errors import UserError
-from trainer.storage import open_storage
+from trainer.storage.base import open_storage
 
 
 @pytest.fixture(scope="module")

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from trainer.data.conversation import CHAT_TEMPLATE, IGNORED, encode_sample, load_tokenizer, make_tokenizer, prompt
-from trainer.data.samples import IMAGE_TOKEN, Turn
+from trainer.data.sample import IMAGE_TOKEN, Turn
+from trainer.data.tokenize import CHAT_TEMPLATE, IGNORED, encode_sample, load_tokenizer, make_tokenizer, prompt
 from trainer.errors import ConfigError, ExitCode, UserError
-from trainer.storage import LocalStorage
+from trainer.storage.base import LocalStorage
 
 TURNS = (
     Turn("<image>\nwhat is the left digit?", "7", "left_digit"),

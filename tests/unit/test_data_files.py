@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from tests.data_formats import captioned, write_source
-from trainer.config import DataConfig
+from trainer.config.job import DataConfig
 from trainer.data.sources import open_source
-from trainer.data.sources.files import find_files
+from trainer.data.sources.file_patterns import find_files
 from trainer.errors import ConfigError, DataError, UserError
 
 

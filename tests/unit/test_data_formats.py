@@ -12,16 +12,16 @@ import pytest
 from tests.data_fixture import job_config, png, run_prepare
 from tests.data_formats import FORMATS, QUESTION, Captioned, captioned, write_source
 from tests.fakes.gcs import FakeGcs, Fault
-from trainer.config import DataConfig
-from trainer.data.index import Index
-from trainer.data.rejects import RejectCode, RejectedError
-from trainer.data.samples import SPLITS, Sample, Turn
-from trainer.data.shards import ShardReader
+from trainer.config.job import DataConfig
+from trainer.data.prepare.rejects import RejectCode, RejectedError
+from trainer.data.sample import SPLITS, Sample, Turn
+from trainer.data.shards.index import Index
+from trainer.data.shards.tar import ShardReader
 from trainer.data.sources import Source, open_source
 from trainer.data.sources.parts import counted, records_from
 from trainer.errors import ExitCode, UserError
-from trainer.storage import open_storage
-from trainer.storage_gcs import GcsStorage
+from trainer.storage.base import open_storage
+from trainer.storage.gcs import GcsStorage
 
 BUCKET = "gs://bucket/sets"
 
@@ -46,7 +46,7 @@ def bucket(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeGcs]
     monkeypatch.setenv("VLMPIPE_CACHE_DIR", str(tmp_path / "cache"))
     with FakeGcs(buckets=["bucket"]) as server:
         client = server.client()
-        monkeypatch.setattr("trainer.storage_gcs._default_client", lambda: client)
+        monkeypatch.setattr("trainer.storage.gcs._default_client", lambda: client)
         yield server
 
 

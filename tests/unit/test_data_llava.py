@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from tests.data_fixture import conversation, llava_folder, png, record, write_json
-from trainer.config import DataConfig
-from trainer.data.rejects import Reject, RejectCode
-from trainer.data.samples import Sample
+from trainer.config.job import DataConfig
+from trainer.data.prepare.rejects import Reject, RejectCode
+from trainer.data.sample import Sample
 from trainer.data.sources import open_source
 from trainer.errors import ConfigError, DataError, UserError
 

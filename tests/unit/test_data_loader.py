@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.data_fixture import conversation, job_config, llava_folder, prepare_llava, run_prepare, write_json
-from trainer.data.conversation import IGNORED, encode_sample, load_tokenizer
-from trainer.data.index import Index, SplitIndex
 from trainer.data.loader import Row, RowLoader
-from trainer.data.sequence import RowSequence
-from trainer.data.shards import ShardReader
+from trainer.data.sampler import RowSequence
+from trainer.data.shards.index import Index, SplitIndex
+from trainer.data.shards.tar import ShardReader
+from trainer.data.tokenize import IGNORED, encode_sample, load_tokenizer
 from trainer.errors import DataError
-from trainer.storage import open_storage
+from trainer.storage.base import open_storage
 
 ROOT = Path(__file__).parents[2]
 ROW_TOKENS, GLOBAL_BATCH = 256, 3

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from tests.data_fixture import job_config, run_prepare
 from tests.data_formats import FORMATS, captioned, write_source
-from trainer.data.index import Index
-from trainer.data.samples import SPLITS
+from trainer.data.sample import SPLITS
+from trainer.data.shards.index import Index
 from trainer.errors import ExitCode, UserError
 
 EXAMPLES_VARIABLE = "VLMPIPE_FUZZ_EXAMPLES"

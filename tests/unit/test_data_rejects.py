@@ -27,10 +27,10 @@ from tests.data_fixture import (
     run_prepare,
 )
 from tests.data_formats import add_member
-from trainer.config import DataConfig
-from trainer.data.index import Index
-from trainer.data.rejects import Ledger, Reject, RejectCode
-from trainer.data.samples import SPLITS
+from trainer.config.job import DataConfig
+from trainer.data.prepare.rejects import Ledger, Reject, RejectCode
+from trainer.data.sample import SPLITS
+from trainer.data.shards.index import Index
 from trainer.data.sources import open_source
 from trainer.errors import DataError, ExitCode
 

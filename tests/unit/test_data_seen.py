@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 
 from tests.data_fixture import conversation, job_config, llava_folder, png, record, run_prepare, write_json
 from tests.data_formats import captioned, write_source
-from trainer.data import index as index_module
-from trainer.data.index import NAME, SCHEMA, IndexWriter
-from trainer.data.rejects import RejectCode
-from trainer.data.samples import SPLITS, Split, Turn
-from trainer.data.seen import LONGEST_COUNTED_ANSWER, AnswerCounts, SeenContent, SeenIds
+from trainer.data.prepare.deduplicate import LONGEST_COUNTED_ANSWER, AnswerCounts, SeenContent, SeenIds
+from trainer.data.prepare.rejects import RejectCode
+from trainer.data.sample import SPLITS, Split, Turn
+from trainer.data.shards import index as index_module
+from trainer.data.shards.index import NAME, SCHEMA, IndexWriter
 
 splits = st.sampled_from(SPLITS)
 

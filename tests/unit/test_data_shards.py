@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.data.samples import Turn
-from trainer.data.shards import Members, ShardReader, ShardWriter, sample_json
+from trainer.data.sample import Turn
+from trainer.data.shards.tar import Members, ShardReader, ShardWriter, sample_json
 from trainer.errors import DataError
-from trainer.storage import LocalStorage
+from trainer.storage.base import LocalStorage
 
 TURNS = (Turn("what?", "é 7", "all"),)
 

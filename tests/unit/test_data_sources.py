@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from trainer.config import DataConfig
-from trainer.data.samples import Sample, split_of
+from trainer.config.job import DataConfig
+from trainer.data.sample import Sample, split_of
 from trainer.data.sources import open_source
 from trainer.data.sources.digits import DigitsSource
 from trainer.errors import ConfigError, ExitCode, UserError

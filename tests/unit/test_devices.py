@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pipelines.planner.catalog import load_catalog
-from trainer.devices import TERA, peak_flops_per_s, peak_of
+from trainer.sizing.gpu_peaks import TERA, peak_flops_per_s, peak_of
+from vlmpipe.catalog.machines import load_catalog
 
 # As torch.cuda.get_device_name gives them.
 NAMES = {

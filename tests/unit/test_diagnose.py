@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from pipelines import cli
-from pipelines.config import RunConfig
-from pipelines.diagnose import diagnose_folder
-from pipelines.diagnosis import NOT_RECOGNISED, Diagnosis
-from pipelines.failure_patterns import Pattern, hits, patterns
-from pipelines.local_run import Marker
-from pipelines.stacks import main_frames, read_stall
+from vlmpipe.cli import app as cli
+from vlmpipe.config.run_config import RunConfig
+from vlmpipe.runs.diagnosis import NOT_RECOGNISED, Diagnosis
+from vlmpipe.runs.failure_patterns import Pattern, hits, patterns
+from vlmpipe.runs.local.diagnose import diagnose_folder
+from vlmpipe.runs.local.run import Marker
+from vlmpipe.runs.stack_dumps import main_frames, read_stall
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "tests/fixtures/failures"

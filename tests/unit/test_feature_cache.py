@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from pipelines.planner.feature_cache import CacheAdvice, advise, feature_bytes
-from pipelines.planner.layout import layout_of
-from pipelines.planner.throughput import RowLoad, row_flops
 from tests.planner_fixture import A100_80, LLAVA_7B, RoundPrices, run_config
-from trainer.models.shape import ModelShape, Stack
+from trainer.sizing.model_shape import ModelShape, Stack
+from vlmpipe.planner.parallel_layout import layout_of
+from vlmpipe.planner.time.feature_cache import CacheAdvice, advise, feature_bytes
+from vlmpipe.planner.time.step_time import RowLoad, row_flops
 
 # so400m/384 + Qwen3-0.6B with 81 pooled tokens, and SigLIP-B/224 + SmolLM2-135M.
 SO400M = Stack(27, 1152, 16, 16, 72, 4304, False, 15_230_000)

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from trainer.errors import DataError
-from trainer.features.reader import FeatureReader
-from trainer.features.store import write_shard
-from trainer.storage import LocalStorage
+from trainer.feature_cache.reader import FeatureReader
+from trainer.feature_cache.store import write_shard
+from trainer.storage.base import LocalStorage
 
 WIDTH = 4
 IMAGES = [f"{number:064x}" for number in range(7)]

@@ -11,8 +11,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.flop_cases import CACHEABLE, CASES, by_formula, counted, model_config
 from tests.short_form import chosen
-from trainer.flops import flops_per_row, model_flops_per_row, tower_flops_per_image
-from trainer.models.llava import LlavaFamily
+from trainer.models.llava.family import LlavaFamily
+from trainer.sizing.flops import flops_per_row, model_flops_per_row, tower_flops_per_image
 
 TOLERANCE = 0.02
 

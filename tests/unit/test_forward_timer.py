@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from trainer import forward_timer
-from trainer.forward_timer import ForwardTimer, straggler
+from trainer.monitoring import forward_timer
+from trainer.monitoring.forward_timer import ForwardTimer, straggler
 
 
 class Clock:

@@ -15,18 +15,18 @@ from torch import nn
 from benchmarks.flop_cases import CLIP, LLAMA, model_config
 from benchmarks.tiny_native import model_section
 from benchmarks.tiny_runs import TINY, merged
-from pipelines.config import RunConfig, parse_run_config
-from pipelines.planner.architecture import architecture
-from pipelines.planner.checks import check_run
-from pipelines.planner.plan import plan_run
-from trainer.config import JobConfig
+from pipelines.check import check_run
+from trainer.config.job import JobConfig
+from trainer.config.model import ModelConfig
 from trainer.errors import ConfigError
-from trainer.model_config import ModelConfig
-from trainer.models.frozen import described, frozen_weights, in_frozen_parts, part_of, tied_names
-from trainer.models.lora import without_adapters
-from trainer.models.shape import ModelShape
-from trainer.models.table import family_of
-from trainer.parts import model_sha256
+from trainer.models.layers.freeze import described, frozen_weights, in_frozen_parts, part_of, tied_names
+from trainer.models.layers.lora import without_adapters
+from trainer.models.registry import family_of
+from trainer.setup import model_sha256
+from trainer.sizing.model_shape import ModelShape
+from vlmpipe.config.run_config import RunConfig, parse_run_config
+from vlmpipe.planner.model_architecture import architecture
+from vlmpipe.planner.plan import plan_run
 
 FAMILIES = ("llava", "qwen2_5_vl", "qwen3_vl", "smolvlm")
 PARTS = ("tower", "projector", "language_model")

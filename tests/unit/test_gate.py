@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.gate import Decision, GateConfig, decide
-from components.shared_questions import SharedQuestions, paired_interval, shared_questions
-from trainer.storage import LocalStorage
+from trainer.storage.base import LocalStorage
+from vlmpipe.registry.gate import Decision, GateConfig, decide
+from vlmpipe.registry.paired_bootstrap import SharedQuestions, paired_interval, shared_questions
 
 EVALUATION: dict[str, Any] = {
     "run_id": "run-b",

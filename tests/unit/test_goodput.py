@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.step_report import goodput
+from trainer.monitoring.training_monitor import goodput
 
 BEGAN_S = 1e9
 

@@ -16,13 +16,13 @@ from kfp import compiler, components
 from kfp.pipeline_spec import pipeline_spec_pb2
 
 from pipelines.compile import check_file, compile_pipeline
-from pipelines.config import RunConfig, load_run_file
-from pipelines.pipeline_file import documents
-from pipelines.planner.job_spec import JOBS, check_job_spec, job_spec, worker_pools
-from pipelines.targets.table import TargetName
+from pipelines.targets.base import TargetName
 from pipelines.training import build
 from tests import golden_pipelines
 from trainer.errors import ConfigError
+from vlmpipe.backends.vertex.pipeline_yaml import documents
+from vlmpipe.config.run_config import RunConfig, load_run_file
+from vlmpipe.job_spec.build import JOBS, check_job_spec, job_spec, worker_pools
 
 ROOT = Path(__file__).parents[2]
 RUN_FILES = [
@@ -206,7 +206,7 @@ def test_every_job_of_a_shipped_run_file_is_one_that_vertex_takes(path: Path) ->
 
 def test_compiling_again_in_another_process_gives_the_same_bytes(digits: RunConfig, tmp_path: Path) -> None:
     program = (
-        "import sys; from pathlib import Path; from pipelines.config import load_run_file; "
+        "import sys; from pathlib import Path; from vlmpipe.config.run_config import load_run_file; "
         "from pipelines.compile import compile_pipeline; "
         "compile_pipeline(load_run_file(sys.argv[1]), 'vertex', Path(sys.argv[2]))"
     )

@@ -20,12 +20,12 @@ from torch.utils._pytree import tree_leaves
 
 from benchmarks.measure_memory import row_batch
 from benchmarks.memory_cases import ONLINE, ROWS, Case
+from trainer.distributed.process import Worker
 from trainer.errors import DataError
-from trainer.models.recompute import Recompute
-from trainer.models.sample_attention import ATTEND
-from trainer.models.table import family_of
-from trainer.strategies.table import build_strategy
-from trainer.worker import Worker
+from trainer.models.attention.varlen import ATTEND
+from trainer.models.layers.recompute_policy import Recompute
+from trainer.models.registry import family_of
+from trainer.strategies.registry import build_strategy
 
 aten = torch.ops.aten
 META = torch.device("meta")
@@ -125,7 +125,7 @@ def test_a_step_reads_nothing(case: Case) -> None:
 
 def test_a_step_under_the_mask_of_packed_rows_reads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """What models get that cannot attend by sample."""
-    monkeypatch.setattr("trainer.models.square_row.attend_by_sample", lambda _: None)
+    monkeypatch.setattr("trainer.models.fixed_image_model.attend_by_sample", lambda _: None)
     step = step_of(CASES["llava"])
     with Waits(), Made():
         step()
@@ -158,13 +158,13 @@ def scattered_by_a_mask(model: Any, input_ids: Tensor, images: Tensor) -> Tensor
 
 
 THE_LIBRARYS: dict[str, tuple[str, dict[str, Part | None]]] = {
-    "the mask of packed rows": ("llava", {"square_row.kept_apart": lambda *_: {"attention_mask": None}}),
-    "images at a mask's places": ("llava", {"square_row.embedded": scattered_by_a_mask}),
-    "levels at a mask's places": ("qwen3_vl", {"qwen_row.add_levels_at_places": levels_by_a_mask}),
+    "the mask of packed rows": ("llava", {"fixed_image_model.kept_apart": lambda *_: {"attention_mask": None}}),
+    "images at a mask's places": ("llava", {"fixed_image_model.embedded": scattered_by_a_mask}),
+    "levels at a mask's places": ("qwen3_vl", {"qwen_vl.model.add_levels_at_places": levels_by_a_mask}),
 } | {
     f"sizes of images, {family}": (
         f"{family} online",
-        {"qwen_row.sizes_of": grids_on_the_device, "qwen_row.tower_output": tower_of_the_library},
+        {"qwen_vl.model.sizes_of": grids_on_the_device, "qwen_vl.model.tower_output": tower_of_the_library},
     )
     for family in ("qwen2_5_vl", "qwen3_vl")
 }

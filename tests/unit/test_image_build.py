@@ -18,11 +18,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines.images import FIELDS, by_digest, pin
-from pipelines.run_file import parse_yaml
+from pipelines.pin_images import FIELDS, by_digest, pin
 from tests.images.builder import require_tools
 from tests.images.pip_settings import pip_settings
 from trainer.errors import ConfigError, ExitCode, UserError
+from vlmpipe.config.yaml_loader import parse_yaml
 
 ROOT = Path(__file__).parents[2]
 REGISTRY, TAG = "host/p/r", "t"

@@ -14,12 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.tiny_native import CONFIGS, model_section
+from trainer.config.model import GRID_FAMILIES, ModelConfig
 from trainer.errors import ConfigError
-from trainer.features.store import features_key
-from trainer.model_config import GRID_FAMILIES, ModelConfig
-from trainer.models.grids import ImageGrids, near_square
+from trainer.feature_cache.store import features_key
 from trainer.models.image_tokens import image_form_of, image_rule, image_tokens_of
-from trainer.models.table import family_of
+from trainer.models.registry import family_of
+from trainer.sizing.image_grids import ImageGrids, near_square
 
 ROOT = Path(__file__).parents[2]
 CLIP = {"model_type": "clip_vision_model", "hidden_size": 32, "num_attention_heads": 2, "patch_size": 7}

@@ -75,10 +75,10 @@ def test_the_check_itself_sees_imports() -> None:
 @pytest.mark.parametrize(
     ("module", "heavy"),
     [
-        ("pipelines.cli", {"torch", "transformers", "deepspeed", "kfp", "google.cloud.aiplatform"}),
-        ("trainer.config", {"torch", "transformers", "pyarrow"}),
-        ("trainer.data.prepare", {"torch", "transformers"}),
-        ("trainer.data.chunk_workers", {"torch", "transformers"}),
+        ("vlmpipe.cli.app", {"torch", "transformers", "deepspeed", "kfp", "google.cloud.aiplatform"}),
+        ("trainer.config.job", {"torch", "transformers", "pyarrow"}),
+        ("trainer.data.prepare.pipeline", {"torch", "transformers"}),
+        ("trainer.data.chunks.worker_pool", {"torch", "transformers"}),
     ],
 )
 def test_a_light_module_loads_nothing_heavy(module: str, heavy: set[str]) -> None:

@@ -15,16 +15,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from components.custom_job import api_fields
-from components.job_fields import FIELDS_FILE, load_fields
-from pipelines.config import load_run_file
-from pipelines.planner.catalog import Machine, load_catalog
-from pipelines.planner.checks import check_run
-from pipelines.planner.job_spec import JOBS, check_jobs, job_violations
-from pipelines.planner.rules import RULES, Violation, check_spec, markdown
-from pipelines.planner.rules.secrets import form_of_secret, is_secret_name, may_be_secret
+from pipelines.check import check_run
 from tests.job_specs import CASES, CPU, HUB_TOKEN, ONE, REDUCED, TPU, WHOLE, Case, Spec, changed, job, leaves, pool
 from trainer.errors import ConfigError
+from vlmpipe.catalog.machines import Machine, load_catalog
+from vlmpipe.config.run_config import load_run_file
+from vlmpipe.job_spec.build import JOBS, check_jobs, job_violations
+from vlmpipe.job_spec.parse import api_fields
+from vlmpipe.job_spec.rules import RULES, Violation, check_spec, markdown
+from vlmpipe.job_spec.rules.secrets import form_of_secret, is_secret_name, may_be_secret
+from vlmpipe.job_spec.schema import FIELDS_FILE, load_fields
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "docs/reference/job-spec-rules.md"
@@ -189,7 +189,7 @@ def test_every_rule_says_where_it_comes_from() -> None:
 def test_the_fields_are_those_of_the_installed_api_client() -> None:
     written = json.dumps(api_fields(), indent=1) + "\n"
     assert FIELDS_FILE.read_text(encoding="utf-8") == written, (
-        f"write the output of components.custom_job.api_fields() to {FIELDS_FILE.name}"
+        f"write the output of vlmpipe.job_spec.parse.api_fields() to {FIELDS_FILE.name}"
     )
 
 

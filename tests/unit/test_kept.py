@@ -15,16 +15,21 @@ import pytest
 
 from benchmarks.memory_cases import Case
 from benchmarks.tiny_native import CONFIGS
-from pipelines.config import RunConfig
-from pipelines.planner import activations, architecture, kept, persistent, splitting, stage_memory
-from pipelines.planner.layout import layout_of
-from pipelines.planner.row_load import RowLoad
-from pipelines.planner.suggest_memory import planned_stages
-from trainer import tracing
+from trainer.config.model import ModelConfig, WeightsConfig
 from trainer.errors import ConfigError
-from trainer.model_config import ModelConfig, WeightsConfig
-from trainer.models import table
-from trainer.models.shape import ModelShape
+from trainer.models import registry as table
+from trainer.sizing.model_shape import ModelShape
+from trainer.tracing import step as tracing
+from vlmpipe.config.run_config import RunConfig
+from vlmpipe.planner import disk_cache as kept
+from vlmpipe.planner import model_architecture as architecture
+from vlmpipe.planner import shardable as splitting
+from vlmpipe.planner.memory import activations
+from vlmpipe.planner.memory import pipeline_stage as stage_memory
+from vlmpipe.planner.memory import zero_persistence as persistent
+from vlmpipe.planner.parallel_layout import layout_of
+from vlmpipe.planner.search.memory import planned_stages
+from vlmpipe.planner.workload import RowLoad
 
 ROOT = Path(__file__).parents[2]
 KEPT: tuple[Any, ...] = (
@@ -227,8 +232,8 @@ def test_other_code_finds_its_own_answers_and_those_of_old_code_leave(
 def test_the_second_plan_needs_neither_torch_nor_transformers(tmp_path: Path) -> None:
     program = (
         "import json, sys\n"
-        "from pipelines.config import load_run_file\n"
-        "from pipelines.planner.plan import plan_run\n"
+        "from vlmpipe.config.run_config import load_run_file\n"
+        "from vlmpipe.planner.plan import plan_run\n"
         f"plan = plan_run(load_run_file({str(ROOT / 'configs/llava-7b-zero2-spot.yaml')!r}, ()))\n"
         "heavy = [name for name in ('torch', 'transformers') if name in sys.modules]\n"
         "print(json.dumps([heavy, plan.memory.total_bytes, plan.cost.usd]))"

@@ -9,11 +9,11 @@ from typing import Any
 import yaml
 from kubeflow_trainer_api.models import TrainerV1alpha1ClusterTrainingRuntime as Runtime
 
-from components.train_job import NODE
-from pipelines.config import load_run_file
-from pipelines.kubeflow_section import KubeflowConfig
 from tests.fakes.kubernetes_api import ALL_VERBS
 from tests.fakes.train_job_rules import unknown_in
+from vlmpipe.backends.kubeflow.manifest import NODE
+from vlmpipe.config.kubeflow import KubeflowConfig
+from vlmpipe.config.run_config import load_run_file
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/how-to/run-on-kubeflow.md").read_text()

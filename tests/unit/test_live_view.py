@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from pipelines.live_view import PlainView, clock, line_of, render, short_number
-from pipelines.local_run import Marker
-from pipelines.run_state import (
+from vlmpipe.runs.live_view import PlainView, clock, line_of, render, short_number
+from vlmpipe.runs.local.run import Marker
+from vlmpipe.runs.local.state import (
     ATTEMPT_LINE,
     STEPS,
     RunState,
@@ -24,7 +24,7 @@ from pipelines.run_state import (
     newest_checkpoint_step,
     read_state,
 )
-from pipelines.run_summary import RunReport, report_of
+from vlmpipe.runs.summary import RunReport, report_of
 
 NOW_S = 1_000_100.0
 

@@ -14,10 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from pipelines import local_control
-from pipelines.config import RunConfig, load_run_file
-from pipelines.local_process import execute
-from pipelines.local_run import (
+from trainer.errors import ConfigError, ExitCode, UserError
+from vlmpipe.cli.local_process import execute
+from vlmpipe.config.run_config import RunConfig, load_run_file
+from vlmpipe.runs.local import control as local_control
+from vlmpipe.runs.local.run import (
     Choice,
     LocalRun,
     Marker,
@@ -27,9 +28,8 @@ from pipelines.local_run import (
     read_marker,
     require_writable,
 )
-from pipelines.run_state import RunState, newest_checkpoint_step
-from pipelines.run_summary import report_of
-from trainer.errors import ConfigError, ExitCode, UserError
+from vlmpipe.runs.local.state import RunState, newest_checkpoint_step
+from vlmpipe.runs.summary import report_of
 
 ROOT = Path(__file__).parents[2]
 NOW = datetime(2026, 11, 20, 15, 30, 0)
@@ -183,7 +183,7 @@ def test_an_output_folder_that_cannot_be_written_is_refused(
     def make(**_: object) -> None:
         raise OSError(number, os.strerror(number), str(tmp_path))
 
-    monkeypatch.setattr("pipelines.local_run.tempfile.TemporaryDirectory", make)
+    monkeypatch.setattr("vlmpipe.runs.local.run.tempfile.TemporaryDirectory", make)
     with pytest.raises(UserError, match=rf"nothing can be made in {tmp_path}: {os.strerror(number)}") as caught:
         require_writable(tmp_path / "runs" / "deep")
     assert caught.value.code == code

@@ -10,14 +10,14 @@ from pydantic import ValidationError
 from transformers import GPT2Config, PreTrainedTokenizerFast
 
 from benchmarks.flop_cases import CASES, model_config
-from trainer.data.conversation import make_tokenizer
+from trainer.config.model import LoraConfig, ModelConfig
+from trainer.data.tokenize import make_tokenizer
 from trainer.errors import ConfigError
-from trainer.model_config import LoraConfig, ModelConfig
-from trainer.models.frozen import frozen_weights, is_adapter
 from trainer.models.image_tokens import image_form_of
-from trainer.models.llava import LlavaFamily
-from trainer.models.lora import adapters_of, add_adapters, without_adapters
-from trainer.models.table import family_of
+from trainer.models.layers.freeze import frozen_weights, is_adapter
+from trainer.models.layers.lora import adapters_of, add_adapters, without_adapters
+from trainer.models.llava.family import LlavaFamily
+from trainer.models.registry import family_of
 
 FAMILY = LlavaFamily()
 

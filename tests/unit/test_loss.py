@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from trainer.models.loss import TokenLoss, chunked_loss, compute_in_chunks
-from trainer.tracing import MemoryTracker
+from trainer.models.layers.chunked_loss import TokenLoss, chunked_loss, compute_in_chunks
+from trainer.tracing.step import MemoryTracker
 
 WIDTH, VOCABULARY = 12, 37
 RELATIVE = 1e-6

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from trainer.metrics import FILE, MetricsLog
+from trainer.monitoring.metrics_writer import FILE, MetricsLog
 
 
 @pytest.mark.parametrize("writable", [True, False])

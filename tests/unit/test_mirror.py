@@ -24,7 +24,7 @@ from trainer.checkpoint.commit import (
 )
 from trainer.checkpoint.mirror import mirror_checkpoint, newest_good_of
 from trainer.errors import ExitCode, UserError
-from trainer.storage import CorruptObjectError, LocalStorage
+from trainer.storage.base import CorruptObjectError, LocalStorage
 
 KEY = b"secret"
 

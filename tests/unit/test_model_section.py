@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from pipelines.config import parse_run_config
 from tests.run_files import SMALL, problems_of, small
+from vlmpipe.config.run_config import parse_run_config
 
 WHOLE_MODEL = {"family": "qwen2_5_vl", "whole": {"config": {"model_type": "qwen2_5_vl"}}, "tokenizer": "train:300"}
 

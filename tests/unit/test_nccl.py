@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.planner import nccl
-from pipelines.planner.catalog import load_catalog
-from pipelines.planner.job_spec import JOBS, worker_pools
-from pipelines.planner.nccl import Misfit, Network, Variable, expected, load_misfits, load_networks, markdown
-from pipelines.planner.rules import RULES
 from tests.planner_fixture import run_config
+from vlmpipe.catalog import nccl
+from vlmpipe.catalog.machines import load_catalog
+from vlmpipe.catalog.nccl import Misfit, Network, Variable, expected, load_misfits, load_networks, markdown
+from vlmpipe.job_spec.build import JOBS, worker_pools
+from vlmpipe.job_spec.rules import RULES
 
 PAGE = Path(__file__).parents[2] / "docs/reference/nccl.md"
 NODES = {"cluster__machine_type": "a2-ultragpu-8g", "cluster__replica_count": 2}

@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.planner.layout import STRATEGIES, Layout, make_layout
-from pipelines.planner.network import (
+from tests.planner_fixture import A100_80, LLAVA_7B, machine
+from trainer.sizing.model_shape import Matrices
+from vlmpipe.planner.parallel_layout import STRATEGIES, Layout, make_layout
+from vlmpipe.planner.time.communication import (
     LINK_SHARE,
     NIC_SHARE,
     Transfer,
@@ -20,8 +22,6 @@ from pipelines.planner.network import (
     seconds,
     traffic,
 )
-from tests.planner_fixture import A100_80, LLAVA_7B, machine
-from trainer.models.shape import Matrices
 
 TRAINABLE = LLAVA_7B.trainable_parameters
 WORK = Work(micro_steps=4, micro_batch_rows=1, row_tokens=4096, precision="bf16", activation_checkpointing="full")

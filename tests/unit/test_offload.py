@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.config import load_run_file
-from pipelines.planner.architecture import architecture
-from pipelines.planner.catalog import load_catalog
-from pipelines.planner.device_memory import estimate_memory
-from pipelines.planner.memory import Memory
-from trainer.train_config import TrainConfig
+from trainer.config.train import TrainConfig
+from vlmpipe.catalog.machines import load_catalog
+from vlmpipe.config.run_config import load_run_file
+from vlmpipe.planner.memory.estimate import estimate_memory
+from vlmpipe.planner.memory.rank import Memory
+from vlmpipe.planner.model_architecture import architecture
 
 RUN_FILE = Path(__file__).parents[2] / "configs/llava-7b-zero2-spot.yaml"
 TRAIN = {"global_batch_rows": 8, "optimizer": {"learning_rate": 1e-3}}

@@ -15,10 +15,10 @@ from transformers.optimization import get_wsd_schedule
 
 from benchmarks.flop_cases import model_config
 from benchmarks.tiny_native import model_section
-from trainer.model_config import ModelConfig
-from trainer.models.table import family_of
-from trainer.optim import build_optimizer, rate_factor, set_rates
-from trainer.train_config import OptimizerConfig, TrainConfig
+from trainer.config.model import ModelConfig
+from trainer.config.train import OptimizerConfig, TrainConfig
+from trainer.models.registry import family_of
+from trainer.optimizer import build_optimizer, rate_factor, set_rates
 
 
 def settings_of(**changes: object) -> TrainConfig:

@@ -18,17 +18,17 @@ from benchmarks.flop_cases import model_config
 from benchmarks.memory_cases import Case
 from benchmarks.tiny_native import model_section
 from benchmarks.tiny_runs import merged
-from pipelines.planner.row_load import RowLoad
-from pipelines.planner.throughput import row_flops
-from trainer.config import JobConfig
+from trainer.config.job import JobConfig
+from trainer.config.model import GRID_FAMILIES, ModelConfig
 from trainer.errors import ConfigError
-from trainer.model_config import GRID_FAMILIES, ModelConfig
-from trainer.models.family import Stage
-from trainer.models.model_stage import reduce_to_stage, stage_view
-from trainer.models.table import family_of
-from trainer.parts import mean_row_flops
-from trainer.strategies.pipeline_stages import Costs, cut, end_costs, schedule_passes, stages_of
-from trainer.trace_rows import RowShape, inputs_of
+from trainer.models.base import Stage
+from trainer.models.layers.pipeline_stage import reduce_to_stage, stage_view
+from trainer.models.registry import family_of
+from trainer.setup import mean_row_flops
+from trainer.sizing.pipeline_partition import Costs, cut, end_costs, schedule_passes, stages_of
+from trainer.tracing.fake_inputs import RowShape, inputs_of
+from vlmpipe.planner.time.step_time import row_flops
+from vlmpipe.planner.workload import RowLoad
 
 VOCABULARY = 300
 # Of Qwen3-VL two inner layers of the tower reach the first two of the language model's four.

@@ -11,8 +11,8 @@ import torch
 from PIL import Image
 
 from tests.data_fixture import encode, picture
-from trainer.model_config import ModelConfig
-from trainer.models.pixels import PixelPreparer
+from trainer.config.model import ModelConfig
+from trainer.models.image_processor import PixelPreparer
 
 
 def config(model_type: str) -> ModelConfig:
@@ -46,6 +46,6 @@ def test_a_processor_with_other_steps_is_asked_itself(monkeypatch: pytest.Monkey
             return {"pixel_values": np.stack([np.full((3, 32, 32), image.width, np.float32) for image in images])}
 
     family = type("Family", (), {"image_processor": lambda self, config: Processor()})()
-    monkeypatch.setattr("trainer.models.pixels.family_of", lambda config: family)
+    monkeypatch.setattr("trainer.models.image_processor.family_of", lambda config: family)
     made = PixelPreparer(config("siglip_vision_model"))([PICTURES["smaller"], PICTURES["oblong"]])
     assert made[:, 0, 0, 0].tolist() == [11, 70]

@@ -12,23 +12,23 @@ from typing import Any
 import pytest
 
 from benchmarks.memory_cases import Case
-from pipelines.config import RunConfig, load_run_file
-from pipelines.planner import architecture as architectures
-from pipelines.planner import stage_memory
-from pipelines.planner.activations import activations
-from pipelines.planner.architecture import architecture
-from pipelines.planner.catalog import load_catalog
-from pipelines.planner.device_memory import estimate_memory
-from pipelines.planner.layout import STRATEGIES, make_layout
-from pipelines.planner.memory import GIB, fullest, training_moments
-from pipelines.planner.plan import Plan, plan_run
 from tests.short_form import only_whole
-from trainer.model_config import ModelConfig
-from trainer.models.family import Stage
-from trainer.models.recompute import Recompute
-from trainer.stage_tracing import trace_stage
-from trainer.trace_rows import RowShape
-from trainer.tracing import trace_step
+from trainer.config.model import ModelConfig
+from trainer.models.base import Stage
+from trainer.models.layers.recompute_policy import Recompute
+from trainer.tracing.fake_inputs import RowShape
+from trainer.tracing.pipeline_stage import trace_stage
+from trainer.tracing.step import trace_step
+from vlmpipe.catalog.machines import load_catalog
+from vlmpipe.config.run_config import RunConfig, load_run_file
+from vlmpipe.planner import model_architecture as architectures
+from vlmpipe.planner.memory import pipeline_stage as stage_memory
+from vlmpipe.planner.memory.activations import activations
+from vlmpipe.planner.memory.estimate import estimate_memory
+from vlmpipe.planner.memory.rank import GIB, fullest, training_moments
+from vlmpipe.planner.model_architecture import architecture
+from vlmpipe.planner.parallel_layout import STRATEGIES, make_layout
+from vlmpipe.planner.plan import Plan, plan_run
 
 ROOT = Path(__file__).parents[2]
 SEVEN_B = ROOT / "configs/llava-7b-zero2-spot.yaml"

@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from pipelines.config import load_run_file
-from pipelines.planner.memory_bar import cells, merged_parts
-from pipelines.planner.plan import plan_run
-from pipelines.planner.tables import print_plan_tables
 from tests.plan_fixture import GIB, PLANS, amber, make_plan, red, sizes_unknown, without_gpu
+from vlmpipe.cli.views.memory_bar import cells, merged_parts
+from vlmpipe.cli.views.plan import print_plan_tables
+from vlmpipe.config.run_config import load_run_file
+from vlmpipe.planner.plan import plan_run
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 WIDTHS = [80, 120]

@@ -13,13 +13,13 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import _should_compress
 
 from benchmarks.flop_cases import CASES, model_config
-from pipelines.planner.low_rank import moving_parts, numbers_in_factors, numbers_sent
 from tests.planner_fixture import LLAVA_7B
-from trainer.models.shape import Matrices
-from trainer.models.table import family_of
-from trainer.strategies.low_rank import MIN_COMPRESSION_RATE, factors_rank
+from trainer.config.train_options import PowerSgdConfig
+from trainer.models.registry import family_of
+from trainer.sizing.model_shape import Matrices
+from trainer.sizing.powersgd import MIN_COMPRESSION_RATE, factors_rank
 from trainer.strategies.powersgd import PowerSgd
-from trainer.train_subsections import PowerSgdConfig
+from vlmpipe.planner.memory.powersgd import moving_parts, numbers_in_factors, numbers_sent
 
 SIDE = st.integers(1, 300)
 

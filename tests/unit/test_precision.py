@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from trainer.batches import RowBatch
+from trainer.config.train import TrainConfig
+from trainer.dataloading.batches import RowBatch
+from trainer.distributed.process import Worker
 from trainer.errors import DataError
 from trainer.strategies.ddp import Ddp
-from trainer.strategies.precision import FIRST_SCALE, MOST_OVERFLOWS_IN_A_ROW, STEPS_TO_GROW, LossScale
-from trainer.train_config import TrainConfig
-from trainer.worker import Worker
+from trainer.strategies.mixed_precision import FIRST_SCALE, MOST_OVERFLOWS_IN_A_ROW, STEPS_TO_GROW, LossScale
 
 ALONE = Worker(0, 1, 0, 1, torch.device("cpu"))
 

@@ -17,13 +17,13 @@ import torch.distributed as dist
 
 from tests.fakes.gcs import FakeGcs, Fault
 from trainer import preflight
-from trainer.checkpoint.size import checkpoint_bytes
+from trainer.config.train import OptimizerConfig, TrainConfig
+from trainer.distributed.process import Worker
 from trainer.errors import ExitCode, UserError
-from trainer.parts import Parts
 from trainer.preflight import GIB, REPORT_VARIABLE, announce, check_node, check_ranks, require_room
-from trainer.storage import LocalStorage
-from trainer.train_config import OptimizerConfig, TrainConfig
-from trainer.worker import Worker
+from trainer.setup import Parts
+from trainer.sizing.checkpoint_size import checkpoint_bytes
+from trainer.storage.base import LocalStorage
 
 MIB = 1 << 20
 

@@ -16,14 +16,14 @@ from transformers.utils.generic import get_max_seqlen
 from transformers.vision_utils import get_vision_cu_seqlens, get_vision_window_index
 
 from benchmarks.tiny_native import TEXT, model_section
+from trainer.config.model import GRID_FAMILIES, ModelConfig
 from trainer.errors import ConfigError
-from trainer.model_config import GRID_FAMILIES, ModelConfig
-from trainer.models.images import Grid
-from trainer.models.packed_mask import mask_of
-from trainer.models.placeholders import add_levels_at_places, places_of, put
-from trainer.models.qwen_row import encoder_output, project
-from trainer.models.qwen_sizes import sizes_of
-from trainer.models.table import family_of
+from trainer.models.attention.block_mask import mask_of
+from trainer.models.layers.image_placeholders import add_levels_at_places, places_of, put
+from trainer.models.qwen_vl.model import encoder_output, project
+from trainer.models.qwen_vl.vision_metadata import sizes_of
+from trainer.models.registry import family_of
+from trainer.sizing.image_inputs import Grid
 
 CPU = torch.device("cpu")
 VOCABULARY, ROW_TOKENS = 300, 48

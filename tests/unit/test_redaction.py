@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.job_record import close_record, open_record
 from trainer.errors import ConfigError, ExitCode, run_main
 from trainer.redaction import HIDDEN, Redactor, forms, hiding_secrets, redact, redact_all
-from trainer.storage import LocalStorage
+from trainer.storage.base import LocalStorage
+from vlmpipe.backends.step_record import close_record, open_record
 
 TOKEN = "hf_" + "aB3dE5fG7hI9jK1lM3nO5pQ7rS9tU1vW3x"
 KEY = "-----BEGIN PRIVATE KEY-----\nMIIEvQIBADANBgkq\nhkiG9w0BAQ==\n-----END PRIVATE KEY-----\n"

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer import reduction_server
-from trainer.reduction_server import (
+from trainer.distributed import reduction_server
+from trainer.distributed.reduction_server import (
     Reducers,
     connected_nodes,
     connections,

@@ -9,17 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.planner.layout import STRATEGIES, layout_of, make_layout
-from pipelines.planner.reduction_server import (
-    ELIGIBLE,
-    Advice,
-    advise,
-    all_reduce_gain,
-    reducers_needed,
-    step_gain,
-)
-from pipelines.planner.throughput import RowLoad, Time, estimate_time
 from tests.planner_fixture import A100_80, LLAVA_7B, RoundPrices, machine, run_config
+from vlmpipe.planner.parallel_layout import STRATEGIES, layout_of, make_layout
+from vlmpipe.planner.time.reduction_server import ELIGIBLE, Advice, advise, all_reduce_gain, reducers_needed, step_gain
+from vlmpipe.planner.time.step_time import RowLoad, Time, estimate_time
 
 SLOW = machine(nic_gbps=100)
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from components.registry import Candidate, FolderRegistry
 from trainer.errors import ConfigError, UserError
-from trainer.storage import LocalStorage, crc32c_of
+from trainer.storage.base import LocalStorage, crc32c_of
+from vlmpipe.registry.folder import Candidate, FolderRegistry
 
 
 def candidate(folder: Path, run_id: str, checkpoint: str = "0001-00000010-aa", exact_match: float = 0.9) -> Candidate:

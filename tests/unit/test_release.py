@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from huggingface_hub import ModelCard
 
-from components.registry import FolderRegistry
-from components.release import decide_run, register_run
 from tests.report_fixture import RUN_ID, make_run, write_json
 from trainer.errors import ConfigError, UserError
+from vlmpipe.registry.folder import FolderRegistry
+from vlmpipe.registry.release import decide_run, register_run
 
 
 @pytest.fixture

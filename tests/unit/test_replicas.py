@@ -9,10 +9,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trainer.config.train import OptimizerConfig, TrainConfig
+from trainer.distributed.data_parallel_rank import Replica, replica_of
+from trainer.distributed.process import Worker
 from trainer.errors import ConfigError
-from trainer.replicas import Replica, replica_of
-from trainer.train_config import OptimizerConfig, TrainConfig
-from trainer.worker import Worker
 
 powers = st.sampled_from((1, 2, 4))
 

@@ -14,15 +14,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.report import build_report, write_report
-from components.report.charts import line_chart, nice_ticks, thin_out
-from components.report.formats import duration
-from components.report.pictures import choose, thumbnail
-from components.report.tables import confusions, wilson
 from tests.plan_fixture import amber, make_plan
 from tests.report_fixture import make_run, write_json
 from tests.short_form import chosen
 from trainer.errors import UserError
+from vlmpipe.report.build import build_report, write_report
+from vlmpipe.report.format import duration
+from vlmpipe.report.samples import choose, thumbnail
+from vlmpipe.report.svg_charts import line_chart, nice_ticks, thin_out
+from vlmpipe.report.tables import confusions, wilson
 
 SECTIONS = ["decision", "training", "slices", "samples", "steps", "plan", "data", "configuration", "environment"]
 VOID = {"meta", "br", "img", "link", "input", "hr"}

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from pipelines.config import RunConfig, load_run_file
-from pipelines.resolve import Resolved, compiled_settings, resolve
-from trainer.config import JobConfig
+from components.runtime.resolve import Resolved, compiled_settings, resolve
+from trainer.config.job import JobConfig
 from trainer.errors import ConfigError
+from vlmpipe.config.run_config import RunConfig, load_run_file
 
 ROOT = Path(__file__).parents[2]
 

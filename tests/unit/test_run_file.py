@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import yaml
 
-from pipelines.run_file import _Loader, compose
+from vlmpipe.config.yaml_loader import _Loader, compose
 
 ROOT = Path(__file__).parents[2]
-FILES = [*sorted((ROOT / "configs").glob("*.yaml")), *sorted((ROOT / "pipelines/planner/catalog").glob("*.yaml"))]
+FILES = [*sorted((ROOT / "configs").glob("*.yaml")), *sorted((ROOT / "vlmpipe/catalog").glob("*.yaml"))]
 STRANGE = """# é 🎉
 name: größe 🎉 x   # of the file
 quoted: {image_uri: 'it''s', escaped: "\\u00e9 d", on: off, number: 1e-4, time: 1:30}

@@ -34,13 +34,13 @@ from transformers import (
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from benchmarks.memory_cases import Case
-from trainer.models import attention_kernels
-from trainer.models.attention_kernels import BLOCKWISE, CPU, FLASH, Call, Kernel, is_right
-from trainer.models.kept_products import recompute_layers
-from trainer.models.packed_mask import kept_apart, mask_of
-from trainer.models.sample_attention import attend, attend_backward, attend_by_sample, attention, takes_samples
-from trainer.models.samples import PADDING_PIECE, Samples
-from trainer.models.table import family_of
+from trainer.models.attention import kernels as attention_kernels
+from trainer.models.attention.block_mask import kept_apart, mask_of
+from trainer.models.attention.cu_seqlens import PADDING_PIECE, Samples
+from trainer.models.attention.kernels import BLOCKWISE, CPU, FLASH, Call, Kernel, is_right
+from trainer.models.attention.varlen import attend, attend_backward, attend_by_sample, attention, takes_samples
+from trainer.models.layers.activation_checkpointing import recompute_layers
+from trainer.models.registry import family_of
 
 TOKENS, HEADS, HEAD_DIM, SCALE = 24, 4, 8, 0.3
 KERNELS = {"CPU": CPU, "blockwise": BLOCKWISE}
@@ -98,7 +98,7 @@ def with_gradients(output: Tensor, inputs: Sequence[Tensor], gradient: Tensor) -
 def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernel]:
     """Each of those that run here, in queries of a few tokens at a time."""
     monkeypatch.setattr(attention_kernels, "SCORES", 4 * HEADS * TOKENS)
-    monkeypatch.setattr("trainer.models.sample_attention.kernel_for", lambda *_: KERNELS[request.param])
+    monkeypatch.setattr("trainer.models.attention.varlen.kernel_for", lambda *_: KERNELS[request.param])
     yield KERNELS[request.param]
 
 

@@ -15,16 +15,16 @@ import torch
 import torch.distributed as dist
 
 from tests.checkpoint_fixture import record
+from trainer.checkpoint.async_saver import CheckpointSaver
 from trainer.checkpoint.attempts import claim_attempt, read_attempts
 from trainer.checkpoint.commit import CommitRecord, committed, fetch_folder, newest_good
+from trainer.checkpoint.manager import Checkpoints
 from trainer.checkpoint.retention import Retention
-from trainer.checkpoint.run import Checkpoints
-from trainer.checkpoint.saver import CheckpointSaver
 from trainer.checkpoint.staging import sweep_staging
-from trainer.config import CheckpointConfig, JobConfig
+from trainer.config.job import CheckpointConfig, JobConfig
+from trainer.distributed.process import Worker
 from trainer.errors import ExitCode, UserError
-from trainer.storage import LocalStorage
-from trainer.worker import Worker
+from trainer.storage.base import LocalStorage
 
 WORKER = Worker(rank=0, world_size=1, local_rank=0, local_world_size=1, device=torch.device("cpu"))
 DEADLINE_S = 20.0

@@ -16,16 +16,16 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.shard_splits import sequence_of, split_of
-from trainer.data import shard_cache
-from trainer.data.samples import Turn
-from trainer.data.sequence import RowSequence
-from trainer.data.shard_cache import GIB, NEVER, Ahead, ShardCache, divide, files_in, open_shards, open_together
-from trainer.data.shard_files import DataShards, ShardsInPlace
-from trainer.data.shard_schedule import Needs, ShardSchedule
-from trainer.data.shards import Members, ShardReader, ShardWriter, sample_json
-from trainer.data.shards_ahead import GROUPS_AHEAD, ShardsAhead
+from trainer.data.sample import Turn
+from trainer.data.sampler import RowSequence
+from trainer.data.shards import disk_cache as shard_cache
+from trainer.data.shards.disk_cache import GIB, NEVER, Ahead, ShardCache, divide, files_in, open_shards, open_together
+from trainer.data.shards.prefetch import GROUPS_AHEAD, ShardsAhead
+from trainer.data.shards.prefetch_schedule import Needs, ShardSchedule
+from trainer.data.shards.tar import Members, ShardReader, ShardWriter, sample_json
+from trainer.data.shards.verified_files import DataShards, ShardsInPlace
 from trainer.errors import ConfigError, DataError, UserError
-from trainer.storage import LocalStorage
+from trainer.storage.base import LocalStorage
 
 SHARDS, SHARD_SAMPLES = 24, 10
 TURNS = (Turn("what?", "é 7", "all"),)

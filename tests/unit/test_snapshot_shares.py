@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.distributed import ProcessGroup
 
-from trainer.strategies.native import OnTorch, share_of
-from trainer.strategies.precision import LossScale
-from trainer.strategies.strategy import StepResult
-from trainer.tracing import MemoryTracker
+from trainer.strategies.base import StepResult
+from trainer.strategies.mixed_precision import LossScale
+from trainer.strategies.torch_base import OnTorch, share_of
+from trainer.tracing.step import MemoryTracker
 
 SIZES = st.dictionaries(st.text(min_size=1, max_size=5), st.integers(0, 1 << 30), max_size=30)
 

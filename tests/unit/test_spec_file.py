@@ -13,13 +13,13 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.job_fields import camel_case
-from pipelines import cli
-from pipelines.planner.catalog import load_catalog
-from pipelines.planner.rules import Violation
-from pipelines.planner.spec_file import LARGEST_FILE_BYTES, SpecFile, read_spec_file, spec_of
 from tests.job_specs import CASES, CLUSTER, IMAGE, ONE, REDUCED, Case, a100, changed, leaves
 from trainer.errors import ConfigError
+from vlmpipe.catalog.machines import load_catalog
+from vlmpipe.cli import app as cli
+from vlmpipe.job_spec.file import LARGEST_FILE_BYTES, SpecFile, read_spec_file, spec_of
+from vlmpipe.job_spec.rules import Violation
+from vlmpipe.job_spec.schema import camel_case
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "tests/fixtures/job-specs"
@@ -261,8 +261,8 @@ def test_the_command_takes_a_run_file_or_a_job_spec(vlmpipe: Any, arguments: tup
 
 def test_checking_a_job_spec_loads_nothing_slow() -> None:
     program = (
-        "import sys, json; from pipelines.planner.spec_file import read_spec_file; "
-        "from pipelines.planner.catalog import load_catalog; import pipelines.tables; "
+        "import sys, json; from vlmpipe.job_spec.file import read_spec_file; "
+        "from vlmpipe.catalog.machines import load_catalog; import vlmpipe.cli.views.tables; "
         "read_spec_file(sys.argv[1]).check(load_catalog()); print(json.dumps(sorted(sys.modules)))"
     )
     command = [sys.executable, "-c", program, str(FOLDER / "eight-mistakes.yaml")]

@@ -9,12 +9,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.batches import StepBatches
+from trainer.dataloading.batches import StepBatches
+from trainer.distributed.data_parallel_rank import Replica
+from trainer.distributed.process import Worker
 from trainer.errors import DataError
-from trainer.replicas import Replica
-from trainer.step_totals import PendingTotals, UnreadSteps
-from trainer.strategies.strategy import StepResult
-from trainer.worker import Worker
+from trainer.monitoring.step_metrics import PendingTotals, UnreadSteps
+from trainer.strategies.base import StepResult
 
 
 def worker(device: str) -> Worker:

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from components import steps
-from components.shell import STOPPED_VARIABLE, exiting, run_uri_of, step
+from components.runtime import step_logic as steps
+from components.runtime.step_context import STOPPED_VARIABLE, exiting, run_uri_of, step
 from trainer.errors import ConfigError, DataError
 
 

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 
 from benchmarks.tiny_native import model_section
-from pipelines.config import RunConfig, load_run_file, parse_run_config
-from pipelines.planner.architecture import Architecture, architecture
-from pipelines.planner.catalog import load_catalog
-from pipelines.planner.suggest import Goal, Suggestion
-from pipelines.planner.suggest_space import Cluster, Degrees, ways
-from pipelines.planner.suggest_table import print_suggestions
-from pipelines.run_file import apply_overrides
 from tests.trainer_runs import merged
-from trainer.model_config import GRID_FAMILIES
+from trainer.config.model import GRID_FAMILIES
+from vlmpipe.catalog.machines import load_catalog
+from vlmpipe.cli.views.suggestions import print_suggestions
+from vlmpipe.config.run_config import RunConfig, load_run_file, parse_run_config
+from vlmpipe.config.yaml_loader import apply_overrides
+from vlmpipe.planner.model_architecture import Architecture, architecture
+from vlmpipe.planner.search.search import Goal, Suggestion
+from vlmpipe.planner.search.space import Cluster, Degrees, ways
 
 ROOT = Path(__file__).parents[2]
 MACHINE = load_catalog().machines["a2-ultragpu-8g"]

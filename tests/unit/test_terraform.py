@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from lark import UnexpectedInput
 
-from pipelines.sections import GcpConfig, PscInterfaceConfig
 from tests.terraform_files import Module, read_schema
+from vlmpipe.config.infrastructure import GcpConfig, PscInterfaceConfig
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "terraform"

@@ -7,10 +7,14 @@ from typing import Any
 
 import pytest
 
-from pipelines.config import RunConfig
-from pipelines.planner.catalog import Gpu
-from pipelines.planner.layout import layout_of, make_layout
-from pipelines.planner.throughput import (
+from tests.planner_fixture import A100_80, H100, LLAVA_7B, T4, TEXT_8B, machine, run_config
+from trainer.sizing.checkpoint_size import checkpoint_bytes
+from trainer.sizing.model_shape import Matrices, ModelShape
+from vlmpipe.catalog.machines import Gpu
+from vlmpipe.config.run_config import RunConfig
+from vlmpipe.planner.parallel_layout import layout_of, make_layout
+from vlmpipe.planner.time.optimizer_step import HOST_BYTES_PER_S, LINK_BYTES_PER_S, UPDATE_BYTES_PER_PARAMETER
+from vlmpipe.planner.time.step_time import (
     ASSUMED_EFFICIENCY,
     OVERLAPPED,
     SAVE_BYTES_PER_S,
@@ -19,10 +23,6 @@ from pipelines.planner.throughput import (
     estimate_time,
     row_flops,
 )
-from pipelines.planner.update_time import HOST_BYTES_PER_S, LINK_BYTES_PER_S, UPDATE_BYTES_PER_PARAMETER
-from tests.planner_fixture import A100_80, H100, LLAVA_7B, T4, TEXT_8B, machine, run_config
-from trainer.checkpoint.size import checkpoint_bytes
-from trainer.models.shape import Matrices, ModelShape
 
 NODE = machine()
 

@@ -16,28 +16,28 @@ from transformers import PreTrainedTokenizerFast, SiglipImageProcessorPil, SmolV
 from transformers.models.smolvlm import processing_smolvlm
 
 from benchmarks.tiny_native import model_section
-from pipelines.planner.checks import check_run
-from pipelines.planner.row_load import RowLoad
+from pipelines.check import check_run
 from tests.data_fixture import encode, job_config, run_prepare, write_json
 from tests.native_fixture import picture
 from tests.run_files import small
-from trainer.config import JobConfig
-from trainer.data.conversation import encode_sample, load_tokenizer, make_tokenizer, prompt
-from trainer.data.index import Index
+from trainer.config.job import JobConfig
+from trainer.config.model import ModelConfig
 from trainer.data.loader import Row, RowLoader
-from trainer.data.samples import IMAGE_TOKEN, Turn
-from trainer.data.sequence import RowSequence
-from trainer.data.shards import ShardReader
+from trainer.data.sample import IMAGE_TOKEN, Turn
+from trainer.data.sampler import RowSequence
+from trainer.data.shards.index import Index
+from trainer.data.shards.tar import ShardReader
+from trainer.data.tokenize import encode_sample, load_tokenizer, make_tokenizer, prompt
 from trainer.errors import ConfigError
-from trainer.evaluate import other_sample
-from trainer.model_config import ModelConfig
+from trainer.evaluation.evaluate import other_sample
+from trainer.models.image_processor import image_preparer, images_within
 from trainer.models.image_tokens import ImageForm, image_form_of, image_tokens_of
-from trainer.models.images import Images, join_features
-from trainer.models.pixels import image_preparer, images_within
-from trainer.models.table import family_of
-from trainer.models.tiles import ImageTiles
-from trainer.storage import open_storage
-from trainer.trace_rows import RowShape, inputs_of
+from trainer.models.registry import family_of
+from trainer.sizing.image_inputs import Images, join_features
+from trainer.sizing.image_tiles import ImageTiles
+from trainer.storage.base import open_storage
+from trainer.tracing.fake_inputs import RowShape, inputs_of
+from vlmpipe.planner.workload import RowLoad
 
 SIDE, EDGE = 16, 48
 TEXTS = ["USER: what is this? ASSISTANT:", " 7"]
@@ -275,6 +275,6 @@ def test_another_samples_image_is_cut_as_the_questions_own() -> None:
 
 def test_a_processor_that_cuts_by_another_rule_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     family = type("Family", (), {"image_processor": lambda self, config: SiglipImageProcessorPil()})()
-    monkeypatch.setattr("trainer.models.pixels.family_of", lambda config: family)
+    monkeypatch.setattr("trainer.models.image_processor.family_of", lambda config: family)
     with pytest.raises(ConfigError, match=r"is a SiglipImageProcessorPil, whose tiles are not known here"):
         image_preparer(config_of())

@@ -11,7 +11,7 @@ from benchmarks.report import Report, UnfairError
 from benchmarks.strategy_cases import EQUAL, GROUPS, MICRO_BATCHES, ROUNDED, ROWS, START_STEP, TimedRun
 from benchmarks.strategy_sides import require_losses
 from benchmarks.strategy_steps import drawn_batches
-from trainer.strategies.table import strategy_names
+from trainer.strategies.registry import strategy_names
 
 LOSSES = [4.0, 3.0, 2.0, 1.5, 1.25]
 LOSSLESS = TimedRun("fsdp")

@@ -16,17 +16,17 @@ from torch import Tensor, nn
 from benchmarks.measure_memory import Scales, draw, row_batch
 from benchmarks.memory_cases import ONLINE, ROWS, Case
 from benchmarks.tiny_runs import TINY, merged
-from pipelines.config import load_run_file, parse_run_config
-from pipelines.planner.activations import tower_ahead_bytes, worst_rows
-from pipelines.planner.architecture import architecture
-from pipelines.planner.catalog import load_catalog
-from pipelines.planner.device_memory import estimate_memory
-from trainer.batches import RowBatch
+from trainer.config.train import TrainConfig
+from trainer.dataloading.batches import RowBatch
 from trainer.errors import ConfigError
-from trainer.models.table import family_of
-from trainer.strategies.tower_stream import TowerStream, micro_batches
-from trainer.trace_rows import tensors_of
-from trainer.train_config import TrainConfig
+from trainer.models.registry import family_of
+from trainer.strategies.vision_prefetch import TowerStream, micro_batches
+from trainer.tracing.fake_inputs import tensors_of
+from vlmpipe.catalog.machines import load_catalog
+from vlmpipe.config.run_config import load_run_file, parse_run_config
+from vlmpipe.planner.memory.activations import tower_ahead_bytes, worst_rows
+from vlmpipe.planner.memory.estimate import estimate_memory
+from vlmpipe.planner.model_architecture import architecture
 
 CPU = torch.device("cpu")
 RUN_FILE = Path(__file__).parents[2] / "configs/llava-7b-zero2-spot.yaml"

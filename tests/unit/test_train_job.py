@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from components.custom_job import parse_job_spec
-from components.train_job import LONGEST_NAME, Placement, job_name, train_job
-from components.train_job_state import Ended, cause, job_state, nodes_of
 from tests.fakes.train_job_pods import condition, pod
 from tests.fakes.train_job_rules import denials, pod_name_violation, unknown_fields, violations
 from trainer.errors import ConfigError
+from vlmpipe.backends.kubeflow.manifest import LONGEST_NAME, Placement, job_name, train_job
+from vlmpipe.backends.kubeflow.status import Ended, cause, job_state, nodes_of
+from vlmpipe.job_spec.parse import parse_job_spec
 
 RUN_URI = "gs://bucket/runs/r"
 IMAGE = "registry.example.com/vlmpipe/trainer:1"

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from trainer.errors import UserError
-from trainer.storage import CorruptObjectError, LocalStorage, crc32c_of
-from trainer.transfer import Upload, fetch_many, in_parallel, upload_many
+from trainer.storage.base import CorruptObjectError, LocalStorage, crc32c_of
+from trainer.storage.transfer import Upload, fetch_many, in_parallel, upload_many
 
 WAIT_S = 10
 

@@ -14,10 +14,10 @@ import pytest
 
 from tests.fakes.receiver import Receiver
 from tests.trainer_runs import TINY, merged
-from trainer.config import JobConfig
+from trainer.config.job import JobConfig
 from trainer.errors import ExitCode, UserError
-from trainer.metrics import FILE, MetricsLog
-from trainer.wandb_log import KEY_VARIABLE, WandbLog, open_wandb, wandb_folder
+from trainer.monitoring.metrics_writer import FILE, MetricsLog
+from trainer.monitoring.wandb import KEY_VARIABLE, WandbLog, open_wandb, wandb_folder
 
 FILE_HEADER, BLOCK_BYTES = b":W&B\xe1\xbe\x00", 32768
 RUN = {"run_id": "tune-1/trial-2", "root_uri": "/nowhere"}
@@ -98,7 +98,7 @@ def test_who_is_not_let_in_trains_all_the_same(
 ) -> None:
     with Receiver() as receiver:
         monkeypatch.setenv("WANDB_BASE_URL", receiver.address)
-        monkeypatch.setattr("trainer.secret.SECRET_MANAGER", receiver.address)
+        monkeypatch.setattr("trainer.secret_manager.SECRET_MANAGER", receiver.address)
         assert open_wandb(job(project="digits", **settings)) is None
     said = capfd.readouterr().out
     assert "train: warning: Weights & Biases: no metrics: " in said and words in said
@@ -152,7 +152,7 @@ def test_the_key_comes_from_secret_manager_and_is_not_printed(
     monkeypatch.setenv("WANDB_MODE", "offline")
     with Receiver() as receiver:
         receiver.secrets = {"projects/p/secrets/wandb/versions/latest": key}
-        monkeypatch.setattr("trainer.secret.SECRET_MANAGER", receiver.address)
+        monkeypatch.setattr("trainer.secret_manager.SECRET_MANAGER", receiver.address)
         mirror = open_wandb(job(project="digits", api_key_secret="projects/p/secrets/wandb"))
     assert mirror
     mirror.close()

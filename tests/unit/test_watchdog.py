@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from trainer.config import JobConfig, RunPaths
+from trainer.config.job import JobConfig, RunPaths
+from trainer.distributed.process import Worker
+from trainer.distributed.watchdog import STACKS_FOLDER, Watchdog
 from trainer.errors import ExitCode
-from trainer.watchdog import STACKS_FOLDER, Watchdog
-from trainer.worker import Worker
 
 ROOT = Path(__file__).parents[2]
 FIRES_S = 20.0  # far longer than any limit here
@@ -108,7 +108,7 @@ def test_a_pause_is_not_counted_and_the_watch_goes_on_after_it(make: Make, ended
 
 def test_slow_steps_raise_the_limit_and_pauses_do_not(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     clock_s = 0.0
-    monkeypatch.setattr("trainer.watchdog.time.monotonic", lambda: clock_s)
+    monkeypatch.setattr("trainer.distributed.watchdog.time.monotonic", lambda: clock_s)
     watchdog = make(factor=20.0, floor_s=10.0)
     watchdog.close()  # no thread: this clock stands still
     for step in range(1, 6):
@@ -129,8 +129,8 @@ import sys, threading
 from pathlib import Path
 import torch
 from tests.unit.test_watchdog import watched_job
-from trainer.watchdog import Watchdog
-from trainer.worker import Worker
+from trainer.distributed.watchdog import Watchdog
+from trainer.distributed.process import Worker
 
 def waits_for_ever():
     threading.Event().wait()
@@ -171,4 +171,4 @@ def test_a_stalled_process_leaves_with_71_its_stacks_and_its_code_for_the_launch
         assert (tmp_path / "rank-3").read_text() == "71"
 
 
-SHORT_PATIENCE = "import trainer.watchdog; trainer.watchdog.SAY_S = trainer.watchdog.UPLOAD_S = 0.5\n"
+SHORT_PATIENCE = "from trainer.distributed import watchdog; watchdog.SAY_S = watchdog.UPLOAD_S = 0.5\n"

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from components import webhook
-from pipelines.config import load_run_file
+from components.runtime import webhook
 from tests.fakes.receiver import Receiver
 from trainer.errors import ConfigError
 from trainer.progress import StepRecord
+from vlmpipe.config.run_config import load_run_file
 
 DIGITS = Path(__file__).parents[2] / "configs/digits.yaml"
 SECRET = "projects/my-project/secrets/chat"
@@ -24,7 +24,7 @@ SECRET = "projects/my-project/secrets/chat"
 def receiver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
     monkeypatch.setattr(webhook, "PAUSES_S", (0.0, 0.0))
     with Receiver() as server:
-        monkeypatch.setattr("trainer.secret.SECRET_MANAGER", server.address)
+        monkeypatch.setattr("trainer.secret_manager.SECRET_MANAGER", server.address)
         yield server
 
 

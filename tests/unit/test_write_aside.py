@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from trainer.errors import UserError
-from trainer.storage import LocalStorage
-from trainer.write_aside import WriteAside
+from trainer.storage.background_writer import WriteAside
+from trainer.storage.base import LocalStorage
 
 LIMIT_S = 20.0
 

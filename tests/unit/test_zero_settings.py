@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from pipelines.config import load_run_file
-from pipelines.planner.architecture import architecture
-from pipelines.planner.catalog import load_catalog
-from pipelines.planner.device_memory import estimate_memory
-from pipelines.planner.host_memory import NODE_WEIGHTS
-from pipelines.planner.plan import plan_run
+from vlmpipe.catalog.machines import load_catalog
+from vlmpipe.config.run_config import load_run_file
+from vlmpipe.planner.memory.estimate import estimate_memory
+from vlmpipe.planner.memory.host import NODE_WEIGHTS
+from vlmpipe.planner.model_architecture import architecture
+from vlmpipe.planner.plan import plan_run
 
 RUN_FILE = Path(__file__).parents[2] / "configs/llava-7b-zero2-spot.yaml"
 GIVEN = 2_000_000_000  # so many that the moment that has them is the fullest

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from trainer.errors import ExitCode, UserError
-from trainer.storage import Storage, VersionConflictError
+from trainer.storage.base import Storage, VersionConflictError
 
 FILE = "checkpoints/ATTEMPTS.json"
 _NAME = re.compile(r"(?P<attempt>[0-9]{4,})-(?P<step>[0-9]{8,})-[0-9A-Za-z]+")

@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from trainer.checkpoint.attempts import attempt_of, order_of, read_attempts, require_current
-from trainer.checkpoint.crash_points import crash_point
+from trainer.checkpoint.fault_points import crash_point
 from trainer.checkpoint.manifest import (
     DamagedError,
     Files,
@@ -36,8 +36,8 @@ from trainer.checkpoint.manifest import (
     sums_of_file,
 )
 from trainer.errors import ConfigError, ExitCode, UserError, os_errors
-from trainer.storage import AlreadyExistsError, CorruptObjectError, Storage, crc32c_of
-from trainer.transfer import in_parallel
+from trainer.storage.base import AlreadyExistsError, CorruptObjectError, Storage, crc32c_of
+from trainer.storage.transfer import in_parallel
 
 FORMAT_VERSION = 3
 FOLDER = "checkpoints"

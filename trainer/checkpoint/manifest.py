@@ -15,7 +15,7 @@ from pathlib import Path
 import google_crc32c
 
 from trainer.errors import ConfigError
-from trainer.storage import CHUNK_BYTES, clean_name
+from trainer.storage.base import CHUNK_BYTES, clean_name
 
 
 class DamagedError(Exception):

@@ -24,17 +24,10 @@ from trainer.checkpoint.commit import (
     vouched_manifest,
 )
 from trainer.checkpoint.manifest import DamagedError, Files, FileSums, read_manifest, sums_of_file
-from trainer.config import JobConfig
+from trainer.config.job import JobConfig
 from trainer.errors import UserError
-from trainer.storage import (
-    AlreadyExistsError,
-    CorruptObjectError,
-    ObjectInfo,
-    Storage,
-    join_uri,
-    open_storage,
-)
-from trainer.transfer import THREADS, in_parallel
+from trainer.storage.base import AlreadyExistsError, CorruptObjectError, ObjectInfo, Storage, join_uri, open_storage
+from trainer.storage.transfer import THREADS, in_parallel
 
 
 def mirror_of(job: JobConfig) -> Storage | None:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
+from trainer.checkpoint.async_saver import agree, raise_together, restore_random_states
 from trainer.checkpoint.attempts import attempt_of, order_of
 from trainer.checkpoint.commit import (
     FOLDER,
@@ -26,11 +27,10 @@ from trainer.checkpoint.commit import (
     was_uncommitted,
 )
 from trainer.checkpoint.manifest import DamagedError
-from trainer.checkpoint.saver import agree, raise_together, restore_random_states
+from trainer.distributed.process import Worker
 from trainer.errors import ConfigError, UserError
-from trainer.storage import Storage
-from trainer.strategies.strategy import Strategy
-from trainer.worker import Worker
+from trainer.storage.base import Storage
+from trainer.strategies.base import Strategy
 
 VERSIONED = ("torch", "transformers", "deepspeed", "safetensors", "peft")
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from trainer.checkpoint.attempts import attempt_of, order_of, require_current, step_of
 from trainer.checkpoint.commit import FOLDER, Listing, read_record
-from trainer.checkpoint.crash_points import crash_point
+from trainer.checkpoint.fault_points import crash_point
 from trainer.checkpoint.manifest import DamagedError
-from trainer.config import JobConfig
-from trainer.storage import Storage
+from trainer.config.job import JobConfig
+from trainer.storage.base import Storage
 
 
 @dataclass(frozen=True)

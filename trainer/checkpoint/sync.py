@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainer.checkpoint.export import export_checkpoint
+from trainer.checkpoint.hf_export import export_checkpoint
+from trainer.checkpoint.manager import signing_key
 from trainer.checkpoint.mirror import mirror_checkpoint, mirror_of, newest_good_of
 from trainer.checkpoint.retention import Retention, delete_old_copies
-from trainer.checkpoint.run import signing_key
 from trainer.checkpoint.staging import sweep_staging
-from trainer.config import JobConfig
+from trainer.config.job import JobConfig
 from trainer.errors import ConfigError
-from trainer.storage import open_storage
+from trainer.storage.base import open_storage
 
 
 def sync_run(job: JobConfig) -> dict[str, Any]:

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trainer.data.conversation import IGNORED, Encoded, encode_sample
-from trainer.data.index import SplitIndex
-from trainer.data.rows import Int64Array
-from trainer.data.samples import IMAGE_TOKEN
-from trainer.data.sequence import RowSequence
-from trainer.data.shards import ShardReader
-from trainer.data.shards_ahead import ShardsAhead
+from trainer.data.packing import Int64Array
+from trainer.data.sample import IMAGE_TOKEN
+from trainer.data.sampler import RowSequence
+from trainer.data.shards.index import SplitIndex
+from trainer.data.shards.prefetch import ShardsAhead
+from trainer.data.shards.tar import ShardReader
+from trainer.data.tokenize import IGNORED, Encoded, encode_sample
 from trainer.errors import DataError
-from trainer.models.grids import AXES
 from trainer.models.image_tokens import SQUARES, ImageForm
+from trainer.sizing.image_grids import AXES
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

@@ -1,1 +1,1 @@
-"""Model families: one file each, behind the `Family` protocol of `trainer.models.family`."""
+"""Model families: one file each, behind the `Family` protocol of `trainer.models.base`."""

@@ -14,11 +14,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from trainer.data.samples import IMAGE_TOKEN
-from trainer.model_config import GRID_FAMILIES, ModelConfig, WeightsConfig
-from trainer.models.grids import ImageGrids
-from trainer.models.table import family_of
-from trainer.models.tiles import WHOLE, ImageTiles
+from trainer.config.model import GRID_FAMILIES, ModelConfig, WeightsConfig
+from trainer.data.sample import IMAGE_TOKEN
+from trainer.models.registry import family_of
+from trainer.sizing.image_grids import ImageGrids
+from trainer.sizing.image_tiles import WHOLE, ImageTiles
 
 ImageTokens = Callable[[int, int], int]  # (width, height) in pixels -> tokens
 CLIP = "clip_vision_model"
@@ -75,7 +75,7 @@ def image_form_of(config: ModelConfig) -> ImageForm:
         return SQUARES
     vision = vision_of(stated(config.tower))
     if not {"patch_size", "spatial_merge_size"} <= vision.keys():
-        from trainer.models.whole import whole_config
+        from trainer.models.hf_native.build import whole_config
 
         vision = whole_config(config).vision_config.to_dict()
     patch, merge = int(vision["patch_size"]), int(vision["spatial_merge_size"])
@@ -120,7 +120,7 @@ def _tile_tokens(config: ModelConfig) -> int:
     """Of SmolVLM, tokens of a square of `image_size`."""
     content: dict[str, Any] = stated(config.tower)
     if not ("patch_size" in vision_of(content) and "scale_factor" in content):
-        from trainer.models.whole import whole_config
+        from trainer.models.hf_native.build import whole_config
 
         content = whole_config(config).to_dict()
     return shuffled_tokens(config.image_size, int(vision_of(content)["patch_size"]), int(content["scale_factor"]))

@@ -12,16 +12,16 @@ from torch import Tensor, nn
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-from trainer.batches import RowBatch
-from trainer.optim import build_optimizer
-from trainer.strategies.bucket_sizes import bucket_cap_mib
-from trainer.strategies.native import OnTorch, clip_and_step, loss_without_gradients, trained_of
+from trainer.config.train import TrainConfig
+from trainer.dataloading.batches import RowBatch
+from trainer.distributed.process import Worker
+from trainer.optimizer import build_optimizer
+from trainer.sizing.gradient_buckets import bucket_cap_mib
+from trainer.strategies.base import StepResult
+from trainer.strategies.mixed_precision import LossScale, autocast
 from trainer.strategies.powersgd import PowerSgd
-from trainer.strategies.precision import LossScale, autocast
-from trainer.strategies.strategy import StepResult
-from trainer.strategies.tower_stream import micro_batches
-from trainer.train_config import TrainConfig
-from trainer.worker import Worker
+from trainer.strategies.torch_base import OnTorch, clip_and_step, loss_without_gradients, trained_of
+from trainer.strategies.vision_prefetch import micro_batches
 
 COMPRESSED = {"bf16": torch.bfloat16, "fp16": torch.float16}
 

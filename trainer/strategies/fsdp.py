@@ -13,16 +13,16 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
-from trainer.batches import RowBatch
-from trainer.models.family import Blocks
-from trainer.models.frozen import in_frozen_parts
-from trainer.optim import build_optimizer
-from trainer.strategies.native import OnTorch, clip_and_step, loss_without_gradients
-from trainer.strategies.precision import COMPUTE_TYPES, LossScale
-from trainer.strategies.strategy import StepResult
-from trainer.strategies.tower_stream import micro_batches
-from trainer.train_config import TrainConfig
-from trainer.worker import Worker
+from trainer.config.train import TrainConfig
+from trainer.dataloading.batches import RowBatch
+from trainer.distributed.process import Worker
+from trainer.models.base import Blocks
+from trainer.models.layers.freeze import in_frozen_parts
+from trainer.optimizer import build_optimizer
+from trainer.strategies.base import StepResult
+from trainer.strategies.mixed_precision import COMPUTE_TYPES, LossScale
+from trainer.strategies.torch_base import OnTorch, clip_and_step, loss_without_gradients
+from trainer.strategies.vision_prefetch import micro_batches
 
 
 class Fsdp(OnTorch):

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.futures import Future
 
-from trainer.strategies.low_rank import MIN_COMPRESSION_RATE, factors_rank
-from trainer.train_subsections import PowerSgdConfig
+from trainer.config.train_options import PowerSgdConfig
+from trainer.sizing.powersgd import MIN_COMPRESSION_RATE, factors_rank
 
 ENTRY = "powersgd"  # of a checkpoint's state, beside "model" and "optimizer"
 # Factors of one or two columns are made orthogonal by dividing by lengths. That of a gradient of zeros is 0.

@@ -8,13 +8,13 @@ import importlib.util
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from trainer.config import DataConfig
-from trainer.data.rejects import Reject
-from trainer.data.samples import Sample
+from trainer.config.job import DataConfig
+from trainer.data.prepare.rejects import Reject
+from trainer.data.sample import Sample
 from trainer.errors import ConfigError, ExitCode, UserError
 
 if TYPE_CHECKING:
-    from trainer.data.sources.files import Files
+    from trainer.data.sources.file_patterns import Files
     from trainer.data.sources.parts import Records
 
 BUILTIN_PREFIX = "builtin:"
@@ -63,7 +63,7 @@ def open_source(config: DataConfig) -> Source:
 
 def _open_files(config: DataConfig) -> Source:
     from trainer.data.sources.coco import CocoSource
-    from trainer.data.sources.files import find_files
+    from trainer.data.sources.file_patterns import find_files
     from trainer.data.sources.image_folder import METADATA, ImageFolderSource
     from trainer.data.sources.llava import LlavaSource
     from trainer.data.sources.webdataset import WebDatasetSource
@@ -114,7 +114,7 @@ def _suffix(files: Files, metadata: str) -> str:
 
 def _begins_object(files: Files) -> bool:
     """Whether a JSON file holds an object, as COCO's do, and not a list, as LLaVA's do."""
-    from trainer.data.sources.json_reader import JsonReader
+    from trainer.data.sources.json_stream import JsonReader
 
     with files.storage.fetch(files.names[0]).open("rb") as file:
         try:

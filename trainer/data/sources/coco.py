@@ -6,12 +6,12 @@ import sqlite3
 from collections.abc import Iterator
 from typing import Any
 
-from trainer.data.disk_table import disk_table
-from trainer.data.rejects import Reject, RejectCode, RejectedError
-from trainer.data.samples import Sample, split_of
-from trainer.data.sources.files import Files
+from trainer.data.prepare.rejects import Reject, RejectCode, RejectedError
+from trainer.data.prepare.sqlite_table import disk_table
+from trainer.data.sample import Sample, split_of
+from trainer.data.sources.file_patterns import Files
 from trainer.data.sources.image_files import open_image_files
-from trainer.data.sources.json_reader import BadJsonError, JsonReader
+from trainer.data.sources.json_stream import BadJsonError, JsonReader
 from trainer.data.sources.parts import OnePart
 from trainer.data.sources.records import identity_of, split_named, text, turns_of
 from trainer.errors import DataError, os_errors

@@ -12,7 +12,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from trainer.data.samples import IMAGE_TOKEN, ImageRef, Sample, Split, Turn, stable_shuffle
+from trainer.data.sample import IMAGE_TOKEN, ImageRef, Sample, Split, Turn, stable_shuffle
 from trainer.data.sources import require
 from trainer.data.sources.parts import OnePart
 

@@ -10,13 +10,13 @@ from collections.abc import Iterable
 from functools import partial
 from pathlib import Path, PurePosixPath
 
-from trainer.data.checks import IMAGE_SUFFIXES
-from trainer.data.disk_table import disk_table
-from trainer.data.rejects import RejectCode, RejectedError
-from trainer.data.samples import ImageRef
-from trainer.data.sources.files import fingerprint_of
+from trainer.data.prepare.checks import IMAGE_SUFFIXES
+from trainer.data.prepare.rejects import RejectCode, RejectedError
+from trainer.data.prepare.sqlite_table import disk_table
+from trainer.data.sample import ImageRef
+from trainer.data.sources.file_patterns import fingerprint_of
 from trainer.errors import ConfigError, DataError, ExitCode, UserError
-from trainer.storage import LocalStorage, Storage, clean_name, open_storage
+from trainer.storage.base import LocalStorage, Storage, clean_name, open_storage
 
 
 class ImageFiles:

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Any, BinaryIO
 
-from trainer.data.rejects import Reject, RejectCode, RejectedError
-from trainer.data.samples import Sample, stable_digest
-from trainer.data.sources.files import Files
+from trainer.data.prepare.rejects import Reject, RejectCode, RejectedError
+from trainer.data.sample import Sample, stable_digest
+from trainer.data.sources.file_patterns import Files
 from trainer.data.sources.image_files import open_image_files
-from trainer.data.sources.json_reader import BadJsonError, JsonReader, parse_json
+from trainer.data.sources.json_stream import BadJsonError, JsonReader, parse_json
 from trainer.data.sources.parts import OnePart
 from trainer.data.sources.records import identity_of, split_named, text, turns_of
 from trainer.errors import DataError, os_errors

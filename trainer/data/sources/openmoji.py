@@ -14,7 +14,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from trainer.data.samples import IMAGE_TOKEN, ImageRef, Sample, Turn
+from trainer.data.sample import IMAGE_TOKEN, ImageRef, Sample, Turn
 from trainer.data.sources import require
 from trainer.data.sources.parts import OnePart
 

@@ -11,9 +11,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from trainer.data.rejects import Reject, RejectCode, RejectedError
-from trainer.data.samples import ImageRef, Sample, stable_digest
-from trainer.data.sources.files import Files
+from trainer.data.prepare.rejects import Reject, RejectCode, RejectedError
+from trainer.data.sample import ImageRef, Sample, stable_digest
+from trainer.data.sources.file_patterns import Files
 from trainer.data.sources.image_files import ImageFiles, open_image_files
 from trainer.data.sources.parts import ManyParts, Part, Records
 from trainer.data.sources.records import SHAPES, identity_of, split_named, turns_of

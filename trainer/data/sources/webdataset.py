@@ -12,14 +12,14 @@ from itertools import groupby
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from trainer.data.checks import IMAGE_SUFFIXES
-from trainer.data.rejects import Reject, RejectCode, RejectedError
-from trainer.data.samples import ImageRef, Sample
-from trainer.data.sources.files import Files
-from trainer.data.sources.json_reader import BadJsonError, parse_json
+from trainer.data.prepare.checks import IMAGE_SUFFIXES
+from trainer.data.prepare.rejects import Reject, RejectCode, RejectedError
+from trainer.data.sample import ImageRef, Sample
+from trainer.data.sources.file_patterns import Files
+from trainer.data.sources.json_stream import BadJsonError, parse_json
 from trainer.data.sources.parts import ManyParts, Part, Records
 from trainer.data.sources.records import SHAPES, identity_of, split_named, turns_of
-from trainer.data.sources.tar_members import DamagedTarError, Member, members, read_member
+from trainer.data.sources.tar_reader import DamagedTarError, Member, members, read_member
 from trainer.errors import DataError
 
 TEXT_SUFFIXES = (".json", ".txt")

@@ -1,0 +1,56 @@
+"""Step: training on Vertex AI by cluster.ladder. The inputs and the output are those of CustomTrainingJobOp."""
+
+from typing import Any, NamedTuple
+
+
+def run_ladder(
+    display_name: str,
+    location: str = "",
+    worker_pool_specs: list[dict[str, Any]] = [],  # noqa: B006 (kfp reads the default)
+    timeout: str = "604800s",
+    restart_job_on_worker_restart: bool = False,
+    service_account: str = "",
+    tensorboard: str = "",
+    enable_web_access: bool = False,
+    network: str = "",
+    reserved_ip_ranges: list[str] = [],  # noqa: B006
+    base_output_directory: str = "",
+    labels: dict[str, str] = {},  # noqa: B006
+    encryption_spec_key_name: str = "",
+    persistent_resource_id: str = "",
+    project: str = "",
+    strategy: str = "STANDARD",
+    max_wait_duration: str = "86400s",
+    psc_interface_config: dict[str, Any] = {},  # noqa: B006
+) -> NamedTuple("Outputs", [("gcp_resources", str)]):  # type: ignore[valid-type]
+    """Start the job on the first rung, watch it, and go to the next one when no machines are found.
+
+    Args:
+        display_name: Name of the jobs, to which each rung adds its own.
+        worker_pool_specs: The API's WorkerPoolSpecs.
+        base_output_directory: The run's folder; its run.json says the rungs, its plan.json their prices.
+        strategy: Unused here, as max_wait_duration: the rungs say it.
+    """
+    from components.runtime.step_context import exiting, stop_as_error
+    from vlmpipe.backends.vertex.capacity_fallback import climb
+
+    settings = {
+        "display_name": display_name,
+        "project": project,
+        "location": location,
+        "labels": labels,
+        "encryption_spec_key_name": encryption_spec_key_name,
+    }
+    job_spec = {
+        "worker_pool_specs": worker_pool_specs,
+        "scheduling": {"timeout": timeout, "restart_job_on_worker_restart": restart_job_on_worker_restart},
+        "service_account": service_account,
+        "tensorboard": tensorboard,
+        "enable_web_access": enable_web_access,
+        "network": network,
+        "reserved_ip_ranges": reserved_ip_ranges,
+        "base_output_directory": {"output_uri_prefix": base_output_directory},
+        "psc_interface_config": psc_interface_config,
+    }
+    with exiting(), stop_as_error("train"):
+        return (climb(settings, {name: value for name, value in job_spec.items() if value}),)

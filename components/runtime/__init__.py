@@ -1,0 +1,1 @@
+"""What runs inside of a step: its context, its logic, notifications."""

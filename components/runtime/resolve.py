@@ -1,0 +1,222 @@
+"""The first step of every run: pipeline parameters and the compiled run file become the run's own `run.json`.
+
+What a person changes in the console is checked here, in seconds and on a cheap machine, before any job starts.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from components.runtime.step_context import run_uri_of
+from trainer.config.job import RunPaths
+from trainer.errors import ConfigError
+from trainer.storage.base import open_storage
+from vlmpipe.config.kubeflow_requirements import require_kubeflow
+from vlmpipe.config.run_config import RunConfig, parse_run_config
+from vlmpipe.config.yaml_loader import apply_overrides
+from vlmpipe.job_spec.build import check_jobs, worker_pools
+
+if TYPE_CHECKING:
+    from vlmpipe.planner.plan import Plan
+
+RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+# Settings that a compiled pipeline holds outside the run file: changing them for one run would change nothing.
+FIXED = (
+    "name", "output", "gcp", "notify", "cluster.timeout", "cluster.strategy", "cluster.max_wait_duration",
+    "cluster.restart_job_on_worker_restart", "cluster.ladder",
+)  # fmt: skip
+PARAMETER_FIELDS = {
+    "data_uri": "data.source",
+    "epochs": "train.epochs",
+    "max_steps": "train.max_steps",
+    "learning_rate": "train.optimizer.learning_rate",
+    "seed": "train.seed",
+    "resume": "train.resume",
+    "min_exact_match": "gate.min_exact_match",
+}
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """What the steps after this one need: the run's folder and the worker pools of each job."""
+
+    config: RunConfig
+    run_uri: str
+    features_pools: list[dict[str, Any]]
+    train_pools: list[dict[str, Any]]
+    evaluate_pools: list[dict[str, Any]]
+
+
+def compiled_settings(config: RunConfig, target: str, root_uri: str) -> str:
+    """What `resolve` must know of the compiled pipeline, as JSON: its target, its root and what is fixed in it."""
+    content = config.to_dict()
+    fixed = {field: _look_up(content, field) for field in FIXED}
+    return json.dumps({"target": target, "root_uri": root_uri, "fixed": fixed}, sort_keys=True)
+
+
+def run_uri(compiled: str, run_id: str, job_name: str) -> str:
+    """The run's folder. Raises ConfigError for a run id that cannot be a folder's name."""
+    if run_id and not RUN_ID.fullmatch(run_id):
+        raise ConfigError(
+            f"run_id is {run_id!r}",
+            expected="letters, digits, dots, dashes and underscores, at most 128, starting with a letter or digit",
+        )
+    return run_uri_of(json.loads(compiled)["root_uri"], run_id, job_name)
+
+
+def resolve(
+    run_file: str,
+    compiled: str,
+    *,
+    run_id: str = "",
+    job_name: str = "",
+    overrides: str = "",
+    **parameters: str | int | float,
+) -> Resolved:
+    """Merge, check, plan and write `run.json` and `plan.json` into the run's folder.
+
+    Args:
+        run_file: the run file as a JSON text.
+        compiled: `compiled_settings` of the pipeline.
+        run_id: name of the run; empty takes `job_name`, the pipeline job's own.
+        overrides: JSON object of dotted keys, for example {"train.optimizer.weight_decay": 0.1}; empty for none.
+        parameters: those of PARAMETER_FIELDS; an empty text, 0 and negative numbers leave the run file's value.
+
+    Raises ConfigError that says what was found, what was expected and what to do.
+    """
+    uri = run_uri(compiled, run_id, job_name)
+    settings = json.loads(compiled)
+    given = {PARAMETER_FIELDS[name]: value for name, value in parameters.items() if _is_given(value)}
+    wanted = _object(overrides or "{}", "overrides")
+    if twice := sorted(set(given) & set(wanted)):
+        raise ConfigError(f"{', '.join(twice)} is given as a parameter and in overrides", fix="give it once")
+    content = apply_overrides(_object(run_file, "run_file"), {**given, **wanted})
+    config = parse_run_config(content, "run file with this run's parameters")
+    _require_fixed(config.to_dict(), settings["fixed"])
+    if settings["target"] == "vertex":
+        config.require_vertex()
+        config.require_data_in_cloud()
+    if settings["target"] == "kubeflow":
+        require_kubeflow(config)
+        config.require_data_in_cloud("Kubeflow")
+    root_uri = settings["root_uri"]
+    if not root_uri.startswith("gs://"):
+        root_uri = open_storage(root_uri).root_uri  # absolute: a job may run in another folder
+        uri = run_uri_of(root_uri, run_id, job_name)
+    config = _with_registry(config, root_uri)
+    on_vertex, elsewhere = settings["target"] == "vertex", settings["target"] != "local"
+    # On this machine nothing is paid for, and planning takes seconds: only where something depends on it.
+    plan = _planned(config) if elsewhere or config.features.cache == "auto" else None
+    if not elsewhere or config.plan.refuse_red:
+        check_jobs(config, uri)
+    if plan and elsewhere and config.plan.refuse_red:
+        _require_not_red(plan)
+    if plan and on_vertex and config.cluster.max_spend_usd:
+        require_prices(plan)
+    config = _with_decided_cache(config, plan)
+    paths = RunPaths(run_id=run_id or job_name, root_uri=root_uri)
+    run = open_storage(uri)
+    if plan:
+        run.write("plan.json", json.dumps(plan.as_dict(), indent=1, ensure_ascii=False).encode())
+    run.write("run.json", json.dumps(config.to_run_json(paths), indent=1, ensure_ascii=False).encode())
+    return Resolved(
+        config=config,
+        run_uri=uri,
+        features_pools=worker_pools(config, "cache_features", uri),
+        train_pools=worker_pools(config, "train", uri),
+        evaluate_pools=worker_pools(config, "evaluate", uri),
+    )
+
+
+def _planned(config: RunConfig) -> Plan:
+    from vlmpipe.planner.plan import plan_run  # not above: compiling needs this module, and no planner
+
+    return plan_run(config)
+
+
+def _require_not_red(plan: Plan) -> None:
+    if plan.errors:
+        settings = plan.memory.nearest[:1] if plan.memory else ()
+        nearest = [f"{key}={json.dumps(value)}" for setting in settings for key, value in setting.change.items()]
+        raise ConfigError(
+            "\n".join(["the plan is red: this run would fail", *(f"  {error}" for error in plan.errors)]),
+            expected="a plan without errors, before machines are paid for",
+            fix=f"for example {' '.join(nearest)}" if nearest else "see vlmpipe plan; plan.refuse_red=false goes on",
+        )
+
+
+def require_prices(plan: Plan) -> None:
+    """Raise ConfigError where what a rung of the ladder spends could not be told, so that no limit could hold."""
+    steps = {term: plan.cost.by_term[term].steps for term in plan.cost.ladder} if plan.cost else {"any rung": ()}
+    if open_terms := [
+        term for term, found in steps.items() if not any(one.job == "train" and one.usd_per_hour for one in found)
+    ]:
+        raise ConfigError(
+            f"cluster.max_spend_usd is set, and what an hour of training costs on {', '.join(open_terms)} is not known",
+            expected="a price for every rung of cluster.ladder",
+            fix="give prices with plan.prices_file, or leave cluster.max_spend_usd out",
+        )
+
+
+def _with_registry(config: RunConfig, root_uri: str) -> RunConfig:
+    """A folder for the registry becomes absolute. Raises ConfigError where Vertex AI could not read the models."""
+    registry = config.register_.registry
+    if registry.startswith("vertex://"):
+        if not root_uri.startswith("gs://"):
+            raise ConfigError(
+                f"register.registry is {registry}, and the run's models lie in {root_uri}",
+                expected="output.root_uri on gs://: Vertex AI Model Registry keeps models in Cloud Storage",
+                fix="set output.root_uri to a gs:// prefix, or register.registry to a folder",
+            )
+        return config
+    if not registry or "://" in registry:
+        return config
+    register = config.register_.model_copy(update={"registry": open_storage(registry).root_uri})
+    return config.model_copy(update={"register_": register})
+
+
+def _with_decided_cache(config: RunConfig, plan: Plan | None) -> RunConfig:
+    """`features.cache: auto` becomes what the plan found to pay; open where the plan could not say."""
+    if config.features.cache != "auto" or plan is None or plan.features_cache is None:
+        return config
+    features = config.features.model_copy(update={"cache": plan.features_cache.state})
+    return config.model_copy(update={"features": features})
+
+
+def _is_given(value: str | int | float) -> bool:
+    return bool(value.strip()) if isinstance(value, str) else value > 0
+
+
+def _object(text: str, parameter: str) -> dict[str, Any]:
+    example = '{"train.epochs": 2}' if parameter == "overrides" else "a run file as JSON"
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ConfigError(
+            f"parameter {parameter} is not JSON: {error.msg} (line {error.lineno}, column {error.colno})",
+            expected=f"a JSON object such as {example}" if parameter == "overrides" else example,
+        ) from error
+    if not isinstance(value, dict):
+        raise ConfigError(f"parameter {parameter} is {text[:60]!r}", expected=f"a JSON object such as {example}")
+    return value
+
+
+def _require_fixed(content: Mapping[str, Any], fixed: Mapping[str, Any]) -> None:
+    changed = [field for field in fixed if _look_up(content, field) != fixed[field]]
+    if changed:
+        raise ConfigError(
+            f"{', '.join(changed)} differs from the compiled pipeline, where it is fixed",
+            expected="the values that the pipeline was compiled with",
+            fix="change the run file and compile again",
+        )
+
+
+def _look_up(content: Mapping[str, Any], field: str) -> Any:
+    value: Any = content
+    for part in field.split("."):
+        value = value[part]
+    return value

@@ -1,0 +1,78 @@
+"""What every step's body runs in: a record of the step, and errors as sentences with an exit code."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+from collections.abc import Iterator
+
+from trainer.errors import ExitCode, UserError, os_errors, print_error
+from trainer.progress import Progress, step_progress
+from trainer.redaction import hide_secrets, redact
+from trainer.storage.base import join_uri
+
+# Set by a local run for its steps:
+STOPPED_VARIABLE = "VLMPIPE_STOPPED"  # not to begin, because the run was asked to stop
+FAILURE_VARIABLE = "VLMPIPE_FAILURE_FILE"  # leave the error here: on a full disk the record cannot be written
+
+
+def run_uri_of(root_uri: str, run_id: str, job_name: str) -> str:
+    """The run's folder. `job_name` is the pipeline job's own name, which an empty `run_id` stands for."""
+    return join_uri(root_uri, "runs", run_id or job_name)
+
+
+@contextlib.contextmanager
+def step(run_uri: str, name: str, *, even_when_stopped: bool = False) -> Iterator[Progress]:
+    """The body of step `name`: keeps `steps/<name>.json` and ends the process as `exiting` does.
+
+    The error and its exit code land in the record, because kfp itself only tells that a step failed.
+    """
+    with (
+        exiting(even_when_stopped=even_when_stopped),
+        stop_as_error(name),
+        step_progress(run_uri, name) as progress,
+        os_errors(f"running {name}"),
+    ):
+        yield progress
+
+
+@contextlib.contextmanager
+def stop_as_error(name: str) -> Iterator[None]:
+    """SIGTERM as an error inside the block, so that the step closes its record and removes its temporary files."""
+
+    def stop(_number: int, _frame: object) -> None:
+        raise UserError(f"{name} was stopped on request", fix="run again to continue", code=ExitCode.PREEMPTED)
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextlib.contextmanager
+def exiting(*, even_when_stopped: bool = False) -> Iterator[None]:
+    """Turn a UserError into its sentence on stderr and a SystemExit with its code.
+
+    Unexpected errors keep their traceback and end the process with 1; neither shows a secret of a known form. After a
+    request to stop, the block is not begun.
+    """
+    hide_secrets()  # to the process's end: kfp's program prints the traceback
+    if os.environ.get(STOPPED_VARIABLE) and not even_when_stopped:
+        print("not started, because the run was asked to stop", flush=True)
+        raise SystemExit(int(ExitCode.PREEMPTED))
+    try:
+        yield
+    except UserError as error:
+        print_error(error)
+        _leave_failure(error)
+        raise SystemExit(int(error.code)) from None
+
+
+def _leave_failure(error: UserError) -> None:
+    """The first step that fails is the cause: the ones after it, such as notify, find the file there."""
+    if path := os.environ.get(FAILURE_VARIABLE):
+        with contextlib.suppress(OSError), open(path, "x", encoding="utf-8") as file:
+            json.dump({"exit_code": int(error.code), "error": redact(error.text())}, file)

@@ -1,0 +1,117 @@
+"""What steps do between their files and their outputs, where trainer, gate and report leave something to do.
+
+Nothing here needs KFP, so that it can be tested without.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, Literal
+
+from trainer.config.job import DataPointers, JobConfig
+from trainer.storage.base import open_storage
+
+if TYPE_CHECKING:
+    from trainer.data.prepare.pipeline import Prepared
+    from trainer.progress import Progress
+
+CHANGES_FILE = "data_changes.json"
+METRIC_FILES = {"train": "summary.json", "evaluate": "evaluate.json", "cache_features": "steps/cache-features.json"}
+
+
+def prepare_run(job: JobConfig, progress: Progress) -> tuple[DataPointers, dict[str, int]]:
+    """Prepare the run's data; write `prepared.json`, `data_changes.json`. Returns the first, and counts of samples."""
+    from trainer.data.prepare.pipeline import prepare
+
+    prepared = prepare(job, progress)
+    pointers = point_to_features(job, prepared.uri)
+    open_storage(job.run.run_uri).write("prepared.json", pointers.model_dump_json(indent=1).encode())
+    _note_changes(job.run.run_uri, prepared)
+    parts = ["samples: " + ", ".join(f"{count} {name}" for name, count in prepared.counts.items() if count)]
+    if prepared.changes:
+        parts.append(prepared.changes.sentence())
+    if prepared.chunks and prepared.chunks.total > 1:
+        parts.append(f"{prepared.chunks.prepared} of {prepared.chunks.total} chunks prepared here")
+    progress.finish("reused" if prepared.reused else "done", "; ".join([*parts, f"in {prepared.uri}"]))
+    return pointers, dict(prepared.counts)
+
+
+def _note_changes(run_uri: str, prepared: Prepared) -> None:
+    """`data_changes.json`: what is new in the run's data. A step that runs again finds nothing new and leaves it."""
+    store = open_storage(run_uri)
+    if store.stat(CHANGES_FILE) and json.loads(store.read(CHANGES_FILE))["fingerprint"] == prepared.fingerprint:
+        return
+    content = {
+        "fingerprint": prepared.fingerprint,
+        "changes": prepared.changes and asdict(prepared.changes),
+        "chunks": prepared.chunks and asdict(prepared.chunks),
+    }
+    store.write(CHANGES_FILE, json.dumps(content, indent=1).encode())
+
+
+def shares_of(run_uri: str, tasks: int) -> list[str]:
+    """For each task all that it needs in one text.
+
+    In a loop, kfp.local 2.17 gives the item to every input that comes from another step, not only to its own.
+    """
+    return [f"{task}/{tasks} {run_uri}" for task in range(tasks)]
+
+
+def read_share(share: str) -> tuple[int, int, str]:
+    """Number of the task, of how many, and the run's folder."""
+    place, _, run_uri = share.partition(" ")
+    task, _, tasks = place.partition("/")
+    return int(task), int(tasks), run_uri
+
+
+def point_to_features(job: JobConfig, prepared_uri: str) -> DataPointers:
+    """Whether the prepared data's features are cached, must be encoded first, or are not used.
+
+    Encoding needs a frozen tower: the output of one that is trained changes.
+    """
+    from trainer.feature_cache.reader import missing_images
+    from trainer.feature_cache.store import features_uri
+
+    uri = features_uri(job.run.features_root, job.model)
+    features: Literal["encode", "reuse", "off"] = "off"
+    wants_cache = job.features.cache == "on" or (job.features.cache == "auto" and "tower" in job.model.freeze)
+    if wants_cache:
+        from trainer.data.shards.index import Index
+
+        images = Index.load(prepared_uri).unique_images()
+        features = "encode" if missing_images(uri, images) else "reuse"
+    return DataPointers(prepared_uri=prepared_uri, features_uri=uri, features=features)
+
+
+def job_metrics(run_uri: str, job: str) -> dict[str, float]:
+    """The numbers in a job's own result file that make sense as metrics; nested ones are left to the report."""
+    content = json.loads(open_storage(run_uri).read(METRIC_FILES[job]))
+    numbers = {"images": content["total"]} if job == "cache_features" else content
+    return {name: value for name, value in numbers.items() if _is_number(value)}
+
+
+def evaluated_confusion(run_uri: str) -> tuple[list[str], list[list[int]], str]:
+    """Categories, rows and a sentence of the confusion matrix that the console is to show; no categories for none."""
+    from trainer.evaluation.confusion_matrix import shown_confusion
+
+    table, note = shown_confusion(json.loads(open_storage(run_uri).read("evaluate.json")))
+    categories, rows = table.square() if table else ([], [])
+    return categories, rows, note
+
+
+def close_run(run_uri: str, pipeline_state: str) -> str:
+    """Write the final report, if the run came far enough to have one. Returns a sentence about the run's end."""
+    store = open_storage(run_uri)
+    outcome = f"pipeline {pipeline_state.lower() or 'ended'}"
+    if store.stat("run.json") is None:
+        return f"{outcome}: the run file was not accepted, so there is no report"
+    from vlmpipe.report.build import write_report
+
+    return f"{outcome}; report in {write_report(run_uri)}"
+
+
+def _is_number(value: Any) -> bool:
+    """A finite number: a metric that is not cannot be written into a pipeline's metadata."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -1,0 +1,130 @@
+"""Telling a webhook how a run ended. Whatever goes wrong here is a sentence: the run's result is not changed by it.
+
+The webhook's address is a secret more often than not, so it is never printed. It comes from the run file only when
+nothing secret is in it, else from Secret Manager, read by the step's own service account.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from typing import Any
+from urllib.parse import urlsplit
+
+from trainer.errors import UserError
+from trainer.secret_manager import SECRET_NAME, SecretNotRead, read_secret
+from trainer.storage.base import open_storage
+
+TIMEOUT_S = 10.0
+PAUSES_S = (1.0, 4.0)  # before the second and the third attempt
+LONGEST_ERROR_CHARS = 300
+OUTCOMES = {"SUCCEEDED": "done", "FAILED": "failed", "CANCELLED": "stopped", "stopped": "stopped"}
+
+
+class NotTold(Exception):
+    """Why nobody was told, in words without the address."""
+
+
+def tell(webhook: str, run_uri: str, state: str, error: str = "") -> str:
+    """Post a message about the run; a sentence about how that went, and "" without a webhook.
+
+    Args:
+        webhook: an address, or the resource name of a Secret Manager secret that holds one.
+        state: the pipeline's final state, or "stopped".
+        error: what the service says of a failure, for when no step left its own words.
+    """
+    if not webhook:
+        return ""
+    import requests
+    from google.auth.exceptions import GoogleAuthError
+
+    try:
+        message = message_of(run_uri, state, error)
+        address = _address(webhook)
+        return f"webhook told ({_post(address, body_for(address, message))})"
+    except (NotTold, SecretNotRead) as problem:
+        return f"webhook NOT told: {problem}"
+    except UserError as problem:  # of the run's storage
+        return f"webhook NOT told: {problem.found.splitlines()[0]}"
+    except (requests.RequestException, GoogleAuthError, ValueError) as problem:  # their texts may hold the address
+        return f"webhook NOT told: {type(problem).__name__}"
+
+
+def message_of(run_uri: str, state: str, error: str = "") -> dict[str, Any]:
+    """What is told, from the files of a run that may have ended anywhere."""
+    outcome = OUTCOMES.get(state, state.lower())
+    message: dict[str, Any] = {"run_id": run_uri.rpartition("/")[2], "outcome": outcome, "run_uri": run_uri}
+    records = [_content(run_uri, f"steps/{name}") for name in _names(run_uri, "steps")]
+    failed = [one for one in records if one.get("state") == "failed"]
+    if outcome == "failed":
+        first = min(failed, key=lambda one: one.get("started_s", 0), default={})
+        said = str(first.get("message") or error).strip()
+        message |= {"step": first.get("step"), "exit_code": (first.get("detail") or {}).get("exit_code")}
+        message["error"] = (said.splitlines() or [""])[0][:LONGEST_ERROR_CHARS]
+    decision = _content(run_uri, "decision.json")
+    if outcome == "done" and decision:
+        message |= {"accepted": decision.get("accepted"), "reason": decision.get("reason")}
+        message["version"] = _content(run_uri, "registered.json").get("version")
+    where = f" in {message['step']}" if message.get("step") else ""
+    why = message.get("error") or message.get("reason") or ""
+    message["text"] = f"Run {message['run_id']}: {outcome}{where}{f'. {why}' if why else ''}\n{_link(run_uri)}"
+    return message
+
+
+def body_for(address: str, message: dict[str, Any]) -> dict[str, Any]:
+    """The message in the form that the receiver takes: chat services want a text and refuse, or ignore, the rest."""
+    host = urlsplit(address).hostname or ""
+    if host.endswith("discord.com"):
+        return {"content": message["text"]}
+    if host.endswith(("chat.googleapis.com", "hooks.slack.com", "webhook.office.com")):
+        return {"text": message["text"]}
+    return message
+
+
+def _address(webhook: str) -> str:
+    return read_secret(webhook) if re.fullmatch(SECRET_NAME, webhook) else webhook
+
+
+def _post(address: str, body: dict[str, Any]) -> str:
+    """The status. An answer of 5xx or 429 and a broken connection are tried again, a timeout is not."""
+    import requests
+
+    problem = ""
+    for pause_s in (*PAUSES_S, None):
+        try:
+            answer = requests.post(address, json=body, timeout=TIMEOUT_S, allow_redirects=False)
+        except requests.Timeout as error:
+            raise NotTold(f"no answer within {TIMEOUT_S:g} s") from error
+        except requests.ConnectionError:
+            problem = "the connection failed"
+        else:
+            if answer.status_code < 300:
+                return str(answer.status_code)
+            problem = f"it answers {answer.status_code}"
+            if answer.status_code < 500 and answer.status_code != 429:
+                break
+        if pause_s is not None:
+            time.sleep(pause_s)
+    raise NotTold(problem)
+
+
+def _names(run_uri: str, folder: str) -> list[str]:
+    return [info.name.rpartition("/")[2] for info in open_storage(run_uri).list(folder)]
+
+
+def _content(run_uri: str, name: str) -> dict[str, Any]:
+    store = open_storage(run_uri)
+    if store.stat(name) is None:
+        return {}
+    try:
+        content = json.loads(store.read(name))
+    except ValueError:
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _link(run_uri: str) -> str:
+    """The report, for a browser where it lies in a bucket."""
+    report = f"{run_uri}/report.html"
+    return report.replace("gs://", "https://storage.cloud.google.com/", 1)

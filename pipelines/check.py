@@ -1,0 +1,291 @@
+"""`vlmpipe check`: what can be found wrong with a run in seconds, offline, before anything starts."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from trainer.config.job import DataConfig, RunPaths
+from trainer.config.model import GRID_FAMILIES, ModelConfig, WeightsConfig
+from trainer.errors import ExitCode, UserError
+from trainer.models.image_tokens import image_form_of, stated, vision_of
+from vlmpipe.config.run_config import RunConfig, warnings
+from vlmpipe.config.validation_errors import RunFileError
+from vlmpipe.runs.local.run import require_writable
+
+if TYPE_CHECKING:
+    from vlmpipe.job_spec.rules import Violation
+
+FIRST_SAMPLES = 8
+LEAST_FREE_GIB = 2
+EXAMPLE_PROJECT = "example-project"
+# Rules that `vlmpipe.config.run_config.warnings` has in the run file's own terms: a longest wait, a restart, an image
+# by tag.
+SAID_OF_RUN_FILES = ("VP405", "VP407", "VP603")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One part of the answer: what was checked, how it went, and a sentence. `code` is the exit code of a failure."""
+
+    subject: str
+    state: Literal["ok", "warning", "failed", "unchecked"]
+    text: str
+    code: int = 0
+
+
+def check_run(config: RunConfig) -> list[Finding]:
+    """Check everything that needs no network, no GPU and no job."""
+    findings = [Finding("run file", "ok", f"{config.name}: all fields are known and in range")]
+    checks: list[tuple[str, Callable[[RunConfig], Iterator[Finding]]]] = [
+        ("model", _model),
+        ("data", _data),
+        ("batch", _batch),
+        ("output", _output),
+        ("registry", _registry),
+        ("port", _port),
+        ("jobs", _jobs),
+        ("tuning", _tuning),
+        ("vertex", _vertex),
+    ]
+    for subject, check in checks:
+        try:
+            findings += check(config)
+        except UserError as error:
+            findings.append(Finding(subject, "failed", error.text(), int(error.code)))
+    findings += [Finding("settings", "warning", str(problem)) for problem in warnings(config)]
+    return findings
+
+
+def exit_code(findings: list[Finding]) -> int:
+    """0, or the code of the first failure."""
+    return next((finding.code or ExitCode.CONFIG for finding in findings if finding.state == "failed"), ExitCode.OK)
+
+
+def _model(config: RunConfig) -> Iterator[Finding]:
+    model = config.model
+    parts = {"model": model.whole} if model.whole else {"tower": model.tower, "language model": model.language_model}
+    for name, part in parts.items():
+        yield _weights(name, part)
+    tokenizer = model.tokenizer
+    if tokenizer.startswith("train:"):
+        yield Finding("tokenizer", "ok", f"{tokenizer.removeprefix('train:')} entries, trained on the run's own text")
+    else:
+        yield _weights("tokenizer", WeightsConfig(weights=tokenizer, revision="", config={}))
+    yield from _image_tokens(model, config.data)
+    if model.has_patterns:
+        yield _patterns(config)
+
+
+def _patterns(config: RunConfig) -> Finding:
+    """Whether patterns name parameters: the one check that builds the model, without numbers, which takes seconds."""
+    from vlmpipe.planner.model_architecture import architecture
+
+    try:
+        shape = architecture(config).shape
+    except UserError as error:
+        if error.code == ExitCode.UNAVAILABLE:
+            return Finding("patterns", "unchecked", f"which parameters they name is not known here: {error.found}")
+        return Finding("patterns", "failed", error.text(), error.code)
+    text = f"{shape.trainable_parameters:,} of {shape.total_parameters:,} parameters are trained"
+    return Finding("patterns", "ok", text)
+
+
+def _weights(name: str, part: WeightsConfig) -> Finding:
+    if part.config:
+        return Finding(name, "ok", f"{part.config['model_type']} with random weights")
+    if Path(part.weights).expanduser().is_dir():
+        return Finding(name, "ok", f"folder {part.weights}")
+    if part.weights.startswith((".", "/", "~")):
+        return Finding(name, "failed", f"no folder {part.weights}", ExitCode.CONFIG)
+    cached = _hub_cache() / f"models--{part.weights.replace('/', '--')}"
+    if cached.is_dir():
+        return Finding(name, "ok", f"{part.weights} from the Hugging Face cache")
+    return Finding(name, "unchecked", f"{part.weights} will be fetched from the Hugging Face hub by the job")
+
+
+def _hub_cache() -> Path:
+    home = Path(os.environ.get("HF_HOME", "~/.cache/huggingface"))
+    return Path(os.environ.get("HF_HUB_CACHE", home / "hub")).expanduser()
+
+
+def _image_tokens(model: ModelConfig, data: DataConfig) -> Iterator[Finding]:
+    """Compare sizes, for a tower whose configuration is in the run file: that of pretrained weights is not at hand."""
+    row_tokens = data.row_tokens
+    if model.family in GRID_FAMILIES:
+        yield from _most_image_tokens(model, row_tokens)
+        return
+    content = stated(model.tower) if model.whole else model.tower.config
+    tower = vision_of(content) if model.whole else content
+    patch_size, scale_factor = tower.get("patch_size"), content.get("scale_factor") if model.whole else 1
+    if not isinstance(patch_size, int) or not isinstance(scale_factor, int) or min(patch_size, scale_factor) < 1:
+        return
+    own_size, token_side = tower.get("image_size", model.image_size), patch_size * scale_factor
+    is_taken = own_size == model.image_size or (model.whole and model.image_size < own_size)
+    if not is_taken:
+        text = f"model.image_size is {model.image_size}, but the tower's image_size is {own_size}"
+        yield Finding("image tokens", "failed", text, ExitCode.CONFIG)
+    elif model.image_size % token_side:
+        side = f"patch_size x scale_factor {token_side}" if model.whole else f"patch_size {token_side}"
+        text = f"model.image_size {model.image_size} is not a multiple of the tower's {side}"
+        yield Finding("image tokens", "failed", text, ExitCode.CONFIG)
+    elif tiles := image_form_of(model).tiles:
+        text = (
+            f"at most {tiles.most * tiles.tokens} per image, in {tiles.most} tiles of {tiles.tokens}; data.row_tokens "
+            f"is {row_tokens}, data.row_images, which counts tiles, {data.row_images}"
+        )
+        if tiles.most * tiles.tokens < row_tokens and tiles.most <= data.row_images:
+            yield Finding("image tokens", "ok", text)
+        else:
+            yield Finding("image tokens", "failed", f"{text}: the largest image fits into no row", ExitCode.CONFIG)
+    else:
+        tokens = (model.image_size // token_side) ** 2
+        fits = tokens < row_tokens
+        text = f"{tokens} per image, data.row_tokens is {row_tokens}"
+        if fits:
+            yield Finding("image tokens", "ok", text)
+        else:
+            yield Finding("image tokens", "failed", f"{text}: no image fits into a row", ExitCode.CONFIG)
+
+
+def _most_image_tokens(model: ModelConfig, row_tokens: int) -> Iterator[Finding]:
+    """Of a model whose images differ in tokens: the largest must fit, so far as its configuration is at hand."""
+    if model.tower.weights and not Path(model.tower.weights).expanduser().is_dir():
+        return
+    grids = image_form_of(model).grids
+    assert grids is not None and model.max_pixels is not None
+    side = grids.patch * grids.merge
+    most = grids.most_tokens
+    text = (
+        f"at most {most} per image (model.max_pixels, {side} x {side} pixels a token), data.row_tokens is {row_tokens}"
+    )
+    if model.max_pixels < side**2:
+        yield Finding("image tokens", "failed", f"model.max_pixels is less than a token's {side**2}", ExitCode.CONFIG)
+    elif most < row_tokens:
+        yield Finding("image tokens", "ok", text)
+    else:
+        yield Finding("image tokens", "failed", f"{text}: the largest image fits into no row", ExitCode.CONFIG)
+
+
+def _data(config: RunConfig) -> Iterator[Finding]:
+    if config.data.source.startswith("gs://"):
+        yield Finding("data", "unchecked", f"{config.data.source} is read when the run starts")
+        return
+    from trainer.data.prepare.rejects import Reject
+    from trainer.data.sources import BUILTIN_PREFIX, open_source, require_builtin
+
+    if config.data.source.startswith(BUILTIN_PREFIX):
+        require_builtin(config.data.source)
+        yield Finding("data", "ok", f"{config.data.source} comes inside an installed package")
+        return
+    first = list(itertools.islice(open_source(config.data), FIRST_SAMPLES))
+    bad = [item for item in first if isinstance(item, Reject)]
+    if not first:
+        yield Finding("data", "failed", f"{config.data.source} holds no samples", ExitCode.DATA)
+    elif len(bad) == len(first):
+        text = f"the first {len(first)} samples of {config.data.source} are bad, for example: {bad[0]}"
+        yield Finding("data", "failed", text, ExitCode.DATA)
+    elif bad:
+        text = f"{len(bad)} of the first {len(first)} samples of {config.data.source} are bad, for example: {bad[0]}"
+        yield Finding("data", "warning", text)
+    else:
+        yield Finding("data", "ok", f"{config.data.source}: the first {len(first)} samples can be read")
+
+
+def _batch(config: RunConfig) -> Iterator[Finding]:
+    cluster, train = config.cluster, config.train
+    step_rows = cluster.world_size // train.model_ranks * train.micro_batch_rows
+    each = f" / {train.model_ranks} for each copy of the model" if train.model_ranks > 1 else ""
+    yield Finding(
+        "batch",
+        "ok",
+        f"{train.global_batch_rows} rows a step: nodes {cluster.replica_count} x processes {cluster.processes}{each} x "
+        f"train.micro_batch_rows {train.micro_batch_rows} x passes {train.global_batch_rows // step_rows}",
+    )
+
+
+def _output(config: RunConfig) -> Iterator[Finding]:
+    root_uri = config.root_uri("local")
+    if "://" in root_uri:
+        yield Finding("output", "unchecked", f"{root_uri} is written when the run starts")
+        return
+    root = Path(root_uri).expanduser().absolute()
+    free_gib = shutil.disk_usage(require_writable(root)).free / 2**30
+    state: Literal["ok", "warning"] = "ok" if free_gib >= LEAST_FREE_GIB else "warning"
+    yield Finding("output", state, f"{root_uri} can be written, {free_gib:,.0f} GiB free")
+
+
+def _registry(config: RunConfig) -> Iterator[Finding]:
+    registry, gcp = config.register_.registry, config.gcp
+    if registry.startswith("vertex://"):
+        model = f"projects/{gcp.project}/locations/{gcp.location}/models/{registry.removeprefix('vertex://')}"
+        text = f"{model}, alias {config.register_.alias}: Vertex AI is asked when the run decides"
+        yield Finding("registry", "unchecked", text)
+    elif registry.startswith("gs://"):
+        yield Finding("registry", "unchecked", f"{registry} is written when a model is accepted")
+    elif registry:
+        require_writable(Path(registry).expanduser().absolute())
+        yield Finding("registry", "ok", f"{registry} can be written")
+
+
+def _port(config: RunConfig) -> Iterator[Finding]:
+    if config.cluster.local_port:
+        from vlmpipe.backends.local.environment import require_free_port
+
+        require_free_port(config.cluster.local_port)
+        yield Finding("port", "ok", f"{config.cluster.local_port} is free")
+
+
+def _jobs(config: RunConfig) -> Iterator[Finding]:
+    """A job that has errors, or on Vertex AI warnings, gets a finding for each; the same one in several jobs is one."""
+    from vlmpipe.job_spec.build import JOBS, job_spec, job_violations, step_of
+
+    paths = RunPaths(run_id=config.name, root_uri=config.root_uri("local"))
+    said: set[str] = set()
+    for job in JOBS:
+        subject = f"job {step_of(job)}"
+        found = [one for one in job_violations(config, job, paths.run_uri) if _concerns(config, one)]
+        new = [one for one in found if one.text() not in said]
+        said |= {one.text() for one in new}
+        for one in new:
+            state: Literal["failed", "warning"] = "failed" if one.severity == "error" else "warning"
+            yield Finding(subject, state, one.text(), ExitCode.CONFIG if state == "failed" else ExitCode.OK)
+        if not any(one.severity == "error" for one in found):
+            replicas = ", ".join(str(pool["replica_count"]) for pool in job_spec(config, job, "")["worker_pool_specs"])
+            yield Finding(subject, "ok", f"a valid CustomJob; replicas by pool: {replicas}")
+
+
+def _concerns(config: RunConfig, violation: Violation) -> bool:
+    """Whether to say it of a run file: what only costs something on Vertex AI does not concern a run on a laptop."""
+    if violation.severity == "error":
+        return True
+    return violation.code not in SAID_OF_RUN_FILES and not list(_missing_for_vertex(config))
+
+
+def _missing_for_vertex(config: RunConfig) -> Iterator[str]:
+    try:
+        config.require_vertex()
+    except RunFileError as error:
+        yield from map(str, error.problems)
+
+
+def _tuning(config: RunConfig) -> Iterator[Finding]:
+    if config.tuning:
+        from pipelines.tune.search import require_tuning
+
+        names = ", ".join(require_tuning(config).parameters)
+        yield Finding("tuning", "ok", f"{config.tuning.max_trial_count} trials over {names}")
+
+
+def _vertex(config: RunConfig) -> Iterator[Finding]:
+    if missing := list(_missing_for_vertex(config)):
+        yield Finding("vertex", "unchecked", f"runs here, not on Vertex AI: {'; '.join(missing)}")
+    elif config.gcp.project == EXAMPLE_PROJECT:
+        yield Finding("vertex", "unchecked", f"complete, with the example values of the project {EXAMPLE_PROJECT}")
+    else:
+        yield Finding("vertex", "ok", f"project {config.gcp.project} in {config.gcp.location}")

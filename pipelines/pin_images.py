@@ -1,0 +1,133 @@
+"""What `make build` does once images are pushed: their digests, as the builder tells them, go into a run file.
+
+    docker image inspect ... | python -m pipelines.pin_images --registry host/project/repository --tag t [--config
+    run.yaml]
+
+A tag may move while a run is queued; a digest cannot.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from trainer.errors import ConfigError, ExitCode, UserError, os_errors, run_main
+from vlmpipe.config.yaml_loader import compose, parse_yaml, read_run_file
+
+FIELDS = {"trainer": ("cluster", "image_uri"), "pipeline": ("gcp", "pipeline_image")}
+FILE = Path("build/images.json")
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Read the builder's answer on stdin; print and write the images by digest."""
+    parser = argparse.ArgumentParser(prog="pipelines.pin_images", description=__doc__)
+    parser.add_argument("--registry", required=True)
+    parser.add_argument("--tag", required=True)
+    parser.add_argument("--config", type=Path, help="run file to write them into")
+    options = parser.parse_args(arguments)
+    images = by_digest(json.load(sys.stdin), options.registry, options.tag)
+    fields = {".".join(FIELDS[name]): image for name, image in images.items()}
+    with os_errors("writing the images' names"):
+        FILE.parent.mkdir(exist_ok=True)
+        FILE.write_text(json.dumps({"tag": options.tag, **fields}, indent=1) + "\n")
+    for field, image in fields.items():
+        print(f"{field}={image}")
+    if options.config:
+        read_run_file(options.config)  # says what is wrong with a file that is none
+        with os_errors(f"writing the images into {options.config}"):
+            pinned = pin(options.config.read_bytes().decode(), images, str(options.config))
+            options.config.write_bytes(pinned.encode())
+        print(f"written to {FILE} and {options.config}")
+    else:
+        print(f"written to {FILE}; make build config=FILE puts them into a run file")
+    return ExitCode.OK
+
+
+def by_digest(answer: Any, registry: str, tag: str) -> dict[str, str]:
+    """Each image as `registry/name@sha256:…`, from what `docker image inspect` or `gcloud builds describe` print.
+
+    Raises UserError (69) when the builder knows of no pushed image of that name and tag.
+    """
+    found = {}
+    for name in FIELDS:
+        wanted = f"{registry}/{name}"
+        digests = _of_docker(answer, wanted, tag) if isinstance(answer, list) else _of_cloud_build(answer, wanted, tag)
+        if len(digests) != 1 or not _DIGEST.fullmatch(min(digests)):
+            raise UserError(
+                f"the builder names {len(digests)} digests of {wanted}:{tag}",
+                expected="one, sha256: and 64 hexadecimal digits: a builder knows it once the image is pushed",
+                fix="look at what the builder printed above; then make build again",
+                code=ExitCode.UNAVAILABLE,
+            )
+        found[name] = f"{wanted}@{digests.pop()}"
+    return found
+
+
+def _of_docker(images: list[dict[str, Any]], wanted: str, tag: str) -> set[str]:
+    """The digest that the registry gave: an image that lies in several has several."""
+    return {
+        digest
+        for image in images
+        if f"{wanted}:{tag}" in (image.get("RepoTags") or [])
+        for place, _, digest in (text.partition("@") for text in image.get("RepoDigests") or [])
+        if place == wanted
+    }
+
+
+def _of_cloud_build(build: dict[str, Any], wanted: str, tag: str) -> set[str]:
+    """cloud.google.com/build/docs/api/reference/rest/v1/projects.builds#results"""
+    images = build.get("results", {}).get("images", [])
+    return {image.get("digest", "") for image in images if image.get("name") == f"{wanted}:{tag}"}
+
+
+def pin(text: str, images: dict[str, str], source: str) -> str:
+    """A run file's text with these images. All else stays as it is, comments and layout too.
+
+    Raises ConfigError when a section is missing, or written in a way that has no line to change.
+    """
+    wanted = copy.deepcopy(parse_yaml(text, source))
+    for name, image in images.items():
+        section, field = FIELDS[name]
+        text = _with_field(text, section, field, image, source)
+        wanted[section][field] = image
+    if parse_yaml(text, source) != wanted:
+        raise _not_ours_to_write(source, *FIELDS["trainer"], images["trainer"])
+    return text
+
+
+def _with_field(text: str, section: str, field: str, value: str, source: str) -> str:
+    fields = _value(compose(text), section)
+    if not isinstance(fields, yaml.MappingNode) or fields.flow_style or not fields.value:
+        raise _not_ours_to_write(source, section, field, value)
+    node = _value(fields, field)
+    if node is None:
+        start = end = fields.start_mark.index
+        value = f"{field}: {value}\n{' ' * fields.start_mark.column}"
+    else:
+        start, end = node.start_mark.index, node.end_mark.index
+        value = value if start < end else f" {value}"  # after a colon with nothing behind it
+    return text[:start] + value + text[end:]
+
+
+def _value(mapping: yaml.Node | None, key: str) -> yaml.Node | None:
+    pairs = mapping.value if isinstance(mapping, yaml.MappingNode) else []
+    return next((value for name, value in pairs if name.value == key), None)
+
+
+def _not_ours_to_write(source: str, section: str, field: str, value: str) -> ConfigError:
+    return ConfigError(
+        f"{source} has no section {section!r} with a line for each field: nothing was changed",
+        fix=f"write it by hand, {section}:\n  {field}: {value}",
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(run_main(main))

@@ -1,5 +1,0 @@
-"""Print the reference page of the rules."""
-
-from pipelines.planner.rules import markdown
-
-print(markdown(), end="")

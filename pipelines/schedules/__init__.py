@@ -1,0 +1,1 @@
+"""Recurring runs on Vertex AI."""

@@ -1,0 +1,174 @@
+"""What `vlmpipe schedule apply` would do, what it costs a month, and doing it."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipelines.compile import FOLDER, compile_pipeline
+from pipelines.schedules.client import Change, Live, Schedules, Wanted, wanted_schedule
+from pipelines.submit import require_own_project
+from trainer.errors import ConfigError
+from vlmpipe.backends.vertex.bucket_checks import require_buckets
+from vlmpipe.backends.vertex.client import Place, schedule_client
+from vlmpipe.backends.vertex.pipeline_job import prepare
+from vlmpipe.planner.cost.approval import Spending, dollars, refuse_red, require_consent, spending_of, what_needs_a_yes
+from vlmpipe.planner.cost.cron import runs_per_month, starts_after
+from vlmpipe.planner.plan import plan_run
+
+if TYPE_CHECKING:
+    from pipelines.templates.publish import Template
+    from vlmpipe.config.infrastructure import ScheduleConfig
+    from vlmpipe.config.run_config import RunConfig
+
+STARTS_SHOWN = 3
+
+
+@dataclass(frozen=True)
+class SchedulePlan:
+    """The schedule that a run file wants beside the one that is live."""
+
+    wanted: Wanted
+    settings: ScheduleConfig
+    live: Live | None  # None: there is none, or only one that is over
+    changes: list[Change]
+    month: Spending  # of all runs of a month
+    runs_per_month: float
+    question: str  # what needs a yes; empty for a schedule that may go without
+    pipeline: Path
+    starts: list[dt.datetime]
+    notes: tuple[str, ...] = ()  # what apply could not look at
+
+    @property
+    def action(self) -> str:
+        if self.live is None:
+            return "create"
+        return "update" if self.changes else "nothing"
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "schedule": self.wanted.name,
+            "action": self.action,
+            "changes": [vars(change) for change in self.changes],
+            "live": self.live.as_json() if self.live else None,
+            "cron": self.wanted.schedule.cron,
+            "next_starts": [start.isoformat() for start in self.starts],
+            "runs_per_month": self.runs_per_month,
+            "usd_per_month": self.month.usd,
+            "plan": self.month.state,
+            "needs_a_yes": self.question or None,
+            "digest": self.wanted.digest,
+            "pipeline": str(self.pipeline),
+            "notes": list(self.notes),
+        }
+
+    def lines(self) -> list[str]:
+        says = {
+            "create": f"schedule {self.wanted.name}: not there; apply makes it",
+            "update": f"schedule {self.wanted.name}: apply changes {len(self.changes)} of its fields",
+            "nothing": f"schedule {self.wanted.name}: live and as the run file says; apply does nothing",
+        }
+        at_once = self.settings.max_concurrent_active_run_count
+        meanwhile = "waits" if self.settings.allow_queueing else "is skipped"
+        cost = "not known" if self.month.usd is None else f"about {dollars(self.month.usd)} a month"
+        table = {
+            "when": f"{self.settings.cron} in {self.settings.timezone}, {self.runs_per_month:.1f} runs a month",
+            "next": ", ".join(f"{start:%a %Y-%m-%d %H:%M %Z}" for start in self.starts) or "never",
+            "at once": f"{at_once} run{'s' if at_once > 1 else ''}; one that is due meanwhile {meanwhile}",
+            "cost": f"{cost}, {self.month.machines}, {self.month.term} (plan: {self.month.state})",
+            "pipeline": f"{self.pipeline}, job {self.wanted.digest}",
+        }
+        if self.live:
+            table["live"] = f"{self.live.schedule.name}, {self.live.state}"
+        if self.question:
+            table["asks"] = f"{self.question}; --yes answers"
+        lines = [says[self.action], *(f"  note: {note}" for note in self.notes)]
+        lines += [f"  {name:<9} {value}" for name, value in table.items()]
+        return lines + [f"  change    {change.field}: {change.live} -> {change.wanted}" for change in self.changes]
+
+
+def plan_schedule(
+    config: RunConfig, schedules: Schedules, now: dt.datetime, template: Template | None = None
+) -> SchedulePlan:
+    """Compare the run file's schedule with the live one. Nothing on Vertex AI is changed.
+
+    With a template, whose run file `config` is, the published pipeline is started instead of one compiled here.
+
+    Raises ConfigError for a run file without a schedule, or whose plan is red.
+    """
+    settings = config.schedule
+    if settings is None:
+        raise ConfigError(
+            f"{config.name} has no schedule section",
+            expected="schedule.cron at least, for example schedule.cron='0 3 * * 1'",
+        )
+    spending = spending_of(config, plan_run(config))
+    refuse_red(spending, force=False)
+    job = config.model_copy(update={"schedule": None})  # when runs start changes nothing of what they do
+    if template:
+        compiled, template_uri = template.compiled, template.address
+    else:
+        compiled, template_uri = compile_pipeline(job, "vertex", FOLDER / f"{config.name}.scheduled.yaml"), ""
+    submission = prepare(job, compiled.path, job_id="", template_uri=template_uri)
+    wanted = wanted_schedule(submission, config.name, settings)
+    live = schedules.find(config.name)
+    live = None if live is None or live.is_over else live
+    runs = runs_per_month(settings.cron)
+    month = replace(
+        spending,
+        name=f"a month of {config.name}",
+        usd=None if spending.usd is None else spending.usd * runs,
+        hours=None if spending.hours is None else spending.hours * runs,
+    )
+    first = max(now, settings.start_time) if settings.start_time else now
+    starts = starts_after(settings.cron, settings.timezone, first)
+    coming = (start for start in starts if not settings.end_time or start <= settings.end_time)
+    return SchedulePlan(
+        wanted=wanted,
+        settings=settings,
+        live=live,
+        changes=wanted.changes(live) if live else [],
+        month=month,
+        runs_per_month=runs,
+        question=what_needs_a_yes(month, config.plan.confirm_above_usd),
+        pipeline=compiled.path,
+        starts=list(islice(coming, min(STARTS_SHOWN, settings.max_run_count or STARTS_SHOWN))),
+    )
+
+
+def apply_schedule(
+    config: RunConfig,
+    template: Template | None = None,
+    *,
+    force: bool,
+    yes: bool,
+    ask: Callable[[str], bool] | None,
+    now: dt.datetime,
+) -> tuple[SchedulePlan, Live]:
+    """Make the live schedule what the run file says. Doing it twice is doing it once. `force` looks at no buckets.
+
+    Raises UserError for everything that keeps it from being done.
+    """
+    schedules = schedules_of(config)
+    plan = plan_schedule(config, schedules, now, template)
+    if plan.live and not plan.changes:
+        return plan, plan.live
+    if not force:
+        # Else the first run would notice, in the night.
+        plan = replace(plan, notes=tuple(require_buckets(config)))
+    limit_usd = config.plan.confirm_above_usd
+    require_consent(plan.month, confirm_above_usd=limit_usd, force=False, yes=yes, ask=ask)
+    if plan.live:
+        return plan, schedules.update(plan.live, plan.wanted, plan.changes)
+    return plan, schedules.create(plan.wanted)
+
+
+def schedules_of(config: RunConfig) -> Schedules:
+    """The schedules where the run file's runs go. Raises ConfigError when it does not say where."""
+    config.require_vertex()
+    require_own_project(config)
+    return Schedules(Place.of(config), schedule_client(config.gcp.location))

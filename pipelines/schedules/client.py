@@ -1,0 +1,298 @@
+"""Schedules as code: what a run file wants, what is live on Vertex AI, and the calls that make one the other.
+
+A schedule is known by its display name, the run file's name, and by a label that vlmpipe puts on the jobs it starts.
+The service gives it a number as its name, so creating one is not idempotent: before a lost request is sent again, we
+look whether it arrived.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from google.api_core import exceptions
+from google.cloud.aiplatform_v1.types import CreatePipelineJobRequest, ListSchedulesRequest, PipelineJob, Schedule
+from google.protobuf import field_mask_pb2, json_format
+
+from trainer.errors import ConfigError, ExitCode, UserError
+from vlmpipe.backends.vertex.client import Place, in_words
+from vlmpipe.backends.vertex.pipeline_job import (
+    REQUEST_TIMEOUT_S,
+    SUBMISSION_LABEL,
+    Answer,
+    Submission,
+    may_have_arrived,
+    retrying,
+)
+
+if TYPE_CHECKING:
+    from google.cloud.aiplatform_v1.services.schedule_service import ScheduleServiceClient
+
+    from vlmpipe.config.infrastructure import ScheduleConfig
+
+SCHEDULE_LABEL = "vlmpipe-schedule"  # the run file's name; marks the schedules that are ours
+DIGEST_LABEL = "vlmpipe-digest"  # of the job as the run file wants it: also tells that something was taken out of it
+DIGEST_CHARS = 16
+# What a live schedule is compared in and updated by. Of times, start_time only where the run file says one: the
+# service fills it in.
+FIELDS = (
+    "cron", "end_time", "max_run_count", "max_concurrent_run_count", "max_concurrent_active_run_count",
+    "allow_queueing",
+)  # fmt: skip
+REQUEST = "create_pipeline_job_request"
+DELETE_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True)
+class Change:
+    """One field of a live schedule that is not what the run file wants."""
+
+    field: str
+    live: str
+    wanted: str
+
+
+@dataclass(frozen=True)
+class Live:
+    """A schedule as the service has it."""
+
+    schedule: Schedule
+
+    @property
+    def name(self) -> str:
+        """The run file's name; empty for a schedule that is not ours."""
+        return str(self._labels.get(SCHEDULE_LABEL, ""))
+
+    @property
+    def state(self) -> str:
+        return str(self.schedule.state.name).lower()
+
+    @property
+    def is_over(self) -> bool:
+        return self.schedule.state == Schedule.State.COMPLETED
+
+    @property
+    def digest(self) -> str:
+        return str(self._labels.get(DIGEST_LABEL, ""))
+
+    @property
+    def token(self) -> str:
+        return str(self._labels.get(SUBMISSION_LABEL, ""))
+
+    @property
+    def _labels(self) -> Any:
+        return self.schedule.create_pipeline_job_request.pipeline_job.labels
+
+    def as_json(self) -> dict[str, Any]:
+        content = json_format.MessageToDict(Schedule.pb(self.schedule))
+        content.pop("createPipelineJobRequest", None)
+        return {"run_file": self.name, "digest": self.digest, **content}
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The schedule that a run file describes."""
+
+    name: str
+    schedule: Schedule
+
+    @cached_property
+    def digest(self) -> str:
+        return str(self._job.labels[DIGEST_LABEL])
+
+    @property
+    def _job(self) -> PipelineJob:
+        return self.schedule.create_pipeline_job_request.pipeline_job
+
+    def changes(self, live: Live) -> list[Change]:
+        """What must change for the live schedule to become this one."""
+        fields = [*FIELDS, *(["start_time"] if self.schedule.start_time else [])]
+        wanted, there = (json_format.MessageToDict(Schedule.pb(one)) for one in (self.schedule, live.schedule))
+        found = []
+        for field in fields:
+            key = _camel(field)
+            if wanted.get(key) != there.get(key):
+                found.append(Change(field, _shown(there.get(key)), _shown(wanted.get(key))))
+        if live.digest != self.digest:
+            found.append(Change(REQUEST, f"job {live.digest or 'not ours'}", f"job {self.digest}"))
+        elif path := _first_difference(_job_dict(self._job), _job_dict(_job_of(live.schedule))):
+            found.append(Change(REQUEST, f"{path} was changed by somebody", "as the run file says"))
+        return found
+
+
+def wanted_schedule(submission: Submission, name: str, settings: ScheduleConfig) -> Wanted:
+    """The schedule that starts this job again and again. The pipeline travels in it whole: it is pinned by content."""
+    job = PipelineJob(submission.job)
+    labels = {key: value for key, value in job.labels.items() if key != SUBMISSION_LABEL}
+    digest = hashlib.sha256(json.dumps(_job_dict(job), sort_keys=True).encode()).hexdigest()[:DIGEST_CHARS]
+    job.labels = labels | {SCHEDULE_LABEL: name, DIGEST_LABEL: digest}
+    schedule = Schedule(
+        display_name=name,
+        cron=f"TZ={settings.timezone} {settings.cron}",
+        start_time=settings.start_time,
+        end_time=settings.end_time,
+        max_run_count=settings.max_run_count,
+        # The first limits how many runs start at once, only the second how many are under way (Schedule, v1).
+        max_concurrent_run_count=settings.max_concurrent_active_run_count,
+        max_concurrent_active_run_count=settings.max_concurrent_active_run_count,
+        allow_queueing=settings.allow_queueing,
+        create_pipeline_job_request=CreatePipelineJobRequest(parent=submission.place.parent, pipeline_job=job),
+    )
+    return Wanted(name, schedule)
+
+
+class Schedules:
+    """The schedules of one project and location. Raises UserError in words for all that Google's client raises."""
+
+    def __init__(self, place: Place, client: ScheduleServiceClient) -> None:
+        self._place, self._client = place, client
+
+    def all(self) -> list[Live]:
+        """Those that vlmpipe made, whatever their state."""
+        return self._call(lambda: list(self._ours(ListSchedulesRequest(parent=self._place.parent))))
+
+    def find(self, name: str) -> Live | None:
+        """The schedule of this run file; one that is over only where there is no other.
+
+        Raises UserError when there are two: which of them to change is not ours to say.
+        """
+        found = self._call(lambda: list(self._named(name)))
+        going = [live for live in found if not live.is_over]
+        if len(going) > 1:
+            names = ", ".join(live.schedule.name for live in going)
+            raise UserError(
+                f"{len(going)} schedules of {name} are there: {names}",
+                expected="one schedule of a run file",
+                fix="delete all but one in the console, under Vertex AI, Pipelines, Schedules",
+                code=ExitCode.UNAVAILABLE,
+            )
+        return next(iter(going or found), None)
+
+    def require(self, name: str) -> Live:
+        """As `find`. Raises ConfigError when there is none that still starts runs."""
+        live = self.find(name)
+        if live is None or live.is_over:
+            raise ConfigError(
+                f"{self._place.parent} has no schedule of {name}" + (" that is not over" if live else ""),
+                fix="vlmpipe schedule apply makes one; vlmpipe schedule list shows those that are there",
+            )
+        return live
+
+    def create(self, wanted: Wanted) -> Live:
+        """Create the schedule, once, however often an answer is lost."""
+        schedule = Schedule(wanted.schedule)
+        token = secrets.token_hex(8)
+        schedule.create_pipeline_job_request.pipeline_job.labels[SUBMISSION_LABEL] = token
+        faults: list[Exception] = []
+
+        def attempt() -> Live:
+            if may_have_arrived(faults):
+                for live in self._named(wanted.name):
+                    if live.token == token:
+                        return live
+            return Live(
+                self._client.create_schedule(
+                    parent=self._place.parent, schedule=schedule, retry=None, timeout=REQUEST_TIMEOUT_S
+                )
+            )
+
+        try:
+            return self._call(attempt, faults)
+        except UserError as error:
+            if not may_have_arrived(faults):
+                raise
+            raise UserError(
+                f"{error.found}; whether the schedule was made is not known",
+                expected="an answer to the request that creates it",
+                fix="run vlmpipe schedule apply again when Vertex AI answers: it finds the schedule if it is there",
+                code=error.code,
+            ) from error
+
+    def update(self, live: Live, wanted: Wanted, changes: list[Change]) -> Live:
+        """Give the live schedule the wanted values of the changed fields. Runs that have begun go on as they are."""
+        schedule = Schedule(wanted.schedule)
+        schedule.name = live.schedule.name
+        _job_of(schedule).labels[SUBMISSION_LABEL] = live.token
+        mask = field_mask_pb2.FieldMask(paths=[change.field for change in changes])
+        return self._call(
+            lambda: Live(
+                self._client.update_schedule(schedule=schedule, update_mask=mask, retry=None, timeout=REQUEST_TIMEOUT_S)
+            )
+        )
+
+    def pause(self, live: Live) -> Live:
+        """Start no run until it is resumed. Runs that have begun go on."""
+        self._call(lambda: self._client.pause_schedule(name=live.schedule.name, retry=None, timeout=REQUEST_TIMEOUT_S))
+        return self._get(live)
+
+    def resume(self, live: Live, *, catch_up: bool) -> Live:
+        """Start runs again. `catch_up`: also those that were due while it was paused."""
+        request = {"name": live.schedule.name, "catch_up": catch_up}
+        self._call(lambda: self._client.resume_schedule(request=request, retry=None, timeout=REQUEST_TIMEOUT_S))
+        return self._get(live)
+
+    def delete(self, live: Live) -> None:
+        """Delete the schedule. Runs that have begun go on, and all runs stay."""
+        faults: list[Exception] = []
+
+        def attempt() -> None:
+            try:
+                operation = self._client.delete_schedule(name=live.schedule.name, retry=None, timeout=REQUEST_TIMEOUT_S)
+                operation.result(timeout=DELETE_TIMEOUT_S)
+            except exceptions.NotFound:
+                if not may_have_arrived(faults):  # else our own deletion, whose answer was lost
+                    raise
+
+        self._call(attempt, faults)
+
+    def _get(self, live: Live) -> Live:
+        return self._call(
+            lambda: Live(self._client.get_schedule(name=live.schedule.name, retry=None, timeout=REQUEST_TIMEOUT_S))
+        )
+
+    def _named(self, name: str) -> Iterator[Live]:
+        request = ListSchedulesRequest(parent=self._place.parent, filter=f'display_name="{name}"')
+        return (live for live in self._ours(request) if live.name == name)
+
+    def _ours(self, request: ListSchedulesRequest) -> Iterator[Live]:
+        for schedule in self._client.list_schedules(request=request, retry=None, timeout=REQUEST_TIMEOUT_S):
+            live = Live(schedule)
+            if live.name:
+                yield live
+
+    def _call(self, call: Callable[[], Answer], faults: list[Exception] | None = None) -> Answer:
+        with in_words(self._place):
+            return retrying([] if faults is None else faults, call)
+
+
+def _job_of(schedule: Schedule) -> PipelineJob:
+    return schedule.create_pipeline_job_request.pipeline_job
+
+
+def _job_dict(job: PipelineJob) -> dict[str, Any]:
+    """The job, without the label that differs with every creation."""
+    content = dict(json_format.MessageToDict(PipelineJob.pb(job)))
+    content.get("labels", {}).pop(SUBMISSION_LABEL, None)
+    return content
+
+
+def _first_difference(wanted: Any, live: Any, path: str = "") -> str:
+    """Path of the first value that is wanted and not live; empty for none. What the service adds is no difference."""
+    if isinstance(wanted, dict) and isinstance(live, dict):
+        paths = (_first_difference(value, live.get(key), f"{path}.{key}") for key, value in wanted.items())
+        return next(filter(None, paths), "")
+    return "" if wanted == live else path.lstrip(".")
+
+
+def _camel(field: str) -> str:
+    first, *others = field.split("_")
+    return first + "".join(word.title() for word in others)
+
+
+def _shown(value: Any) -> str:
+    return "not set" if value is None else str(value)

@@ -1,0 +1,1 @@
+"""Compiled pipelines as templates in Artifact Registry."""

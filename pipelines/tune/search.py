@@ -1,0 +1,281 @@
+"""`vlmpipe tune`: a search over fields of train, by Vertex AI's HyperparameterTuningJob or on this machine.
+
+Both run the same CustomJob for a trial: `trainer.tune_trial`, on the data and features of one earlier run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import math
+import os
+import random
+import re
+import secrets
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipelines.tune.status import SEARCH_FILE
+from pipelines.tune.trials import TABLE, Trial, ranked
+from trainer.config.job import RunPaths
+from trainer.errors import ConfigError, UserError
+from trainer.monitoring.hypertune import HELD_OUT_LOSS
+from trainer.storage.base import Storage, join_uri, open_storage
+from vlmpipe.config.run_config import RunConfig, parse_run_config
+from vlmpipe.config.tune import ParameterSpec, TuningConfig, Value
+from vlmpipe.config.yaml_loader import apply_overrides
+from vlmpipe.job_spec.build import check_job_spec, job_settings, job_spec
+
+if TYPE_CHECKING:
+    from google.cloud.aiplatform_v1 import types as api
+
+RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+SHARED = ("data", "model", "features")  # sections that trials take over from the run, with its prepared data
+
+
+@dataclass(frozen=True)
+class Search:
+    """A search that is about to start, and what its trials share."""
+
+    config: RunConfig
+    tuning: TuningConfig
+    search_id: str
+    uri: str
+    files: Mapping[str, bytes]  # of its folder
+
+    def write(self) -> None:
+        """Make its folder."""
+        store = open_storage(self.uri)
+        for name, data in self.files.items():
+            store.write(name, data)
+
+
+def require_tuning(config: RunConfig) -> TuningConfig:
+    """The section, once every end of every range makes a run file that holds. Raises ConfigError."""
+    if config.tuning is None:
+        raise ConfigError("the run file has no section tuning", fix="add one: docs/how-to/tune.md")
+    if config.tuning.metric == HELD_OUT_LOSS and not config.train.validate_every_steps:
+        raise ConfigError(
+            f"tuning.metric is {HELD_OUT_LOSS}, and train.validate_every_steps is 0, so nothing measures it",
+            fix="set train.validate_every_steps",
+        )
+    for name, spec in config.tuning.parameters.items():
+        points = spec.points
+        for value in dict.fromkeys((points[0], points[-1]) if spec.range else points):
+            content = apply_overrides(config.to_dict(), {name: value})
+            parse_run_config(content, f"run file with tuning.parameters {name}={value}")
+    return config.tuning
+
+
+def open_search(config: RunConfig, from_run: str, search_id: str, root_uri: str) -> Search:
+    """Check, and gather what trials share; nothing is written.
+
+    Raises ConfigError for a run that has not trained, or whose data or model are not the run file's.
+    """
+    tuning = require_tuning(config)
+    for text in (from_run, search_id):
+        if not RUN_ID.fullmatch(text):
+            raise ConfigError(f"{text!r} cannot be a run's id", expected="letters, digits, dots, dashes, underscores")
+    config = config.model_copy(update={"cluster": config.cluster.model_copy(update={"ladder": ()})})
+    base = open_storage(join_uri(root_uri, "runs", from_run))
+    if base.stat("prepared.json") is None or base.stat("summary.json") is None:
+        raise ConfigError(
+            f"run {from_run} has not trained: no prepared.json and summary.json in {base.root_uri}",
+            expected="a run whose data is prepared and whose features are encoded",
+            fix="run the pipeline once, train.max_steps=1 is enough, and name that run with --from",
+        )
+    paths = RunPaths(run_id=search_id, root_uri=root_uri if "://" in root_uri else open_storage(root_uri).root_uri)
+    content, before = config.to_run_json(paths), json.loads(base.read("run.json"))
+    for section in SHARED:
+        mine, its = ({**one[section]} for one in (content, before))
+        if section == "features":
+            mine["cache"] = its["cache"]  # auto was decided by then
+        if mine != its:
+            raise ConfigError(
+                f"section {section} differs from that of run {from_run}, whose data trials share",
+                fix="tune from a run of the same run file",
+            )
+        content[section] = its
+    run_json = json.dumps(content, indent=1, ensure_ascii=False).encode()
+    files = {"prepared.json": base.read("prepared.json"), "run.json": run_json, SEARCH_FILE: _search_file(tuning)}
+    return Search(config, tuning, search_id, paths.run_uri, files)
+
+
+def _search_file(tuning: TuningConfig) -> bytes:
+    """What `vlmpipe status` needs to read the table of trials."""
+    content = {"metric": tuning.metric, "goal": tuning.goal, "max_failed_trial_count": tuning.max_failed_trial_count}
+    return json.dumps({**content, "num_trials": num_points(tuning)}, indent=1).encode()
+
+
+def trial_spec(search: Search) -> dict[str, Any]:
+    """The CustomJobSpec of every trial, without its values. Raises ConfigError for what Vertex AI would refuse."""
+    cluster = search.config.cluster
+    spec = job_spec(search.config, "train", search.uri)
+    for pool in spec["worker_pool_specs"][:2]:
+        pool["container_spec"] = {
+            **pool["container_spec"],
+            "command": ["python", "-m", "trainer.tune_trial"],
+            "args": [
+                "--config", join_uri(search.uri, "run.json"), "--metric", search.tuning.metric,
+                "--nproc-per-node", str(cluster.processes),
+            ],
+        }  # fmt: skip
+    check_job_spec(spec, region=search.config.gcp.location if search.config.gcp.project else "")
+    return spec
+
+
+def tuning_job(search: Search, *, token: str = "") -> api.HyperparameterTuningJob:
+    """The request, strictly parsed by the API's own message."""
+    from google.cloud.aiplatform_v1 import types as api
+
+    from vlmpipe.backends.vertex.pipeline_job import SUBMISSION_LABEL
+    from vlmpipe.job_spec.parse import parse_job_spec
+
+    tuning, settings = search.tuning, job_settings(search.config, "train")
+    key = settings.get("encryption_spec_key_name")
+    return api.HyperparameterTuningJob(
+        display_name=search.search_id,
+        study_spec=api.StudySpec(
+            metrics=[{"metric_id": tuning.metric, "goal": tuning.goal}],
+            parameters=[_parameter(name, one) for name, one in tuning.parameters.items()],
+            algorithm=tuning.algorithm,
+            **_stopping(tuning),
+        ),
+        max_trial_count=tuning.max_trial_count,
+        parallel_trial_count=tuning.parallel_trial_count,
+        max_failed_trial_count=tuning.max_failed_trial_count,
+        trial_job_spec=parse_job_spec(trial_spec(search)),
+        labels={**settings["labels"], **({SUBMISSION_LABEL: token} if token else {})},
+        encryption_spec=api.EncryptionSpec(kms_key_name=key) if key else None,
+    )
+
+
+def submit_search(search: Search) -> api.HyperparameterTuningJob:
+    """Start the search on Vertex AI. Sent again after a lost answer, it is still one. Raises UserError in words."""
+    from google.cloud.aiplatform_v1 import types as api
+
+    from vlmpipe.backends.vertex.client import Place, in_words, job_client
+    from vlmpipe.backends.vertex.pipeline_job import PASSING, REQUEST_TIMEOUT_S, SUBMISSION_LABEL, retrying
+
+    token, place = secrets.token_hex(8), Place.of(search.config)
+    job, client = tuning_job(search, token=token), job_client(place.location)
+    wanted = api.ListHyperparameterTuningJobsRequest(parent=place.parent, filter=f"labels.{SUBMISSION_LABEL}={token}")
+
+    def find() -> list[api.HyperparameterTuningJob]:
+        return list(client.list_hyperparameter_tuning_jobs(wanted, retry=None, timeout=REQUEST_TIMEOUT_S))
+
+    with in_words(place, what="tuning job"):
+        try:
+            return client.create_hyperparameter_tuning_job(
+                parent=place.parent, hyperparameter_tuning_job=job, retry=None, timeout=REQUEST_TIMEOUT_S
+            )
+        except PASSING:
+            if found := retrying([], find):
+                return found[0]
+            raise
+
+
+def run_search(search: Search) -> list[Trial]:
+    """Run the trials on this machine, one after the other; writes `trials.json` after each. The table, best first."""
+    from vlmpipe.runs.local.run import take_lock
+
+    store, table = open_storage(search.uri), list[Trial]()
+    lock = take_lock(Path(search.uri)) if "://" not in search.uri else None  # by which others see that it goes on
+    try:
+        _run_trials(search, store, table)
+    finally:
+        if lock is not None:
+            os.close(lock)
+    return ranked(table, search.tuning.goal)
+
+
+def _run_trials(search: Search, store: Storage, table: list[Trial]) -> None:
+    from trainer.monitoring.hypertune import METRIC_FILE_VARIABLE, TRIAL_VARIABLE
+    from vlmpipe.backends.local.job import run_local_job
+    from vlmpipe.job_spec.worker_pools import STEP_LABEL
+
+    for number, values in enumerate(points(search.tuning), start=1):
+        spec, folder = trial_spec(search), join_uri(search.uri, f"trial-{number}")
+        metric_file = join_uri(folder, "metric.json")
+        for pool in spec["worker_pool_specs"][:2]:
+            container = pool["container_spec"]
+            container["args"] = [*container["args"], *(f"--{name}={value}" for name, value in values.items())]
+            container["env"] = [
+                *container.get("env", []),
+                {"name": TRIAL_VARIABLE, "value": str(number)},
+                {"name": METRIC_FILE_VARIABLE, "value": metric_file},
+            ]
+        spec["base_output_directory"] = {"output_uri_prefix": folder}
+        begun_s, error = time.monotonic(), ""
+        metric: float | None = None
+        try:
+            run_local_job(f"{search.search_id}-trial-{number}", spec, labels={STEP_LABEL: "trial"})
+            line = json.loads(open_storage(folder).read("metric.json").splitlines()[-1])
+            metric = float(line[search.tuning.metric])
+        except UserError as failure:
+            error = failure.found.splitlines()[0]
+        state = "failed" if metric is None else "done"
+        table.append(Trial(number, values, metric, error, state, round(time.monotonic() - begun_s, 1)))
+        store.write(TABLE, json.dumps([dataclasses.asdict(one) for one in table], indent=1).encode())
+        failed = sum(one.metric is None for one in table)
+        if search.tuning.max_failed_trial_count and failed >= search.tuning.max_failed_trial_count:
+            break
+
+
+def num_points(tuning: TuningConfig) -> int:
+    """Trials that there are to be: a small grid has fewer points than `max_trial_count`."""
+    if tuning.algorithm != "GRID_SEARCH":
+        return tuning.max_trial_count
+    return min(tuning.max_trial_count, math.prod(len(one.points) for one in tuning.parameters.values()))
+
+
+def points(tuning: TuningConfig) -> Iterator[dict[str, Value]]:
+    """The values of each trial on this machine. Raises ConfigError for an algorithm that only Vertex AI has."""
+    if tuning.algorithm == "ALGORITHM_UNSPECIFIED":
+        raise ConfigError(
+            "tuning.algorithm is ALGORITHM_UNSPECIFIED, which is Vertex AI's own search",
+            expected="GRID_SEARCH or RANDOM_SEARCH on this machine",
+            fix="add tuning.algorithm=RANDOM_SEARCH, or --target vertex",
+        )
+    if tuning.algorithm == "GRID_SEARCH":
+        names, choices = list(tuning.parameters), [one.points for one in tuning.parameters.values()]
+        grid = (dict(zip(names, point, strict=True)) for point in itertools.product(*choices))
+        return itertools.islice(grid, tuning.max_trial_count)
+    chance = random.Random(tuning.seed)
+    return (
+        {name: value_at(spec, chance.random()) for name, spec in tuning.parameters.items()}
+        for _ in range(tuning.max_trial_count)
+    )
+
+
+def value_at(spec: ParameterSpec, share: float) -> Value:
+    """The value at `share`, from 0 up to but not 1, of what the parameter may be."""
+    if not (ends := spec.range):
+        return spec.points[int(share * len(spec.points))]
+    if spec.integer_value_spec and spec.scale_type == "UNIT_LINEAR_SCALE":
+        return spec.points[int(share * len(spec.points))]
+    low, high = float(ends.min_value), float(ends.max_value)
+    if spec.scale_type == "UNIT_LINEAR_SCALE":
+        value = low + share * (high - low)
+    elif spec.scale_type == "UNIT_LOG_SCALE":
+        value = low * (high / low) ** share
+    else:
+        value = low + high - low * (high / low) ** (1 - share)
+    value = min(max(value, low), high)
+    return round(value) if spec.integer_value_spec else value
+
+
+def _stopping(tuning: TuningConfig) -> dict[str, Any]:
+    """By steps, not by time: a trial's machines may be slower than another's."""
+    names = {"median": "median_automated_stopping_spec", "decay_curve": "decay_curve_stopping_spec"}
+    return {names[tuning.stopping]: {"use_elapsed_duration": False}} if tuning.stopping in names else {}
+
+
+def _parameter(name: str, spec: ParameterSpec) -> dict[str, Any]:
+    kinds: Mapping[str, Any] = spec.model_dump(exclude={"scale_type"}, exclude_none=True)
+    scale = {"scale_type": spec.scale_type} if spec.range else {}
+    return {"parameter_id": name, **kinds, **scale}

@@ -1,0 +1,220 @@
+"""`vlmpipe status` and `cancel` of a search that `vlmpipe tune` started, here or on Vertex AI: how its trials stand."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipelines.tune.trials import TABLE, Trial, as_steps, ranked, table_lines
+from trainer.errors import ConfigError, ExitCode, UserError
+from trainer.storage.base import join_uri
+from vlmpipe.backends.vertex.client import Place
+from vlmpipe.runs.local.run import is_running
+from vlmpipe.runs.local.state import RunState, read_json
+from vlmpipe.runs.vertex.names import SUBMITTED
+
+if TYPE_CHECKING:
+    from google.cloud.aiplatform_v1 import types as api
+
+SEARCH_FILE = "search.json"  # in a search's folder: its metric, its goal and how many trials there are to be
+_RESOURCE = re.compile(r"projects/([^/]+)/locations/([^/]+)/hyperparameterTuningJobs/([^/?]+)")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+OUTCOMES = {
+    "QUEUED": "waiting", "PENDING": "waiting", "RUNNING": "running", "CANCELLING": "stopping", "PAUSED": "paused",
+    "SUCCEEDED": "done", "PARTIALLY_SUCCEEDED": "done", "FAILED": "failed", "EXPIRED": "failed", "CANCELLED": "stopped",
+}  # fmt: skip
+TRIAL_STATES = {
+    "REQUESTED": "waiting", "ACTIVE": "running", "STOPPING": "running", "SUCCEEDED": "done", "INFEASIBLE": "failed",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class SearchStatus:
+    """A search at one moment. The trials come the best first."""
+
+    search_id: str
+    uri: str
+    outcome: str  # waiting, running, stopping, paused, done, stopped or failed
+    metric: str
+    goal: str
+    num_trials: int  # that there are to be
+    trials: tuple[Trial, ...]
+    error: str = ""
+    resource_name: str = ""  # empty for one on this machine
+    console_url: str = ""
+
+    @property
+    def state(self) -> RunState:
+        return as_steps(self.search_id, self.trials, self.metric)
+
+    @property
+    def is_over(self) -> bool:
+        return self.outcome in ("done", "stopped", "failed")
+
+    @property
+    def best(self) -> Trial | None:
+        return next((one for one in self.trials if one.metric is not None), None)
+
+    @property
+    def exit_code(self) -> int | None:
+        """What the search ended with; None while it goes on. One without a result has failed."""
+        if not self.is_over:
+            return None
+        if self.outcome == "stopped":
+            return int(ExitCode.PREEMPTED)
+        return int(ExitCode.OK if self.outcome == "done" and self.best else ExitCode.UNEXPECTED)
+
+    def lines(self) -> list[str]:
+        """For people."""
+        ended = sum(one.state in ("done", "failed") for one in self.trials)
+        lines = [f"search {self.search_id}: {self.outcome}, {ended} of {self.num_trials} trials ended"]
+        lines += [f"  error     {self.error}"] if self.error else []
+        lines += table_lines(self.trials, self.metric) if self.trials else []
+        table = {"trials": f"{self.uri}/trial-N" if self.uri else "", "job": self.resource_name}
+        table["console"] = self.console_url
+        if self.resource_name and not self.is_over:
+            table["to stop"] = f"vlmpipe cancel {self.search_id}"
+        return lines + [f"  {name:<9} {value}" for name, value in table.items() if value]
+
+    def as_json(self) -> dict[str, Any]:
+        fields = ("search_id", "uri", "outcome", "exit_code", "metric", "goal", "num_trials")
+        more = ("error", "resource_name", "console_url")
+        return {
+            **{name: getattr(self, name) for name in fields},
+            **{name: getattr(self, name) or None for name in more},
+            "trials": [vars(one) for one in self.trials],
+        }
+
+
+@dataclass(frozen=True)
+class LocalSearch:
+    """A search on this machine."""
+
+    folder: Path
+
+    @property
+    def name(self) -> str:
+        return self.folder.name
+
+    def status(self) -> SearchStatus:
+        search, lines = read_json(self.folder / SEARCH_FILE), _read_table(self.folder / TABLE)
+        trials = ranked((Trial(**one) for one in lines), search["goal"])
+        failed, most_failed = sum(one.metric is None for one in trials), search["max_failed_trial_count"]
+        whole = len(trials) >= search["num_trials"] or 0 < most_failed <= failed
+        outcome = "running" if is_running(self.folder) else "done" if whole else "stopped"
+        return SearchStatus(
+            self.name, str(self.folder), outcome, search["metric"], search["goal"], search["num_trials"], tuple(trials)
+        )
+
+    def cancel(self) -> bool:
+        raise ConfigError(f"search {self.name} runs on this machine", fix="press Ctrl-C where vlmpipe tune runs")
+
+
+@dataclass(frozen=True)
+class VertexSearch:
+    """A HyperparameterTuningJob. Raises UserError in words for all that Google's client raises."""
+
+    name: str
+    place: Place
+    number: str
+
+    @property
+    def resource_name(self) -> str:
+        return f"{self.place.parent}/hyperparameterTuningJobs/{self.number}"
+
+    def status(self) -> SearchStatus:
+        return status_of_job(self._get(), self.name, self.place)
+
+    def cancel(self) -> bool:
+        """Ask the service to stop the search and its trials. False where it is being stopped, or was, already."""
+        from google.api_core import exceptions
+
+        from vlmpipe.backends.vertex.client import in_words, job_client
+        from vlmpipe.backends.vertex.pipeline_job import REQUEST_TIMEOUT_S, retrying
+        from vlmpipe.runs.vertex.client import USER
+
+        found = self.status()
+        if found.outcome in ("stopping", "stopped"):
+            return False
+        self._refuse_over(found)
+        client, name = job_client(self.place.location), self.resource_name
+        try:
+            with in_words(self.place, role=USER, what="tuning job"):
+                retrying(
+                    [],
+                    lambda: client.cancel_hyperparameter_tuning_job(name=name, retry=None, timeout=REQUEST_TIMEOUT_S),
+                )
+        except UserError as error:  # it may have ended, or been cancelled by our own first request, meanwhile
+            if not isinstance(error.__cause__, exceptions.BadRequest):
+                raise
+            found = self.status()
+            self._refuse_over(found)
+            if found.outcome not in ("stopping", "stopped"):
+                raise
+        return True
+
+    def _refuse_over(self, found: SearchStatus) -> None:
+        if found.is_over and found.outcome != "stopped":
+            raise ConfigError(
+                f"search {self.name} is over ({found.outcome}), so there is nothing to cancel",
+                expected="a search that is going on",
+                fix=f"vlmpipe status {self.name}",
+            )
+
+    def _get(self) -> api.HyperparameterTuningJob:
+        from vlmpipe.backends.vertex.client import in_words, job_client
+        from vlmpipe.backends.vertex.pipeline_job import REQUEST_TIMEOUT_S, retrying
+        from vlmpipe.runs.vertex.client import VIEWER
+
+        client, name = job_client(self.place.location), self.resource_name
+        with in_words(self.place, role=VIEWER, what="tuning job"):
+            return retrying(
+                [], lambda: client.get_hyperparameter_tuning_job(name=name, retry=None, timeout=REQUEST_TIMEOUT_S)
+            )
+
+
+def find_search(name: str, root: str) -> LocalSearch | VertexSearch | None:
+    """The search that `name` means: its id, its folder, or a tuning job's resource name. None for what is none."""
+    for folder in (Path(name), Path(join_uri(root, "runs", name))):
+        if (folder / SEARCH_FILE).is_file():
+            return LocalSearch(folder)
+    note = read_json(SUBMITTED / f"{name}.json") if _NAME.fullmatch(name) else {}
+    match = _RESOURCE.fullmatch(str(note.get("resource_name") or name))
+    return VertexSearch(name, Place(match[1], match[2]), match[3]) if match else None
+
+
+def status_of_job(job: api.HyperparameterTuningJob, name: str, place: Place) -> SearchStatus:
+    """The search from what the service says of its job."""
+    wanted = job.study_spec.metrics[0]
+    number = job.name.rpartition("/")[2]
+    return SearchStatus(
+        search_id=name if "/" not in name else job.display_name,
+        uri=job.trial_job_spec.base_output_directory.output_uri_prefix,
+        outcome=OUTCOMES.get(job.state.name.removeprefix("JOB_STATE_"), "running"),
+        metric=wanted.metric_id,
+        goal=wanted.goal.name,
+        num_trials=job.max_trial_count,
+        trials=tuple(ranked((_trial(one, wanted.metric_id) for one in job.trials), wanted.goal.name)),
+        error=job.error.message,
+        resource_name=job.name,
+        console_url=f"https://console.cloud.google.com/ai/platform/locations/{place.location}/training/{number}"
+        f"?project={place.project}",
+    )
+
+
+def _trial(trial: api.Trial, metric: str) -> Trial:
+    found = {one.metric_id: one.value for one in trial.final_measurement.metrics}
+    state = TRIAL_STATES.get(trial.state.name, "running")
+    values = {one.parameter_id: one.value for one in trial.parameters}
+    end_s = trial.end_time.timestamp() if trial.end_time else time.time()
+    elapsed_s = max(0.0, end_s - trial.start_time.timestamp()) if trial.start_time else 0.0
+    return Trial(int(trial.id), values, found.get(metric), trial.infeasible_reason, state, elapsed_s)
+
+
+def _read_table(path: Path) -> list[Mapping[str, Any]]:
+    return list(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else []

@@ -1,0 +1,168 @@
+"""From a checkpoint to a Hugging Face folder that plain `from_pretrained` loads, one tensor at a time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from trainer.checkpoint.commit import Checkpoint, fetch_folder
+from trainer.checkpoint.safetensors_writer import MAX_SHARD_BYTES, write_weights
+from trainer.checkpoint.staging import export_folder
+from trainer.checkpoint.weight_reader import WeightReader, holds_average, open_weights
+from trainer.config.job import JobConfig
+from trainer.data.tokenize import load_tokenizer
+from trainer.errors import ConfigError, os_errors
+from trainer.models.base import Weights
+from trainer.models.layers.freeze import frozen_weights
+from trainer.models.layers.lora import Adapter, adapters_of, without_adapters
+from trainer.models.registry import family_of
+from trainer.setup import model_sha256
+from trainer.storage.base import Storage, crc32c_of_file, open_storage
+from trainer.weights_digest import tensors_sha256, weights_sha256
+
+FOLDER = "export"
+MARKER = "vlmpipe.json"
+
+
+def export_checkpoint(
+    job: JobConfig,
+    source: Storage,
+    checkpoint: Checkpoint,
+    passed_over: list[str],
+    *,
+    max_shard_bytes: int = MAX_SHARD_BYTES,
+) -> dict[str, Any]:
+    """Write `<run>/export/` from a verified checkpoint in `source`: the average of the weights, where `train.ema_decay`
+    asks for one and the checkpoint holds it. Does nothing when it is there and whole.
+
+    Of the model, one tensor and the frozen tower are in memory; of the files, one lies on the disk. Returns the
+    export's description, which is also its marker: it is written last, and without it there is no export. Raises
+    ConfigError when the checkpoint belongs to another model, before anything of an earlier export is touched.
+    """
+    store = open_storage(job.run.run_uri)
+    if described := _whole_export(store, checkpoint, ema_decay=job.train.ema_decay):
+        return {**described, "reused": True}
+    _require_same_model(job, checkpoint)
+    family = family_of(job.model)
+    tokenizer = load_tokenizer(open_storage(job.pointers().prepared_uri))
+    adapters = adapters_of(family.blueprint(job.model, tokenizer))
+    blueprint = family.blueprint(without_adapters(job.model), tokenizer)
+    initial = family.initial_weights(job.model, tokenizer)
+    _require_same_base(checkpoint, initial, sorted(frozen_weights(blueprint)))
+    files: dict[str, dict[str, int]] = {}
+
+    def send(file: Path, name: str) -> None:
+        with os_errors(f"reading {file}"):
+            files[name] = {"bytes": file.stat().st_size, "crc32c": crc32c_of_file(file)}
+            store.upload(file, f"{FOLDER}/{name}", crc32c=files[name]["crc32c"])
+            file.unlink()
+
+    with export_folder() as scratch:
+        folder = fetch_folder(source, checkpoint, scratch)
+        target = scratch / FOLDER
+        with os_errors(f"writing {target}"):
+            target.mkdir()
+        kept_as = checkpoint.record.checkpoint_format
+        # A run that was given an average after its last step has none in its checkpoint.
+        averaged = bool(job.train.ema_decay) and holds_average(folder, kept_as)
+        trained = open_weights(folder, kept_as, averaged=averaged)
+        weights = Merged(blueprint, trained, initial, adapters)
+        store.delete(f"{FOLDER}/{MARKER}")  # the files are overwritten: until all are, nothing vouches for them
+        written = write_weights(
+            blueprint,
+            weights.read,
+            target,
+            max_shard_bytes=max_shard_bytes,
+            finished=lambda file: send(file, file.name),
+        )
+        with os_errors(f"writing {target}"):
+            family.save_settings(job.model, blueprint, tokenizer, target)
+        for file in sorted(path for path in target.rglob("*") if path.is_file()):
+            send(file, file.relative_to(target).as_posix())
+    for info in store.list(FOLDER):
+        if info.name.removeprefix(f"{FOLDER}/") not in files:
+            store.delete(info.name)  # of an export in other shards: from_pretrained might take it for ours
+    described = {
+        "checkpoint": checkpoint.name,
+        "step": checkpoint.record.step,
+        "averaged": averaged,
+        "ema_decay": job.train.ema_decay,
+        "weights_sha256": written.weights_sha256,
+        "passed_over": passed_over,
+        "versions": checkpoint.record.versions,
+        "files": files,
+    }
+    store.write(f"{FOLDER}/{MARKER}", json.dumps(described).encode())
+    return {**described, "reused": False}
+
+
+class Merged:
+    """Trained weights from the checkpoint, frozen ones from where they came from, with what adapters (by the weight's
+    name) add to them. See `trainer.models.base.Weights`.
+
+    Raises ConfigError when the checkpoint lacks a weight that is trained.
+    """
+
+    def __init__(
+        self, blueprint: nn.Module, trained: WeightReader, initial: Weights, adapters: Mapping[str, Adapter]
+    ) -> None:
+        self._trained, self._initial, self._adapters = trained, initial, adapters
+        self._wanted = {name for name, parameter in blueprint.named_parameters() if parameter.requires_grad}
+        self._same_as = dict(getattr(blueprint, "all_tied_weights_keys", {}))
+        in_adapters = {name for adapter in adapters.values() for name in (adapter.a, adapter.b)}
+        if missing := sorted((self._wanted | in_adapters) - trained.names):
+            raise ConfigError(f"the checkpoint lacks {len(missing)} trained weights, for example {missing[0]}")
+
+    def read(self, name: str) -> Tensor:
+        name = self._same_as.get(name, name)
+        if name in self._wanted:
+            return self._trained.read(name)
+        weight, adapter = self._initial.read(name), self._adapters.get(name)
+        return adapter.merged(weight, self._trained.read) if adapter else weight
+
+
+def _whole_export(store: Storage, checkpoint: Checkpoint, *, ema_decay: float) -> dict[str, Any] | None:
+    """The description of the export that is there, if it is of this checkpoint and decay, and its files are as written.
+
+    A file may have been lost since, or overwritten by a process that was thought dead.
+    """
+    if store.stat(f"{FOLDER}/{MARKER}") is None:
+        return None
+    described = dict(json.loads(store.read(f"{FOLDER}/{MARKER}")))
+    there = {info.name.removeprefix(f"{FOLDER}/"): info for info in store.list(FOLDER)}
+    there.pop(MARKER)
+    files = described.get("files", {})
+    is_ours = described["checkpoint"] == checkpoint.name and described.get("ema_decay", 0.0) == ema_decay
+    if not is_ours or there.keys() != files.keys():
+        return None
+    for name, info in there.items():
+        checksum = crc32c_of_file(store.fetch(info.name)) if info.crc32c is None else info.crc32c
+        if checksum != files[name]["crc32c"]:
+            return None
+    return described
+
+
+def _require_same_model(job: JobConfig, checkpoint: Checkpoint) -> None:
+    record = checkpoint.record
+    if record.model_sha256 != model_sha256(job):
+        raise ConfigError(f"checkpoint {checkpoint.name} belongs to another model section than this run file's")
+    if record.tower_sha256 and record.tower_sha256 != weights_sha256(family_of(job.model).build_tower(job.model)):
+        raise ConfigError(
+            f"the frozen tower of checkpoint {checkpoint.name} had other weights than the one built now",
+            fix="pin model.tower.revision and use the versions named in the checkpoint's COMMIT",
+        )
+
+
+def _require_same_base(checkpoint: Checkpoint, initial: Weights, frozen: list[str]) -> None:
+    """`frozen` names the frozen weights beside those of a frozen tower."""
+    expected = checkpoint.record.frozen_sha256
+    if expected and expected != tensors_sha256((name, initial.read(name)) for name in frozen):
+        raise ConfigError(
+            f"the frozen weights under checkpoint {checkpoint.name} (beside a frozen tower's) were others than those "
+            "built now",
+            fix="pin model.language_model.revision and use the versions named in the checkpoint's COMMIT",
+        )

@@ -1,0 +1,143 @@
+"""Weights as Hugging Face stores them, written one tensor at a time.
+
+safetensors' own writer wants all tensors of a file at once. Their shapes are known beforehand, so the header can be
+written first and each tensor after it: one tensor is in memory, whatever the size of the file.
+Format: https://github.com/huggingface/safetensors#format
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from transformers.core_model_loading import revert_weight_conversion
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
+
+from trainer.errors import ConfigError, os_errors
+from trainer.weights_digest import WeightsDigest, raw_bytes
+
+MAX_SHARD_BYTES = 2 << 30
+DTYPES = {
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
+    torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Written:
+    """All files of a model's weights, and the digest of what they hold (`trainer.weights_digest.weights_sha256`)."""
+
+    files: list[str]
+    weights_sha256: str
+
+
+def write_weights(
+    model: nn.Module,
+    read: Callable[[str], Tensor],
+    folder: Path,
+    *,
+    max_shard_bytes: int = MAX_SHARD_BYTES,
+    finished: Callable[[Path], None] = lambda path: None,
+) -> Written:
+    """Write the weights of a Hugging Face model as `save_pretrained` does, in shards and with their index.
+
+    Args:
+        model: names, shapes and dtypes; it may be on the meta device.
+        read: a weight by its name in the model's state dict; asked in name order.
+        max_shard_bytes: largest file; a tensor that is larger gets one of its own.
+        finished: called with each file once it is whole; it may remove it.
+    """
+    wanted = dict(sorted(model.state_dict().items()))
+    saved_as = saved_names(model)
+    shards = _shards({name: wanted[name] for name in wanted if name in saved_as}, max_shard_bytes)
+    files = _file_names(len(shards))
+    digest = WeightsDigest()
+    names = iter(wanted)
+    for file, shard in zip(files, shards, strict=True):
+        with os_errors(f"writing {folder / file}"), (folder / file).open("wb") as sink:
+            sink.write(_header({saved_as[name]: tensor for name, tensor in shard.items()}))
+            left = len(shard)
+            while left:
+                name = next(names)
+                tensor = _checked(name, read(name), wanted[name])
+                digest.add(name, tensor)
+                if name in shard:  # not so for a tied one: another name stands for it in the file
+                    sink.write(raw_bytes(tensor))
+                    left -= 1
+        finished(folder / file)
+    for name in names:  # tied ones behind the last that is written
+        digest.add(name, read(name))
+    if len(shards) > 1:
+        index = folder / SAFE_WEIGHTS_INDEX_NAME
+        index.write_text(json.dumps(_index(files, shards, saved_as), indent=2, sort_keys=True) + "\n")
+        finished(index)
+        files = [*files, index.name]
+    return Written(files, digest.hexdigest())
+
+
+def saved_names(model: nn.Module) -> dict[str, str]:
+    """State-dict name -> the name in the file, for the weights that files hold: of tied ones, one.
+
+    transformers keeps the names that a family's first release had. Where it would also cut or merge tensors, the names
+    of the state dict are used, which it reads as well.
+    """
+    state = {name: tensor for name, tensor in model.state_dict().items() if name not in model.all_tied_weights_keys}
+    # A tensor says which it is: the library only tells what names there are in the end.
+    names = {id(tensor): name for name, tensor in state.items()}
+    saved = {names.get(id(tensor), ""): name for name, tensor in revert_weight_conversion(model, dict(state)).items()}
+    return saved if saved.keys() == state.keys() else {name: name for name in state}
+
+
+def _shards(tensors: dict[str, Tensor], max_bytes: int) -> list[dict[str, Tensor]]:
+    shards: list[dict[str, Tensor]] = [{}]
+    size = 0
+    for name, tensor in tensors.items():
+        if shards[-1] and size + tensor.nbytes > max_bytes:
+            shards.append({})
+            size = 0
+        shards[-1][name] = tensor
+        size += tensor.nbytes
+    return shards
+
+
+def _file_names(count: int) -> list[str]:
+    if count == 1:
+        return [SAFE_WEIGHTS_NAME]
+    stem = SAFE_WEIGHTS_NAME.removesuffix(".safetensors")
+    return [f"{stem}-{number:05d}-of-{count:05d}.safetensors" for number in range(1, count + 1)]
+
+
+def _header(tensors: dict[str, Tensor]) -> bytes:
+    """Length and JSON of a safetensors header, padded so that the data begin at a multiple of 8."""
+    entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, tensor in tensors.items():
+        start, end = end, end + tensor.nbytes
+        entries[name] = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def _index(files: list[str], shards: list[dict[str, Tensor]], saved_as: dict[str, str]) -> dict[str, object]:
+    tensors = [tensor for shard in shards for tensor in shard.values()]
+    return {
+        "metadata": {
+            "total_parameters": sum(tensor.numel() for tensor in tensors),
+            "total_size": sum(tensor.nbytes for tensor in tensors),
+        },
+        "weight_map": {saved_as[name]: file for file, shard in zip(files, shards, strict=True) for name in shard},
+    }
+
+
+def _checked(name: str, tensor: Tensor, expected: Tensor) -> Tensor:
+    if tensor.shape != expected.shape or tensor.dtype != expected.dtype:
+        raise ConfigError(
+            f"weight {name} is {tuple(tensor.shape)} of {tensor.dtype}",
+            expected=f"{tuple(expected.shape)} of {expected.dtype}, as in the model section of the run file",
+        )
+    return tensor

@@ -1,0 +1,192 @@
+"""Trained weights of a checkpoint, one tensor at a time: a reader for each checkpoint format. No process group.
+
+Sharded tensors are put together as they are read, so no more than one is held. Only files that the commit protocol has
+verified may be given: their metadata are pickles.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Set
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import Tensor
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+
+from trainer.errors import ConfigError
+from trainer.strategies.deepspeed.engine import EMA_FILE, MODULE_FILE, PARTITION_FILE, SHAPES_FILE
+from trainer.strategies.torch_base import EMA
+
+MODULE_PREFIX = "model."  # the training module holds the Hugging Face model under this name
+
+
+class WeightReader(Protocol):
+    """Weights by the names of the Hugging Face model's state dict."""
+
+    names: Set[str]
+
+    def read(self, name: str) -> Tensor: ...
+
+
+class DcpWeights:
+    """What `save_dcp` wrote: DDP's whole tensors, or FSDP's slices of every rank."""
+
+    def __init__(self, folder: Path, *, averaged: bool = False) -> None:
+        self._reader = _OneMetadata(folder)
+        self._prefix = f"{EMA if averaged else 'model'}.{MODULE_PREFIX}"  # of the state's entry, then of the module
+        self._entries = {
+            key.removeprefix(self._prefix): entry
+            for key, entry in self._reader.read_metadata().state_dict_metadata.items()
+            if key.startswith(self._prefix) and isinstance(entry, TensorStorageMetadata)
+        }
+        self.names: Set[str] = self._entries.keys()
+
+    def read(self, name: str) -> Tensor:
+        entry = self._entries[name]
+        tensor = torch.empty(entry.size, dtype=entry.properties.dtype)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "torch.distributed is disabled")  # as asked for
+            dcp.load({self._prefix + name: tensor}, storage_reader=self._reader, no_dist=True)
+        return tensor
+
+
+class _OneMetadata(dcp.FileSystemReader):
+    """Reads the metadata once: every `dcp.load` asks for them, and they name every tensor of the checkpoint."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self._metadata = super().read_metadata()
+
+    def read_metadata(self, *_: object, **__: object) -> Metadata:
+        return self._metadata
+
+
+class WholeModule:
+    """ZeRO-1 and 2 keep the whole module on every rank; rank 0's file holds it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._module = {
+            name.removeprefix(MODULE_PREFIX): tensor for name, tensor in _mapped(folder / MODULE_FILE)["module"].items()
+        }
+        self.names: Set[str] = self._module.keys()
+
+    def read(self, name: str) -> Tensor:
+        return self._module[name]
+
+
+class Partitions:
+    """ZeRO-3 cuts each parameter into equal slices, one for each rank. A rank's file holds its slices end to end.
+
+    Source of the layout: deepspeed/utils/zero_to_fp32.py. The last slices are filled up to the common length.
+    """
+
+    def __init__(self, folder: Path, *, averaged: bool = False) -> None:
+        saved = _mapped(folder / SHAPES_FILE)
+        self._ranks = int(saved["dp_world_size"])
+        self._flat = _averages(folder, self._ranks) if averaged else self._weights(folder)  # by rank and group
+        self._places = _places(saved, self._slice)
+        self.names: Set[str] = self._places.keys()
+
+    def _weights(self, folder: Path) -> list[list[Tensor]]:
+        files = [_mapped(folder / PARTITION_FILE.format(rank=rank)) for rank in range(self._ranks)]
+        return [file["optimizer_state_dict"]["fp32_flat_groups"] for file in files]
+
+    def read(self, name: str) -> Tensor:
+        group, offset, shape = self._places[name]
+        slices = [flat[group].detach().narrow(0, offset, self._slice(shape)) for flat in self._flat]
+        return torch.cat(slices)[: shape.numel()].view(shape)
+
+    def _slice(self, shape: torch.Size) -> int:
+        return -(-shape.numel() // self._ranks)
+
+
+class CutAverages:
+    """Averages of ZeRO-1 and 2, which lay all parameters of a group end to end and cut that into a partition for each
+    rank. Same source as above."""
+
+    def __init__(self, folder: Path) -> None:
+        saved = _mapped(folder / MODULE_FILE)
+        self._flat = _averages(folder, int(saved["dp_world_size"]))  # by rank and group
+        self._places = _places(saved, lambda shape: shape.numel())
+        self.names: Set[str] = self._places.keys()
+
+    def read(self, name: str) -> Tensor:
+        group, start, shape = self._places[name]
+        end, found = start + shape.numel(), []
+        for partition in (flat[group] for flat in self._flat):
+            found.append(partition[max(0, start) : max(0, end)])
+            start, end = start - len(partition), end - len(partition)
+        return torch.cat(found).view(shape)
+
+
+def _places(saved: Mapping[str, Any], size: Callable[[torch.Size], int]) -> dict[str, tuple[int, int, torch.Size]]:
+    """Group, offset and shape of each parameter in its group, where `size` numbers of it lie after each other."""
+    places: dict[str, tuple[int, int, torch.Size]] = {}
+    for group, shapes in enumerate(saved["param_shapes"]):
+        offset = 0
+        for name, shape in shapes.items():
+            places[name.removeprefix(MODULE_PREFIX)] = (group, offset, shape)
+            offset += size(shape)
+    for name, kept_as in saved["shared_params"].items():  # tied weights are kept once
+        places[name.removeprefix(MODULE_PREFIX)] = places[kept_as.removeprefix(MODULE_PREFIX)]
+    return places
+
+
+def _averages(folder: Path, ranks: int) -> list[list[Tensor]]:
+    files = [folder / EMA_FILE.format(rank=rank) for rank in range(ranks)]
+    return [torch.load(file, map_location="cpu", weights_only=True, mmap=True) for file in files]
+
+
+class _NotRead:
+    """Stands for an object of DeepSpeed in a file of which only the tensors are wanted."""
+
+    def __init__(self, *_: object) -> None:
+        pass
+
+
+DEEPSPEED_OBJECTS = ("deepspeed.runtime.fp16.loss_scaler.LossScaler", "deepspeed.runtime.zero.config.ZeroStageEnum")
+
+
+def _mapped(file: Path) -> dict[str, Any]:
+    """A file of DeepSpeed: tensors are mapped, not read, and its own objects are not made."""
+    with torch.serialization.safe_globals([(_NotRead, name) for name in DEEPSPEED_OBJECTS]):
+        return dict(torch.load(file, map_location="cpu", weights_only=True, mmap=True))
+
+
+def _deepspeed_weights(folder: Path, *, averaged: bool) -> WeightReader:
+    if (folder / SHAPES_FILE).exists():
+        return Partitions(folder, averaged=averaged)
+    return CutAverages(folder) if averaged else WholeModule(folder)
+
+
+class OpenWeights(Protocol):
+    """Of a checkpoint's folder."""
+
+    def __call__(self, folder: Path, *, averaged: bool) -> WeightReader: ...
+
+
+READERS: dict[str, OpenWeights] = {"dcp": DcpWeights, "deepspeed": _deepspeed_weights}
+
+
+def holds_average(folder: Path, checkpoint_format: str) -> bool:
+    """Whether a fetched checkpoint holds an average of the weights."""
+    if checkpoint_format == "deepspeed":
+        return (folder / EMA_FILE.format(rank=0)).exists()
+    return bool(open_weights(folder, checkpoint_format, averaged=True).names)
+
+
+def open_weights(folder: Path, checkpoint_format: str, *, averaged: bool = False) -> WeightReader:
+    """The reader of a fetched checkpoint: of its weights, or of their average, which it must hold.
+
+    Raises ConfigError for a format that this program does not know.
+    """
+    if checkpoint_format not in READERS:
+        raise ConfigError(
+            f"the checkpoint's format is {checkpoint_format!r}",
+            expected=f"one of {', '.join(READERS)}",
+            fix="export it with the version of vlmpipe that trained it",
+        )
+    return READERS[checkpoint_format](folder, averaged=averaged)

@@ -1,0 +1,200 @@
+"""The run file's `model` section: where the parts of the model come from, and which of them are trained."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+
+from trainer.config.base import Positive, Section
+
+# Families whose tower and language model come together: `model.whole` is where both are from.
+WHOLE_FAMILIES = ("qwen2_5_vl", "qwen3_vl", "smolvlm")
+# Families whose images keep their shape, and so differ in tokens; those of the others are resized to one square.
+GRID_FAMILIES = ("qwen2_5_vl", "qwen3_vl")
+# Of their images: the longer side to the shorter one. transformers refuses to resize what is longer.
+MOST_ASPECT = 200.0
+# Of an image that is cut into tiles. transformers makes none larger.
+MOST_LONGEST_EDGE = 4096
+ModelPart = Literal["tower", "projector", "language_model"]
+Pattern = Annotated[str, Field(min_length=1)]
+
+
+class WeightsConfig(Section):
+    """Where a part of the model comes from: pretrained `weights`, or a `config` to draw at random. Exactly one."""
+
+    weights: str = Field("", description="Hugging Face hub id or local folder with pretrained weights.")
+    revision: str = Field("", description="Commit of the hub repository; pin it for a reproducible run.")
+    config: dict[str, Any] = Field(
+        default_factory=dict, description="transformers configuration (with model_type) for random initial weights."
+    )
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> WeightsConfig:
+        if bool(self.weights) == bool(self.config):
+            raise ValueError("give exactly one of weights (a hub id or folder) and config (random initial weights)")
+        if self.config and "model_type" not in self.config:
+            raise ValueError("config needs model_type, for example siglip_vision_model or qwen2")
+        return self
+
+
+class LoraConfig(Section):
+    """LoRA (Hu et al., 2021): small trained matrices beside the language model's own, which are frozen."""
+
+    rank: Positive = Field(16, description="Inner width of each adapter.")
+    alpha: float = Field(32.0, gt=0, description="What adapters add is scaled by alpha / rank.")
+    dropout: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="Share of an adapter's inputs set to 0; what is drawn depends on the number of copies.",
+    )
+    targets: tuple[str, ...] = Field(
+        (), description="Linear layers of the language blocks, such as q_proj or mlp.up_proj; empty is all of them."
+    )
+
+
+def _parts_of_llava_only(schema: dict[str, Any]) -> None:
+    """In the JSON Schema: which fields are required depends on the family."""
+    schema["required"] = [name for name in schema["required"] if name not in ("tower", "language_model")]
+
+
+class ModelConfig(Section):
+    """The vision-language model: a tower, a projector and a language model."""
+
+    model_config = ConfigDict(json_schema_extra=_parts_of_llava_only)
+
+    family: Literal["llava", "qwen2_5_vl", "qwen3_vl", "smolvlm"] = Field(
+        "llava",
+        description="Model family. llava joins any tower and any language_model, the others are a model as a whole.",
+    )
+    whole: WeightsConfig | None = Field(
+        None, description="The whole model, in place of tower and language_model. Not for llava."
+    )
+    tower: WeightsConfig = Field(description="Vision encoder. For llava.")
+    language_model: WeightsConfig = Field(description="Causal language model. For llava.")
+    tokenizer: str = Field(
+        description="Hub id or folder of a tokenizer, or train:N to train a byte-level BPE of N entries on the first "
+        "200,000 training samples of the data."
+    )
+    feature_layer: int = Field(-1, description="Tower hidden state that feeds the projector; -1 is the last layer.")
+    feature_select: Literal["full", "drop_cls"] = Field(
+        "full", description="full keeps every tower token; drop_cls drops the first (CLIP's class token)."
+    )
+    image_size: int = Field(
+        0,
+        ge=0,
+        description="Side of the square that images are resized to, in pixels. For llava and smolvlm, which need it.",
+    )
+    longest_edge: Positive | None = Field(
+        None,
+        description="Images are resized until their longer side has so many pixels and cut into tiles of image_size, "
+        "with one more of the whole; null makes each one tile. For smolvlm.",
+    )
+    min_pixels: Positive | None = Field(
+        None, description="Smaller images are enlarged to about so many pixels. For the Qwen-VL families."
+    )
+    max_pixels: Positive | None = Field(
+        None,
+        description="Larger images are reduced to at most about so many pixels, which bounds their tokens. For the "
+        "Qwen-VL families, which need it.",
+    )
+    freeze: tuple[ModelPart, ...] = Field(
+        ("tower",), description="Parts whose weights do not change. Feature caching needs a frozen tower."
+    )
+    freeze_parameters: tuple[Pattern, ...] = Field(
+        (),
+        description="Parameters that do not change beside the parts in freeze: shell patterns over the names that the "
+        "exported model gives them (such as *.embed_tokens.* or *language_model.layers.[0-9].*).",
+    )
+    train_parameters: tuple[Pattern, ...] = Field(
+        (),
+        description="Parameters that are trained though freeze or freeze_parameters name them: patterns alike. What of "
+        "the tower is thawed so is not cached: set features.cache to off.",
+    )
+    lora: LoraConfig | None = Field(
+        None, description="Adapters to train in place of the language model's weights; null trains these themselves."
+    )
+    seed: int = Field(0, description="Seed of random initial weights.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _whole_is_both(cls, content: Any) -> Any:
+        """A whole model is where its tower and its language model come from."""
+        if not isinstance(content, dict) or content.get("family", "llava") not in WHOLE_FAMILIES:
+            return content
+        family, whole = content["family"], content.get("whole")
+        if whole is None:
+            raise ValueError(f"family {family} needs whole, with weights or config: its parts come together")
+        if given := [name for name in ("tower", "language_model") if name in content]:
+            raise ValueError(
+                f"family {family} has no {' and no '.join(given)} of its own: whole is where both are from"
+            )
+        if family == "smolvlm" and "do_image_splitting" in content:
+            raise ValueError(
+                "do_image_splitting is no field: each image is one tile, the square of image_size, unless longest_edge "
+                "says how large it is made before it is cut into such tiles"
+            )
+        return {**content, "tower": whole, "language_model": whole}
+
+    @model_serializer(mode="wrap")
+    def _as_given(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        content: dict[str, Any] = dump(self)
+        if self.family in WHOLE_FAMILIES:
+            content.pop("tower", None)
+            content.pop("language_model", None)
+        return content
+
+    @model_validator(mode="after")
+    def _fits_the_family(self) -> ModelConfig:
+        if self.family in GRID_FAMILIES:
+            if found := sorted({"image_size", "longest_edge", "feature_layer", "feature_select"} & _changed(self)):
+                raise ValueError(
+                    f"{found[0]} has no meaning for family {self.family}: images keep their shape between min_pixels "
+                    "and max_pixels, and the model says which features it takes"
+                )
+            if self.max_pixels is None:
+                raise ValueError(
+                    f"family {self.family} needs max_pixels, such as 1003520: it bounds the tokens of an image"
+                )
+            if (self.min_pixels or 0) > self.max_pixels:
+                raise ValueError(f"min_pixels {self.min_pixels} is more than max_pixels {self.max_pixels}")
+            return self
+        alien, own = {"whole", "longest_edge"}, "tower, language_model, image_size"
+        if self.family in WHOLE_FAMILIES:
+            alien, own = {"feature_layer", "feature_select"}, "whole, image_size, longest_edge"
+        if found := sorted({"min_pixels", "max_pixels", *alien} & _changed(self)):
+            raise ValueError(f"{found[0]} has no meaning for family {self.family}, which has {own}")
+        if not self.image_size:
+            raise ValueError(
+                f"family {self.family} needs image_size: the side in pixels that its tower was trained with"
+            )
+        if (edge := self.longest_edge) and (edge % self.image_size or not self.image_size < edge <= MOST_LONGEST_EDGE):
+            raise ValueError(
+                f"longest_edge {edge} is not cut into tiles of image_size {self.image_size}: it must be a multiple "
+                f"of that, twice it at least and {MOST_LONGEST_EDGE} at most"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _frozen_once(self) -> ModelConfig:
+        if self.lora and "language_model" in self.freeze:
+            raise ValueError("lora freezes the language model already: take language_model out of freeze, or lora away")
+        return self
+
+    @property
+    def has_patterns(self) -> bool:
+        """Whether parameters are chosen by their names, beyond whole parts."""
+        return bool(self.freeze_parameters or self.train_parameters)
+
+    @property
+    def frozen(self) -> frozenset[ModelPart]:
+        """Parts that are frozen before patterns are heeded: those in `freeze`, and the language model under adapters.
+        What is frozen in the end, `trainer.models.layers.freeze` says."""
+        return frozenset(("language_model", *self.freeze) if self.lora else self.freeze)
+
+
+def _changed(section: Section) -> set[str]:
+    """Names of the fields that are not at their defaults."""
+    fields = type(section).model_fields
+    return {name for name, field in fields.items() if getattr(section, name) != field.default}

@@ -1,0 +1,390 @@
+"""The run file's `train` section: how a step is made and distributed, and what does not go together."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from trainer.config.base import Fraction, Positive, Section
+from trainer.config.train_options import PowerSgdConfig, WandbConfig
+
+TENSOR_PARALLEL = ("tp", "tp+fsdp", "tp+pp+dp")  # strategies in which ranks split each layer
+PIPELINE_PARALLEL = ("pp", "tp+pp+dp")  # and those in which they split the stack of layers
+# Strategies under which a block's matrix products cannot be kept while the rest of it is computed again.
+NOT_SELECTIVE = dict.fromkeys(TENSOR_PARALLEL, "sums products over ranks in place") | {
+    "zero3": "gathers weights inside of a block, and in another order when it is computed again"
+}
+WITH_TOWER_STREAM = ("ddp", "fsdp", "hsdp", "zero1", "zero2")  # a frozen tower is whole on each rank
+COMPILING = ("ddp", "fsdp", "hsdp")  # strategies under which compiled layers were seen to give the same losses
+OFFLOADING = {"optimizer": ("zero1", "zero2", "zero3"), "optimizer+weights": ("zero3", "fsdp", "hsdp")}
+# Keys of DeepSpeed's configuration, and the fields of the run file that decide them.
+DECIDED_HERE = {
+    "train_batch_size": "train.global_batch_rows",
+    "train_micro_batch_size_per_gpu": "train.micro_batch_rows",
+    "gradient_accumulation_steps": "train.global_batch_rows and micro_batch_rows",
+    "gradient_clipping": "train.clip_grad_norm",
+    "optimizer": "train.optimizer",
+    "scheduler": "train.schedule",
+    "fp16": "train.precision",
+    "bf16": "train.precision",
+    "amp": "train.precision",
+    "torch_autocast": "train.precision",
+    "activation_checkpointing": "train.activation_checkpointing",
+    "zero_allow_untested_optimizer": "train.optimizer",
+    "zero_force_ds_cpu_optimizer": "train.optimizer",
+    "zero_optimization.stage": "train.strategy",
+    "zero_optimization.zero_quantized_weights": "train.zero_quantized_weights",
+    "zero_optimization.zero_quantized_gradients": "train.zero_quantized_gradients",
+    "zero_optimization.zero_hpz_partition_size": "train.zero_node_weights",
+    "zero_optimization.offload_optimizer": "train.offload",
+    "zero_optimization.offload_param": "train.offload",
+}
+
+Checkpointing = Literal["none", "selective", "full"]
+CompileBackend = Literal["inductor", "aot_eager"]
+Precision = Literal["fp32", "bf16", "fp16"]
+Compression = Literal["none", "bf16", "fp16", "powersgd"]
+
+
+class OptimizerConfig(Section):
+    """AdamW (Loshchilov and Hutter, 2019)."""
+
+    learning_rate: float = Field(gt=0, description="Peak learning rate; never scaled silently with world size.")
+    projector_learning_rate: float = Field(0.0, ge=0, description="Own peak rate of the projector; 0 uses the common.")
+    tower_learning_rate: float = Field(0.0, ge=0, description="Own peak rate of a trained tower; 0 uses the common.")
+    batch_scaling: Literal["none", "sqrt", "linear"] = Field(
+        "none",
+        description="Scales all rates by global_batch_rows / reference_batch_rows, or by its square root, which suits "
+        "AdamW. none leaves them as they are, whatever the batch.",
+    )
+    reference_batch_rows: int = Field(0, ge=0, description="Rows of a step that the rates are meant for; see above.")
+    weight_decay: float = Field(0.0, ge=0, description="Decay of matrices; biases and norms are not decayed.")
+    betas: tuple[float, float] = Field((0.9, 0.95), description="Moment decay rates.")
+    eps: float = Field(1e-8, gt=0, description="Denominator offset.")
+
+
+class TrainConfig(Section):
+    """The training step."""
+
+    strategy: Literal["ddp", "zero1", "zero2", "zero3", "fsdp", "hsdp", "tp", "tp+fsdp", "pp", "tp+pp+dp"] = Field(
+        "ddp", description="How training is distributed."
+    )
+    offload: Literal["none", "optimizer", "optimizer+weights"] = Field(
+        "none",
+        description="What is kept, and updated, in the machine's memory instead of the GPU's: slower steps, less GPU "
+        "memory. optimizer is for the zero strategies, optimizer+weights for zero3, fsdp and hsdp.",
+    )
+    nvme_path: str = Field(
+        "",
+        pattern=r"^(/.*)?$",
+        description="Folder on a local disk of each machine. The optimizer's weights and moments, and the average, "
+        "lie in files there instead of in memory. For the zero strategies with train.offload; empty uses no disk.",
+    )
+    tensor_parallel: Positive = Field(
+        1, description="Ranks of one node that split each layer between them. For the tp strategies."
+    )
+    sequence_parallel: bool = Field(
+        False,
+        description="Ranks that split a layer of the language model share the tokens of each row between its split "
+        "parts: less memory for activations, at about the same traffic. For the tp strategies.",
+    )
+    pipeline_parallel: Positive = Field(
+        1, description="Ranks that the layers are divided over, in stages. For the pp strategies."
+    )
+    virtual_stages: Positive = Field(
+        1,
+        description="Stages on each rank of a pipeline. With 2 or more they are interleaved: ranks wait less for each "
+        "other and send more.",
+    )
+    epochs: Positive = Field(1, description="Passes over the training split.")
+    max_steps: int = Field(0, ge=0, description="Stop after N optimizer steps; 0 trains all epochs.")
+    global_batch_rows: Positive = Field(description="Rows per optimizer step over all ranks.")
+    micro_batch_rows: Positive = Field(1, description="Rows per forward pass on one rank.")
+    optimizer: OptimizerConfig = Field(description="AdamW settings.")
+    schedule: Literal["cosine", "linear", "constant", "wsd"] = Field(
+        "cosine", description="Learning rate after warm-up; wsd stays at the peak and falls at the end."
+    )
+    warmup_fraction: Fraction = Field(0.03, description="Share of steps in which the rate rises linearly from 0.")
+    decay_fraction: Fraction = Field(0.2, description="Share of steps at the end in which the rate of wsd falls.")
+    final_rate_fraction: Fraction = Field(0.0, description="Rate at the last step as a share of the peak.")
+    ema_decay: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="Decay of an exponential moving average of the trained weights, such as 0.999; 0 keeps none. The "
+        "average is what is validated, exported and evaluated; training goes on from the weights themselves.",
+    )
+    clip_grad_norm: float = Field(1.0, ge=0, description="Largest global gradient norm; 0 does not clip.")
+    precision: Precision = Field(
+        "bf16",
+        description="Compute precision; weights stay fp32. fp16 is for GPUs without bf16: the loss is scaled, and "
+        "steps that overflow are skipped.",
+    )
+    activation_checkpointing: Checkpointing = Field(
+        "none",
+        description="full computes each block of the language model again in the backward pass: least memory, about a "
+        "third more compute. selective keeps the results of its matrix products and attention, and computes only the "
+        "rest again.",
+    )
+    loss_chunk_tokens: int = Field(
+        1024,
+        ge=0,
+        description="Label tokens of a micro-batch that have logits at a time; all chunks but one are computed again "
+        "in the backward pass. 0 holds all logits at once.",
+    )
+    compile: bool = Field(
+        False,
+        description="Layers are compiled by torch.compile, each by itself, which takes time at the start. Measure "
+        "whether steps get faster. For ddp, fsdp and hsdp.",
+    )
+    compile_backend: CompileBackend = Field(
+        "inductor",
+        description="What torch.compile makes of a layer: inductor's fused kernels, or with aot_eager the same "
+        "operations as without, to find out what goes wrong.",
+    )
+    tower_stream: bool = Field(
+        False,
+        description="A frozen tower that runs online does so on a CUDA stream of its own, for the next micro-batch "
+        "while this one trains: more memory, and nothing gained in steps of one micro-batch. For ddp, fsdp, hsdp, "
+        "zero1 and zero2. Never run on a GPU by this project.",
+    )
+    gradient_compression: Compression = Field(
+        "none",
+        description="What gradients become while they travel between ranks, for ddp. bf16 and fp16 round them: half "
+        "the bytes, and sums of rounded numbers. bf16 has the range of fp32; in fp16 what is below 6e-8 is lost. "
+        "powersgd sends matrices of low rank in their place, and adds what these leave out to the next step: far fewer "
+        "bytes, and another training.",
+    )
+    powersgd: PowerSgdConfig = Field(default_factory=PowerSgdConfig, description="For gradient_compression powersgd.")
+    zero_quantized_weights: bool = Field(
+        False,
+        description="Weights travel in 8 bits a number, for zero3 on GPUs (ZeRO++'s qwZ): the model that computes is "
+        "a rounded one. Never run by this project.",
+    )
+    zero_quantized_gradients: bool = Field(
+        False,
+        description="Gradients travel in 4 bits a number between nodes, for zero3 on GPUs with train.precision fp16 "
+        "(ZeRO++'s qgZ): sums of coarsely rounded numbers. Never run by this project.",
+    )
+    zero_node_weights: bool = Field(
+        False,
+        description="Each node keeps a copy of all weights, in slices on its own ranks, for zero3 on several nodes "
+        "(ZeRO++'s hpZ): weights travel between nodes once a step instead of twice a micro-batch. A rank takes 4 bytes "
+        "x all weights / ranks of its node more memory.",
+    )
+    deepspeed: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Laid over the DeepSpeed configuration that is derived from this file, key by key, for the zero "
+        "strategies; what this file decides cannot be given. The result is in deepspeed.json beside the run.",
+    )
+    wandb: WandbConfig = Field(default_factory=WandbConfig, description="Metrics on Weights & Biases.")
+    seed: int = Field(0, description="Seed of the data order.")
+    log_every_steps: Positive = Field(10, description="Steps between lines of metrics.jsonl.")
+    validate_every_steps: int = Field(
+        0, ge=0, description="Steps between losses on held-out rows (held_out_loss in metrics.jsonl); 0 takes none."
+    )
+    validate_rows: Positive = Field(64, description="Rows of the held-out split that are validated on, the same ones.")
+    checkpoint_every_steps: Positive = Field(100, description="Steps between checkpoints.")
+    keep_checkpoints: Positive = Field(2, description="Newest committed checkpoints to keep.")
+    resume: Literal["auto", "never"] = Field("auto", description="auto continues from the newest good checkpoint.")
+    deterministic: bool = Field(False, description="Deterministic kernels: bit-equal reruns, slower on GPUs.")
+    freeze_gc: bool = Field(True, description="Collect garbage between steps only, so that ranks do not stall apart.")
+    measure_communication: bool = Field(
+        False, description="Time collectives by size, inside a node and across nodes, before training starts."
+    )
+    stall_factor: float = Field(
+        20.0, ge=0, description="End the job when no step is done for this many median steps; 0 never does."
+    )
+    stall_floor_s: float = Field(
+        300.0, gt=0, description="Seconds without a step that are never a stall, whatever train.stall_factor says."
+    )
+
+    @field_validator("offload", mode="before")
+    @classmethod
+    def _disks_are_paths(cls, value: object) -> object:
+        if isinstance(value, str) and "nvme" in value:
+            raise ValueError(f"{value}: use optimizer or optimizer+weights, and name a folder in train.nvme_path")
+        return value
+
+    @property
+    def stages(self) -> int:
+        """Parts that the model is cut into across its depth: rank r of a pipeline of p holds number r, r + p, ..."""
+        return self.pipeline_parallel * self.virtual_stages
+
+    @property
+    def model_ranks(self) -> int:
+        """Ranks that hold one copy of the model together."""
+        return self.tensor_parallel * self.pipeline_parallel
+
+    def loss_chunks(self, label_tokens: float) -> int:
+        """How many chunks the loss of a micro-batch with so many label tokens is computed in."""
+        return max(1, math.ceil(label_tokens / self.loss_chunk_tokens)) if self.loss_chunk_tokens else 1
+
+    @model_validator(mode="after")
+    def _degrees_fit(self) -> TrainConfig:
+        for name, strategies in (("tensor_parallel", TENSOR_PARALLEL), ("pipeline_parallel", PIPELINE_PARALLEL)):
+            degree, uses = getattr(self, name), self.strategy in strategies
+            if uses and degree == 1:
+                raise ValueError(f"strategy {self.strategy} splits the model: give {name}, 2 or more")
+            if degree > 1 and not uses:
+                raise ValueError(
+                    f"{name} {degree} has no meaning for strategy {self.strategy}: use one of {', '.join(strategies)}"
+                )
+        if self.virtual_stages > 1 and self.pipeline_parallel == 1:
+            raise ValueError(
+                f"virtual_stages {self.virtual_stages} has no meaning for strategy {self.strategy}: use one of "
+                f"{', '.join(PIPELINE_PARALLEL)}"
+            )
+        if self.sequence_parallel and self.strategy not in TENSOR_PARALLEL:
+            raise ValueError(
+                f"sequence_parallel has no meaning for strategy {self.strategy}: use one of "
+                f"{', '.join(TENSOR_PARALLEL)}, or leave it out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _checkpointing_works(self) -> TrainConfig:
+        why_not = NOT_SELECTIVE.get(self.strategy)
+        if self.activation_checkpointing == "selective" and why_not:
+            raise ValueError(
+                f"activation_checkpointing selective does not work with strategy {self.strategy}, which {why_not}: use "
+                "full or none"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _compiling_works(self) -> TrainConfig:
+        if self.compile and self.strategy not in COMPILING:
+            raise ValueError(
+                f"compile does not work with strategy {self.strategy}: use one of {', '.join(COMPILING)}, or leave "
+                "compile out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _tower_stream_works(self) -> TrainConfig:
+        if self.tower_stream and self.strategy not in WITH_TOWER_STREAM:
+            raise ValueError(
+                f"tower_stream does not work with strategy {self.strategy}, under which ranks wait for each other in "
+                f"the tower: use one of {', '.join(WITH_TOWER_STREAM)}, or leave tower_stream out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _compression_works(self) -> TrainConfig:
+        if self.gradient_compression != "none" and self.strategy != "ddp":
+            raise ValueError(
+                f"gradient_compression {self.gradient_compression} does not work with strategy {self.strategy}: use "
+                "ddp, or set it to none; the zero strategies send matrices in train.precision of themselves"
+            )
+        if self.gradient_compression == "powersgd" and self.precision == "fp16":
+            raise ValueError(
+                "gradient_compression powersgd does not work with precision fp16: the infinities of a step that "
+                "overflows would be added to the gradients of all later ones; use precision bf16, or compression fp16"
+            )
+        if self.gradient_compression != "powersgd" and self.powersgd != PowerSgdConfig():
+            raise ValueError(
+                f"powersgd has no meaning for gradient_compression {self.gradient_compression}: take it out, or set "
+                "gradient_compression to powersgd"
+            )
+        return self
+
+    @property
+    def rounds_gradients(self) -> bool:
+        """Whether gradients travel as numbers of two bytes."""
+        return self.gradient_compression in ("bf16", "fp16")
+
+    @property
+    def gradient_rank(self) -> int:
+        """Of the matrices that travel for gradients; 0 where these travel themselves."""
+        return self.powersgd.rank if self.gradient_compression == "powersgd" else 0
+
+    @property
+    def quantized(self) -> list[str]:
+        """The fields of ZeRO++ that are on."""
+        return [name for name in ("zero_quantized_weights", "zero_quantized_gradients") if getattr(self, name)]
+
+    @model_validator(mode="after")
+    def _zero_plus_plus_works(self) -> TrainConfig:
+        for name in (*self.quantized, *(["zero_node_weights"] if self.zero_node_weights else [])):
+            if self.strategy != "zero3":
+                raise ValueError(f"{name} does not work with strategy {self.strategy}: use zero3, or set it to false")
+        if self.zero_quantized_gradients and self.precision != "fp16":
+            raise ValueError(
+                f"zero_quantized_gradients does not work with precision {self.precision}: DeepSpeed's kernel takes "
+                "whatever it is given for fp16 numbers; use fp16, or set it to false"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _deepspeed_is_ours_in_part(self) -> TrainConfig:
+        if self.deepspeed and not self.strategy.startswith("zero"):
+            raise ValueError(
+                f"deepspeed has no meaning for strategy {self.strategy}: take it out, or use zero1 to zero3"
+            )
+        zero = self.deepspeed.get("zero_optimization", {})
+        if not isinstance(zero, dict):
+            raise ValueError(f"deepspeed.zero_optimization: found {zero!r}, expected a mapping")
+        given = [*self.deepspeed, *(f"zero_optimization.{name}" for name in zero)]
+        for name in given:
+            if name in DECIDED_HERE:
+                raise ValueError(f"deepspeed.{name} is decided by {DECIDED_HERE[name]}: set that, and take this out")
+        return self
+
+    @model_validator(mode="after")
+    def _schedule_fits(self) -> TrainConfig:
+        if self.schedule == "wsd" and self.warmup_fraction + self.decay_fraction > 1:
+            raise ValueError(
+                f"warmup_fraction {self.warmup_fraction} and decay_fraction {self.decay_fraction} are more than all "
+                "steps: they share 1 between them"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _offload_works(self) -> TrainConfig:
+        able = OFFLOADING.get(self.offload)
+        if able and self.strategy not in able:
+            other = next((name for name, strategies in OFFLOADING.items() if self.strategy in strategies), "none")
+            raise ValueError(
+                f"strategy {self.strategy} cannot offload {self.offload}: use one of {', '.join(able)}, or offload "
+                f"{other}"
+            )
+        if self.nvme_path and (self.offload == "none" or self.strategy not in OFFLOADING["optimizer"]):
+            raise ValueError(
+                f"nvme_path {self.nvme_path} with strategy {self.strategy} and offload {self.offload}: a disk takes "
+                f"what one of {', '.join(OFFLOADING['optimizer'])} offloads; set train.offload optimizer, or leave "
+                "nvme_path empty"
+            )
+        return self
+
+    @property
+    def rate_scale(self) -> float:
+        """What all peak rates are multiplied with for the size of the global batch, where the run file asks for it.
+
+        linear: Goyal et al. 2017, arXiv 1706.02677 (SGD); sqrt: Malladi et al. 2022, arXiv 2205.10782 (Adam).
+        """
+        if self.optimizer.batch_scaling == "none":
+            return 1.0
+        ratio = self.global_batch_rows / self.optimizer.reference_batch_rows
+        return ratio if self.optimizer.batch_scaling == "linear" else math.sqrt(ratio)
+
+    @model_validator(mode="after")
+    def _scaling_has_a_reference(self) -> TrainConfig:
+        scaling, reference = self.optimizer.batch_scaling, self.optimizer.reference_batch_rows
+        if (scaling == "none") != (reference == 0):
+            raise ValueError(
+                f"optimizer.batch_scaling {scaling} and optimizer.reference_batch_rows {reference}: give both, or none "
+                "and 0"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _divisible(self) -> TrainConfig:
+        if self.global_batch_rows % self.micro_batch_rows:
+            raise ValueError(
+                f"global_batch_rows {self.global_batch_rows} must be a multiple of micro_batch_rows "
+                f"{self.micro_batch_rows}"
+            )
+        return self

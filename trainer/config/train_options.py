@@ -1,0 +1,36 @@
+"""Sections inside of the run file's `train` section."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from trainer.config.base import Positive, Section
+from trainer.secret_manager import SECRET_NAME
+
+
+class PowerSgdConfig(Section):
+    """PowerSGD (Vogels et al. 2019, arXiv 1905.13727), for train.gradient_compression powersgd."""
+
+    rank: Positive = Field(
+        4,
+        description="Rank of the matrices that stand for gradients. A gradient of n x m travels as rank x (n + m) "
+        "numbers, or as it is where these are half of its own or more.",
+    )
+    start_step: int = Field(
+        1000,
+        ge=2,
+        description="Steps at the start of the run in which gradients travel as they are; no fewer than warm-up takes.",
+    )
+
+
+class WandbConfig(Section):
+    """Metrics on Weights & Biases. Its own variables, such as WANDB_MODE and WANDB_BASE_URL, are heeded."""
+
+    project: str = Field("", description="Project that metrics are sent to as well; empty sends none.")
+    entity: str = Field("", description="Team or user of the project; empty is the key's own.")
+    api_key_secret: str = Field(
+        "",
+        pattern=rf"^({SECRET_NAME})?$",
+        description="Secret Manager secret that holds the API key, projects/PROJECT/secrets/NAME; empty uses a login "
+        "that is there.",
+    )

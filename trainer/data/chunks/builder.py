@@ -1,0 +1,80 @@
+"""Prepares chunks of one source, in this process or in several."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trainer.config.job import JobConfig
+from trainer.data.chunks.chunk import Report, build_chunk
+from trainer.data.chunks.plan import Chunk
+from trainer.data.chunks.store import ChunkStore
+from trainer.data.prepare.malloc_trim import give_back
+from trainer.data.prepare.rejects import Reject
+from trainer.data.prepare.validate_sample import Entry, Examination, final_entry
+from trainer.data.sample import Sample
+from trainer.data.sources import Source
+from trainer.data.sources.parts import records_from
+from trainer.errors import DataError, os_errors
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+
+class ChunkMaker:
+    """Reads the source from chunk to chunk: each record once, going forward, and no part that has none of a chunk."""
+
+    def __init__(
+        self,
+        config: JobConfig,
+        source: Source,
+        part_starts: Sequence[int],
+        tokenizer: PreTrainedTokenizerFast,
+        settings: str,
+        threads: int,
+    ) -> None:
+        """`part_starts`: number of each part's first record. `settings`: what fingerprints stand for beside records."""
+        self._config, self._settings, self._threads = config, settings, threads
+        self._parts, self._part_starts = source.parts(), part_starts
+        self._examine = Examination(config, tokenizer)
+        self._store = ChunkStore(config.run.chunks_root)
+        self._records: Iterator[Sample | Reject] = iter(())
+        self._position = -1  # of the next record; nothing is open yet
+
+    def make(self, chunk: Chunk, report: Report) -> None:
+        """Prepare the chunk and store it under its fingerprint."""
+        with tempfile.TemporaryDirectory(prefix="vlmpipe-chunk-") as scratch, os_errors(f"preparing data in {scratch}"):
+            build_chunk(
+                self._entries(chunk),
+                Path(scratch),
+                self._config.data,
+                self._examine,
+                threads=self._threads,
+                repeats=frozenset(chunk.repeats),
+                report=report,
+            )
+            self._store.put(chunk.fingerprint(self._settings), Path(scratch))
+        give_back()
+
+    def _entries(self, chunk: Chunk) -> Iterator[Entry | Reject]:
+        records, position = records_from(self._parts, self._part_starts, chunk.start)
+        if not position <= self._position <= chunk.start:
+            self._records, self._position = records, position
+        for _ in islice(self._records, chunk.start - self._position):
+            pass
+        self._position = chunk.start
+        held_out_fraction = self._config.data.held_out_fraction
+        for place in range(chunk.records):
+            record = next(self._records, None)
+            if record is None:
+                raise DataError(
+                    f"data.source {self._config.data.source!r} ended at record {chunk.start + place} of "
+                    f"{chunk.start + chunk.records}",
+                    expected="a source that does not change while it is prepared",
+                    fix="run again: what is prepared then is what is there then",
+                )
+            self._position += 1
+            yield final_entry(record, chunk.met.get(place, "new"), held_out_fraction)

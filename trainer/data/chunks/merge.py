@@ -1,0 +1,142 @@
+"""Chunks become one prepared set: what only the whole can tell, in the order of the source.
+
+Shards are taken as they are, under the numbers that they have in the whole. What grows with the data stays on disk.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from trainer.config.job import DataConfig
+from trainer.data.chunks.chunk import ANSWERS, REJECTS, SUMMARY, write_json
+from trainer.data.prepare.malloc_trim import give_back
+from trainer.data.prepare.preview import ContactSheet
+from trainer.data.prepare.rejects import Ledger, Reject, RejectCode
+from trainer.data.prepare.statistics import Counts, describe
+from trainer.data.prepare.thumbnails import write_reject_pictures
+from trainer.data.sample import SPLITS, ImageRef, Split
+from trainer.data.shards import index
+from trainer.data.shards.index import IndexWriter
+from trainer.data.shards.tar import FOLDER as SHARDS_FOLDER
+from trainer.data.shards.tar import Sidecar, shard_name, sidecar_name, write_sidecar
+from trainer.errors import DataError
+from trainer.storage.base import Storage
+
+
+@dataclass(frozen=True)
+class Part:
+    """One chunk of the whole: its fingerprint, its files, and where in the source each of its records lies."""
+
+    name: str
+    files: Storage
+    where: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A shard of a chunk, by its name there and in the whole."""
+
+    chunk: str
+    name: str
+    new_name: str
+    bytes: int
+
+
+def merge(
+    parts: Iterable[Part], folder: Path, config: DataConfig, tile_tokens: int = 0
+) -> tuple[dict[str, int], list[Shard]]:
+    """Write everything but the shards, the tokenizer and DONE into `folder`. Returns the counts, and the shards.
+
+    `tile_tokens`: of each tile of images that are cut, which rows are counted by.
+    Raises DataError when too many samples were rejected or a split is empty.
+    """
+    lines, counts, sheet = IndexWriter(), Counts(), ContactSheet()
+    shards: list[Shard] = []
+    first: Counter[Split] = Counter()  # number of each split's first shard in the next chunk
+    (folder / SHARDS_FOLDER).mkdir()
+    with (folder / REJECTS).open("w") as rejects:
+        ledger = Ledger(config.max_reject_fraction, rejects)
+        for part in parts:
+            summary = json.loads(part.files.read(SUMMARY))
+            assert summary["read"] == len(part.where), "a chunk has other records than were planned"
+            _add_rejects(part, summary, ledger)
+            ledger.add_accepted(summary["accepted"], summary["repaired"], summary["repairs"])
+            assert ledger.rejected + ledger.accepted == ledger.read
+            new_names = _shard_names(summary["shards"], first)
+            for name, new_name in new_names.items():
+                sidecar = Sidecar(**json.loads(part.files.read(sidecar_name(name))))
+                write_sidecar(folder, replace(sidecar, shard=new_name))
+                shards.append(Shard(part.name, name, new_name, sidecar.bytes))
+            _add_samples(part, new_names, lines, counts)
+            counts.dropped += summary["dropped"]
+            sheet.add_sheet(part.files)
+            first.update(summary["shards"])
+            give_back()
+    ledger.check()
+    lines.write(folder)
+    sheet.write(folder)
+    stats = describe(folder, counts, config, tile_tokens)
+    split_samples = {split: int(stats["splits"][split]["samples"]) for split in SPLITS}
+    _check_splits(split_samples, config.held_out_fraction)
+    pictures = write_reject_pictures(ledger.examples, folder, config.max_image_pixels)
+    whole = ledger.summary() | {"pictures": pictures}
+    write_json(folder / "rejects_summary.json", whole)
+    write_json(folder / "stats.json", stats)
+    return {name: whole[name] for name in ("read", "accepted", "rejected", "repaired")} | split_samples, shards
+
+
+def _add_rejects(part: Part, summary: dict[str, Any], ledger: Ledger) -> None:
+    """The chunk's rejects with their places in the source; its first ones of each code with their pictures."""
+    met: Counter[str] = Counter()
+    with part.files.fetch(REJECTS).open() as lines:
+        for line in map(json.loads, lines):
+            code = RejectCode(line["code"])
+            names = summary["pictures"][code]
+            name = names[met[code]] if met[code] < len(names) else ""
+            picture = ImageRef(name, partial(part.files.read, name)) if name else None
+            ledger.read += 1
+            ledger.reject(Reject(part.where[int(line["where"])], line["id"], code, line["message"], picture))
+            met[code] += 1
+    assert met.total() == summary["rejected"], "a chunk's rejects are not what it counted"
+
+
+def _shard_names(shards: dict[Split, int], first: Counter[Split]) -> dict[str, str]:
+    """The name in the whole of each of a chunk's shards."""
+    return {
+        shard_name(split, number): shard_name(split, first[split] + number)
+        for split, count in shards.items()
+        for number in range(count)
+    }
+
+
+def _add_samples(part: Part, new_names: dict[str, str], lines: IndexWriter, counts: Counts) -> None:
+    table = pq.read_table(part.files.fetch(index.NAME))
+    names = [new_names[name] for name in table.column("shard").to_pylist()]
+    place = table.schema.get_field_index("shard")
+    lines.add_sorted(table.set_column(place, "shard", pa.array(names, pa.string())))
+    columns = (table.column(name).to_pylist() for name in ("split", "image_sha256", "content"))
+    for split, image_sha256, content in zip(*columns, strict=True):
+        counts.add(split, image_sha256, content)
+    answers = pq.read_table(part.files.fetch(ANSWERS)).to_pylist()
+    counts.answers.add_counted(tuple(row.values()) for row in answers)
+
+
+def _check_splits(samples: dict[Split, int], held_out_fraction: float) -> None:
+    """Training needs samples; evaluation too, unless nothing was to be held out."""
+    train, held_out = samples["train"], samples["eval"]
+    if train and (held_out or not held_out_fraction):
+        return
+    raise DataError(
+        f"{train} samples for training and {held_out} held out for evaluation",
+        expected="at least one of each",
+        fix="use more samples (data.max_samples) or another data.held_out_fraction",
+    )

@@ -1,0 +1,161 @@
+"""Processes that prepare chunks at the same time, each a fresh interpreter that is told what to do line by line.
+
+Threads alone do not get far: parsing and tokenizing hold Python's lock. Forking would copy locks that threads hold, and
+multiprocessing's own fresh processes import the main program anew, which not every caller can stand.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from itertools import islice
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+from trainer.config.job import JobConfig
+from trainer.data.chunks.builder import ChunkMaker
+from trainer.data.chunks.plan import Chunk
+from trainer.errors import ExitCode, UserError
+
+REPORT_RECORDS = 100  # between two lines about progress
+ROOT = Path(__file__).parents[3]  # where `trainer` is imported from
+
+ChunkReport = Callable[[int, int, int], None]  # number of the chunk, its records read and rejected so far
+Message = dict[str, Any] | None  # None: the process has ended
+
+
+class _Worker:
+    def __init__(self, job: dict[str, Any], answers: SimpleQueue[tuple[_Worker, Message]]) -> None:
+        paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "trainer.data.chunks.worker_pool"],
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self._answers = answers
+        self.send(job)
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def send(self, message: dict[str, Any]) -> None:
+        assert self.process.stdin is not None
+        with suppress(BrokenPipeError):  # it has ended; that is heard too
+            self.process.stdin.write(json.dumps(message) + "\n")
+            self.process.stdin.flush()
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        for pipe in (self.process.stdin, self.process.stdout):
+            assert pipe is not None
+            with suppress(BrokenPipeError):
+                pipe.close()
+
+    def _listen(self) -> None:
+        assert self.process.stdout is not None
+        with suppress(ValueError):  # closed by `end` meanwhile
+            for line in self.process.stdout:
+                self._answers.put((self, json.loads(line)))
+        self._answers.put((self, None))
+
+
+def make_in_processes(
+    chunks: Iterable[Chunk],
+    config: JobConfig,
+    *,
+    workers: int,
+    threads: int,
+    part_starts: Sequence[int],
+    tokenizer: Path,
+    settings: str,
+    report: ChunkReport,
+) -> None:
+    """Prepare the chunks in `workers` processes of `threads` threads each; `tokenizer` is its folder.
+
+    Raises what a process raised for people, and UserError when one was ended from outside.
+    """
+    answers: SimpleQueue[tuple[_Worker, Message]] = SimpleQueue()
+    job = {"config": config.model_dump_json(), "tokenizer": str(tokenizer), "settings": settings, "threads": threads}
+    job["part_starts"] = list(part_starts)
+    crew: list[_Worker] = []
+    try:
+        todo = iter(chunks)
+        for chunk in islice(todo, workers):
+            crew.append(_Worker(job, answers))
+            crew[-1].send({"chunk": chunk.to_json()})
+        busy = len(crew)
+        while busy:
+            worker, answer = answers.get()
+            if answer is None:
+                raise _ended(worker.process.wait())
+            if "error" in answer:
+                raise UserError(**answer["error"])
+            if "done" not in answer:
+                report(answer["chunk"], answer["read"], answer["rejected"])
+            elif following := next(todo, None):
+                worker.send({"chunk": following.to_json()})
+            else:
+                busy -= 1
+    finally:
+        for worker in crew:
+            worker.end()
+
+
+def _ended(code: int) -> UserError:
+    how = f"was ended by signal {-code}" if code < 0 else f"ended with code {code}"
+    return UserError(
+        f"a process that prepared data {how}",
+        expected="processes that run to their end; too little memory is the usual reason",
+        fix="set data.workers to fewer processes and run again: chunks that are done are not done again",
+        code=ExitCode.UNEXPECTED,
+    )
+
+
+def main() -> None:
+    """One process: a job on the first line of standard input, then a chunk a line, until there are no more."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; who started this process ends it
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what libraries print is no answer
+
+    def say(answer: dict[str, Any]) -> None:
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+
+    try:
+        maker = _maker(json.loads(sys.stdin.readline()))
+        for line in sys.stdin:
+            chunk = Chunk.from_json(json.loads(line)["chunk"])
+
+            def report(read: int, rejected: int, chunk: Chunk = chunk) -> None:
+                if read % REPORT_RECORDS == 0 or read == chunk.records:
+                    say({"chunk": chunk.number, "read": read, "rejected": rejected})
+
+            maker.make(chunk, report)
+            say({"done": chunk.number})
+    except UserError as error:
+        say({"error": {"found": error.found, "expected": error.expected, "fix": error.fix, "code": int(error.code)}})
+
+
+def _maker(job: dict[str, Any]) -> ChunkMaker:
+    from trainer.data.sources import open_source
+    from trainer.data.tokenize import load_tokenizer
+    from trainer.storage.base import open_storage
+
+    config = JobConfig.model_validate_json(job["config"])
+    folder = Path(job["tokenizer"])
+    tokenizer = load_tokenizer(open_storage(str(folder.parent)), folder.name)
+    source = open_source(config.data)
+    return ChunkMaker(config, source, job["part_starts"], tokenizer, job["settings"], job["threads"])
+
+
+if __name__ == "__main__":
+    with suppress(BrokenPipeError):  # whoever asked is gone
+        main()

@@ -1,0 +1,178 @@
+"""Samples become rows: a pure function of the sample lengths, a seed and an epoch.
+
+Best fit, longest first, within windows of a shuffled order (best-fit decreasing; Johnson, 1974), or as samples come
+where that takes fewer rows. Every row keeps within
+a token and an image budget, so no row can need more memory than the plan foresaw. Shards come in shuffled order, and
+samples and rows are shuffled within groups of shards, so that an epoch needs each shard during one stretch of it only;
+a data set of one group is shuffled as a whole. The order uses its own 64-bit mixing function (SplitMix64; Steele, Lea
+and Flood, 2014) and not a library's generator, whose stream may change with its version: a run that resumes after an
+upgrade would silently read other data.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainer.config.job import SHUFFLE_SHARDS
+
+Int64Array = NDArray[np.int64]
+WELL_FILLED = 0.97  # share of a window's tokens that is good enough to look no further
+ROW_BITS = 32  # an open row is one integer: its free tokens, then its number
+
+
+@dataclass(frozen=True)
+class RowPlan:
+    """The rows of one epoch: row i holds the samples `members[offsets[i]:offsets[i + 1]]`."""
+
+    offsets: Int64Array  # (rows + 1,)
+    members: Int64Array  # (samples,)
+    fill: float  # share of the rows' tokens that are not padding
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def row(self, number: int) -> Int64Array:
+        """Sample numbers of one row, in order."""
+        return self.members[self.offsets[number] : self.offsets[number + 1]]
+
+    def digest(self) -> str:
+        """SHA-256 of the plan, hexadecimal: equal digests mean equal data order."""
+        little_endian = (self.offsets.astype("<i8"), self.members.astype("<i8"))
+        return hashlib.sha256(b"".join(array.tobytes() for array in little_endian)).hexdigest()
+
+
+def plan_rows(
+    tokens: NDArray[np.integer],
+    images: NDArray[np.integer],
+    *,
+    row_tokens: int,
+    row_images: int,
+    seed: int,
+    epoch: int,
+    pack: bool = True,
+    window: int = 1024,
+    shards: Int64Array | None = None,
+    shuffle_shards: int = SHUFFLE_SHARDS,
+) -> RowPlan:
+    """Rows of an epoch; each sample is in exactly one.
+
+    tokens, images: (samples,) length and number of images of each sample. With `pack=False` each sample has its own
+    row. A larger `window` fills rows better and takes longer. shards: (samples,) number of the shard that each sample
+    lies in, from 0; without them, or with at most `shuffle_shards`, all are one group. Raises ValueError when a sample
+    exceeds a row's budget by itself: preparation rejects such samples.
+    """
+    if len(tokens) and (int(tokens.max()) > row_tokens or int(images.max()) > row_images):
+        raise ValueError(f"a sample needs more than one row's {row_tokens} tokens or {row_images} images")
+    order = _shuffled(len(tokens), seed, epoch, "samples")
+    groups = np.zeros_like(order) if shards is None else _groups(shards, shuffle_shards, seed, epoch)
+    order = _gathered(order, groups)
+    if pack:
+        # Arrays at once: a million samples as lists of lists would take 200 bytes each.
+        members, lengths = np.empty_like(order), [np.empty(0, np.int64)]
+        for start, stop in _windows(groups, window):
+            rows = _packed(order[start:stop], tokens, images, row_tokens, row_images)
+            members[start:stop] = [sample for row in rows for sample in row]
+            lengths.append(np.array([len(row) for row in rows], np.int64))
+        sizes = np.concatenate(lengths)
+    else:
+        members, sizes = order, np.ones_like(order)
+    # Within a window, rows come longest sample first; a second shuffle keeps that pattern out of training.
+    group_of_row = groups[members[np.cumsum(sizes) - sizes]]
+    shuffled = _gathered(_shuffled(len(sizes), seed, epoch, "rows"), group_of_row)
+    starts = (np.cumsum(sizes) - sizes)[shuffled]
+    offsets = np.zeros(len(sizes) + 1, np.int64)
+    np.cumsum(sizes[shuffled], out=offsets[1:])
+    members = members[np.repeat(starts - offsets[:-1], sizes[shuffled]) + np.arange(len(members))]
+    fill = float(tokens.sum()) / (len(sizes) * row_tokens) if len(sizes) else 0.0
+    return RowPlan(offsets, members, fill)
+
+
+def _groups(shards: Int64Array, shuffle_shards: int, seed: int, epoch: int) -> Int64Array:
+    """(samples,) group of each sample: shards in shuffled order, cut into groups of nearly equally many."""
+    num_shards = int(shards.max(initial=-1)) + 1
+    num_groups = -(-num_shards // shuffle_shards)
+    place = np.argsort(_shuffled(num_shards, seed, epoch, "shards"))  # of each shard in the shuffled order
+    groups: Int64Array = (place * num_groups // max(1, num_shards))[shards]
+    return groups
+
+
+def _gathered(order: Int64Array, groups: Int64Array) -> Int64Array:
+    """The order with the items of group 0 first, then those of group 1, and so on; within a group it stays."""
+    return order[np.argsort(groups[order], kind="stable")]
+
+
+def _windows(groups: Int64Array, window: int) -> Iterator[tuple[int, int]]:
+    """Start and stop of each window in the gathered order: none reaches over the border of a group."""
+    stop_of_group = np.cumsum(np.bincount(groups)).tolist()
+    for first, last in pairwise([0, *stop_of_group]):
+        for start in range(first, last, window):
+            yield start, min(start + window, last)
+
+
+def _packed(
+    samples: Int64Array,
+    tokens: NDArray[np.integer],
+    images: NDArray[np.integer],
+    row_tokens: int,
+    row_images: int,
+) -> list[list[int]]:
+    """The rows of one window. Longest first does badly where few lengths are there, and several long ones leave a gap
+    that no short one fits into: there, samples as they come are tried too, and the fewer rows taken."""
+    longest_first = samples[np.argsort(-tokens[samples].astype(np.int64), kind="stable")]
+    rows = _best_fit(longest_first, tokens, images, row_tokens, row_images)
+    if int(tokens[samples].sum()) < WELL_FILLED * len(rows) * row_tokens:
+        others = _best_fit(samples, tokens, images, row_tokens, row_images)
+        rows = min(rows, others, key=len)
+    return rows
+
+
+def _best_fit(
+    samples: Int64Array,
+    tokens: NDArray[np.integer],
+    images: NDArray[np.integer],
+    row_tokens: int,
+    row_images: int,
+) -> list[list[int]]:
+    """Put each sample, in this order, into the row that it leaves least room in."""
+    sizes, counts = tokens[samples].tolist(), images[samples].tolist()
+    rows: list[list[int]] = []
+    free_images: list[int] = []
+    open_rows: list[int] = []  # sorted: free tokens << ROW_BITS | row
+    for sample, size, count in zip(samples.tolist(), sizes, counts, strict=True):
+        place = bisect_left(open_rows, size << ROW_BITS)
+        while place < len(open_rows) and free_images[_row_of(open_rows[place])] < count:
+            place += 1
+        if place == len(open_rows):
+            row, free_tokens = len(rows), row_tokens
+            rows.append([])
+            free_images.append(row_images)
+        else:
+            entry = open_rows.pop(place)
+            row, free_tokens = _row_of(entry), entry >> ROW_BITS
+        rows[row].append(sample)
+        free_tokens -= size
+        free_images[row] -= count
+        if free_tokens and free_images[row]:
+            insort(open_rows, free_tokens << ROW_BITS | row)
+    return rows
+
+
+def _row_of(entry: int) -> int:
+    return entry & ((1 << ROW_BITS) - 1)
+
+
+def _shuffled(length: int, seed: int, epoch: int, stream: str) -> Int64Array:
+    """A permutation of range(length) that depends on nothing but the arguments."""
+    start = hashlib.sha256(f"{stream} {seed} {epoch}".encode()).digest()[:8]
+    state = np.arange(1, length + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    state += np.uint64(int.from_bytes(start, "little"))
+    state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return np.argsort(state ^ (state >> np.uint64(31)), kind="stable").astype(np.int64)

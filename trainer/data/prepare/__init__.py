@@ -1,0 +1,1 @@
+"""Data preparation: samples are read, validated, and written as indexed shards."""

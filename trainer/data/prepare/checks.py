@@ -1,0 +1,153 @@
+"""What a sample must hold to be used. Each check raises RejectedError with its code, or passes."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import struct
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from trainer.config.job import DataConfig
+from trainer.data.prepare.rejects import RejectCode, RejectedError, Repair
+from trainer.data.prepare.strip_exif import without_metadata
+from trainer.data.sample import IMAGE_TOKEN, Turn
+
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
+# Formats whose bytes are stored as they came. MPO is a JPEG with more pictures behind the first.
+KEPT_EXTENSION = {"JPEG": "jpg", "MPO": "jpg", "PNG": "png"}
+EXTENSIONS = {
+    "JPEG": {".jpg", ".jpeg"},
+    "MPO": {".jpg", ".jpeg", ".mpo"},
+    "PNG": {".png"},
+    "WEBP": {".webp"},
+    "GIF": {".gif"},
+    "BMP": {".bmp"},
+    "TIFF": {".tif", ".tiff"},
+}
+IMAGE_SUFFIXES = frozenset().union(*EXTENSIONS.values())
+ORIENTATION_TAG = 0x0112
+DECODE_ERRORS = (OSError, SyntaxError, ValueError, EOFError, struct.error, zlib.error)  # what Pillow's codecs raise
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedImage:
+    """An image that decodes, turned upright, in mode L or RGB with 8 bits a channel."""
+
+    data: bytes
+    extension: str  # jpg | png
+    width: int
+    height: int
+    sha256: str  # of `data`
+    repairs: tuple[Repair, ...]
+
+
+def check_image(data: bytes, config: DataConfig, *, name: str = "") -> CheckedImage:
+    """Decode the image once and keep its pixels as they came when nothing needs repair, else store it anew as PNG.
+
+    `name` is where the bytes come from; only its extension is looked at. Raises RejectedError.
+    """
+    image = _open(data)
+    _check_size(image, config)
+    file_format = str(image.format)
+    repairs = []
+    suffix = "." + name.rpartition(".")[2].lower()
+    if suffix in IMAGE_SUFFIXES and suffix not in EXTENSIONS[file_format]:
+        repairs.append(Repair.EXTENSION_MISMATCH)
+    changed = []
+    if file_format not in KEPT_EXTENSION:
+        changed.append(Repair.FORMAT_CONVERTED)
+    try:
+        if file_format != "MPO" and getattr(image, "is_animated", False):
+            if config.animated == "reject":
+                raise RejectedError(RejectCode.IMAGE_ANIMATED, f"{file_format} with several frames")
+            changed.append(Repair.FIRST_FRAME)
+        image.load()
+        if image.getexif().get(ORIENTATION_TAG, 1) != 1:
+            image = ImageOps.exif_transpose(image)
+            changed.append(Repair.EXIF_TRANSPOSED)
+    except DECODE_ERRORS as error:
+        code = RejectCode.IMAGE_TRUNCATED if "truncated" in str(error) else RejectCode.IMAGE_DECODE_ERROR
+        raise RejectedError(code, f"{file_format} does not decode: {error}") from error
+    if image.mode not in ("L", "RGB") or image.has_transparency_data:
+        image, repair = _eight_bit_colour(image)
+        changed.append(repair)
+    extension = KEPT_EXTENSION.get(file_format, "png")
+    if changed:
+        data, extension = _png(image), "png"
+    elif (stripped := without_metadata(data)) != data:
+        data = stripped
+        changed.append(Repair.METADATA_STRIPPED)
+    sha256 = hashlib.sha256(data).hexdigest()
+    return CheckedImage(data, extension, image.width, image.height, sha256, (*repairs, *changed))
+
+
+def _open(data: bytes) -> Image.Image:
+    """Read the header only: the size is known before a single pixel is decoded."""
+    if not data:
+        raise RejectedError(RejectCode.IMAGE_EMPTY, "the image has zero bytes")
+    try:
+        return Image.open(io.BytesIO(data), formats=FORMATS)
+    except Image.DecompressionBombError as error:
+        raise RejectedError(RejectCode.IMAGE_TOO_LARGE, str(error)) from error
+    except UnidentifiedImageError as error:
+        start = data[:16].decode("latin-1")
+        message = f"none of {', '.join(FORMATS)}; the file starts with {start!r}"
+        raise RejectedError(RejectCode.IMAGE_UNIDENTIFIED, message) from error
+    except DECODE_ERRORS as error:
+        raise RejectedError(RejectCode.IMAGE_DECODE_ERROR, f"the header does not decode: {error}") from error
+
+
+def _check_size(image: Image.Image, config: DataConfig) -> None:
+    size = f"{image.width} x {image.height} pixels"
+    shorter, longer = sorted(image.size)
+    if image.width * image.height > config.max_image_pixels:
+        message = f"{size}, more than data.max_image_pixels {config.max_image_pixels}"
+        raise RejectedError(RejectCode.IMAGE_TOO_LARGE, message)
+    if shorter < config.min_image_side:
+        message = f"{size}, a side below data.min_image_side {config.min_image_side}"
+        raise RejectedError(RejectCode.IMAGE_TOO_SMALL, message)
+    if longer > config.max_image_aspect * shorter:
+        message = f"{size}, a ratio above data.max_image_aspect {config.max_image_aspect:g}"
+        raise RejectedError(RejectCode.IMAGE_ASPECT, message)
+
+
+def _eight_bit_colour(image: Image.Image) -> tuple[Image.Image, Repair]:
+    if image.mode.startswith("I;16"):
+        # convert("RGB") would clip at 255 instead of scaling: nearly every pixel would turn white.
+        return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)), Repair.BIT_DEPTH_SCALED
+    if image.mode in ("I", "F"):
+        raise RejectedError(RejectCode.IMAGE_MODE, f"mode {image.mode} has no known range; save it as 8 or 16 bit")
+    if image.has_transparency_data:
+        white = Image.new("RGBA", image.size, "white")
+        image = Image.alpha_composite(white, image.convert("RGBA"))
+    return image.convert("RGB"), Repair.MODE_CONVERTED
+
+
+def _png(image: Image.Image) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def check_turns(turns: tuple[Turn, ...], num_images: int, special_tokens: Iterable[str]) -> None:
+    """Texts are there and hold no control tokens; there are as many `<image>` marks as images, all in questions."""
+    if not turns:
+        raise RejectedError(RejectCode.TEXT_EMPTY, "the conversation has no turns")
+    for number, turn in enumerate(turns, 1):
+        if not turn.question.strip() or not turn.answer.strip():
+            part = "answer" if turn.question.strip() else "question"
+            raise RejectedError(RejectCode.TEXT_EMPTY, f"turn {number} has an empty {part}")
+        if IMAGE_TOKEN in turn.answer:
+            raise RejectedError(RejectCode.CONV_IMAGE_COUNT, f"turn {number} has {IMAGE_TOKEN} in its answer")
+        for token in special_tokens:
+            if token != IMAGE_TOKEN and (token in turn.question or token in turn.answer):
+                raise RejectedError(RejectCode.TEXT_SPECIAL_TOKEN, f"turn {number} spells the control token {token!r}")
+    marks = sum(turn.question.count(IMAGE_TOKEN) for turn in turns)
+    if marks != num_images:
+        message = f"{marks} {IMAGE_TOKEN} marks for {num_images} images"
+        raise RejectedError(RejectCode.CONV_IMAGE_COUNT, message)

@@ -1,0 +1,75 @@
+"""What a prepared set holds that the one before it did not: told by the two indexes."""
+
+from __future__ import annotations
+
+import heapq
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from itertools import groupby
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from trainer.config.job import JobConfig
+from trainer.data.sample import SPLITS
+from trainer.data.shards.index import NAME
+from trainer.data.shards.tar import key_of
+from trainer.storage.base import join_uri, open_storage
+
+LATEST = "latest"  # folder under `<root>/chunks` with the fingerprint last prepared, by the run file's name
+BATCH_LINES = 4096
+
+
+@dataclass(frozen=True)
+class Changes:
+    """Samples by id. Before there were `same + changed + gone`, now there are `same + changed + new`."""
+
+    before: str  # fingerprint of the prepared set that is compared with
+    new: int = 0
+    changed: int = 0  # other images or another text under the same id
+    gone: int = 0
+    same: int = 0
+    moved: int = 0  # of those that are there before and now: in the other split
+
+    def sentence(self) -> str:
+        parts = [f"{count} {name}" for name, count in asdict(self).items() if name != "before" and count]
+        return f"against {self.before[:8]}: {', '.join(parts)}"
+
+
+def changes_since_last(config: JobConfig, fingerprint: str) -> Changes | None:
+    """Compare with what was last prepared under this name and root, and note this set as the last.
+
+    None when there was none, or it is no longer there.
+    """
+    notes, name = open_storage(config.run.chunks_root), f"{LATEST}/{key_of(config.name)}.json"
+    before = json.loads(notes.read(name))["fingerprint"] if notes.stat(name) else ""
+    if before != fingerprint:
+        notes.write(name, json.dumps({"fingerprint": fingerprint}).encode())
+    if not before or open_storage(join_uri(config.run.prepared_root, before)).stat(NAME) is None:
+        return None
+    return compare(config.run.prepared_root, before, fingerprint)
+
+
+def compare(prepared_root: str, before: str, now: str) -> Changes:
+    """The changes from one prepared set to another, by their fingerprints. Memory does not grow with them."""
+    counts = dict.fromkeys(("new", "changed", "gone", "same", "moved"), 0)
+    streams = [_lines(prepared_root, fingerprint, split) for fingerprint in (before, now) for split in SPLITS]
+    lines = heapq.merge(*streams, key=lambda line: line["id"])  # of equal ids the one from before comes first
+    for _, group in groupby(lines, key=lambda line: line["id"]):
+        first, *others = group
+        if not others:
+            counts["gone" if first["set"] == before else "new"] += 1
+            continue
+        (second,) = others
+        counts["same" if first["content"] == second["content"] else "changed"] += 1
+        counts["moved"] += first["split"] != second["split"]
+    return Changes(before, **counts)
+
+
+def _lines(prepared_root: str, fingerprint: str, split: str) -> Iterator[dict[str, Any]]:
+    """A split's samples, sorted by id; `set` is the fingerprint."""
+    path = open_storage(join_uri(prepared_root, fingerprint)).fetch(NAME)
+    with pq.ParquetFile(path) as file:
+        for batch in file.iter_batches(BATCH_LINES, columns=["id", "split", "content"]):
+            yield from (line | {"set": fingerprint} for line in batch.to_pylist() if line["split"] == split)

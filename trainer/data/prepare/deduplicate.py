@@ -1,0 +1,118 @@
+"""What preparation has met so far, on disk, so that its memory does not grow with the data: ids, content, answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Literal
+
+from trainer.data.prepare.sqlite_table import disk_table, short_digest
+from trainer.data.sample import Split, Turn
+
+LONGEST_COUNTED_ANSWER = 64  # characters; a longer answer is never the most frequent one
+
+
+Met = Literal["new", "same", "other"]  # an id: never, with the same content, or only with other content
+
+
+class SeenIds:
+    """Which ids were used, and for what content."""
+
+    def __init__(self) -> None:
+        self._table = disk_table("CREATE TABLE ids (id BLOB, content BLOB, PRIMARY KEY (id, content)) WITHOUT ROWID")
+
+    def add(self, identity: str, content: str) -> Met:
+        """Whether the id is new, or was met with the same content, or only with other content."""
+        key, value = short_digest(identity), bytes.fromhex(content)[:16]
+        before = self._table.execute("SELECT max(content = ?) FROM ids WHERE id = ?", (value, key)).fetchone()[0]
+        if before == 1:
+            return "same"
+        self._table.execute("INSERT INTO ids VALUES (?, ?)", (key, value))
+        return "new" if before is None else "other"
+
+
+class SeenContent:
+    """How often each of some things, known by a digest, comes in each split."""
+
+    def __init__(self) -> None:
+        self._table = disk_table(
+            "CREATE TABLE seen (digest BLOB PRIMARY KEY, train INTEGER, eval INTEGER) WITHOUT ROWID"
+        )
+
+    def __contains__(self, digest: bytes) -> bool:
+        return self._table.execute("SELECT 1 FROM seen WHERE digest = ?", (digest,)).fetchone() is not None
+
+    def add(self, digest: bytes, split: Split) -> None:
+        self._table.execute(
+            "INSERT INTO seen VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET "
+            "train = train + excluded.train, eval = eval + excluded.eval",
+            (digest, split == "train", split == "eval"),
+        )
+
+    def distinct(self, split: Split) -> int:
+        """Things that come in the split, each counted once."""
+        return self._count(f"{split} > 0")
+
+    def repeats(self) -> int:
+        """How many there are more than distinct ones, over both splits."""
+        return int(self._table.execute("SELECT coalesce(sum(train + eval - 1), 0) FROM seen").fetchone()[0])
+
+    def in_both_splits(self) -> int:
+        """Distinct things that come in both splits."""
+        return self._count("train > 0 AND eval > 0")
+
+    def _count(self, condition: str) -> int:
+        return int(self._table.execute(f"SELECT count(*) FROM seen WHERE {condition}").fetchone()[0])
+
+
+AnswerRow = tuple[str, str, int, int]  # slice, answer, how often in train and in eval
+
+
+class AnswerCounts:
+    """How often each answer is given, by split and slice."""
+
+    def __init__(self) -> None:
+        self._table = disk_table(
+            "CREATE TABLE answers (slice TEXT, answer TEXT, train INTEGER, eval INTEGER, PRIMARY KEY (slice, answer)) "
+            "WITHOUT ROWID"
+        )
+
+    def add(self, split: Split, turns: Iterable[Turn]) -> None:
+        # Long answers are counted as questions of their slice, under one empty answer, which no sample can give.
+        rows = (
+            (turn.slice, turn.answer if len(turn.answer) <= LONGEST_COUNTED_ANSWER else "", *counts)
+            for counts in [(split == "train", split == "eval")]
+            for turn in turns
+        )
+        self.add_counted(rows)
+
+    def rows(self) -> list[AnswerRow]:
+        """All that was counted, sorted: what `add_counted` takes."""
+        return self._table.execute("SELECT slice, answer, train, eval FROM answers ORDER BY slice, answer").fetchall()
+
+    def add_counted(self, rows: Iterable[AnswerRow]) -> None:
+        """Answers that were counted elsewhere."""
+        self._table.executemany(
+            "INSERT INTO answers VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE SET "
+            "train = train + excluded.train, eval = eval + excluded.eval",
+            rows,
+        )
+
+    def slices(self) -> dict[str, Any]:
+        """For each slice: questions, the most frequent training answer, and the held-out share it is right for."""
+        found = {}
+        questions = "SELECT slice, sum(train), sum(eval) FROM answers GROUP BY slice ORDER BY slice"
+        for name, trained, held_out in self._table.execute(questions).fetchall():
+            # Of equally frequent answers the first in the alphabet, so that the order of samples does not matter.
+            majority = self._table.execute(
+                "SELECT answer, eval FROM answers WHERE slice = ? AND train > 0 AND answer != '' "
+                "ORDER BY train DESC, answer LIMIT 1",
+                (name,),
+            ).fetchone()
+            answer, right = majority or (None, 0)
+            found[name] = {
+                "train_questions": trained,
+                "eval_questions": held_out,
+                "majority_answer": answer,
+                "chance": right / held_out if held_out else None,
+            }
+        return found

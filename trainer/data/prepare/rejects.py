@@ -1,0 +1,171 @@
+"""Why a sample is left out: the closed list of reject codes, and the ledger in which nothing gets lost."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
+
+from trainer.errors import DataError
+
+if TYPE_CHECKING:
+    from trainer.data.sample import ImageRef
+
+MESSAGE_CHARS = 300
+EXAMPLES_PER_CODE = 3
+
+T = TypeVar("T")
+
+
+class RejectCode(StrEnum):
+    """Every reason to leave a sample out. docs/reference/data-formats.md lists them with what to do."""
+
+    RECORD_ENCODING = "record.encoding"  # text that is not UTF-8, or spells half a character
+    RECORD_PARSE = "record.parse"  # a line or member is not JSON
+    RECORD_FORM = "record.form"  # a record lacks a field, or a field has the wrong type
+    TAR_UNSAFE_MEMBER = "tar.unsafe_member"  # a link, a device, or a name that leaves the archive
+    TAR_INCOMPLETE = "tar.incomplete"  # a key without text, or members that come twice
+    ID_UNSAFE = "id.unsafe"  # empty, too long, a path out of a folder, or not printable
+    ID_DUPLICATE = "id.duplicate"  # the same id with the same content came before
+    SAMPLE_DUPLICATE = "sample.duplicate"  # the same images with the same text came before (data.duplicates=drop)
+    CONV_ROLES = "conv.roles"  # turns do not alternate human, gpt
+    CONV_IMAGE_COUNT = "conv.image_count"  # <image> marks and images differ in number, or a mark is in an answer
+    CONV_TOO_LONG = "conv.too_long"  # more tokens than data.row_tokens
+    CONV_TOO_MANY_IMAGES = "conv.too_many_images"  # more images than data.row_images
+    TEXT_EMPTY = "text.empty"  # no turns, or an empty question or answer
+    TEXT_SPECIAL_TOKEN = "text.special_token"  # the text spells one of the tokenizer's control tokens
+    REF_MISSING = "ref.missing"  # the image file does not exist or cannot be read
+    REF_UNSAFE_PATH = "ref.unsafe_path"  # the image path leaves data.image_folder
+    IMAGE_EMPTY = "image.empty"  # zero bytes
+    IMAGE_UNIDENTIFIED = "image.unidentified"  # not one of the allowed formats, whatever its name says
+    IMAGE_TOO_LARGE = "image.too_large"  # more pixels than data.max_image_pixels
+    IMAGE_TOO_SMALL = "image.too_small"  # a side shorter than data.min_image_side
+    IMAGE_ASPECT = "image.aspect"  # longer for its width, or the other way round, than data.max_image_aspect
+    IMAGE_ANIMATED = "image.animated"  # several frames (data.animated=reject)
+    IMAGE_TRUNCATED = "image.truncated"  # the file ends too early
+    IMAGE_DECODE_ERROR = "image.decode_error"  # the file is damaged
+    IMAGE_MODE = "image.mode"  # pixels without a known range: floating point or 32-bit integers
+
+
+ASKED_FOR = frozenset({RejectCode.SAMPLE_DUPLICATE})
+"""Codes that name no fault: the run file asked for it. They do not count against data.max_reject_fraction."""
+
+
+class Repair(StrEnum):
+    """What was changed in a sample that was accepted. Counted in `rejects_summary.json`."""
+
+    EXIF_TRANSPOSED = "exif_transposed"  # turned as its EXIF orientation says
+    METADATA_STRIPPED = "metadata_stripped"  # place, camera and comments taken out of a file whose pixels are kept
+    MODE_CONVERTED = "mode_converted"  # converted to RGB; transparency over white
+    BIT_DEPTH_SCALED = "bit_depth_scaled"  # 16-bit grey scaled to 8 bits
+    FIRST_FRAME = "first_frame"  # first frame of an animation
+    FORMAT_CONVERTED = "format_converted"  # stored as PNG instead of WebP, GIF, BMP or TIFF
+    EXTENSION_MISMATCH = "extension_mismatch"  # the name promises another format than the bytes hold
+    TURNS_DROPPED = "turns_dropped"  # last turns dropped to fit row_tokens (data.over_long=truncate)
+    ID_SUFFIXED = "id_suffixed"  # the id was taken by other content; a suffix tells them apart
+
+
+class RejectedError(Exception):
+    """Raised by a check; becomes a line of `rejects.jsonl`."""
+
+    def __init__(self, code: RejectCode, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+@dataclass(frozen=True, slots=True)
+class Reject:
+    """One sample that was left out."""
+
+    where: str
+    id: str
+    code: RejectCode
+    message: str
+    image: ImageRef | None = None  # the first of its pictures, for people to look at
+
+
+class Ledger:
+    """Counts what was read, accepted and rejected; `summary` asserts that accepted + rejected == read.
+
+    Rejects are written to `lines` as they come, one JSON object a line; a few of each code are kept as examples.
+    """
+
+    def __init__(self, max_reject_fraction: float, lines: TextIO) -> None:
+        self.max_reject_fraction = max_reject_fraction
+        self.read = self.accepted = self.repaired = self.rejected = 0
+        self.repairs: Counter[Repair] = Counter()
+        self.examples: dict[RejectCode, list[Reject]] = {}
+        self._by_code: Counter[RejectCode] = Counter()
+        self._lines = lines
+
+    def counting(self, records: Iterable[T]) -> Iterator[T]:
+        """The records unchanged; each is counted as read when it passes."""
+        for record in records:
+            self.read += 1
+            yield record
+
+    def reject(self, reject: Reject) -> None:
+        self.rejected += 1
+        self._by_code[reject.code] += 1
+        examples = self.examples.setdefault(reject.code, [])
+        if len(examples) < EXAMPLES_PER_CODE:
+            examples.append(reject)
+        line = {
+            "where": _line(reject.where), "id": _line(reject.id), "code": reject.code, "message": _line(reject.message)
+        }  # fmt: skip
+        self._lines.write(json.dumps(line) + "\n")
+
+    def accept(self, repairs: Iterable[Repair]) -> None:
+        kinds = set(repairs)
+        self.accepted += 1
+        self.repaired += bool(kinds)
+        self.repairs.update(kinds)
+
+    def add_accepted(self, accepted: int, repaired: int, repairs: Mapping[str, int]) -> None:
+        """Samples that another ledger has read and accepted."""
+        self.read += accepted
+        self.accepted += accepted
+        self.repaired += repaired
+        self.repairs.update({Repair(name): count for name, count in repairs.items()})
+
+    def summary(self) -> dict[str, Any]:
+        """Counts, codes by number of rejects, and where the first few of each code are."""
+        assert self.read == self.accepted + self.rejected, "a sample was lost or counted twice"
+        return {
+            "read": self.read,
+            "accepted": self.accepted,
+            "rejected": self.rejected,
+            "repaired": self.repaired,
+            "by_code": dict(self._by_code.most_common()),
+            "repairs": dict(self.repairs.most_common()),
+            "examples": {
+                code: [f"{_line(reject.where)}: {_line(reject.message)}" for reject in rejects]
+                for code, rejects in self.examples.items()
+            },
+            "max_reject_fraction": self.max_reject_fraction,
+        }
+
+    def check(self) -> None:
+        """Raise DataError when a larger share than allowed was rejected for a fault."""
+        summary = self.summary()
+        faults = {code: count for code, count in summary["by_code"].items() if code not in ASKED_FOR}
+        bad = sum(faults.values())
+        if not bad or bad <= self.max_reject_fraction * self.read:
+            return
+        lines = [f"{bad} of {self.read} samples cannot be used:"]
+        for code, count in list(faults.items())[:5]:
+            lines += [f"  {code} ({count}), for example", *(f"    {text}" for text in summary["examples"][code])]
+        raise DataError(
+            "\n".join(lines),
+            expected=f"at most {self.max_reject_fraction:.1%} rejected (data.max_reject_fraction)",
+            fix="correct the samples (docs/reference/data-formats.md explains each code) or allow a larger share",
+        )
+
+
+def _line(message: str) -> str:
+    """One printable line: control characters from the data must not reach a terminal or a log."""
+    printable = "".join(c if c.isprintable() else " " for c in message)
+    return printable if len(printable) <= MESSAGE_CHARS else printable[: MESSAGE_CHARS - 3] + "..."

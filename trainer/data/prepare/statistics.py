@@ -1,0 +1,150 @@
+"""What prepared data holds, in numbers: lengths, slices, how well rows fill, duplicates, and what a guess scores."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from trainer.config.job import DataConfig
+from trainer.data.packing import plan_rows
+from trainer.data.prepare.deduplicate import AnswerCounts, SeenContent
+from trainer.data.prepare.sqlite_table import short_digest
+from trainer.data.sample import SPLITS, Split, Turn
+from trainer.data.shards.index import NAME
+
+COLUMNS = ["split", "tokens", "label_tokens", "turns", "image_widths", "image_tokens"]
+PERCENTILES = (5, 50, 95, 100)
+HISTOGRAM_BINS = 24
+PACKED_AT_ONCE = 1 << 16  # samples
+MOST_IMAGES_COUNTED = 16  # samples with more images share the last bar
+
+
+@dataclass
+class Counts:
+    """Everything that is counted over all samples."""
+
+    answers: AnswerCounts = field(default_factory=AnswerCounts)
+    images: SeenContent = field(default_factory=SeenContent)  # by their bytes
+    samples: SeenContent = field(default_factory=SeenContent)  # by their images' bytes and their text
+    dropped: int = 0  # samples left out because data.duplicates is drop
+
+    def add(self, split: Split, image_sha256: list[str], content: str) -> None:
+        """One accepted sample, with its `sample_digest`. Its answers are counted where they are read."""
+        self.samples.add(bytes.fromhex(content), split)
+        for sha256 in image_sha256:
+            self.images.add(bytes.fromhex(sha256)[:16], split)
+
+
+def sample_digest(turns: tuple[Turn, ...], image_sha256: list[str]) -> str:
+    """Equal for samples that say the same about pictures with the same bytes, whatever their ids. Hexadecimal."""
+    return short_digest([(turn.question, turn.answer) for turn in turns], image_sha256).hex()
+
+
+def describe(folder: Path, counts: Counts, config: DataConfig, tile_tokens: int = 0) -> dict[str, Any]:
+    """The content of `stats.json`, from the index in `folder`, read piece by piece, and what was counted.
+
+    `tile_tokens`: of each tile of images that are cut.
+    """
+    splits = {name: _SplitNumbers(config, tile_tokens) for name in SPLITS}
+    with pq.ParquetFile(folder / NAME) as index:
+        for lines in index.iter_batches(columns=COLUMNS):
+            for name, numbers in splits.items():
+                numbers.add(lines.filter(pc.equal(lines.column("split"), name)))
+    return {
+        "splits": {name: numbers.describe(counts.images.distinct(name)) for name, numbers in splits.items()},
+        "slices": counts.answers.slices(),
+        "duplicates": {
+            "images": counts.images.repeats(),  # images with the bytes of one before
+            "samples": counts.samples.repeats() + counts.dropped,  # with the images and the text of one before
+            "samples_dropped": counts.dropped,
+        },
+        # Not a fault by itself, but a held-out score on pictures that were trained on means less.
+        "eval_images_also_in_train": counts.images.in_both_splits(),
+        "eval_samples_also_in_train": counts.samples.in_both_splits(),
+    }
+
+
+class _SplitNumbers:
+    """Lengths of a split's samples. Memory grows with the longest sample, not with their number."""
+
+    def __init__(self, config: DataConfig, tile_tokens: int) -> None:
+        self._config, self._tile_tokens = config, tile_tokens
+        self._lengths = np.zeros(config.row_tokens + 1, np.int64)  # how many samples have each number of tokens
+        self._images = np.zeros(config.row_images + 1, np.int64)  # and each number of images
+        self._turns = self._label_tokens = self._rows = 0
+        self._unpacked: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = []  # tokens and tiles of samples
+
+    def add(self, lines: pa.RecordBatch) -> None:
+        """Lines of the index."""
+        tokens = lines.column("tokens").to_numpy().astype(np.int64)
+        images = pc.list_value_length(lines.column("image_widths")).to_numpy().astype(np.int64)
+        self._lengths += np.bincount(tokens, minlength=len(self._lengths))
+        self._images += np.bincount(images, minlength=len(self._images))
+        self._turns += int(lines.column("turns").to_numpy().sum())
+        self._label_tokens += int(lines.column("label_tokens").to_numpy().sum())
+        tiles = images
+        if self._tile_tokens:
+            tiles = lines.column("image_tokens").to_numpy().astype(np.int64) // self._tile_tokens
+        self._unpacked.append((tokens, tiles))
+        if sum(len(tokens) for tokens, _ in self._unpacked) >= PACKED_AT_ONCE:
+            self._pack()
+
+    def describe(self, unique_images: int) -> dict[str, Any]:
+        """What `stats.json` says of the split."""
+        self._pack()
+        samples = int(self._lengths.sum())
+        values = np.arange(len(self._lengths))
+        tokens = int(self._lengths @ values)
+        longest = max(1, int(values[self._lengths > 0].max(initial=1)))
+        bars, edges = np.histogram(values, HISTOGRAM_BINS, (0, longest), weights=self._lengths)
+        row_tokens = self._config.row_tokens
+        return {
+            "samples": samples,
+            "turns": self._turns,
+            "images": int(self._images @ np.arange(len(self._images))),
+            "unique_images": unique_images,
+            "tokens": tokens,
+            "label_tokens": self._label_tokens,
+            "sample_tokens_percentiles": {str(p): round(_percentile(self._lengths, p), 1) for p in PERCENTILES},
+            "sample_tokens_histogram": {
+                "edges": [round(float(edge), 1) for edge in edges],
+                "samples": bars.astype(int).tolist(),
+            },
+            "images_per_sample": _up_to_the_last(self._images, MOST_IMAGES_COUNTED),
+            "packed_rows": self._rows,
+            "packed_fill": round(tokens / (self._rows * row_tokens), 4) if self._rows else 0.0,
+            "unpacked_fill": round(tokens / samples / row_tokens, 4) if samples else 0.0,
+        }
+
+    def _pack(self) -> None:
+        """Count the rows of what was added. A set of more than PACKED_AT_ONCE is packed in parts, of which each ends
+        with a row or two that are not full."""
+        if self._unpacked:
+            tokens, tiles = (np.concatenate(arrays) for arrays in zip(*self._unpacked, strict=True))
+            row_tokens, row_images = self._config.row_tokens, self._config.row_images
+            rows = plan_rows(tokens, tiles, row_tokens=row_tokens, row_images=row_images, seed=0, epoch=0)
+            self._rows += len(rows)
+            self._unpacked = []
+
+
+def _percentile(counts: NDArray[np.int64], percent: int) -> float:
+    """The same as numpy's (linear) of the values 0, 1, 2 and so on, of which there are so many."""
+    if not counts.sum():
+        return 0.0
+    place = (int(counts.sum()) - 1) * percent / 100
+    below, above = np.searchsorted(np.cumsum(counts), [int(place), math.ceil(place)], side="right")
+    return float(below + (above - below) * (place - int(place)))
+
+
+def _up_to_the_last(counts: NDArray[np.int64], most: int) -> list[int]:
+    """Without the zeros behind the last count; counts of more than `most` share the last place."""
+    together = np.append(counts[:most], counts[most:].sum())
+    return together[: int(np.flatnonzero(together).max(initial=-1)) + 1].tolist()

@@ -1,0 +1,140 @@
+"""One sample's way through the checks: a final id and split, decoded images, tokens, and either a place or a reject."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from trainer.config.job import JobConfig
+from trainer.data.prepare.checks import CheckedImage, check_image, check_turns
+from trainer.data.prepare.deduplicate import Met, SeenIds
+from trainer.data.prepare.rejects import Reject, RejectCode, RejectedError, Repair
+from trainer.data.sample import IMAGE_TOKEN, Sample, Split, Turn, split_of
+from trainer.data.tokenize import Encoded, encode_sample
+from trainer.models.image_tokens import image_form_of, image_tokens_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+LONGEST_ID_CHARS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A sample with its final id and split."""
+
+    sample: Sample
+    split: Split
+    repairs: tuple[Repair, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """A sample that passed every check."""
+
+    id: str
+    where: str
+    split: Split
+    turns: tuple[Turn, ...]
+    images: tuple[CheckedImage, ...]
+    image_token_counts: tuple[int, ...]
+    encoded: Encoded
+    repairs: tuple[Repair, ...]
+
+
+def with_unique_ids(
+    source: Iterable[Sample | Reject], held_out_fraction: float
+) -> Iterator[tuple[Entry | Reject, Met]]:
+    """The samples with their final ids and splits, and whether each one's id was met before."""
+    seen = SeenIds()
+    for sample in source:
+        met: Met = "new"
+        if isinstance(sample, Sample) and not _unsafe(sample.id):
+            met = seen.add(sample.id, sample.content_digest())
+        yield final_entry(sample, met, held_out_fraction), met
+
+
+def final_entry(sample: Sample | Reject, met: Met, held_out_fraction: float) -> Entry | Reject:
+    """Reject a repeated sample. Give other content under a used id a suffix: LLaVA's own sets repeat ids.
+
+    The split follows the id before the suffix, so samples that share an id, as a rule about one image, stay together.
+    """
+    if isinstance(sample, Reject):
+        return sample
+    image = sample.images[0] if sample.images else None
+    if problem := _unsafe(sample.id):
+        return Reject(sample.where, sample.id, RejectCode.ID_UNSAFE, problem, image)
+    if met == "same":
+        message = "the same id with the same content came before"
+        return Reject(sample.where, sample.id, RejectCode.ID_DUPLICATE, message, image)
+    split = final_split(sample, held_out_fraction)
+    if met == "other":
+        renamed = replace(sample, id=f"{sample.id}~{sample.content_digest()[:12]}")
+        return Entry(renamed, split, (Repair.ID_SUFFIXED,))
+    return Entry(sample, split, ())
+
+
+def _unsafe(identity: str) -> str:
+    """Why an id is not taken; empty for one that is. No path is made of ids here, but whoever reads shards may."""
+    if not identity or len(identity) > LONGEST_ID_CHARS:
+        return f"an id of {len(identity)} characters, not 1 to {LONGEST_ID_CHARS}"
+    if not identity.isprintable():
+        return "an id with characters that cannot be printed"
+    if identity.startswith("/") or ".." in identity.split("/"):
+        return "an id that as a path would leave its folder"
+    return ""
+
+
+def final_split(sample: Sample, held_out_fraction: float) -> Split:
+    return sample.split or split_of(sample.id, held_out_fraction)
+
+
+class Examination:
+    """All checks of one sample. Called in several threads at once."""
+
+    def __init__(self, config: JobConfig, tokenizer: PreTrainedTokenizerFast) -> None:
+        self._data, self._tokenizer = config.data, tokenizer
+        self._image_tokens = image_tokens_of(config.model)
+        self._form = image_form_of(config.model)
+        self._special_tokens = tuple(tokenizer.all_special_tokens)
+
+    def __call__(self, entry: Entry | Reject) -> Accepted | Reject:
+        if isinstance(entry, Reject):
+            return entry
+        try:
+            return self._accept(entry)
+        except RejectedError as error:
+            image = entry.sample.images[0] if entry.sample.images else None
+            return Reject(entry.sample.where, entry.sample.id, error.code, str(error), image)
+
+    def _accept(self, entry: Entry) -> Accepted:
+        sample, repairs = entry.sample, list(entry.repairs)
+        check_turns(sample.turns, len(sample.images), self._special_tokens)
+        if len(sample.images) > self._data.row_images:
+            message = f"{len(sample.images)} images, more than data.row_images {self._data.row_images}"
+            raise RejectedError(RejectCode.CONV_TOO_MANY_IMAGES, message)
+        images = []
+        for reference in sample.images:
+            image = check_image(reference.read(), self._data, name=reference.name)
+            images.append(image)
+            repairs += image.repairs
+        sizes = [(image.width, image.height) for image in images]
+        counts, marks = [self._image_tokens(*size) for size in sizes], self._form.marks(sizes)
+        if (tiles := self._form.num_tiles(counts)) > self._data.row_images:
+            message = f"{len(images)} images in {tiles} tiles, more than data.row_images {self._data.row_images}"
+            raise RejectedError(RejectCode.CONV_TOO_MANY_IMAGES, message)
+        turns = sample.turns
+        encoded = encode_sample(turns, counts, self._tokenizer, marks)
+        while len(encoded.input_ids) > self._data.row_tokens:
+            if self._data.over_long == "reject" or len(turns) == 1:
+                message = f"{len(encoded.input_ids)} tokens, more than data.row_tokens {self._data.row_tokens}"
+                raise RejectedError(RejectCode.CONV_TOO_LONG, message)
+            turns = turns[:-1]
+            kept = sum(turn.question.count(IMAGE_TOKEN) for turn in turns)
+            images, counts, marks = images[:kept], counts[:kept], marks[:kept]
+            encoded = encode_sample(turns, counts, self._tokenizer, marks)
+            repairs.append(Repair.TURNS_DROPPED)
+        return Accepted(
+            sample.id, sample.where, entry.split, turns, tuple(images), tuple(counts), encoded, tuple(repairs)
+        )

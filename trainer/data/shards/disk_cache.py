@@ -1,0 +1,318 @@
+"""Remote shards on a machine's disk: fetched once for all of its processes, within a bound in bytes.
+
+The folder is all the state there is, so processes may come, go and be killed at any time. `<digest>-<bytes>.whole` is a
+shard, and `.part` one that is being fetched, which counts as if it were whole. Locks are the kernel's (flock) and
+end with their process:
+
+- `<digest>.lock`, alone: one process fetches a shard; others that need it wait.
+- `room.lock`, alone: making room and taking it are one step, and so is turning a part into a whole shard.
+- the shard itself, shared while its bytes are read, alone to evict it: what is in use stays.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from trainer.data.shards.verified_files import ShardFiles, ShardSet, ShardsInPlace, Sidecar, mismatch
+from trainer.errors import ConfigError, os_errors
+from trainer.storage.base import LocalStorage, cache_folder
+
+CACHE_FOLDER = ".shards"  # no bucket can have this name: what `Storage.fetch` keeps lies beside it
+GIB = 1 << 30
+SHARE_OF_FREE_DISK = 0.8
+ROOM_LOCK = "room.lock"
+FETCHES = 2  # of a shard that arrives damaged
+WAIT_FOR_ROOM_S = 0.05
+NOW, NEVER = -1, 1 << 62  # next uses
+FILE = re.compile(r"([0-9a-f]{16})-(\d+)\.(whole|part)")
+
+
+class Ahead(Enum):
+    """What came of fetching a shard ahead of its use."""
+
+    THERE = "there"
+    FETCHED = "fetched"
+    BUSY = "busy"  # another thread or process is fetching it
+    NO_ROOM = "no room"  # all that is kept is needed sooner, or in use
+
+
+@dataclass(frozen=True)
+class CachedFile:
+    """A shard in the folder, whole or on its way."""
+
+    path: Path
+    digest: str  # of the shard's URI
+    bytes: int
+    whole: bool
+    fetched_ns: int
+
+
+class ShardCache:
+    """Shards of a remote store as local files. Evicts what is needed last, as far as `expect` has told it."""
+
+    def __init__(self, shards: ShardSet, folder: Path, limit_bytes: int) -> None:
+        """Raises ConfigError when a shard is larger than the cache."""
+        self.shards, self._storage, self._folder, self._limit_bytes = shards, shards.storage, folder, limit_bytes
+        self._sidecars: dict[str, Sidecar] = {}
+        self._digests: dict[str, str] = {}
+        self._whole_paths: dict[str, Path] = {}
+        self._found_whole: dict[str, tuple[int, int]] = {}  # by shard: inode and time of the file that was checked
+        self._next_uses: Callable[[], Mapping[str, int]] = dict
+        largest, largest_bytes = max(shards.sizes().items(), key=lambda named: named[1], default=("", 0))
+        if largest_bytes > limit_bytes:
+            raise _larger_than_cache(largest, largest_bytes, limit_bytes)
+        self.num_fitting = limit_bytes // max(1, largest_bytes)  # shards, at least
+
+    def expect(self, next_uses: Callable[[], Mapping[str, int]]) -> None:
+        """Who knows, when room must be made, which step needs each shard next. What it does not name goes first."""
+        self._next_uses = next_uses
+
+    @contextmanager
+    def opened(self, shard: str) -> Iterator[int]:
+        """A descriptor of the whole shard, which is fetched if it is not there, and not evicted during the block."""
+        with os_errors(f"keeping {shard} in {self._folder}"):
+            handle = self._open(shard)
+            if handle is None:
+                with _alone(self._lock(shard)):
+                    handle = self._open(shard)  # whoever held the lock may have fetched it
+                    if handle is None:
+                        while not self._take_room(shard, NOW):
+                            time.sleep(WAIT_FOR_ROOM_S)  # for others' reads, which are short, and fetches
+                        handle = self._fetch(shard)
+        try:
+            yield handle
+        finally:
+            _release(handle)
+
+    def fetch_ahead(self, shard: str, needed_at: int, keep: Collection[str] = ()) -> Ahead:
+        """Fetch a shard that a later step needs. Raises what `opened` does.
+
+        Evicts only what is needed later still, and nothing of `keep`.
+        """
+        if self._is_there(shard):
+            return Ahead.THERE
+        with os_errors(f"keeping {shard} in {self._folder}"), _alone(self._lock(shard), wait=False) as held:
+            if not held:
+                return Ahead.BUSY
+            handle = self._open(shard)
+            if handle is None:
+                if not self._take_room(shard, needed_at, keep):
+                    return Ahead.NO_ROOM
+                handle = self._fetch(shard)
+            _release(handle)
+            return Ahead.FETCHED
+
+    def _is_there(self, shard: str) -> bool:
+        """Whether the shard lies in the folder and this process has found it whole."""
+        found = self._found_whole.get(shard)
+        try:
+            return found is not None and found == _identity(self._whole(shard).stat())
+        except FileNotFoundError:
+            return False
+
+    def _open(self, shard: str) -> int | None:
+        """A descriptor of the shard if it is in the folder and whole; a file that is damaged is deleted."""
+        path = self._whole(shard)
+        try:
+            handle = os.open(path, os.O_RDONLY)
+        except FileNotFoundError:
+            return None
+        fcntl.flock(handle, fcntl.LOCK_SH)
+        identity = _identity(os.fstat(handle))
+        if self._found_whole.get(shard) != identity:
+            # By descriptor: the name may by now belong to another file, or to none.
+            if mismatch(Path(f"/dev/fd/{handle}"), self._sidecar(shard)):
+                path.unlink(missing_ok=True)
+                _release(handle)
+                return None
+            self._found_whole[shard] = identity
+        return handle
+
+    def _fetch(self, shard: str) -> int:
+        """Fetch a shard for which room was taken, under its lock. Returns its descriptor."""
+        part = self._part(shard)
+        try:
+            for _ in range(FETCHES):
+                self._storage.download(shard, part)
+                problem = mismatch(part, self._sidecar(shard))
+                if not problem:
+                    handle = os.open(part, os.O_RDONLY)
+                    fcntl.flock(handle, fcntl.LOCK_SH)  # before anyone can see the name, and evict it unread
+                    with _alone(self._folder / ROOM_LOCK):  # else a listing may show both names, or neither
+                        part.replace(self._whole(shard))
+                    self._found_whole[shard] = _identity(os.fstat(handle))
+                    return handle
+            raise self.shards.damaged(shard, f"{problem} ({self._storage.uri(shard)} was fetched {FETCHES} times)")
+        finally:
+            part.unlink(missing_ok=True)
+
+    def _take_room(self, shard: str, needed_at: int, keep: Collection[str] = ()) -> bool:
+        """Evict what is needed later than `needed_at` until the shard fits; then its empty `.part` holds the room."""
+        part, size_bytes = self._part(shard), self._sidecar(shard).bytes
+        part.unlink(missing_ok=True)  # of a process that was killed: the shard's lock is ours
+        next_uses = {self._digest(shard): step for shard, step in self._next_uses().items()}
+        kept = {self._digest(shard) for shard in keep}
+        with _alone(self._folder / ROOM_LOCK):
+            files = list(files_in(self._folder))
+            excess = sum(file.bytes for file in files) + size_bytes - self._limit_bytes
+            needed = {file: next_uses.get(file.digest, NEVER) if file.whole else NEVER for file in files}
+            later = [file for file in files if needed[file] > needed_at and file.digest not in kept]
+            if sum(file.bytes for file in later) < excess:
+                return False
+            for file in sorted(later, key=lambda file: (-needed[file], file.fetched_ns)):
+                if excess <= 0:
+                    break
+                if self._evict(file):
+                    excess -= file.bytes
+            if excess > 0:
+                return False
+            part.touch()
+            return True
+
+    def _evict(self, file: CachedFile) -> bool:
+        """Delete a shard that nobody reads, or what a killed process left of one. False when it is in use."""
+        lock = file.path if file.whole else self._folder / f"{file.digest}.lock"
+        try:
+            with _alone(lock, wait=False, create=not file.whole) as held:
+                if held:
+                    file.path.unlink()
+                return held
+        except FileNotFoundError:  # found damaged by another process, or whole by now
+            return False
+
+    def _sidecar(self, shard: str) -> Sidecar:
+        if shard not in self._sidecars:
+            self._sidecars[shard] = self.shards.sidecar(shard)
+        return self._sidecars[shard]
+
+    def _whole(self, shard: str) -> Path:
+        """Where the whole shard lies or will lie. Kept, as the digests are: they are needed at every read."""
+        if shard not in self._whole_paths:
+            self._whole_paths[shard] = self._folder / f"{self._digest(shard)}-{self._sidecar(shard).bytes}.whole"
+        return self._whole_paths[shard]
+
+    def _part(self, shard: str) -> Path:
+        return self._whole(shard).with_suffix(".part")
+
+    def _lock(self, shard: str) -> Path:
+        return self._folder / f"{self._digest(shard)}.lock"
+
+    def _digest(self, shard: str) -> str:
+        if shard not in self._digests:
+            self._digests[shard] = hashlib.sha256(self._storage.uri(shard).encode()).hexdigest()[:16]
+        return self._digests[shard]
+
+
+def open_shards(
+    shards: ShardSet, cache_gib: float = 0.0, *, set_aside_bytes: int = 0, share: float = 1.0
+) -> ShardFiles:
+    """Shards of a local folder where they lie; others through this machine's cache of at most `cache_gib`.
+
+    0 takes four fifths of the disk space that is free, counting what is in the cache already, but not `set_aside_bytes`
+    that temporary files will need. `share`: the part of all this that is for these shards, where others need a cache,
+    too. Raises ConfigError when the disk has no room for `cache_gib`.
+    """
+    return open_together([shards], cache_gib, set_aside_bytes=set_aside_bytes, share=share)[0]
+
+
+def open_together(
+    sets: Sequence[ShardSet], cache_gib: float = 0.0, *, set_aside_bytes: int = 0, share: float = 1.0
+) -> list[ShardFiles]:
+    """The same for several sets that are read at once: those that need a cache divide the room, see `divide`."""
+    remote = [shards for shards in sets if not isinstance(shards.storage, LocalStorage)]
+    if not remote:
+        return [ShardsInPlace(shards) for shards in sets]
+    root = cache_folder() / CACHE_FOLDER
+    for shards in remote:
+        with os_errors(f"making {root / shards.kind}"):
+            (root / shards.kind).mkdir(parents=True, exist_ok=True)
+    free_bytes = shutil.disk_usage(root).free + sum(file.bytes for kind in root.iterdir() for file in files_in(kind))
+    if int(cache_gib * GIB) > free_bytes:
+        raise _larger_than_disk(root, cache_gib, free_bytes)
+    if root.stat().st_dev == os.stat(tempfile.gettempdir()).st_dev:
+        free_bytes = max(0, free_bytes - set_aside_bytes)
+    room = int(share * (cache_gib * GIB or SHARE_OF_FREE_DISK * free_bytes))
+    rooms = iter(divide(room, [list(shards.sizes().values()) for shards in remote]))
+    return [
+        ShardCache(shards, root / shards.kind, next(rooms)) if shards in remote else ShardsInPlace(shards)
+        for shards in sets
+    ]
+
+
+def divide(room: int, sets: Sequence[Sequence[int]]) -> list[int]:
+    """Divide `room` among sets of shards, told by their sizes, all in bytes.
+
+    Each gets what its largest shard needs, without which it could not be read, and the rest goes by what their other
+    shards take, so that none gets less than all of its own where there is room for all. A room too small for that is
+    divided by the largest shards.
+    """
+    largest, totals = [max(sizes, default=0) for sizes in sets], [sum(sizes) for sizes in sets]
+    rest = room - sum(largest)
+    if rest < 0:
+        return [room * size // sum(largest) for size in largest]
+    others = [total - size for size, total in zip(largest, totals, strict=True)]
+    weights = others if any(others) else totals
+    return [size + rest * weight // max(1, sum(weights)) for size, weight in zip(largest, weights, strict=True)]
+
+
+def files_in(folder: Path) -> Iterator[CachedFile]:
+    """The shards in a cache folder."""
+    for path in folder.iterdir():
+        if named := FILE.fullmatch(path.name):
+            try:
+                fetched_ns = path.stat().st_mtime_ns
+            except FileNotFoundError:  # evicted, or whole, since the folder was listed
+                continue
+            yield CachedFile(path, named[1], int(named[2]), named[3] == "whole", fetched_ns)
+
+
+@contextmanager
+def _alone(path: Path, *, wait: bool = True, create: bool = True) -> Iterator[bool]:
+    """Hold the exclusive lock of a file during the block. Without `wait`, False says that another holds a lock."""
+    handle = os.open(path, os.O_RDWR | (os.O_CREAT if create else 0), 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        held = True
+    except BlockingIOError:
+        held = False
+    try:
+        yield held
+    finally:
+        _release(handle)
+
+
+def _release(handle: int) -> None:
+    fcntl.flock(handle, fcntl.LOCK_UN)  # a process forked meanwhile keeps the descriptor, and would keep the lock
+    os.close(handle)
+
+
+def _identity(status: os.stat_result) -> tuple[int, int]:
+    return status.st_ino, status.st_mtime_ns
+
+
+def _larger_than_cache(shard: str, size_bytes: int, limit_bytes: int) -> ConfigError:
+    return ConfigError(
+        f"shard {shard} has {size_bytes / GIB:.3g} GiB, the cache for shards only {limit_bytes / GIB:.3g} GiB",
+        expected="a cache that holds the shards of two groups (data.shuffle_shards), so that each is fetched once",
+        fix="raise data.shard_cache_gib, set VLMPIPE_CACHE_DIR to a larger disk, or lower data.shard_samples",
+    )
+
+
+def _larger_than_disk(folder: Path, cache_gib: float, free_bytes: int) -> ConfigError:
+    return ConfigError(
+        f"data.shard_cache_gib {cache_gib:g} is more than the {free_bytes / GIB:.3g} GiB that {folder} has room for",
+        expected="a cache that fits on the disk",
+        fix="lower data.shard_cache_gib, or set it to 0: then the cache takes four fifths of what is free; or set "
+        "VLMPIPE_CACHE_DIR to a larger disk",
+    )

@@ -1,0 +1,71 @@
+"""Images by content hash, a few tens of bytes for each: tables of a million images stay small in every process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainer.data.packing import Int64Array
+
+HASHES = "S64"  # hexadecimal digits of SHA-256
+
+
+class ImageTable:
+    """The places of content hashes in a list."""
+
+    def __init__(self, images: Iterable[str] | NDArray[np.bytes_]) -> None:
+        """`images`: (images,) hashes; of equal ones the first counts."""
+        self.images: NDArray[np.bytes_] = _hashes(images)
+        self._order = np.argsort(self.images, kind="stable")
+        self._sorted = self.images[self._order]
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def find(self, wanted: Iterable[str] | NDArray[np.bytes_]) -> Int64Array:
+        """(wanted,) place of each in the list, -1 where it is not there."""
+        hashes = _hashes(wanted)
+        if not len(self):
+            return np.full(len(hashes), -1)
+        place = np.minimum(np.searchsorted(self._sorted, hashes), len(self) - 1)
+        return np.where(self._sorted[place] == hashes, self._order[place], -1)
+
+
+@dataclass(frozen=True, slots=True)
+class ImageLocation:
+    """Where the encoded bytes of one image lie."""
+
+    shard: str
+    offset: int
+    bytes: int
+
+
+class UniqueImages(Mapping[str, ImageLocation]):
+    """One location of each distinct image, in the order of the locations: read like that, shards come one by one."""
+
+    def __init__(self, images: NDArray[np.bytes_], shards: list[str], places: Int64Array) -> None:
+        """`places`: (images, 3) number of the shard, offset, bytes. Of equal images the first by place is taken."""
+        in_order = np.lexsort((places[:, 1], places[:, 0]))
+        _, first = np.unique(images[in_order], return_index=True)
+        kept = in_order[np.sort(first)]
+        self._table, self._shards, self._places = ImageTable(images[kept]), shards, places[kept]
+
+    def __getitem__(self, image: str) -> ImageLocation:
+        (number,) = self._table.find([image])
+        if number < 0:
+            raise KeyError(image)
+        shard, offset, size_bytes = self._places[number].tolist()
+        return ImageLocation(self._shards[shard], offset, size_bytes)
+
+    def __iter__(self) -> Iterator[str]:
+        return (image.decode() for image in self._table.images)
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+
+def _hashes(images: Iterable[str] | NDArray[np.bytes_]) -> NDArray[np.bytes_]:
+    return images if isinstance(images, np.ndarray) else np.array(list(images), HASHES)

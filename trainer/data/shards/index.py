@@ -1,0 +1,245 @@
+"""The index of prepared data: one line a sample, with its lengths and the place of its bytes."""
+
+from __future__ import annotations
+
+import heapq
+import tempfile
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from trainer.data.packing import Int64Array
+from trainer.data.prepare.malloc_trim import give_back
+from trainer.data.sample import SPLITS, Split
+from trainer.data.shards.image_index import HASHES, UniqueImages
+from trainer.data.shards.tar import Members
+from trainer.errors import DataError
+from trainer.storage.base import Storage, open_storage
+
+NAME = "index.parquet"
+SCHEMA = pa.schema(
+    [
+        ("id", pa.string()),
+        ("key", pa.string()),
+        ("split", pa.string()),
+        ("shard", pa.string()),
+        ("json_offset", pa.int64()),
+        ("json_bytes", pa.int64()),
+        ("image_offsets", pa.list_(pa.int64())),
+        ("image_bytes", pa.list_(pa.int64())),
+        ("image_sha256", pa.list_(pa.string())),
+        ("image_widths", pa.list_(pa.int32())),
+        ("image_heights", pa.list_(pa.int32())),
+        ("image_token_counts", pa.list_(pa.int32())),  # of each image
+        ("image_tokens", pa.int32()),  # sum over the images
+        ("tokens", pa.int32()),  # of the whole sample, image tokens included
+        ("label_tokens", pa.int32()),
+        ("turns", pa.int32()),
+        ("slices", pa.list_(pa.string())),  # of each turn
+        ("content", pa.string()),  # equal for samples with the same images and the same text
+    ]
+)
+
+
+ORDER = ("split", "id")
+RUN_LINES = 8192  # lines in memory before they are sorted and put on disk, and lines of a row group
+MERGED_LINES = 256  # of each run in memory at once while runs are merged
+MERGED_RUNS = 16  # at once
+# Runs are streams of Arrow's own format: unlike Parquet they have no table of their pieces, which grows with the data.
+RUN_OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")
+
+
+class IndexWriter:
+    """Collects lines and writes them sorted by split and id, with a bounded number of them in memory.
+
+    Full buffers are sorted and put on disk as runs, which are merged in the end (external merge sort; Knuth, volume 3).
+    """
+
+    def __init__(self) -> None:
+        self._columns: dict[str, list[Any]] = {name: [] for name in SCHEMA.names}
+        self._runs: list[Path] = []
+        self._made = 0  # runs so far, merged ones included
+        self._scratch = tempfile.TemporaryDirectory(prefix="vlmpipe-index-")
+
+    def add(self, **line: Any) -> None:
+        """One sample; exactly the columns of SCHEMA."""
+        assert line.keys() == self._columns.keys()
+        for name, value in line.items():
+            self._columns[name].append(value)
+        if len(self._columns["id"]) == RUN_LINES:
+            self._end_run()
+
+    def add_sorted(self, lines: pa.Table) -> None:
+        """Many samples, already in the order of the index."""
+        self._add_run(lines.select(SCHEMA.names))
+
+    def write(self, folder: Path) -> None:
+        """Write the index. Nothing can be added afterwards."""
+        self._end_run()
+        while len(self._runs) > MERGED_RUNS:
+            some, self._runs = self._runs[:MERGED_RUNS], self._runs[MERGED_RUNS:]
+            self._runs.append(self._new_run())
+            with pa.ipc.new_stream(self._runs[-1], SCHEMA, options=RUN_OPTIONS) as run:
+                for lines in _merged(some, MERGED_LINES):
+                    run.write_table(lines)
+            for done in some:
+                done.unlink()
+            give_back()
+        with pq.ParquetWriter(folder / NAME, SCHEMA) as index:
+            for lines in _merged(self._runs, RUN_LINES):
+                index.write_table(lines)
+        self._scratch.cleanup()
+
+    def _end_run(self) -> None:
+        table = pa.table(self._columns, schema=SCHEMA).sort_by([(name, "ascending") for name in ORDER])
+        self._columns = {name: [] for name in SCHEMA.names}
+        self._add_run(table)
+
+    def _add_run(self, table: pa.Table) -> None:
+        if len(table):
+            self._runs.append(self._new_run())
+            with pa.ipc.new_stream(self._runs[-1], SCHEMA, options=RUN_OPTIONS) as run:
+                run.write_table(table, max_chunksize=MERGED_LINES)
+
+    def _new_run(self) -> Path:
+        self._made += 1
+        return Path(self._scratch.name, f"{self._made}.arrows")
+
+
+def _merged(runs: list[Path], lines_at_once: int) -> Iterator[pa.Table]:
+    """The lines of sorted runs, in order."""
+    if len(runs) == 1:  # is sorted, and no longer than one chunk: nothing to merge
+        with pa.OSFile(str(runs[0])) as file, pa.ipc.open_stream(file) as run:
+            table = run.read_all()
+        for start in range(0, len(table), lines_at_once):
+            yield table.slice(start, lines_at_once).combine_chunks()
+        return
+    lines = heapq.merge(*map(_lines, runs), key=lambda line: tuple(line[name] for name in ORDER))
+    while some := list(islice(lines, lines_at_once)):
+        yield pa.Table.from_pylist(some, SCHEMA)
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    with pa.OSFile(str(path)) as file, pa.ipc.open_stream(file) as run:
+        for batch in run:
+            yield from batch.to_pylist()
+
+
+class SplitIndex:
+    """The samples of one split, in order of their ids. Sample numbers in row plans are positions in it."""
+
+    def __init__(self, name: Split, table: pa.Table) -> None:
+        self.name = name
+        self._columns = {column: table.column(column).combine_chunks() for column in SCHEMA.names}
+        self.ids: list[str] = self._columns["id"].to_pylist()
+        self.tokens = self._numpy("tokens")  # (samples,)
+        self.label_tokens = self._numpy("label_tokens")  # (samples,)
+        self.image_tokens = self._numpy("image_tokens")  # (samples,) of all images of a sample
+        self.turns = self._numpy("turns")  # (samples,)
+        self.shards, self.shard_numbers = _numbered(self._columns["shard"])  # names in order; (samples,) places in them
+        self.image_count = pc.list_value_length(self._columns["image_sha256"]).to_numpy().astype(np.int64)  # (samples,)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def sample_location(self, number: int) -> Members:
+        """Where the sample's bytes lie."""
+        names = ("shard", "json_offset", "json_bytes", "image_offsets", "image_bytes")
+        return Members(*(self._value(name, number) for name in names))
+
+    @property
+    def pairs(self) -> int:
+        """Of two tokens of one sample, in either order or the same one twice: what attention is proportional to."""
+        return int(np.square(self.tokens, dtype=np.int64).sum())
+
+    def tiles(self, tile_tokens: int) -> NDArray[np.int64]:
+        """(samples,) tiles of each sample's images, which have `tile_tokens` tokens each; 0: no image is cut."""
+        return self.image_tokens // tile_tokens if tile_tokens else self.image_count
+
+    def image_sha256(self, number: int) -> list[str]:
+        """Content hash of each of the sample's images, in order of their marks."""
+        return list(self._value("image_sha256", number))
+
+    def image_token_counts(self, number: int) -> list[int]:
+        """Tokens of each of the sample's images."""
+        return list(self._value("image_token_counts", number))
+
+    def image_sizes(self, number: int) -> list[tuple[int, int]]:
+        """(width, height) in pixels of each of the sample's images."""
+        return list(zip(self._value("image_widths", number), self._value("image_heights", number), strict=True))
+
+    def slices(self, number: int) -> list[str]:
+        """Slice of each of the sample's turns."""
+        return list(self._value("slices", number))
+
+    def images(self) -> NDArray[np.bytes_]:
+        """(images,) content hashes of all samples' images, sample after sample; `image_count` tells whose they are."""
+        return np.array(pc.list_flatten(self._columns["image_sha256"]).to_pylist(), HASHES)
+
+    def image_places(self) -> Int64Array:
+        """(images, 3) number of the shard, offset and bytes of each of `images`."""
+        spans = [pc.list_flatten(self._columns[name]).to_numpy() for name in ("image_offsets", "image_bytes")]
+        return np.stack([np.repeat(self.shard_numbers, self.image_count), *spans], axis=1).astype(np.int64)
+
+    def _value(self, column: str, number: int) -> Any:
+        return self._columns[column][number].as_py()
+
+    def _numpy(self, column: str) -> NDArray[np.int64]:
+        return np.asarray(self._columns[column].to_numpy(), np.int64)
+
+
+def _numbered(names: pa.Array) -> tuple[list[str], NDArray[np.int64]]:
+    """The distinct names in order, and the place of each name among them."""
+    encoded = names.dictionary_encode()
+    distinct = encoded.dictionary.to_pylist()
+    order = np.array(sorted(range(len(distinct)), key=lambda number: distinct[number]), np.int64)
+    place = np.argsort(order)
+    return [distinct[number] for number in order], place[encoded.indices.to_numpy().astype(np.int64)]
+
+
+class Index:
+    """All splits of one prepared data set."""
+
+    def __init__(self, uri: str, table: pa.Table) -> None:
+        self.uri = uri
+        self._splits = {name: SplitIndex(name, table.filter(pc.equal(table.column("split"), name))) for name in SPLITS}
+
+    @classmethod
+    def load(cls, prepared_uri: str, storage: Storage | None = None) -> Index:
+        """Read the index at `prepared_uri`. Raises DataError when it is not an index of this version."""
+        storage = storage or open_storage(prepared_uri)
+        path = storage.fetch(NAME)
+        try:
+            table = pq.read_table(path)
+        except pa.ArrowInvalid as error:
+            raise _unusable(path, str(error)) from error
+        if table.schema != SCHEMA:
+            raise _unusable(path, f"columns {table.schema.names}")
+        return cls(prepared_uri, table)
+
+    def split(self, name: Split) -> SplitIndex:
+        return self._splits[name]
+
+    def unique_images(self) -> UniqueImages:
+        """One location of every distinct image of all splits."""
+        splits, places = list(self._splits.values()), []
+        shards: list[str] = []
+        for split in splits:
+            places.append(split.image_places() + np.array([len(shards), 0, 0]))
+            shards += split.shards
+        return UniqueImages(np.concatenate([split.images() for split in splits]), shards, np.concatenate(places))
+
+
+def _unusable(path: Path, found: str) -> DataError:
+    return DataError(
+        f"{path} is not an index of this version of the trainer: {found}",
+        expected="the columns " + ", ".join(SCHEMA.names),
+        fix="delete the DONE file beside it and run again: the data is then prepared anew",
+    )

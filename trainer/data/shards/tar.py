@@ -1,0 +1,135 @@
+"""Shards: WebDataset tars whose members can be read one by one, each with a sidecar that proves it whole."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import tarfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from trainer.data.sample import Turn, stable_digest
+from trainer.data.shards.disk_cache import open_shards
+from trainer.data.shards.image_index import ImageLocation
+from trainer.data.shards.verified_files import FOLDER, DataShards, ShardFiles, Sidecar, sidecar_name
+from trainer.errors import os_errors
+from trainer.storage.base import Storage, crc32c_of_file
+
+KEY = re.compile(r"[A-Za-z0-9_-]{1,100}")
+
+
+@dataclass(frozen=True, slots=True)
+class Members:
+    """Where the members of one sample lie: byte offsets into the tar file, and lengths."""
+
+    shard: str
+    json_offset: int
+    json_bytes: int
+    image_offsets: list[int]
+    image_bytes: list[int]
+
+
+def key_of(identity: str) -> str:
+    """A WebDataset key for an id: the id itself if it is plain, else a readable part and a hash.
+
+    A dot would end the key early and merge samples; a slash would make folders.
+    """
+    if KEY.fullmatch(identity):
+        return identity
+    return re.sub(r"[^A-Za-z0-9_-]+", "-", identity)[:60] + "-" + stable_digest(identity)[:16]
+
+
+def shard_name(split: str, number: int) -> str:
+    return f"{FOLDER}/{split}-{number:06d}.tar"
+
+
+def sample_json(identity: str, turns: Sequence[Turn]) -> bytes:
+    """The `<key>.json` member."""
+    spoken = [{"question": turn.question, "answer": turn.answer, "slice": turn.slice} for turn in turns]
+    return json.dumps({"id": identity, "turns": spoken}, ensure_ascii=False).encode()
+
+
+def write_sidecar(folder: Path, sidecar: Sidecar) -> None:
+    (folder / sidecar_name(sidecar.shard)).write_text(json.dumps(asdict(sidecar)))
+
+
+class ShardWriter:
+    """Writes one split's samples to `<folder>/shards/<split>-NNNNNN.tar`, `shard_samples` to each."""
+
+    def __init__(self, folder: Path, split: str, shard_samples: int) -> None:
+        self._folder, self._split, self._shard_samples = folder, split, shard_samples
+        self._tar: tarfile.TarFile | None = None
+        self._shard = ""
+        self._samples = 0
+        self.shards = 0  # that are whole
+        (folder / FOLDER).mkdir(parents=True, exist_ok=True)
+
+    def add(self, key: str, sample: bytes, images: Sequence[tuple[str, bytes]]) -> Members:
+        """Append a sample: its JSON, and (extension, bytes) of each image."""
+        if self._tar is None:
+            self._shard = shard_name(self._split, self.shards)
+            # GNU format keeps names over 100 characters; no times or owners, so equal data gives equal bytes.
+            self._tar = tarfile.open(self._folder / self._shard, "w", format=tarfile.GNU_FORMAT)  # noqa: SIM115
+        json_offset = self._member(f"{key}.json", sample)
+        image_offsets = [self._member(f"{key}.{n}.{extension}", data) for n, (extension, data) in enumerate(images)]
+        members = Members(self._shard, json_offset, len(sample), image_offsets, [len(data) for _, data in images])
+        self._samples += 1
+        if self._samples == self._shard_samples:
+            self.close()
+        return members
+
+    def close(self) -> None:
+        """End the current shard and write its sidecar."""
+        if self._tar is None:
+            return
+        self._tar.close()
+        path = self._folder / self._shard
+        sidecar = Sidecar(self._shard, self._samples, path.stat().st_size, crc32c_of_file(path))
+        write_sidecar(self._folder, sidecar)
+        self._tar, self._samples = None, 0
+        self.shards += 1
+
+    def _member(self, name: str, data: bytes) -> int:
+        assert self._tar is not None
+        info = tarfile.TarInfo(name)
+        info.size = len(data)
+        self._tar.addfile(info, io.BytesIO(data))
+        padded = -(-len(data) // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
+        return int(self._tar.offset) - padded
+
+
+class ShardReader:
+    """Random access to members of shards that were found whole. Safe to use from several threads."""
+
+    def __init__(self, files: ShardFiles) -> None:
+        self._files = files
+
+    @classmethod
+    def open(cls, storage: Storage, cache_gib: float = 0.0) -> ShardReader:
+        """A reader of prepared data, remote shards through a cache of at most `cache_gib`; see `open_shards`."""
+        return cls(open_shards(DataShards(storage), cache_gib))
+
+    def read(self, shard: str, offset: int, size_bytes: int) -> bytes:
+        """Bytes of one member. Raises DataError when the shard is missing or is not what was written."""
+        with self._files.opened(shard) as handle, os_errors(f"reading {shard}"):
+            data = os.pread(handle, size_bytes, offset)
+        if len(data) != size_bytes:
+            raise self._files.shards.damaged(shard, f"it ended at byte {offset + len(data)} while being read")
+        return data
+
+    def turns(self, members: Members) -> tuple[Turn, ...]:
+        """The conversation of a sample."""
+        record = json.loads(self.read(members.shard, members.json_offset, members.json_bytes))
+        return tuple(Turn(**turn) for turn in record["turns"])
+
+    def images(self, members: Members) -> list[bytes]:
+        """The encoded (JPEG or PNG) images of a sample, in order of their marks."""
+        spans = zip(members.image_offsets, members.image_bytes, strict=True)
+        return [self.read(members.shard, offset, size) for offset, size in spans]
+
+    def image(self, place: ImageLocation) -> bytes:
+        """The encoded bytes of one image."""
+        return self.read(place.shard, place.offset, place.bytes)

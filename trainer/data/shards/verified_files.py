@@ -1,0 +1,130 @@
+"""Shards as local files that were found whole: each is checked against its sidecar before its first byte is used."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from trainer.errors import DataError, os_errors
+from trainer.storage.base import Storage, crc32c_of_file
+
+FOLDER = "shards"
+
+
+@dataclass(frozen=True, slots=True)
+class Sidecar:
+    """What a whole shard looks like."""
+
+    shard: str
+    samples: int
+    bytes: int
+    crc32c: int
+
+
+class ShardSet(Protocol):
+    """The shards of one store, and what proves each of them whole."""
+
+    kind: str  # in words, for people and the cache's folder
+    storage: Storage
+
+    def sizes(self) -> dict[str, int]:
+        """Bytes of each shard by its name."""
+        ...
+
+    def sidecar(self, shard: str) -> Sidecar:
+        """Raises DataError when the shard or its sidecar is not there."""
+        ...
+
+    def damaged(self, shard: str, how: str) -> DataError:
+        """The error of a shard whose original cannot be used."""
+        ...
+
+
+class DataShards:
+    """The shards of prepared data."""
+
+    kind = "data"
+
+    def __init__(self, storage: Storage) -> None:
+        self.storage = storage
+
+    def sizes(self) -> dict[str, int]:
+        return {info.name: info.size_bytes for info in self.storage.list(FOLDER) if info.name.endswith(".tar")}
+
+    def sidecar(self, shard: str) -> Sidecar:
+        for name in (sidecar_name(shard), shard):
+            if self.storage.stat(name) is None:
+                raise self.damaged(shard, f"{self.storage.uri(name)} is missing")
+        try:
+            return Sidecar(**json.loads(self.storage.read(sidecar_name(shard))))
+        except (ValueError, TypeError) as error:
+            raise self.damaged(shard, f"its sidecar cannot be read: {error}") from error
+
+    def damaged(self, shard: str, how: str) -> DataError:
+        return DataError(
+            f"shard {shard} is damaged: {how}",
+            expected="the bytes that prepare_data wrote",
+            fix="delete the DONE file of this prepared data and run again: it is then prepared anew",
+        )
+
+
+class ShardFiles(Protocol):
+    """Where a reader gets its shards from. Safe to use from several threads."""
+
+    shards: ShardSet
+
+    def opened(self, shard: str) -> AbstractContextManager[int]:
+        """A descriptor of the whole shard for the block. Raises DataError when it is missing or damaged."""
+        ...
+
+
+class ShardsInPlace:
+    """Shards in a local folder, read where they lie.
+
+    Files are opened per read: thousands of shards must not hold as many descriptors.
+    """
+
+    def __init__(self, shards: ShardSet) -> None:
+        self.shards = shards
+        self._paths: dict[str, Path] = {}  # of the shards that were found whole
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def opened(self, shard: str) -> Iterator[int]:
+        path = self._verified(shard)
+        with os_errors(f"reading {path}"):
+            handle = os.open(path, os.O_RDONLY)
+        try:
+            yield handle
+        finally:
+            os.close(handle)
+
+    def _verified(self, shard: str) -> Path:
+        with self._lock:
+            if shard not in self._paths:
+                sidecar, path = self.shards.sidecar(shard), self.shards.storage.fetch(shard)
+                if problem := mismatch(path, sidecar):
+                    raise self.shards.damaged(shard, problem)
+                self._paths[shard] = path
+            return self._paths[shard]
+
+
+def sidecar_name(shard: str) -> str:
+    return shard.removesuffix(".tar") + ".json"
+
+
+def mismatch(path: Path, sidecar: Sidecar) -> str:
+    """How a file differs from what its sidecar says; empty when it is the whole shard."""
+    with os_errors(f"reading {path}"):
+        size_bytes = path.stat().st_size
+        if size_bytes != sidecar.bytes:
+            return f"{size_bytes} bytes instead of {sidecar.bytes}"
+        if crc32c_of_file(path) != sidecar.crc32c:
+            return "its checksum (CRC32C) differs from its sidecar's"
+    return ""

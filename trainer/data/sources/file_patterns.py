@@ -1,0 +1,203 @@
+"""Which files a `data.source` means: a file, a folder, or a pattern with braces and wildcards; local or gs://."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from functools import cached_property
+from itertools import product
+from pathlib import Path
+
+from trainer.data.shards.disk_cache import open_shards
+from trainer.data.shards.verified_files import ShardFiles, Sidecar
+from trainer.errors import ConfigError, DataError, ExitCode, UserError, os_errors
+from trainer.storage.base import LocalStorage, ObjectInfo, Storage, open_storage
+
+SPECIAL = re.compile(r"[{*?\[]")
+BRACES = re.compile(r"\{([^{}]*)\}")
+RANGE = re.compile(r"(\d+)\.\.(\d+)")
+MOST_FILES = 1_000_000  # that braces may mean
+SHARE_OF_CACHE = 0.5  # what is prepared needs room on the disk, too
+
+
+@dataclass(frozen=True)
+class Files:
+    """The files of a source, by name under one root."""
+
+    source: str  # as the run file says it
+    storage: Storage
+    infos: tuple[ObjectInfo, ...]  # sorted by name; of a folder, all that is below it
+    is_folder: bool = False
+    cache_gib: float = 0.0  # disk for files of a bucket; see `open_shards`
+
+    @property
+    def names(self) -> list[str]:
+        return [info.name for info in self.infos]
+
+    def ending(self, suffix: str) -> Files:
+        """Those whose name ends so."""
+        return replace(self, infos=tuple(info for info in self.infos if info.name.endswith(suffix)))
+
+    def named(self, name: str) -> Files:
+        """The one file of that name."""
+        return replace(self, infos=tuple(info for info in self.infos if info.name == name), is_folder=False)
+
+    def fingerprint(self) -> str:
+        """Hexadecimal; changes with any file's name or bytes."""
+        return fingerprint_of(self.infos)
+
+    @contextmanager
+    def opened(self, name: str) -> Iterator[Path]:
+        """The file on this machine's disk, for the block. One of a bucket may be evicted meanwhile: it is read on."""
+        uri = self.storage.uri(name)
+        if isinstance(self.storage, LocalStorage):
+            with os_errors(f"reading {uri}"):
+                yield self.storage.path(name)
+            return
+        with os_errors(f"fetching {uri}"), self._cached.opened(name) as locked:
+            handle = os.dup(locked)
+        # Not under its lock: who reads one file waits for the next, and two who did could wait for each other.
+        try:
+            with os_errors(f"reading {uri}"):
+                yield Path(f"/dev/fd/{handle}")
+        finally:
+            os.close(handle)
+
+    @cached_property
+    def _cached(self) -> ShardFiles:
+        return open_shards(SourceFiles(self.storage, self.infos), self.cache_gib, share=SHARE_OF_CACHE)
+
+
+class SourceFiles:
+    """Files of a bucket that are fetched whole. What proves them whole is what the bucket knows of them."""
+
+    kind = "sources"
+
+    def __init__(self, storage: Storage, infos: Iterable[ObjectInfo]) -> None:
+        self.storage = storage
+        self._infos = {info.name: info for info in infos}
+
+    def sizes(self) -> dict[str, int]:
+        return {name: info.size_bytes for name, info in self._infos.items()}
+
+    def sidecar(self, shard: str) -> Sidecar:
+        info = self._infos[shard]
+        if info.crc32c is None:
+            raise self.damaged(shard, "the bucket keeps no checksum (CRC32C) of it")
+        return Sidecar(shard, 0, info.size_bytes, info.crc32c)
+
+    def damaged(self, shard: str, how: str) -> DataError:
+        return DataError(
+            f"{self.storage.uri(shard)} cannot be read: {how}",
+            expected="the bytes that were there when the run began",
+            fix="run again when nobody writes to data.source any more",
+        )
+
+
+def fingerprint_of(infos: Iterable[ObjectInfo]) -> str:
+    """A hash of names, sizes and checksums; where a store keeps no checksum, as a folder, of times of change."""
+    digest = hashlib.sha256()
+    for info in infos:
+        digest.update(f"{info.name} {info.size_bytes} {info.crc32c or info.version}\n".encode())
+    return digest.hexdigest()
+
+
+def find_files(source: str, cache_gib: float = 0.0) -> Files:
+    """The files that `source` names; those of a bucket come through a cache of at most `cache_gib`.
+
+    Raises ConfigError when there are none, DataError when some of a brace pattern's are not there.
+    """
+    root, name = _root_and_name(source)
+    storage = _open_folder(root)
+    if name and (info := storage.stat(name)):
+        return Files(source, storage, (info,), cache_gib=cache_gib)
+    if SPECIAL.search(name):
+        return replace(_matching(source, storage, name), cache_gib=cache_gib)
+    storage = _open_folder(source)
+    infos = tuple(storage.list())
+    if not infos:
+        where = f" (looked for {storage.root_uri})" if storage.root_uri != source else ""
+        raise ConfigError(
+            f"data.source {source!r} does not exist{where}",
+            expected="an existing LLaVA file, tar, Parquet file, COCO file or folder; a relative path starts at the "
+            "current folder",
+        )
+    return Files(source, storage, infos, is_folder=True, cache_gib=cache_gib)
+
+
+def _root_and_name(source: str) -> tuple[str, str]:
+    """The folder before the first wildcard, and the rest."""
+    special = SPECIAL.search(source)
+    cut = source.rstrip("/").rfind("/", 0, special.start() if special else len(source))
+    if cut < 0:
+        return ".", source
+    root, name = source[:cut] or "/", source[cut + 1 :].rstrip("/")
+    return (source, "") if root in ("gs:/", "gs:") else (root, name)
+
+
+def _open_folder(uri: str) -> Storage:
+    try:
+        return open_storage(uri)
+    except UserError as error:
+        if error.code != ExitCode.CONFIG:
+            raise
+        raise ConfigError(f"data.source: {error.found}", expected=error.expected, fix=error.fix) from error
+
+
+def _matching(source: str, storage: Storage, pattern: str) -> Files:
+    there = storage.list()
+    found: dict[str, ObjectInfo] = {}
+    missing = []
+    for one in _expanded(pattern):
+        if SPECIAL.search(one):
+            matches = [info for info in there if _matches(info.name, one)]
+        else:
+            matches = [info for info in there if info.name == one]
+        found |= {info.name: info for info in matches}
+        missing += [] if matches else [one]
+    if not found:
+        raise ConfigError(
+            f"data.source {source!r} matches no file (looked in {storage.root_uri})",
+            expected="a pattern such as train-{000000..000099}.tar or *.parquet",
+        )
+    if missing:
+        raise DataError(
+            f"{len(missing)} of the files that data.source {source!r} names are missing, the first is {missing[0]}",
+            expected="every file of the braces: a set with a hole would be smaller than it says",
+            fix="fetch what is missing, or name what is there",
+        )
+    return Files(source, storage, tuple(found[name] for name in sorted(found)))
+
+
+def _matches(name: str, pattern: str) -> bool:
+    """As a shell does it: a wildcard does not reach over a slash."""
+    parts, patterns = name.split("/"), pattern.split("/")
+    return len(parts) == len(patterns) and all(map(fnmatchcase, parts, patterns))
+
+
+def _expanded(pattern: str) -> list[str]:
+    """`{a,b}` and `{000..012}` written out, as a shell does it."""
+    pieces = BRACES.split(pattern)
+    choices = [[piece] if place % 2 == 0 else _choices(piece) for place, piece in enumerate(pieces)]
+    size = 1
+    for choice in choices:
+        size *= len(choice)
+    if size > MOST_FILES:
+        raise ConfigError(f"data.source {pattern!r} means {size} files", expected=f"at most {MOST_FILES}")
+    return ["".join(parts) for parts in product(*choices)]
+
+
+def _choices(inside: str) -> list[str]:
+    if match := RANGE.fullmatch(inside):
+        first, last = int(match[1]), int(match[2])
+        if abs(last - first) > MOST_FILES:
+            raise ConfigError(f"data.source has the range {inside!r}", expected=f"at most {MOST_FILES} files")
+        width = max(len(match[1]), len(match[2])) if match[1].startswith("0") else 0
+        step = 1 if last >= first else -1
+        return [f"{number:0{width}d}" for number in range(first, last + step, step)]
+    return inside.split(",")

@@ -1,0 +1,242 @@
+"""From turns to tokens: the tokenizer, the conversation format, labels, prompts and the chat template.
+
+The format, in LLaVA's spirit:
+
+    <s>USER: <image>
+    what digit is this? ASSISTANT: 7</s>USER: is it even? ASSISTANT: no</s>
+
+A sample is tokenized as one text, so the chat template gives the same tokens whatever the tokenizer thinks of spaces;
+labels are found by character position.
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trainer.data.sample import IMAGE_TOKEN, Turn
+from trainer.errors import ConfigError, ExitCode, UserError
+from trainer.storage.base import Storage
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+IGNORED = -100  # label of a token that does not count in the loss
+TRAINED_PREFIX = "train:"
+PAD, BOS, EOS = "<pad>", "<s>", "</s>"
+BYTES_ALPHABET = 256
+FEW = 4  # tokens that an error names
+CONTROL_TOKEN = re.compile("<[^<>]+>")
+QUESTION_PREFIX, ANSWER_PREFIX = "USER: ", " ASSISTANT:"
+
+# Text content is taken as it is; of a content list, an image is its mark and a line end, as in training.
+CHAT_TEMPLATE = (
+    "{{- bos_token or '' -}}"
+    "{%- for message in messages -%}"
+    "{{- ' ASSISTANT: ' if message['role'] == 'assistant' else 'USER: ' -}}"
+    "{%- if message['content'] is string -%}{{- message['content'] -}}"
+    "{%- else -%}"
+    "{%- for part in message['content'] -%}"
+    "{{- '<image>\\n' if part['type'] == 'image' else part['text'] -}}"
+    "{%- endfor -%}"
+    "{%- endif -%}"
+    "{{- eos_token if message['role'] == 'assistant' else '' -}}"
+    "{%- endfor -%}"
+    "{{- ' ASSISTANT:' if add_generation_prompt else '' -}}"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """Tokens of one sample. `labels` is -100 except on answers and their end tokens; both have equal length."""
+
+    input_ids: list[int]
+    labels: list[int]
+
+    @property
+    def label_tokens(self) -> int:
+        return len(self.labels) - self.labels.count(IGNORED)
+
+
+def encode_sample(
+    turns: Sequence[Turn],
+    image_token_counts: Sequence[int],
+    tokenizer: PreTrainedTokenizerFast,
+    image_marks: Sequence[str] | None = None,
+) -> Encoded:
+    """Tokens and labels of a conversation; the k-th `<image>` becomes `image_token_counts[k]` image tokens.
+
+    image_marks: what a family writes for each image, with `<image>` in it, once or more often: each then becomes an
+    equal share of the image's tokens. None: the token alone.
+    """
+    marks = [IMAGE_TOKEN] * len(image_token_counts) if image_marks is None else image_marks
+    left = iter(marks)
+    text, end = tokenizer.bos_token or "", tokenizer.eos_token  # of transformers' tokenizers, each look takes long
+    answers = []  # character ranges that count in the loss
+    for turn in turns:
+        text += f"{QUESTION_PREFIX}{_written(turn.question, left)}{ANSWER_PREFIX}"
+        start = len(text)
+        text += f" {turn.answer}{end}"
+        answers.append((start, len(text)))
+    encoding = tokenizer.backend_tokenizer.encode(text, add_special_tokens=False)
+    ids, starts = encoding.ids, [start for start, _ in encoding.offsets]
+    labels = [IGNORED] * len(ids)
+    for start, stop in answers:
+        first, last = bisect_left(starts, start), bisect_left(starts, stop)
+        labels[first:last] = ids[first:last]
+    return _with_images(ids, labels, image_token_counts, marks, tokenizer)
+
+
+def prompt(
+    question: str,
+    image_token_counts: Sequence[int],
+    tokenizer: PreTrainedTokenizerFast,
+    image_marks: Sequence[str] | None = None,
+) -> list[int]:
+    """Tokens that ask one question about a sample's images; the answer is generated after them.
+
+    The images stand where the question marks them, or in front of it when it does not mark all of them (a later turn).
+    No counts, no images: the question alone.
+    """
+    marks = [IMAGE_TOKEN] * len(image_token_counts) if image_marks is None else image_marks
+    if question.count(IMAGE_TOKEN) != len(image_token_counts):
+        bare = question.replace(f"{IMAGE_TOKEN}\n", "").replace(IMAGE_TOKEN, "").strip()
+        question = f"{IMAGE_TOKEN}\n" * len(image_token_counts) + bare
+    text = f"{tokenizer.bos_token or ''}{QUESTION_PREFIX}{_written(question, iter(marks))}{ANSWER_PREFIX}"
+    ids = tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
+    return _with_images(ids, [IGNORED] * len(ids), image_token_counts, marks, tokenizer).input_ids
+
+
+def _written(question: str, marks: Iterator[str]) -> str:
+    """The question with the next mark in the place of each `<image>`."""
+    first, *behind = question.split(IMAGE_TOKEN)
+    return first + "".join(f"{next(marks)}{text}" for text in behind)
+
+
+def _with_images(
+    ids: list[int], labels: list[int], counts: Sequence[int], marks: Sequence[str], tokenizer: PreTrainedTokenizerFast
+) -> Encoded:
+    """Repeat the image tokens of the k-th mark until they are `counts[k]`."""
+    image_token = tokenizer.convert_tokens_to_ids(IMAGE_TOKEN)
+    places = [position for position, token in enumerate(ids) if token == image_token]
+    parts = [mark.count(IMAGE_TOKEN) for mark in marks]
+    shares = [count // part for count, part in zip(counts, parts, strict=True) for _ in range(part)]
+    assert len(places) == len(shares), f"{len(places)} image tokens, {len(shares)} in the marks of the images"
+    for position, count in zip(reversed(places), reversed(shares), strict=True):
+        ids[position : position + 1] = [image_token] * count
+        labels[position : position + 1] = [IGNORED] * count
+    return Encoded(ids, labels)
+
+
+def make_tokenizer(
+    name: str,
+    texts: Iterable[str],
+    image_mark: str = IMAGE_TOKEN,
+    *,
+    control_tokens: Iterable[str] = (),
+    has_mark: bool = False,
+) -> PreTrainedTokenizerFast:
+    """The tokenizer that `model.tokenizer` names, with every token and the chat template that the format needs.
+
+    `image_mark` is what the family writes for an image in a prompt: `<image>`, or that between tokens of its own;
+    `control_tokens` are further ones. `texts` is consumed only for `train:N`. `has_mark`: a tokenizer that is not
+    trained here must have all these tokens already. Raises ConfigError for a bad N and for missing tokens, UserError
+    (exit 69) when a hub id or folder cannot be loaded.
+    """
+    tokens = (*CONTROL_TOKEN.findall(image_mark), *control_tokens)
+    around = [token for token in dict.fromkeys(tokens) if token != IMAGE_TOKEN]
+    if name.startswith(TRAINED_PREFIX):
+        tokenizer = _train(name, texts, around)
+    else:
+        tokenizer = _pretrained(name, around, has_mark=has_mark)
+    tokenizer.chat_template = CHAT_TEMPLATE.replace(IMAGE_TOKEN, image_mark)
+    return tokenizer
+
+
+def training_texts(turns: Iterable[Turn]) -> Iterable[str]:
+    """What a trained tokenizer learns from: the texts around answers, cut as pre-tokenization would cut them."""
+    for turn in turns:
+        yield f"{QUESTION_PREFIX}{turn.question.replace(IMAGE_TOKEN, '')}{ANSWER_PREFIX}"
+        yield f" {turn.answer}"
+
+
+def load_tokenizer(storage: Storage, folder: str = "tokenizer") -> PreTrainedTokenizerFast:
+    """The tokenizer saved with prepared data."""
+    from transformers import AutoTokenizer
+
+    with tempfile.TemporaryDirectory() as scratch:
+        for info in storage.list(folder):
+            Path(scratch, Path(info.name).name).write_bytes(storage.read(info.name))
+        return AutoTokenizer.from_pretrained(scratch)
+
+
+def _few(tokens: list[str]) -> str:
+    more = len(tokens) - FEW
+    return ", ".join(tokens[:FEW]) + (f" and {more} more" if more > 0 else "")
+
+
+def _train(name: str, texts: Iterable[str], around: list[str]) -> PreTrainedTokenizerFast:
+    """A byte-level BPE: any text has tokens, frequent words (yes, no, numbers) become one."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    specials = [PAD, BOS, EOS, IMAGE_TOKEN, *around]
+    smallest = BYTES_ALPHABET + len(specials)
+    size = name.removeprefix(TRAINED_PREFIX)
+    if not size.isdecimal() or int(size) < smallest:
+        raise ConfigError(
+            f"model.tokenizer {name!r} is not a size that a tokenizer can be trained to",
+            expected=f"train:N with N at least {smallest} (256 bytes and {len(specials)} control tokens)",
+        )
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=int(size),
+        special_tokens=specials,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token=BOS,
+        eos_token=EOS,
+        pad_token=PAD,
+        extra_special_tokens={"image_token": IMAGE_TOKEN},
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def _pretrained(name: str, around: list[str], *, has_mark: bool) -> Any:
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name, use_fast=True)
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"model.tokenizer {name!r} cannot be loaded: {str(error).splitlines()[0]}",
+            expected="a hub id or a folder with tokenizer.json, or train:N",
+            fix="check the name and, for a hub id, the network and HF_TOKEN",
+            code=ExitCode.UNAVAILABLE,
+        ) from error
+    if not tokenizer.is_fast:
+        raise ConfigError(
+            f"model.tokenizer {name!r} has no fast tokenizer",
+            expected="a tokenizer.json: labels are found by the character positions that only fast tokenizers give",
+        )
+    lacking = [token for token in (IMAGE_TOKEN, *around) if token not in tokenizer.get_vocab()]
+    if has_mark and lacking:
+        raise ConfigError(
+            f"model.tokenizer {name!r} lacks {_few(lacking)}, which the model sees an image by",
+            expected="a tokenizer with these tokens, such as that of model.whole",
+        )
+    missing = {"pad_token": PAD, "eos_token": EOS}
+    tokenizer.add_special_tokens({kind: token for kind, token in missing.items() if getattr(tokenizer, kind) is None})
+    tokenizer.add_special_tokens({"extra_special_tokens": [IMAGE_TOKEN, *around]}, replace_extra_special_tokens=False)
+    return tokenizer

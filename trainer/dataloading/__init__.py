@@ -1,0 +1,1 @@
+"""Packed sequences become batches of tensors, ahead of the training step."""

@@ -1,0 +1,196 @@
+"""Rows to tensors: micro-batches of one step, made ahead of use in a background thread."""
+
+from __future__ import annotations
+
+import dataclasses
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trainer.data.loader import Row, RowLoader
+from trainer.data.tokenize import IGNORED
+from trainer.feature_cache.reader import FeatureReader
+from trainer.models.attention.cu_seqlens import Samples
+from trainer.sizing.image_inputs import Grid, Images, PrepareImages, join_features
+
+STEPS_AHEAD = 2
+OF_IMAGES = ("images", "image_grids")  # arguments of a training module
+
+ImageSource = Callable[[Sequence[Row]], Images]  # rows -> features or pixel values of their images, in order
+
+
+@dataclass(frozen=True)
+class RowBatch:
+    """Rows of one forward pass. See the family's training module for shapes."""
+
+    input_ids: Tensor  # (rows, tokens)
+    position_ids: Tensor  # (rows, tokens) or (axes, rows, tokens)
+    label_index: Tensor  # (labels,) positions in the flattened rows whose next token is a label
+    label_ids: Tensor  # (labels,)
+    images: Tensor  # (tiles, tokens, hidden) or (tiles, 3, side, side); of some families (tokens of all, numbers)
+    # What the host knows of these rows, so that nobody has to read it from the device. No tensors that wrappers move.
+    image_grids: tuple[Grid, ...] | None = None  # of each image, for a tower whose images differ in size
+    samples: Samples | None = None  # where they are; None is not known
+    image_tokens: int | None = None  # of all images; None is not known
+
+    def to(self, device: torch.device, *, images: bool = True) -> dict[str, Any]:
+        """The arguments of a training module by name, tensors on the device; `images`: those of images too."""
+        named = {name: value for name, value in self._known().items() if images or name not in OF_IMAGES}
+        return {name: _on(value, device) for name, value in named.items()}
+
+    def images_to(self, device: torch.device) -> dict[str, Any]:
+        """The other arguments."""
+        return {name: _on(value, device) for name, value in self._known().items() if name in OF_IMAGES}
+
+    def pinned(self) -> RowBatch:
+        """The same in page-locked memory, from which a copy to a GPU does not hold up the thread that orders it."""
+        movable = {name: value for name, value in self._known().items() if isinstance(value, Tensor | Samples)}
+        pinned: dict[str, Any] = {name: value.pin_memory() for name, value in movable.items()}
+        return dataclasses.replace(self, **pinned)
+
+    def _known(self) -> dict[str, Any]:
+        named = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return {name: value for name, value in named.items() if value is not None}
+
+
+def _on(value: Any, device: torch.device) -> Any:
+    return value.to(device, non_blocking=True) if isinstance(value, Tensor | Samples) else value
+
+
+@dataclass(frozen=True)
+class StepBatches:
+    """What one rank needs for one step. Counts are of this rank unless they are named global."""
+
+    step: int
+    epoch: int
+    batches: list[RowBatch]
+    global_label_tokens: int
+    useful_tokens: int
+    slot_tokens: int
+    images: int  # tiles, of images that are cut
+    sample_ids: tuple[str, ...]
+
+
+def collate(rows: Sequence[Row], image_source: ImageSource) -> RowBatch:
+    """One micro-batch from packed rows."""
+    labels = np.stack([row.labels for row in rows])
+    next_is_label = np.zeros(labels.shape, dtype=bool)
+    next_is_label[:, :-1] = labels[:, 1:] != IGNORED
+    label_index = np.flatnonzero(next_is_label)
+    images = image_source(rows)
+    positions = np.stack([row.position_ids for row in rows], axis=-2)  # (rows, tokens) or (axes, rows, tokens)
+    return RowBatch(
+        input_ids=torch.from_numpy(np.stack([row.input_ids for row in rows])),
+        position_ids=torch.from_numpy(positions),
+        label_index=torch.from_numpy(label_index),
+        label_ids=torch.from_numpy(labels.reshape(-1)[label_index + 1]),
+        images=images.values,
+        image_grids=images.grids,
+        samples=Samples.of([row.sample_tokens for row in rows], labels.shape[1]),
+        image_tokens=sum(sum(row.image_token_counts) for row in rows),
+    )
+
+
+def cached_images(reader: FeatureReader, shape: tuple[int, ...]) -> ImageSource:
+    """Features from the store. `shape` is the family's `feature_shape`."""
+
+    def read(rows: Sequence[Row]) -> Images:
+        images = [image for row in rows for image in row.image_sha256]
+        return Images(reader.read_all(images).view(-1, *shape) if images else join_features([], shape))
+
+    return read
+
+
+def online_images(prepare: PrepareImages) -> ImageSource:
+    """Pixel values, for a tower that runs in the training step."""
+
+    def read(rows: Sequence[Row]) -> Images:
+        return prepare([image for row in rows for image in row.images])
+
+    return read
+
+
+def no_images(_rows: Sequence[Row]) -> Images:
+    """For a rank that holds none of the layers that take images."""
+    return Images(torch.empty(0))
+
+
+class BatchStream:
+    """The batches of one rank, step by step, made a few steps ahead of use. `waited_s` is how long the loop waited."""
+
+    def __init__(
+        self,
+        loader: RowLoader,
+        image_source: ImageSource,
+        *,
+        micro_batch_rows: int,
+        first_step: int,
+        end_step: int,
+        rank: int,
+        world_size: int,
+        device: torch.device,
+    ) -> None:
+        self.waited_s = 0.0
+        self._device = device
+        self._loader, self._image_source, self._micro_rows = loader, image_source, micro_batch_rows
+        self._steps = range(first_step, end_step)
+        self._rank, self._world_size = rank, world_size
+        self._queue: queue.Queue[StepBatches | BaseException | None] = queue.Queue(maxsize=STEPS_AHEAD)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._produce, name="batches", daemon=True)
+        self._thread.start()
+
+    def __iter__(self) -> Iterator[StepBatches]:
+        while True:
+            started = time.perf_counter()
+            item = self._queue.get()
+            self.waited_s += time.perf_counter() - started
+            if item is None:
+                return
+            if isinstance(item, BaseException):
+                raise item
+            yield item
+
+    def close(self) -> None:
+        """Stop the producer, also when it waits for room in the queue."""
+        self._stop.set()
+        while self._thread.is_alive():
+            try:
+                self._queue.get(timeout=0.1)
+            except queue.Empty:
+                continue
+        self._thread.join()
+
+    def _produce(self) -> None:
+        try:
+            if self._device.type == "cuda":
+                torch.cuda.set_device(self._device)  # of this thread; pinning would open a context on GPU 0 otherwise
+            for step in self._steps:
+                if self._stop.is_set():
+                    return
+                self._queue.put(self._make(step))
+            self._queue.put(None)
+        except BaseException as error:  # handed to the loop, which raises it
+            self._queue.put(error)
+
+    def _make(self, step: int) -> StepBatches:
+        rows = self._loader.rows_for_step(step, self._rank, self._world_size)
+        size = self._micro_rows
+        batches = [collate(rows[i : i + size], self._image_source) for i in range(0, len(rows), size)]
+        return StepBatches(
+            step=step,
+            epoch=self._loader.epoch(step),
+            batches=[batch.pinned() for batch in batches] if self._device.type == "cuda" else batches,
+            global_label_tokens=self._loader.total_label_tokens(step),
+            useful_tokens=sum(row.tokens for row in rows),
+            slot_tokens=sum(len(row.input_ids) for row in rows),
+            images=sum(row.tiles for row in rows),
+            sample_ids=tuple(sample for row in rows for sample in row.sample_ids),
+        )

@@ -1,0 +1,71 @@
+"""Opens a run's data and features for reading, and has remote shards of both fetched ahead of the steps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from trainer.config.job import JobConfig
+from trainer.data.sampler import RowSequence
+from trainer.data.shards.disk_cache import ShardCache, open_shards, open_together
+from trainer.data.shards.index import SplitIndex
+from trainer.data.shards.prefetch import GROUPS_AHEAD, ShardsAhead
+from trainer.data.shards.prefetch_schedule import Needs, ShardSchedule
+from trainer.data.shards.tar import ShardReader
+from trainer.data.shards.verified_files import DataShards, ShardFiles
+from trainer.feature_cache.reader import FeatureReader, FeatureShards
+from trainer.storage.base import open_storage
+
+
+@dataclass(frozen=True)
+class Readers:
+    """A run's samples, and its cached features where it uses them."""
+
+    data: ShardFiles
+    features: FeatureReader | None
+
+    @property
+    def samples(self) -> ShardReader:
+        return ShardReader(self.data)
+
+    def fetch_ahead(
+        self, split: SplitIndex, sequence: RowSequence, end_step: int, shuffle_shards: int
+    ) -> list[ShardsAhead]:
+        """What fetches the remote shards of the steps up to `end_step`."""
+        found = []
+        for files, names, needs, group_shards in self._remote(split, shuffle_shards):
+            schedule = ShardSchedule(names, needs, sequence, end_step)
+            found.append(ShardsAhead(files, schedule, group_shards=group_shards))
+        return found
+
+    def _remote(self, split: SplitIndex, shuffle_shards: int) -> Iterator[tuple[ShardCache, list[str], Needs, int]]:
+        if isinstance(self.data, ShardCache):
+            yield self.data, split.shards, Needs.one_each(split.shard_numbers), shuffle_shards
+        if self.features and isinstance(self.features.files, ShardCache):
+            # Features lie in the order of the data, so that a group of data shards needs a share of their shards.
+            shards = self.features.shards
+            groups = max(1.0, len(split.shards) / shuffle_shards)
+            yield self.features.files, shards.names, shards.needs(split), math.ceil(len(shards.names) / groups) + 1
+
+
+def open_readers(job: JobConfig, *, set_aside_bytes: int = 0) -> Readers:
+    """Open what the run's pointers name. Data and features share the room for remote shards by their sizes."""
+    pointers = job.pointers()
+    data, cache_gib = DataShards(open_storage(pointers.prepared_uri)), job.data.shard_cache_gib
+    if pointers.features == "off":
+        return Readers(open_shards(data, cache_gib, set_aside_bytes=set_aside_bytes), None)
+    features = FeatureShards(pointers.features_uri)
+    files, kept = open_together([data, features], cache_gib, set_aside_bytes=set_aside_bytes)
+    return Readers(files, FeatureReader(features, kept))
+
+
+def warnings(ahead: list[ShardsAhead]) -> Iterator[str]:
+    """What to tell people whose cache is too small to fetch each shard in time and once."""
+    for each in ahead:
+        if each.cache.num_fitting < each.most_shards:
+            yield (
+                f"the cache holds {each.cache.num_fitting} shards of {each.cache.shards.kind}, {GROUPS_AHEAD} groups "
+                f"of data.shuffle_shards are {each.most_shards}: shards will be fetched late or more than once; "
+                "raise data.shard_cache_gib"
+            )

@@ -1,0 +1,1 @@
+"""Processes and how they find each other: cluster environment, rendezvous, watchdog."""

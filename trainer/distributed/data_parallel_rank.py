@@ -1,0 +1,38 @@
+"""Copies of the model in a job: which rows a rank trains on when several ranks hold one copy together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trainer.config.train import TrainConfig
+from trainer.distributed.process import Worker
+from trainer.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Replica:
+    """The copy of the model that this rank belongs to. Ranks of one copy train on the same rows.
+
+    Ranks are counted with tensor parallelism innermost, so that it stays inside a node, then copies, then pipeline
+    stages: rank = (stage x copies + copy) x tensor_parallel + tensor rank.
+    """
+
+    index: int
+    count: int  # copies in the job
+    leads: bool  # whether this is the copy's first rank: the one that counts its rows
+    takes_images: bool  # whether this rank is in the copy's first stage
+
+
+def replica_of(config: TrainConfig, worker: Worker) -> Replica:
+    """Raises ConfigError when the job's ranks do not divide into copies."""
+    tensor, stages = config.tensor_parallel, config.pipeline_parallel
+    if worker.world_size % config.model_ranks or worker.local_world_size % tensor:
+        raise ConfigError(
+            f"train.tensor_parallel {tensor} x train.pipeline_parallel {stages} do not divide {worker.world_size} "
+            f"processes, {worker.local_world_size} on a node",
+            expected="a number of processes that is a multiple of both, with tensor parallelism inside a node",
+        )
+    count = worker.world_size // config.model_ranks
+    index = worker.rank // tensor % count
+    is_first_stage = worker.rank // (tensor * count) == 0
+    return Replica(index, count, leads=worker.rank % tensor == 0 and is_first_stage, takes_images=is_first_stage)

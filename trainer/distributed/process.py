@@ -1,0 +1,111 @@
+"""One process (rank) of a job: process group, stop requests, and a clean way out."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import NoReturn
+
+import torch
+import torch.distributed as dist
+
+from trainer.distributed.cluster_env import read_cluster
+from trainer.errors import EXIT_FOLDER_VARIABLE, ExitCode, run_main
+
+COLLECTIVE_TIMEOUT = timedelta(minutes=10)
+
+
+@dataclass(frozen=True)
+class Worker:
+    """This process's place in the job."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    device: torch.device
+    num_reducers: int = 0  # of a Reduction Server
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is rank 0 of the job: the one that writes metrics and commits."""
+        return self.rank == 0
+
+    @property
+    def is_node_leader(self) -> bool:
+        """Whether this is the first rank of its node: the one that moves the node's files."""
+        return self.local_rank == 0
+
+    @property
+    def node(self) -> int:
+        return self.rank // self.local_world_size
+
+    @property
+    def num_nodes(self) -> int:
+        return self.world_size // self.local_world_size
+
+
+def start_worker() -> Worker:
+    """Join the process group that torchrun describes; without torchrun, be the only rank."""
+    rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    local_rank = int(os.environ.get("LOCAL_RANK", 0))
+    device = torch.device("cpu")
+    if torch.cuda.is_available():
+        device = torch.device("cuda", local_rank)
+        torch.cuda.set_device(device)
+    if "MASTER_ADDR" not in os.environ:
+        dist.init_process_group(
+            _backend(device), store=dist.HashStore(), rank=0, world_size=1, timeout=COLLECTIVE_TIMEOUT
+        )
+    else:
+        dist.init_process_group(_backend(device), timeout=COLLECTIVE_TIMEOUT)
+    cluster = read_cluster(os.environ)
+    reducers = cluster.num_reducers if cluster else 0
+    return Worker(rank, world_size, local_rank, int(os.environ.get("LOCAL_WORLD_SIZE", 1)), device, reducers)
+
+
+def _backend(device: torch.device) -> str:
+    # Objects and checkpoint plans travel on the CPU even on a GPU machine.
+    return "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+
+
+class StopRequest:
+    """Remembers SIGTERM and SIGINT. The handler only sets a flag: the loop asks all ranks before it acts on it."""
+
+    def __init__(self) -> None:
+        self.requested = False
+        self.requested_at: float | None = None  # time.monotonic()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._remember)
+
+    def _remember(self, _signal: int, _frame: object) -> None:
+        self.requested = True
+        self.requested_at = self.requested_at or time.monotonic()
+
+
+def run_worker(main: Callable[[], int | None]) -> None:
+    """Run `main`, leave the exit code for the launcher, and end the process.
+
+    The process ends by `os._exit` because gloo's threads can abort a finished process at exit (pytorch#190489); after a
+    clean run all ranks meet at a barrier first, so that none closes its connections while another still uses them.
+    """
+    code = run_main(main)
+    if dist.is_initialized() and code in (ExitCode.OK, ExitCode.PREEMPTED):
+        dist.barrier()
+        dist.destroy_process_group()
+    leave(code)
+
+
+def leave(code: int) -> NoReturn:
+    """Leave the exit code for the launcher and end this process at once. May be called from any thread."""
+    if folder := os.environ.get(EXIT_FOLDER_VARIABLE):
+        Path(folder, f"rank-{os.environ.get('RANK', 0)}").write_text(str(code))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

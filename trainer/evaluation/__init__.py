@@ -1,0 +1,1 @@
+"""Generation, scores, and the validation loss."""

@@ -1,0 +1,104 @@
+"""Which answers are mixed up with which: expected ones down, predicted ones across, for slices with few answers."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from trainer.evaluation.metrics import Prediction, normalise
+
+MOST_ANSWERS = 25  # more are a table that nobody reads
+# Of what counts as a closed set, each answer is expected more than once, and on average of so many questions.
+LEAST_QUESTIONS, MEAN_QUESTIONS = 2, 5
+RULE = (
+    f"2 to {MOST_ANSWERS} different expected answers, each of {LEAST_QUESTIONS} held-out questions or more, and of "
+    f"{MEAN_QUESTIONS} on average"
+)
+OTHER = "other"
+
+
+@dataclass(frozen=True)
+class Confusion:
+    """`counts[i][j]` questions with the expected answer i were answered with j.
+
+    The columns are the answers, in their order, and then one more for all predictions that are none of them, where
+    there are such.
+    """
+
+    answers: tuple[str, ...]
+    columns: tuple[str, ...]
+    counts: tuple[tuple[int, ...], ...]
+
+    @property
+    def questions(self) -> int:
+        return sum(map(sum, self.counts))
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the answers look like a closed set, and not like words that happen to be few."""
+        fewest = min(map(sum, self.counts))
+        return fewest >= LEAST_QUESTIONS and self.questions >= MEAN_QUESTIONS * len(self.answers)
+
+    def square(self) -> tuple[list[str], list[list[int]]]:
+        """Names and rows with as many lines as columns: to nothing else than an answer there is an empty line."""
+        rows = [list(row) for row in self.counts]
+        return list(self.columns), rows + [[0] * len(self.columns)] * (len(self.columns) - len(rows))
+
+
+def confusion_of(pairs: Iterable[tuple[str, str]]) -> Confusion | None:
+    """The table of (expected, predicted) texts, which are compared as exact match compares them.
+
+    None unless there are 2 to MOST_ANSWERS different expected answers.
+    """
+    plain = [(normalise(answer), normalise(prediction)) for answer, prediction in pairs]
+    asked = Counter(answer for answer, _ in plain)
+    if not 2 <= len(asked) <= MOST_ANSWERS:
+        return None
+    answers = tuple(sorted(asked, key=_natural))
+    strays = OTHER
+    while strays in asked:
+        strays = f"({strays})"
+    counts = Counter((answer, given if given in asked else strays) for answer, given in plain)
+    columns = (*answers, strays) if any(given == strays for _, given in counts) else answers
+    rows = tuple(tuple(counts[answer, given] for given in columns) for answer in answers)
+    return Confusion(answers, columns, rows)
+
+
+def confusions(predictions: Sequence[Prediction]) -> dict[str, Any]:
+    """What evaluate.json says of it: `slices` with a table each, the `shown` one, and a `note` about that choice.
+
+    Shown is the one with the most answers, then the most questions: a console has room for one.
+    """
+    by_slice: dict[str, list[tuple[str, str]]] = defaultdict(list)
+    for one in predictions:
+        by_slice[one.slice].append((one.answer, one.prediction))
+    found = {
+        name: table
+        for name, pairs in sorted(by_slice.items())
+        if (table := confusion_of(pairs)) is not None and table.is_closed
+    }
+    shown = max(found, key=lambda name: (len(found[name].answers), found[name].questions), default=None)
+    if shown is None:
+        note = f"no confusion matrix: no slice has {RULE}"
+    else:
+        others = [name for name in found if name != shown]
+        more = f"; evaluate.json also has those of {', '.join(others)}" if others else ""
+        note = f"answers of slice {shown}, which has {RULE}{more}"
+    return {"shown": shown, "note": note, "slices": {name: asdict(table) for name, table in found.items()}}
+
+
+def shown_confusion(evaluation: dict[str, Any]) -> tuple[Confusion | None, str]:
+    """The table to show of an evaluate.json, and the sentence about it. Earlier versions wrote none."""
+    content = evaluation.get("confusion") or {"shown": None, "note": "no confusion matrix was evaluated"}
+    if content["shown"] is None:
+        return None, content["note"]
+    fields = content["slices"][content["shown"]]
+    rows = tuple(tuple(row) for row in fields["counts"])
+    return Confusion(tuple(fields["answers"]), tuple(fields["columns"]), rows), content["note"]
+
+
+def _natural(text: str) -> tuple[int, float, str]:
+    """Numbers by value, then words by the alphabet."""
+    return (0, float(text), "") if text.isascii() and text.isdigit() else (1, 0.0, text)

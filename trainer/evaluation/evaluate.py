@@ -1,0 +1,278 @@
+"""The evaluation job: held-out loss, and exact match by generation per slice, with controls that keep it honest.
+
+Every held-out question is asked alone, with its sample's images. The same questions are asked again with another
+sample's images (`shuffled_image`) and with features of zero (`no_image`): what the model still gets right then, it got
+from the text.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import math
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from trainer.checkpoint.hf_export import MARKER
+from trainer.config.job import JobConfig
+from trainer.data.loader import RowLoader
+from trainer.data.sampler import RowSequence
+from trainer.data.shards.index import Index, SplitIndex
+from trainer.data.shards.tar import ShardReader
+from trainer.data.tokenize import load_tokenizer, prompt
+from trainer.dataloading.batches import cached_images, collate, online_images
+from trainer.dataloading.readers import open_readers
+from trainer.distributed.process import Worker, run_worker, start_worker
+from trainer.errors import DataError
+from trainer.evaluation.confusion_matrix import confusions
+from trainer.evaluation.generate import generate_answers
+from trainer.evaluation.metrics import Prediction, Question, chance, exact_match, is_right, scores
+from trainer.feature_cache.reader import FeatureReader
+from trainer.models.base import Family
+from trainer.models.image_processor import image_preparer, images_within
+from trainer.models.image_tokens import ImageForm, image_form_of
+from trainer.models.registry import family_of
+from trainer.progress import Progress
+from trainer.sizing.image_inputs import join_features
+from trainer.storage.base import Storage, open_storage
+
+LOSS_ROWS_PER_RANK = 4
+
+
+@dataclass(frozen=True)
+class Subject:
+    """The exported model and the held-out data it is asked about."""
+
+    family: Family
+    model: nn.Module
+    tokenizer: Any
+    prepared: Storage
+    split: SplitIndex
+    shards: ShardReader
+    features: FeatureReader | None  # None: the tower runs now
+
+
+def evaluate(job: JobConfig, worker: Worker) -> None:
+    """Evaluate `<run>/export/` on the held-out split; write evaluate.json and predictions.jsonl. Collective."""
+    started = time.perf_counter()
+    progress = Progress(job.run.run_uri, "evaluate") if worker.is_first else None
+    subject = load_subject(job, worker)
+    questions = held_out_questions(subject, job.evaluate.max_samples)
+    mine = questions[worker.rank :: worker.world_size]
+    rounds = ["", *job.evaluate.controls]
+    answered: dict[str, list[Prediction]] = {}
+    for control in rounds:
+        answered[control] = []
+        for start in range(0, len(mine), job.evaluate.batch_questions):
+            batch = mine[start : start + job.evaluate.batch_questions]
+            answered[control] += answer(job, subject, batch, control, worker)
+            if progress:
+                asked = sum(len(predictions) for predictions in answered.values())
+                progress.update(asked, len(mine) * len(rounds), unit="questions", message=control)
+    loss = held_out_loss(job, subject, worker)
+    everyone: list[Any] = [None] * worker.world_size
+    dist.all_gather_object(everyone, answered)
+    if not progress:
+        return
+    predictions = {
+        control: sorted((p for part in everyone for p in part[control]), key=lambda p: (p.id, p.turn))
+        for control in rounds
+    }
+    stats = json.loads(subject.prepared.read("stats.json"))
+    by_chance = chance(questions, {name: each["majority_answer"] or "" for name, each in stats["slices"].items()})
+    pictures = {(q.id, q.turn): (*subject.split.image_sha256(q.sample), q.question) for q in questions}
+    scored_by_slice = scores(predictions[""], pictures, job.evaluate.cider_d)
+    for name, scored in scored_by_slice["slices"].items():
+        scored["chance"] = by_chance["slices"][name]["exact_match"]
+    result = {
+        "samples": len({question.sample for question in questions}),
+        **scored_by_slice,
+        "chance": by_chance["exact_match"],
+        "loss": loss,
+        "perplexity": math.exp(min(loss, 100.0)),
+        "confusion": confusions(predictions[""]),
+        "controls": {control: exact_match(predictions[control]) for control in job.evaluate.controls},
+        "held_out_sha256": hashlib.sha256(
+            repr([(q.id, q.turn, q.question, q.answer) for q in questions]).encode()
+        ).hexdigest(),
+        "wall_s": time.perf_counter() - started,
+    }
+    store = open_storage(job.run.run_uri)
+    lines = "".join(json.dumps(asdict(prediction)) + "\n" for prediction in predictions[""])
+    store.write("predictions.jsonl", lines.encode())
+    store.write("evaluate.json", json.dumps(result).encode())
+    progress.finish(message=f"exact match {result['exact_match']:.3f} on {result['questions']} held-out questions")
+
+
+def load_subject(job: JobConfig, worker: Worker) -> Subject:
+    """The exported model on this rank's device, and the held-out split. Raises DataError when that is empty."""
+    pointers = job.pointers()
+    prepared = open_storage(pointers.prepared_uri)
+    split = Index.load(pointers.prepared_uri).split("eval")
+    if not len(split):
+        raise DataError(
+            "the held-out split has no samples",
+            expected="at least one sample to evaluate on",
+            fix="raise data.held_out_fraction",
+        )
+    family = family_of(job.model)
+    run = open_storage(job.run.run_uri)
+    if run.stat(f"export/{MARKER}") is None:
+        raise DataError(
+            f"run {job.run.run_id} has no exported model",
+            expected=f"a whole export in {run.uri('export')}",
+            fix="run the sync_checkpoint step first",
+        )
+    with tempfile.TemporaryDirectory(prefix="vlmpipe-evaluate-") as scratch:
+        for info in run.list("export"):
+            Path(scratch, Path(info.name).name).symlink_to(run.fetch(info.name).resolve())
+        model = family.load(Path(scratch)).to(worker.device).eval()
+    readers = open_readers(job)
+    return Subject(
+        family=family,
+        model=model,
+        tokenizer=load_tokenizer(prepared),
+        prepared=prepared,
+        split=split,
+        shards=readers.samples,
+        features=readers.features,
+    )
+
+
+def held_out_questions(subject: Subject, max_samples: int) -> list[Question]:
+    """Every turn of the held-out samples (or of `max_samples` evenly spread ones) as a question of its own."""
+    count = len(subject.split)
+    chosen = min(count, max_samples or count)
+    questions = []
+    for sample in (number * count // chosen for number in range(chosen)):
+        for turn, asked in enumerate(subject.shards.turns(subject.split.sample_location(sample))):
+            questions.append(
+                Question(sample, subject.split.ids[sample], turn, asked.slice, asked.question, asked.answer)
+            )
+    return questions
+
+
+def answer(
+    job: JobConfig, subject: Subject, questions: Sequence[Question], control: str, worker: Worker
+) -> list[Prediction]:
+    """The model's answers to some questions, with the images that the control calls for ("" is their own)."""
+    prompts, samples, form = [], [], image_form_of(job.model)
+    for question in questions:
+        counts = subject.split.image_token_counts(question.sample)
+        marks = form.marks(subject.split.image_sizes(question.sample))
+        prompts.append(prompt(question.question, counts, subject.tokenizer, marks))
+        is_shuffled = control == "shuffled_image"
+        samples.append(other_sample(subject.split, question.sample, form) if is_shuffled else question.sample)
+    features = image_features(job, subject, samples, worker)
+    if control == "no_image":
+        features = torch.zeros_like(features)
+    grids = None
+    if form.grids:
+        sizes = [size for sample in samples for size in subject.split.image_sizes(sample)]
+        grids = torch.tensor([(1, *form.grids.of(*size)) for size in sizes], device=worker.device).reshape(-1, 3)
+    with torch.inference_mode():
+        projected = subject.family.project(subject.model, features)
+    texts = generate_answers(
+        subject.model,
+        subject.tokenizer,
+        prompts,
+        lambda input_ids: subject.family.generation_inputs(subject.model, input_ids, projected, grids),
+        worker.device,
+        max_new_tokens=job.evaluate.max_new_tokens,
+    )
+    return [
+        Prediction(q.id, q.turn, q.slice, q.question, q.answer, text, is_right(q.answer, text))
+        for q, text in zip(questions, texts, strict=True)
+    ]
+
+
+def image_features(job: JobConfig, subject: Subject, samples: Sequence[int], worker: Worker) -> Tensor:
+    """Features of all images of these samples, in order; see `trainer.sizing.image_inputs`. Each distinct image is read
+    once."""
+    features: dict[str, Tensor] = {}
+    order = [(sample, sha256) for sample in samples for sha256 in subject.split.image_sha256(sample)]
+    if subject.features:
+        features = {sha256: subject.features.read(sha256) for _, sha256 in order}
+    else:
+        encoded: dict[str, bytes] = {}
+        for sample in set(samples):
+            images = subject.shards.images(subject.split.sample_location(sample))
+            encoded |= dict(zip(subject.split.image_sha256(sample), images, strict=True))
+        prepare, tower = image_preparer(job.model), subject.family.tower(subject.model)
+        size = images_within(job.model, job.features.batch_images)
+        for start in range(0, len(encoded), size):
+            some = list(encoded)[start : start + size]
+            pixels = prepare([encoded[sha256] for sha256 in some]).to(worker.device)
+            outputs = subject.family.encode(job.model, tower, pixels.values, pixels.grids)
+            features |= dict(zip(some, pixels.features_of_each(outputs), strict=True))
+    shape = subject.family.feature_shape(job.model)
+    return join_features([features[sha256] for _, sha256 in order], shape).to(worker.device)
+
+
+def held_out_loss(job: JobConfig, subject: Subject, worker: Worker) -> float:
+    """Mean loss over all label tokens of the held-out split, in packed rows. Collective."""
+    form = image_form_of(job.model)
+    sequence = RowSequence(
+        subject.split,
+        row_tokens=job.data.row_tokens,
+        row_images=job.data.row_images,
+        seed=0,
+        global_batch_rows=LOSS_ROWS_PER_RANK * worker.world_size,
+        pack=job.data.pack,
+        shuffle_shards=job.data.shuffle_shards,
+        tile_tokens=form.tile_tokens,
+    )
+    cached = subject.features is not None
+    source = (
+        cached_images(subject.features, subject.family.feature_shape(job.model))
+        if subject.features
+        else online_images(image_preparer(job.model))
+    )
+    module = subject.family.training_module(job.model, subject.model, cached=cached).eval()
+    total = torch.zeros(2, dtype=torch.float64, device=worker.device)
+    loader = RowLoader(subject.split, sequence, subject.tokenizer, subject.shards, images=not cached, form=form)
+    with torch.inference_mode():
+        for step in range(sequence.num_steps(1)):
+            rows = loader.rows_for_step(step, worker.rank, worker.world_size)
+            batch = collate(rows, source)
+            total[0] += module(**batch.to(worker.device))
+            total[1] += len(batch.label_ids)
+    dist.all_reduce(total)
+    return float(total[0] / total[1])
+
+
+def other_sample(split: SplitIndex, sample: int, form: ImageForm) -> int:
+    """A sample far away in the index whose images take the same tokens, so that only the picture changes: of images
+    that are cut, as many in each direction.
+
+    Far away, because samples with neighbouring ids are often related (the same scan in another place).
+    """
+    counts, own = split.image_token_counts(sample), set(split.image_sha256(sample))
+    marks = form.marks(split.image_sizes(sample))
+    for step in range(len(split)):
+        other = (sample + len(split) // 2 + step) % len(split)
+        if split.image_token_counts(other) != counts or not own.isdisjoint(split.image_sha256(other)):
+            continue
+        if form.marks(split.image_sizes(other)) == marks:
+            return other
+    return sample
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="trainer.evaluation.evaluate", description=__doc__)
+    parser.add_argument("--config", required=True, help="URI of the run's run.json")
+    options = parser.parse_args()
+    evaluate(JobConfig.load(options.config), start_worker())
+
+
+if __name__ == "__main__":
+    run_worker(main)

@@ -1,0 +1,87 @@
+"""The `cache_features` job: encode each distinct image that has no features yet, once.
+
+Ranks take every n-th shard of the missing images. A shard's name follows from its images, so a killed job loses only
+the shards it had not finished, and running it again does the rest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from trainer.config.job import JobConfig
+from trainer.data.shards.index import Index
+from trainer.data.shards.tar import ShardReader
+from trainer.distributed.process import Worker, run_worker, start_worker
+from trainer.feature_cache.reader import missing_images
+from trainer.feature_cache.store import DESCRIPTION, features_uri, shard_name, write_description, write_shard
+from trainer.models.image_processor import image_preparer, images_within
+from trainer.models.registry import family_of
+from trainer.progress import Progress
+from trainer.storage.base import open_storage
+from trainer.weights_digest import weights_sha256
+
+
+def build(job: JobConfig, worker: Worker) -> int:
+    """Encode what is missing. Returns the number of images this job encoded, over all ranks. Collective."""
+    uri = features_uri(job.run.features_root, job.model)
+    prepared_uri = job.pointers().prepared_uri
+    places = Index.load(prepared_uri).unique_images()
+    reader = ShardReader.open(open_storage(prepared_uri), job.data.shard_cache_gib)
+    missing = _agree(missing_images(uri, places))
+    size = images_within(job.model, job.features.shard_images)
+    shards = [missing[start : start + size] for start in range(0, len(missing), size)]
+    progress = Progress(job.run.run_uri, "cache-features") if worker.is_first else None
+    family = family_of(job.model)
+    tower = family.build_tower(job.model)
+    description = {"tower_sha256": weights_sha256(tower)}
+    tower = tower.to(worker.device)
+    prepare = image_preparer(job.model)
+    at_once = images_within(job.model, job.features.batch_images)
+    store = open_storage(uri)
+    if worker.is_first and store.stat(DESCRIPTION) is None:
+        write_description(store, job.model)
+    with tempfile.TemporaryDirectory(prefix="vlmpipe-features-") as scratch:
+        for number, shard in enumerate(shards):
+            if number % worker.world_size != worker.rank or store.stat(f"{shard_name(shard)}.json"):
+                continue
+            features: dict[str, Tensor] = {}
+            for start in range(0, len(shard), at_once):
+                batch = shard[start : start + at_once]
+                images = prepare([reader.image(places[sha256]) for sha256 in batch]).to(worker.device)
+                encoded = family.encode(job.model, tower, images.values, images.grids)
+                each = images.features_of_each(encoded)
+                features |= {sha256: made.cpu() for sha256, made in zip(batch, each, strict=True)}
+                if progress:
+                    done = min(len(missing), number * size + len(features))
+                    progress.update(done, len(missing), unit="images")
+            write_shard(store, Path(scratch), features, description)
+    dist.barrier()
+    if progress:
+        progress.update(len(missing), len(missing), unit="images")
+        progress.finish(message=f"encoded {len(missing)} images into {uri}")
+    return len(missing)
+
+
+def _agree(missing: list[str]) -> list[str]:
+    """Rank 0's list on every rank: a shard that appears between two listings would shift the ranks' shares apart."""
+    shared = [missing]
+    dist.broadcast_object_list(shared, src=0)
+    return shared[0]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="trainer.feature_cache.encode", description=__doc__)
+    parser.add_argument("--config", required=True, help="URI of the run's run.json")
+    options = parser.parse_args()
+    torch.set_grad_enabled(False)
+    build(JobConfig.load(options.config), start_worker())
+
+
+if __name__ == "__main__":
+    run_worker(main)

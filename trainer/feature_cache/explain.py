@@ -1,0 +1,108 @@
+"""Why cached features are found or not: what the key stands for, and how the stores that are there differ."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from trainer.config.job import JobConfig
+from trainer.data.prepare.pipeline import DONE, fingerprint
+from trainer.data.shards.index import Index
+from trainer.feature_cache.reader import missing_images
+from trainer.feature_cache.store import DESCRIPTION, describe_features, features_key, features_uri
+from trainer.storage.base import join_uri, open_storage
+
+State = Literal["hit", "part", "miss", "data not prepared"]
+NOT_THERE = "nothing"
+
+
+@dataclass(frozen=True)
+class OtherStore:
+    """Features of another key under the same root."""
+
+    key: str
+    described: bool  # earlier versions wrote no description
+    differences: dict[str, tuple[Any, Any]]  # by field, what this run has and what that store has
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Whether this run's images have features, and why not."""
+
+    state: State
+    uri: str
+    images: int  # distinct ones of the prepared data; 0 when it is not prepared
+    missing: int
+    description: dict[str, Any] = field(repr=False)
+    others: tuple[OtherStore, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def lines(self) -> list[str]:
+        """For people."""
+        return [*self._found(), *self._elsewhere()]
+
+    def _found(self) -> Iterator[str]:
+        there = self.images - self.missing
+        if self.state == "data not prepared":
+            yield f"The data is not prepared yet, so which images are wanted is not known. Features: {self.uri}"
+        elif self.state == "hit":
+            yield f"Hit: all {self.images:,} images have features in {self.uri}"
+        else:
+            yield f"{self.state.capitalize()}: {there:,} of {self.images:,} images have features in {self.uri}"
+            yield f"The next run encodes {self.missing:,}."
+        yield "The key stands for:"
+        yield from (f"  {name} = {_short(value)}" for name, value in sorted(_flat(self.description).items()))
+
+    def _elsewhere(self) -> Iterator[str]:
+        for other in self.others:
+            if not other.described:
+                yield f"{other.key} is also there, without a description: an earlier version wrote it."
+                continue
+            yield f"{other.key} is also there. It differs in:"
+            for name, (ours, theirs) in other.differences.items():
+                yield f"  {name}: {_short(ours)} here, {_short(theirs)} there"
+
+
+def explain(job: JobConfig) -> Explanation:
+    """Look at the stores under the run's root. Reads the sidecars of this run's features, and no features."""
+    uri, description = features_uri(job.run.features_root, job.model), describe_features(job.model)
+    others = tuple(_others(job.run.features_root, features_key(job.model), description))
+    prepared = join_uri(job.run.prepared_root, fingerprint(job))
+    if open_storage(prepared).stat(DONE) is None:
+        return Explanation("data not prepared", uri, 0, 0, description, others)
+    wanted = Index.load(prepared).unique_images()
+    missing = len(missing_images(uri, wanted))
+    state: State = "hit" if not missing else "miss" if missing == len(wanted) else "part"
+    return Explanation(state, uri, len(wanted), missing, description, others)
+
+
+def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Fields that differ, by dotted name; one that a side lacks is None there."""
+    flat = [_flat(description) for description in (ours, theirs)]
+    names = sorted({*flat[0], *flat[1]})
+    pairs = {name: (flat[0].get(name), flat[1].get(name)) for name in names}
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def _others(root: str, key: str, description: dict[str, Any]) -> Iterator[OtherStore]:
+    storage = open_storage(root)
+    names = [info.name.split("/") for info in storage.list()]
+    described = {parts[0] for parts in names if parts[1:] == [DESCRIPTION]}
+    for other in sorted({parts[0] for parts in names if len(parts) > 1} - {key}):
+        theirs = json.loads(storage.read(f"{other}/{DESCRIPTION}")) if other in described else {}
+        yield OtherStore(other, other in described, differences(description, theirs) if theirs else {})
+
+
+def _flat(description: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in description.items():
+        found |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+    return found
+
+
+def _short(value: Any) -> str:
+    return NOT_THERE if value is None else str(value)

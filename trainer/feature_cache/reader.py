@@ -1,0 +1,172 @@
+"""Reads the feature store: features by image, from shards that were found whole."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainer.data.packing import Int64Array
+from trainer.data.shards.disk_cache import open_shards
+from trainer.data.shards.image_index import HASHES, ImageTable
+from trainer.data.shards.index import SplitIndex
+from trainer.data.shards.prefetch_schedule import Needs
+from trainer.data.shards.verified_files import ShardFiles, Sidecar
+from trainer.errors import DataError, os_errors
+from trainer.feature_cache.store import SHARD, SIDECAR
+from trainer.storage.base import Storage, open_storage
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+READS = 16  # sidecars at a time
+HEADER_BYTES = 8  # of the length that a safetensors file begins with (its documentation, "Format")
+
+
+class FeatureShards:
+    """The shards of a store that count, and where each image's features are. Told by the sidecars, read once."""
+
+    kind = "features"
+
+    def __init__(self, uri: str) -> None:
+        self.storage: Storage = open_storage(uri)
+        self.names: list[str] = []
+        self.tower_sha256: str | None = None  # digest of the weights that made the features; None for an empty store
+        self._sidecars: dict[str, Sidecar] = {}
+        images: list[NDArray[np.bytes_]] = [np.empty(0, HASHES)]
+        for sidecar in self._read_sidecars():
+            self.names.append(sidecar["shard"])
+            self.tower_sha256 = self.tower_sha256 or sidecar.get("tower_sha256")
+            held = np.array(sidecar["images"], HASHES)
+            self._sidecars[sidecar["shard"]] = Sidecar(sidecar["shard"], len(held), sidecar["bytes"], sidecar["crc32c"])
+            images.append(held)
+        self.starts: Int64Array = np.cumsum([len(held) for held in images])  # (shards + 1,) in `images`
+        self.images = ImageTable(np.concatenate(images))
+
+    def sizes(self) -> dict[str, int]:
+        return {name: sidecar.bytes for name, sidecar in self._sidecars.items()}
+
+    def sidecar(self, shard: str) -> Sidecar:
+        if self.storage.stat(shard) is None:
+            raise self.damaged(shard, f"{self.storage.uri(shard)} is missing")
+        return self._sidecars[shard]
+
+    def damaged(self, shard: str, how: str) -> DataError:
+        return DataError(
+            f"feature shard {shard} is damaged: {how}",
+            expected="the bytes that cache_features wrote",
+            fix=f"delete {self.storage.uri(shard)} and its {SIDECAR}; the next run encodes its images again",
+        )
+
+    def of_places(self, places: Int64Array) -> Int64Array:
+        """Number of the shard that holds each place of `images`."""
+        return np.searchsorted(self.starts, places, side="right") - 1
+
+    def needs(self, split: SplitIndex) -> Needs:
+        """The shards with the features of each sample's images."""
+        places = self.images.find(split.images())
+        owners = np.repeat(np.arange(len(split)), split.image_count)[places >= 0]
+        offsets = np.concatenate([[0], np.cumsum(np.bincount(owners, minlength=len(split)))])
+        return Needs(offsets, self.of_places(places[places >= 0]))
+
+    def _read_sidecars(self) -> Iterator[dict[str, Any]]:
+        names = [info.name for info in self.storage.list() if info.name.startswith("shard-")]
+        names = sorted(name for name in names if name.endswith(SIDECAR))
+        with ThreadPoolExecutor(READS, "sidecars") as pool:
+            for name, content in zip(names, pool.map(self.storage.read, names), strict=True):
+                yield json.loads(content) | {"shard": name.removesuffix(SIDECAR) + SHARD}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where a shard's tensors lie in its file: bf16 tokens, all of one width."""
+
+    offsets: Int64Array  # (images,) in the order of the sidecar
+    tokens: Int64Array  # (images,) how many each image has
+    width: int
+
+
+class FeatureReader:
+    """Random access to features by image. No file stays open between reads: one that is evicted must give its room."""
+
+    def __init__(self, shards: FeatureShards, files: ShardFiles) -> None:
+        self.shards, self.files = shards, files
+        self._layouts: dict[str, Layout] = {}
+
+    @classmethod
+    def open(cls, uri: str, cache_gib: float = 0.0) -> FeatureReader:
+        """A reader of the store at `uri`, remote shards through a cache of at most `cache_gib`; see `open_shards`."""
+        shards = FeatureShards(uri)
+        return cls(shards, open_shards(shards, cache_gib))
+
+    def read(self, image_sha256: str) -> Tensor:
+        """Features of one image: (tokens, width) bf16. Raises DataError for an image that was never encoded."""
+        return self.read_all([image_sha256])
+
+    def read_all(self, images: Sequence[str]) -> Tensor:
+        """The same of several images, at least one, image after image: each shard is opened once."""
+        import torch
+
+        places = self.shards.images.find(images)
+        for image, place in zip(images, places.tolist(), strict=True):
+            if place < 0:
+                raise self._absent(image)
+        numbers = self.shards.of_places(places)
+        layouts = {number: self._layout(number) for number in dict.fromkeys(numbers.tolist())}
+        within = places - self.shards.starts[numbers]
+        pairs = zip(numbers.tolist(), within.tolist(), strict=True)
+        counts = [int(layouts[number].tokens[image]) for number, image in pairs]
+        width = next(iter(layouts.values())).width
+        features = torch.empty(sum(counts), width, dtype=torch.bfloat16)
+        parts = features.split(counts)
+        for number, layout in layouts.items():
+            shard = self.shards.names[number]
+            if layout.width != width:
+                raise self.shards.damaged(shard, f"its features are {layout.width} wide, those of others {width}")
+            with self.files.opened(shard) as handle, os_errors(f"reading {shard}"):
+                for mine in np.flatnonzero(numbers == number).tolist():
+                    target: Any = parts[mine].view(torch.uint8).numpy()  # shares the tensor's memory
+                    read = os.preadv(handle, [target], int(layout.offsets[within[mine]]))
+                    if read != target.nbytes:
+                        how = f"features of image {images[mine][:12]}... end after {read} bytes"
+                        raise self.shards.damaged(shard, how)
+        return features
+
+    def _absent(self, image: str) -> DataError:
+        return DataError(
+            f"no cached features for image {image[:12]}... in {self.shards.storage.root_uri}",
+            expected="every image of the prepared data encoded by the cache_features step",
+            fix="run the pipeline again: it encodes what is missing; or set features.cache=off",
+        )
+
+    def _layout(self, number: int) -> Layout:
+        shard = self.shards.names[number]
+        if shard not in self._layouts:
+            with self.files.opened(shard) as handle, os_errors(f"reading {shard}"):
+                self._layouts[shard] = self._read_layout(number, handle)
+        return self._layouts[shard]
+
+    def _read_layout(self, number: int, handle: int) -> Layout:
+        size_bytes = int.from_bytes(os.pread(handle, HEADER_BYTES, 0), "little")
+        header = json.loads(os.pread(handle, size_bytes, HEADER_BYTES))
+        start, end = self.shards.starts[number : number + 2]
+        tensors = [header[image.decode()] for image in self.shards.images.images[start:end].tolist()]
+        kinds = {(tensor["dtype"], *tensor["shape"][1:]) for tensor in tensors}
+        kind = next(iter(kinds))
+        if len(kinds) != 1 or kind[0] != "BF16" or len(kind) != 2:
+            raise self.shards.damaged(self.shards.names[number], f"it holds {sorted(kinds)}, not one width in BF16")
+        offsets = [HEADER_BYTES + size_bytes + tensor["data_offsets"][0] for tensor in tensors]
+        return Layout(np.array(offsets), np.array([tensor["shape"][0] for tensor in tensors]), kind[1])
+
+
+def missing_images(uri: str, wanted: Iterable[str]) -> list[str]:
+    """The images (sha256) that have no features yet, in the order of `wanted`."""
+    images = np.array(list(wanted), HASHES)
+    missing = images[FeatureShards(uri).images.find(images) < 0]
+    return [image.decode() for image in missing.tolist()]

@@ -1,0 +1,76 @@
+"""The feature store: what a frozen tower outputs, by image content. trainer/feature_cache/reader.py reads it.
+
+`features/<key>/` holds immutable safetensors shards, each with a JSON sidecar that names its images and its checksum,
+and a description of what the key stands for.
+A shard counts only when its sidecar exists, and its name follows from the images in it, so writing it again is
+harmless and new images only add shards. `key` covers what decides the numbers: tower weights, image processing, layer
+and dtype.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trainer.config.model import ModelConfig
+from trainer.models.registry import family_of
+from trainer.storage.base import Storage, crc32c_of_file, join_uri
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+FORMAT_VERSION = 1
+DTYPE = "bfloat16"
+DESCRIPTION = "description.json"
+SHARD = ".safetensors"
+SIDECAR = ".json"
+
+
+def describe_features(config: ModelConfig) -> dict[str, Any]:
+    """All that decides the numbers, as plain JSON. Kept beside them, for people who wonder why they are not found."""
+    family = family_of(config)
+    description = {
+        "format": FORMAT_VERSION,
+        "dtype": DTYPE,
+        "family": config.family,
+        "tower": family.feature_description(config),
+        "processor": family.image_processor(config).to_dict(),
+    }
+    return dict(json.loads(json.dumps(description, default=str)))
+
+
+def features_key(config: ModelConfig) -> str:
+    """Address of the features of this tower: 32 hexadecimal digits."""
+    return hashlib.sha256(json.dumps(describe_features(config), sort_keys=True).encode()).hexdigest()[:32]
+
+
+def features_uri(features_root: str, config: ModelConfig) -> str:
+    """Where the features of this tower are kept."""
+    return join_uri(features_root, features_key(config))
+
+
+def write_description(store: Storage, config: ModelConfig) -> None:
+    """Say what this store's key stands for. Equal for all who write it."""
+    store.write(DESCRIPTION, json.dumps(describe_features(config), indent=1, sort_keys=True).encode())
+
+
+def shard_name(images: Sequence[str]) -> str:
+    """Name of the shard that holds exactly these images."""
+    return "shard-" + hashlib.sha256("\n".join(images).encode()).hexdigest()[:32]
+
+
+def write_shard(store: Storage, scratch: Path, features: dict[str, Tensor], description: dict[str, Any]) -> None:
+    """Write one shard: {image sha256: (tokens, hidden) bf16}, then the sidecar that makes it count."""
+    from safetensors.torch import save_file
+
+    images = sorted(features)
+    name = shard_name(images)
+    file = scratch / f"{name}{SHARD}"
+    save_file({image: features[image].contiguous() for image in images}, file)
+    store.upload(file, file.name)
+    sidecar = {**description, "images": images, "bytes": file.stat().st_size, "crc32c": crc32c_of_file(file)}
+    store.write(f"{name}{SIDECAR}", json.dumps(sidecar).encode())
+    file.unlink()

@@ -1,0 +1,39 @@
+"""The mask that keeps packed samples apart, made on the device without a look at its numbers.
+
+transformers makes the same mask from positions that restart. First it asks whether any row holds more than one sample,
+and the host then waits until the device has done all that it was given. The host knows that from the rows themselves.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainer.models.attention.cu_seqlens import Samples
+from trainer.models.attention.varlen import no_mask, sees_all_before, takes_samples
+
+
+def kept_apart(config: Any, position_ids: Tensor, samples: Samples | None) -> dict[str, Any]:
+    """Inputs of a language model with this config that keep the samples of rows apart.
+
+    position_ids: as `mask_of` has them. samples: where they are, where that is known.
+    """
+    if samples is not None and takes_samples(config):
+        return {"attention_mask": no_mask(len(position_ids), position_ids.device), "samples": samples}
+    return {"attention_mask": mask_of(config, position_ids, packed=samples is None or samples.packed)}
+
+
+def mask_of(config: Any, position_ids: Tensor, *, packed: bool) -> Tensor | None:
+    """(rows, 1, tokens, tokens), true where a token sees another: one before it, or itself, of the same sample.
+
+    config: the language model's. position_ids: (rows, tokens), restarting for each sample. None leaves it to
+    transformers: rows of one sample each need no mask, and other kinds of attention take other forms of it.
+    """
+    if not packed or not sees_all_before(config):
+        return None
+    starts = position_ids.diff(prepend=position_ids[:, :1] - 1) != 1
+    sample = starts.cumsum(-1)
+    places = torch.arange(position_ids.shape[1], device=position_ids.device)
+    return ((sample[:, :, None] == sample[:, None, :]) & (places[:, None] >= places)).unsqueeze(1)

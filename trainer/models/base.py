@@ -1,0 +1,110 @@
+"""The seam between models and everything else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from trainer.config.model import ModelConfig
+    from trainer.models.layers.chunked_loss import TokenLoss
+    from trainer.sizing.flops import RowFlops
+    from trainer.sizing.image_inputs import Grid
+    from trainer.sizing.model_shape import ModelShape
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A part of a model that is cut across its depth: some language layers, and perhaps an end of the model."""
+
+    layers: Sequence[int]  # may be empty at the ends
+    is_first: bool  # has the tower, the projector and the embedding
+    is_last: bool  # has the final norm, the head and the loss
+
+    @classmethod
+    def whole(cls, layers: int) -> Stage:
+        """Of a model that is not cut."""
+        return cls(range(layers), is_first=True, is_last=True)
+
+    @classmethod
+    def joined(cls, stages: Sequence[Stage]) -> Stage:
+        """All that several stages have."""
+        layers = tuple(number for stage in stages for number in stage.layers)
+        return cls(layers, any(stage.is_first for stage in stages), any(stage.is_last for stage in stages))
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """The parts of a training model that parallelism needs to know, without knowing the model."""
+
+    language_layers: Sequence[nn.Module]  # units for sharding and activation checkpointing
+    tower_layers: Sequence[nn.Module]  # empty when the tower is not part of the model (cached features)
+    embedding: nn.Module  # tokens to hidden states
+    head: nn.Module  # hidden states to logits; its weight may be the embedding's
+    loss: TokenLoss  # with the head, hidden states and label tokens to their summed loss
+    reduce_to: Callable[[Stage], None]  # makes a stage of the module: lets go of all else
+    view: Callable[[Stage], nn.Module]  # a module that is this stage, with the same weights
+    image_layers: int = 0  # behind so many first language layers images are added, by the places of whole rows
+    row_flops: RowFlops | None = None  # of a mean row, where the data is known: what stages are balanced by
+
+    @property
+    def is_tied(self) -> bool:
+        """Whether embedding and head are one matrix."""
+        return self.head.weight is self.embedding.weight
+
+    def layers_in(self, stage: Stage) -> list[nn.Module]:
+        """Those of the language model, then those of the tower."""
+        tower = self.tower_layers if stage.is_first else []
+        return [*(self.language_layers[number] for number in stage.layers), *tower]
+
+    def has_embedding(self, stage: Stage) -> bool:
+        """Whether the stage has the embedding's matrix: the last one too, where it is the head's."""
+        return stage.is_first or (stage.is_last and self.is_tied)
+
+
+class Weights(Protocol):
+    """Weights of a model that is nowhere in memory as a whole."""
+
+    def read(self, name: str) -> torch.Tensor:
+        """One weight by its name in the model's state dict. Cheap when asked in name order."""
+        ...
+
+
+class Family(Protocol):
+    """What the trainer needs of a model family. `model` is the Hugging Face model, `module` the trainable wrapper."""
+
+    def image_tokens(self, config: ModelConfig, width: int, height: int) -> int: ...
+    def feature_shape(self, config: ModelConfig) -> tuple[int, ...]: ...
+    def feature_description(self, config: ModelConfig) -> dict[str, Any]: ...
+    def image_processor(self, config: ModelConfig) -> Any: ...
+    def build(self, config: ModelConfig, tokenizer: Any) -> nn.Module: ...
+    def blueprint(self, config: ModelConfig, tokenizer: Any) -> nn.Module: ...
+    def initial_weights(self, config: ModelConfig, tokenizer: Any) -> Weights: ...
+    def skeleton(
+        self,
+        config: ModelConfig,
+        *,
+        vocabulary: int,
+        language_layers: int | None = None,
+        one_inner_tower_layer: bool = False,
+    ) -> nn.Module: ...
+    def shape(self, config: ModelConfig) -> ModelShape: ...
+    def build_tower(self, config: ModelConfig) -> nn.Module: ...
+    def encode(
+        self, config: ModelConfig, tower: nn.Module, pixel_values: torch.Tensor, grids: Sequence[Grid] | None = None
+    ) -> Sequence[torch.Tensor] | torch.Tensor: ...
+    def tower(self, model: nn.Module) -> nn.Module: ...
+    def project(self, model: nn.Module, features: torch.Tensor) -> torch.Tensor: ...
+    def generation_inputs(
+        self, model: nn.Module, input_ids: torch.Tensor, projected: torch.Tensor, grids: torch.Tensor | None = None
+    ) -> dict[str, Any]: ...
+    def training_module(self, config: ModelConfig, model: nn.Module, *, cached: bool) -> nn.Module: ...
+    def blocks(self, module: nn.Module) -> Blocks: ...
+    def enable_activation_checkpointing(self, module: nn.Module, *, selective: bool = False) -> None: ...
+    def save_settings(self, config: ModelConfig, model: nn.Module, tokenizer: Any, folder: Path) -> None: ...
+    def load(self, folder: Path) -> nn.Module: ...

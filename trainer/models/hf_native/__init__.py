@@ -1,0 +1,1 @@
+"""Models taken whole from transformers, with pretrained weights."""

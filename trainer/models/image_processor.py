@@ -1,0 +1,134 @@
+"""Image bytes to the pixel values that a tower expects."""
+
+from __future__ import annotations
+
+import io
+import itertools
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from transformers import CLIPImageProcessorPil, SiglipImageProcessorPil, SmolVLMImageProcessorPil
+
+from trainer.config.model import ModelConfig
+from trainer.errors import ConfigError
+from trainer.models.image_tokens import image_form_of
+from trainer.models.registry import family_of
+from trainer.sizing.image_inputs import Images, PrepareImages
+from trainer.sizing.image_tiles import ImageTiles
+
+POINTWISE = (CLIPImageProcessorPil, SiglipImageProcessorPil)  # after resizing, each value depends on itself alone
+
+
+def image_preparer(config: ModelConfig) -> PrepareImages:
+    """What makes pixel values of the family's images."""
+    form = image_form_of(config)
+    if form.grids:
+        return PatchPreparer(config)
+    if form.tiles:
+        return TilePreparer(config, form.tiles)
+    square = PixelPreparer(config)
+    return lambda images: Images(square(images))
+
+
+def images_within(config: ModelConfig, tiles: int) -> int:
+    """So many images that they have at most `tiles` tiles, each of one that is not cut; at least one image."""
+    return max(1, tiles // image_form_of(config).most_tiles)
+
+
+def opened(images: Sequence[bytes]) -> Iterator[Image.Image]:
+    """Preparation left only whole, upright JPEG and PNG pictures of 8 bits a channel."""
+    return (Image.open(io.BytesIO(data), formats=("JPEG", "PNG")).convert("RGB") for data in images)
+
+
+def fill(place: np.ndarray, values: np.ndarray, tables: np.ndarray) -> None:
+    """Put into `place`, (3, side, side), what `tables`, (3, 256), make of `values`, (side, side, 3)."""
+    for channel, table in enumerate(tables):
+        np.take(table, values[..., channel], out=place[channel], mode="clip")  # other modes make a copy first
+
+
+class PatchPreparer:
+    """Decodes images and cuts them into patches, each image in its own shape, by the family's own image processor."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        self._processor = family_of(config).image_processor(config)
+        side, frames = self._processor.patch_size, self._processor.temporal_patch_size
+        self._numbers = 3 * frames * side**2  # of a patch
+
+    def __call__(self, images: Sequence[bytes]) -> Images:
+        """Encoded images -> (patches, numbers) fp32 and grids; also for no images at all."""
+        made = [self._processor([picture], return_tensors="np") for picture in opened(images)]
+        patches = np.concatenate([np.empty((0, self._numbers), np.float32), *(one["pixel_values"] for one in made)])
+        grids = tuple((1, int(rows), int(columns)) for one in made for _, rows, columns in one["image_grid_thw"])
+        return Images(torch.from_numpy(patches), grids)
+
+
+class TilePreparer:
+    """Decodes images and cuts them into tiles as the family's own image processor does: to the same bits, in less time.
+
+    Raises ConfigError for a processor of another kind: what it cuts is not what was counted.
+    """
+
+    def __init__(self, config: ModelConfig, tiles: ImageTiles) -> None:
+        processor = family_of(config).image_processor(config)
+        if type(processor) is not SmolVLMImageProcessorPil:
+            raise ConfigError(
+                f"the image processor of model.whole is a {type(processor).__name__}, whose tiles are not known here",
+                expected="SmolVLM's own, or none in the folder",
+                fix="take model.longest_edge out: images are then one tile each",
+            )
+        self._tiles, self._resample = tiles, processor.resample
+        ramp = np.tile(np.arange(256, dtype=np.uint8), (3, 1, 1))
+        scaled = processor.rescale(ramp, processor.rescale_factor) if processor.do_rescale else ramp
+        normal = processor.normalize(scaled, processor.image_mean, processor.image_std)
+        self._tables = np.asarray(normal if processor.do_normalize else scaled, np.float32)[:, 0]
+
+    def __call__(self, images: Sequence[bytes]) -> Images:
+        """Encoded images -> (tiles, 3, side, side) fp32, image after image; also for no images at all."""
+        cut = [list(self._cut(picture)) for picture in opened(images)]
+        pixels = torch.empty(sum(map(len, cut)), 3, self._tiles.side, self._tiles.side)
+        for place, tile in zip(pixels.numpy(), itertools.chain(*cut), strict=True):
+            fill(place, tile, self._tables)
+        return Images(pixels, tiles=tuple(map(len, cut)))
+
+    def _cut(self, picture: Image.Image) -> Iterator[np.ndarray]:
+        """(side, side, 3) of each tile: row after row, then the whole image."""
+        (rows, columns), side = self._tiles.of(*picture.size), self._tiles.side
+        picture = picture.resize(self._tiles.resized(*picture.size), self._resample)
+        picture = picture.resize((columns * side, rows * side), self._resample)
+        values = np.asarray(picture)
+        for row in range(rows):
+            for column in range(columns):
+                yield values[row * side : (row + 1) * side, column * side : (column + 1) * side]
+        yield np.asarray(picture.resize((side, side), self._resample))
+
+
+class PixelPreparer:
+    """Decodes and resizes as the family's own image processor does: to the same bits, in less time."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        self._processor = family_of(config).image_processor(config)
+        self._side = config.image_size
+        self._tables = self._tables_of_values() if type(self._processor) in POINTWISE else None
+
+    def __call__(self, images: Sequence[bytes]) -> Tensor:
+        """Encoded images -> (images, 3, side, side) fp32; also for no images at all."""
+        pixels = torch.empty(len(images), 3, self._side, self._side)
+        for place, picture in zip(pixels.numpy(), opened(images), strict=True):
+            if self._tables is None:
+                made = self._processor([picture], return_tensors="np")["pixel_values"]
+                place[:] = made.reshape(place.shape)  # of some with an axis more
+                continue
+            resized = np.asarray(picture.resize((self._side, self._side), self._processor.resample))
+            fill(place, resized, self._tables)
+        return pixels
+
+    def _tables_of_values(self) -> np.ndarray | None:
+        """(3, 256) what rescaling and normalizing make of each value; None where pictures are not resized."""
+        if not self._processor.do_resize:
+            return None
+        ramp = np.repeat(np.arange(256, dtype=np.uint8)[None, :, None], 3, axis=2)
+        made = self._processor([Image.fromarray(ramp)], do_resize=False, return_tensors="np")["pixel_values"]
+        return np.asarray(made[0, :, 0], np.float32)

@@ -1,0 +1,1 @@
+"""Parts that model families share: freezing, LoRA, losses, activation checkpointing."""

@@ -1,0 +1,184 @@
+"""Which parameters are trained: whole parts of a model, and patterns over the names of its parameters.
+
+`model.freeze` names parts, `model.freeze_parameters` then freezes what its patterns name, and `model.train_parameters`
+thaws what its patterns name: the last that names a parameter decides. Patterns are those of a shell (`fnmatch`, upper
+and lower case told apart), in which `*` also stands for dots. Names are those of transformers' own model, as
+`from_pretrained` gives it, without adapters. What is decided lies in `requires_grad`, and all others read it there.
+"""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from trainer.config.model import ModelConfig, ModelPart
+from trainer.errors import ConfigError
+
+if TYPE_CHECKING:  # no torch: the planner asks here too
+    from torch import Tensor, nn
+
+# transformers' names of parts: LLaVA's, and those of models that bring their own tower.
+PROJECTOR_NAMES = ("projector", "merger", "connector.")
+TOWER_NAMES = ("vision_tower.", "visual.", "vision_model.")
+BASE = ".base_layer."  # what peft puts into the name of an adapted layer's own weight
+SHORTEST_SHARED = 3  # letters in a row that a name and a pattern have in common: fewer say nothing
+NAMED_CLOSE = 3  # names that an error offers for a pattern which matches none
+
+
+def part_of(name: str) -> ModelPart:
+    """The part of the model that a parameter belongs to, by transformers' names."""
+    if any(word in name for word in PROJECTOR_NAMES):
+        return "projector"
+    return "tower" if any(word in name for word in TOWER_NAMES) else "language_model"
+
+
+def is_adapter(name: str) -> bool:
+    """Whether this parameter is part of an adapter."""
+    return ".lora_A." in name or ".lora_B." in name
+
+
+def plain_name(name: str) -> str:
+    """The name of a weight of the model itself, as it is without adapters."""
+    return name.replace(BASE, ".")
+
+
+def freeze(model: nn.Module, config: ModelConfig, *, unused: Iterable[nn.Module] = (), is_whole: bool) -> None:
+    """Leave to training what the run file says. Before adapters are put in.
+
+    Args:
+        unused: parts that get no gradient, whatever the run file says: DDP would wait for it, and weight decay would
+            wear them away.
+        is_whole: the model has all its layers, so that a pattern which matches nothing is a mistake.
+
+    Raises ConfigError for such a pattern, and for one that names what adapters stand in for.
+    """
+    idle = {id(parameter) for part in unused for parameter in part.parameters()}
+    copies = tied_names(model)
+    names = {name: parameter for name, parameter in model.named_parameters() if name not in copies}
+    if is_whole:
+        _require_matches(config, {name: id(parameter) not in idle for name, parameter in names.items()}, copies)
+    for name, parameter in names.items():
+        trained = part_of(name) not in config.frozen
+        trained = trained and not _matches(name, config.freeze_parameters)
+        trained = trained or _matches(name, config.train_parameters)
+        parameter.requires_grad_(trained and id(parameter) not in idle)
+    for name, source in copies.items():  # on the meta device they are not one parameter
+        model.get_parameter(name).requires_grad_(model.get_parameter(source).requires_grad)
+
+
+def tied_names(model: nn.Module) -> dict[str, str]:
+    """Second names of parameters, and the names that they go by: a tied head's weight is the embedding's."""
+    return dict(getattr(model, "all_tied_weights_keys", None) or {})
+
+
+def in_frozen_parts(module: nn.Module) -> set[nn.Parameter]:
+    """Parameters of parts in which nothing is trained but adapters, of a model or of what strategies wrap."""
+    own = [(name, parameter) for name, parameter in module.named_parameters() if not is_adapter(name)]
+    trained = {part_of(name) for name, parameter in own if parameter.requires_grad}
+    return {parameter for name, parameter in own if part_of(name) not in trained}
+
+
+def trains(module: nn.Module | None) -> bool:
+    """Whether anything in it is trained."""
+    return module is not None and any(parameter.requires_grad for parameter in module.parameters())
+
+
+def frozen_weights(model: nn.Module) -> dict[str, Tensor]:
+    """Frozen weights by the names that they have without adapters, but for those of a tower that is frozen as a whole:
+    that has a digest of its own."""
+    tower_is_frozen = not any(
+        parameter.requires_grad for name, parameter in model.named_parameters() if part_of(name) == "tower"
+    )
+    copies = tied_names(model)
+    return {
+        plain_name(name): parameter
+        for name, parameter in model.named_parameters()
+        if not parameter.requires_grad and name not in copies and not (tower_is_frozen and part_of(name) == "tower")
+    }
+
+
+def require_something_trained(config: ModelConfig, num_trained: int) -> None:
+    """Raises ConfigError for a model section that freezes all of its model."""
+    if not num_trained:
+        fields = {"freeze": config.freeze, "freeze_parameters": config.freeze_parameters}
+        said = ", ".join(f"model.{name} {list(values)}" for name, values in fields.items() if values)
+        raise ConfigError(f"{said} leaves nothing to train", fix="freeze less, or name some in model.train_parameters")
+
+
+def require_frozen_tower(config: ModelConfig, num_trained_in_tower: int) -> None:
+    """Raises ConfigError where training reads a tower's output that it would change. For a run with cached features."""
+    if num_trained_in_tower:
+        raise ConfigError(
+            f"features are cached, and model.train_parameters {list(config.train_parameters)} thaws "
+            f"{num_trained_in_tower:,} parameters of the tower, whose output would change",
+            expected="a tower that is frozen as a whole",
+            fix="set features.cache to off, or have the patterns leave the tower out",
+        )
+
+
+def described(config: ModelConfig) -> str:
+    """What is not trained, in words."""
+    said = [", ".join(config.freeze)] if config.freeze else []
+    said += [", ".join(config.freeze_parameters)] if config.freeze_parameters else []
+    text = "; ".join(said) or "nothing: all parts were trained"
+    return f"{text}; but for {', '.join(config.train_parameters)}" if config.train_parameters else text
+
+
+def _matches(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _require_matches(config: ModelConfig, names: Mapping[str, bool], copies: Mapping[str, str]) -> None:
+    """`names`: those of all parameters, and whether they get a gradient."""
+    for field in ("freeze_parameters", "train_parameters"):
+        for pattern in getattr(config, field):
+            found = [name for name in names if fnmatch.fnmatchcase(name, pattern)]
+            if not any(names[name] for name in found):
+                raise _unmatched(f"model.{field} has {pattern!r}", pattern, names, copies)
+            adapted = [name for name in found if part_of(name) == "language_model"]
+            if config.lora and adapted:
+                raise ConfigError(
+                    f"model.{field} has {pattern!r}, which names {min(adapted)} of the language model, and model.lora "
+                    "trains adapters in place of that",
+                    expected="with model.lora, patterns that name parameters of tower and projector only",
+                    fix="narrow the pattern, or leave model.lora out",
+                )
+
+
+def _unmatched(said: str, pattern: str, names: Mapping[str, bool], copies: Mapping[str, str]) -> ConfigError:
+    tied = sorted(name for name in copies if fnmatch.fnmatchcase(name, pattern))
+    if tied:
+        return ConfigError(
+            f"{said}, and {tied[0]} is the same parameter as {copies[tied[0]]}",
+            fix=f"name {copies[tied[0]]}, which is both",
+        )
+    if unused := sorted(name for name in names if fnmatch.fnmatchcase(name, pattern)):
+        return ConfigError(
+            f"{said}, which names only parameters that get no gradient, such as {unused[0]}: they lie behind "
+            "model.feature_layer",
+            fix="leave the pattern out, or name some in front of it",
+        )
+    return ConfigError(
+        f"{said}, which matches no parameter",
+        expected=f"a pattern over names such as {', '.join(_close(pattern, names))}",
+        fix="vlmpipe plan checks patterns without training; * also stands for dots",
+    )
+
+
+def _close(pattern: str, names: Iterable[str]) -> Iterator[str]:
+    """Names that are most like the pattern, of those that differ in numbers only the first."""
+    kinds: dict[str, str] = {}
+    for name in sorted(names):
+        kinds.setdefault(re.sub(r"\d+", "0", name), name)
+    bare = re.sub(r"\[[^]]*\]", "0", pattern)
+    matcher = difflib.SequenceMatcher(b=bare.replace("*", ""), autojunk=False)
+
+    def likeness(kind: str) -> tuple[int, int]:
+        matcher.set_seq1(kind)
+        shared = (block.size for block in matcher.get_matching_blocks())
+        return -sum(size for size in shared if size >= SHORTEST_SHARED), len(kind)
+
+    yield from (kinds[kind] for kind in sorted(kinds, key=likeness)[:NAMED_CLOSE])

@@ -1,0 +1,111 @@
+"""LoRA: low-rank adapters on linear layers of a frozen language model, put in place by peft.
+
+Hu et al. 2021 (arXiv 2106.09685): a layer gives W x + alpha / rank * B A x. Only A (rank, in) and B (out, rank) are
+trained. B starts at 0, so that training begins with the model as it was.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from trainer.config.model import LoraConfig, ModelConfig
+from trainer.errors import ConfigError
+
+ADAPTER = "default"  # peft's name for the only one
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """The adapter of one weight, by the names of its matrices in the state dict."""
+
+    a: str
+    b: str
+    scale: float
+
+    def merged(self, weight: Tensor, read: Callable[[str], Tensor]) -> Tensor:
+        """W + scale B A: (out, in). `weight` stays as it is."""
+        return torch.addmm(weight, read(self.b), read(self.a), alpha=self.scale)
+
+
+def add_adapters(language_model: nn.Module, config: LoraConfig) -> None:
+    """Put adapters on the layers that `config.targets` names, drawing A from torch's generator. All else is frozen.
+
+    Raises ConfigError for a target that is no linear layer of the language model's blocks.
+    """
+    import peft
+
+    names = _targets(language_model, config.targets)
+    settings = peft.LoraConfig(
+        r=config.rank, lora_alpha=config.alpha, lora_dropout=config.dropout, target_modules=names, bias="none"
+    )
+    with torch.device("meta"):  # peft would move what it draws to the layer's device, which fake tensors do not bear
+        peft.inject_adapter_in_model(settings, language_model, adapter_name=ADAPTER)
+    for module in language_model.modules():
+        if hasattr(module, "lora_A"):
+            device = module.get_base_layer().weight.device
+            for linear in (module.lora_A[ADAPTER], module.lora_B[ADAPTER]):
+                linear.weight = nn.Parameter(torch.empty_like(linear.weight, device=device))
+            nn.init.kaiming_uniform_(module.lora_A[ADAPTER].weight, a=5**0.5)  # as peft and the paper's own code do
+            nn.init.zeros_(module.lora_B[ADAPTER].weight)
+
+
+def adapters_of(model: nn.Module) -> dict[str, Adapter]:
+    """Every adapter in a model, by the name that the weight under it has without adapters."""
+    return {
+        f"{name}.weight": Adapter(
+            a=f"{name}.lora_A.{ADAPTER}.weight", b=f"{name}.lora_B.{ADAPTER}.weight", scale=module.scaling[ADAPTER]
+        )
+        for name, module in model.named_modules()
+        if hasattr(module, "lora_A")
+    }
+
+
+def adapter_parameters(language_model: nn.Module) -> dict[str, int]:
+    """Adapter parameters of one block by the name of the adapted layer, in the block's order; of unequal blocks, the
+    mean."""
+    counts: Counter[str] = Counter()
+    for layer in language_model.layers:
+        for name, module in layer.named_modules():
+            if hasattr(module, "lora_A"):
+                pair = (module.lora_A[ADAPTER].weight, module.lora_B[ADAPTER].weight)
+                counts[name] += sum(matrix.numel() for matrix in pair)
+    return {name: count // len(language_model.layers) for name, count in counts.items()}
+
+
+def without_adapters(config: ModelConfig) -> ModelConfig:
+    """The same model as it is exported: its adapters are part of its weights."""
+    return config.model_copy(update={"lora": None, "freeze": tuple(sorted(config.frozen))})
+
+
+def _targets(language_model: nn.Module, wanted: tuple[str, ...]) -> list[str]:
+    """Full names below the language model. A target is a layer's name within its block, or the last parts of one."""
+    linear = {
+        f"layers.{number}.{name}": name
+        for number, layer in enumerate(language_model.layers)
+        for name, module in layer.named_modules()
+        if isinstance(module, nn.Linear)
+    }
+    kind = language_model.config.model_type
+    if not linear:
+        raise ConfigError(
+            f"the blocks of a {kind} language model have no linear layers that model.lora could adapt",
+            fix="leave model.lora out, or take another language model",
+        )
+    for target in wanted:
+        if not any(_names(target, name) for name in linear.values()):
+            raise ConfigError(
+                f"model.lora.targets has {target!r}, which no linear layer in the blocks of a {kind} language model is "
+                "called",
+                expected=f"some of {', '.join(dict.fromkeys(linear.values()))}, or their last parts",
+                fix="leave targets out to adapt all of them",
+            )
+    return [full for full, name in linear.items() if not wanted or any(_names(target, name) for target in wanted)]
+
+
+def _names(target: str, name: str) -> bool:
+    return name == target or name.endswith(f".{target}")

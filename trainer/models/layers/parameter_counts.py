@@ -1,0 +1,103 @@
+"""Sizes read off a model's modules and configurations."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+
+from torch import nn
+from transformers import PreTrainedConfig
+
+from trainer.config.model import ModelConfig
+from trainer.models.layers.freeze import is_adapter, part_of
+from trainer.sizing.model_shape import PARTS, Chosen, Matrices, Part, Stack, TrainedLayers
+
+
+def count_parameters(module: nn.Module, counts: Callable[[str], bool] = lambda name: True) -> int:
+    return sum(parameter.numel() for name, parameter in module.named_parameters() if counts(name))
+
+
+def stack_of(config: PreTrainedConfig, layer: nn.Module) -> Stack:
+    hidden, heads = int(config.hidden_size), int(config.num_attention_heads)
+    return Stack(
+        layers=int(config.num_hidden_layers),
+        hidden=hidden,
+        heads=heads,
+        kv_heads=int(getattr(config, "num_key_value_heads", None) or heads),
+        head_dim=int(getattr(config, "head_dim", None) or hidden // heads),
+        intermediate=int(config.intermediate_size),
+        gated=any("gate_proj" in name or "gate_up_proj" in name for name, _ in layer.named_parameters()),
+        layer_parameters=count_parameters(layer, lambda name: not is_adapter(name)),
+    )
+
+
+def vocabulary_of(config: ModelConfig, text: PreTrainedConfig) -> int:
+    """Of a tokenizer that is trained, as many entries as it is to have."""
+    trained = config.tokenizer.removeprefix("train:")
+    return int(trained) if trained != config.tokenizer else int(text.vocab_size)
+
+
+def part_parameters(language: nn.Module, head: nn.Module, *, tower: int, projector: int, tied: bool) -> dict[Part, int]:
+    """Parameters of each part of a model, of which tower and projector are counted already."""
+    in_adapters, in_embedding = count_parameters(language, is_adapter), count_parameters(language.embed_tokens)
+    return {
+        "tower": tower,
+        "projector": projector,
+        "embedding": in_embedding,
+        "language_layers": count_parameters(language) - in_embedding - in_adapters,
+        "adapters": in_adapters,
+        "head": 0 if tied else count_parameters(head),
+    }
+
+
+def trained_matrices(model: nn.Module) -> tuple[Matrices, ...]:
+    """Of a model whose frozen parameters know that they are. A shared one counts once."""
+    shapes = Counter(
+        (len(parameter), parameter.numel() // len(parameter))
+        for parameter in model.parameters()
+        if parameter.requires_grad and parameter.ndim > 1
+    )
+    return tuple(Matrices(rows, columns, count) for (rows, columns), count in sorted(shapes.items()))
+
+
+def chosen_parameters(
+    config: ModelConfig, model: nn.Module, language_layers: Iterable[nn.Module], tower_layers: Iterable[nn.Module]
+) -> Chosen | None:
+    """Counts of a model whose frozen parameters know that they are. None: only whole parts are frozen."""
+    if not config.has_patterns:
+        return None
+    counts: dict[Part, int] = dict.fromkeys(PARTS, 0)
+    for name, parameter in model.named_parameters():  # a shared one once
+        counts[_fine_part_of(name)] += parameter.numel() * parameter.requires_grad
+    return Chosen(counts, _trained_layers(language_layers), _trained_layers(tower_layers))
+
+
+def _trained_layers(layers: Iterable[nn.Module]) -> TrainedLayers:
+    own = [
+        [one for name, one in layer.named_parameters() if one.requires_grad and not is_adapter(name)]
+        for layer in layers
+    ]
+    return TrainedLayers(
+        parameters=tuple(sum(one.numel() for one in trained) for trained in own),
+        in_matrices=tuple(sum(one.numel() for one in trained if one.ndim > 1) for trained in own),
+    )
+
+
+def _fine_part_of(name: str) -> Part:
+    part = part_of(name)
+    if part != "language_model":
+        return part
+    if is_adapter(name):
+        return "adapters"
+    return "head" if "lm_head." in name else "embedding" if "embed_tokens." in name else "language_layers"
+
+
+def frozen_parts(config: ModelConfig, chosen: Chosen | None, *, tied: bool) -> frozenset[Part]:
+    """Parts in which nothing is trained. A tied head is trained where the embedding is."""
+    if chosen:
+        counts = chosen.parameters | ({"head": chosen.parameters["embedding"]} if tied else {})
+        return frozenset(part for part in PARTS if part != "adapters" and not counts[part])
+    frozen: set[Part] = set()
+    for name in config.frozen:
+        frozen |= {"embedding", "language_layers", "head"} if name == "language_model" else {name}
+    return frozenset(frozen)

@@ -1,0 +1,93 @@
+"""A stage of a training module: the model with some of its language layers, under the names that they have in it."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, Protocol, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from trainer.errors import ConfigError
+from trainer.models.base import Stage
+
+
+class RowModel(Protocol):
+    """What strategies wrap, as far as a stage is made of it."""
+
+    model: Any  # the library's, its parts below `model.model`
+
+    @property
+    def language_part(self) -> str:
+        """The language model's name there."""
+        ...
+
+    def drop_images(self) -> None:
+        """Let go of what makes embeddings of images, and take none."""
+        ...
+
+
+Module = TypeVar("Module", bound=RowModel)
+
+
+class Passage(nn.Module):
+    """Stands where another stage's layer or norm is: hidden states pass unchanged."""
+
+    def forward(self, hidden: Tensor, **_: Any) -> Tensor:
+        return hidden
+
+
+def reduce_to_stage(module: RowModel, stage: Stage) -> None:
+    """Let go of all that `stage` does not have.
+
+    Layers keep their numbers, and so their names in checkpoints. Raises ConfigError for a language model that does more
+    than its layers and its norm with hidden states.
+    """
+    model = module.model
+    language_model = getattr(model.model, module.language_part)
+    layers, norm = language_model.layers, language_model.norm
+    is_tied = model.lm_head.weight is language_model.embed_tokens.weight
+    language_model.layers, language_model.norm = nn.ModuleList([Passage() for _ in layers]), Passage()
+    _require_passage(language_model)
+    for number in stage.layers:
+        language_model.layers[number] = layers[number]
+    if stage.is_last:
+        language_model.norm = norm
+    else:
+        model.lm_head = None
+    if not stage.is_first:
+        module.drop_images()
+        if not (stage.is_last and is_tied):  # a tied head's weight goes by the embedding's name
+            language_model.embed_tokens = None
+
+
+def stage_view(module: Module, stage: Stage) -> Module:
+    """Another module that is `stage` alone: it holds the same weights, and `module` stays as it is."""
+    view: Module = _shallow(module)
+    part = module.language_part
+    view.model = _shallow(module.model)
+    view.model.model = _shallow(module.model.model)
+    setattr(view.model.model, part, _shallow(getattr(module.model.model, part)))
+    reduce_to_stage(view, stage)
+    return view
+
+
+def _shallow(module: Any) -> Any:
+    """Of the same parts; what is put in their place in the one is not in the other."""
+    other = copy.copy(module)
+    other._modules = dict(module._modules)
+    return other
+
+
+@torch.no_grad()
+def _require_passage(language_model: nn.Module) -> None:
+    """Without layers and norm, hidden states must come out as they went in: each stage runs the whole model's code."""
+    hidden = torch.ones(1, 2, int(language_model.config.hidden_size))
+    positions = torch.arange(2)[None]
+    passed = language_model(inputs_embeds=hidden, position_ids=positions, use_cache=False).last_hidden_state
+    if passed is not hidden or hidden._version:  # no look at numbers: tensors of the planner's traces have none
+        raise ConfigError(
+            f"the language model {language_model.config.model_type!r} cannot be cut into pipeline stages: it changes "
+            "hidden states outside of its layers",
+            fix="use another strategy, such as fsdp",
+        )

@@ -1,0 +1,34 @@
+"""What a training module computes again in the backward pass instead of holding it. No torch here: planners read it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from trainer.config.train import Checkpointing, TrainConfig
+from trainer.models.base import Family
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+@dataclass(frozen=True)
+class Recompute:
+    """As the run file says. Whatever is chosen, the numbers stay the same."""
+
+    layers: Checkpointing = "none"  # train.activation_checkpointing
+    loss_chunk_tokens: int = 0  # label tokens that have logits at a time; 0 is all of them
+
+    @classmethod
+    def of(cls, train: TrainConfig) -> Recompute:
+        return cls(train.activation_checkpointing, train.loss_chunk_tokens)
+
+    def apply(self, family: Family, module: nn.Module) -> None:
+        """To a training module that no strategy has changed yet."""
+        if self.layers != "none":
+            family.enable_activation_checkpointing(module, selective=self.layers == "selective")
+        if self.loss_chunk_tokens:
+            from trainer.models.layers.chunked_loss import compute_in_chunks
+
+            blocks = family.blocks(module)
+            compute_in_chunks(blocks.loss, blocks.head, self.loss_chunk_tokens)

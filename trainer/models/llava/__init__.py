@@ -1,0 +1,1 @@
+"""LLaVA: a vision tower, a projector and a language model."""

@@ -1,0 +1,312 @@
+"""The `llava` family: any Hugging Face vision tower, a two-layer projector and any causal language model.
+
+The model is transformers' own `LlavaForConditionalGeneration`, so an export loads with plain `from_pretrained`.
+Projected features enter through the library's hook for precomputed encoder outputs, whether the tower ran now or long
+ago.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import (
+    AutoImageProcessor,
+    AutoModel,
+    CLIPImageProcessorPil,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
+    LlavaProcessor,
+    PreTrainedConfig,
+    SiglipImageProcessorPil,
+)
+from transformers.initialization import no_init_weights
+from transformers.utils import logging as transformers_logging
+
+from trainer.config.model import ModelConfig
+from trainer.errors import ConfigError
+from trainer.models.base import Blocks
+from trainer.models.fixed_image_model import (
+    SquareRowModel,
+    Wiring,
+    blocks_of,
+    project,
+    repeat_inner_layer,
+    tower_layers_of,
+)
+from trainer.models.hf_native.model_settings import save_model_settings
+from trainer.models.hf_native.pretrained import LanguageWeights, load_pretrained, load_tower, part_config
+from trainer.models.image_tokens import square_tokens
+from trainer.models.layers.activation_checkpointing import recompute_layers
+from trainer.models.layers.freeze import freeze
+from trainer.models.layers.image_placeholders import embedded
+from trainer.models.layers.lora import adapter_parameters, add_adapters, without_adapters
+from trainer.models.layers.parameter_counts import (
+    chosen_parameters,
+    count_parameters,
+    frozen_parts,
+    part_parameters,
+    stack_of,
+    trained_matrices,
+    vocabulary_of,
+)
+from trainer.models.llava.initial_weights import InitialWeights
+from trainer.sizing.image_inputs import Grid
+from trainer.sizing.model_shape import ModelShape
+
+if not sys.stderr.isatty():
+    transformers_logging.disable_progress_bar()  # in a log, every redraw of a bar is a line
+
+SELECT_STRATEGY = {"full": "full", "drop_cls": "default"}  # our word -> Hugging Face's
+
+
+class LlavaFamily:
+    """See `trainer.models.base.Family`."""
+
+    def image_tokens(self, config: ModelConfig, width: int, height: int) -> int:
+        """Language-model tokens of one image. Constant: every image is resized to one square."""
+        vision = vision_config(config)
+        return square_tokens(config, str(vision.model_type), int(vision.patch_size))
+
+    def feature_shape(self, config: ModelConfig) -> tuple[int, int]:
+        """Of one image (tokens, tower_hidden): all images are of one size."""
+        tokens = self.image_tokens(config, config.image_size, config.image_size)
+        return tokens, int(vision_config(config).hidden_size)
+
+    def feature_description(self, config: ModelConfig) -> dict[str, Any]:
+        """All that decides what the frozen tower outputs for given image bytes, as plain JSON."""
+        tower = config.tower
+        description = {"layer": config.feature_layer, "select": config.feature_select, "image_size": config.image_size}
+        if tower.weights:
+            return {**description, "weights": tower.weights, "revision": tower.revision}
+        return {**description, "config": tower.config, "seed": config.seed}
+
+    def image_processor(self, config: ModelConfig) -> Any:
+        """Resize to the square, then rescale and normalise as the tower was trained with (or as its class does).
+
+        Always by Pillow: a machine with torchvision must give the pixels of one without, or cached features differ.
+        """
+        square = {"size": {"height": config.image_size, "width": config.image_size}, "do_center_crop": False}
+        if config.tower.weights:
+            return load_pretrained(AutoImageProcessor, config.tower, backend="pil", **square)
+        if vision_config(config).model_type == "clip_vision_model":
+            return CLIPImageProcessorPil(**square)
+        return SiglipImageProcessorPil(size=square["size"])
+
+    def build(self, config: ModelConfig, tokenizer: Any) -> nn.Module:
+        """The whole model on the CPU in fp32: pretrained parts where weights are named, else drawn from the seed."""
+        whole = self._config_for(config, tokenizer)
+        torch.manual_seed(config.seed)
+        model = LlavaForConditionalGeneration(whole).float()
+        model.model.vision_tower.load_state_dict(self.build_tower(config).state_dict())
+        if config.language_model.weights:
+            _load_language_model(model, LanguageWeights(config.language_model, len(tokenizer)))
+        torch.manual_seed(config.seed)  # adapters start the same whatever was drawn before them
+        return _freeze(model, config, is_whole=True)
+
+    def blueprint(self, config: ModelConfig, tokenizer: Any) -> nn.Module:
+        """What `build` makes, without numbers: on the meta device."""
+        with torch.device("meta"), no_init_weights():
+            model = LlavaForConditionalGeneration(self._config_for(config, tokenizer)).float()
+            return _freeze(model, config, is_whole=True)
+
+    def initial_weights(self, config: ModelConfig, tokenizer: Any) -> InitialWeights:
+        return InitialWeights(self, without_adapters(config), tokenizer)
+
+    def skeleton(
+        self,
+        config: ModelConfig,
+        *,
+        vocabulary: int,
+        language_layers: int | None = None,
+        one_inner_tower_layer: bool = False,
+    ) -> nn.Module:
+        """What `build` makes, but for the numbers in it: for the meta device and for tensors without data.
+
+        `one_inner_tower_layer`: the tower's layers between the first and the last are one, which is quicker to make.
+        """
+        text = _text_config(config)
+        text.vocab_size = vocabulary
+        if language_layers is not None:
+            text.num_hidden_layers = language_layers
+            if getattr(text, "layer_types", None):
+                text.layer_types = text.layer_types[:language_layers]
+        whole = self._whole_config(config, text, image_token=vocabulary - 1)
+        tower_layers = int(whole.vision_config.num_hidden_layers)
+        if one_inner_tower_layer and tower_layers > 3:
+            whole.vision_config.num_hidden_layers = 3
+        with no_init_weights():  # drawing numbers looks at numbers, which such tensors do not have
+            model = LlavaForConditionalGeneration(whole)
+        model.tie_weights()  # left out with the drawing of weights
+        if one_inner_tower_layer and tower_layers > 3:
+            repeat_inner_layer(model.model.vision_tower, tower_layers)
+        return _freeze(model, config, is_whole=language_layers is None and not one_inner_tower_layer)
+
+    def shape(self, config: ModelConfig) -> ModelShape:
+        """Sizes, with the parameters counted on the meta device."""
+        vision, text = vision_config(config), _text_config(config)
+        vocabulary = vocabulary_of(config, text)
+        with torch.device("meta"):
+            model = self.skeleton(config, vocabulary=vocabulary)
+        language, tower = model.model.language_model, model.model.vision_tower
+        tied = bool(getattr(text, "tie_word_embeddings", False))
+        side = config.image_size // int(vision.patch_size)
+        chosen = chosen_parameters(config, model, language.layers, tower_layers_of(tower))
+        return ModelShape(
+            tower=stack_of(vision, tower_layers_of(tower)[0]),
+            tower_tokens=side * side + (1 if vision.model_type == "clip_vision_model" else 0),
+            image_tokens=self.image_tokens(config, config.image_size, config.image_size),
+            feature_width=self.feature_shape(config)[1],
+            patch_pixels=int(getattr(vision, "num_channels", 3)) * int(vision.patch_size) ** 2,
+            language=stack_of(text, language.layers[0]),
+            vocabulary=vocabulary,
+            tied_head=tied,
+            parameters=part_parameters(
+                language,
+                model.lm_head,
+                tower=count_parameters(tower),
+                projector=count_parameters(model.model.multi_modal_projector),
+                tied=tied,
+            ),
+            frozen=frozen_parts(config, chosen, tied=tied),
+            behind_features=sum(count_parameters(part) for part in _behind_the_features(tower, config)),
+            chosen=chosen,
+            adapters=adapter_parameters(language),
+            adapter_rank=config.lora.rank if config.lora else 0,
+            trained_matrices=trained_matrices(model),
+        )
+
+    def build_tower(self, config: ModelConfig) -> nn.Module:
+        """The tower alone, on the CPU in fp32 and in evaluation mode. Random weights depend on the seed only."""
+        vision = vision_config(config)
+        if config.tower.weights:
+            return load_tower(config.tower, vision)
+        torch.manual_seed(config.seed)
+        return AutoModel.from_config(vision).float().eval()
+
+    @torch.no_grad()
+    def encode(
+        self, config: ModelConfig, tower: nn.Module, pixel_values: Tensor, grids: Sequence[Grid] | None = None
+    ) -> Tensor:
+        """Features of images: (images, 3, side, side) -> (images, tokens, tower_hidden) in bf16.
+
+        bf16 is what the cache stores; the online path rounds the same way, so both train on the same numbers.
+        """
+        return tower_output(config, tower, pixel_values).to(torch.bfloat16)
+
+    def tower(self, model: nn.Module) -> nn.Module:
+        return model.model.vision_tower
+
+    def project(self, model: nn.Module, features: Tensor) -> Tensor:
+        """(images, tokens, tower_hidden) -> (images, tokens, hidden)."""
+        return project(model.model.multi_modal_projector, features)
+
+    def generation_inputs(
+        self, model: nn.Module, input_ids: Tensor, projected: Tensor, grids: Tensor | None = None
+    ) -> dict[str, Any]:
+        """The tokens' embeddings, with projected features in place of the image tokens'."""
+        return {"inputs_embeds": embedded(model, input_ids, projected)}
+
+    def training_module(self, config: ModelConfig, model: nn.Module, *, cached: bool) -> nn.Module:
+        return SquareRowModel(config, model, WIRING, cached=cached)
+
+    def blocks(self, module: nn.Module) -> Blocks:
+        return blocks_of(module)
+
+    def enable_activation_checkpointing(self, module: nn.Module, *, selective: bool = False) -> None:
+        recompute_layers(module.model.model.language_model, selective=selective)
+
+    def save_settings(self, config: ModelConfig, model: nn.Module, tokenizer: Any, folder: Path) -> None:
+        """Write all that plain `from_pretrained` needs but the weights: configuration, tokenizer and processor."""
+        save_model_settings(model, tokenizer, folder)
+        processor = LlavaProcessor(
+            image_processor=self.image_processor(config),
+            tokenizer=tokenizer,
+            patch_size=int(vision_config(config).patch_size),
+            vision_feature_select_strategy=SELECT_STRATEGY[config.feature_select],
+            chat_template=tokenizer.chat_template,
+            num_additional_image_tokens=1 if vision_config(config).model_type == "clip_vision_model" else 0,
+        )
+        processor.save_pretrained(folder)
+
+    def _config_for(self, config: ModelConfig, tokenizer: Any) -> LlavaConfig:
+        text = _text_config(config)
+        text.vocab_size = max(len(tokenizer), text.vocab_size if config.language_model.weights else 0)
+        text.pad_token_id, text.eos_token_id = tokenizer.pad_token_id, tokenizer.eos_token_id
+        text.bos_token_id = tokenizer.bos_token_id
+        return self._whole_config(config, text, image_token=tokenizer.convert_tokens_to_ids("<image>"))
+
+    def _whole_config(self, config: ModelConfig, text: PreTrainedConfig, *, image_token: int) -> LlavaConfig:
+        vision = vision_config(config)
+        return LlavaConfig(
+            vision_config=vision,
+            text_config=text,
+            image_token_index=image_token,
+            vision_feature_layer=_counted_from_the_end(config.feature_layer, vision),
+            vision_feature_select_strategy=SELECT_STRATEGY[config.feature_select],
+            image_seq_length=self.image_tokens(config, config.image_size, config.image_size),
+            tie_word_embeddings=bool(getattr(text, "tie_word_embeddings", False)),
+        )
+
+    def load(self, folder: Path) -> nn.Module:
+        """An exported model."""
+        return LlavaForConditionalGeneration.from_pretrained(folder, dtype=torch.float32)
+
+
+def vision_config(config: ModelConfig) -> PreTrainedConfig:
+    """The tower's transformers configuration. Raises UserError for a hub id out of reach or a model without vision."""
+    whole = part_config(config.tower)
+    vision = copy.deepcopy(getattr(whole, "vision_config", whole))
+    if not hasattr(vision, "patch_size"):
+        raise ConfigError(
+            f"model.tower is {whole.model_type!r}, which is no vision tower",
+            expected="a vision model or a dual encoder such as CLIP or SigLIP",
+        )
+    vision.image_size = config.image_size
+    return vision
+
+
+def _text_config(config: ModelConfig) -> PreTrainedConfig:
+    whole = part_config(config.language_model)
+    return copy.deepcopy(getattr(whole, "text_config", whole))
+
+
+def _load_language_model(model: nn.Module, weights: LanguageWeights) -> None:
+    for name, tensor in model.model.language_model.state_dict().items():
+        tensor.copy_(weights.read(name))
+    model.lm_head.weight.detach().copy_(weights.read("head"))
+
+
+def _counted_from_the_end(layer: int, vision: PreTrainedConfig) -> int:
+    """The same hidden state as a negative number: transformers takes layer 0 (the embeddings) for none asked for."""
+    return layer if layer < 0 else layer - (int(vision.num_hidden_layers) + 1)
+
+
+def _freeze(model: nn.Module, config: ModelConfig, *, is_whole: bool) -> nn.Module:
+    """Leave to training what the run file says, and put adapters where it asks for them."""
+    freeze(model, config, unused=_behind_the_features(model.model.vision_tower, config), is_whole=is_whole)
+    if config.lora:
+        add_adapters(model.model.language_model, config.lora)
+    return model
+
+
+def _behind_the_features(tower: nn.Module, config: ModelConfig) -> list[nn.Module]:
+    """Parts of the tower that come after the layer whose output is used: they never get a gradient."""
+    layers = tower_layers_of(tower)
+    used = config.feature_layer if config.feature_layer >= 0 else len(layers) + 1 + config.feature_layer
+    last = [part for name, part in tower.named_modules() if name.rpartition(".")[2] in ("post_layernorm", "head")]
+    return [*layers[used:], *last]
+
+
+def tower_output(config: ModelConfig, tower: nn.Module, pixel_values: Tensor) -> Tensor:
+    """Hidden states that feed the projector: (images, 3, side, side) -> (images, tokens, tower_hidden)."""
+    hidden = tower(pixel_values, output_hidden_states=True).hidden_states[config.feature_layer]
+    return hidden[:, 1:] if config.feature_select == "drop_cls" else hidden
+
+
+WIRING = Wiring("vision_tower", "multi_modal_projector", "language_model", tower_output, True)

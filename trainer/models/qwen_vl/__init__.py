@@ -1,0 +1,1 @@
+"""Qwen2.5-VL and Qwen3-VL."""

@@ -1,0 +1,55 @@
+"""What follows from the sizes of images in a Qwen-VL tower, made on the host and told to the library.
+
+The library would work it out of a tensor on the device, and the host would wait for that in each layer: attention takes
+the images, or their windows, one by one. Its own functions make it here, and under their results' names it takes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.utils.generic import is_flash_attention_requested
+from transformers.vision_utils import (
+    get_vision_cu_seqlens,
+    get_vision_interpolation_indices_and_weights,
+    get_vision_position_ids,
+    get_vision_window_index,
+)
+
+from trainer.sizing.image_inputs import Grid
+
+
+def sizes_of(tower: nn.Module, grids: Sequence[Grid], device: torch.device) -> dict[str, Any]:
+    """Named arguments of the tower's forward pass for images of these grids, of which there is at least one.
+
+    Lengths stay on the host, where attention takes them, but for flash attention: its kernel reads them, and of the
+    host's numbers wants the longest alone.
+    """
+    merge, on_host = int(tower.spatial_merge_size), torch.tensor(grids)
+    tensors = {"position_ids": get_vision_position_ids(on_host, merge)}
+    lengths = {"seqlen": get_vision_cu_seqlens(on_host)}
+    if hasattr(tower, "window_size"):
+        tensors["window_index"], lengths["window_seqlen"] = get_vision_window_index(
+            on_host, merge, tower.window_size, tower.patch_size
+        )
+    if hasattr(tower, "pos_embed"):
+        tensors["interp_indices"], tensors["interp_weights"] = get_vision_interpolation_indices_and_weights(
+            on_host,
+            num_grid_per_side=tower.num_grid_per_side,
+            mode=tower.interpolation_mode,
+            align_corners=tower.interpolation_align_corners,
+            spatial_merge_size=merge,
+        )
+    cumulative = {f"cu_{name}s": ends for name, ends in lengths.items()}
+    if not is_flash_attention_requested(tower.config):
+        return {name: _moved(tensor, device) for name, tensor in tensors.items()} | cumulative
+    longest = {f"max_{name}": int(ends.diff().max()) for name, ends in lengths.items()}
+    return {name: _moved(tensor, device) for name, tensor in (tensors | cumulative).items()} | longest
+
+
+def _moved(tensor: Tensor, device: torch.device) -> Tensor:
+    """Without waiting: a copy from memory that is not page-locked would, for all that the GPU was given before."""
+    return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)

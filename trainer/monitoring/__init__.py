@@ -1,0 +1,1 @@
+"""Training metrics, progress, TensorBoard and Weights & Biases."""

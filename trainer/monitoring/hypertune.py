@@ -1,0 +1,44 @@
+"""Where a trial of a search reports the number that is searched for, in the form of google/cloudml-hypertune.
+
+The service reads a file of JSON lines on the chief's machine. Early stopping needs a line after each validation, so
+the log of metrics reports too, where `trainer.tune_trial` asks it to.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+TRIAL_VARIABLE = "CLOUD_ML_TRIAL_ID"
+METRIC_FILE_VARIABLE = "CLOUD_ML_HP_METRIC_FILE"
+METRIC_FILE = "/tmp/hypertune/output.metrics"  # where the service reads
+WATCHED_VARIABLE = "VLMPIPE_TRIAL_METRIC"  # what the log of metrics reports each time that it is measured
+HELD_OUT_LOSS = "held_out_loss"
+MOST_LINES = 100  # as the library keeps
+
+
+def report(metric: str, value: float, step: int) -> None:
+    """Add the number as it is after optimizer step `step`; said again, it replaces what was said of that step."""
+    path = Path(os.environ.get(METRIC_FILE_VARIABLE, METRIC_FILE))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    kept = [line for line in lines if json.loads(line)["global_step"] != str(step)]
+    line = {
+        "timestamp": time.time(),
+        "trial": os.environ.get(TRIAL_VARIABLE, "0"),
+        metric: str(float(value)),
+        "global_step": str(step),
+    }
+    text = "\n".join([*kept, json.dumps(line, sort_keys=True)][-MOST_LINES:])
+    temporary = path.with_name(f"{path.name}.new")  # the service may read at any moment
+    temporary.write_text(f"{text}\n", encoding="utf-8")
+    temporary.replace(path)
+
+
+def report_measured(values: dict[str, float], step: int) -> None:
+    """Report the metric that this process's trial is watched by, if it is among `values`."""
+    metric = os.environ.get(WATCHED_VARIABLE, "")
+    if metric in values:
+        report(metric, values[metric], step)

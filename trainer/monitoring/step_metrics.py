@@ -1,0 +1,125 @@
+"""What all ranks know of a step: its loss, its counts, and whether one of them was asked to stop.
+
+The sums are made by the device in its own time. The host orders the next step before it reads them, so that a GPU
+always has work: a host that read each step's loss at once would leave it idle while it orders the first kernels of the
+next one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from trainer.dataloading.batches import StepBatches
+from trainer.distributed.data_parallel_rank import Replica
+from trainer.distributed.process import Worker
+from trainer.errors import DataError
+from trainer.strategies.base import StepResult
+
+
+def steps_unread(device: torch.device) -> int:
+    """Steps that the host may be ahead of what it has read: one of a GPU; elsewhere all is done when it is ordered."""
+    return 1 if device.type == "cuda" else 0
+
+
+@dataclass(frozen=True)
+class StepTotals:
+    """Sums over all ranks of one step."""
+
+    step: int  # from 1
+    epoch: int
+    loss: float  # mean over the label tokens of the global step
+    grad_norm: float | None  # None: the step was skipped
+    useful_tokens: int
+    slot_tokens: int
+    label_tokens: int
+    images: int
+    samples: int
+    stop: bool  # some rank was asked to stop
+
+
+class PendingTotals:
+    """`StepTotals` on their way. Collective: one all-reduce, for which the host does not wait."""
+
+    def __init__(
+        self, loss_share: Tensor, result: StepResult, data: StepBatches, *, stop: bool, replica: Replica, worker: Worker
+    ) -> None:
+        self._step, self._epoch, self._label_tokens = data.step + 1, data.epoch, data.global_label_tokens
+        self._sample_ids, self._skipped = data.sample_ids, result.skipped
+        counted = (data.useful_tokens, data.slot_tokens, data.images, len(data.sample_ids))
+        on_gpu = worker.device.type == "cuda"
+        own = torch.tensor(
+            [*(float(count) * replica.leads for count in counted), float(stop)], dtype=torch.float64, pin_memory=on_gpu
+        )
+        sums = torch.cat([loss_share.double().reshape(1), own.to(worker.device, non_blocking=True)])
+        if worker.world_size > 1:
+            dist.all_reduce(sums)
+        norm = torch.as_tensor(result.grad_norm, dtype=torch.float64).reshape(1)  # the same on all ranks already
+        values = torch.cat([sums, norm.to(worker.device, non_blocking=True)])
+        self._copied: torch.cuda.Event | None = None
+        self._values = values
+        if on_gpu:
+            self._values = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+            self._values.copy_(values, non_blocking=True)
+            self._copied = torch.cuda.Event()
+            self._copied.record()
+
+    def read(self) -> StepTotals:
+        """Wait for the device. Raises DataError for a loss or a gradient that is not a number."""
+        if self._copied:
+            self._copied.synchronize()
+        loss, useful, slots, images, samples, stops, norm = self._values.tolist()
+        self._require_finite("loss", loss)
+        if not self._skipped:
+            self._require_finite("gradient norm", norm)
+        return StepTotals(
+            step=self._step,
+            epoch=self._epoch,
+            loss=loss,
+            grad_norm=None if self._skipped else norm,
+            useful_tokens=int(useful),
+            slot_tokens=int(slots),
+            label_tokens=self._label_tokens,
+            images=int(images),
+            samples=int(samples),
+            stop=stops > 0,
+        )
+
+    def _require_finite(self, name: str, value: float) -> None:
+        """Every later step would be wasted, and a checkpoint of it too."""
+        if not math.isfinite(value):
+            samples = ", ".join(self._sample_ids[:8])
+            raise DataError(
+                f"the {name} of step {self._step} is {value}; this rank's samples: {samples}",
+                expected=f"a finite {name}",
+                fix="lower train.optimizer.learning_rate, or look at these samples",
+            )
+
+
+class UnreadSteps:
+    """Steps whose totals the host has not read yet: on a GPU the newest one, elsewhere none.
+
+    All ranks read the same steps at the same moment of the loop, so they agree on when to stop.
+    """
+
+    def __init__(self, worker: Worker) -> None:
+        self._most = steps_unread(worker.device)
+        self._pending: deque[PendingTotals] = deque()
+
+    def add(self, pending: PendingTotals, *, read_all: bool) -> Sequence[StepTotals]:
+        """Take the newest step; the totals of all that is read now, the oldest first. `read_all` leaves none."""
+        self._pending.append(pending)
+        return self._read(but=0 if read_all else self._most)
+
+    def rest(self) -> Sequence[StepTotals]:
+        """The totals of all that is left, the oldest first."""
+        return self._read(but=0)
+
+    def _read(self, *, but: int) -> Sequence[StepTotals]:
+        return [self._pending.popleft().read() for _ in range(len(self._pending) - but)]

@@ -1,0 +1,117 @@
+"""Metrics on Weights & Biases too, where `train.wandb.project` asks for it.
+
+It is a copy for people to look at: a run that cannot reach the service trains all the same. The W&B run has the run's
+id, so that an attempt after an interruption goes on in the same curves.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trainer.errors import ExitCode, UserError
+from trainer.secret_manager import SecretNotRead, read_secret
+
+if TYPE_CHECKING:
+    from trainer.config.job import JobConfig
+
+KEY_VARIABLE = "WANDB_API_KEY"
+START_S, FINISH_S = 30, 120  # longest waits for the service
+
+
+class WandbLog:
+    """A `trainer.monitoring.metrics_writer.Mirror`. What goes wrong with it is said once, and then nothing more is
+    sent."""
+
+    def __init__(self, run: Any) -> None:
+        self._run = run
+
+    def write(self, step: int, values: dict[str, Any]) -> None:
+        # The step is a value like the others: W&B drops lines of steps that an earlier attempt went past and lost.
+        line = {"step": step, **{f"train/{name}": value for name, value in values.items()}}
+        self._guarded(lambda run: run.log(line), f"no metrics from step {step} on")
+
+    def close(self) -> None:
+        self._guarded(_finish, "the last metrics may be missing there")
+
+    def _guarded(self, send: Callable[[Any], object], missing: str) -> None:
+        if self._run is None:
+            return
+        try:
+            send(self._run)
+        except Exception as error:  # of whatever kind: hours of training must not end over a copy of the metrics
+            self._run = None
+            _warn(error, missing)
+
+
+def open_wandb(job: JobConfig) -> WandbLog | None:
+    """None, and a warning, where the service cannot be reached or does not let us in.
+
+    Raises UserError (exit 69) when the run file asks for it and the package is not there.
+    """
+    settings = job.train.wandb
+    if not settings.project:
+        return None
+    if importlib.util.find_spec("wandb") is None:
+        raise UserError(
+            f"train.wandb.project is {settings.project}, but the Python package wandb is not installed",
+            expected="it in the trainer's environment",
+            fix="pip install 'vlmpipe[wandb]', or build the trainer image with EXTRAS=wandb",
+            code=ExitCode.UNAVAILABLE,
+        )
+    import wandb
+
+    try:
+        if settings.api_key_secret:
+            os.environ[KEY_VARIABLE] = read_secret(settings.api_key_secret)
+        run = wandb.init(
+            project=settings.project,
+            entity=settings.entity or None,
+            id=job.run.run_id.replace("/", "-"),
+            name=job.run.run_id,
+            resume="allow",
+            dir=wandb_folder(job.run.run_uri),
+            config=job.model_dump(mode="json"),
+            settings=wandb.Settings(
+                silent=True, console="off", disable_git=True, disable_code=True, init_timeout=START_S,
+                finish_timeout=FINISH_S,
+            ),
+        )  # fmt: skip
+        run.define_metric("step")
+        run.define_metric("train/*", step_metric="step")
+    except Exception as error:  # of the library, the network or Google's: none may keep a run from training
+        _warn(error, "no metrics")
+        return None
+    print(f"train: metrics also on Weights & Biases: {run.url or run.dir}", flush=True)
+    return WandbLog(run)
+
+
+def _finish(run: Any) -> None:
+    import wandb
+
+    run.finish()
+    wandb.teardown()  # its file may still be written when `finish` returns; it is whole when the library's process ends
+
+
+def wandb_folder(run_uri: str) -> str | None:
+    """Where the library keeps its files: with a run that is a folder, since those of an offline run are all there is
+    of it; None for the library's own choice."""
+    if "WANDB_DIR" in os.environ:
+        return None
+    if "://" in run_uri:
+        return tempfile.mkdtemp(prefix="vlmpipe-wandb-")
+    Path(run_uri).mkdir(parents=True, exist_ok=True)
+    return run_uri
+
+
+def _warn(error: Exception, missing: str) -> None:
+    """Say it without the text of an error that nobody foresaw, which may hold what must not be printed."""
+    import wandb
+
+    words = str(error).splitlines() if isinstance(error, SecretNotRead | wandb.errors.Error) else []
+    why = words[0] if words else type(error).__name__
+    print(f"train: warning: Weights & Biases: {missing}: {why}", flush=True)

@@ -1,0 +1,1 @@
+"""Sizes and FLOPs by arithmetic, without torch: what the trainer and the planner share."""

@@ -1,0 +1,266 @@
+"""Floating-point operations of one packed row, from the model's sizes alone. A multiply-add counts as two.
+
+What the training modules compute is counted, as torch's own counter does (matrix products, convolutions and
+attention; not norms, activations or lookups): the tower runs all its layers even when an earlier one feeds the
+projector; each sample of a row attends to itself, and padding to next to nothing (a model that needs a mask over the
+row for that computes more: `trainer.models.attention.varlen`); only label positions go through the head. Products per
+layer: Kaplan et al. 2020 (arXiv 2001.08361), section 2.1; a backward pass takes one product for a weight's gradient and
+one for its input's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from trainer.config.train import Checkpointing
+from trainer.sizing.image_grids import near_square
+from trainer.sizing.model_shape import ModelShape, Part, Stack
+
+BEFORE_HEAD: tuple[Part, ...] = ("embedding", "language_layers", "adapters")
+
+
+@dataclass(frozen=True)
+class PartFlops:
+    """Of one part of the model."""
+
+    forward: float = 0
+    backward: float = 0
+    recompute: float = 0  # forward work done again in the backward pass
+
+    @property
+    def total(self) -> float:
+        return self.forward + self.backward + self.recompute
+
+    def times(self, count: float) -> PartFlops:
+        return PartFlops(self.forward * count, self.backward * count, self.recompute * count)
+
+    def __add__(self, other: PartFlops) -> PartFlops:
+        return PartFlops(self.forward + other.forward, self.backward + other.backward, self.recompute + other.recompute)
+
+
+@dataclass(frozen=True)
+class RowFlops:
+    """Of one row, by part. Whole numbers for whole numbers of tokens and images."""
+
+    tower: PartFlops
+    projector: PartFlops
+    language_layers: PartFlops  # matrix products with weights
+    adapters: PartFlops
+    attention: PartFlops  # scores and weighted sums in the language layers
+    head: PartFlops
+
+    def parts(self) -> Iterator[tuple[str, PartFlops]]:
+        for field in dataclasses.fields(self):
+            yield field.name, getattr(self, field.name)
+
+    @property
+    def forward(self) -> float:
+        return sum(part.forward for _, part in self.parts())
+
+    @property
+    def backward(self) -> float:
+        return sum(part.backward for _, part in self.parts())
+
+    @property
+    def recompute(self) -> float:
+        return sum(part.recompute for _, part in self.parts())
+
+    @property
+    def total(self) -> float:
+        return self.forward + self.backward + self.recompute
+
+    def times(self, count: float) -> RowFlops:
+        return RowFlops(**{name: part.times(count) for name, part in self.parts()})
+
+
+def flops_per_row(
+    shape: ModelShape,
+    *,
+    row_tokens: float,
+    images: float,
+    label_tokens: float,
+    cached: bool,
+    activation_checkpointing: Checkpointing,
+    loss_chunks: int = 1,
+    feature_layer: int = -1,
+    sample_pairs: float | None = None,
+) -> RowFlops:
+    """What the hardware computes for one row of `row_tokens` slots with `images` images and `label_tokens` labels.
+
+    `sample_pairs`: pairs of two tokens of one sample, which is the sum of the squares of the samples' lengths; without
+    it the row is one sample.
+    `cached` drops the tower. `full` checkpointing runs the language layers again, without the last product of each,
+    which torch leaves out because nothing in the backward pass needs it; `selective` computes no product again. Of
+    `loss_chunks` equal chunks of labels all but one go through the head again. `feature_layer` is the run file's:
+    layers of a trained tower behind it get no gradient.
+
+    The backward pass ends at the first layer in which something is trained. Where patterns choose some of its weights,
+    that layer is counted as if it were reached whole, but for the gradient of its input where only matrices of it are
+    trained, and so is a projector.
+    """
+    reaches_projector = "projector" not in shape.frozen or (not cached and "tower" not in shape.frozen)
+    reaches_language = reaches_projector or any(shape.trained[part] for part in BEFORE_HEAD)
+    reaches_layers = reaches_projector or bool(shape.trained["embedding"])
+    head_products = int(reaches_language) + int("head" not in shape.frozen)
+
+    language = shape.language
+    layers = language.layers * row_tokens * _weight_flops_per_token(language)
+    pairs = row_tokens**2 if sample_pairs is None else sample_pairs
+    attention = language.layers * _attention_flops(language, pairs)
+    adapters = language.layers * row_tokens * 2 * sum(shape.adapters.values())
+    reached = 1 - shape.first_reached_layer(cached=cached) / language.layers if reaches_language else 0  # of the layers
+    again = reached if activation_checkpointing == "full" else 0
+    last_products, last_of_adapters = (language.layers * row_tokens * each for each in _last_products(shape))
+    # Where nothing is trained before the first layer, its query, key and value need no gradient of their input.
+    only_matrices = shape.chosen is None or not shape.chosen.language.has_vectors_first  # else perhaps the norm before
+    unreached = row_tokens * _input_flops_per_token(language) if reached and not reaches_layers and only_matrices else 0
+    own_products = _trained_share(shape) * layers  # for the gradients of weights
+    head = 2 * label_tokens * language.hidden * shape.vocabulary
+    again_in_head = head * (loss_chunks - 1) / loss_chunks if head_products and loss_chunks > 1 else 0
+    return RowFlops(
+        tower=PartFlops() if cached else _tower(shape, feature_layer).times(images),
+        projector=_projector(shape, reaches_inputs=not cached and "tower" not in shape.frozen).times(images),
+        language_layers=PartFlops(
+            layers, _whole(reached * layers + own_products) - unreached, _whole(again * (layers - last_products))
+        ),
+        adapters=PartFlops(adapters, 2 * adapters, adapters - last_of_adapters if again else 0),
+        # Two products forward; four backward, for both operands of each, whether weights are frozen or not.
+        attention=PartFlops(attention, _whole(2 * attention * reached), _whole(attention * again)),
+        head=PartFlops(head, head_products * head, again_in_head),
+    )
+
+
+def model_flops_per_row(
+    shape: ModelShape, *, useful_tokens: float, samples: float, images: float, label_tokens: float, cached: bool
+) -> float:
+    """What a row asks for, however it is computed: the numerator of model FLOPs utilisation (MFU).
+
+    Padding and recomputation do not count, a sample attends to itself only, a frozen tower counts forward only. Samples
+    are taken as equally long, which undercounts attention a little. MFU: Chowdhery et al. 2022 (arXiv 2204.02311), B.
+    """
+    return (
+        flops_per_row(
+            shape,
+            row_tokens=useful_tokens / samples,
+            images=images / samples,
+            label_tokens=label_tokens / samples,
+            cached=cached,
+            activation_checkpointing="none",
+        )
+        .times(samples)
+        .total
+    )
+
+
+def tower_flops_per_image(shape: ModelShape) -> float:
+    """Forward FLOPs of the tower for one image: what a cached feature saves each time, and costs once."""
+    return _tower(shape, feature_layer=-1).forward
+
+
+def _weight_flops_per_token(stack: Stack) -> int:
+    """Forward, one layer: query and output, key and value, and the two or three matrices of the feed-forward part."""
+    attention = 2 * stack.heads * stack.head_dim + 2 * stack.kv_heads * stack.head_dim
+    return 2 * stack.hidden * (attention + (3 if stack.gated else 2) * stack.intermediate)
+
+
+def _trained_share(shape: ModelShape) -> float:
+    """Of the matrices in language layers."""
+    if shape.chosen:
+        return sum(shape.chosen.language.in_matrices) / (shape.language.layers * shape.language.matrices)
+    return float("language_layers" not in shape.frozen)
+
+
+def _whole(count: float) -> float:
+    """Without what a share of layers has left behind the point."""
+    return round(count) if abs(count - round(count)) < 1e-6 * abs(count) else count
+
+
+def _input_flops_per_token(stack: Stack) -> int:
+    """Forward, one layer: the products that read the layer's input, which are query, key and value."""
+    return 2 * stack.hidden * (stack.heads + 2 * stack.kv_heads) * stack.head_dim
+
+
+def _last_products(shape: ModelShape) -> tuple[int, int]:
+    """Forward, one layer and token: the last product of the layer itself, and of its adapters; one of them is 0.
+
+    An adapted layer is followed by its adapter, whose last product is B's: from the rank to the hidden size.
+    """
+    stack = shape.language
+    in_last = next((count for name, count in shape.adapters.items() if name.endswith("down_proj")), 0)
+    if in_last:
+        return 0, 2 * in_last * stack.hidden // (stack.hidden + stack.intermediate)
+    return 2 * stack.hidden * stack.intermediate, 0
+
+
+def _attention_flops(stack: Stack, pairs: float) -> float:
+    """Forward, one layer, of so many pairs of tokens: scores and the weighted sum of values."""
+    return 4 * pairs * stack.heads * stack.head_dim
+
+
+def _tower(shape: ModelShape, feature_layer: int) -> PartFlops:
+    stack, tokens = shape.tower, shape.tower_tokens
+    in_weights, attention = stack.layers * tokens * _weight_flops_per_token(stack), _tower_attention(shape)
+    patches = 2 * tokens * shape.patch_pixels * stack.hidden  # with a class token, one too many: below a thousandth
+    forward = patches + in_weights + attention + _pooling_head(shape)
+    if "tower" in shape.frozen:
+        return PartFlops(int(forward))
+    used_layers = feature_layer if feature_layer >= 0 else stack.layers + 1 + feature_layer
+    backward = patches + 2 * (in_weights + attention) * used_layers / stack.layers  # pixels need no gradient
+    if shape.chosen:
+        chosen, per_parameter = shape.chosen.tower, 2 * tokens
+        outside = shape.chosen.parameters["tower"] - sum(chosen.parameters)  # taken to lie before the layers
+        first = 0 if outside or chosen.first is None else chosen.first
+        reached = (used_layers - first) / stack.layers
+        backward = reached * (in_weights + 2 * attention) + per_parameter * sum(chosen.in_matrices)
+        backward += patches if outside else 0
+        if not outside and not chosen.has_vectors_first:
+            backward -= tokens * _input_flops_per_token(stack)
+    return PartFlops(int(forward), int(backward))
+
+
+def _tower_attention(shape: ModelShape) -> float:
+    """Forward, all layers. An image is taken as nearly square where windows cut it into pieces."""
+    stack, tokens, windows = shape.tower, shape.tower_tokens, shape.windows
+    if windows is None:
+        return stack.layers * _attention_flops(stack, tokens**2)
+    seen = float(shape.merge**2)  # patches that one sees inside its window, in the mean
+    for side in near_square(shape.image_tokens):
+        pieces = [windows.side] * (side // windows.side) + [side % windows.side]
+        seen *= sum(piece**2 for piece in pieces) / side
+    in_windows = (stack.layers - windows.full_layers) * _attention_flops(stack, tokens * seen)
+    return windows.full_layers * _attention_flops(stack, tokens**2) + in_windows
+
+
+def _pooling_head(shape: ModelShape) -> int:
+    """SigLIP towers end in attention from one learned query, computed in each forward pass and used by nobody here.
+
+    It is told by the parameters that layers, patches and positions leave over.
+    """
+    stack, tokens = shape.tower, shape.tower_tokens
+    if shape.images_differ or shape.projector_layers == 1:
+        return 0  # a native model's has none
+    left = shape.parameters["tower"] - stack.layers * stack.layer_parameters
+    left -= (shape.patch_pixels + tokens) * stack.hidden
+    if left < 4 * stack.hidden**2:
+        return 0
+    projections = 2 * stack.hidden**2 * (2 * tokens + 2)
+    return projections + 4 * tokens * stack.hidden + 4 * stack.hidden * stack.intermediate
+
+
+def _projector(shape: ModelShape, *, reaches_inputs: bool) -> PartFlops:
+    """One or two layers on each image token, in a native model of each level; `reaches_inputs`: a trained tower before
+    it needs gradients through it."""
+    if shape.projector_layers == 1:
+        only = 2 * shape.image_tokens * shape.feature_width * shape.language.hidden
+        return PartFlops(only, only * (int("projector" not in shape.frozen) + int(reaches_inputs)))
+    width = shape.feature_width // shape.levels
+    inner = width if shape.images_differ else shape.language.hidden
+    first = 2 * shape.image_tokens * shape.levels * width * inner
+    second = 2 * shape.image_tokens * shape.levels * inner * shape.language.hidden
+    trained = "projector" not in shape.frozen
+    # In a native model a norm comes first, which is trained too.
+    backward = first * (int(trained) + int(reaches_inputs or (trained and shape.images_differ)))
+    backward += second * (int(trained) + int(trained or reaches_inputs))
+    return PartFlops(first + second, backward)

@@ -1,0 +1,49 @@
+"""Peak rates of the GPUs that Vertex AI training offers, by the names that they give themselves."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import torch
+
+from trainer.config.train import Precision
+
+TERA = 1e12
+
+
+@dataclass(frozen=True)
+class Peaks:
+    """Dense matrix products, in TFLOP/s; None where a GPU has no such units. Sources: the planner's machines.yaml."""
+
+    bf16: float | None
+    fp16: float | None
+    fp32: float
+
+
+# More particular names first: the one that is found in the device's name counts.
+PEAKS = {
+    "GB200": Peaks(2500, 2500, 90),
+    "B200": Peaks(2250, 2250, 80),
+    "H200": Peaks(989.5, 989.5, 67),
+    "H100": Peaks(989.5, 989.5, 67),
+    "A100": Peaks(312, 312, 19.5),
+    "RTX PRO 6000": Peaks(467.8, 467.8, 117),
+    "L4": Peaks(121, 121, 30.3),
+    "V100": Peaks(None, 125, 15.6),
+    "P100": Peaks(None, 18.7, 10.6),
+    "T4": Peaks(None, 65, 8.1),
+    "P4": Peaks(None, None, 5.5),
+}
+
+
+def peak_flops_per_s(device: torch.device, precision: Precision) -> float | None:
+    """What a device could compute in a second in this precision; None for a CPU and for what is not in the table."""
+    return peak_of(torch.cuda.get_device_name(device), precision) if device.type == "cuda" else None
+
+
+def peak_of(name: str, precision: Precision) -> float | None:
+    """`peak_flops_per_s` of the device that calls itself `name`."""
+    found = next((peaks for part, peaks in PEAKS.items() if re.search(rf"\b{part}\b", name)), None)
+    peak = getattr(found, precision) if found else None
+    return TERA * peak if peak else None

@@ -1,0 +1,95 @@
+"""Images that keep their shape: how large one is made, the tokens it takes, and where these stand. No torch here.
+
+The rule is the one of Qwen2-VL (arXiv 2409.12191, 2.1): both sides become multiples of a token's side in pixels, and
+their product stays between two bounds. A token covers `merge` x `merge` patches. transformers has the rule as
+`smart_resize` and the positions as `get_rope_index`; what is counted here must be what they give, and tests compare.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from trainer.config.model import MOST_ASPECT
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+AXES = 4  # of positions: the place in the sample, which keeps packed samples apart, then time, height and width
+
+
+@dataclass(frozen=True)
+class ImageGrids:
+    """How the images of a family are cut into patches. `patch` is a side in pixels, `merge` one in patches."""
+
+    patch: int
+    merge: int
+    min_pixels: int
+    max_pixels: int
+
+    @property
+    def most_tokens(self) -> int:
+        """Of the largest image."""
+        return max(1, self.max_pixels // (self.patch * self.merge) ** 2)
+
+    def of(self, width: int, height: int) -> tuple[int, int]:
+        """Rows and columns of patches of an image of `width` x `height` pixels. Raises ValueError for a strip."""
+        if max(width, height) > MOST_ASPECT * min(width, height):
+            raise ValueError(f"an image of {width} x {height} pixels is longer than {MOST_ASPECT:g} times its width")
+        side = self.patch * self.merge
+        rows, columns = round(height / side), round(width / side)
+        pixels = rows * columns * side**2
+        if pixels > self.max_pixels:
+            shrink = math.sqrt(height * width / self.max_pixels)
+            rows = max(1, math.floor(height / shrink / side))
+            columns = max(1, math.floor(width / shrink / side))
+        elif pixels < self.min_pixels:
+            grow = math.sqrt(self.min_pixels / (height * width))
+            rows, columns = math.ceil(height * grow / side), math.ceil(width * grow / side)
+        return rows * self.merge, columns * self.merge
+
+    def tokens(self, width: int, height: int) -> int:
+        """Tokens of an image of `width` x `height` pixels."""
+        rows, columns = self.of(width, height)
+        return rows * columns // self.merge**2
+
+    def positions(self, is_image: NDArray[np.bool_], sizes: Sequence[tuple[int, int]]) -> NDArray[np.int64]:
+        """(AXES, tokens) positions of one sample's tokens.
+
+        is_image: (tokens,) whether a token is one of an image. sizes: (width, height) in pixels of each image, in
+        order. Text counts on all axes alike. An image's tokens share their time, and its height and width count from
+        there; what follows goes on behind the longer of both.
+        """
+        import numpy as np  # not above: the planner and the compiler count, and place nothing
+
+        length = len(is_image)
+        places = np.empty((AXES, length), np.int64)
+        places[0] = np.arange(length)
+        image_tokens = np.flatnonzero(is_image)
+        used = reached = position = 0  # image tokens that are placed; tokens that are; the next position
+        for width, height in sizes:
+            rows, columns = (patches // self.merge for patches in self.of(width, height))
+            start = int(image_tokens[used])
+            places[1:, reached:start] = position + np.arange(start - reached)
+            position += start - reached
+            used, reached = used + rows * columns, start + rows * columns
+            places[1, start:reached] = position
+            places[2, start:reached] = position + np.repeat(np.arange(rows), columns)
+            places[3, start:reached] = position + np.tile(np.arange(columns), rows)
+            position += max(rows, columns)
+        places[1:, reached:] = position + np.arange(length - reached)
+        return places
+
+    def as_dict(self) -> dict[str, Any]:
+        """All that decides tokens and positions, as plain JSON."""
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+
+def near_square(tokens: int) -> tuple[int, int]:
+    """Rows and columns of an image of at most `tokens` tokens: of those at most twice as wide as high, the largest."""
+    widest = math.isqrt(tokens)
+    found = [(rows, tokens // rows) for rows in range(widest, 0, -1) if tokens // rows <= 2 * rows]
+    return max(found, key=math.prod) if found else (1, tokens)

@@ -1,0 +1,199 @@
+"""DeepSpeed ZeRO: optimizer state (1), gradients too (2). The engine's JSON is derived from the run file."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+
+from trainer.config.train import TrainConfig
+from trainer.dataloading.batches import RowBatch
+from trainer.distributed.process import Worker
+from trainer.models.base import Blocks
+from trainer.optimizer import build_optimizer, set_rates
+from trainer.sizing.deepspeed_config import engine_settings, laid_over, node_weights, offloading, sizes_of
+from trainer.strategies.base import StepResult
+from trainer.strategies.deepspeed.linear_regather import keep_no_gathered_weights
+from trainer.strategies.deepspeed.nvme_offload import Disk
+from trainer.strategies.deepspeed.requirements import require_fp16_gradients
+from trainer.strategies.ema import Ema
+from trainer.strategies.mixed_precision import LossScale
+from trainer.strategies.torch_base import host_stager
+from trainer.strategies.vision_prefetch import micro_batches
+
+TAG = "zero"  # one fixed folder name: which checkpoint this is, is said by COMMIT and not by DeepSpeed's `latest`
+MODULE_FILE = f"{TAG}/mp_rank_00_model_states.pt"  # the weights, whole for stages 1 and 2
+SHAPES_FILE = f"{TAG}/zero_pp_rank_0_mp_rank_00_model_states.pt"  # stage 3: what lies where in the partitions
+EMA_FILE = f"{TAG}/ema_rank_{{rank}}.pt"  # the average of what a rank's partitions hold, in their order
+PARTITION_FILE = f"{TAG}/zero_pp_rank_{{rank}}_mp_rank_00_optim_states.pt"
+
+
+class Zero:
+    """A `Strategy`."""
+
+    checkpoint_format = "deepspeed"
+
+    def __init__(self, config: TrainConfig, module: nn.Module, blocks: Blocks, worker: Worker, *, stage: int) -> None:
+        self._config, self._worker, self._stage = config, worker, stage
+        self._arguments = micro_batches(config, module, worker.device)
+        deepspeed = _import_deepspeed(worker)
+        if config.zero_quantized_gradients:
+            require_fp16_gradients(module)
+        if stage == 3:
+            keep_no_gathered_weights(module)
+        micro_steps = config.global_batch_rows // (config.micro_batch_rows * worker.world_size)
+        optimizer = build_optimizer(module, config.optimizer)
+        self._disk = disk = Disk(Path(config.nvme_path)) if config.nvme_path else None
+        settings = engine_settings(config, stage=stage, micro_steps=micro_steps, sizes=sizes_of(module, blocks))
+        settings["zero_optimization"] |= offloading(config, on_gpu=worker.device.type == "cuda")
+        of_node = node_weights(config, nodes=worker.num_nodes, node_ranks=worker.local_world_size)
+        settings["zero_optimization"] |= of_node
+        self.settings = laid_over(settings, config.deepspeed)
+        with disk.keeping(optimizer) if disk else contextlib.nullcontext():  # stage 3 updates while it is set up
+            self._engine, self._optimizer, _, _ = deepspeed.initialize(
+                model=module, optimizer=optimizer, config=self.settings, dist_init_required=False
+            )
+        if disk:
+            self._move_to(disk)
+        self._micro_steps = micro_steps
+        self.loss_scale = LossScale(config.precision)
+        # Its own scaler under autocast clips before it divides by the scale, and comes also without fp16 when an engine
+        # before this one, in the same process, had that.
+        self._engine.optimizer.torch_autocast_gradscaler = None
+        from trainer.strategies.deepspeed.checkpoint_files import HeldFiles
+
+        # A copy of what lies on a disk for want of memory would not fit into memory either.
+        stager = None if disk else host_stager(on_gpu=worker.device.type == "cuda")
+        self._files = HeldFiles(stager)
+        self._engine.checkpoint_engine = self._files
+        self._engine._copy_recovery_script = self._files.written(self._engine._copy_recovery_script)
+        copied = disk.copied if disk else None
+        self._ema = Ema(self._partitions(), config.ema_decay, copied) if config.ema_decay else None
+
+    def forward_backward(self, batches: Sequence[RowBatch], total_label_tokens: int) -> Tensor:
+        # The engine divides by ranks and by its count of micro-steps; the loss is a sum over both: multiply by these.
+        scale = self._worker.world_size * self._micro_steps / total_label_tokens
+        if self.loss_scale.is_on:
+            self._engine.optimizer.override_loss_scale(self.loss_scale.value)
+        loss_sum = torch.zeros((), device=self._worker.device)
+        for number, arguments in enumerate(self._arguments(batches), start=1):
+            # The boundary is ours to say: an epoch's last step may have fewer micro-batches than the engine counts.
+            self._engine.set_gradient_accumulation_boundary(number == len(batches))
+            loss = self._engine(**arguments)
+            self._engine.backward(loss * scale)
+            loss_sum += loss.detach()
+            if number < len(batches):
+                self._engine.step()  # only counts: the update is at the boundary, in `step`
+        return loss_sum / total_label_tokens
+
+    def forward_loss(self, batch: RowBatch) -> Tensor:
+        self._engine.eval()
+        with torch.no_grad():
+            loss: Tensor = self._engine(**batch.to(self._worker.device))
+        self._engine.train()
+        return loss
+
+    @contextlib.contextmanager
+    def averaged(self) -> Iterator[None]:
+        if self._ema is None:
+            yield
+            return
+        self._let_go()
+        with self._ema.swapped():
+            self._publish()
+            yield
+            self._let_go()
+        self._publish()
+
+    def step(self, rate_factor: float) -> StepResult:
+        set_rates(self._optimizer, rate_factor)
+        self._engine.step()  # which skips the update when the norm, over all ranks, is not finite
+        norm = self._engine.get_global_grad_norm()
+        accepted = self.loss_scale.accepts(norm)
+        if self._ema and accepted:
+            self._ema.update()
+        return StepResult(norm, skipped=not accepted)
+
+    def learning_rate(self) -> float:
+        return float(self._optimizer.param_groups[0]["lr"])
+
+    def snapshot(self, folder: Path, group: ProcessGroup) -> Callable[[], None]:
+        # The engine talks to the other ranks while it saves, so it does that here; its files are written later.
+        state = self.loss_scale.state()
+        self._engine.save_checkpoint(folder, TAG, client_state=state, save_latest=False, exclude_frozen_parameters=True)
+        if self._ema:
+            self._files.save(self._ema.averages, str(folder / self._ema_file))
+        return self._files.take()
+
+    def load(self, folder: Path) -> None:
+        path, state = self._engine.load_checkpoint(folder, tag=TAG, load_module_strict=False)
+        if path is None:
+            raise RuntimeError(f"DeepSpeed found no checkpoint in {folder}")
+        if self._disk:
+            self._move_to(self._disk)  # stages 1 and 2 have put what was read in place of the moments
+        for name in self.loss_scale.state().keys() & state.keys():  # none in a checkpoint of another precision
+            self.loss_scale.restore(state[name])
+        if self._ema:
+            self._load_average(self._ema, folder / self._ema_file)
+
+    @property
+    def _ema_file(self) -> str:
+        return EMA_FILE.format(rank=self._worker.rank)
+
+    def _load_average(self, ema: Ema, file: Path) -> None:
+        if not file.exists():
+            ema.restart("the checkpoint")
+            return
+        for average, saved in zip(ema.averages, torch.load(file, map_location="cpu", weights_only=True), strict=True):
+            average.copy_(saved)
+
+    def _partitions(self) -> list[Tensor]:
+        """This rank's fp32 weights: each a group's, end to end."""
+        optimizer = self._engine.optimizer
+        return list(
+            optimizer.fp32_partitioned_groups_flat if self._stage == 3 else optimizer.single_partition_of_fp32_groups
+        )
+
+    def _move_to(self, disk: Disk) -> None:
+        """This rank's fp32 weights and their moments, as far as they are not there."""
+        for partition in self._partitions():
+            partition.data = disk.moved(partition.data)
+        disk.keep(self._engine.optimizer.optimizer, self._partitions())
+        if self._stage < 3:
+            self._engine.optimizer._link_all_hp_params()  # parameters have views of the partitions: of these now
+
+    def _let_go(self) -> None:
+        """Of weights that ZeRO-3 has gathered: they would be used again, whatever becomes of the partitions."""
+        if self._stage == 3:
+            self._engine.optimizer._partition_all_parameters()
+
+    def _publish(self) -> None:
+        """Have the module's weights be those of the partitions, as the engine does after an update. Collective."""
+        optimizer = self._engine.optimizer
+        if self._stage < 3:
+            optimizer.update_lp_params()
+            return
+        optimizer.invalidate_secondary_tensor()  # a node's copy, which would be gathered as it was
+        for number in range(len(optimizer.fp32_partitioned_groups_flat)):
+            optimizer._reassign_or_swap_out_partitioned_parameters(number)
+        if small := optimizer.persistent_parameters:  # kept whole on every rank
+            small[0].all_gather(small)
+
+
+def _import_deepspeed(worker: Worker) -> Any:
+    os.environ.setdefault("DS_ACCELERATOR", "cuda" if worker.device.type == "cuda" else "cpu")
+    import deepspeed
+    from deepspeed.ops import __compatible_ops__
+
+    # Optional; its build takes minutes, and a killed build leaves a lock on which every later run waits for ever.
+    __compatible_ops__["deepspeed_shm_comm"] = False
+    # Held for the whole process: an engine before this one may have left a node's ranks, and this one would use them.
+    deepspeed.utils.groups._ZERO_PARAM_INTRA_PARALLEL_GROUP = None
+    deepspeed.utils.logger.setLevel("WARNING")
+    return deepspeed

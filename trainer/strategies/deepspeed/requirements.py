@@ -1,0 +1,59 @@
+"""What DeepSpeed needs of machine and model for what the run file asks of it. Checked before anything is built."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trainer.config.train import TrainConfig
+from trainer.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from trainer.distributed.process import Worker
+
+
+def require_engine(config: TrainConfig, worker: Worker) -> None:
+    """Raise ConfigError where this machine cannot do what DeepSpeed is asked for."""
+    if config.quantized:
+        _require_quantizer(config.quantized[0], worker)
+
+
+def require_fp16_gradients(module: nn.Module) -> None:
+    """Raise ConfigError for a matrix whose gradient would not travel in fp16.
+
+    Under autocast only those of linear and convolutional layers do (`deepspeed/runtime/torch_autocast.py`). What
+    quantizes gradients takes the bytes of any other type for fp16 numbers (`swizzle_quant` in DeepSpeed 0.19), without
+    a word.
+    """
+    from deepspeed.runtime.torch_autocast import LOWER_PRECISION_SAFE_MODULES
+
+    in_fp16 = {
+        id(parameter)
+        for part in module.modules()
+        if type(part) in LOWER_PRECISION_SAFE_MODULES
+        for parameter in part.parameters(recurse=False)
+    }
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad and parameter.ndim > 1 and id(parameter) not in in_fp16:
+            raise ConfigError(
+                f"train.zero_quantized_gradients would corrupt the gradient of {name}, which travels in fp32",
+                expected="only linear and convolutional layers trained: no embedding",
+                fix="train adapters (model.lora) or the projector alone, or set the field to false",
+            )
+
+
+def _require_quantizer(field: str, worker: Worker) -> None:
+    if worker.device.type != "cuda":
+        raise ConfigError(
+            f"train.{field} needs GPUs, and this machine has none: its numbers are rounded by CUDA kernels",
+            fix=f"set train.{field} to false, or give the job GPUs",
+        )
+    from deepspeed.ops.op_builder import QuantizerBuilder
+
+    if not QuantizerBuilder().is_compatible(verbose=False):
+        raise ConfigError(
+            f"train.{field} needs CUDA kernels that DeepSpeed compiles when it starts, and cannot compile here",
+            expected="nvcc, a C++ compiler and ninja in the trainer image, which the image of this project has not",
+            fix=f"set train.{field} to false, or build an image with the CUDA toolkit",
+        )

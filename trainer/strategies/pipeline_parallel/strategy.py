@@ -1,0 +1,207 @@
+"""Pipeline parallelism: the ranks of a copy of the model hold consecutive stages of it, and copies share the rows.
+
+With tensor parallelism (`tp+pp+dp`) several ranks hold a stage and split its layers between them, as
+`trainer.strategies.tensor_parallel.strategy` describes: they see the same rows and pass on the same hidden states,
+each to one of the next stage.
+
+Hidden states travel forward and their gradients backward, a micro-batch at a time, in torch's 1F1B schedule (Narayanan
+et al. 2021, arXiv 2104.04473, 2.2.1). What is not passed on (positions, labels, images) each stage takes from its own
+batches: the ranks of a copy read the same rows.
+
+With `train.virtual_stages` a rank holds several stages that do not follow each other, and the schedule is the
+interleaved one of the same paper (2.2.2). Weights, gradients and checkpoints are those of all its stages together.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B
+from torch.nn import functional as F
+
+from trainer.config.train import TrainConfig
+from trainer.dataloading.batches import RowBatch
+from trainer.distributed.process import Worker
+from trainer.models.base import Blocks, Stage
+from trainer.optimizer import build_optimizer, set_rates
+from trainer.sizing.pipeline_partition import schedule_passes, stages_of
+from trainer.strategies.base import StepResult
+from trainer.strategies.mixed_precision import LossScale, autocast
+from trainer.strategies.pipeline_parallel.gradients import Gradients, Groups
+from trainer.strategies.tensor_parallel.plan import Parameter, split, sum_partial_gradients
+from trainer.strategies.torch_base import OnTorch, clear_gradients
+
+
+class Pipeline(OnTorch):
+    """A `Strategy`. Of the whole module it keeps this rank's stage."""
+
+    def __init__(self, config: TrainConfig, module: nn.Module, blocks: Blocks, worker: Worker) -> None:
+        self._config, self._worker = config, worker
+        layers = len(blocks.language_layers)
+        stages = stages_of(layers, config.stages, blocks.row_flops, image_layers=blocks.image_layers)
+        is_tied, hidden = blocks.is_tied, int(blocks.embedding.weight.shape[1])
+        self._groups = Groups(config.pipeline_parallel, config.tensor_parallel, worker, ends=is_tied)
+        own = stages[self._groups.stage :: config.pipeline_parallel]
+        views = [blocks.view(stage) for stage in own] if len(own) > 1 else [module]
+        mine = Stage.joined(own)
+        blocks.reduce_to(mine)
+        self._in_part: list[Parameter] = []
+        if config.tensor_parallel > 1:
+            mesh, sequence = self._groups.tensor_mesh, config.sequence_parallel
+            self._in_part = split(blocks, mesh, mine, sequence=sequence)
+        module = module.to(worker.device)
+        self._gradients = Gradients(module, blocks.embedding.weight if is_tied else None, self._groups)
+        super().__init__(
+            module,
+            _optimizer(module, config),
+            LossScale(config.precision),
+            ema_decay=config.ema_decay,
+            copies=self._groups.num_copies,
+            copy=self._groups.copy,
+        )
+        self._module = module
+        self._runners = [
+            StageRunner(view, stage, hidden, config, worker.device) for view, stage in zip(views, own, strict=True)
+        ]
+        self._schedule: Schedule1F1B | ScheduleInterleaved1F1B | None = None
+        self._loss_factor = 1.0
+        # An epoch's last step may have fewer micro-batches, and the schedule wants one for each stage: some are empty.
+        in_a_step = config.global_batch_rows // (config.micro_batch_rows * self._groups.num_copies)
+        self._passes = schedule_passes(in_a_step, config.pipeline_parallel, config.virtual_stages)
+
+    def forward_backward(self, batches: Sequence[RowBatch], total_label_tokens: int) -> Tensor:
+        self._loss_factor = self.loss_scale.value / total_label_tokens
+        self._gradients.expect(len(batches))
+        for runner in self._runners:
+            runner.take(batches, self._passes)
+        if self._schedule is None:
+            self._schedule = self._build_schedule()
+        losses: list[Tensor] = []
+        self._schedule.step(target=torch.arange(self._passes), losses=losses, return_outputs=False)
+        self._gradients.add_up()
+        sum_partial_gradients(self._in_part, self._groups.tensor_mesh.get_group())
+        if self._groups.tensor_rank:  # all ranks of a stage have its loss; one gives it
+            losses = []
+        share = sum((loss.detach() for loss in losses), torch.zeros((), device=self._worker.device))
+        return share / self.loss_scale.value
+
+    def forward_loss(self, batch: RowBatch) -> Tensor:
+        group, ranks, mine = self._groups.pipeline, self._config.pipeline_parallel, self._groups.stage
+        passed_on = torch.empty(0)
+        with self._evaluating():
+            for number in range(self._config.stages):
+                owner, following = number % ranks, (number + 1) % ranks
+                if owner == mine:
+                    passed_on = self._runners[number // ranks].evaluate(batch, passed_on)
+                if number + 1 == self._config.stages:
+                    break
+                if owner == mine:
+                    dist.send(passed_on.contiguous(), group=group, group_dst=following)
+                elif following == mine:
+                    passed_on = self._runners[(number + 1) // ranks].room_for(batch)
+                    dist.recv(passed_on, group=group, group_src=owner)
+        loss = passed_on if mine == ranks - 1 else torch.zeros((), device=self._worker.device)
+        dist.broadcast(loss, group=group, group_src=ranks - 1)
+        return loss
+
+    @contextlib.contextmanager
+    def _evaluating(self) -> Iterator[None]:
+        for runner in self._runners:
+            runner.eval()
+        with torch.no_grad():
+            yield
+        for runner in self._runners:
+            runner.train()
+
+    def step(self, rate_factor: float) -> StepResult:
+        self.loss_scale.unscale(self._gradients.parameters)
+        norm = self._gradients.clip(self._config.clip_grad_norm)
+        set_rates(self._optimizer, rate_factor)
+        accepted = self.loss_scale.accepts(norm)
+        if accepted:
+            self._optimizer.step()
+        clear_gradients(self._gradients.parameters, keep=True)  # they stay parts of their buckets
+        return self.followed(StepResult(norm, skipped=not accepted))
+
+    def _build_schedule(self) -> Schedule1F1B | ScheduleInterleaved1F1B:
+        """Torch's schedule, with one buffer for each micro-batch that is received, of the shape that all have."""
+        between = torch.empty(self._runners[0].shape, device="meta", requires_grad=True)
+        loss = torch.empty((), device="meta")
+        stages: list[Any] = [  # torch takes a list of any of its kinds of stages
+            PipelineStage(
+                runner,
+                self._groups.stage + number * self._config.pipeline_parallel,
+                self._config.stages,
+                self._worker.device,
+                input_args=() if runner.stage.is_first else (between,),
+                output_args=(loss if runner.stage.is_last else between,),
+                group=self._groups.pipeline,
+            )
+            for number, runner in enumerate(self._runners)
+        ]
+        scaled: Callable[[Tensor, Tensor], Tensor] = lambda loss, _: loss * self._loss_factor  # noqa: E731
+        if len(stages) > 1:
+            return ScheduleInterleaved1F1B(stages, self._passes, loss_fn=scaled, scale_grads=False)
+        return Schedule1F1B(stages[0], self._passes, loss_fn=scaled, scale_grads=False)
+
+
+class StageRunner(nn.Module):
+    """What the schedule runs for each micro-batch, in their order."""
+
+    def __init__(self, module: nn.Module, stage: Stage, hidden: int, config: TrainConfig, device: torch.device) -> None:
+        super().__init__()
+        self._module, self.stage, self._hidden, self._config, self._device = module, stage, hidden, config, device
+        self._batches: deque[RowBatch | None] = deque()
+        self.shape: tuple[int, int, int] = (0, 0, 0)  # (rows, tokens, hidden) of what is passed on
+
+    def take(self, batches: Sequence[RowBatch], passes: int) -> None:
+        """Take the micro-batches of a step; what is missing of `passes` is empty."""
+        self._batches = deque([*batches, *[None] * (passes - len(batches))])
+        self.shape = (self._config.micro_batch_rows, batches[0].input_ids.shape[1], self._hidden)
+
+    def forward(self, *received: Tensor) -> Tensor:
+        """Of the next micro-batch: its summed loss in the last stage, else hidden states of `shape` in fp32.
+
+        received: nothing in the first stage, else one tensor of `shape`. Rows that a micro-batch lacks are zeros.
+        """
+        batch, most_rows = self._batches.popleft(), self._config.micro_batch_rows
+        if batch is None:
+            return self._pass_nothing(*received)
+        rows = len(batch.input_ids)
+        with autocast(self._config.precision, self._device):
+            output: Tensor = self._module(**batch.to(self._device), hidden=received[0][:rows] if received else None)
+        if self.stage.is_last:
+            return output
+        if not output.requires_grad:  # nothing is trained up to here, but the schedule has a backward pass for it
+            output.requires_grad_()
+        return F.pad(output, (0, 0, 0, 0, 0, most_rows - rows)) if rows < most_rows else output
+
+    def evaluate(self, batch: RowBatch, received: Tensor) -> Tensor:
+        """Of one micro-batch, with the rows that it has: its summed loss in the last stage, else hidden states in fp32.
+        Nothing is received in the first stage."""
+        with autocast(self._config.precision, self._device):
+            output: Tensor = self._module(**batch.to(self._device), hidden=None if self.stage.is_first else received)
+        return output.float()
+
+    def room_for(self, batch: RowBatch) -> Tensor:
+        """What the stage before sends `evaluate` goes in here."""
+        return torch.empty(*batch.input_ids.shape, self._hidden, device=self._device)
+
+    def _pass_nothing(self, hidden: Tensor | None = None) -> Tensor:
+        """An empty micro-batch is zeros all along."""
+        if hidden is None:
+            return torch.zeros(self.shape, device=self._device, requires_grad=True)
+        return 0.0 * hidden.sum() if self.stage.is_last else 0.0 * hidden
+
+
+def _optimizer(module: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
+    if any(parameter.requires_grad for parameter in module.parameters()):
+        return build_optimizer(module, config.optimizer)
+    rate = config.optimizer.learning_rate  # a stage in which all is frozen
+    return torch.optim.AdamW([{"params": [], "lr": rate, "peak_rate": rate}])

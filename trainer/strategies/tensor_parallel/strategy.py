@@ -1,0 +1,82 @@
+"""Tensor parallelism: the ranks of one copy of the model split each layer between them.
+
+Attention is split by heads and the feed-forward part by its inner width, in the language model and in the tower; the
+embedding and the head by vocabulary, so that no rank ever holds whole logits. Norms, the projector and what else is
+small are whole on every rank (Shoeybi et al. 2019, arXiv 1909.08053). Between submodules activations are plain tensors,
+equal on the ranks of a copy, or with `train.sequence_parallel` each rank's share of the tokens. Copies sum their
+gradients by all-reduce (`tp`), or slice by FSDP2 what each rank has left (`tp+fsdp`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+
+from trainer.config.train import TrainConfig
+from trainer.dataloading.batches import RowBatch
+from trainer.distributed.process import Worker
+from trainer.models.base import Blocks, Stage
+from trainer.optimizer import build_optimizer
+from trainer.strategies.base import StepResult
+from trainer.strategies.fsdp import shard
+from trainer.strategies.gradient_buckets import GradientBuckets
+from trainer.strategies.mixed_precision import LossScale, autocast
+from trainer.strategies.tensor_parallel.plan import split, sum_partial_gradients
+from trainer.strategies.torch_base import OnTorch, clip_and_step, loss_without_gradients
+
+
+class TensorParallel(OnTorch):
+    """A `Strategy`. `tp+fsdp` computes in bf16 by FSDP's own policy, `tp` by autocast, as FSDP and DDP do."""
+
+    def __init__(self, config: TrainConfig, module: nn.Module, blocks: Blocks, worker: Worker) -> None:
+        self._config, self._worker, self._module = config, worker, module
+        ranks = config.tensor_parallel
+        self._num_copies, self._leads = worker.world_size // ranks, worker.rank % ranks == 0
+        mesh = init_device_mesh(worker.device.type, (self._num_copies, ranks), mesh_dim_names=("copies", "tensor"))
+        self._tensor_group, self._copies_group = mesh.get_group("tensor"), mesh.get_group("copies")
+        self._in_part = split(
+            blocks, mesh["tensor"], Stage.whole(len(blocks.language_layers)), sequence=config.sequence_parallel
+        )
+        module.to(worker.device)
+        self._is_sliced = config.strategy == "tp+fsdp" and self._num_copies > 1  # one copy has nothing to slice over
+        if self._is_sliced:
+            shard(module, blocks, config, mesh["copies"])
+        optimizer = build_optimizer(module, config.optimizer)
+        super().__init__(module, optimizer, LossScale(config.precision), ema_decay=config.ema_decay)
+        self._buckets: GradientBuckets | None = None
+
+    def forward_backward(self, batches: Sequence[RowBatch], total_label_tokens: int) -> Tensor:
+        if not self._is_sliced and self._buckets is None:
+            # Not before a checkpoint is loaded: torch takes an optimizer with gradients for one without state.
+            trained = [parameter for parameter in self._module.parameters() if parameter.requires_grad]
+            self._buckets = GradientBuckets(trained, self._copies_group)
+        # FSDP averages over copies, the buckets are sums.
+        scale = self.loss_scale.value * (self._num_copies if self._is_sliced else 1) / total_label_tokens
+        by_autocast = "fp32" if self._is_sliced else self._config.precision
+        loss_sum = torch.zeros((), device=self._worker.device)
+        for number, batch in enumerate(batches, start=1):
+            if self._buckets and number == len(batches):
+                self._buckets.expect_last()
+            with autocast(by_autocast, self._worker.device):
+                loss = self._module(**batch.to(self._worker.device))
+            (loss * scale).backward()
+            loss_sum += loss.detach()
+        if self._buckets:
+            self._buckets.wait()
+        sum_partial_gradients(self._in_part, self._tensor_group)
+        # All ranks of a copy have its loss; one gives it.
+        return loss_sum / total_label_tokens if self._leads else torch.zeros_like(loss_sum)
+
+    def forward_loss(self, batch: RowBatch) -> Tensor:
+        by_autocast = "fp32" if self._is_sliced else self._config.precision
+        return loss_without_gradients(self._module, batch, self._worker.device, by_autocast)
+
+    def step(self, rate_factor: float) -> StepResult:
+        most, keep = self._config.clip_grad_norm, self._buckets is not None
+        scale = self.loss_scale
+        return self.followed(
+            clip_and_step(self._module, self._optimizer, scale, most, rate_factor, keep_gradients=keep)
+        )

@@ -1,0 +1,271 @@
+"""What the strategies built on torch alone share: a step over an ordinary optimizer, and DCP checkpoints."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+
+from trainer.config.train import Precision
+from trainer.dataloading.batches import RowBatch
+from trainer.optimizer import set_rates
+from trainer.strategies.base import StepResult
+from trainer.strategies.ema import Ema
+from trainer.strategies.mixed_precision import LossScale, autocast
+from trainer.strategies.powersgd import PowerSgd, ranks_with_errors
+from trainer.strategies.tensor_parallel.strided_checkpoint import in_pieces
+
+# Frozen parameters are rebuilt from their source and compared by digest: they would only fill checkpoints.
+STATE_OPTIONS = StateDictOptions(ignore_frozen_params=True, strict=False)
+
+
+EMA = "ema"  # entry of a state, beside "model" and "optimizer"
+
+
+def clip_and_step(
+    module: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    loss_scale: LossScale,
+    clip_grad_norm: float,
+    rate_factor: float,
+    *,
+    keep_gradients: bool = False,
+) -> StepResult:
+    """Clip by the global norm (0: measure only), set the rates, update, clear. Of what overflows, only clear.
+
+    `keep_gradients` sets gradients to zero where they are, instead of letting go of them.
+    """
+    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    loss_scale.unscale(parameters)
+    norm = gradient_norm(parameters)
+    scale_gradients(parameters, clip_grad_norm, norm)
+    set_rates(optimizer, rate_factor)
+    accepted = loss_scale.accepts(norm)
+    if accepted:
+        optimizer.step()
+    clear_gradients(parameters, keep=keep_gradients)
+    return StepResult(norm, skipped=not accepted)
+
+
+@torch.no_grad()
+def clear_gradients(parameters: Iterable[nn.Parameter], *, keep: bool) -> None:
+    """Let go of gradients, or with `keep` set them to zero where they are.
+
+    By hand: a fused optimizer's own `zero_grad` takes all at once, and fails where some are DTensors and others not.
+    """
+    for parameter in parameters:
+        if not keep:
+            parameter.grad = None
+        elif parameter.grad is not None:
+            parameter.grad.zero_()
+
+
+def gradient_norm(parameters: Sequence[nn.Parameter]) -> Tensor:
+    """Of the gradients of all parameters together. Collective where they are split.
+
+    They may lie on different meshes, or on none: torch's own functions can only take those of one mesh together.
+    """
+    norms = []
+    for group in _by_mesh(parameters):
+        norm = get_total_norm([parameter.grad for parameter in group if parameter.grad is not None])
+        norms.append(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+    if len(norms) == 1:
+        return norms[0]
+    return torch.linalg.vector_norm(torch.stack(norms)) if norms else torch.zeros(())
+
+
+def scale_gradients(parameters: Sequence[nn.Parameter], most: float, norm: Tensor) -> None:
+    """Clip gradients of this norm to `most`; 0 leaves them as they are."""
+    for group in _by_mesh(parameters):
+        clip_grads_with_norm_(group, most or float("inf"), norm)
+
+
+def _by_mesh(parameters: Sequence[nn.Parameter]) -> Iterable[list[nn.Parameter]]:
+    meshes: dict[DeviceMesh | None, list[nn.Parameter]] = {}
+    for parameter in parameters:
+        if parameter.grad is not None:
+            meshes.setdefault(getattr(parameter, "device_mesh", None), []).append(parameter)
+    return meshes.values()
+
+
+def host_stager(*, on_gpu: bool) -> DefaultStager:
+    """Copies nested state into host memory, each storage into the same buffer every time."""
+    return DefaultStager(
+        StagingOptions(
+            use_pinned_memory=on_gpu,
+            use_shared_memory=False,  # /dev/shm is small in containers
+            use_async_staging=False,
+            use_non_blocking_copy=False,
+        )
+    )
+
+
+def loss_without_gradients(module: nn.Module, batch: RowBatch, device: torch.device, precision: Precision) -> Tensor:
+    """`Strategy.forward_loss`, computed by autocast where `precision` is not fp32."""
+    module.eval()
+    with torch.no_grad(), autocast(precision, device):
+        loss: Tensor = module(**batch.to(device))
+    module.train()
+    for part in module.modules():
+        if isinstance(part, FSDPModule):
+            part.reshard()  # which it leaves to a backward pass that does not come
+    return loss
+
+
+class OnTorch:
+    """What strategies share that use torch's own optimizer: its rates, the average of the weights where `ema_decay` is
+    not 0, and DCP checkpoints. See `Strategy`.
+
+    State is copied into host memory, into the same buffers each time. Where `copies` ranks hold the same tensors,
+    number `copy` keeps its share of them: a node with eight such ranks has room for one copy, not for eight.
+    """
+
+    checkpoint_format = "dcp"
+
+    def __init__(
+        self,
+        module: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        loss_scale: LossScale,
+        *,
+        ema_decay: float = 0.0,
+        copies: int = 1,
+        copy: int = 0,
+        powersgd: PowerSgd | None = None,
+    ) -> None:
+        self._stateful, self._optimizer, self.loss_scale = module, optimizer, loss_scale
+        self._powersgd = powersgd
+        self._copies, self._copy = copies, copy
+        self._trained = list(trained_of(module)) if ema_decay else []
+        self._ema = Ema(list(trained_of(module).values()), ema_decay) if ema_decay else None
+        on_gpu = any(parameter.is_cuda for parameter in module.parameters())
+        self._stager = host_stager(on_gpu=on_gpu)
+
+    def learning_rate(self) -> float:
+        return float(self._optimizer.param_groups[0]["lr"])
+
+    def averaged(self) -> contextlib.AbstractContextManager[None]:
+        return self._ema.swapped() if self._ema else contextlib.nullcontext()
+
+    def snapshot(self, folder: Path, group: ProcessGroup) -> Callable[[], None]:
+        """Files are by parameter name, which any world size and any of these strategies can read."""
+        lasting = _lasting(*get_state_dict(self._stateful, self._optimizer, options=STATE_OPTIONS))
+        lasting |= self._average()
+        if self._copies > 1:
+            lasting = self._share(lasting)
+        of_hook = self._powersgd.state() if self._powersgd else {}
+        state = self._stager.stage(lasting | self.loss_scale.state() | of_hook)
+        assert isinstance(state, dict)
+
+        def write() -> None:
+            with _plain_errors():
+                dcp.save(
+                    in_pieces(state),
+                    storage_writer=dcp.FileSystemWriter(folder, single_file_per_rank=True),
+                    process_group=group,
+                )
+
+        return write
+
+    def load(self, folder: Path) -> None:
+        """Read what a snapshot wrote, resharded for the present layout."""
+        model_state, optimizer_state = get_state_dict(self._stateful, self._optimizer, options=STATE_OPTIONS)
+        reader = dcp.FileSystemReader(folder)
+        state = _lasting(model_state, optimizer_state)
+        kept = self.loss_scale.state()  # none in a checkpoint of another precision
+        scale = {name: tensor for name, tensor in kept.items() if name in reader.read_metadata().state_dict_metadata}
+        state |= scale
+        average, saved = self._average(), reader.read_metadata().state_dict_metadata
+        has_average = all(f"{EMA}.{name}" in saved for name in average.get(EMA, ()))
+        if has_average:
+            state |= average  # filled in place
+        of_hook = self._powersgd.wanted(saved) if self._powersgd else {}
+        state |= of_hook
+        with _plain_errors():
+            dcp.load(in_pieces(state), storage_reader=reader)
+        for numbers in scale.values():
+            self.loss_scale.restore(numbers)
+        set_state_dict(
+            self._stateful,
+            self._optimizer,
+            model_state_dict=state["model"],
+            optim_state_dict={**optimizer_state, **state["optimizer"]},
+            options=STATE_OPTIONS,
+        )
+        if self._ema and not has_average:
+            self._ema.restart("the checkpoint")
+        if self._powersgd:
+            self._powersgd.restore(of_hook, saved)
+            self._powersgd.begin_at(max((int(held["step"]) for held in self._optimizer.state.values()), default=0))
+        elif ranks_with_errors(saved) and (not dist.is_initialized() or dist.get_rank() == 0):
+            print("train: what PowerSGD has left out of gradients so far is dropped: it is not used now", flush=True)
+
+    def followed(self, result: StepResult) -> StepResult:
+        """The same result, once the average has followed an update that was made."""
+        if self._ema and not result.skipped:
+            self._ema.update()
+        return result
+
+    def _average(self) -> dict[str, Any]:
+        """Of the weights, by their names; nothing where none is kept."""
+        return {EMA: dict(zip(self._trained, self._ema.averages, strict=True))} if self._ema else {}
+
+    def _share(self, state: dict[str, Any]) -> dict[str, Any]:
+        """Of the parameters, those that this rank writes, and what the optimizer holds for them."""
+        weights, moments = state["model"], state["optimizer"]["state"]
+        mine = share_of({name: weight.nbytes for name, weight in weights.items()}, self._copies, self._copy)
+        shared: dict[str, Any] = {
+            "model": {name: weights[name] for name in sorted(mine)},
+            "optimizer": {"state": {name: held for name, held in moments.items() if name in mine}},
+        }
+        if EMA in state:
+            shared[EMA] = {name: average for name, average in state[EMA].items() if name in mine}
+        return shared
+
+
+def trained_of(module: nn.Module) -> dict[str, nn.Parameter]:
+    """Trained parameters by the names that checkpoints have for them."""
+    module = module.module if isinstance(module, DistributedDataParallel) else module
+    return {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
+
+
+def share_of(sizes_bytes: Mapping[str, int], shares: int, number: int) -> set[str]:
+    """The names of one of `shares` shares of about equal size: the largest first, each to the smallest share."""
+    held, mine = [0] * shares, set()
+    for name in sorted(sizes_bytes, key=lambda name: (-sizes_bytes[name], name)):
+        smallest = held.index(min(held))
+        held[smallest] += sizes_bytes[name]
+        if smallest == number:
+            mine.add(name)
+    return mine
+
+
+@contextlib.contextmanager
+def _plain_errors() -> Iterator[None]:
+    """Raise the first rank's own error on every rank: DCP wraps the errors of all into one that is no Exception."""
+    try:
+        yield
+    except CheckpointException as error:
+        cause, _ = next(iter(error.failures.values()))
+        raise cause from None
+
+
+def _lasting(model_state: dict[str, Any], optimizer_state: dict[str, Any]) -> dict[str, Any]:
+    """What a checkpoint holds. Groups of the optimizer are left out: their settings are the run file's, and layouts
+    group parameters differently."""
+    return {"model": model_state, "optimizer": {"state": optimizer_state["state"]}}

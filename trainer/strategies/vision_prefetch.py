@@ -1,0 +1,65 @@
+"""Micro-batches on their way to the device, and a frozen tower that runs for the next one on a stream of its own.
+
+A frozen tower needs nothing of the step: not the weights that are trained, nor what the micro-batch before computes. On
+its own CUDA stream it fills what the rest leaves of the GPU, such as where FSDP waits for weights. The first
+micro-batch of a step has nothing beside which its tower could run, so a step of one gains nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trainer.config.train import Precision, TrainConfig
+from trainer.dataloading.batches import RowBatch
+from trainer.strategies.mixed_precision import autocast
+
+MicroBatches = Callable[[Sequence[RowBatch]], Iterator[dict[str, Any]]]
+
+
+def micro_batches(config: TrainConfig, module: nn.Module, device: torch.device) -> MicroBatches:
+    """Gives the module's arguments for each of a step's micro-batches. `module`: a family's, before it is wrapped."""
+    if not config.tower_stream or not getattr(module, "runs_frozen_tower", False):
+        return lambda batches: (batch.to(device) for batch in batches)
+    # FSDP leaves frozen parts as they are, in fp32.
+    precision: Precision = "fp32" if config.strategy in ("fsdp", "hsdp") else config.precision
+    return TowerStream(module, device, precision)
+
+
+class TowerStream:
+    """`MicroBatches` whose images have been through the tower."""
+
+    def __init__(self, module: nn.Module, device: torch.device, precision: Precision) -> None:
+        self._module, self._device, self._precision = module, device, precision
+        # torch.cpu has streams too, of which all are one: the same lines run on both.
+        self._streams: Any = torch.get_device_module(device)
+        self._own = self._streams.Stream()
+        self._is_ready = False
+
+    def __call__(self, batches: Sequence[RowBatch]) -> Iterator[dict[str, Any]]:
+        if not self._is_ready:  # the weights were copied to the device on the main stream
+            self._own.wait_stream(self._streams.current_stream())
+            self._is_ready = True
+        coming = self._encode(batches[0])
+        for number, batch in enumerate(batches, start=1):
+            features, done = coming
+            if number < len(batches):
+                coming = self._encode(batches[number])  # ordered before this micro-batch, and done beside it
+            arguments = batch.to(self._device, images=False)
+            main = self._streams.current_stream()
+            main.wait_event(done)
+            if features.is_cuda:
+                features.record_stream(main)  # its memory is not given away before the main stream has read it
+            yield arguments | {"images": features, "encoded": True}
+
+    def _encode(self, batch: RowBatch) -> tuple[Tensor, Any]:
+        """A micro-batch's features, and the event after which they are there."""
+        with self._streams.stream(self._own), torch.no_grad(), autocast(self._precision, self._device):
+            # Copied on this stream as well: on the main one it would wait for all that was ordered there.
+            features: Tensor = self._module.encode(**batch.images_to(self._device))
+            done = self._streams.Event()
+            done.record(self._own)
+        return features, done

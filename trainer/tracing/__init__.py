@@ -1,0 +1,1 @@
+"""Training steps traced on fake tensors, for the planner."""

@@ -1,0 +1,103 @@
+"""Rows without content, for traces and measurements: all inputs of a training module with the right shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainer.config.model import GRID_FAMILIES, ModelConfig
+from trainer.models.attention.cu_seqlens import Samples, equal_lengths
+from trainer.models.image_tokens import image_form_of
+from trainer.models.registry import family_of
+from trainer.sizing.image_grids import AXES, near_square
+
+TokenGrid = tuple[int, int]  # rows and columns of an image, in tokens
+
+
+@dataclass(frozen=True)
+class RowShape:
+    """One forward pass: `rows` rows of `tokens` tokens, with these images and label tokens in all of them together."""
+
+    rows: int
+    tokens: int
+    images: int
+    label_tokens: int
+
+
+def image_grids(config: ModelConfig, shape: RowShape) -> list[TokenGrid]:
+    """Of a family whose images differ in tokens, those of these rows.
+
+    Images share what the rows have beside labels, as far as the largest that there can be: each is as large as it may.
+    """
+    grids = image_form_of(config).grids
+    assert grids is not None
+    left, found = shape.rows * shape.tokens - shape.label_tokens, []
+    for images in range(shape.images, 0, -1):
+        tokens = min(grids.most_tokens, -(-left // images))
+        if tokens < 1:
+            break
+        found.append(near_square(tokens))
+        left -= tokens
+    return found
+
+
+def inputs_of(
+    config: ModelConfig, shape: RowShape, vocabulary: int, *, cached: bool, row_samples: int = 2
+) -> dict[str, Any]:
+    """Inputs of the training module with the right shapes: zeros, and image tokens where images are.
+
+    row_samples: of each row, nearly equally long. With more than one, models that cannot attend by sample have their
+    mask; what the others hold is the same for any number.
+    """
+    if config.family in GRID_FAMILIES:
+        images, image_tokens = _images_of_any_shape(config, shape, cached=cached)
+        axes: tuple[int, ...] = (AXES,)
+    else:
+        images, image_tokens = _square_images(config, shape, cached=cached)
+        axes = ()
+    lengths = equal_lengths(shape.tokens, row_samples)
+    input_ids = torch.zeros(shape.rows * shape.tokens, dtype=torch.int64)
+    input_ids[:image_tokens] = vocabulary - 1
+    return {
+        "input_ids": input_ids.view(shape.rows, shape.tokens),
+        "position_ids": torch.cat([torch.arange(length) for length in lengths]).repeat(*axes, shape.rows, 1),
+        "label_index": torch.zeros(shape.label_tokens, dtype=torch.int64),
+        "label_ids": torch.zeros(shape.label_tokens, dtype=torch.int64),
+        "samples": Samples.of([lengths] * shape.rows, shape.tokens),
+        **images,
+    }
+
+
+def tensors_of(inputs: Mapping[str, Any]) -> list[Tensor]:
+    """Those among the inputs of a training module; the others are numbers of the host."""
+    return [value for value in inputs.values() if isinstance(value, Tensor)]
+
+
+def _square_images(config: ModelConfig, shape: RowShape, *, cached: bool) -> tuple[dict[str, Tensor], int]:
+    """Inputs, and the tokens that all images take."""
+    family, side = family_of(config), config.image_size
+    image_tokens = image_form_of(config).tile_tokens or family.image_tokens(config, side, side)
+    if cached:
+        images = torch.zeros(shape.images, *family.feature_shape(config), dtype=torch.bfloat16)
+    else:
+        images = torch.zeros(shape.images, 3, side, side)
+    return {"images": images}, shape.images * image_tokens
+
+
+def _images_of_any_shape(config: ModelConfig, shape: RowShape, *, cached: bool) -> tuple[dict[str, Any], int]:
+    family, sizes = family_of(config), image_grids(config, shape)
+    image_tokens = sum(rows * columns for rows, columns in sizes)
+    if cached:
+        (width,) = family.feature_shape(config)
+        return {"images": torch.zeros(image_tokens, width, dtype=torch.bfloat16)}, image_tokens
+    from trainer.models.qwen_vl.family import patch_numbers
+
+    grids = image_form_of(config).grids
+    assert grids is not None
+    patches = torch.zeros(image_tokens * grids.merge**2, patch_numbers(config))
+    in_patches = [(1, rows * grids.merge, columns * grids.merge) for rows, columns in sizes]
+    return {"images": patches, "image_grids": tuple(in_patches)}, image_tokens

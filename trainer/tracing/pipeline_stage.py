@@ -1,0 +1,93 @@
+"""What a pipeline stage holds for one micro-batch, found as `trainer.tracing.step` finds it for a whole model."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from trainer.config.model import ModelConfig
+from trainer.models.base import Stage
+from trainer.models.layers.recompute_policy import Recompute
+from trainer.models.registry import family_of
+from trainer.sizing.trace_results import Compute, StageTrace
+from trainer.strategies.tensor_parallel.plan import cut
+from trainer.tracing.fake_inputs import RowShape, inputs_of, tensors_of
+from trainer.tracing.step import MemoryTracker, has_equal_tower_layers, pass_through, regions_of, without_numbers
+
+FP32_BYTES = 4
+
+
+def trace_stage(
+    config: ModelConfig,
+    shape: RowShape,
+    stage: Stage,
+    *,
+    vocabulary: int,
+    cached: bool,
+    compute: Compute,
+    recompute: Recompute,
+    tensor_parallel: int = 1,
+    sequence_parallel: bool = False,
+) -> StageTrace:
+    """Trace a stage on the first of the ranks that split it. Of its layers only the number matters, unless patterns
+    choose what is trained.
+
+    Gradients are there before, and so are received hidden states and received gradients: all have buffers that stay.
+    """
+    with FakeTensorMode():
+        family = family_of(config)
+        layers = stage.layers if config.has_patterns else range(len(stage.layers))
+        model = family.skeleton(
+            config,
+            vocabulary=vocabulary,
+            language_layers=max(0, *layers) + 1 if layers else 1,
+            # Without a tower in this stage, or with one that `pass_through` runs in part.
+            one_inner_tower_layer=not stage.is_first or has_equal_tower_layers(config),
+        )
+        module = family.training_module(config, model, cached=cached).train()
+        recompute.apply(family, module)
+        blocks = family.blocks(module)
+        width = int(blocks.embedding.weight.shape[1])
+        if not stage.is_first and not config.has_patterns:
+            blocks = dataclasses.replace(blocks, image_layers=0)  # its layers are later ones than their numbers say
+        like_it = Stage(layers, stage.is_first, stage.is_last)
+        blocks.reduce_to(like_it)
+        if stage.is_first:
+            pass_through(blocks.tower_layers)
+        if tensor_parallel > 1:
+            cut(blocks, tensor_parallel, like_it, sequence=sequence_parallel)
+        inputs = inputs_of(config, shape, vocabulary, cached=cached)
+        passed_on = (shape.rows, shape.tokens, width)
+        if stage.is_first:
+            without_numbers(config, module)
+        else:
+            inputs |= {"images": inputs["images"][:0].clone(), "hidden": torch.zeros(passed_on, requires_grad=True)}
+            inputs.pop("image_grids", None)
+        gradient = None if stage.is_last else torch.zeros(passed_on)
+        return _trace(module, inputs, gradient, compute, passed_on_bytes=FP32_BYTES * math.prod(passed_on))
+
+
+def _trace(
+    module: nn.Module, inputs: dict[str, Any], gradient: Tensor | None, compute: Compute, *, passed_on_bytes: int
+) -> StageTrace:
+    held = [*module.parameters(), *module.buffers(), *tensors_of(inputs), *([] if gradient is None else [gradient])]
+    for parameter in module.parameters():
+        if parameter.requires_grad:
+            parameter.grad = torch.zeros_like(parameter)
+            held.append(parameter.grad)
+    with MemoryTracker(held, module.parameters(), regions_of(module)) as tracker:
+        with torch.autocast("cpu", torch.bfloat16, enabled=compute == "autocast"):
+            output = module(**inputs)
+        kept = tracker.held
+        forward = tracker.take_peak(next_category="backward")
+        if output.requires_grad:
+            output.backward(gradient)
+        backward = tracker.take_peak(next_category="backward")
+    of_rows = {name: value for name, value in inputs.items() if name != "hidden"}
+    input_bytes = sum(tensor.nbytes for tensor in tensors_of(of_rows))
+    return StageTrace(forward, kept, backward, passed_on_bytes, input_bytes)

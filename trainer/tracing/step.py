@@ -1,0 +1,262 @@
+"""What a training step holds and computes, found by running it on tensors without data.
+
+The very module that strategies wrap runs forward and backward under torch's fake tensors: every operation gives its
+output's shape and no numbers, so the largest model is traced in a second on any machine. What is counted is therefore
+what the code does and not what a formula says it should do.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from trainer.config.model import GRID_FAMILIES, ModelConfig
+from trainer.dataloading.batches import OF_IMAGES
+from trainer.models.base import Stage
+from trainer.models.fixed_image_model import SquareRowModel
+from trainer.models.layers.freeze import in_frozen_parts
+from trainer.models.layers.recompute_policy import Recompute
+from trainer.models.registry import family_of
+from trainer.sizing.trace_results import Category, Compute, Held, StepTrace
+from trainer.strategies.deepspeed.linear_regather import keep_no_gathered_weights
+from trainer.strategies.tensor_parallel.plan import cut
+from trainer.tracing.fake_inputs import RowShape, inputs_of, tensors_of
+
+
+def trace_step(
+    config: ModelConfig,
+    shape: RowShape,
+    *,
+    vocabulary: int,
+    cached: bool,
+    compute: Compute,
+    recompute: Recompute,
+    language_layers: int,
+    gathered: bool = False,
+    sliced: bool = False,
+    tensor_parallel: int = 1,
+    sequence_parallel: bool = False,
+    every_layer: bool = False,
+) -> StepTrace:
+    """Trace one micro-batch of the model with the first `language_layers` layers of its language model.
+
+    `gathered`: weights come and go, and no layer holds on to them (`trainer.strategies.deepspeed.linear_regather`).
+    `sliced`: gradients of what lies outside of layers are made anew and stay until the end of the backward pass, when
+    they are sliced (FSDP).
+    `every_layer`: run also the frozen layers that hold what others hold; the answer is the same, later.
+    Gradients are there before, as from the second micro-batch on and as in the buckets of DDP.
+    """
+    with FakeTensorMode():
+        family = family_of(config)
+        model = family.skeleton(
+            config,
+            vocabulary=vocabulary,
+            language_layers=language_layers,
+            one_inner_tower_layer=has_equal_tower_layers(config) and not every_layer,  # `pass_through` runs some
+        )
+        module = family.training_module(config, model, cached=cached).train()
+        recompute.apply(family, module)
+        if tensor_parallel > 1:
+            blocks = family.blocks(module)
+            whole = Stage.whole(len(blocks.language_layers))
+            cut(blocks, tensor_parallel, whole, sequence=sequence_parallel)
+        if gathered:
+            keep_no_gathered_weights(module)
+        if not every_layer:
+            pass_through(family.blocks(module).tower_layers)
+        if compute == "bf16 weights":
+            not_sliced = in_frozen_parts(module)
+            for parameter in module.parameters():
+                if parameter not in not_sliced:
+                    parameter.data = parameter.data.bfloat16()
+        without_numbers(config, module)
+        blocks = family.blocks(module)
+        in_layers = {id(one) for layer in (*blocks.language_layers, *blocks.tower_layers) for one in layer.parameters()}
+        inputs = inputs_of(config, shape, vocabulary, cached=cached)
+        return trace_module(module, inputs, compute, lambda parameter: not sliced or id(parameter) in in_layers)
+
+
+def trace_tower(config: ModelConfig, shape: RowShape, *, vocabulary: int, compute: Compute) -> int:
+    """Bytes of the images of one micro-batch, and the most that a frozen tower holds for them, its output included."""
+    with FakeTensorMode():
+        family = family_of(config)
+        model = family.skeleton(config, vocabulary=vocabulary, language_layers=1)
+        module = family.training_module(config, model, cached=False).train()
+        without_numbers(config, module)
+        inputs = inputs_of(config, shape, vocabulary, cached=False)
+        images = {name: inputs[name] for name in OF_IMAGES if name in inputs}
+        held = [*module.parameters(), *module.buffers(), *tensors_of(images)]
+        with MemoryTracker(held, module.parameters()) as tracker, torch.no_grad():
+            with torch.autocast("cpu", torch.bfloat16, enabled=compute == "autocast"):
+                _features = module.encode(**images)  # held until its peak is taken
+            most = tracker.take_peak(next_category="vision").total_bytes
+        return most + sum(tensor.nbytes for tensor in tensors_of(images))
+
+
+def without_numbers(config: ModelConfig, module: nn.Module) -> None:
+    """Have a training module that gets images run on tensors that have no numbers."""
+    if config.family in GRID_FAMILIES:
+        from trainer.models.qwen_vl.fake_vision_metadata import tell_sizes
+
+        tell_sizes(module)
+
+
+def has_equal_tower_layers(config: ModelConfig) -> bool:
+    """Whether all layers of the tower are surely frozen."""
+    return "tower" in config.freeze and not config.train_parameters
+
+
+def pass_through(layers: Sequence[nn.Module]) -> None:
+    """Let frozen layers between the first and the last make their output and nothing else. They leave nothing behind
+    but that, and inside them they are as full as the last one, which runs when all these outputs are there."""
+    if any(parameter.requires_grad for layer in layers for parameter in layer.parameters()):
+        return
+    for layer in layers[1:-1]:
+        layer.forward = lambda hidden, *_, **__: torch.empty_like(hidden)
+
+
+def trace_module(
+    module: nn.Module,
+    inputs: Mapping[str, Any],
+    compute: Compute,
+    has_gradient: Callable[[nn.Parameter], bool] = lambda parameter: True,
+) -> StepTrace:
+    """Trace forward and backward of a training module, with real tensors or fake ones. `has_gradient`: before."""
+    held = [*module.parameters(), *module.buffers(), *tensors_of(inputs)]
+    for parameter in module.parameters():
+        if parameter.requires_grad and has_gradient(parameter):
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            held.append(parameter.grad)
+    with MemoryTracker(held, module.parameters(), regions_of(module)) as tracker:
+        with torch.autocast("cpu", torch.bfloat16, enabled=compute == "autocast"):
+            loss = module(**inputs)
+        forward = tracker.take_peak(next_category="backward")
+        turn: list[Held] = []
+
+        def arrived(_: Tensor) -> None:
+            if not turn:
+                turn.append(tracker.take_peak(next_category="backward"))
+
+        hooks = [parameter.register_hook(arrived) for parameter in module.parameters() if parameter.requires_grad]
+        loss.backward()
+        backward = tracker.take_peak(next_category="backward")
+        for hook in hooks:
+            hook.remove()
+    return StepTrace(forward, turn[0], backward, sum(tensor.nbytes for tensor in tensors_of(inputs)))
+
+
+class MemoryTracker(TorchDispatchMode):
+    """Counts the bytes of every storage that an operation makes, from then until nobody holds it.
+
+    Args:
+        held: tensors that are not counted, because they are there before.
+        parameters: copies of these by casting get a category of their own.
+        regions: modules and the category of what is made while their forward runs.
+    """
+
+    def __init__(
+        self,
+        held: Iterable[Tensor] = (),
+        parameters: Iterable[nn.Parameter] = (),
+        regions: Sequence[tuple[nn.Module, Category]] = (),
+    ) -> None:
+        super().__init__()
+        self._known = weakref.WeakSet(tensor.untyped_storage() for tensor in held)
+        self._parameters = {id(parameter) for parameter in parameters}
+        self._regions = regions
+        self._hooks: list[Any] = []
+        self._category: Category = "head"
+        self._held: Counter[Category] = Counter()
+        self._held_bytes = 0
+        self._start_peak()
+
+    def __enter__(self) -> MemoryTracker:
+        for module, category in self._regions:
+            self._hooks += [
+                module.register_forward_pre_hook(lambda *_, category=category: self._enter_region(category)),
+                module.register_forward_hook(lambda *_: self._enter_region("head")),
+            ]
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self._forget_regions()
+
+    def take_peak(self, *, next_category: Category) -> Held:
+        """The fullest moment since the last call. What is made from here on belongs to `next_category`."""
+        fullest = Held(dict(self._peak))
+        self._forget_regions()  # recomputation runs forward passes inside the backward pass
+        self._category = next_category
+        self._start_peak()
+        return fullest
+
+    @property
+    def held_bytes(self) -> int:
+        """What is held now."""
+        return self._held_bytes
+
+    @property
+    def held(self) -> Held:
+        """The same by category."""
+        return Held(dict(self._held))
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        is_cast = func is torch.ops.aten._to_copy.default and id(args[0]) in self._parameters
+        category: Category = "weight copies" if is_cast else self._category
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, Tensor):
+                self._count(tensor.untyped_storage(), category)
+        return result
+
+    def _start_peak(self) -> None:
+        self._peak, self._peak_bytes = self._held.copy(), self._held_bytes
+
+    def _enter_region(self, category: Category) -> None:
+        self._category = category
+
+    def _forget_regions(self) -> None:
+        while self._hooks:
+            self._hooks.pop().remove()
+
+    def _count(self, storage: torch.UntypedStorage, category: Category) -> None:
+        if storage in self._known:
+            return
+        self._known.add(storage)
+        num_bytes = storage.nbytes()
+        weakref.finalize(storage, self._release, category, num_bytes).atexit = False
+        self._held[category] += num_bytes
+        self._held_bytes += num_bytes
+        if self._held_bytes > self._peak_bytes:
+            self._start_peak()
+
+    def _release(self, category: Category, num_bytes: int) -> None:
+        self._held[category] -= num_bytes
+        self._held_bytes -= num_bytes
+
+
+def regions_of(module: nn.Module) -> list[tuple[nn.Module, Category]]:
+    """The parts of a model, or of a stage of one, whose activations have names of their own; the rest is the head and
+    the loss."""
+    if isinstance(module, SquareRowModel):
+        return _square_regions(module)
+    base = module.model.model
+    vision: list[tuple[nn.Module, Category]] = [] if base.visual is None else [(module, "vision")]
+    return [*vision, (base.language_model, "language")]  # all before the language model is vision
+
+
+def _square_regions(module: SquareRowModel) -> list[tuple[nn.Module, Category]]:
+    """The same of a family whose images are all one square."""
+    vision = [] if module.projector is None else [module.projector]
+    if module.tower is not None:
+        vision += [module.tower] if module.wiring.calls_tower else module.tower.children()
+    return [(module.language_model, "language"), *((part, "vision") for part in vision)]

@@ -1,0 +1,118 @@
+"""One trial of a search: trains with the trial's values, evaluates, and reports the number that is searched for.
+
+    python -m trainer.tune_trial --config <search>/run.json --metric exact_match --nproc-per-node 2 --train.seed=3
+
+CLOUD_ML_TRIAL_ID names the trial. All it writes lies in `<search>/trial-<id>/`, a run's folder of its own: no two
+trials share a checkpoint, and one that is started again goes on from its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from trainer import launch
+from trainer.config.job import JobConfig
+from trainer.distributed.cluster_env import read_cluster
+from trainer.errors import ConfigError, run_main
+from trainer.monitoring.hypertune import HELD_OUT_LOSS, TRIAL_VARIABLE, WATCHED_VARIABLE
+from trainer.monitoring.hypertune import report as report_to_service
+from trainer.storage.base import open_storage
+
+METRICS = "metrics.jsonl"  # trainer.monitoring.metrics_writer would load torch here
+CLUSTER_VARIABLES = ("CLUSTER_SPEC", "TF_CONFIG")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the trial on this node; its exit code."""
+    parser = argparse.ArgumentParser(prog="trainer.tune_trial", description=__doc__)
+    parser.add_argument("--config", required=True, help="URI of the search's run.json")
+    parser.add_argument("--metric", required=True, help="number in evaluate.json, or held_out_loss")
+    parser.add_argument("--nproc-per-node", default="auto", help="see trainer.launch")
+    options, values = parser.parse_known_args(arguments)
+    cluster = read_cluster(os.environ)
+    job = open_trial(options.config, parse_values(values), os.environ.get(TRIAL_VARIABLE, ""))
+    config = f"{job.run.run_uri}/run.json"
+    if options.metric == HELD_OUT_LOSS:
+        os.environ[WATCHED_VARIABLE] = HELD_OUT_LOSS  # training reports after each validation
+    processes = ["--nproc-per-node", options.nproc_per_node, "--"]
+    if code := launch.main([*processes, "trainer.train", "--config", config]):
+        return code
+    if cluster and cluster.node_rank:
+        return 0  # the chief goes on alone: one node evaluates
+    if options.metric == HELD_OUT_LOSS:  # which training has measured: nothing is exported or evaluated
+        report(job, options.metric)
+        return 0
+    from trainer.checkpoint.sync import sync_run
+
+    sync_run(job)
+    for variable in CLUSTER_VARIABLES:
+        os.environ.pop(variable, None)
+    if code := launch.main([*processes, "trainer.evaluation.evaluate", "--config", config]):
+        return code
+    report(job, options.metric)
+    return 0
+
+
+def parse_values(arguments: Sequence[str]) -> dict[str, Any]:
+    """`["--train.seed=3", ...]` as {dotted name: value}; a value that is no JSON is a text. Raises ConfigError."""
+    values: dict[str, Any] = {}
+    for argument in arguments:
+        name, equals, text = argument.removeprefix("--").partition("=")
+        if not equals or not argument.startswith("--"):
+            raise ConfigError(f"argument {argument!r}", expected="--name=value, as Vertex AI hands on a trial's values")
+        try:
+            values[name] = json.loads(text)
+        except json.JSONDecodeError:
+            values[name] = text
+    return values
+
+
+def open_trial(config_uri: str, values: dict[str, Any], trial: str) -> JobConfig:
+    """Write the trial's run.json and prepared.json, the same bytes from every node; the trial's job.
+
+    Raises ConfigError without a trial's id, and for values that the run file does not take.
+    """
+    if not trial.isalnum():
+        raise ConfigError(f"{TRIAL_VARIABLE} is {trial!r}", expected="the trial's id, which Vertex AI sets")
+    search = open_storage(config_uri.rpartition("/")[0])
+    content = json.loads(search.read("run.json"))
+    for name, value in values.items():
+        *parents, last = name.split(".")
+        inner = content
+        for parent in parents:
+            inner = inner.get(parent, {})
+        if last not in inner:
+            raise ConfigError(f"there is no field {name} in {search.uri('run.json')}", expected="a field of train")
+        inner[last] = value
+    content["run"]["run_id"] = f"{content['run']['run_id']}/trial-{trial}"
+    job = JobConfig.model_validate(content)
+    folder = open_storage(job.run.run_uri)
+    folder.write("prepared.json", search.read("prepared.json"))
+    folder.write("run.json", json.dumps(content, indent=1).encode())
+    return job
+
+
+def report(job: JobConfig, metric: str) -> float:
+    """Tell the service the trial's number, in the form of google/cloudml-hypertune. Raises ConfigError without one."""
+    store = open_storage(job.run.run_uri)
+    if metric == HELD_OUT_LOSS:
+        lines = [json.loads(line) for line in store.read(METRICS).decode().splitlines()]
+        measured = [(line[metric], line["step"]) for line in lines if metric in line]
+        found, step = measured[-1] if measured else (None, 0)
+    else:
+        found = json.loads(store.read("evaluate.json")).get(metric)
+        step = json.loads(store.read("summary.json")).get("steps", 0)
+    if not isinstance(found, int | float):
+        raise ConfigError(f"the trial has measured no number {metric}", fix="correct tuning.metric")
+    report_to_service(metric, float(found), int(step))
+    print(f"trial: {metric} {found}", flush=True)
+    return float(found)
+
+
+if __name__ == "__main__":
+    sys.exit(run_main(main))

@@ -1,0 +1,1 @@
+"""Jobs as TrainJobs of Kubeflow Trainer."""

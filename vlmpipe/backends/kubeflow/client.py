@@ -1,0 +1,198 @@
+"""The few calls to the Kubernetes API that a job step makes, and their refusals in words. Nothing is decided here."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from kubernetes import client, config
+from kubernetes.client.exceptions import ApiException
+from kubernetes.config.config_exception import ConfigException
+from urllib3.exceptions import HTTPError
+
+from trainer.errors import ConfigError, ExitCode, UserError
+from vlmpipe.backends.kubeflow.manifest import GROUP, NODE, PLURAL, VERSION
+from vlmpipe.backends.kubeflow.status import AlreadyThere, NoSuchObject, Unreachable
+
+NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+REQUEST_TIMEOUT_S = (10, 60)  # to connect, to read
+POD_VARIABLE = "KFP_POD_NAME"
+PASSING = (408, 429, 500, 502, 503, 504)
+ROLE = "role vlmpipe-jobs of docs/how-to/run-on-kubeflow.md"
+
+
+class Jobs:
+    """TrainJobs, their pods and logs in this pod's namespace, as its service account.
+
+    Outside of a cluster the kubeconfig says which cluster and namespace. Raises UserError (64) when there is neither.
+    """
+
+    def __init__(self) -> None:
+        self._client, self.namespace = _connection()
+        self._custom, self._core = client.CustomObjectsApi(self._client), client.CoreV1Api(self._client)
+        self._place = {"group": GROUP, "version": VERSION, "plural": PLURAL, "namespace": self.namespace}
+
+    def owner(self) -> dict[str, str] | None:
+        """The workflow of this very step, as a reference of ownership: when it is deleted, so is what it owns.
+
+        None outside of Kubeflow Pipelines, which names a step's pod in KFP_POD_NAME.
+        """
+        pod = os.environ.get(POD_VARIABLE)
+        if not pod:
+            return None
+        with _in_words("read the pod of the step that makes"):
+            answer = self._core.read_namespaced_pod(
+                pod, self.namespace, _preload_content=False, _request_timeout=REQUEST_TIMEOUT_S
+            )
+        owners = json.loads(answer.data)["metadata"].get("ownerReferences", ())
+        kept = ("apiVersion", "kind", "name", "uid")
+        return next(({key: one[key] for key in kept} for one in owners if one["kind"] == "Workflow"), None)
+
+    def create(self, body: dict[str, Any]) -> None:
+        """Create a TrainJob. Strictly: an API server would otherwise drop fields that its version does not know."""
+        with _in_words("create"):
+            self._custom.create_namespaced_custom_object(
+                **self._place, body=body, field_validation="Strict", _request_timeout=REQUEST_TIMEOUT_S
+            )
+
+    def get(self, name: str) -> dict[str, Any]:
+        """The TrainJob. Raises NoSuchObject."""
+        with _in_words("get"):
+            found: dict[str, Any] = self._custom.get_namespaced_custom_object(
+                **self._place, name=name, _request_timeout=REQUEST_TIMEOUT_S
+            )
+        return found
+
+    def delete(self, name: str) -> None:
+        """Ask for the TrainJob's deletion, its pods' first. One that is gone is fine."""
+        with _in_words("delete"), contextlib.suppress(NoSuchObject):
+            try:
+                self._custom.delete_namespaced_custom_object(
+                    **self._place, name=name, propagation_policy="Foreground", _request_timeout=REQUEST_TIMEOUT_S
+                )
+            except ApiException as error:
+                if error.status != 404:
+                    raise
+
+    def pods(self, name: str) -> list[dict[str, Any]]:
+        """The pods of the TrainJob's nodes, as the API's JSON."""
+        selector = f"jobset.sigs.k8s.io/jobset-name={name},jobset.sigs.k8s.io/replicatedjob-name={NODE}"
+        with _in_words("list the pods of"):
+            answer = self._core.list_namespaced_pod(
+                self.namespace, label_selector=selector, _preload_content=False, _request_timeout=REQUEST_TIMEOUT_S
+            )
+        return list(json.loads(answer.data)["items"])
+
+    def log(self, pod: str, *, since: str = "", previous: bool = False) -> list[str]:
+        """The node's lines, each behind its time (RFC 3339), from the second of `since` on. Raises NoSuchObject.
+
+        Args:
+            since: time of a line; empty for all lines.
+            previous: of the container before the last restart.
+        """
+        query = [("container", NODE), ("timestamps", "true"), ("previous", "true" if previous else "false")]
+        if since:
+            query.append(("sinceTime", since))
+        with _in_words("read the log of"):
+            # Not read_namespaced_pod_log: the generated method knows no sinceTime, only sinceSeconds.
+            try:
+                answer = self._client.call_api(
+                    "/api/v1/namespaces/{namespace}/pods/{name}/log",
+                    "GET",
+                    path_params={"namespace": self.namespace, "name": pod},
+                    query_params=query,
+                    header_params={"Accept": "*/*"},
+                    auth_settings=["BearerToken"],
+                    _preload_content=False,
+                    _return_http_data_only=True,
+                    _request_timeout=REQUEST_TIMEOUT_S,
+                )
+            except ApiException as error:
+                if error.status == 400:  # the container has not started, or the one before it was cleared away
+                    raise NoSuchObject(_message(error)) from error
+                raise
+        return str(answer.data.decode("utf-8", "replace")).splitlines()
+
+
+def _connection() -> tuple[client.ApiClient, str]:
+    settings = client.Configuration()
+    try:
+        config.load_incluster_config(client_configuration=settings)
+        namespace = NAMESPACE_FILE.read_text().strip()
+    except ConfigException:
+        file = os.environ.get("KUBECONFIG") or "~/.kube/config"
+        try:
+            config.load_kube_config(config_file=file, client_configuration=settings)
+            context = config.list_kube_config_contexts(config_file=file)[1]["context"]
+        except ConfigException as error:
+            raise ConfigError(
+                f"no Kubernetes cluster to run jobs in: {error}",
+                expected="this step in a pod of a cluster, or a kubeconfig that names one",
+                fix="run a pipeline that is compiled with --target kubeflow on Kubeflow Pipelines",
+            ) from error
+        namespace = context.get("namespace") or "default"
+    settings.retries = False  # who calls decides
+    return client.ApiClient(settings), namespace
+
+
+@contextlib.contextmanager
+def _in_words(doing: str) -> Iterator[None]:
+    try:
+        yield
+    except HTTPError as error:
+        raise Unreachable(f"the Kubernetes API does not answer: {error}") from error
+    except ApiException as error:
+        raise _refusal(error, doing) from error
+
+
+def _refusal(error: ApiException, doing: str) -> Exception:
+    said = _message(error)
+    if error.status in PASSING:
+        return Unreachable(f"the Kubernetes API answers {error.status}: {said}")
+    if error.status == 409:
+        return AlreadyThere(said)
+    if error.status == 404 and _is_status(error):
+        return NoSuchObject(said)
+    if error.status == 404:  # a path that the server does not have: no such kind of object
+        return UserError(
+            f"this cluster has no TrainJobs: {GROUP}/{VERSION} is not served",
+            expected="Kubeflow Trainer 2.2 or newer",
+            fix="have it installed; see docs/how-to/run-on-kubeflow.md",
+            code=ExitCode.NOT_FOUND,
+        )
+    if error.status == 403 and "admission webhook" not in said:
+        return UserError(
+            f"not allowed to {doing} a TrainJob: {said}",
+            expected=f"the {ROLE}, bound to the service account of the pipeline's steps",
+            fix="kubectl apply it, or ask who administers the cluster",
+            code=ExitCode.NO_PERMISSION,
+        )
+    if error.status == 401:
+        return UserError(f"the Kubernetes API takes no credentials of this pod: {said}", code=ExitCode.NO_PERMISSION)
+    old = "unknown field" in said
+    return ConfigError(
+        f"the cluster refuses the TrainJob: {said}",
+        expected="Kubeflow Trainer 2.2 or newer" if old else "a TrainJob that its rules allow",
+        fix="have Kubeflow Trainer updated" if old else "correct the section kubeflow of the run file",
+    )
+
+
+def _is_status(error: ApiException) -> bool:
+    """Whether the answer is about an object, and not about a path that the server does not know."""
+    return bool(_status(error).get("details", {}).get("name"))
+
+
+def _message(error: ApiException) -> str:
+    return str(_status(error).get("message") or error.body or error.reason or "").strip()[:1000]
+
+
+def _status(error: ApiException) -> dict[str, Any]:
+    try:
+        content = json.loads(error.body or "")
+    except ValueError:
+        return {}
+    return content if isinstance(content, dict) else {}

@@ -1,0 +1,1 @@
+"""Jobs on this machine: replicas as processes, restarts, fault injection."""

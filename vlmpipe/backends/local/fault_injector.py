@@ -1,0 +1,138 @@
+"""Carries out the events of vlmpipe/backends/local/fault_spec.py on a running local job, and keeps a record of what
+happened."""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from trainer.errors import ConfigError, UserError, os_errors
+from vlmpipe.backends.local.fault_spec import Event
+from vlmpipe.backends.local.process_tree import descendants, send, worker_of_rank
+from vlmpipe.backends.local.replica import Process
+
+CHAOS_LOG = "chaos.jsonl"  # in the run's folder
+POLL_S = 0.05
+
+
+class ChaosLog:
+    """`chaos.jsonl` of a run: one JSON object for each event and each restart, in order, over all attempts."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / CHAOS_LOG
+        self._lock = threading.Lock()
+
+    def write(self, event: str, **fields: Any) -> None:
+        """Add a line. Raises UserError where it cannot be written."""
+        line = json.dumps({"event": event, "time_s": time.time(), **fields})
+        with self._lock, os_errors(f"writing {self._path}"), self._path.open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
+
+
+class Monkey:
+    """Waits for each event to be due, one after the other, and does it, in a thread of its own.
+
+    `steps_done(since_s)` says how many steps training has made, by its own record, or None while there is no record of
+    a training that began after that moment: after a kill, the steps of the one before do not count.
+    """
+
+    def __init__(
+        self,
+        events: Sequence[Event],
+        processes: Sequence[Process],
+        *,
+        ranks_per_node: int,
+        steps_done: Callable[[float], int | None],
+        log: ChaosLog,
+    ) -> None:
+        if not Path("/proc/self/environ").exists():
+            raise ConfigError("--chaos is given", expected="a system with /proc, such as Linux, to find processes in")
+        self._events, self._processes, self._ranks_per_node = list(events), list(processes), ranks_per_node
+        self._steps_done, self._log = steps_done, log
+        self._over, self._since_s = threading.Event(), 0.0
+        self._thread = threading.Thread(target=self._run, name="chaos", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Let the job alone from now on. What was stopped goes on, and a machine being reclaimed is left in peace."""
+        self._over.set()
+
+    def close(self) -> list[Event]:
+        """Wait until the monkey is done with its last event; returns those that did not come about."""
+        self._over.set()
+        self._thread.join()
+        for event in self._events:
+            print(f"chaos: {event} did not come about", flush=True)
+            self._log.write("missed", chaos=str(event))
+        return self._events
+
+    def _run(self) -> None:
+        try:
+            while self._events and self._wait_until_due(self._events[0]):
+                if self._do(self._events[0]):
+                    self._events.pop(0)
+        except UserError as error:  # of the log, on a full disk: the run itself says so, and ends
+            print(f"chaos: over, because of {error.found}", flush=True)
+
+    def _wait_until_due(self, event: Event) -> bool:
+        """Whether it is due; False once the job is over."""
+        while not self._over.wait(POLL_S):
+            steps = self._steps_done(self._since_s)
+            if steps is not None and steps >= event.after_step:
+                return not self._over.wait(event.delay_s)
+        return False
+
+    def _do(self, event: Event) -> bool:
+        """Carry it out; False when what it is about is not there at the moment."""
+        node = event.node if event.rank is None else event.rank // self._ranks_per_node
+        assert node is not None
+        process = self._processes[node]
+        container, now_s = process.pid, time.time()
+        if container is None:
+            return False
+        if event.kind == "stop":
+            return self._stop_for(event, process, container)
+        if event.kind == "preempt":
+            self._tell(event, process)
+            self._reclaim(process, container, event.notice_s)
+        elif event.rank is None:
+            self._tell(event, process)
+            send(signal.SIGKILL, descendants(container))
+        else:
+            worker = worker_of_rank(container, event.rank)
+            if worker is None or not send(signal.SIGKILL, [worker]):
+                return False
+            self._tell(event, process)
+        self._since_s = now_s
+        return True
+
+    def _stop_for(self, event: Event, process: Process, container: int) -> bool:
+        stopped = descendants(container)
+        if not send(signal.SIGSTOP, stopped):
+            return False
+        self._tell(event, process)
+        self._over.wait(event.for_s)
+        send(signal.SIGCONT, stopped)
+        return True
+
+    def _reclaim(self, process: Process, container: int, notice_s: float) -> None:
+        process.reclaimed = True  # before anything of it ends
+        end = time.monotonic() + notice_s
+        if notice_s:
+            process.ask_to_stop()
+        while process.pid == container and time.monotonic() < end:
+            if self._over.wait(POLL_S):
+                return
+        send(signal.SIGKILL, descendants(container))
+
+    def _tell(self, event: Event, process: Process) -> None:
+        steps = self._steps_done(self._since_s)
+        print(f"chaos: {event} (training said {steps} steps)", flush=True)
+        self._log.write(event.kind, chaos=str(event), replica=process.name, said_steps=steps)

@@ -1,0 +1,145 @@
+"""A CustomJob on this machine: the replicas of its spec as contained processes, ending as a job on Vertex AI ends.
+
+The chief's exit decides: when it leaves with 0, the job is done and the others are shut down. Any replica that leaves
+with another code before that fails the job, unless the run asks for restarts (see
+vlmpipe/backends/local/restart_policy.py). Pools 2 (Reduction Server) and 3 (evaluators) are named to the others in
+CLUSTER_SPEC but not started: a reducer needs the GPU nodes' network.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from google.cloud.aiplatform_v1.types import custom_job as api
+
+from trainer.errors import ConfigError, ExitCode, UserError, os_errors
+from trainer.storage.base import LocalStorage, Storage, open_storage
+from vlmpipe.backends.job_failure import failure, meaning
+from vlmpipe.backends.local.environment import (
+    STARTED_POOLS,
+    processes_of,
+    replica_environment,
+    replicas,
+    take_addresses,
+)
+from vlmpipe.backends.local.fault_injector import ChaosLog, Monkey
+from vlmpipe.backends.local.fault_spec import parse_chaos
+from vlmpipe.backends.local.replica import Process
+from vlmpipe.backends.local.restart_history import RestartHistory, steps_done
+from vlmpipe.backends.local.restart_policy import CHAOS_VARIABLE, restart_policy
+from vlmpipe.backends.local.supervisor import Supervisor
+from vlmpipe.backends.step_record import close_record, open_record
+from vlmpipe.job_spec.parse import parse_job_spec
+from vlmpipe.job_spec.worker_pools import REDUCTION_SERVER_POOL, STEP_LABEL
+
+TRAIN_STEP = "train"  # the job that chaos is for
+
+
+def run_local_job(
+    display_name: str,
+    job_spec: Mapping[str, Any],
+    *,
+    labels: Mapping[str, str] | None = None,
+    project: str = "",
+) -> str:
+    """Run the job and return its `gcp_resources`, a JSON text that names its logs.
+
+    `job_spec` has the fields of the API's CustomJobSpec. Must be called from the main thread: it takes over SIGINT and
+    SIGTERM for as long as the job runs. Raises ConfigError for a spec that Vertex AI would refuse, and UserError with
+    the failing replica's exit code when the job fails or is stopped. The step's record tells the same.
+    """
+    step = (labels or {}).get(STEP_LABEL) or re.sub(r"[^A-Za-z0-9_-]+", "-", display_name).strip("-") or "job"
+    base_uri = job_spec["base_output_directory"]["output_uri_prefix"]
+    store = open_storage(base_uri) if base_uri else None
+    if not isinstance(store, LocalStorage):
+        raise ConfigError(f"base_output_directory is {base_uri!r}", expected="a folder of this machine for a local job")
+    with _recorded(store, step) as detail:
+        job = parse_job_spec(job_spec)
+        log_folder = store.path(f"logs/{step}")
+        with os_errors(f"creating {log_folder}"):
+            log_folder.mkdir(parents=True, exist_ok=True)
+        processes = _processes(job, log_folder, project)
+        chaos = os.environ.get(CHAOS_VARIABLE, "") if step == TRAIN_STEP else ""
+        log = ChaosLog(store.root) if chaos else None
+        history = RestartHistory(store, step, meaning, log)
+        with _chaos(chaos, job, processes, store, log) as let_alone:
+            verdict = Supervisor(
+                processes,
+                timeout_s=job.scheduling.timeout.total_seconds(),
+                policy=restart_policy(job.scheduling),
+                restarting=history.add,
+                stopping=let_alone,
+            ).run()
+        detail.update(replica=verdict.replica, log=str(log_folder / f"{verdict.replica}.log"))
+        if history.restarts:
+            detail["restarts"] = [history.in_words(one) for one in history.restarts]
+        if verdict.code:
+            raise failure(
+                verdict.code, verdict.replica, verdict.reason, log=detail["log"], restarts=len(history.restarts)
+            )
+    return json.dumps({"resources": [{"resourceType": "LocalJob", "resourceUri": str(log_folder)}]})
+
+
+@contextlib.contextmanager
+def _chaos(
+    texts: str, job: api.CustomJobSpec, processes: list[Process], store: LocalStorage, log: ChaosLog | None
+) -> Iterator[Callable[[], None]]:
+    """The events that are ordered happen while the block runs; yields what to call when they must not any more."""
+    if log is None:
+        yield lambda: None
+        return
+    ranks = processes_of(job.worker_pool_specs[0])
+    events = parse_chaos([texts], nodes=len(processes), ranks_per_node=ranks)
+    monkey = Monkey(
+        events,
+        processes,
+        ranks_per_node=ranks,
+        steps_done=lambda since_s: steps_done(store, TRAIN_STEP, since_s),
+        log=log,
+    )
+    monkey.start()
+    try:
+        yield monkey.stop
+    finally:
+        monkey.close()
+
+
+def _processes(job: api.CustomJobSpec, log_folder: Path, project: str) -> list[Process]:
+    """A process for each replica that this machine can run, the chief first. The others are said to be left out."""
+    addresses, job_id = take_addresses(job), str(time.time_ns())
+    processes = []
+    for replica in replicas(job):
+        if replica.pool not in STARTED_POOLS:
+            kind = "Reduction Server" if replica.pool == REDUCTION_SERVER_POOL else "evaluator"
+            print(f"[{replica.name}] {kind}: named in CLUSTER_SPEC, not started on this machine", flush=True)
+            continue
+        container = replica.spec.container_spec
+        command = [sys.executable if word == "python" else word for word in container.command] + list(container.args)
+        environment = replica_environment(job, replica, addresses, job_id=job_id, project=project)
+        log = log_folder / f"{replica.name}.log"
+        processes.append(Process(replica.name, command, environment, log, is_chief=replica.is_chief))
+    return processes
+
+
+@contextlib.contextmanager
+def _recorded(store: Storage, step: str) -> Iterator[dict[str, Any]]:
+    """Open the step's record, and close it with what the block added to its detail and the exit code."""
+    started_s, detail = open_record(store, step), dict[str, Any]()
+    try:
+        yield detail
+    except UserError as error:
+        state = "stopped" if error.code == ExitCode.PREEMPTED else "failed"
+        detail.update(exit_code=int(error.code), error=error.text())
+        # Where the record cannot be written, on a full disk for example, the error itself is what matters.
+        with contextlib.suppress(UserError):
+            close_record(store, step, state, error.found.splitlines()[0], started_s, detail)
+        raise
+    close_record(store, step, "done", "", started_s, {**detail, "exit_code": 0})

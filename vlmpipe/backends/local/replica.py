@@ -1,0 +1,102 @@
+"""One replica of a local job: a contained process that can be started again in its place."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+from trainer.errors import os_errors
+from trainer.redaction import Redactor
+from vlmpipe.backends.error_line import ErrorLines
+from vlmpipe.backends.local.subreaper import contained
+
+CONTAINER_GRACE_S = 60.0  # longer than any grace given here: it counts only when this process has died
+
+
+class Process:
+    """A contained process whose lines go to its own log, and those that matter to stdout.
+
+    `reclaimed` is set by who takes its machine away, before it is told so.
+    """
+
+    def __init__(self, name: str, command: Sequence[str], environment: Mapping[str, str], log: Path, *, is_chief: bool):
+        self.name, self.is_chief, self.last_error, self.reclaimed = name, is_chief, "", False
+        self._command, self._environment, self._log_path = list(command), dict(environment), log
+        self._process: subprocess.Popen[bytes] | None = None
+        self._asked = False
+        with os_errors(f"creating {log}"):
+            self._log: IO[bytes] = log.open("wb", buffering=0)
+
+    @property
+    def pid(self) -> int | None:
+        """The container's process id while it runs."""
+        process = self._process
+        return process.pid if process and process.poll() is None else None
+
+    def start(self, ended: Callable[[Process, int], None]) -> None:
+        """Start it, or start it again; `ended(self, exit code)` is called from another thread once all is read.
+
+        Must be called from the main thread, which lives as long as the process does (see `contained`).
+        """
+        if self._process is not None:
+            self._log = self._log_path.open("ab", buffering=0)
+        self.last_error, self.reclaimed, self._asked = "", False, False
+        self._process = subprocess.Popen(
+            contained(self._command, grace_s=CONTAINER_GRACE_S),
+            env=self._environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+        follow = threading.Thread(target=self._follow, args=(self._process, ended), name=self.name, daemon=True)
+        follow.start()
+
+    def ask_to_stop(self) -> None:
+        """Ask the replica to end, once: to the container a second request means to kill."""
+        if not self._asked:
+            self._asked = True
+            self._terminate()
+
+    def kill(self) -> None:
+        """Kill everything in it. Only after it was asked, and some time after."""
+        assert self._asked
+        self._terminate()
+
+    def _terminate(self) -> None:
+        assert self._process
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(signal.SIGTERM)
+
+    def _follow(self, process: subprocess.Popen[bytes], ended: Callable[[Process, int], None]) -> None:
+        assert process.stdout and process.stderr
+        # What a worker says on stdout repeats the chief's; what it says on stderr may be the only trace of a problem.
+        errors = threading.Thread(target=self._copy, args=(process.stderr, True), daemon=True)
+        errors.start()
+        self._copy(process.stdout, self.is_chief)
+        errors.join()
+        code = process.wait()
+        self._log.close()
+        ended(self, code if code >= 0 else 128 - code)
+
+    def _copy(self, lines: IO[bytes], show: bool) -> None:
+        errors, redacted = ErrorLines(), Redactor()
+        for raw in lines:
+            said = raw.decode("utf-8", "replace")
+            kept = redacted(said)
+            line = raw if kept == said else kept.encode()
+            text = kept.rstrip("\n")
+            self.last_error = errors.read(text, self.last_error)
+            # A full disk or a closed terminal must not stop the reading: the replica would hang on a full pipe.
+            with contextlib.suppress(OSError):
+                self._log.write(line)
+            if show:
+                with contextlib.suppress(OSError):
+                    sys.stdout.write(f"[{self.name}] {text}\n")
+                    sys.stdout.flush()

@@ -1,0 +1,1 @@
+"""Jobs and pipelines on Vertex AI: the client, capacity fallback, bucket checks."""

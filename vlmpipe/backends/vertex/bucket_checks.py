@@ -1,0 +1,163 @@
+"""Whether the buckets of a run on Vertex AI are there, in its region and this account's to use: asked before it starts.
+
+One request a bucket: its metadata. Where these may not be read, a second one, which everybody may send, asks what this
+account may do there. Nothing is written, and no bucket is made.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from google.api_core import exceptions
+from google.auth.exceptions import GoogleAuthError, TransportError
+from google.cloud import storage
+from requests.exceptions import RequestException
+
+from trainer.errors import ConfigError, ExitCode, UserError
+from vlmpipe.backends.vertex.client import LONGEST_MESSAGE_CHARS, no_credentials, reason_of
+from vlmpipe.backends.vertex.pipeline_job import retrying
+
+if TYPE_CHECKING:
+    from vlmpipe.config.run_config import RunConfig
+
+REQUEST_TIMEOUT_S = 20.0
+# Any of these shows that the bucket is meant: what the jobs need, the accounts need that they run as.
+ENOUGH = ("storage.objects.list", "storage.objects.get", "storage.objects.create")
+WITHOUT_LOOKING = "--force goes on without looking at buckets"
+# Fields whose bytes are written or read again and again, so that their bucket must lie where the machines are. A mirror
+# lies elsewhere on purpose; weights and registered models are read once.
+NEAR = ("gcp.pipeline_root", "output.root_uri", "data.source", "data.image_folder")
+# What a job is given as it is: no step of ours opens it.
+NOT_OURS = ("cluster.env", "cluster.reduction_server", "gcp.labels", "register.serving", "notify")
+# https://docs.cloud.google.com/storage/docs/locations: regions of the predefined dual-regions, and how the names of a
+# multi-region's regions begin; EU leaves out London and Zurich.
+DUAL_REGIONS: dict[str, tuple[str, ...]] = {
+    "asia1": ("asia-northeast1", "asia-northeast2"),
+    "eur4": ("europe-north1", "europe-west4"),
+    "eur5": ("europe-west1", "europe-west2"),
+    "eur7": ("europe-west2", "europe-west3"),
+    "eur8": ("europe-west3", "europe-west6"),
+    "nam4": ("us-central1", "us-east1"),
+}
+MULTI_REGIONS = {"us": "us-", "eu": "europe-", "asia": "asia-"}
+OUTSIDE_EU = ("europe-west2", "europe-west6")
+
+
+@dataclass(frozen=True)
+class Named:
+    """A bucket, and the first field of the run file that names it; with one that wants it near, that one."""
+
+    bucket: str
+    field: str
+    near: bool
+
+
+def buckets_of(config: RunConfig) -> list[Named]:
+    """The buckets that a run on Vertex AI opens, each once, in the order of the run file."""
+    found: dict[str, Named] = {}
+    for field, uri in _uris(config.to_dict()):
+        bucket = uri.removeprefix("gs://").partition("/")[0]
+        named = Named(bucket, field, field in NEAR)
+        if bucket and not field.startswith(NOT_OURS) and (bucket not in found or named.near > found[bucket].near):
+            found[bucket] = named
+    return list(found.values())
+
+
+def require_buckets(config: RunConfig) -> list[str]:
+    """What could not be looked at, in sentences; most often nothing.
+
+    Raises UserError for the first bucket that is missing (66), in another region (64) or closed to this account (77),
+    where there are no credentials (67), and where Cloud Storage does not answer (69).
+    """
+    named, notes = buckets_of(config), list[str]()
+    try:
+        client = storage.Client(project=config.gcp.project)
+        for one in named:
+            notes += _look_at(one, config, client)
+    except (RequestException, TransportError) as error:
+        raise _unanswered(reason_of(error)) from error
+    except GoogleAuthError as error:
+        raise no_credentials(error) from error
+    except exceptions.GoogleAPICallError as error:
+        raise _unanswered(f"{int(error.code or 0)} {_said(error)}") from error
+    return notes
+
+
+def _look_at(named: Named, config: RunConfig, client: storage.Client) -> list[str]:
+    bucket, place = client.bucket(named.bucket), f"--project={config.gcp.project} --location={config.gcp.location}"
+    patience: dict[str, Any] = {"retry": None, "timeout": REQUEST_TIMEOUT_S}
+    here = f"the bucket of {named.field}, gs://{named.bucket},"
+    try:
+        retrying([], lambda: bucket.reload(**patience))
+    except exceptions.NotFound as error:
+        raise UserError(
+            f"{here} does not exist",
+            expected=f"a bucket in {config.gcp.location}, made before: nothing was submitted",
+            fix=f"gcloud storage buckets create gs://{named.bucket} {place} --uniform-bucket-level-access\n"
+            f"or correct {named.field}",
+            code=ExitCode.NOT_FOUND,
+        ) from error
+    except exceptions.Unauthorized as error:
+        raise no_credentials(error) from error
+    except exceptions.Forbidden as error:
+        if retrying([], lambda: bucket.test_iam_permissions(list(ENOUGH), **patience)):
+            return [f"whether {here} lies in {config.gcp.location} is not known: its metadata may not be read"]
+        raise UserError(
+            f"{here} is closed to this account, or is somebody else's: {_said(error)}",
+            expected="a bucket of your own (all of Google Cloud shares their names), which this account may see",
+            fix=f"correct {named.field}, or: gcloud storage buckets add-iam-policy-binding gs://{named.bucket} "
+            f"--member=user:YOUR_ACCOUNT --role=roles/storage.legacyBucketReader\n{WITHOUT_LOOKING}",
+            code=ExitCode.NO_PERMISSION,
+        ) from error
+    except exceptions.BadRequest as error:
+        raise ConfigError(f"{here} cannot be a bucket: {_said(error)}", fix=f"correct {named.field}") from error
+    if named.near and not lies_in(config.gcp.location, bucket):
+        raise ConfigError(
+            f"{here} lies in {bucket.location}, and the run in gcp.location {config.gcp.location}",
+            expected="a bucket where the machines are: from elsewhere each byte is billed and slow",
+            fix=f"set gcp.location to the bucket's region, or make one near the machines:\n"
+            f"gcloud storage buckets create gs://{named.bucket}-{config.gcp.location} {place} "
+            f"--uniform-bucket-level-access\n{WITHOUT_LOOKING}",
+        )
+    return []
+
+
+def lies_in(region: str, bucket: storage.Bucket) -> bool:
+    """Whether a bucket, whose metadata was read, has its bytes in `region`. A place not known here counts so."""
+    location = str(bucket.location or region).lower()
+    if bucket.location_type == "multi-region":
+        begins = MULTI_REGIONS.get(location, "")
+        return region.startswith(begins) and not (location == "eu" and region in OUTSIDE_EU)
+    if bucket.location_type == "dual-region":
+        chosen = [one.lower() for one in bucket.data_locations or ()]
+        return region in (chosen or DUAL_REGIONS.get(location, (region,)))
+    if bucket.location_type == "zone":
+        return location.startswith(region)
+    return location == region
+
+
+def _uris(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _uris(inner, f"{path}.{key}" if path else str(key))
+    elif isinstance(value, list):
+        for index, inner in enumerate(value):
+            yield from _uris(inner, f"{path}.{index}")
+    elif isinstance(value, str) and re.match(r"gs://[^/]", value):
+        yield path, value
+
+
+def _unanswered(why: str) -> UserError:
+    return UserError(
+        f"Cloud Storage does not answer: {why}",
+        expected="an answer to the question whether the run's buckets are there: nothing was submitted",
+        fix=f"check network and proxy (HTTPS_PROXY), then try again; {WITHOUT_LOOKING}",
+        code=ExitCode.UNAVAILABLE,
+    )
+
+
+def _said(error: exceptions.GoogleAPICallError) -> str:
+    return " ".join(error.message.split())[:LONGEST_MESSAGE_CHARS]

@@ -1,0 +1,310 @@
+"""The training job on a ladder: spot, flex_start, standard, in the run file's order, until one finds machines.
+
+Every rung is a CustomJob with the same worker pools and the same output folder, so each goes on from the newest
+checkpoint. What was tried is kept in `<run>/ladder.json` before it is sent: a step that begins again takes up the job
+that it finds there, and a lost answer starts no second one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from google.api_core import exceptions
+from google.cloud.aiplatform_v1 import types as api
+from requests.exceptions import RequestException
+
+from trainer.errors import ExitCode, UserError
+from trainer.storage.base import open_storage
+from vlmpipe.backends.vertex.capacity_attempts import FILE, Attempt, parse_rungs
+from vlmpipe.backends.vertex.client import Place, in_words, job_client
+from vlmpipe.backends.vertex.pipeline_job import PASSING, REQUEST_TIMEOUT_S, SUBMISSION_LABEL, retrying
+from vlmpipe.config.infrastructure import duration_s
+from vlmpipe.job_spec.parse import parse_job_spec
+
+if TYPE_CHECKING:
+    from google.cloud.aiplatform_v1.services.job_service import JobServiceClient
+
+POLL_S = 20.0
+CANCEL_S = 900.0  # longest wait for a job to end after it was told to; a later start outranks one that still lives
+ATTEMPTS = 3  # to create a job whose answers get lost
+WAITING = ("QUEUED", "PENDING", "PAUSED", "UNSPECIFIED")
+OVER = ("SUCCEEDED", "FAILED", "CANCELLED", "EXPIRED", "PARTIALLY_SUCCEEDED")
+RESOURCE_EXHAUSTED = 8  # google.rpc.Code
+NO_CAPACITY = re.compile(
+    r"Resources are insufficient|\bSTOCKOUT\b|RESOURCE_POOL_EXHAUSTED|RESOURCE_EXHAUSTED|exceed quota limits", re.I
+)
+REQUESTS = re.compile(r"per minute|per second", re.I)  # a quota of requests, not of machines
+
+
+def climb(settings: Mapping[str, Any], job_spec: Mapping[str, Any]) -> str:
+    """Train on the first rung that finds machines; its `gcp_resources`.
+
+    Args:
+        settings: display_name, project, location, labels and encryption_spec_key_name of the job.
+        job_spec: the CustomJobSpec without strategy and max_wait_duration, snake_case.
+
+    Raises UserError: UNAVAILABLE when no rung found machines, PREEMPTED when cluster.max_spend_usd was reached or the
+    job was cancelled, UNEXPECTED when training failed for another reason.
+    """
+    ladder = Ladder(settings, job_spec)
+    with in_words(ladder.place, what="custom job"):
+        return ladder.climb()
+
+
+class Ladder:
+    """The rungs of one run. `now` and `sleep` are the clock, in seconds."""
+
+    def __init__(
+        self,
+        settings: Mapping[str, Any],
+        job_spec: Mapping[str, Any],
+        *,
+        now: Callable[[], float] = time.time,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.place = Place(settings["project"], settings["location"])
+        self._settings, self._spec, self._now, self._sleep = settings, job_spec, now, sleep
+        self._store = open_storage(job_spec["base_output_directory"]["output_uri_prefix"])
+        cluster = json.loads(self._store.read("run.json"))["cluster"]
+        self._rungs: list[dict[str, str]] = cluster["ladder"]
+        self._max_spend_usd: float | None = cluster["max_spend_usd"]
+        self._prices = _prices(json.loads(self._store.read("plan.json")))
+        self._client: JobServiceClient = job_client(self.place.location)
+        info = self._store.stat("run.json")
+        self._of_run = info.version if info else ""  # a run that is continued writes run.json anew, and climbs anew
+        self.attempts = self._kept()
+
+    def climb(self) -> str:
+        """See `climb`."""
+        for rung in self._rungs:
+            attempt = self._attempt(rung["strategy"])
+            if not attempt.outcome:
+                self._try(attempt, rung)
+                self._keep()
+            if attempt.outcome == "done":
+                return self._resources(attempt)
+        tried = [f"  {one.strategy}: {one.why}" for one in self.attempts]
+        raise UserError(
+            "\n".join(["no rung of cluster.ladder found machines", *tried]),
+            expected="machines within the wait of one rung",
+            fix="continue the run later (--run-id), wait longer, or try another machine or region "
+            "(vlmpipe plan --suggest cheapest)",
+            code=ExitCode.UNAVAILABLE,
+        )
+
+    def _try(self, attempt: Attempt, rung: Mapping[str, str]) -> None:
+        """Start the rung's job, or take it up, and watch it to its end. Sets the outcome, or raises."""
+        try:
+            try:
+                job = self._started(attempt, rung)
+            except exceptions.TooManyRequests as error:
+                if REQUESTS.search(error.message):
+                    raise  # says nothing of machines; the next rung may cost more
+                attempt.outcome, attempt.why = "no capacity", _first_line(error.message)
+                self._say(attempt)
+                return
+            self._watch(attempt, duration_s(rung["wait"]), job)
+        except BaseException:  # stopped, or Vertex AI no longer answers: nothing may go on unwatched
+            if not attempt.outcome:
+                self._abandon(attempt)
+            raise
+
+    def _abandon(self, attempt: Attempt) -> None:
+        """Cancel the rung's job, also one whose creation was not answered; say it where that fails."""
+        try:
+            if not attempt.job and (found := self._find(attempt.token)):
+                attempt.job = found.name
+            if not attempt.job:
+                return  # its label stays on record, should it be listed later
+            attempt.cancelled_for = "stop"
+            with contextlib.suppress(
+                UserError
+            ):  # a record that cannot be written, which may be why, keeps no job alive
+                self._keep()
+            self._send_cancel(attempt)
+        except (exceptions.GoogleAPICallError, RequestException) as error:
+            name = attempt.job or f"a job with the label {SUBMISSION_LABEL}={attempt.token}, if there is one,"
+            print(f"{name} could not be cancelled and may go on: {_first_line(str(error))}", flush=True)
+
+    def _watch(self, attempt: Attempt, wait_s: float, job: api.CustomJob) -> None:
+        waiting_since_s: float | None = job.create_time.timestamp()
+        asked_s = 0.0
+        while (state := _state(job)) not in OVER:
+            now_s = self._now()
+            attempt.usd = self._spent_usd(attempt, job)
+            if attempt.cancelled_for:
+                asked_s = asked_s or now_s
+                if now_s - asked_s > CANCEL_S:
+                    break
+            elif state not in WAITING:
+                waiting_since_s = None
+                if self._max_spend_usd is not None and self._spent() >= self._max_spend_usd:
+                    self._cancel(attempt, "spend")
+            else:
+                waiting_since_s = now_s if waiting_since_s is None else waiting_since_s
+                if wait_s and now_s - waiting_since_s >= wait_s:
+                    attempt.why = f"no machines within {wait_s:.0f} s, job {state}"
+                    self._cancel(attempt, "wait")
+            self._sleep(POLL_S)
+            job = self._get(attempt.job)
+        attempt.usd = self._spent_usd(attempt, job)
+        self._judge(attempt, job)
+
+    def _judge(self, attempt: Attempt, job: api.CustomJob) -> None:
+        state, said = _state(job), _first_line(job.error.message)
+        if state in ("SUCCEEDED", "PARTIALLY_SUCCEEDED"):
+            attempt.outcome = "done"
+        elif attempt.cancelled_for == "wait":
+            attempt.outcome = "no capacity"
+        elif state == "EXPIRED" or (state == "FAILED" and _is_no_capacity(job)):
+            attempt.outcome, attempt.why = "no capacity", said or "its wait expired"
+        elif attempt.cancelled_for == "spend" or state == "CANCELLED":
+            attempt.outcome = "stopped"
+        else:
+            attempt.outcome, attempt.why = "failed", said
+        self._keep()
+        self._say(attempt)
+        if attempt.outcome == "stopped":
+            limit = f"cluster.max_spend_usd, ${self._max_spend_usd:,.2f}, is reached"
+            raise UserError(
+                f"training was stopped: {limit if attempt.cancelled_for == 'spend' else 'somebody cancelled its job'}",
+                fix="continue the run with --run-id, from its newest checkpoint"
+                + (", with a higher limit" if attempt.cancelled_for == "spend" else ""),
+                code=ExitCode.PREEMPTED,
+            )
+        if attempt.outcome == "failed":
+            raise UserError(f"the training job failed: {said}: {attempt.job}", code=ExitCode.UNEXPECTED)
+
+    # ---- the service
+
+    def _started(self, attempt: Attempt, rung: Mapping[str, str]) -> api.CustomJob:
+        if attempt.job:
+            return self._get(attempt.job)
+        request = self._request(attempt, rung)
+        fault: Exception | None = None
+        for number in range(ATTEMPTS):
+            if found := self._find(attempt.token):
+                break
+            self._keep()
+            try:
+                found = self._client.create_custom_job(
+                    parent=self.place.parent, custom_job=request, retry=None, timeout=REQUEST_TIMEOUT_S
+                )
+                break
+            except (*PASSING, exceptions.TooManyRequests) as error:
+                if isinstance(error, exceptions.TooManyRequests) and not REQUESTS.search(error.message):
+                    raise
+                fault = error
+                self._sleep(POLL_S * (number + 1))
+        else:
+            found = self._find(attempt.token)
+            if not found:
+                assert fault
+                raise fault
+        attempt.job = found.name
+        self._keep()
+        print(f"{attempt.strategy}: {found.name}", flush=True)
+        return found
+
+    def _request(self, attempt: Attempt, rung: Mapping[str, str]) -> api.CustomJob:
+        scheduling = {**self._spec["scheduling"], "strategy": attempt.strategy.upper()}
+        if attempt.strategy == "flex_start":
+            scheduling["max_wait_duration"] = rung["wait"]
+        key = self._settings["encryption_spec_key_name"]
+        return api.CustomJob(
+            display_name=f"{self._settings['display_name']}-{attempt.strategy.replace('_', '-')}",
+            labels={**self._settings["labels"], SUBMISSION_LABEL: attempt.token},
+            job_spec=parse_job_spec({**self._spec, "scheduling": scheduling}),
+            encryption_spec=api.EncryptionSpec(kms_key_name=key) if key else None,
+        )
+
+    def _find(self, token: str) -> api.CustomJob | None:
+        request = api.ListCustomJobsRequest(parent=self.place.parent, filter=f"labels.{SUBMISSION_LABEL}={token}")
+
+        def ask() -> list[api.CustomJob]:
+            return list(self._client.list_custom_jobs(request, retry=None, timeout=REQUEST_TIMEOUT_S))
+
+        return next(iter(retrying([], ask)), None)
+
+    def _get(self, name: str) -> api.CustomJob:
+        return retrying([], lambda: self._client.get_custom_job(name=name, retry=None, timeout=REQUEST_TIMEOUT_S))
+
+    def _cancel(self, attempt: Attempt, reason: str) -> None:
+        attempt.cancelled_for = reason
+        self._keep()
+        self._send_cancel(attempt)
+
+    def _send_cancel(self, attempt: Attempt) -> None:
+        try:
+            retrying(
+                [], lambda: self._client.cancel_custom_job(name=attempt.job, retry=None, timeout=REQUEST_TIMEOUT_S)
+            )
+        except exceptions.BadRequest:  # it ended meanwhile; the next look says how
+            return
+
+    # ---- what was tried
+
+    def _attempt(self, strategy: str) -> Attempt:
+        for one in self.attempts:
+            if one.strategy == strategy:
+                return one
+        self.attempts.append(Attempt(strategy, secrets.token_hex(8)))
+        return self.attempts[-1]
+
+    def _kept(self) -> list[Attempt]:
+        if self._store.stat(FILE) is None:
+            return []
+        rungs = parse_rungs(json.loads(self._store.read(FILE)), self._of_run)
+        return [one for one in rungs if one.cancelled_for != "stop"]
+
+    def _keep(self) -> None:
+        content = {"of_run": self._of_run, "attempts": [asdict(one) for one in self.attempts]}
+        self._store.write(FILE, json.dumps(content, indent=1).encode())
+
+    def _spent_usd(self, attempt: Attempt, job: api.CustomJob) -> float | None:
+        """At most: from its first start on, waiting for machines that were taken away included."""
+        price = self._prices.get(attempt.strategy)
+        if not job.start_time:
+            return 0.0
+        end_s = job.end_time.timestamp() if job.end_time else self._now()
+        return None if price is None else price * max(0.0, end_s - job.start_time.timestamp()) / 3600
+
+    def _spent(self) -> float:
+        return sum(one.usd or 0.0 for one in self.attempts)
+
+    def _say(self, attempt: Attempt) -> None:
+        print(": ".join(part for part in (attempt.strategy, attempt.outcome, attempt.why) if part), flush=True)
+
+    def _resources(self, attempt: Attempt) -> str:
+        uri = f"https://{self.place.location}-aiplatform.googleapis.com/v1/{attempt.job}"
+        return json.dumps({"resources": [{"resourceType": "CustomJob", "resourceUri": uri}]})
+
+
+def _state(job: api.CustomJob) -> str:
+    return job.state.name.removeprefix("JOB_STATE_")
+
+
+def _is_no_capacity(job: api.CustomJob) -> bool:
+    return job.error.code == RESOURCE_EXHAUSTED or bool(NO_CAPACITY.search(job.error.message))
+
+
+def _prices(plan: Mapping[str, Any]) -> dict[str, float | None]:
+    """US dollars an hour of the training job's machines, by strategy."""
+    by_term = (plan.get("cost") or {}).get("by_term") or {}
+    return {
+        term: step["usd_per_hour"]
+        for term, found in by_term.items()
+        for step in found["steps"]
+        if step["job"] == "train"
+    }
+
+
+def _first_line(text: str) -> str:
+    return (text.splitlines() or [""])[0]

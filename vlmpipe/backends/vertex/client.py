@@ -1,0 +1,264 @@
+"""The one door to Vertex AI: its client, its address, and what its answers mean in words.
+
+REST for everything: what the tests run is then what talks to Google, it passes through HTTPS proxies, and an error is a
+status and a text.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from trainer.errors import ConfigError, ExitCode, UserError
+
+if TYPE_CHECKING:
+    from google.api_core.exceptions import GoogleAPICallError
+    from google.api_core.operations_v1 import AbstractOperationsClient
+    from google.auth.credentials import Credentials
+    from google.cloud.aiplatform_v1.services.job_service import JobServiceClient
+    from google.cloud.aiplatform_v1.services.model_service import ModelServiceClient
+    from google.cloud.aiplatform_v1.services.pipeline_service import PipelineServiceClient
+    from google.cloud.aiplatform_v1.services.schedule_service import ScheduleServiceClient
+
+    from vlmpipe.config.run_config import RunConfig
+
+ENDPOINT_VARIABLE = "VLMPIPE_VERTEX_ENDPOINT"
+LOGIN = "gcloud auth application-default login"
+SCOPE = "https://www.googleapis.com/auth/cloud-platform"
+LOCAL_HOSTS = ("127.0.0.1", "localhost")
+LONGEST_MESSAGE_CHARS = 1000
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where on Vertex AI a run goes, and as whom its steps run; empty where nothing is started."""
+
+    project: str
+    location: str
+    service_account: str = ""
+
+    @classmethod
+    def of(cls, config: RunConfig) -> Place:
+        gcp = config.gcp
+        return cls(gcp.project, gcp.location, gcp.service_account)
+
+    @property
+    def parent(self) -> str:
+        return f"projects/{self.project}/locations/{self.location}"
+
+    def console_url(self, job_id: str) -> str:
+        """The run's page in the Google Cloud console."""
+        where = f"locations/{self.location}/pipelines/runs/{job_id}?project={self.project}"
+        return f"https://console.cloud.google.com/vertex-ai/{where}"
+
+
+def endpoint(location: str) -> str:
+    """The API's address: the region's own, or VLMPIPE_VERTEX_ENDPOINT.
+
+    Raises ConfigError for an http:// address of another machine: the access token would be sent in the clear.
+    """
+    given = os.environ.get(ENDPOINT_VARIABLE, "").rstrip("/")
+    if not given:
+        return f"{location}-aiplatform.googleapis.com"
+    if not re.fullmatch(r"(https?://)?[A-Za-z0-9.-]+(:[0-9]+)?", given):
+        raise ConfigError(
+            f"{ENDPOINT_VARIABLE} is {given!r}",
+            expected="a host such as us-central1-aiplatform.example.com, or http://localhost:PORT for a test server",
+        )
+    if given.startswith("http://") and not is_local(given):
+        raise ConfigError(
+            f"{ENDPOINT_VARIABLE} is {given}, without encryption",
+            expected="https://, or http:// on 127.0.0.1 or localhost, where no credentials are sent",
+        )
+    return given
+
+
+def pipeline_client(location: str) -> PipelineServiceClient:
+    """A client for pipeline jobs. A server on this machine (http://) gets no credentials.
+
+    Raises UserError when there are no usable credentials: nothing has been sent then.
+    """
+    from google.cloud.aiplatform_v1.services.pipeline_service import PipelineServiceClient
+
+    address = endpoint(location)
+    return PipelineServiceClient(
+        credentials=credentials_for(address), transport="rest", client_options={"api_endpoint": address}
+    )
+
+
+def schedule_client(location: str) -> ScheduleServiceClient:
+    """A client for schedules, as `pipeline_client`."""
+    from google.cloud.aiplatform_v1.services.schedule_service import ScheduleServiceClient
+
+    address = endpoint(location)
+    return ScheduleServiceClient(
+        credentials=credentials_for(address), transport="rest", client_options={"api_endpoint": address}
+    )
+
+
+def model_client(location: str) -> ModelServiceClient:
+    """A client for the model registry, as `pipeline_client`."""
+    from google.cloud.aiplatform_v1.services.model_service import ModelServiceClient
+
+    address = endpoint(location)
+    return ModelServiceClient(
+        credentials=credentials_for(address), transport="rest", client_options={"api_endpoint": address}
+    )
+
+
+def job_client(location: str) -> JobServiceClient:
+    """A client for custom and tuning jobs, as `pipeline_client`."""
+    from google.cloud.aiplatform_v1.services.job_service import JobServiceClient
+
+    address = endpoint(location)
+    return JobServiceClient(
+        credentials=credentials_for(address), transport="rest", client_options={"api_endpoint": address}
+    )
+
+
+def operations_client(location: str) -> AbstractOperationsClient:
+    """A client that asks how a long-running operation stands.
+
+    The generated clients ask at /ui/, the first of the paths that they are given and one that no document names; this
+    one asks at /v1/.
+    """
+    from google.api_core.operations_v1 import AbstractOperationsClient, OperationsRestTransport
+
+    address = endpoint(location)
+    transport = OperationsRestTransport(host=address, credentials=credentials_for(address), scopes=[SCOPE])
+    return AbstractOperationsClient(transport=transport)
+
+
+@contextlib.contextmanager
+def in_words(place: Place, *, role: str = "roles/aiplatform.user", what: str = "pipeline job") -> Iterator[None]:
+    """Re-raise what the client library raises inside the block as a UserError that says what to do.
+
+    `role` is the one that the block needs on the project, `what` the kind of resource that it speaks of.
+    """
+    import requests
+    from google.api_core.exceptions import GoogleAPICallError
+    from google.auth.exceptions import GoogleAuthError, TransportError
+
+    try:
+        yield
+    except GoogleAPICallError as error:
+        raise _api_error(error, place, role, what) from error
+    except (requests.exceptions.RequestException, TransportError) as error:
+        raise _unreachable(place, reason_of(error)) from error
+    except GoogleAuthError as error:
+        raise no_credentials(error) from error
+
+
+def is_local(address: str) -> bool:
+    """Whether it is a test server on this machine, which gets no credentials."""
+    return address.startswith("http://") and urlsplit(address).hostname in LOCAL_HOSTS
+
+
+def credentials_for(address: str) -> Credentials:
+    """Those of this machine; none for a server on it. Raises UserError where there are none."""
+    import google.auth
+    from google.auth.credentials import AnonymousCredentials
+    from google.auth.exceptions import DefaultCredentialsError
+
+    if is_local(address):
+        return AnonymousCredentials()
+    try:
+        found, _ = google.auth.default(scopes=[SCOPE])
+    except DefaultCredentialsError as error:
+        raise no_credentials(error) from error
+    return found
+
+
+def no_credentials(error: Exception) -> UserError:
+    """That there are none, or that they have run out."""
+    return UserError(
+        f"no usable Google Cloud credentials: {_first_sentence(error)}",
+        expected="application default credentials",
+        fix=f"{LOGIN}\nor point GOOGLE_APPLICATION_CREDENTIALS at a service account's key file",
+        code=ExitCode.NO_LOGIN,
+    )
+
+
+def _unreachable(place: Place, why: str) -> UserError:
+    return UserError(
+        f"Vertex AI does not answer at {endpoint(place.location)}: {why}",
+        expected="a network that reaches it, and a gcp.location that exists",
+        fix="check network, proxy (HTTPS_PROXY) and gcp.location, then try again",
+        code=ExitCode.UNAVAILABLE,
+    )
+
+
+def _api_error(error: GoogleAPICallError, place: Place, role: str, what: str) -> UserError:
+    said = " ".join(error.message.split())[:LONGEST_MESSAGE_CHARS]
+    status = int(error.code or 0)
+    if status == 403 and error.reason == "SERVICE_DISABLED":
+        return UserError(
+            f"the Vertex AI API is not enabled in project {place.project}: {said}",
+            fix=f"gcloud services enable aiplatform.googleapis.com --project {place.project}",
+            code=ExitCode.UNAVAILABLE,
+        )
+    if status == 403:
+        return UserError(
+            f"no permission in project {place.project}, or there is no such project: {said}",
+            expected=_roles(place, role),
+            fix=f"gcloud projects add-iam-policy-binding {place.project} --member=user:YOUR_ACCOUNT --role={role}\n"
+            f"or correct the project, or log in as somebody else: {LOGIN}",
+            code=ExitCode.NO_PERMISSION,
+        )
+    if status == 401:
+        return no_credentials(error)
+    if status == 404:
+        return ConfigError(
+            f"not found on Vertex AI: {said}",
+            expected=f"project {place.project} with {what}s in {place.location}",
+            fix="correct gcp.project and gcp.location",
+        )
+    if status == 409:
+        return UserError(
+            f"a {what} of this name, which is not this one, is there already: {said}",
+            fix="submit again: the name holds the time, to the second",
+            code=ExitCode.UNAVAILABLE,
+        )
+    if status == 429:
+        return UserError(
+            f"a quota of project {place.project} is used up: {said}",
+            fix="wait for other runs to end, or ask for more under IAM & Admin > Quotas in the console",
+            code=ExitCode.UNAVAILABLE,
+        )
+    if 400 <= status < 500:
+        return ConfigError(
+            f"Vertex AI refuses the {what}: {said}",
+            expected="values that the API takes; it names the one that it does not",
+            fix="correct the field in the run file",
+        )
+    return _unreachable(place, f"{status} {said}")
+
+
+def _roles(place: Place, role: str) -> str:
+    if not place.service_account:
+        return f"{role} on the project, for the account that asks"
+    return (
+        f"{role} on the project and roles/iam.serviceAccountUser on {place.service_account}, for the account that "
+        "submits"
+    )
+
+
+def reason_of(error: Exception) -> str:
+    """The innermost cause of a failed connection, without the addresses of objects that wrap it."""
+    inner: BaseException = error
+    while (deeper := getattr(inner, "reason", None) or next(iter(inner.args), None)) is not None:
+        if not isinstance(deeper, BaseException):
+            break
+        inner = deeper
+    return _first_sentence(inner) or type(inner).__name__
+
+
+def _first_sentence(error: BaseException) -> str:
+    said = str(error.args[0] if error.args and isinstance(error.args[0], str) else error)
+    said = re.sub(r"<[^<>]*object at 0x[0-9a-f]+>: |HTTPS?Connection(?:Pool)?\([^)]*\): ", "", " ".join(said.split()))
+    return re.split(r"(?<=\w)\. ", said)[0].rstrip(".")[:LONGEST_MESSAGE_CHARS]

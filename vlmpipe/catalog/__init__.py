@@ -1,0 +1,1 @@
+"""Machine types, model architectures, NCCL settings and prices, with sources and dates."""

@@ -1,0 +1,179 @@
+"""GPUs, machines and well-known models: facts in `catalog/*.yaml`, each with its source and the date it was read."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+FOLDER = Path(__file__).parent
+MIB_PER_GIB = 1024
+
+# libyaml reads the files ten times faster; PyYAML may be installed without it.
+_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU. Peaks are dense (without sparsity), of the tensor cores where the GPU has them."""
+
+    accelerator_type: str
+    memory_gib: float  # the total that the driver reports
+    bf16_tflops: float | None  # None: no bf16 units
+    fp16_tflops: float | None
+    fp32_tflops: float  # plain fp32, outside the tensor cores
+    memory_gbytes_per_s: float
+    link: str  # between the GPUs of a machine, for example "NVLink 4"
+    link_gbytes_per_s: float  # of one GPU to the others, one direction
+    flex_start: bool
+    source: str
+    date: str
+    unconfirmed: tuple[str, ...] = ()  # fields that are from memory: no document at hand says them
+
+    @property
+    def confirmed(self) -> bool:
+        """Whether a document says every figure."""
+        return not self.unconfirmed
+
+
+@dataclass(frozen=True)
+class Machine:
+    """One Compute Engine machine type as Vertex AI training offers it."""
+
+    machine_type: str
+    vcpus: int
+    memory_gib: float
+    accelerators: Mapping[str, tuple[int, ...]]  # accelerator type -> counts that this machine may carry
+    accelerators_fixed: bool  # the GPUs are part of the machine: it cannot be had without them
+    nic_gbps: float  # for traffic between nodes (NCCL), whole machine, each direction
+    local_ssd_gib: float
+    boot_disk_types: tuple[str, ...]
+    spot: bool
+    on_demand: bool  # sold without reservation at a list price; otherwise as Spot, flex-start or reserved
+    needs_reservation: bool
+    reduction_server: bool  # may be a GPU node of a job with a Reduction Server
+    network: str  # what NCCL uses between such machines (nccl.yaml); empty where no GPU is to be had
+    source: str
+    date: str
+    unconfirmed: tuple[str, ...] = ()  # fields that are from memory: no document at hand says them
+
+    @property
+    def accelerator_type(self) -> str:
+        """The built-in GPU; empty where GPUs are attached by choice, or none."""
+        return next(iter(self.accelerators)) if self.accelerators_fixed else ""
+
+    @property
+    def accelerator_counts(self) -> tuple[int, ...]:
+        """Counts of the built-in GPU; empty where GPUs are attached by choice, or none."""
+        return self.accelerators[self.accelerator_type] if self.accelerators_fixed else ()
+
+    @property
+    def confirmed(self) -> bool:
+        """Whether a document says every figure."""
+        return not self.unconfirmed
+
+
+@dataclass(frozen=True)
+class Catalog:
+    """What Vertex AI training offers.
+
+    `regions` is an upper bound: outside of them the GPU cannot be had, inside Vertex AI may still not offer it.
+    """
+
+    gpus: Mapping[str, Gpu]
+    machines: Mapping[str, Machine]
+    regions: Mapping[str, tuple[str, ...]]  # accelerator type -> regions
+
+    def machines_with(self, accelerator_type: str) -> tuple[Machine, ...]:
+        """Machine types that may carry this GPU."""
+        return tuple(machine for machine in self.machines.values() if accelerator_type in machine.accelerators)
+
+
+@dataclass(frozen=True)
+class KnownModel:
+    """A published model: what its config.json says of its sizes, and how many parameters it has."""
+
+    config: Mapping[str, Any]
+    parameters: int
+    source: str
+    date: str
+
+
+@functools.cache
+def load_catalog() -> Catalog:
+    """GPUs, machines and regions from `machines.yaml`."""
+    data = read_yaml("machines.yaml")
+    sources = data["sources"]
+    gpus = {name: _gpu(name, entry, sources) for name, entry in data["gpus"].items()}
+    machines = {
+        name: _machine(name, family | entry, sources)
+        for family in data["families"]
+        for name, entry in family.pop("machines").items()
+    }
+    regions = {name: tuple(entry) for name, entry in data["regions"]["by_accelerator"].items()}
+    return Catalog(gpus, machines, regions)
+
+
+@functools.cache
+def load_models() -> Mapping[str, KnownModel]:
+    """Well-known towers and language models from `models.yaml`, by their id on the Hugging Face hub."""
+    data = read_yaml("models.yaml")
+    return {
+        name: KnownModel(entry["config"], entry["parameters"], *_source(entry["source"], data["sources"]))
+        for name, entry in data["models"].items()
+    }
+
+
+def read_yaml(name: str) -> dict[str, Any]:
+    """One of the catalog's own files."""
+    data: dict[str, Any] = yaml.load((FOLDER / name).read_text(encoding="utf-8"), Loader=_Loader)
+    return data
+
+
+def _gpu(name: str, entry: Mapping[str, Any], sources: Mapping[str, Any]) -> Gpu:
+    source, read = _source(entry["source"], sources)
+    apart = ("memory_mib", "source", "unconfirmed")
+    return Gpu(
+        accelerator_type=name,
+        memory_gib=entry["memory_mib"] / MIB_PER_GIB,
+        source=source,
+        date=read,
+        unconfirmed=tuple(entry.get("unconfirmed", ())),
+        **{key: value for key, value in entry.items() if key not in apart},
+    )
+
+
+def _machine(name: str, entry: Mapping[str, Any], sources: Mapping[str, Any]) -> Machine:
+    source, read = _source(entry["source"], sources)
+    built_in = {entry["accelerator"]: [entry["accelerator_count"]]} if "accelerator" in entry else None
+    accelerators = built_in or entry.get("accelerators", {})
+    return Machine(
+        machine_type=name,
+        vcpus=entry["vcpus"],
+        memory_gib=entry["memory_gib"],
+        accelerators={gpu: tuple(counts) for gpu, counts in accelerators.items()},
+        accelerators_fixed=built_in is not None,
+        nic_gbps=entry["nic_gbps"],
+        local_ssd_gib=entry.get("local_ssd_gib", 0),
+        boot_disk_types=tuple(entry["boot_disk_types"]),
+        spot=entry.get("spot", True),
+        on_demand=entry.get("on_demand", True),
+        needs_reservation=entry.get("needs_reservation", False),
+        reduction_server=entry.get("reduction_server", False),
+        network=entry.get("network", ""),
+        source=source,
+        date=read,
+        unconfirmed=tuple(entry.get("unconfirmed", ())),
+    )
+
+
+def _source(name: str, sources: Mapping[str, Any]) -> tuple[str, str]:
+    """Title and date (ISO 8601) of a source that entries name by a short key."""
+    entry = sources[name]
+    read = entry["date"]
+    return entry["title"], read.isoformat() if isinstance(read, date) else str(read)

@@ -1,0 +1,205 @@
+"""What NCCL moves data between nodes with, by machine, and its variables: facts in `catalog/nccl.yaml`.
+
+`python -m vlmpipe.catalog.nccl` writes the reference page.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any
+
+from vlmpipe.catalog.machines import Machine, load_catalog, read_yaml
+
+if TYPE_CHECKING:
+    from vlmpipe.config.run_config import RunConfig
+
+NET_VARIABLE = "NCCL_NET"  # forces one network by name
+NO_PLUGIN = "none"
+HEADER = """# NCCL between nodes
+
+What NCCL moves data between the nodes of a job with, by machine, and which of its variables a job sets. Written from
+`vlmpipe/catalog/nccl.yaml` and `machines.yaml`, and a test keeps it in step:
+`python -m vlmpipe.catalog.nccl > docs/reference/nccl.md`.
+
+No variable is set by itself: on most machines none is needed, and on the others they belong to a version of a plugin
+that the trainer image does not have. What you set in `cluster.env` stays as it is. A plan of several GPU nodes says
+which plugin to expect; with `NCCL_DEBUG: INFO` in `cluster.env` NCCL writes what it took (`Using network ...`). Between
+the GPUs of one machine NCCL uses NVLink or PCIe, whatever the network.
+
+| machines | plugin | what carries the data | variables that a job sets | not confirmed | sources |
+|---|---|---|---|---|---|
+"""
+MISFITS = """
+Variables that are often advised, and that `vlmpipe check` warns of on other machines ([rules](job-spec-rules.md)):
+
+| variables | of | no warning on | why elsewhere | rule | sources |
+|---|---|---|---|---|---|
+"""
+FOOTER = """
+`NCCL_IB_DISABLE=1` is not warned of: it switches off what is not there. A3 Edge is not in the list, since Vertex AI's
+documentation does not offer it. None of this was seen on a GPU machine of Google's.
+"""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A document, with its own date or that of reading it."""
+
+    title: str
+    url: str
+    date: str
+
+
+@dataclass(frozen=True)
+class Variable:
+    """One that jobs on these machines are given."""
+
+    name: str
+    value: str
+    why: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Network:
+    """What NCCL uses between nodes. `why` is the reason for its variables, or for setting none."""
+
+    plugin: str  # "none" for NCCL's own sockets
+    carries: str
+    variables: tuple[Variable, ...]
+    why: str
+    sources: tuple[Source, ...]
+    unconfirmed: str = ""  # what no document at hand says
+
+
+@dataclass(frozen=True)
+class Misfit:
+    """Variables that suit some networks only."""
+
+    of: str
+    names: tuple[str, ...]  # patterns
+    net: tuple[str, ...]  # patterns of NCCL_NET's value
+    harmless: Mapping[str, str]
+    suits: tuple[str, ...]  # networks
+    why: str
+    rule: str  # that warns of them elsewhere
+    sources: tuple[Source, ...]
+
+    def means(self, name: str, value: str) -> bool:
+        """Whether the variable is one of these, with a value that asks for something."""
+        if name == NET_VARIABLE:
+            return any(fnmatchcase(value, pattern) for pattern in self.net)
+        return self.harmless.get(name) != value and any(fnmatchcase(name, pattern) for pattern in self.names)
+
+
+@functools.cache
+def load_networks() -> Mapping[str, Network]:
+    """Networks by the name that machines.yaml gives them."""
+    data = read_yaml("nccl.yaml")
+    return {
+        name: Network(
+            plugin=entry["plugin"],
+            carries=entry["carries"],
+            variables=tuple(Variable(**variable) for variable in entry["set"]),
+            why=entry["why"],
+            unconfirmed=entry.get("unconfirmed", ""),
+            sources=_sources(entry, data["sources"]),
+        )
+        for name, entry in data["networks"].items()
+    }
+
+
+@functools.cache
+def load_misfits() -> tuple[Misfit, ...]:
+    """Variables that suit some networks only."""
+    data = read_yaml("nccl.yaml")
+    return tuple(
+        Misfit(
+            of=entry["of"],
+            names=tuple(entry.get("names", ())),
+            net=tuple(entry.get("net", ())),
+            harmless=entry.get("harmless", {}),
+            suits=tuple(entry["suits"]),
+            why=entry["why"],
+            rule=entry["rule"],
+            sources=_sources(entry, data["sources"]),
+        )
+        for entry in data["variables"]
+    )
+
+
+def environment(machine: Machine | None, gpus: int) -> dict[str, str]:
+    """Variables that a job is given whose `gpus` GPUs, of all its nodes, exchange data; none for a single GPU."""
+    if machine is None or not machine.network or gpus < 2:
+        return {}
+    return {variable.name: variable.value for variable in load_networks()[machine.network].variables}
+
+
+def expected(config: RunConfig, machine: Machine) -> str:
+    """The network plugin of the training job, in a sentence; empty where no GPUs exchange data between nodes."""
+    cluster = config.cluster
+    if not machine.network or not cluster.accelerator_count or cluster.replica_count < 2:
+        return ""
+    if cluster.reduction_server:
+        return (
+            "the Reduction Server's, in an image that was built with REDUCTION_SERVER=1; metrics say whether it is used"
+        )
+    network = load_networks()[machine.network]
+    if network.variables:
+        variables = "sets " + ", ".join(f"{one.name}={one.value}" for one in network.variables)
+    else:
+        variables = "no variable is needed" if network.plugin == NO_PLUGIN else "no variable is set"
+    doubt = f". Not confirmed: {network.unconfirmed}" if network.unconfirmed else ""
+    return f"{network.plugin} ({network.carries}); {variables}{doubt}"
+
+
+def markdown() -> str:
+    """The reference page."""
+    return HEADER + "".join(_networks()) + MISFITS + "".join(_misfits()) + FOOTER
+
+
+def _networks() -> Iterator[str]:
+    for name, network in load_networks().items():
+        variables = "; ".join(f"`{one.name}={one.value}`: {one.why} ({one.source})" for one in network.variables)
+        cells = [
+            _families(name), network.plugin, network.carries, variables or f"none: {network.why}",
+            network.unconfirmed or "–", _links(network),
+        ]  # fmt: skip
+        yield f"| {' | '.join(cells)} |\n"
+
+
+def _misfits() -> Iterator[str]:
+    for misfit in load_misfits():
+        names = [f"`{name}`" for name in misfit.names] + [f"`{NET_VARIABLE}={value}`" for value in misfit.net]
+        suits = ", ".join(map(_families, misfit.suits)) or "none"
+        yield f"| {', '.join(names)} | {misfit.of} | {suits} | {misfit.why} | {misfit.rule} | {_links(misfit)} |\n"
+
+
+def _families(network: str) -> str:
+    """Machine types with this network, those of a family that all have it as one."""
+    catalog = load_catalog().machines.values()
+    found = []
+    for machine in catalog:
+        if machine.network == network:
+            family = machine.machine_type.rpartition("-")[0]
+            whole = {other.network for other in catalog if other.machine_type.startswith(f"{family}-")} == {network}
+            name = f"{family}-*" if whole else machine.machine_type
+            found.append(f"{name} (not confirmed)" if "network" in machine.unconfirmed else name)
+    return ", ".join(dict.fromkeys(found))
+
+
+def _links(entry: Network | Misfit) -> str:
+    return "; ".join(f"[{source.title}]({source.url}), {source.date}" for source in entry.sources)
+
+
+def _sources(entry: Mapping[str, Any], sources: Mapping[str, Any]) -> tuple[Source, ...]:
+    return tuple(
+        Source(sources[name]["title"], sources[name]["url"], str(sources[name]["date"])) for name in entry["sources"]
+    )
+
+
+if __name__ == "__main__":
+    print(markdown(), end="")

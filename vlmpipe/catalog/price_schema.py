@@ -1,0 +1,200 @@
+"""The form of a prices file: tables of machines, GPUs, boot disks and storage, each with its source and date."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, ValidationError
+from pydantic_core import ErrorDetails
+
+from trainer.config.base import Fraction, Section
+from trainer.errors import ConfigError, os_errors
+from vlmpipe.catalog.machines import load_catalog
+from vlmpipe.config.validation_errors import Problem, RunFileError, show
+from vlmpipe.config.yaml_loader import parse_yaml
+from vlmpipe.job_spec.schema import did_you_mean
+
+LARGEST_FILE_BYTES = 1 << 20
+
+Term = Literal["standard", "spot", "flex_start"]
+
+
+@dataclass(frozen=True)
+class Price:
+    """One price of a table, in US dollars, and where it is from."""
+
+    usd: float
+    date: str  # ISO 8601
+    source: str
+    fee_included: bool = False  # Vertex AI's management fee is in it
+
+
+def _day(value: Any) -> Any:
+    if not isinstance(value, str | date):  # pydantic takes a number as seconds since 1970
+        raise ValueError("expected a date such as 2026-11-20")
+    return value
+
+
+_Day = Annotated[date, BeforeValidator(_day)]
+_Usd = Annotated[float, Field(ge=0, strict=True)]
+
+
+class _Source(Section):
+    title: str
+    url: str = ""
+    date: _Day
+
+
+class _Sourced(Section):
+    """A table that says where it is from: a key of `sources`, or any text with a date of its own."""
+
+    source: str = Field(min_length=1)
+    date: _Day | None = None
+    fee_included: bool = False
+
+
+class _Fee(_Sourced):
+    share: Fraction
+
+
+class _Hourly(_Sourced):
+    region: str = Field(min_length=1)
+    term: Term
+    usd_per_hour: dict[str, _Usd]
+
+
+class _Disks(_Sourced):
+    region: str = Field(min_length=1)
+    usd_per_gb_month: dict[str, _Usd]
+
+
+class _Stores(_Sourced):
+    usd_per_gb_month: dict[str, _Usd]
+
+
+class PriceFile(Section):
+    """The tables of a prices file. `prices.yaml` shows the form."""
+
+    sources: dict[str, _Source] = Field(default_factory=dict)
+    vertex_fee: _Fee | None = None
+    machines: tuple[_Hourly, ...] = ()
+    accelerators: tuple[_Hourly, ...] = ()
+    boot_disks: tuple[_Disks, ...] = ()
+    storage: tuple[_Stores, ...] = ()
+
+    def price(self, table: _Sourced, usd: float) -> Price:
+        """A price of this table, with the table's date and source."""
+        source = self.sources.get(table.source)
+        read = table.date or (source.date if source else None)
+        assert read is not None, table.source  # `_undated` has refused it
+        return Price(usd, read.isoformat(), source.title if source else table.source, table.fee_included)
+
+    def hourly(self) -> Iterator[tuple[tuple[str, str, str], Price]]:
+        for table in (*self.machines, *self.accelerators):
+            for name, usd in table.usd_per_hour.items():
+                yield (table.region, table.term, name), self.price(table, usd)
+
+    def monthly_disks(self) -> Iterator[tuple[tuple[str, str], Price]]:
+        for table in self.boot_disks:
+            for name, usd in table.usd_per_gb_month.items():
+                yield (table.region, name), self.price(table, usd)
+
+    def monthly_stores(self) -> Iterator[tuple[str, Price]]:
+        for table in self.storage:
+            for region, usd in table.usd_per_gb_month.items():
+                yield region, self.price(table, usd)
+
+
+def read_prices(path: Path) -> PriceFile:
+    """A prices file of the user's own. Raises ConfigError that names the file and every wrong entry."""
+    if not path.is_file():
+        raise ConfigError(
+            f"no prices file {path}",
+            expected="plan.prices_file: the path of a YAML file, or empty for the built-in prices",
+        )
+    with os_errors(f"reading the prices file {path}"):
+        raw = path.read_bytes()
+    if len(raw) > LARGEST_FILE_BYTES:
+        raise ConfigError(
+            f"{path} has {len(raw)} bytes", expected=f"a prices file of at most {LARGEST_FILE_BYTES} bytes"
+        )
+    try:
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not text (byte {error.start})", expected="a YAML file") from error
+    data = parse_yaml(text, str(path))
+    if not isinstance(data, dict):
+        raise ConfigError(
+            f"{path} holds {'nothing' if data is None else f'a {type(data).__name__}'}",
+            expected=f"tables of prices: {', '.join(PriceFile.model_fields)}",
+        )
+    return parse_prices(data, str(path))
+
+
+def parse_prices(data: Mapping[str, Any], origin: str) -> PriceFile:
+    """The tables of a file. Raises RunFileError, a ConfigError, with all problems at once."""
+    try:
+        tables = PriceFile.model_validate(data)
+    except ValidationError as error:
+        raise RunFileError(origin, [_problem(details) for details in error.errors(include_url=False)]) from error
+    if problems := [*_unknown_names(tables), *_undated(tables)]:
+        raise RunFileError(origin, problems)
+    return tables
+
+
+def _problem(details: ErrorDetails) -> Problem:
+    entry = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in details["loc"]).lstrip(".")
+    found = show(details["input"])
+    match details["type"]:
+        case "extra_forbidden":
+            *_, key = details["loc"]
+            names = {
+                name for table in (PriceFile, _Source, _Fee, _Hourly, _Disks, _Stores) for name in table.model_fields
+            }
+            return Problem(
+                entry, f"found an unknown key, expected one of a prices file{did_you_mean(str(key), sorted(names))}"
+            )
+        case "missing":
+            return Problem(entry, "found nothing, expected a value")
+        case "float_type" | "greater_than_equal" | "finite_number":
+            return Problem(entry, f"found {found}, expected a number of at least 0")
+        case "literal_error":
+            return Problem(entry, f"found {found}, expected {details['ctx']['expected']}")
+        case "value_error" | "date_from_datetime_parsing" | "date_parsing" | "date_type" | "date_from_datetime_inexact":
+            return Problem(entry, f"found {found}, expected a date such as 2026-11-20")
+    return Problem(entry, f"found {found}: {details['msg'][:1].lower()}{details['msg'][1:]}")
+
+
+def _unknown_names(tables: PriceFile) -> Iterator[Problem]:
+    """A misspelled name would be a price that replaces nothing."""
+    catalog = load_catalog()
+    attached = {
+        gpu for machine in catalog.machines.values() if not machine.accelerators_fixed for gpu in machine.accelerators
+    }
+    for kind, known in (("machines", catalog.machines), ("accelerators", attached)):
+        for index, table in enumerate(getattr(tables, kind)):
+            for name in table.usd_per_hour:
+                if name not in known:
+                    expected = "a machine type" if kind == "machines" else f"one of {', '.join(sorted(attached))}"
+                    text = f"found {name}, expected {expected} of Vertex AI training{did_you_mean(name, list(known))}"
+                    yield Problem(f"{kind}[{index}].usd_per_hour", text)
+
+
+def _undated(tables: PriceFile) -> Iterator[Problem]:
+    groups: Mapping[str, tuple[_Sourced, ...]] = {
+        "machines": tables.machines,
+        "accelerators": tables.accelerators,
+        "boot_disks": tables.boot_disks,
+        "storage": tables.storage,
+    }
+    entries = [(f"{kind}[{index}]", table) for kind, group in groups.items() for index, table in enumerate(group)]
+    if tables.vertex_fee:
+        entries.append(("vertex_fee", tables.vertex_fee))
+    for entry, table in entries:
+        if table.date is None and table.source not in tables.sources:
+            text = f"found no date, expected the day on which {table.source!r} was read, or a key of sources"
+            yield Problem(f"{entry}.date", text)

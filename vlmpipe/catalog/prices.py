@@ -1,0 +1,138 @@
+"""Prices per hour and per month, from `catalog/prices.yaml` and a file of the user's own. Nothing is guessed.
+
+What Vertex AI asks is Compute Engine's price and a management fee on top, a share of the standard price; with Spot and
+flex-start the share is still that of the standard price. `prices.yaml` names the bill that shows it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime
+from pathlib import Path
+
+from vlmpipe.catalog.machines import load_catalog, read_yaml
+from vlmpipe.catalog.price_schema import Price, PriceFile, Term, parse_prices, read_prices
+
+OLD_AFTER_DAYS = 90
+FILE_NAME = "prices.yaml"
+
+
+@dataclass(frozen=True)
+class Quote:
+    """A price of one replica. `usd_per_hour` is None when a part has no price.
+
+    `missing` names what has no price, or what a price lacks; `date` is that of its oldest part.
+    """
+
+    usd_per_hour: float | None
+    date: str | None
+    missing: tuple[str, ...]
+    old: bool  # its oldest part was read more than OLD_AFTER_DAYS days ago
+    sources: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class MonthlyQuote:
+    """A price of storage, as Quote. Google bills by GiB where its price lists say GB."""
+
+    usd_per_gb_month: float | None
+    date: str | None
+    missing: tuple[str, ...]
+    old: bool
+    sources: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Prices:
+    """All prices that are known, and the day from which their age is counted."""
+
+    today: date
+    hourly: Mapping[tuple[str, str, str], Price] = field(repr=False)  # by region, term and machine or GPU
+    disks: Mapping[tuple[str, str], Price] = field(repr=False)  # by region and boot disk type
+    stores: Mapping[str, Price] = field(repr=False)  # Cloud Storage, class Standard, by region
+    fee: Price  # Vertex AI's management fee; `usd` is its share of the standard price
+
+    def machine(
+        self, machine_type: str, accelerator_type: str, accelerator_count: int, region: str, term: Term
+    ) -> Quote:
+        """One replica's price with its GPUs and Vertex AI's fee, per hour, without its boot disk."""
+        machine = load_catalog().machines.get(machine_type)
+        counts = {machine_type: 1}
+        if accelerator_count and not (machine and machine.accelerators_fixed):
+            counts[accelerator_type] = accelerator_count
+        found = {name: self.hourly[region, term, name] for name in counts if (region, term, name) in self.hourly}
+        missing = [f"{name} in {region}, {term}" for name in counts if name not in found]
+        parts = list(found.values())
+        usd = sum(counts[name] * price.usd for name, price in found.items())
+        for name, price in found.items():
+            standard = self.hourly.get((region, "standard", name))
+            if price.fee_included or not self.fee.usd:
+                continue
+            if standard is None:
+                missing.append(
+                    f"Vertex AI's fee on {name} in {region}: a share of its standard price, which is unknown"
+                )
+                continue
+            parts += [standard, self.fee]
+            usd += counts[name] * self._fee_usd(standard)
+        return Quote(usd if len(found) == len(counts) else None, *self._origin(parts, missing))
+
+    def boot_disk(self, boot_disk_type: str, region: str) -> MonthlyQuote:
+        """A boot disk's price with Vertex AI's fee."""
+        price = self.disks.get((region, boot_disk_type))
+        if price is None:
+            return MonthlyQuote(None, *self._origin([], [f"boot disk {boot_disk_type} in {region}"]))
+        if price.fee_included:
+            return MonthlyQuote(price.usd, *self._origin([price], []))
+        return MonthlyQuote(price.usd + self._fee_usd(price), *self._origin([price, self.fee], []))
+
+    def storage(self, region: str) -> MonthlyQuote:
+        """Cloud Storage's price, class Standard, in a single region. Vertex AI adds nothing to it."""
+        price = self.stores.get(region)
+        if price is None:
+            return MonthlyQuote(None, *self._origin([], [f"Cloud Storage in {region}"]))
+        return MonthlyQuote(price.usd, *self._origin([price], []))
+
+    def is_old(self, read: str) -> bool:
+        """Whether a price read on that day is more than OLD_AFTER_DAYS days old."""
+        return (self.today - date.fromisoformat(read)).days > OLD_AFTER_DAYS
+
+    def _fee_usd(self, standard: Price) -> float:
+        without_fee = standard.usd / (1 + self.fee.usd) if standard.fee_included else standard.usd
+        return self.fee.usd * without_fee
+
+    def _origin(
+        self, parts: list[Price], missing: list[str]
+    ) -> tuple[str | None, tuple[str, ...], bool, tuple[str, ...]]:
+        """Date, missing, old and sources of a quote that is made of these parts."""
+        oldest = min((part.date for part in parts), default=None)
+        sources = tuple(dict.fromkeys(part.source for part in parts))
+        return oldest, tuple(missing), oldest is not None and self.is_old(oldest), sources
+
+
+def load_prices(user_file: str = "", today: date | None = None) -> Prices:
+    """The built-in prices, with those of `user_file` in their place.
+
+    Raises ConfigError that names every wrong entry of the user's file.
+    """
+    prices = Prices(today or datetime.now(UTC).date(), {}, {}, {}, Price(0.0, "", ""))
+    files = [_built_in()]
+    if user_file:
+        files.append(read_prices(Path(user_file).expanduser()))
+    for one in files:
+        fee = one.vertex_fee
+        prices = Prices(
+            prices.today,
+            {**prices.hourly, **dict(one.hourly())},
+            {**prices.disks, **dict(one.monthly_disks())},
+            {**prices.stores, **dict(one.monthly_stores())},
+            prices.fee if fee is None else one.price(fee, fee.share),
+        )
+    return prices
+
+
+@functools.cache
+def _built_in() -> PriceFile:
+    return parse_prices(read_yaml(FILE_NAME), FILE_NAME)

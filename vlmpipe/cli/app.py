@@ -1,0 +1,230 @@
+"""The command line. Everything heavy is imported by the command that needs it, so that --help answers at once."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from trainer import __version__
+from trainer.errors import DEBUG_VARIABLE, ConfigError, ExitCode, UserError, from_os_error
+from trainer.redaction import hiding_secrets
+from vlmpipe.backends.vertex.client import ENDPOINT_VARIABLE
+from vlmpipe.cli import compile as compile_commands
+from vlmpipe.cli import runs as run_commands
+from vlmpipe.cli import schedule as schedule_commands
+from vlmpipe.cli import start as start_commands
+from vlmpipe.cli import tune as tune_command
+from vlmpipe.cli.arguments import AsJson, Overrides, RunFile, load
+from vlmpipe.cli.output import print_error, print_json, print_lines, to_stderr
+
+if TYPE_CHECKING:
+    from vlmpipe.config.run_config import RunConfig
+
+app = typer.Typer(
+    name="vlmpipe",
+    help="Fine-tune vision-language models as one pipeline: the same graph here, on Vertex AI and on Kubeflow.",
+    epilog="Start with: vlmpipe run configs/digits.yaml",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,  # with rich, --help takes half as long again
+    pretty_exceptions_enable=False,
+)
+
+cache = typer.Typer(help="The cache of vision features.", no_args_is_help=True)
+app.add_typer(cache, name="cache")
+app.add_typer(schedule_commands.app, name="schedule")
+app.command(name="compile")(compile_commands.compile_)
+for command in (compile_commands.publish, *start_commands.ALL, *run_commands.ALL, tune_command.tune):
+    app.command()(command)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"vlmpipe {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _global_options(
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.")] = False,
+    api_endpoint: Annotated[
+        str,
+        typer.Option(
+            metavar="ADDRESS", help="Vertex AI's API, if not the region's own; see make rehearse.", show_default=False
+        ),
+    ] = "",
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    if debug:
+        os.environ[DEBUG_VARIABLE] = "1"  # the pipeline's processes read it too
+    if api_endpoint:
+        os.environ[ENDPOINT_VARIABLE] = api_endpoint
+
+
+@app.command()
+def check(
+    config: Annotated[
+        Path | None,
+        typer.Argument(metavar="[CONFIG]", help="The run file, for example configs/digits.yaml.", show_default=False),
+    ] = None,
+    overrides: Overrides = None,
+    job_spec: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Check a CustomJob's spec (YAML or JSON) instead.", show_default=False),
+    ] = None,
+    region: Annotated[str, typer.Option(help="With --job-spec: region of the job.", show_default=False)] = "",
+    as_json: AsJson = False,
+) -> None:
+    """Check a run file or a job spec, offline. Fields, model, data, batch, output and job specs, in seconds."""
+    if (config is None) == (job_spec is None):
+        found = "neither a run file nor a job spec given" if config is None else "both a run file and a job spec given"
+        raise ConfigError(found, expected="vlmpipe check CONFIG [a.b=c]..., or vlmpipe check --job-spec FILE")
+    if job_spec is not None:
+        raise typer.Exit(_check_job_spec(job_spec, region, as_json))
+    assert config is not None
+    if region:
+        raise ConfigError("--region is given with a run file", fix="set gcp.location=REGION in the run file instead")
+    from pipelines.check import check_run, exit_code
+
+    findings = check_run(load(config, overrides))
+    code = exit_code(findings)
+    if as_json:
+        checks = [{"subject": one.subject, "state": one.state, "text": one.text} for one in findings]
+        print_json({"ok": code == 0, "checks": checks})
+    else:
+        from vlmpipe.cli.views.tables import print_findings
+
+        print_findings(findings)
+    raise typer.Exit(code)
+
+
+@app.command()
+def plan(
+    config: RunFile,
+    overrides: Overrides = None,
+    suggest: Annotated[
+        str,
+        typer.Option(
+            metavar="GOAL",
+            help="Compare machines and strategies instead: cheapest, fastest, under:USD (the fastest for that much) or "
+            "by:HOURS (the cheapest in that time).",
+            show_default=False,
+        ),
+    ] = "",
+    as_json: AsJson = False,
+) -> None:
+    """Say whether a run fits, how long it takes, what it costs. Starts nothing; exit 64 on red."""
+    settings = load(config, overrides)
+    if suggest:
+        _suggest(settings, str(config), overrides or [], suggest, as_json)
+        return
+    from vlmpipe.cli.views.plan import print_plan_tables
+    from vlmpipe.planner.plan import plan_run
+
+    found = plan_run(settings)
+    if as_json:
+        print_json(found.as_dict())
+    else:
+        print_plan_tables(found.as_dict())
+    raise typer.Exit(ExitCode.CONFIG if found.state == "red" else ExitCode.OK)
+
+
+def _suggest(settings: RunConfig, config: str, overrides: list[str], goal: str, as_json: bool) -> None:
+    from vlmpipe.cli.views.suggestions import print_suggestions
+    from vlmpipe.planner.plan import plan_basis
+    from vlmpipe.planner.search.search import Goal, suggest
+
+    wanted = Goal.parse(goal)
+    model, load, prices = plan_basis(settings)
+    found = suggest(settings, model, load, prices, wanted)
+    if as_json:
+        print_json({"goal": goal, "suggestions": [vars(one) for one in found]})
+    else:
+        print_suggestions(found, wanted, settings, config, overrides)
+
+
+@cache.command("explain")
+def explain_cache(config: RunFile, overrides: Overrides = None, as_json: AsJson = False) -> None:
+    """Say whether a run's images have cached features. What decides that, and how other caches there differ."""
+    from trainer.config.job import JobConfig, RunPaths
+    from trainer.feature_cache.explain import explain
+
+    settings = load(config, overrides)
+    paths = RunPaths(run_id=settings.name, root_uri=settings.root_uri("local"))
+    found = explain(JobConfig.model_validate(settings.to_run_json(paths)))
+    print_json(found.as_json()) if as_json else print_lines(found.lines())
+
+
+@app.command()
+def schema(
+    output: Annotated[
+        Path | None, typer.Option(help="Folder to write run-file.schema.json and run-file.md to.", show_default=False)
+    ] = None,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the table of fields for people.")] = False,
+) -> None:
+    """Print the run file's JSON Schema or its reference. Editors read the first."""
+    from vlmpipe.config import json_schema as schemas
+
+    if output is None:
+        print(schemas.markdown() if markdown else schemas.json_schema(), end="")
+        return
+    for path in schemas.write(output):
+        print(path)
+
+
+def console() -> None:
+    """The console script. Once torch is imported, Python takes a second to take everything apart, for nothing."""
+    try:
+        main()
+    except SystemExit as leaving:
+        if "torch" not in sys.modules or not isinstance(leaving.code, int | None):
+            raise
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(leaving.code or 0)
+
+
+def main() -> None:
+    """Run the command line: errors for people become a sentence and their exit code. No known secret is shown."""
+    with hiding_secrets():
+        _main()
+
+
+def _main() -> None:
+    try:
+        app()
+    except KeyboardInterrupt:
+        to_stderr("stopped before anything was started")
+        sys.exit(int(ExitCode.INTERRUPTED))
+    except (UserError, OSError) as error:
+        user_error = error if isinstance(error, UserError) else from_os_error(error, "running vlmpipe")
+        print_error(user_error, as_json="--json" in sys.argv)
+        sys.exit(int(user_error.code))
+
+
+def _check_job_spec(path: Path, region: str, as_json: bool) -> int:
+    from vlmpipe.catalog.machines import load_catalog
+    from vlmpipe.job_spec.file import read_spec_file
+
+    file = read_spec_file(path)
+    violations = file.check(load_catalog(), region)
+    failed = any(violation.severity == "error" for violation in violations)
+    if as_json:
+        found = [asdict(violation) for violation in violations]
+        print_json({"ok": not failed, "job_spec": str(path), "spelling": file.spelling, "violations": found})
+    else:
+        from vlmpipe.cli.views.tables import print_violations
+
+        print_violations(violations, region or file.region)
+    return ExitCode.CONFIG if failed else ExitCode.OK
+
+
+if __name__ == "__main__":
+    console()

@@ -1,0 +1,66 @@
+"""Arguments that several commands take."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from trainer.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pipelines.templates.publish import Template
+    from vlmpipe.config.run_config import RunConfig
+
+
+class TargetOption(StrEnum):
+    """Targets that a pipeline can be compiled for and run on."""
+
+    vertex = "vertex"
+    kubeflow = "kubeflow"
+    local = "local"
+
+
+RunFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="The run file, for example configs/digits.yaml.")]
+Source = Annotated[
+    str,
+    typer.Argument(
+        metavar="CONFIG",
+        help="The run file, or https://REGION-kfp.pkg.dev/PROJECT/REPOSITORY/NAME/TAG of a published one.",
+    ),
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="a.b=c", help="Fields to override, for example train.epochs=2.", show_default=False),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
+
+
+def load(config: Path, overrides: Sequence[str] | None) -> RunConfig:
+    """The checked run file with overrides. Raises RunFileError with every problem in it."""
+    from vlmpipe.config.run_config import load_run_file
+
+    return load_run_file(config, overrides or [])
+
+
+def load_source(source: str, overrides: Sequence[str] | None) -> tuple[RunConfig, Template | None]:
+    """The run file, or that of a published pipeline with the pipeline itself.
+
+    Raises UserError for a pipeline that cannot be had, ConfigError for overrides of one: it runs as it was published.
+    """
+    if not source.startswith(("https://", "http://")):
+        return load(Path(source), overrides), None
+    if overrides:
+        raise ConfigError(
+            f"{' '.join(overrides)} beside a published pipeline",
+            expected="no overrides: it runs as it was published",
+            fix="publish a changed run file; or start it in the console, which shows the pipeline's parameters",
+        )
+    from pipelines.compile import FOLDER
+    from pipelines.templates.publish import fetch
+
+    template = fetch(source, FOLDER)
+    return template.config, template

@@ -1,0 +1,81 @@
+"""`vlmpipe compile` and `publish`: run files become pipelines, in a folder or in a registry."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from trainer.errors import ConfigError
+from trainer.gc_control import collector_off
+from vlmpipe.cli.arguments import AsJson, TargetOption, load
+from vlmpipe.cli.output import print_json, print_lines
+
+if TYPE_CHECKING:
+    from pipelines.compile import Compiled
+
+Configs = Annotated[list[str], typer.Argument(metavar="CONFIG", help="Run files, and fields to override in all.")]
+Output = Annotated[Path, typer.Option(help="Folder to write the pipelines to.")]
+
+
+def compile_(
+    configs: Configs,
+    target: Annotated[TargetOption, typer.Option(help="Where the pipeline is to run.")] = TargetOption.vertex,
+    output: Output = Path("build/pipelines"),
+) -> None:
+    """Compile run files into pipelines. One YAML file each, named <name>.<target>.yaml."""
+    with collector_off():
+        for compiled in _compiled(configs, target, output):
+            print(f"{compiled.path}: {compiled.steps} steps, {compiled.jobs} jobs, checked")
+            print_lines([f"  {one}" for one in compiled.unused])
+
+
+def publish(
+    configs: Configs,
+    registry: Annotated[
+        str,
+        typer.Option(
+            envvar="VERTEX_TEMPLATE_REGISTRY",
+            metavar="ADDRESS",
+            help="Repository of Artifact Registry, format KFP: https://REGION-kfp.pkg.dev/PROJECT/REPOSITORY.",
+            show_default=False,
+        ),
+    ] = "",
+    tag: Annotated[
+        list[str] | None,
+        typer.Option(metavar="TAG", help="A further tag, beside latest and vlmpipe's version. Repeatable."),
+    ] = None,
+    output: Output = Path("build/pipelines"),
+    as_json: AsJson = False,
+) -> None:
+    """Compile run files and publish them as templates. The console, submit and schedule start runs of them."""
+    from pipelines.templates.artifact_registry import Registry
+    from pipelines.templates.publish import all_tags
+    from pipelines.templates.publish import publish as publish_one
+
+    all_tags(tag or [])  # before anything is compiled
+    there = Registry(registry)
+    every = list(_compiled(configs, TargetOption.vertex, output))  # so that none is published if one cannot be compiled
+    done = [publish_one(there, compiled, tag or []) for compiled in every]
+    if as_json:
+        print_json({"published": [one.as_json() for one in done]})
+    else:
+        print_lines([line for one in done for line in one.lines()])
+
+
+def _compiled(configs: list[str], target: TargetOption, output: Path) -> Iterator[Compiled]:
+    files = [Path(text) for text in configs if "=" not in text]
+    overrides = [text for text in configs if "=" in text]
+    if not files:
+        raise ConfigError("no run file given", expected="vlmpipe compile CONFIG... [a.b=c]...")
+    loaded = {
+        output / f"{config.name}.{target.value}.yaml": config for config in (load(file, overrides) for file in files)
+    }
+    if len(loaded) < len(files):
+        raise ConfigError("two of the run files have the same name", expected="a different `name` in each run file")
+    from pipelines.compile import compile_pipeline
+
+    for path, config in loaded.items():
+        yield compile_pipeline(config, target.value, path)

@@ -1,0 +1,119 @@
+"""The process that carries a local run out: started, watched, stopped on request."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime
+from types import FrameType
+
+from pipelines.targets.local import GRACE_S
+from trainer.errors import CAUSES, ExitCode, os_errors
+from vlmpipe.backends.local.subreaper import contained
+from vlmpipe.runs.live_view import View
+from vlmpipe.runs.local.run import RUN_FILE_COPY, LocalRun
+from vlmpipe.runs.local.state import ATTEMPT_LINE
+
+POLL_S = 0.25
+
+
+class PipelineProcess:
+    """The pipeline, contained in a process group of its own, with its output in the run's log.
+
+    Ctrl-C in a terminal reaches the foreground group only, so that this program decides what the pipeline is told.
+    Should this program be killed, the pipeline is asked to stop. Its container inherits the run's lock: until nothing
+    of the pipeline is left, the run counts as going on.
+    """
+
+    def __init__(self, command: Sequence[str], run: LocalRun) -> None:
+        with os_errors(f"writing {run.log}"), run.log.open("ab") as log:
+            log.write(f"{ATTEMPT_LINE} {datetime.now():%Y-%m-%d %H:%M:%S}\n".encode())
+            log.flush()  # before the pipeline's own lines
+            self._process = subprocess.Popen(
+                contained(command, grace_s=GRACE_S),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                pass_fds=(run.lock,),
+                env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            )
+        self.num_requests = 0
+
+    def exit_code(self) -> int | None:
+        """The pipeline's exit code once nothing of it is left; 128 + n when signal n ended it."""
+        code = self._process.poll()
+        return code if code is None or code >= 0 else 128 - code
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout_s)
+
+    def request_stop(self) -> None:
+        """Ask the pipeline to stop; the second time all of it is killed."""
+        self.num_requests += 1
+        self._process.terminate()
+
+
+def pipeline_command(run: LocalRun, *, retries: int | None = None, chaos: Sequence[str] = ()) -> list[str]:
+    """The command line of the pipeline on this machine. `retries` and `chaos` are what `vlmpipe run` takes."""
+    config = str(run.folder / RUN_FILE_COPY)
+    command = [sys.executable, "-m", "pipelines.targets.local", "--config", config, "--run-id", run.marker.run_id]
+    if retries is not None:
+        command += ["--retries", str(retries)]
+    return [*command, "--chaos", ";".join(chaos)] if chaos else command
+
+
+def execute(run: LocalRun, view: View, command: Sequence[str] | None = None) -> int:
+    """Carry the run out and show it. Returns its exit code: the failing step's, or 130 when it was asked to stop.
+
+    What goes wrong while stopping, such as a full disk under the last checkpoint, is a failure all the same.
+    """
+    process = PipelineProcess(command or pipeline_command(run), run)
+
+    def stop(number: int, _frame: FrameType | None) -> None:
+        if number == signal.SIGHUP and process.num_requests:
+            return  # a terminal that closes may say so several times
+        process.request_stop()
+        first = "Stopping: what is done so far is being saved. Ctrl-C again stops at once."
+        view.note(first if process.num_requests == 1 else "Stopping at once.")
+
+    with _on_signals(stop):
+        try:
+            while (code := process.exit_code()) is None:
+                view.update(run.state())
+                process.wait(POLL_S)
+            if code:
+                failed = run.state().failed
+                code = failed.exit_code if failed else code
+                if process.num_requests and code not in CAUSES:
+                    code = ExitCode.INTERRUPTED
+            view.update(run.state().ended(code))
+        except BaseException:  # for example a view whose terminal is gone: the run is stopped, not abandoned
+            if not process.num_requests:
+                process.request_stop()
+            process.wait()
+            raise
+        finally:
+            view.close()
+    run.close(code)
+    return code
+
+
+@contextlib.contextmanager
+def _on_signals(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    numbers = [
+        number
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        if signal.getsignal(number) is not signal.SIG_IGN  # nohup asks to go on without a terminal
+    ]
+    before = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, previous in before.items():
+            signal.signal(number, previous)

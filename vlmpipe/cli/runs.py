@@ -1,0 +1,237 @@
+"""`vlmpipe status`, `cancel`, `logs` and `diagnose`: one spelling for the runs of this machine and those on Vertex AI.
+
+What is typed as RUN is looked for here first, then among what was submitted from this folder, then on Vertex AI.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from trainer.errors import ConfigError
+from vlmpipe.cli.arguments import AsJson
+from vlmpipe.cli.output import print_json, print_lines, to_stderr
+
+if TYPE_CHECKING:
+    from pipelines.tune.status import SearchStatus
+    from vlmpipe.runs.summary import RunReport
+    from vlmpipe.runs.vertex.names import Address
+    from vlmpipe.runs.vertex.status import VertexStatus
+
+RUN_HELP = "Run id or folder, pipeline job, its resource name or its link to the console; or a search."
+Run = Annotated[str, typer.Argument(metavar="RUN", help=RUN_HELP)]
+Root = Annotated[str, typer.Option(help="The local runs' output.root_uri.")]
+Project = Annotated[
+    str,
+    typer.Option(envvar="VERTEX_PROJECT_ID", help="Google Cloud project of a run on Vertex AI.", show_default=False),
+]
+Location = Annotated[
+    str, typer.Option(envvar="VERTEX_LOCATION", help="Region of a run on Vertex AI.", show_default=False)
+]
+Plain = Annotated[bool, typer.Option("--plain", help="Print lines instead of a live table.")]
+
+
+def status(
+    run: Annotated[str, typer.Argument(metavar="[RUN]", help=f"{RUN_HELP} Without it, all runs.")] = "",
+    root: Root = "runs",
+    project: Project = "",
+    location: Location = "",
+    watching: Annotated[
+        bool, typer.Option("--watch", help="Follow the run to its end, and leave with its exit code.")
+    ] = False,
+    plain: Plain = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show the runs of this folder, or how one of them stands."""
+    if not run:
+        _list_runs(root, as_json)
+        return
+    read, on_vertex = _reader(run, root, project, location)
+    if watching:
+        raise typer.Exit(watch_and_show(run, read, on_vertex=on_vertex, plain=plain, as_json=as_json))
+    show(read(), as_json)
+
+
+def cancel(
+    run: Run, root: Root = "runs", project: Project = "", location: Location = "", as_json: AsJson = False
+) -> None:
+    """Ask a run to stop. What its jobs have saved is kept; the same command or --run-id continues it."""
+    from pipelines.tune.status import find_search
+    from vlmpipe.runs.local import control as local_control
+    from vlmpipe.runs.vertex.names import Address
+
+    search = find_search(run, root)
+    found = None if search else _find(run, root, project, location)
+    if search:
+        name, asked = search.name, search.cancel()
+    elif isinstance(found, Address):
+        from vlmpipe.runs.vertex.client import Runs
+
+        name, asked = found.argument, Runs(found.place).cancel(found)
+    else:
+        assert found
+        name, asked = found.folder.name, local_control.cancel(found)
+    if as_json:
+        print_json({"run_id": name, "asked": asked})
+        return
+    said = "asked to stop" if asked else "stopping already, or stopped"
+    print_lines([f"run {name}: {said}", f"  to see it end: vlmpipe status {name} --watch"])
+
+
+def logs(
+    run: Run,
+    root: Root = "runs",
+    project: Project = "",
+    location: Location = "",
+    step: Annotated[str, typer.Option(help="Only this step's, for example train.", show_default=False)] = "",
+    last: Annotated[int, typer.Option("--last", min=0, metavar="N", help="Lines from the end; 0 for all.")] = 200,
+    follow: Annotated[bool, typer.Option("--follow", help="Go on until the run is over.")] = False,
+) -> None:
+    """Print what a run has printed. The pipeline and its steps, or the replicas of one job."""
+    from vlmpipe.runs.local import control as local_control
+    from vlmpipe.runs.vertex.names import Address
+
+    found = _find(run, root, project, location)
+    if isinstance(found, Address):
+        lines = _vertex_logs(found, step, last, follow)
+    else:
+        files = local_control.log_files(found.folder, step)
+        read: Callable[..., Iterator[str]] = local_control.read_logs
+        lines = local_control.follow_logs(found.folder, files, last=last) if follow else read(files, last=last)
+    try:
+        for line in lines:
+            print(line, flush=follow)
+    except KeyboardInterrupt:
+        raise typer.Exit(0) from None
+
+
+def diagnose(
+    run: Run, root: Root = "runs", project: Project = "", location: Location = "", as_json: AsJson = False
+) -> None:
+    """Say why a run failed or stopped, and what to do. From its records, logs, exit codes and stacks."""
+    from vlmpipe.runs.local import diagnose as local
+    from vlmpipe.runs.vertex.names import Address
+
+    run_at = None if local.is_run_folder(run) else _find(run, root, project, location)
+    if isinstance(run_at, Address):
+        from vlmpipe.runs.vertex.diagnose import diagnose_vertex
+
+        found = diagnose_vertex(run_at)
+    else:
+        found = local.diagnose_folder(run_at.folder if run_at else Path(run))
+    print_json(found.as_json()) if as_json else print_lines(found.lines())
+
+
+def watch_and_show(
+    run: str,
+    read: Callable[[], RunReport | SearchStatus | VertexStatus],
+    *,
+    on_vertex: bool,
+    plain: bool,
+    as_json: bool,
+) -> int:
+    """Follow a run to its end, show how it ended and return its exit code."""
+    from vlmpipe.runs.live_view import view_for
+    from vlmpipe.runs.watch import LOCAL_POLL_S, VERTEX_POLL_S, watch
+
+    view = view_for(plain=plain or as_json, say=to_stderr if as_json else print)
+    found = watch(run, read, view, every_s=VERTEX_POLL_S if on_vertex else LOCAL_POLL_S)
+    print_json(found.as_json()) if as_json else print_lines(["", *found.lines()])
+    return found.exit_code or 0
+
+
+def show(found: RunReport | SearchStatus | VertexStatus, as_json: bool) -> None:
+    """Print how a run stands."""
+    if as_json:
+        print_json(found.as_json())
+        return
+    from pipelines.tune.status import SearchStatus
+    from vlmpipe.cli.views.tables import print_state
+
+    if isinstance(found, SearchStatus):  # its lines are the table
+        print_lines(found.lines())
+        return
+    print_state(found.state)
+    print_lines(["", *found.lines()])
+
+
+def vertex_reader(address: Address) -> Callable[[], VertexStatus]:
+    """A function that asks the service how the run stands now."""
+    from vlmpipe.runs.vertex.client import Runs
+    from vlmpipe.runs.vertex.status import status_of
+
+    runs = Runs(address.place)
+    return lambda: status_of(address, runs.get(address))
+
+
+def _find(name: str, root: str, project: str, location: str) -> RunReport | Address:
+    from trainer.storage.base import join_uri
+    from vlmpipe.runs.local.run import MARKER
+    from vlmpipe.runs.summary import find_run
+
+    if any(Path(folder, MARKER).is_file() for folder in (name, join_uri(root, "runs", name))):
+        return find_run(root, name)
+    from pipelines.tune.status import find_search
+    from vlmpipe.runs.vertex.names import address_of
+
+    if find_search(name, root):
+        raise ConfigError(
+            f"{name} is a search, not a run",
+            expected="a run; each trial of a search keeps a folder of its own",
+            fix=f"vlmpipe status {name}",
+        )
+    return address_of(name, project=project, location=location) or find_run(root, name)
+
+
+def _reader(run: str, root: str, project: str, location: str) -> tuple[Callable[[], Any], bool]:
+    """A function that reads how it stands now, and whether that is on Vertex AI."""
+    from pipelines.tune.status import LocalSearch, find_search
+    from vlmpipe.runs.summary import RunReport, report_of
+
+    if search := find_search(run, root):
+        return search.status, not isinstance(search, LocalSearch)
+    found = _find(run, root, project, location)
+    if isinstance(found, RunReport):
+        folder = found.folder
+        return lambda: report_of(folder), False
+    return vertex_reader(found), True
+
+
+def _vertex_logs(address: Address, step: str, last: int, follow: bool) -> Iterator[str]:
+    from vlmpipe.runs.vertex.client import OVER, Runs, state_of
+    from vlmpipe.runs.vertex.logs import Follower, job_numbers, require_jobs
+    from vlmpipe.runs.watch import VERTEX_POLL_S
+
+    runs, follower = Runs(address.place), Follower(last)
+    job = runs.get(address)
+    if not follow:
+        require_jobs(job_numbers(job, step), step, address.argument)
+    while True:
+        for entry in follower.read(address.place, job_numbers(job, step)):
+            yield entry.line()
+        if not follow or state_of(job) in OVER:
+            return
+        time.sleep(VERTEX_POLL_S)
+        job = runs.get(address)
+
+
+def _list_runs(root: str, as_json: bool) -> None:
+    from vlmpipe.cli.views import tables
+    from vlmpipe.runs.summary import list_runs
+    from vlmpipe.runs.vertex.names import notes
+
+    runs, submitted = list_runs(root), notes()
+    if as_json:
+        on_vertex = [{"run_id": name, **vars(note)} for name, note in submitted.items()]
+        print_json({"runs": [one.as_dict() for one in runs], "submitted": on_vertex})
+        return
+    tables.print_runs(runs, root)
+    if submitted:
+        tables.print_submitted(submitted)
+
+
+ALL = (status, cancel, logs, diagnose)

@@ -1,0 +1,115 @@
+"""`vlmpipe schedule`: recurring runs on Vertex AI, kept as the run file says."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from vlmpipe.cli.arguments import AsJson, Overrides, RunFile, Source, load, load_source
+from vlmpipe.cli.output import print_json, print_lines
+
+if TYPE_CHECKING:
+    from pipelines.schedules.client import Live
+
+app = typer.Typer(help="Recurring runs on Vertex AI, kept as the run file says.", no_args_is_help=True)
+
+
+@app.command("plan")
+def plan_command(config: Source, overrides: Overrides = None, as_json: AsJson = False) -> None:
+    """Show what apply would change on Vertex AI. The next starts too, and the cost a month. Changes nothing."""
+    from pipelines.schedules.apply import plan_schedule, schedules_of
+
+    settings, template = load_source(config, overrides)
+    plan = plan_schedule(settings, schedules_of(settings), _now(), template)
+    print_json(plan.as_json()) if as_json else print_lines(plan.lines())
+
+
+@app.command("apply")
+def apply_command(
+    config: Source,
+    overrides: Overrides = None,
+    force: Annotated[bool, typer.Option("--force", help="Do it without looking at buckets.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask, whatever a month costs.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Create the run file's schedule, or change the live one to it. Doing it again changes nothing."""
+    from pipelines.schedules.apply import apply_schedule
+    from vlmpipe.planner.cost.approval import terminal_question
+
+    source, ask = load_source(config, overrides), terminal_question()
+    plan, live = apply_schedule(*source, force=force, yes=yes, ask=ask, now=_now())
+    if as_json:
+        print_json({**plan.as_json(), "live": live.as_json()})
+        return
+    done = {"create": "created", "update": "changed", "nothing": "is as the run file says already"}
+    print_lines([*plan.lines(), f"schedule {plan.wanted.name} {done[plan.action]}: {live.schedule.name}"])
+
+
+@app.command("list")
+def list_command(config: RunFile, overrides: Overrides = None, as_json: AsJson = False) -> None:
+    """List vlmpipe's schedules in the run file's project."""
+    from pipelines.schedules.apply import schedules_of
+
+    found = schedules_of(load(config, overrides)).all()
+    if as_json:
+        print_json({"schedules": [live.as_json() for live in found]})
+        return
+    from vlmpipe.cli.views.tables import print_schedules
+
+    print_schedules(found)
+
+
+@app.command("pause")
+def pause_command(config: RunFile, overrides: Overrides = None, as_json: AsJson = False) -> None:
+    """Start no more runs until resume. Runs that have begun go on."""
+    from pipelines.schedules.apply import schedules_of
+
+    settings = load(config, overrides)
+    schedules = schedules_of(settings)
+    live = schedules.require(settings.name)
+    _say(schedules.pause(live) if live.state == "active" else live, as_json)
+
+
+@app.command("resume")
+def resume_command(
+    config: RunFile,
+    overrides: Overrides = None,
+    catch_up: Annotated[
+        bool, typer.Option("--catch-up", help="Also start the runs that were due while it was paused.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Start runs again."""
+    from pipelines.schedules.apply import schedules_of
+
+    settings = load(config, overrides)
+    schedules = schedules_of(settings)
+    live = schedules.require(settings.name)
+    _say(schedules.resume(live, catch_up=catch_up) if live.state == "paused" else live, as_json)
+
+
+@app.command("delete")
+def delete_command(config: RunFile, overrides: Overrides = None, as_json: AsJson = False) -> None:
+    """Delete the schedule. Its runs stay, and those that have begun go on."""
+    from pipelines.schedules.apply import schedules_of
+
+    settings = load(config, overrides)
+    schedules = schedules_of(settings)
+    live = schedules.require(settings.name)
+    schedules.delete(live)
+    if as_json:
+        print_json({"deleted": live.schedule.name})
+    else:
+        print_lines([f"schedule {live.name} is deleted: {live.schedule.name}"])
+
+
+def _say(live: Live, as_json: bool) -> None:
+    print_json(live.as_json()) if as_json else print_lines(
+        [f"schedule {live.name} is {live.state}: {live.schedule.name}"]
+    )
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)

@@ -1,0 +1,150 @@
+"""`vlmpipe run` and `submit`: start a run, here or on Vertex AI."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+from trainer.errors import ConfigError
+from vlmpipe.cli import runs as run_commands
+from vlmpipe.cli.arguments import AsJson, Overrides, RunFile, Source, TargetOption, load, load_source
+from vlmpipe.cli.output import print_json, print_lines, to_stderr
+
+if TYPE_CHECKING:
+    from vlmpipe.config.run_config import RunConfig
+
+WITH_VERTEX = "With --target vertex: "
+FORCE = ("--force", "Submit although memory is planned not to fit, and without looking at buckets.")
+YES = ("--yes", "Do not ask, whatever it costs.")
+DRY_RUN = ("--dry-run", "Print what would be sent, and send nothing.")
+DETACH = ("--detach", "Leave once it is started, and do not watch it.")
+
+
+def _flag(name: str, text: str, prefix: str = "") -> Any:
+    return typer.Option(name, help=prefix + text)
+
+
+def run(
+    config: RunFile,
+    overrides: Overrides = None,
+    target: Annotated[TargetOption, typer.Option(help="Where to run.")] = TargetOption.local,
+    run_id: Annotated[
+        str, typer.Option(help="Name of the run; default <name>-<date>-<time>.", show_default=False)
+    ] = "",
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Start a new run even if the last one can be continued.")
+    ] = False,
+    retries: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            metavar="N",
+            help="How often each replica of a job is started again when it fails without a named cause; default 0, "
+            "with --chaos as often as on Vertex AI.",
+            show_default=False,
+        ),
+    ] = None,
+    chaos: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="EVENT",
+            help="Let training meet a mishap: preempt:node=1,after_step=20,notice=5s, kill:rank=0,after_step=7, "
+            "kill:node=..., stop:node=1,after_step=3,for=2s or random:seed=7,every_steps=15,count=4. Repeatable.",
+            show_default=False,
+        ),
+    ] = None,
+    plain: Annotated[bool, typer.Option("--plain", help="Print lines instead of a live table.")] = False,
+    as_json: AsJson = False,
+    force: Annotated[bool, _flag(*FORCE, WITH_VERTEX)] = False,
+    yes: Annotated[bool, _flag(*YES, WITH_VERTEX)] = False,
+    dry_run: Annotated[bool, _flag(*DRY_RUN, WITH_VERTEX)] = False,
+    detach: Annotated[bool, _flag(*DETACH, WITH_VERTEX)] = False,
+) -> None:
+    """Run the whole pipeline on this machine. A last run of the same run file that did not finish is continued."""
+    here = {"--fresh": fresh, "--retries": retries is not None, "--chaos": bool(chaos)}
+    there = {"--force": force, "--yes": yes, "--dry-run": dry_run, "--detach": detach}
+    if target == TargetOption.kubeflow:
+        _refuse_kubeflow(load(config, overrides), [str(config), *(overrides or [])])
+    if target == TargetOption.vertex:
+        _refuse_options(here, "this machine", "leave it out; on Vertex AI every run is new unless --run-id names one")
+        submit(str(config), overrides, force, yes, dry_run, run_id, detach, plain, as_json)
+        return
+    _refuse_options(there, "Vertex AI", "leave it out, or add --target vertex")
+    from vlmpipe.cli.local_process import execute, pipeline_command
+    from vlmpipe.runs.live_view import view_for
+    from vlmpipe.runs.local.run import open_run
+    from vlmpipe.runs.summary import report_of
+
+    settings = load(config, overrides)
+    if chaos:
+        from vlmpipe.backends.local.fault_spec import parse_chaos
+
+        parse_chaos(chaos, nodes=settings.cluster.replica_count, ranks_per_node=settings.cluster.processes)
+    this = open_run(settings, [str(config), *(overrides or [])], run_id=run_id, fresh=fresh)
+    say = to_stderr if as_json else print
+    for line in this.introduction():
+        say(line)
+    view = view_for(plain=plain or as_json, say=say)
+    code = execute(this, view, pipeline_command(this, retries=retries, chaos=chaos or ()))
+    found = report_of(this.folder, this.marker)
+    if as_json:
+        print_json(found.as_json())
+    else:
+        print_lines(["", *found.lines()])
+    raise typer.Exit(code)
+
+
+def submit(
+    config: Source,
+    overrides: Overrides = None,
+    force: Annotated[bool, _flag(*FORCE)] = False,
+    yes: Annotated[bool, _flag(*YES)] = False,
+    dry_run: Annotated[bool, _flag(*DRY_RUN)] = False,
+    run_id: Annotated[
+        str, typer.Option(help="An earlier run on Vertex AI to continue; default a new one.", show_default=False)
+    ] = "",
+    detach: Annotated[bool, _flag(*DETACH)] = False,
+    plain: run_commands.Plain = False,
+    as_json: AsJson = False,
+) -> None:
+    """Start a run on Vertex AI and watch it. Plans and compiles it, asks before much is spent, and sends it."""
+    from pipelines.submit import submit_run
+    from vlmpipe.planner.cost.approval import terminal_question
+
+    answer = submit_run(
+        *load_source(config, overrides),
+        source=[config, *(overrides or [])],
+        run_id=run_id,
+        force=force,
+        yes=yes,
+        dry_run=dry_run,
+        ask=terminal_question(),
+    )
+    watching = bool(answer.resource_name) and not detach
+    if not as_json:
+        print_lines(answer.lines())
+    elif not watching:
+        print_json(answer.as_json())
+    if watching:
+        read = run_commands.vertex_reader(answer.address)
+        name = answer.address.argument
+        raise typer.Exit(run_commands.watch_and_show(name, read, on_vertex=True, plain=plain, as_json=as_json))
+
+
+def _refuse_kubeflow(config: RunConfig, source: list[str]) -> NoReturn:
+    file = f"build/pipelines/{config.name}.kubeflow.yaml"
+    raise ConfigError(
+        "vlmpipe starts no runs on Kubeflow",
+        expected="a compiled file, and Kubeflow Pipelines' own command or its web page to start it",
+        fix=f"vlmpipe compile {' '.join(source)} --target kubeflow\n"
+        f"kfp --endpoint ADDRESS run create --experiment-name vlmpipe --package-file {file}",
+    )
+
+
+def _refuse_options(given: dict[str, bool], place: str, fix: str) -> None:
+    if found := [name for name, is_given in given.items() if is_given]:
+        raise ConfigError(f"{', '.join(found)} is only for runs on {place}", fix=fix)
+
+
+ALL = (run, submit)

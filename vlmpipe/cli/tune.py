@@ -1,0 +1,111 @@
+"""`vlmpipe tune`: search for good settings of train, here or on Vertex AI."""
+
+from __future__ import annotations
+
+import dataclasses
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from trainer.errors import ExitCode
+from vlmpipe.cli.arguments import AsJson, Overrides, RunFile, load
+from vlmpipe.cli.output import print_json, print_lines, to_stderr
+
+if TYPE_CHECKING:
+    from pipelines.tune.search import Search
+    from vlmpipe.config.run_config import RunConfig
+
+
+class TuneTarget(StrEnum):
+    """Where trials run."""
+
+    local = "local"
+    vertex = "vertex"
+
+
+def tune(
+    config: RunFile,
+    overrides: Overrides = None,
+    from_run: Annotated[
+        str, typer.Option("--from", help="Run whose prepared data and features the trials share.", show_default=False)
+    ] = "",
+    target: Annotated[TuneTarget, typer.Option(help="Where the trials run.")] = TuneTarget.local,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the request for Vertex AI; start nothing.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask, whatever it costs.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Search over fields of train as the section tuning says. On this machine the table of trials is printed."""
+    from pipelines.tune import search as tuning
+
+    settings = load(config, overrides)
+    found = tuning.require_tuning(settings)
+    search_id = f"{settings.name}-tune-{datetime.now(UTC):%Y%m%d-%H%M%S}"
+    usd: float | None = None
+    if target == TuneTarget.local:
+        if found.stopping != "none":
+            to_stderr(f"note: tuning.stopping {found.stopping} is Vertex AI's; here every trial runs to its end")
+        tuning.points(found)  # an algorithm that is not here is refused before anything is written
+    else:
+        settings.require_vertex()
+        if not dry_run:
+            usd = _consent(settings, yes=yes)
+    search = tuning.open_search(settings, from_run, search_id, settings.root_uri(target.value))
+    if dry_run:
+        from google.protobuf import json_format
+
+        job = tuning.tuning_job(search)
+        print_json(json_format.MessageToDict(type(job).pb(job)))
+        return
+    search.write()
+    if target == TuneTarget.vertex:
+        _submit(search, usd, as_json=as_json)
+    else:
+        _run(search, as_json=as_json)
+
+
+def _consent(settings: RunConfig, *, yes: bool) -> float | None:
+    """All trials at the plan's price of one run, once that may be spent. Raises UserError where not."""
+    from vlmpipe.planner.cost.approval import require_consent, spending_of, terminal_question
+    from vlmpipe.planner.plan import plan_run
+
+    assert settings.tuning
+    one = spending_of(settings, plan_run(settings))
+    trials = settings.tuning.max_trial_count
+    whole = dataclasses.replace(
+        one,
+        name=f"{trials} trials of {one.name}",
+        usd=None if one.usd is None else trials * one.usd,
+        hours=None if one.hours is None else trials * one.hours,
+    )
+    above = settings.plan.confirm_above_usd
+    require_consent(whole, confirm_above_usd=above, force=False, yes=yes, ask=terminal_question())
+    return whole.usd
+
+
+def _submit(search: Search, usd: float | None, *, as_json: bool) -> None:
+    from pipelines.tune.search import submit_search
+    from vlmpipe.runs.vertex.names import Note
+
+    job = submit_search(search)
+    # `vlmpipe status` and `cancel` then know the search by its id
+    Note(job.name, search.uri, datetime.now(UTC).timestamp(), usd).write(search.search_id)
+    if as_json:
+        print_json({"search_id": search.search_id, "resource_name": job.name, "uri": search.uri})
+        return
+    lines = [f"search {search.search_id} started: {job.name}", f"  trials     {search.uri}/trial-N"]
+    print_lines([*lines, f"  to follow  vlmpipe status {search.search_id} --watch"])
+
+
+def _run(search: Search, *, as_json: bool) -> None:
+    from pipelines.tune.search import run_search
+    from pipelines.tune.trials import TABLE, table_lines
+
+    trials = run_search(search)
+    best = trials[0] if trials and trials[0].metric is not None else None
+    if as_json:
+        print_json({"search_id": search.search_id, "uri": search.uri, "trials": [vars(one) for one in trials]})
+    else:
+        print_lines([*table_lines(trials, search.tuning.metric), f"table: {search.uri}/{TABLE}"])
+    raise typer.Exit(ExitCode.OK if best else ExitCode.UNEXPECTED)

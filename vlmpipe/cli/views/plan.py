@@ -1,0 +1,293 @@
+"""What a person reads of a plan in a terminal: whether it fits, hours and dollars first, assumptions last."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from vlmpipe.cli.views.memory_bar import GIB, memory_bar, share_text
+from vlmpipe.cli.views.tables import FINDING_LOOKS, grid, standard_output
+from vlmpipe.planner.cost.approval import dollars
+
+WIDEST = 120  # longer lines are hard to follow
+WITH_DISKS = 100
+STATES = {"green": ("✓", "bold green"), "amber": ("!", "bold yellow"), "red": ("✗", "bold red")}
+UNKNOWN = "unknown"
+TERMS = ("standard", "spot", "flex_start")
+
+
+def print_plan_tables(plan: Mapping[str, Any], screen: Console | None = None) -> None:
+    """Print `Plan.as_dict()`. `screen`: where to; by default standard output."""
+    screen = screen or standard_output()
+    width = min(screen.width, WIDEST)
+    for block in plan_blocks(plan, width):
+        screen.print(block, width=width)
+
+
+def plan_blocks(plan: Mapping[str, Any], width: int) -> Iterator[RenderableType]:
+    """The plan's parts from the top down."""
+    sign, style = STATES[plan["state"]]
+    yield Text.assemble((f"{sign} {plan['state']}", style), (f"  {plan['name']}", "bold"))
+    yield Text(headline(plan), style="bold")
+    if plan["model"]:
+        yield Text(_model_line(plan["model"]), style="dim")
+    if plan["findings"]:
+        yield ""
+        yield from (_finding(finding) for finding in sorted(plan["findings"], key=lambda one: one["severity"]))
+    if plan["memory"]:
+        yield from _memory(plan["memory"], width)
+    if plan["time"]:
+        yield from _time(plan["time"])
+    if plan["cost"]:
+        yield from _cost(plan["cost"])
+    yield from _advice(plan)
+    yield ""
+    yield machines_table(plan["jobs"], width)
+    yield from _remarks(plan)
+
+
+def headline(plan: Mapping[str, Any]) -> str:
+    """Memory, hours and dollars in one sentence; what is not known is called unknown."""
+    sentence = f"{_fit(plan['memory'])}; {_hours(plan['time'])}; {_price(plan['cost'])}."
+    return sentence[0].upper() + sentence[1:]
+
+
+def machines_table(jobs: Mapping[str, Any], width: int = WIDEST) -> Table:
+    """The worker pools of each job. Boot disks only where there is room."""
+    wide = width >= WITH_DISKS
+    table = _table("job", "pool", "machines", "accelerators of each", *(["boot disk"] if wide else []))
+    for job, pools in jobs.items():
+        for pool in pools:
+            count, disk_gb = pool["accelerator_count"], pool["boot_disk_size_gb"]
+            disk = f"{disk_gb} GB {pool['boot_disk_type']}" if disk_gb else "–"
+            table.add_row(
+                job,
+                pool["role"],
+                f"{pool['replica_count']} x {pool['machine_type']}",
+                f"{count} x {pool['accelerator_type']}" if count else "–",
+                *([disk] if wide else []),
+            )
+            job = ""  # named once, in its first line
+    return table
+
+
+def _fit(memory: Mapping[str, Any] | None) -> str:
+    if memory is None:
+        return f"memory {UNKNOWN}"
+    total, capacity = memory["total_bytes"] / GIB, memory["capacity_bytes"] / GIB
+    where = f"{total:,.1f} of {capacity:,.1f} GiB per {memory['device']}"
+    spare = memory["spare_bytes"] / GIB
+    if spare >= 0 and not memory["fits"]:
+        return f"does not fit: {where}, but too little of the machine's own memory"
+    return f"fits: {where}, {spare:,.1f} spare" if memory["fits"] else f"does not fit: {where}, {-spare:,.1f} too much"
+
+
+def _hours(time: Mapping[str, Any] | None) -> str:
+    if time is None or time["step_s"] is None:
+        return f"time {UNKNOWN}"
+    if time["train_hours"] is None:
+        return f"{_seconds(time['step_s'])} a step, training hours {UNKNOWN}"
+    return f"training {_h(time['train_hours'])}"
+
+
+def _price(cost: Mapping[str, Any] | None) -> str:
+    if cost is None:
+        return f"cost {UNKNOWN}"
+    if cost["usd"] is None:
+        train = _step_of(cost, "train")
+        rate = train["usd_per_hour"] if train else None
+        return f"cost {UNKNOWN}" + (f", {dollars(rate)} an hour of training" if rate is not None else "")
+    return f"{dollars(cost['usd'])} on {cost['term']}"
+
+
+def _model_line(model: Mapping[str, Any]) -> str:
+    frozen = f", frozen: {', '.join(model['frozen'])}" if model["frozen"] else ""
+    whole, trained = model["parameters"], model["trainable_parameters"]
+    return f"{_parameters(whole)} parameters, {_parameters(trained)} trained{frozen}; sizes from: {model['origin']}"
+
+
+def _finding(finding: Mapping[str, Any]) -> Table:
+    sign, style = FINDING_LOOKS["failed" if finding["severity"] == "error" else "warning"]
+    table = grid(columns=2)
+    table.add_row(Text(f"{sign} {finding['code']}", style=style), Text(finding["path"], style="bold"))
+    what = f"{finding['found']} → {finding['expected']}" if finding["expected"] else finding["found"]
+    table.add_row("", Text(what))
+    if finding["fix"]:
+        table.add_row("", Text(finding["fix"], style="dim"))
+    return table
+
+
+def _memory(memory: Mapping[str, Any], width: int) -> Iterator[RenderableType]:
+    yield ""
+    yield Text(f"Memory of one {memory['device']}, at its fullest ({memory['moment']})", style="bold")
+    yield from memory_bar(memory, width)
+    if host := memory.get("host"):
+        names = ", ".join(part["name"] for part in host["parts"])
+        room = f"{host['total_bytes'] / GIB:,.1f} of {host['capacity_bytes'] / GIB:,.1f} GiB"
+        yield Text(
+            f"In the memory of each {host['machine']}: {room} ({names})", style="" if host["fits"] else "bold red"
+        )
+    if disk_bytes := memory.get("disk_bytes"):
+        yield Text(f"On a disk of each machine (train.nvme_path): {disk_bytes / GIB:,.1f} GiB")
+    if memory["nearest"]:
+        yield Text("Settings near these:" if memory["fits"] else "Nearest settings:", style="bold")
+        for setting in memory["nearest"]:
+            change = " ".join(f"{key}={value}" for key, value in setting["change"].items())
+            fits = "fits" if setting["fits"] else "does not fit"
+            yield Padding(Text(f"{setting['total_bytes'] / GIB:,.1f} GiB, {fits}: {change}"), (0, 0, 0, 2))
+
+
+def _time(time: Mapping[str, Any]) -> Iterator[RenderableType]:
+    yield ""
+    step_s = time["step_s"]
+    if step_s is None:
+        yield Text.assemble(("Time of a step: unknown.", "bold"), f" {time['assumptions'][0]}")
+        return
+    facts = [f"binds: {time['binds']}"]
+    facts.append(f"MFU {time['mfu']:.0%}" if time["mfu"] is not None else f"MFU {UNKNOWN}")
+    if time["tokens_per_s_per_gpu"] is not None:
+        facts.append(f"{time['tokens_per_s_per_gpu']:,.0f} tokens/s per GPU")
+    facts.append(f"{time['steps']:,} steps" if time["steps"] is not None else f"number of steps {UNKNOWN}")
+    yield Text.assemble((f"Time of a step: {_seconds(step_s)}", "bold"), f"  {' · '.join(facts)}")
+    table = _table("part", "time", "share", "", right=("time", "share"))
+    for part in time["parts"]:
+        if part["hidden"]:
+            table.add_row(Text(part["name"], style="dim"), _seconds(part["s"]), "", Text("hidden", style="dim"))
+        else:
+            binds = Text("◂ binds", style="bold") if part["name"] == time["binds"] else ""
+            table.add_row(part["name"], _seconds(part["s"]), share_text(part["s"] / step_s), binds)
+    yield table
+
+
+def _cost(cost: Mapping[str, Any]) -> Iterator[RenderableType]:
+    yield ""
+    terms = {term: cost["by_term"][term] for term in TERMS}
+    table = Table(box=SIMPLE_HEAD, header_style="bold", show_edge=False, pad_edge=False)
+    table.add_column("cost", no_wrap=True)
+    for term in terms:
+        chosen = term == cost["term"]
+        rungs = list(cost.get("ladder") or ())  # plans of earlier releases have none
+        mark = f" ◂ rung {rungs.index(term) + 1}" if term in rungs else " ◂ run file" if chosen and not rungs else ""
+        table.add_column(f"{term}{mark}", justify="right", style="bold" if chosen else "")
+    table.add_row("whole run", *(_amount(found["usd"]) if found["possible"] else "–" for found in terms.values()))
+    for job in dict.fromkeys(step["job"] for found in terms.values() for step in found["steps"]):
+        steps = [_step_of(found, job) for found in terms.values()]
+        table.add_row(
+            f"  {job}",
+            *(_share(step) if found["possible"] else "–" for found, step in zip(terms.values(), steps, strict=True)),
+        )
+    table.add_row(
+        "lost to preemptions", *(_lost(found["lost"]) if found["possible"] else "–" for found in terms.values())
+    )
+    yield table
+    for term, found in terms.items():
+        if not found["possible"]:
+            yield Text(f"{term} is not possible: {found['why_not']}.")
+    possible = [found for found in terms.values() if found["possible"]]
+    missing = dict.fromkeys(name for found in possible for name in found["missing"])
+    if missing:
+        yield Text(f"No price is known for: {'; '.join(missing)}.", style="yellow")
+    yield Text(" ".join(_monthly(cost)))
+
+
+def _monthly(cost: Mapping[str, Any]) -> Iterator[str]:
+    yield f"Storage: {_size(cost['storage_bytes'])}, {_amount(cost['storage_usd_per_month'])} a month."
+    runs, monthly = cost["schedule_runs_per_month"], cost["schedule_usd_per_month"]
+    if runs is not None:
+        yield f"Schedule: {runs:,.1f} runs a month, {_amount(monthly)}."
+    if cost["term"] == "spot" and cost["checkpoint_every_steps"] is not None:
+        yield (
+            f"Least is lost to preemptions with a checkpoint every {cost['checkpoint_every_steps']:,} steps "
+            f"({_seconds(cost['checkpoint_every_s'])}): train.checkpoint_every_steps."
+        )
+
+
+def _advice(plan: Mapping[str, Any]) -> Iterator[RenderableType]:
+    """What would pay: the feature cache and a Reduction Server; and what NCCL is expected to use between nodes."""
+    rows = [("Feature cache", plan["features_cache"]), ("Reduction Server", plan["reduction_server"])]
+    table = grid(columns=2)
+    for name, advice in rows:
+        if advice:
+            table.add_row(Text(name, style="bold"), Text(f"{advice['state']}: {advice['why']}."))
+    if plugin := plan.get("nccl_plugin"):  # plans of earlier releases have none
+        table.add_row(Text("NCCL plugin", style="bold"), Text(f"{plugin}."))
+    if table.row_count:
+        yield ""
+        yield table
+
+
+def _remarks(plan: Mapping[str, Any]) -> Iterator[RenderableType]:
+    """Notes and assumptions, each once."""
+    lines = list(plan["notes"])
+    for part in ("time", "cost"):
+        lines += plan[part]["assumptions"] if plan[part] else []
+    table = grid(columns=2)
+    for line in dict.fromkeys(lines):
+        table.add_row(Text("·", style="dim"), Text(line, style="dim"))
+    if table.row_count:
+        yield Text("Notes and assumptions", style="dim bold")
+        yield table
+
+
+def _table(*columns: str, right: tuple[str, ...] = ()) -> Table:
+    table = Table(box=SIMPLE_HEAD, header_style="bold", show_edge=False, pad_edge=False)
+    for column in columns:
+        table.add_column(column, justify="right" if column in right else "left")
+    return table
+
+
+def _step_of(term: Mapping[str, Any], job: str) -> Mapping[str, Any] | None:
+    return next((step for step in term["steps"] if step["job"] == job), None)
+
+
+def _share(step: Mapping[str, Any] | None) -> str:
+    if step is None:
+        return "–"
+    if step["hours"] is None:
+        rate = step["usd_per_hour"]
+        return UNKNOWN if rate is None else f"{dollars(rate)} an hour"
+    return f"{_amount(step['usd'])}, {_h(step['hours'])}"
+
+
+def _lost(lost: Mapping[str, Any] | None) -> str:
+    if lost is None:
+        return UNKNOWN
+    hours = lost["rework_hours"] + lost["restarts_hours"]
+    return _h(hours) if lost["preemptions"] else "none expected"
+
+
+def _amount(usd: float | None) -> str:
+    if usd is None:
+        return UNKNOWN
+    return "<$0.01" if 0 < usd < 0.005 else dollars(usd)
+
+
+def _size(num_bytes: float) -> str:
+    """Decimal units, as prices of storage use them."""
+    for limit, unit in ((1e12, "TB"), (1e9, "GB")):
+        if num_bytes >= limit:
+            return f"{num_bytes / limit:,.3g} {unit}"
+    return f"{num_bytes / 1e6:,.3g} MB"
+
+
+def _h(hours: float) -> str:
+    return f"{hours:,.1f} h" if hours >= 1 else f"{60 * hours:,.1f} min"
+
+
+def _seconds(seconds: float) -> str:
+    if seconds < 0.1:
+        return f"{1000 * seconds:.3g} ms"
+    return f"{seconds:,.2f} s" if seconds < 100 else f"{seconds / 60:,.0f} min"
+
+
+def _parameters(count: int) -> str:
+    for limit, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if count >= limit:
+            return f"{count / limit:.3g}{unit}"
+    return str(count)

@@ -1,0 +1,52 @@
+"""Suggestions side by side, as `vlmpipe plan --suggest` prints them."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Sequence
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from rich.text import Text
+
+from vlmpipe.cli.views.tables import standard_output
+from vlmpipe.config.run_config import RunConfig
+from vlmpipe.planner.cost.approval import dollars
+from vlmpipe.planner.search.search import Goal, Suggestion
+
+TITLES = {
+    "cheapest": "The cheapest ways to train {name}",
+    "fastest": "The fastest ways to train {name}",
+    "under": "The fastest ways to train {name} for at most ${bound:,.0f}",
+    "by": "The cheapest ways to train {name} within {bound:g} h",
+}
+
+
+def print_suggestions(
+    found: Sequence[Suggestion], goal: Goal, config: RunConfig, path: str, overrides: Sequence[str] = ()
+) -> None:
+    """The best first, and the command that plans with it. `overrides`: a.b=c, as they were given for the run file."""
+    title = TITLES[goal.kind].format(name=config.name, bound=goal.bound)
+    where = f"on {config.cluster.strategy} capacity in {config.gcp.location}, the same rows and steps"
+    table = Table(title=f"{title} ({where})", title_justify="left", header_style="bold", box=SIMPLE_HEAD)
+    for column in ("machines", "strategy", "GiB of each GPU", "step", "MFU", "hours", "whole run"):
+        table.add_column(column, justify="left" if column in ("machines", "strategy") else "right")
+    for one in found:
+        table.add_row(
+            one.machines,
+            one.strategy,
+            f"{one.memory_gib:.0f} of {one.capacity_gib:.0f}",
+            f"{one.step_s:.2f} s",
+            f"{one.mfu:.0%}",
+            f"{one.hours:,.1f}",
+            dollars(one.usd),
+        )
+    screen = standard_output()
+    screen.print(table)
+    best = [
+        f"{field}={value if isinstance(value, str) else json.dumps(value)}" for field, value in found[0].change.items()
+    ]
+    kept = [text for text in overrides if text.partition("=")[0] not in found[0].change]
+    screen.print(Text("All of the first: "), Text(shlex.join(["vlmpipe", "plan", path, *kept, *best])), soft_wrap=True)
+    screen.print(Text("Estimates, not measurements: docs/reference/planner.md says how they are made.", style="dim"))

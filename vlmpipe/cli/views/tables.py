@@ -1,0 +1,140 @@
+"""Tables that commands print."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from vlmpipe.runs.live_view import LOOKS, render
+
+if TYPE_CHECKING:
+    from pipelines.check import Finding
+    from pipelines.schedules.client import Live
+    from vlmpipe.job_spec.rules import Violation
+    from vlmpipe.runs.local.state import RunState
+    from vlmpipe.runs.summary import RunReport
+    from vlmpipe.runs.vertex.names import Note
+
+PIPE_WIDTH = 160
+FINDING_LOOKS = {
+    "ok": ("✓", "green"),
+    "warning": ("!", "yellow"),
+    "failed": ("✗", "bold red"),
+    "unchecked": ("–", "dim"),
+}
+
+
+def standard_output() -> Console:
+    # A pipe or file has no width; without one, rich would break lines at 80 columns.
+    return Console(highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
+
+
+def grid(columns: int) -> Table:
+    """A table without lines. Its last column breaks a word longer than the line; rich would cut off the rest of it."""
+    table = Table.grid(padding=(0, 1))
+    for _ in range(columns - 1):
+        table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    return table
+
+
+def print_findings(findings: Sequence[Finding]) -> None:
+    """What was checked, a line each, and the count."""
+    table = grid(columns=3)
+    for finding in findings:
+        sign, style = FINDING_LOOKS[finding.state]
+        table.add_row(Text(sign, style=style), Text(finding.subject, style=style), Text(finding.text))
+    console = standard_output()
+    console.print(table)
+    counts = [
+        f"{number} {state}"
+        for state in FINDING_LOOKS
+        if (number := sum(finding.state == state for finding in findings))
+    ]
+    console.print(Text(", ".join(counts)))
+
+
+def print_violations(violations: Sequence[Violation], region: str) -> None:
+    """What is wrong with a job spec: a block each, errors first, and the count."""
+    console = standard_output()
+    for violation in sorted(violations, key=lambda one: one.severity):  # "error" comes before "warning"
+        sign, style = FINDING_LOOKS["failed" if violation.severity == "error" else "warning"]
+        title = Text.assemble((f"{sign} {violation.code}", style), f"  {violation.path}")
+        console.print(title, soft_wrap=True)
+        lines = {
+            "found": violation.found, "expected": violation.expected,
+            "to do": violation.fix, "source": violation.source,
+        }  # fmt: skip
+        table = grid(columns=2)
+        for name, text in lines.items():
+            if text:
+                table.add_row(f"    {name}", Text(text, style="dim" if name == "source" else ""))
+        console.print(table)
+    counts = {name: sum(one.severity == name for one in violations) for name in ("error", "warning")}
+    words = [f"{number} {name}{'' if number == 1 else 's'}" for name, number in counts.items() if number]
+    console.print(Text(", ".join(words) or "nothing wrong with this job spec"))
+    if not region:
+        console.print(Text("Not checked: what the region offers. Give --region, for example --region us-central1."))
+
+
+def print_runs(runs: Sequence[RunReport], root: str) -> None:
+    """All runs of this machine, the newest last."""
+    console = standard_output()
+    if not runs:
+        console.print(Text(f"No runs under {root}. Start with: vlmpipe run configs/digits.yaml"))
+        return
+    table = Table(header_style="bold", box=None, padding=(0, 2, 0, 0))
+    for column in ("run", "started", "outcome", "accuracy", "gate"):
+        table.add_column(column, overflow="fold")
+    for run in runs:
+        results = run.as_json()
+        evaluation, decision = results["evaluation"] or {}, results["decision"] or {}
+        accuracy = evaluation.get("exact_match")
+        sign, style = LOOKS.get(run.outcome, ("", ""))
+        table.add_row(
+            run.marker.run_id,
+            f"{datetime.fromtimestamp(run.marker.started_s):%Y-%m-%d %H:%M}",
+            Text(f"{sign} {run.outcome}", style=style),
+            f"{100 * accuracy:.1f} %" if isinstance(accuracy, int | float) else "–",
+            "–" if not decision else "accepted" if decision.get("accepted") else "not accepted",
+        )
+    console.print(table)
+
+
+def print_submitted(submitted: Mapping[str, Note]) -> None:
+    """The runs that were submitted to Vertex AI from this folder. How they stand, only the service knows."""
+    table = Table(header_style="bold", box=None, padding=(0, 2, 0, 0))
+    for column in ("submitted to Vertex AI", "at", "planned", "to see how it stands"):
+        table.add_column(column, overflow="fold")
+    for name, note in submitted.items():
+        planned = "–" if note.usd is None else f"${note.usd:,.2f}"
+        at = f"{datetime.fromtimestamp(note.submitted_s):%Y-%m-%d %H:%M}"
+        table.add_row(name, at, planned, f"vlmpipe status {name}")
+    standard_output().print("", table)
+
+
+def print_state(state: RunState) -> None:
+    """The steps of one run."""
+    console = standard_output()
+    console.print(Text(state.run_id, style="bold"))
+    console.print(render(state, starts=True))
+
+
+def print_schedules(schedules: Sequence[Live]) -> None:
+    """Schedules that are live, a line each."""
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for title in ("schedule", "state", "when", "next start", "runs started", "resource"):
+        table.add_column(title, overflow="fold")
+    for live in schedules:
+        schedule = live.schedule
+        following = f"{schedule.next_run_time:%Y-%m-%d %H:%M UTC}" if schedule.next_run_time else "-"
+        started = str(schedule.started_run_count)
+        table.add_row(live.name, live.state, schedule.cron, following, started, schedule.name.rpartition("/")[2])
+    console = standard_output()
+    console.print(table if schedules else "no schedules of vlmpipe here")

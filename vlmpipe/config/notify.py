@@ -1,0 +1,87 @@
+"""The run file's `notify` section: who hears how a run ended."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+from urllib.parse import parse_qsl, urlsplit
+
+from pydantic import AfterValidator, Field
+
+from trainer.config.base import Section
+from trainer.secret_manager import SECRET_NAME
+from vlmpipe.config.validation_errors import Problem, ProblemsError
+from vlmpipe.job_spec.rules.secrets import form_of_secret, is_secret_name
+
+MOST_RECIPIENTS = 3  # of Google's notification component
+# Addresses of these services are secrets as a whole: who knows one can write to the channel.
+SECRET_HOSTS = ("hooks.slack.com", "discord.com", "discordapp.com", "webhook.office.com", "chat.googleapis.com",
+                "logic.azure.com", "hooks.zapier.com", "maker.ifttt.com")  # fmt: skip
+LONGEST_PLAIN_PART = 24
+_SIGNATURES = ("sig", "key", "code", "auth", "signature", "access_token")
+_LOCAL = ("localhost", "127.0.0.1")
+
+_EMAIL = re.compile(r"[^@\s,;]+@[^@\s,;]+\.[^@\s,;.]+")
+
+
+def _recipients(addresses: tuple[str, ...]) -> tuple[str, ...]:
+    for address in addresses:
+        if not _EMAIL.fullmatch(address):
+            raise ValueError(f"{address!r} is not an e-mail address such as team@example.com")
+    return addresses
+
+
+def _webhook(text: str) -> str:
+    """An address without secrets, or the resource name of a secret. The value is not repeated: errors are logged."""
+    if not text or re.fullmatch(SECRET_NAME, text):
+        return text
+    parts = urlsplit(text)
+    if parts.scheme not in ("https", "http") or not parts.hostname:
+        raise _refused("expected an https:// address, or projects/PROJECT/secrets/NAME in Secret Manager")
+    if parts.scheme == "http" and parts.hostname not in _LOCAL:
+        raise _refused("expected https://: without encryption anybody on the way can read it")
+    if why := _secret_part(text):
+        raise _refused(
+            f"the address holds a secret ({why}), and everybody who may see the pipeline can read it; put it into "
+            "Secret Manager (gcloud secrets create NAME --data-file=-) and give projects/PROJECT/secrets/NAME"
+        )
+    return text
+
+
+def _refused(text: str) -> ProblemsError:
+    """A problem whose text is all that is said: the value itself would be quoted in that of a ValueError."""
+    return ProblemsError([Problem("notify.webhook", text)])
+
+
+def _secret_part(address: str) -> str:
+    """Why the address is not to be shown; empty if it may be."""
+    parts = urlsplit(address)
+    host = parts.hostname or ""
+    if parts.username or parts.password:
+        return "a user name or password"
+    if any(host == one or host.endswith(f".{one}") for one in SECRET_HOSTS):
+        return f"{host} takes the address itself as proof of identity"
+    for name, value in parse_qsl(parts.query):
+        if is_secret_name(name) or name.lower() in _SIGNATURES or form_of_secret(value):
+            return f"the query's {name}"
+    if form := form_of_secret(address):
+        return form
+    words = re.split(r"[/.;]", parts.path)
+    if any(len(word) > LONGEST_PLAIN_PART and any(map(str.isdigit, word)) for word in words):
+        return "a long part of its path"
+    return ""
+
+
+class NotifyConfig(Section):
+    """Who hears how a run ended. Compiled into the pipeline; nothing here changes a run's result."""
+
+    email: Annotated[tuple[str, ...], AfterValidator(_recipients)] = Field(
+        default=(),
+        max_length=MOST_RECIPIENTS,
+        description="Addresses that Vertex AI writes to when a run ends, at most 3. Vertex AI only.",
+    )
+    webhook: Annotated[str, AfterValidator(_webhook)] = Field(
+        "",
+        description="Where a JSON message is posted when a run ends: an https:// address without a secret in it, or "
+        "projects/PROJECT/secrets/NAME, a Secret Manager secret that holds one.",
+    )

@@ -1,0 +1,128 @@
+"""The run file's section tuning: which fields of train are searched, in the terms of Vertex AI's StudySpec."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from trainer.config.base import Positive, Section
+from trainer.monitoring.hypertune import HELD_OUT_LOSS
+
+Value = float | int | str
+Scale = Literal["UNIT_LINEAR_SCALE", "UNIT_LOG_SCALE", "UNIT_REVERSE_LOG_SCALE"]
+
+
+class DoubleSpec(Section):
+    """A range of real numbers."""
+
+    min_value: float = Field(description="Least value.")
+    max_value: float = Field(description="Largest value.")
+
+
+class IntegerSpec(Section):
+    """A range of whole numbers."""
+
+    min_value: int = Field(description="Least value.")
+    max_value: int = Field(description="Largest value.")
+
+
+class DiscreteSpec(Section):
+    """Some numbers."""
+
+    values: tuple[float, ...] = Field(min_length=1, max_length=1000, description="The numbers, in rising order.")
+
+
+class CategoricalSpec(Section):
+    """Some texts."""
+
+    values: tuple[str, ...] = Field(min_length=1, description="The texts.")
+
+
+class ParameterSpec(Section):
+    """What one field may be: exactly one of the four kinds."""
+
+    double_value_spec: DoubleSpec | None = Field(None, description="A range of real numbers.")
+    integer_value_spec: IntegerSpec | None = Field(None, description="A range of whole numbers.")
+    discrete_value_spec: DiscreteSpec | None = Field(None, description="Some numbers.")
+    categorical_value_spec: CategoricalSpec | None = Field(None, description="Some texts.")
+    scale_type: Scale = Field("UNIT_LINEAR_SCALE", description="How a range is spread; of numbers above 0 also by log.")
+
+    @property
+    def range(self) -> DoubleSpec | IntegerSpec | None:
+        """Its ends, if it is a range."""
+        return self.double_value_spec or self.integer_value_spec
+
+    @property
+    def points(self) -> list[Value]:
+        """Every value, or of a range of real numbers its ends."""
+        if self.integer_value_spec:
+            return list(range(self.integer_value_spec.min_value, self.integer_value_spec.max_value + 1))
+        if self.double_value_spec:
+            return [self.double_value_spec.min_value, self.double_value_spec.max_value]
+        return list((self.discrete_value_spec or self.categorical_value_spec).values)  # type: ignore[union-attr]
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> ParameterSpec:
+        kinds = (self.range, self.discrete_value_spec, self.categorical_value_spec)
+        given = [kind for kind in kinds if kind] + ([1] if self.double_value_spec and self.integer_value_spec else [])
+        if len(given) != 1:
+            raise ValueError(
+                "give one of double_value_spec, integer_value_spec, discrete_value_spec and categorical_value_spec"
+            )
+        if (ends := self.range) and ends.min_value >= ends.max_value:
+            raise ValueError(f"min_value {ends.min_value} is not below max_value {ends.max_value}")
+        if self.discrete_value_spec and list(self.points) != sorted(set(self.discrete_value_spec.values)):
+            raise ValueError(f"values {self.points} are not in rising order")
+        if self.scale_type != "UNIT_LINEAR_SCALE" and (not self.range or self.range.min_value <= 0):
+            raise ValueError(f"scale_type {self.scale_type} takes a range above 0")
+        return self
+
+
+class TuningConfig(Section):
+    """A search for good settings: many short trainings on the data of one run."""
+
+    metric: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")] = Field(
+        "exact_match",
+        description="Number in evaluate.json that is searched for, for example exact_match or loss; or held_out_loss, "
+        "which training measures every train.validate_every_steps steps.",
+    )
+    goal: Literal["MAXIMIZE", "MINIMIZE"] = Field("MAXIMIZE", description="Whether more of it is better.")
+    algorithm: Literal["ALGORITHM_UNSPECIFIED", "GRID_SEARCH", "RANDOM_SEARCH"] = Field(
+        "ALGORITHM_UNSPECIFIED", description="How values are chosen; unspecified is Vertex AI's own, Bayesian search."
+    )
+    parameters: dict[str, ParameterSpec] = Field(
+        min_length=1, max_length=100, description="Fields of train and what each may be, by their dotted names."
+    )
+    max_trial_count: Positive = Field(10, description="Trials in all.")
+    parallel_trial_count: Positive = Field(1, description="Trials at once, on Vertex AI; here it is one at a time.")
+    max_failed_trial_count: int = Field(
+        0, ge=0, description="Failed trials that end the search; 0 leaves it to Vertex AI, and here to the last trial."
+    )
+    stopping: Literal["none", "median", "decay_curve"] = Field(
+        "none",
+        description="Ends trials early that will hardly win, on Vertex AI: by the median of those before, or by where "
+        "each one's curve leads. Takes metric held_out_loss.",
+    )
+    seed: int = Field(0, ge=0, description="Seed of a random search on this machine.")
+
+    @model_validator(mode="after")
+    def _search(self) -> TuningConfig:
+        if others := [name for name in self.parameters if not name.startswith("train.")]:
+            raise ValueError(
+                f"parameters {', '.join(others)}: a trial shares data and features with the others, so only fields of "
+                "train can be searched"
+            )
+        ranges = [name for name, one in self.parameters.items() if one.double_value_spec]
+        if self.algorithm == "GRID_SEARCH" and ranges:
+            raise ValueError(f"GRID_SEARCH takes no double_value_spec, which {', '.join(ranges)} has: give values")
+        if self.stopping != "none" and self.metric != HELD_OUT_LOSS:
+            raise ValueError(
+                f"stopping {self.stopping} needs a number that is measured while training goes on: set metric to "
+                f"{HELD_OUT_LOSS}, not {self.metric}"
+            )
+        if self.metric == HELD_OUT_LOSS and self.goal != "MINIMIZE":
+            raise ValueError(f"a {HELD_OUT_LOSS} is the better the smaller it is: set goal to MINIMIZE")
+        if self.parallel_trial_count > self.max_trial_count:
+            raise ValueError(f"parallel_trial_count is more than max_trial_count {self.max_trial_count}")
+        return self

@@ -1,0 +1,170 @@
+"""Reading a run file: safe YAML with the plain rules of YAML 1.2, and `a.b=c` overrides on top."""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import re
+from collections.abc import Hashable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from trainer.errors import ConfigError, os_errors
+from vlmpipe.config.validation_errors import Problem, RunFileError
+
+LARGEST_FILE_BYTES = 1 << 20
+CONFIGS_FOLDER = Path("configs")
+
+if TYPE_CHECKING or not yaml.__with_libyaml__:
+    _Base = yaml.SafeLoader
+else:
+
+    class _Base(yaml.composer.Composer, yaml.CSafeLoader):
+        """libyaml reads the text and Python puts its nodes together: where libyaml does that, too deep a file ends in a
+        crash instead of an error."""
+
+        def __init__(self, stream: str) -> None:
+            yaml.CSafeLoader.__init__(self, stream)
+            yaml.composer.Composer.__init__(self)
+
+
+class _Loader(_Base):
+    """YAML's safe subset, with three differences that keep a run file free of surprises.
+
+    A key given twice is an error instead of the last one winning. `on`, `off`, `yes` and `1:30` stay text and `1e-4` is
+    a number, as in YAML 1.2. Aliases are refused: a file of a kilobyte could stand for one of a gigabyte.
+    """
+
+    yaml_implicit_resolvers = {}  # noqa: RUF012 (PyYAML adds to the own dict of each class)
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            mark = self.peek_event().start_mark
+            raise yaml.MarkedYAMLError(problem="aliases (*name) are not allowed in a run file", problem_mark=mark)
+        return super().compose_node(parent, index)
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen: set[str] = set()
+        for key_node, _ in node.value:
+            if not isinstance(key_node, yaml.ScalarNode) or key_node.tag != "tag:yaml.org,2002:str":
+                raise yaml.MarkedYAMLError(problem="a key must be text", problem_mark=key_node.start_mark)
+            if key_node.value in seen:
+                problem = f"the key {key_node.value} is given twice in one section"
+                raise yaml.MarkedYAMLError(problem=problem, problem_mark=key_node.start_mark)
+            seen.add(key_node.value)
+        return super().construct_mapping(node, deep)
+
+
+for _tag, _pattern, _first in (
+    ("bool", r"^(true|True|TRUE|false|False|FALSE)$", "tTfF"),
+    ("int", r"^[-+]?(0|[1-9][0-9]*)$", "-+0123456789"),
+    ("float", r"^[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?$", "-+0123456789."),
+    ("null", r"^(~|null|Null|NULL|)$", ["~", "n", "N", ""]),
+):
+    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(_pattern), list(_first))
+
+
+def parse_yaml(text: str, source: str) -> Any:
+    """The value of a YAML text. Raises RunFileError that names line and column."""
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = f"line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise RunFileError(source, [Problem(where, f"not valid YAML: {error.problem or error.context}")]) from error
+    except yaml.YAMLError as error:
+        raise RunFileError(source, [Problem("", f"not valid YAML: {error}")]) from error
+    except RecursionError as error:
+        raise RunFileError(source, [Problem("", "nested too deep to be a run file")]) from error
+
+
+def compose(text: str) -> yaml.Node | None:
+    """The YAML text's nodes, which know where in it they stand. For a text that `parse_yaml` has read."""
+    return yaml.compose(text, Loader=_Loader)
+
+
+def read_run_file(path: Path) -> dict[str, Any]:
+    """The mapping in a run file. Raises ConfigError for a missing, too large or unreadable file."""
+    if not path.is_file():
+        raise _missing(path)
+    with os_errors(f"reading the run file {path}"):
+        size_bytes = path.stat().st_size
+        if size_bytes > LARGEST_FILE_BYTES:
+            raise ConfigError(
+                f"{path} has {size_bytes} bytes", expected=f"a run file of at most {LARGEST_FILE_BYTES} bytes"
+            )
+        raw = path.read_bytes()
+    try:
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"{path} is not text (byte {error.start} is not UTF-8)", expected="a YAML run file"
+        ) from error
+    data = parse_yaml(text, str(path))
+    if not isinstance(data, dict):
+        kind = "empty" if data is None else f"a {type(data).__name__}"
+        raise ConfigError(f"{path} is {kind}", expected="a run file with sections such as model, data and train")
+    return data
+
+
+def _missing(path: Path) -> ConfigError:
+    """Say that a run file is missing, and name the ones that are there, the closest first."""
+    if path.is_dir():
+        folder, found = path, f"{path} is a folder, not a run file"
+    else:
+        folder, found = CONFIGS_FOLDER, f"no run file {path}"
+    others = sorted([*folder.glob("*.yaml"), *folder.glob("*.yml")])
+    if not others:
+        return ConfigError(
+            found,
+            expected="the path of a YAML run file",
+            fix="give the path of one; docs/reference/run-file.md lists its fields",
+        )
+    others.sort(key=lambda other: -difflib.SequenceMatcher(None, other.stem, path.stem).ratio())
+    return ConfigError(
+        found, expected="the path of a YAML run file", fix=f"in {folder}/: {', '.join(map(str, others))}"
+    )
+
+
+def parse_overrides(texts: Sequence[str]) -> dict[str, Any]:
+    """`["train.epochs=2", ...]` as {dotted key: value}. Values are read as YAML; `a.b=` sets an empty text."""
+    overrides: dict[str, Any] = {}
+    problems = []
+    for text in texts:
+        key, equals, value = text.partition("=")
+        key = key.strip()
+        if not equals or not all(key.split(".")):
+            problems.append(Problem("", f"found {text!r}, expected an override of the form section.field=value"))
+        elif key in overrides:
+            problems.append(Problem(key, "overridden twice"))
+        else:
+            overrides[key] = parse_yaml(value, f"override {key}") if value.strip() else ""
+    if problems:
+        raise RunFileError("command line", problems)
+    return overrides
+
+
+def apply_overrides(data: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of the run file `data` with dotted keys replaced. Keys are not checked here: the schema does that.
+
+    Raises RunFileError when a key leads through a plain value.
+    """
+    result = copy.deepcopy(dict(data))
+    problems = []
+    for key, value in overrides.items():
+        *sections, last = key.split(".")
+        place: Any = result
+        for section in sections:
+            if place.get(section) is None:
+                place[section] = {}
+            place = place[section]
+            if not isinstance(place, dict):
+                problems.append(Problem(key, f"{section} is a single value and has no fields of its own"))
+                break
+        else:
+            place[last] = value
+    if problems:
+        raise RunFileError("overrides", problems)
+    return result

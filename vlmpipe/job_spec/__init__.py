@@ -1,0 +1,1 @@
+"""Vertex AI CustomJob specs: built from a run file, read from a file, checked."""

@@ -1,0 +1,211 @@
+"""From the run file to the CustomJobs: worker pools and settings, checked by the rules and the API's own types."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from trainer.errors import ConfigError
+from trainer.storage.base import join_uri
+from vlmpipe.catalog.machines import load_catalog
+from vlmpipe.catalog.nccl import environment
+from vlmpipe.config.run_config import RunConfig
+from vlmpipe.job_spec.rules import Violation, check_spec
+from vlmpipe.job_spec.worker_pools import LOCAL_PORT_VARIABLE, STEP_LABEL
+
+if TYPE_CHECKING:
+    from google.cloud.aiplatform_v1.types import custom_job as api
+
+Job = Literal["cache_features", "train", "evaluate"]
+JOBS: tuple[Job, ...] = get_args(Job)
+MODULES: dict[Job, str] = {
+    "cache_features": "trainer.feature_cache.encode",
+    "train": "trainer.train",
+    "evaluate": "trainer.evaluation.evaluate",
+}
+NO_IMAGE = "python"  # stands for the trainer image where jobs run on this machine and none is configured
+FLEX_START = "FLEX_START"
+
+
+def step_of(job: Job) -> str:
+    """The step's name in the graph and in the run's folder."""
+    return job.replace("_", "-")
+
+
+def worker_pools(config: RunConfig, job: Job, run_uri: str) -> list[dict[str, Any]]:
+    """The job's WorkerPoolSpecs, snake_case: the chief, the workers and, for training, the Reduction Server.
+
+    A job learns everything from `<run_uri>/run.json`. There is never an empty pool: one would be dropped on the way to
+    Vertex AI, and the pools behind it would take other roles.
+    """
+    cluster = config.cluster
+    replica_count = {
+        "cache_features": cluster.features_replica_count,
+        "train": cluster.replica_count,
+        "evaluate": cluster.evaluate_replica_count,
+    }[job]
+    node = _node(config, job, run_uri, replica_count)
+    pools = [{**node, "replica_count": 1}]
+    if replica_count > 1:
+        pools.append({**node, "replica_count": replica_count - 1})
+    reducers = cluster.reduction_server
+    if reducers and job == "train":
+        if len(pools) < 2:
+            raise ConfigError(
+                "cluster.reduction_server is set with cluster.replica_count 1",
+                expected="at least 2 nodes: its place is worker pool 2, behind at least one worker",
+                fix="raise cluster.replica_count or set cluster.reduction_server to null",
+            )
+        pools.append(
+            {
+                "machine_spec": {"machine_type": reducers.machine_type},
+                "replica_count": reducers.replica_count,
+                "container_spec": {"image_uri": reducers.container_uri},
+            }
+        )
+    return pools
+
+
+def job_settings(config: RunConfig, job: Job) -> dict[str, Any]:
+    """Inputs of the job step that are fixed when the pipeline is compiled, without those that are not set.
+
+    The names are CustomTrainingJobOp's. What is left out keeps that component's default, such as the project of the
+    pipeline itself.
+    """
+    config = rungs(config, job)[0]
+    cluster, gcp = config.cluster, config.gcp
+    strategy = cluster.strategy.upper()
+    settings = {
+        "display_name": f"{config.name}-{step_of(job)}",
+        "project": gcp.project,
+        "location": gcp.location if gcp.project else "",
+        "timeout": cluster.timeout,
+        "strategy": strategy,
+        "max_wait_duration": cluster.max_wait_duration if strategy == FLEX_START else "",
+        "restart_job_on_worker_restart": cluster.restart_job_on_worker_restart,
+        "service_account": gcp.job_service_account or gcp.service_account,
+        "network": gcp.network,
+        "psc_interface_config": gcp.psc_interface_config.model_dump() if gcp.psc_interface_config else {},
+        "tensorboard": gcp.tensorboard if job == "train" else "",
+        "enable_web_access": gcp.enable_web_access,
+        "encryption_spec_key_name": gcp.encryption_spec_key_name,
+        "persistent_resource_id": gcp.persistent_resource_id,
+        "labels": {**gcp.labels, STEP_LABEL: step_of(job)},
+    }
+    return {name: value for name, value in settings.items() if value}
+
+
+def rungs(config: RunConfig, job: Job) -> list[RunConfig]:
+    """The run file as each rung of cluster.ladder means it for the job; the run file alone where there is no ladder."""
+    cluster = config.cluster
+    if not cluster.ladder or job != "train":
+        return [config]
+    return [
+        config.model_copy(
+            update={
+                "cluster": cluster.model_copy(
+                    update={"strategy": rung.strategy, "max_wait_duration": rung.wait, "ladder": ()}
+                )
+            }
+        )
+        for rung in cluster.ladder
+    ]
+
+
+def job_spec(config: RunConfig, job: Job, run_uri: str) -> dict[str, Any]:
+    """The job's whole CustomJobSpec, as CustomTrainingJobOp will send it."""
+    settings = job_settings(config, job)
+    scheduling = {
+        name: settings[name]
+        for name in ("timeout", "strategy", "max_wait_duration", "restart_job_on_worker_restart")
+        if name in settings
+    }
+    not_in_spec = {"display_name", "project", "location", "labels", "encryption_spec_key_name"}
+    return {
+        "worker_pool_specs": worker_pools(config, job, run_uri),
+        "scheduling": scheduling,
+        "base_output_directory": {"output_uri_prefix": run_uri},
+        **{name: value for name, value in settings.items() if name not in not_in_spec and name not in scheduling},
+    }
+
+
+def job_violations(config: RunConfig, job: Job, run_uri: str) -> list[Violation]:
+    """Everything that is wrong with the job, in its region where the run file names a project."""
+    found = [one for rung in rungs(config, job) for one in _violations(job_spec(rung, job, run_uri), _region(config))]
+    return list(dict.fromkeys(found))
+
+
+def check_job_spec(spec: Mapping[str, Any], *, region: str = "") -> api.CustomJobSpec:
+    """`spec` as the API's message.
+
+    Raises ConfigError that lists all that Vertex AI would refuse or misunderstand. Warnings raise nothing.
+    """
+    _raise_errors({"the job's spec": _violations(spec, region)})
+    from vlmpipe.job_spec.parse import parse_job_spec  # the API's client takes a second to import
+
+    return parse_job_spec(spec)
+
+
+def check_jobs(config: RunConfig, run_uri: str) -> None:
+    """Check every job of the pipeline. Raises ConfigError that lists all that Vertex AI would not take."""
+    specs = {
+        f"job {step_of(job)}" + (f" on {rung.cluster.strategy}" if rung is not config else ""): job_spec(
+            rung, job, run_uri
+        )
+        for job in JOBS
+        for rung in rungs(config, job)
+    }
+    region = _region(config)
+    _raise_errors({name: _violations(spec, region) for name, spec in specs.items()})
+
+
+def _region(config: RunConfig) -> str:
+    return config.gcp.location if config.gcp.project else ""
+
+
+def _violations(spec: Mapping[str, Any], region: str) -> list[Violation]:
+    return check_spec(spec, region=region, catalog=load_catalog())
+
+
+def _raise_errors(violations: Mapping[str, list[Violation]]) -> None:
+    """One error for all: the same mistake in several jobs, as in the machine that they share, is said once."""
+    where: dict[Violation, list[str]] = {}
+    for name, found in violations.items():
+        for violation in found:
+            if violation.severity == "error":
+                where.setdefault(violation, []).append(name)
+    if not where:
+        return
+    if len(where) == 1:
+        ((error, names),) = where.items()
+        sentence = f"{error.path} is {error.found} ({error.code}, {', '.join(names)})"
+        raise ConfigError(sentence, expected=error.expected, fix=error.fix)
+    lines = [f"  {error.text()} ({', '.join(names)})" for error, names in where.items()]
+    raise ConfigError("\n".join([f"{len(where)} errors in the job specs", *lines]))
+
+
+def _node(config: RunConfig, job: Job, run_uri: str, replica_count: int) -> dict[str, Any]:
+    cluster = config.cluster
+    machine_spec: dict[str, Any] = {"machine_type": cluster.machine_type}
+    if cluster.accelerator_count:
+        machine_spec |= {"accelerator_type": cluster.accelerator_type, "accelerator_count": cluster.accelerator_count}
+    machine = load_catalog().machines.get(cluster.machine_type)
+    env = {**environment(machine, replica_count * cluster.accelerator_count), **cluster.env}
+    if job == "train" and config.train.wandb.project:
+        env.setdefault("WANDB_PROJECT", config.train.wandb.project)  # for whoever, or whatever rule, reads the spec
+    if cluster.local_port:
+        env[LOCAL_PORT_VARIABLE] = str(cluster.local_port)
+    container_spec: dict[str, Any] = {
+        "image_uri": cluster.image_uri or NO_IMAGE,
+        "command": ["python", "-m", "trainer.launch"],
+        "args": [
+            "--nproc-per-node", str(cluster.processes), "--", MODULES[job], "--config", join_uri(run_uri, "run.json"),
+        ],
+    }  # fmt: skip
+    if env:
+        container_spec["env"] = [{"name": name, "value": value} for name, value in env.items()]
+    return {
+        "machine_spec": machine_spec,
+        "container_spec": container_spec,
+        "disk_spec": {"boot_disk_type": cluster.boot_disk_type, "boot_disk_size_gb": cluster.boot_disk_size_gb},
+    }

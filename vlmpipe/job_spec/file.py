@@ -1,0 +1,259 @@
+"""Job specs as people have them in files: YAML or JSON, whole or in part, in either spelling."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from trainer.errors import ConfigError, os_errors
+from vlmpipe.catalog.machines import Catalog
+from vlmpipe.job_spec.rules import Violation, check_spec, violation_of
+from vlmpipe.job_spec.rules.base import Breach
+from vlmpipe.job_spec.schema import FieldPath, camel_case, load_fields, snake_case
+from vlmpipe.job_spec.worker_pools import POOLS
+
+LARGEST_FILE_BYTES = 1 << 20
+WHOLE_IS_WRONG = "VP109"
+MOST_VALUES = 100_000  # an alias in YAML may stand for many values, so the file's size is no bound
+Spelling = Literal["camelCase", "snake_case"]
+Form = Literal["job", "spec", "pools"]
+
+_JOB_KEYS = {"job_spec": "CustomJob", "trial_job_spec": "HyperparameterTuningJob"}
+_OTHER_FILES = (
+    ({"pipelineSpec", "deploymentSpec", "pipelineInfo"}, "a compiled pipeline", "its jobs are made when it runs"),
+    ({"model", "data", "train"}, "a run file", "leave --job-spec out: vlmpipe check {path}"),
+    ({"apiVersion", "kind"}, "a Kubernetes object", "give the spec of a Vertex AI CustomJob"),
+)
+
+
+@dataclass(frozen=True)
+class SpecFile:
+    """A CustomJobSpec from a file, in snake_case, with what was wrong with its spelling."""
+
+    spec: dict[str, Any]
+    region: str  # empty where the file does not say it
+    spelling: Spelling
+    form: Form
+    root: str  # path of the spec inside the file
+    violations: tuple[Violation, ...] = ()
+    names: Mapping[FieldPath, str] = field(default_factory=dict)  # path in snake_case -> the last field as written
+
+    def name_path(self, path: FieldPath) -> str:
+        """The path as it stands in the file."""
+        text = self.root
+        for length, part in enumerate(path, 1):
+            if isinstance(part, int):
+                text += f"[{part}]"
+            elif self.form != "pools" or length > 1:
+                name = self.names.get(path[:length]) or self.spell(part)
+                text += f".{name}" if text else name
+        return text or "(the whole file)"
+
+    def spell(self, name: str) -> str:
+        """A field's name in the file's spelling."""
+        return camel_case(name) if self.spelling == "camelCase" and name in _long_names() else name
+
+    def check(self, catalog: Catalog, region: str = "") -> list[Violation]:
+        """What is wrong with the file: spelling first, then everything that `check_spec` finds, in the file's terms."""
+        spec = self.spec[POOLS] if self.form == "pools" else self.spec
+        found = check_spec(spec, region=region or self.region, catalog=catalog, name_path=self.name_path)
+        if self.form == "pools":  # which a file may hold: the SDK takes the list as an argument
+            found = [violation for violation in found if violation.code != WHOLE_IS_WRONG]
+        return [*self.violations, *(self._in_its_spelling(violation) for violation in found)]
+
+    def _in_its_spelling(self, violation: Violation) -> Violation:
+        if self.spelling == "snake_case":
+            return violation
+        return replace(violation, expected=_in_camel_case(violation.expected), fix=_in_camel_case(violation.fix))
+
+
+def read_spec_file(path: str | Path) -> SpecFile:
+    """Read a job spec. Raises ConfigError for a file that cannot be read, is no YAML or JSON, or names a key twice."""
+    path = Path(path)
+    with os_errors(f"reading {path}"):
+        if path.stat().st_size > LARGEST_FILE_BYTES:
+            raise ConfigError(
+                f"{path} has {path.stat().st_size:,} bytes",
+                expected=f"a job spec, at most {LARGEST_FILE_BYTES:,} bytes",
+            )
+        data = path.read_bytes()
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is no text: {error.reason}", expected="YAML or JSON in UTF-8") from error
+    content = _parse(text, str(path))
+    if isinstance(content, Mapping):
+        for keys, kind, fix in _OTHER_FILES:
+            if len(keys & set(content)) > 1:
+                raise ConfigError(f"{path} is {kind}", expected="a CustomJob's spec", fix=fix.format(path=path))
+    if not isinstance(content, Mapping | list):
+        found = "empty" if content is None else f"a {type(content).__name__}"
+        raise ConfigError(f"{path} is {found}", expected="a CustomJob, its spec, or a list of worker pools")
+    return spec_of(content)
+
+
+def spec_of(content: Mapping[str, Any] | list[Any]) -> SpecFile:
+    """A CustomJob, a CustomJobSpec (also as `gcloud ai custom-jobs create --config` takes it) or a list of pools.
+
+    The spelling is that of most field names. Names in the other one are violations, and are read all the same.
+    """
+    spec, root, form, region = _unwrap(content)
+    names = _Names()
+    renamed = names.message(spec, "CustomJobSpec", ())
+    if form == "pools":
+        del names.written[(POOLS,)]  # which the file does not have
+    num_camel, num_snake = (
+        sum(_spelling_of(name) == spelling for name in names.written.values())
+        for spelling in ("camelCase", "snake_case")
+    )
+    spelling: Spelling = "camelCase" if num_camel > num_snake else "snake_case"
+    file = SpecFile(renamed, region, spelling, form, root, names=names.written)
+    breaches = [
+        Breach(
+            "VP102",
+            path,
+            f"{_spelling_of(name)} in a file that is written in {spelling}",
+            file.spell(str(path[-1])),
+            "the REST API and gcloud take camelCase, the SDK and the pipeline component snake_case",
+        )
+        for path, name in names.written.items()
+        if _spelling_of(name) not in ("", spelling)
+    ]
+    return replace(file, violations=tuple(violation_of(breach, file.name_path) for breach in breaches))
+
+
+class _Names:
+    """Renames fields to snake_case, along the API's messages only, and remembers how they were written."""
+
+    def __init__(self) -> None:
+        self.written: dict[FieldPath, str] = {}
+        self._num_values = 0
+        self._messages = load_fields()["messages"]
+
+    def message(self, value: Mapping[Any, Any], message: str, path: FieldPath) -> dict[str, Any]:
+        fields = self._messages[message]
+        renamed: dict[str, Any] = {}
+        for name, inner in value.items():
+            snake = snake_case(str(name))
+            if snake not in fields or snake in renamed or (snake != name and snake in value):
+                renamed[str(name)] = inner  # for the rules to name
+                continue
+            where = (*path, snake)
+            self.written[where] = str(name)
+            renamed[snake] = self._value(inner, fields[snake], where)
+        return renamed
+
+    def _value(self, value: Any, kind: str, path: FieldPath) -> Any:
+        self._num_values += 1
+        if self._num_values > MOST_VALUES:
+            raise ConfigError(f"the job spec has more than {MOST_VALUES:,} values", expected="a job spec")
+        inner = kind.strip("[]")
+        if kind.startswith("[") and isinstance(value, list):
+            return [self._value(item, inner, (*path, index)) for index, item in enumerate(value)]
+        if inner in self._messages and isinstance(value, Mapping):
+            # One pool without its list is read as a list of one.
+            return self.message(value, inner, (*path, 0) if kind.startswith("[") else path)
+        return value
+
+
+def _unwrap(content: Mapping[str, Any] | list[Any]) -> tuple[Mapping[str, Any], str, Form, str]:
+    if isinstance(content, list):
+        return {POOLS: content}, "", "pools", ""
+    for name, inner in content.items():
+        if snake_case(str(name)) in _JOB_KEYS and isinstance(inner, Mapping) and not _has_pools(content):
+            return inner, str(name), "job", _region_of(content)
+    return content, "", "spec", ""
+
+
+def _has_pools(content: Mapping[str, Any]) -> bool:
+    return any(snake_case(str(name)) == POOLS for name in content)
+
+
+def _region_of(job: Mapping[str, Any]) -> str:
+    """From the job's resource name, projects/P/locations/REGION/customJobs/ID, as `describe` prints it."""
+    parts = str(job.get("name", "")).split("/")
+    return parts[3] if len(parts) > 3 and parts[2] == "locations" else ""
+
+
+def _spelling_of(name: str) -> str:
+    """Empty for a name of one word, which is the same in both."""
+    if "_" in name:
+        return "snake_case"
+    return "camelCase" if name != name.lower() else ""
+
+
+def _in_camel_case(text: str) -> str:
+    """`text` with the API's fields in camelCase."""
+    for name in _long_names():
+        text = text.replace(name, camel_case(name))
+    return text
+
+
+@functools.cache
+def _long_names() -> list[str]:
+    """Field names of several words, the longest first: one may be part of another."""
+    names = {name for fields in load_fields()["messages"].values() for name in fields if "_" in name}
+    return sorted(names, key=len, reverse=True)
+
+
+def _parse(text: str, source: str) -> Any:
+    """JSON where it is JSON, else YAML. Keys that are given twice are an error: one of them would be lost."""
+    twice: list[str] = []
+    try:
+        if text.lstrip()[:1] in ("{", "["):
+            try:
+                content = json.loads(text, object_pairs_hook=lambda pairs: _once(pairs, twice))
+            except json.JSONDecodeError:
+                twice.clear()
+                content = _load_yaml(text, twice)  # YAML has braces too
+        else:
+            content = _load_yaml(text, twice)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+        raise ConfigError(f"{source} is neither YAML nor JSON: {problem}{where}", expected="one job spec") from error
+    except RecursionError as error:
+        raise ConfigError(f"{source} is nested too deeply", expected="a job spec") from error
+    except ValueError as error:
+        raise ConfigError(f"{source} holds a value that cannot be read: {error}", expected="a job spec") from error
+    if twice:
+        raise ConfigError(f"{source} gives keys twice: {', '.join(twice)}", expected="each key once in its object")
+    return content
+
+
+def _once(pairs: list[tuple[str, Any]], twice: list[str]) -> dict[str, Any]:
+    seen: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in seen:
+            twice.append(name)
+        seen[name] = value
+    return seen
+
+
+def _load_yaml(text: str, twice: list[str]) -> Any:
+    base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+    class Loader(base):  # libyaml is optional, so the base is chosen when it runs
+        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+            seen = set()
+            for key, _ in node.value:
+                if key.tag == "tag:yaml.org,2002:merge":
+                    continue
+                if key.value in seen and isinstance(key.value, str):
+                    twice.append(f"{key.value} (line {key.start_mark.line + 1})")
+                seen.add(key.value if isinstance(key.value, str) else id(key))
+            return super().construct_mapping(node, deep)
+
+    # A date is no type of a job spec: what looks like one is text.
+    Loader.yaml_implicit_resolvers = {
+        first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+        for first, resolvers in base.yaml_implicit_resolvers.items()
+    }
+    return yaml.load(text, Loader=Loader)

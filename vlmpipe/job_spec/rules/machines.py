@@ -1,0 +1,131 @@
+"""Rules VP3xx: machine, accelerators, region and boot disk, against the catalogue."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from vlmpipe.job_spec.rules.base import Breach, Job, Pool
+from vlmpipe.job_spec.schema import FieldPath, did_you_mean
+
+if TYPE_CHECKING:
+    from vlmpipe.catalog.machines import Catalog, Machine
+
+LEAST_BOOT_DISK_GB, MOST_BOOT_DISK_GB = 100, 64_000
+BOOT_DISK_TYPES = ("pd-ssd", "pd-standard", "hyperdisk-balanced")
+SPECIFIC_RESERVATION = "SPECIFIC_RESERVATION"
+# Family, kind and size, as in n2-standard-16, a2-highgpu-1g or c2d-highmem-8.
+_MACHINE_TYPE = re.compile(r"(?P<family>[a-z][0-9]+[a-z]{0,2})-[a-z]+-[0-9]+g?")
+
+
+def check(job: Job) -> Iterator[Breach]:
+    """Each pool's machine. Reducers are another rule's matter, TPU hosts are not in the catalogue."""
+    for pool in job.pools:
+        yield from _disk_size(pool)
+        if pool.is_reducers:
+            continue
+        machine = job.machine(pool)
+        yield from _pair(pool)
+        yield from _disk_type(pool, machine)
+        if pool.is_tpu:
+            continue
+        if machine:
+            yield from _accelerators(job.catalog, pool, machine)
+            yield from _reservation(pool, machine)
+        elif pool.machine_type:
+            yield _unknown(job.catalog, pool)
+        yield from _region(job, pool)
+
+
+def _pair(pool: Pool) -> Iterator[Breach]:
+    """Type and count are given together. TPU hosts of newer kinds have neither."""
+    name, count = _paths(pool)
+    if pool.accelerator_type and not pool.accelerator_count and pool.knows("machine_spec", "accelerator_count"):
+        yield Breach("VP305", count, "missing", f"the number of {pool.accelerator_type}")
+    if pool.accelerator_count and not pool.accelerator_type and pool.knows("machine_spec", "accelerator_type"):
+        yield Breach("VP306", name, "missing", f"the type of the {pool.accelerator_count} accelerators")
+
+
+def _accelerators(catalog: Catalog, pool: Pool, machine: Machine) -> Iterator[Breach]:
+    wanted, count = pool.accelerator_type, pool.accelerator_count
+    name_path, count_path = _paths(pool)
+    if wanted and wanted not in machine.accelerators:
+        takes = ", ".join(machine.accelerators) or "no accelerator"
+        others = [other.machine_type for other in catalog.machines_with(wanted)]
+        fix = f"{wanted} is on {_some(others)}" if others else f"no machine in the catalogue has {wanted}"
+        expected = f"{takes}: what {machine.machine_type} takes"
+        yield Breach("VP303", name_path, f"{wanted} on {machine.machine_type}", expected, fix)
+    elif wanted and count and count not in machine.accelerators[wanted]:
+        allowed = machine.accelerators[wanted]
+        others = [
+            f"{other.machine_type}"
+            for other in catalog.machines_with(wanted)
+            if count in other.accelerators[wanted] and other is not machine
+        ]
+        fix = f"{count} x {wanted} is on {_some(others)}" if others else ""
+        expected = f"{' or '.join(map(str, allowed))} on {machine.machine_type}"
+        yield Breach("VP304", count_path, str(count), expected, fix)
+    elif machine.accelerators_fixed and not wanted and not count and pool.knows("machine_spec", "accelerator_type"):
+        (count, *_) = machine.accelerator_counts
+        fix = f"write accelerator_type: {machine.accelerator_type} and accelerator_count: {count}"
+        yield Breach("VP307", name_path, "missing", f"the accelerators of {machine.machine_type}", fix)
+
+
+def _reservation(pool: Pool, machine: Machine) -> Iterator[Breach]:
+    affinity = pool.get("machine_spec", "reservation_affinity") or {}
+    path = ("machine_spec", "reservation_affinity")
+    specific = affinity.get("reservation_affinity_type") == SPECIFIC_RESERVATION
+    if machine.needs_reservation and not specific and pool.knows(*path, "reservation_affinity_type"):
+        yield Breach(
+            "VP309",
+            pool.at(*path),
+            affinity.get("reservation_affinity_type", "missing"),
+            f"{SPECIFIC_RESERVATION}: {machine.machine_type} is only to be had from a shared reservation",
+            "name yours with key: compute.googleapis.com/reservation-name and values",
+        )
+
+
+def _region(job: Job, pool: Pool) -> Iterator[Breach]:
+    regions = job.catalog.regions.get(pool.accelerator_type, ())
+    if job.region and regions and job.region not in regions:
+        hint = did_you_mean(job.region, list(regions)).removeprefix("; ")
+        found = f"{pool.accelerator_type} in {job.region}"
+        yield Breach("VP308", _paths(pool)[0], found, f"a region that offers it: {', '.join(regions)}", hint)
+
+
+def _disk_type(pool: Pool, machine: Machine | None) -> Iterator[Breach]:
+    disk = pool.get("disk_spec", "boot_disk_type")
+    allowed = machine.boot_disk_types if machine else BOOT_DISK_TYPES
+    if disk and disk not in allowed:
+        hint = did_you_mean(disk, list(allowed)) if disk not in BOOT_DISK_TYPES else ""
+        where = f" on {machine.machine_type}" if machine else ""
+        expected = f"{' or '.join(allowed)}{where}{hint}"
+        yield Breach("VP310", pool.at("disk_spec", "boot_disk_type"), disk, expected)
+
+
+def _disk_size(pool: Pool) -> Iterator[Breach]:
+    size_gb = pool.get("disk_spec", "boot_disk_size_gb")
+    if size_gb and not LEAST_BOOT_DISK_GB <= size_gb <= MOST_BOOT_DISK_GB:
+        expected = f"{LEAST_BOOT_DISK_GB} to {MOST_BOOT_DISK_GB:,} GB"
+        yield Breach("VP311", pool.at("disk_spec", "boot_disk_size_gb"), f"{size_gb:,} GB", expected)
+
+
+def _unknown(catalog: Catalog, pool: Pool) -> Breach:
+    """An impossible machine is an error; one of a family that the catalogue leaves out is only unchecked."""
+    path, name = pool.at("machine_spec", "machine_type"), pool.machine_type
+    form = _MACHINE_TYPE.fullmatch(name)
+    held = {machine.partition("-")[0] for machine in catalog.machines}
+    if form and form["family"] not in held:
+        return Breach("VP302", path, name, "a machine of the catalogue: this one is not checked further")
+    hint = did_you_mean(name, list(catalog.machines)).removeprefix("; ")
+    return Breach("VP301", path, name, "a machine type that Vertex AI training offers", hint)
+
+
+def _paths(pool: Pool) -> tuple[FieldPath, FieldPath]:
+    return pool.at("machine_spec", "accelerator_type"), pool.at("machine_spec", "accelerator_count")
+
+
+def _some(names: list[str], most: int = 4) -> str:
+    """A few of the names."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

@@ -1,0 +1,81 @@
+"""Rules VP5xx: the job's network and who it runs as."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from vlmpipe.job_spec.rules.base import Breach, Job
+from vlmpipe.job_spec.schema import FieldPath
+
+_NETWORK = re.compile(r"projects/[0-9]+/global/networks/[a-z]([a-z0-9-]*[a-z0-9])?")
+_ADDRESS = re.compile(r"[0-9.]+(/[0-9]+)?|[0-9a-fA-F:]*:[0-9a-fA-F:]*(/[0-9]+)?")
+# Variables that say that a program talks to the service, and those that keep it from doing so or send it elsewhere.
+_SERVICES = {
+    "Weights & Biases": (
+        re.compile(r"WANDB_"),
+        {"WANDB_MODE": {"offline", "disabled", "dryrun"}, "WANDB_DISABLED": {"true", "1"}, "WANDB_BASE_URL": None},
+        re.compile(r"\bwandb\b"),
+    ),
+    "the Hugging Face hub": (
+        re.compile(r"HF_(HUB_|TOKEN|ENDPOINT)|HUGGING_?FACE_HUB_|HUGGINGFACE_TOKEN"),
+        {"HF_HUB_OFFLINE": {"1", "true", "yes", "on"}, "HF_ENDPOINT": None},
+        re.compile(r"\bhuggingface\.co\b|\bpush[_-]to[_-]hub\b"),
+    ),
+}
+
+
+def check(job: Job) -> Iterator[Breach]:
+    """Peering, Private Service Connect, address ranges and the service account."""
+    network, psc = job.spec.get("network"), job.spec.get("psc_interface_config")
+    if network and psc:
+        yield Breach("VP501", ("psc_interface_config",), "given with network", "one of the two")
+    if network and not _NETWORK.fullmatch(network):
+        expected = "projects/NUMBER/global/networks/NAME with the project's number"
+        fix = "gcloud projects describe PROJECT --format='value(projectNumber)' prints it"
+        yield Breach("VP502", ("network",), network, expected, fix)
+    for index, name in enumerate(job.spec.get("reserved_ip_ranges", ())):
+        if _ADDRESS.fullmatch(name):
+            fix = "gcloud compute addresses list --global --filter=purpose=VPC_PEERING prints the names"
+            yield Breach("VP503", ("reserved_ip_ranges", index), name, "the name of a reserved range", fix)
+    if network or psc:
+        yield from _services(job, "network" if network else "psc_interface_config")
+    if not job.spec.get("service_account") and job.knows("service_account"):
+        expected = "an account for this job; without one it runs as the project's Vertex AI custom code agent"
+        fix = "write NAME@PROJECT.iam.gserviceaccount.com; the account of a pipeline is not inherited"
+        yield Breach("VP505", ("service_account",), "missing", expected, fix)
+
+
+def _services(job: Job, network: str) -> Iterator[Breach]:
+    for service, (names, silenced_by, words) in _SERVICES.items():
+        where = _first_use(job, names, silenced_by, words)
+        if where:
+            yield Breach(
+                "VP504",
+                where,
+                f"{service} with {network}",
+                "a way out of the private network (Cloud NAT), which it need not have",
+                "write to Cloud Storage and bring weights there beforehand, or check the route",
+            )
+
+
+def _first_use(
+    job: Job, names: re.Pattern[str], silenced_by: dict[str, set[str] | None], words: re.Pattern[str]
+) -> FieldPath:
+    """Where a pool first names the service; empty if none does, or if the service is switched off or private there."""
+    for pool in job.pools:
+        variables = list(pool.environment())
+        values = {name: value for _, name, value in variables}
+        if any(
+            name in values and (quiet is None or values[name].lower() in quiet) for name, quiet in silenced_by.items()
+        ):
+            continue
+        for path, name, _ in variables:
+            if names.match(name):
+                return path
+        for path, task in pool.tasks():
+            for field in ("command", "args"):
+                for index, word in enumerate(task.get(field) or ()):
+                    if words.search(word):
+                        return (*path, field, index)
+    return ()

@@ -1,0 +1,1 @@
+"""Cost, quotas, scheduled runs, and approval before money is spent."""

@@ -1,0 +1,137 @@
+"""May this plan be submitted? A red one not, and money only after a yes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from trainer.errors import ConfigError, ExitCode, UserError
+
+if TYPE_CHECKING:
+    from vlmpipe.config.run_config import RunConfig
+    from vlmpipe.planner.plan import Plan
+
+
+@dataclass(frozen=True)
+class Spending:
+    """What consent depends on."""
+
+    name: str
+    state: str  # green, amber or red
+    errors: tuple[str, ...]  # why it is red, a line each
+    usd: float | None  # the whole run on `term`; None: a price that nobody knows, and `unknown` says which
+    hours: float | None  # of all jobs
+    machines: str
+    term: str  # standard, spot or flex_start
+    unknown: str = ""
+
+
+def spending_of(config: RunConfig, plan: Plan) -> Spending:
+    """What consent depends on, from the whole plan."""
+    cost = plan.cost
+    hours = [step.hours for step in cost.steps if step.hours is not None] if cost else []
+    return Spending(
+        name=config.name,
+        state=plan.state,
+        errors=tuple(plan.errors),
+        usd=cost.usd if cost else None,
+        hours=sum(hours) if cost and len(hours) == len(cost.steps) else None,
+        machines=machines_of(config),
+        term=cost.term if cost else config.cluster.strategy,
+        unknown=_why_not_known(plan),
+    )
+
+
+def _why_not_known(plan: Plan) -> str:
+    if plan.cost is None:
+        return next(iter(plan.notes), "the plan says no cost")
+    steps = plan.cost.steps
+    reasons = [f"no price of {name}" for name in plan.cost.missing]
+    reasons += [f"no hours of {step.job}" for step in steps if step.hours is None]
+    if plan.load is None or plan.load.steps is None:
+        reasons.append("plan.samples does not say how many samples there are")
+    known = [step.usd for step in steps if step.usd is not None]
+    return ", ".join(reasons) + (f"; {dollars(sum(known))} of it are known" if known else "")
+
+
+def machines_of(config: RunConfig) -> str:
+    """The training job's machines, for example "4 x a2-ultragpu-8g + 13 x n1-highcpu-16"."""
+    cluster = config.cluster
+    pools = [f"{cluster.replica_count} x {cluster.machine_type}"]
+    if cluster.reduction_server:
+        pools.append(f"{cluster.reduction_server.replica_count} x {cluster.reduction_server.machine_type}")
+    return " + ".join(pools)
+
+
+def refuse_red(plan: Spending, *, force: bool) -> None:
+    """Raise ConfigError for a plan with errors, unless forced."""
+    if plan.state == "red" and not force:
+        raise ConfigError(
+            "\n".join([f"not submitted: the plan of {plan.name} is red", *(f"  {error}" for error in plan.errors)]),
+            expected="a plan without errors: what is red here fails later, on machines that are paid for",
+            fix="correct what is named and look again with vlmpipe plan\n"
+            "--force overrides the estimate of memory; nothing starts jobs that Vertex AI would refuse",
+        )
+
+
+def require_consent(
+    plan: Spending, *, confirm_above_usd: float, force: bool, yes: bool, ask: Callable[[str], bool] | None
+) -> None:
+    """Return only if `plan` may be submitted.
+
+    Args:
+        plan: what the planner found.
+        confirm_above_usd: the run file's plan.confirm_above_usd. A run of unknown cost is asked about too.
+        force: submit a red plan. It says nothing about money.
+        yes: the answer to the question, given beforehand.
+        ask: puts a question to a person; None where nobody is there to answer.
+
+    Raises ConfigError for a red plan and for a question that nobody can answer, UserError (exit 130) after a no.
+    """
+    refuse_red(plan, force=force)
+    needs = what_needs_a_yes(plan, confirm_above_usd)
+    if not needs or yes:
+        return
+    if ask is None:
+        raise ConfigError(
+            f"not submitted: {needs}, and there is no terminal to ask in",
+            expected="a yes before this is spent",
+            fix="add --yes, or raise plan.confirm_above_usd if the plan knows the cost",
+        )
+    if not ask(f"{needs}.\nSubmit it?"):
+        raise UserError("not submitted: the answer was no; nothing was sent", code=ExitCode.INTERRUPTED)
+
+
+def what_needs_a_yes(plan: Spending, confirm_above_usd: float) -> str:
+    """What a person must know before the run is submitted, as a clause; empty when it may go without a question."""
+    hours = "hours not known" if plan.hours is None else f"about {plan.hours:,.1f} h"
+    where = f"{hours}, {plan.machines}, {plan.term}"
+    if plan.usd is None:
+        return f"what {plan.name} will cost is not known: {plan.unknown} ({where})"
+    if plan.usd > confirm_above_usd:
+        threshold = f"more than plan.confirm_above_usd, {dollars(confirm_above_usd)}"
+        return f"{plan.name} is planned to cost {dollars(plan.usd)} ({where}), {threshold}"
+    return ""
+
+
+def dollars(usd: float) -> str:
+    """An amount for people, cents only where they matter."""
+    return f"${usd:,.2f}" if usd < 100 else f"${usd:,.0f}"
+
+
+def terminal_question() -> Callable[[str], bool] | None:
+    """A function that asks in the terminal, on stderr so that stdout stays the answer's; None without a terminal."""
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return None
+
+    def ask(question: str) -> bool:
+        print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
+        try:
+            return sys.stdin.readline().strip().lower() in ("y", "yes")
+        except KeyboardInterrupt:  # Ctrl-C at a question is a no
+            print(file=sys.stderr)
+            return False
+
+    return ask

@@ -1,0 +1,270 @@
+"""What a run costs: whole and by job, on each way to get capacity, with the loss by preemptions that is to be expected.
+
+A price that nobody knows stays None and is named; everything else is computed. Prices come from `prices.yaml` or the
+user's own file.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, get_args
+
+from trainer.sizing.checkpoint_size import checkpoint_bytes
+from trainer.sizing.model_shape import ModelShape
+from vlmpipe.catalog.machines import Gpu, Machine
+from vlmpipe.config.infrastructure import FLEX_START_MOST_TIMEOUT_S
+from vlmpipe.config.run_config import RunConfig
+from vlmpipe.planner.cost.cron import runs_per_month
+from vlmpipe.planner.parallel_layout import Layout
+from vlmpipe.planner.time.communication import FP32_BYTES
+from vlmpipe.planner.time.feature_cache import GIB, CacheAdvice
+from vlmpipe.planner.time.goodput import LostTime, lost_time, mean_time_between_preemptions_s, young_daly_s
+from vlmpipe.planner.time.other_jobs import cache_features_hours, evaluate_hours
+from vlmpipe.planner.time.step_time import Time
+from vlmpipe.planner.workload import RowLoad
+
+if TYPE_CHECKING:
+    from vlmpipe.catalog.prices import Prices
+
+Term = Literal["standard", "spot", "flex_start"]
+TERMS: tuple[Term, ...] = get_args(Term)
+HOURS_PER_MONTH = 730  # Google Cloud's month
+NOT_COUNTED = (
+    "Not counted: the time in which machines start and pull images, data preparation and the pipeline's other CPU "
+    "steps (e2-standard-4 each), network traffic out of the region, storage of prepared data, and logs."
+)
+
+
+@dataclass(frozen=True)
+class StepCost:
+    """One job of the run. None: not known."""
+
+    job: str
+    replicas: int
+    hours: float | None
+    usd_per_hour: float | None  # all replicas, with boot disks and reducers
+    usd: float | None
+
+
+@dataclass(frozen=True)
+class TermCost:
+    """The whole run, all jobs on one way to get capacity."""
+
+    term: Term
+    possible: bool
+    why_not: str
+    steps: tuple[StepCost, ...]
+    train_hours: float | None  # with the expected loss
+    lost: LostTime | None
+    usd: float | None
+    missing: tuple[str, ...]  # prices that are not known
+    old: bool  # some price is more than 90 days old
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of one run, and of its schedule. None: not known, and `missing` or `assumptions` says why."""
+
+    by_term: dict[Term, TermCost]
+    term: Term  # the run file's; of a ladder the dearest
+    usd: float | None
+    steps: tuple[StepCost, ...]
+    storage_bytes: int
+    storage_usd_per_month: float | None
+    schedule_runs_per_month: float | None
+    schedule_usd_per_month: float | None
+    checkpoint_every_s: float | None  # by Young and Daly, on Spot
+    checkpoint_every_steps: int | None  # the same in steps
+    expected_lost_hours: float | None  # with the run file's interval, on its term
+    least_lost_hours: float | None  # with the interval by Young and Daly
+    assumptions: tuple[str, ...]
+    missing: tuple[str, ...]
+    ladder: tuple[Term, ...] = ()  # the training job's rungs in order; empty without a ladder
+
+
+def estimate_cost(
+    config: RunConfig,
+    shape: ModelShape,
+    layout: Layout,
+    load: RowLoad,
+    time: Time,
+    cache: CacheAdvice,
+    machine: Machine,
+    gpu: Gpu | None,
+    prices: Prices,
+) -> Cost:
+    """The run on every term. The run file's own is `term`."""
+    hours = hours_beside_training(config, shape, layout, load, cache, gpu)
+    by_term = {term: term_cost(config, time, hours, machine, gpu, prices, term) for term in TERMS}
+    # With a ladder any rung may be the one that runs: what is asked about is the dearest.
+    chosen = max(
+        (by_term[term] for term in config.cluster.strategies),
+        key=lambda found: math.inf if found.usd is None else found.usd,
+    )
+    storage_bytes = config.train.keep_checkpoints * checkpoint_bytes(
+        shape.trainable_parameters, config.train, layout.data_parallel
+    )
+    storage_bytes += shape.total_parameters * FP32_BYTES  # the exported model
+    storage_bytes += cache.bytes or 0 if cache.state == "on" else 0
+    storage = prices.storage(config.gcp.location)
+    runs = runs_per_month(config.schedule.cron) if config.schedule else None
+    every_s, every_steps, least = _best_interval(config, time)
+    preemptible = chosen.term == "spot"
+    missing = tuple(dict.fromkeys((*chosen.missing, *storage.missing)))
+    return Cost(
+        by_term=by_term,
+        term=chosen.term,
+        ladder=tuple(rung.strategy for rung in config.cluster.ladder),
+        usd=chosen.usd,
+        steps=chosen.steps,
+        storage_bytes=storage_bytes,
+        storage_usd_per_month=None
+        if storage.usd_per_gb_month is None
+        else storage_bytes / GIB * storage.usd_per_gb_month,
+        schedule_runs_per_month=runs,
+        schedule_usd_per_month=None if runs is None or chosen.usd is None else runs * chosen.usd,
+        checkpoint_every_s=every_s,
+        checkpoint_every_steps=every_steps,
+        expected_lost_hours=chosen.lost.total_hours if chosen.lost else None,
+        least_lost_hours=least.total_hours if least and preemptible else None,
+        assumptions=tuple(_assumptions(config, time, chosen, runs, old=chosen.old or storage.old)),
+        missing=missing,
+    )
+
+
+def hours_beside_training(
+    config: RunConfig, shape: ModelShape, layout: Layout, load: RowLoad, cache: CacheAdvice, gpu: Gpu | None
+) -> dict[str, float | None]:
+    """Of the other jobs that take GPUs. 0: there is no such job. None: not known."""
+    return {
+        "cache_features": cache_features_hours(config, cache),
+        "evaluate": evaluate_hours(config, shape, layout, load, gpu, cached=cache.state == "on"),
+    }
+
+
+def why_not(config: RunConfig, term: Term, machine: Machine, gpu: Gpu | None, hours: float | None) -> str:
+    """Why a run cannot have its machines on this term; empty where it can."""
+    if term == "spot" and not machine.spot:
+        return f"{machine.machine_type} is not offered as Spot"
+    if term == "flex_start":
+        if gpu is None or not gpu.flex_start:
+            return f"flex_start does not offer {gpu.accelerator_type if gpu else 'machines without GPUs'}"
+        if config.cluster.reduction_server:
+            return "flex_start needs the same machine in all pools, so no Reduction Server"
+        if hours is not None and hours * 3600 > FLEX_START_MOST_TIMEOUT_S:
+            return f"flex_start ends a job after {FLEX_START_MOST_TIMEOUT_S // 86400} days"
+    return ""
+
+
+def term_cost(
+    config: RunConfig,
+    time: Time,
+    hours: dict[str, float | None],
+    machine: Machine,
+    gpu: Gpu | None,
+    prices: Prices,
+    term: Term,
+) -> TermCost:
+    """The run on one term. `hours`: see `hours_beside_training`."""
+    cluster = config.cluster
+    lost = lost_time(config, time, preemptible=term == "spot")
+    train_hours = None
+    if time.train_hours is not None and lost is not None:
+        train_hours = time.train_hours + lost.rework_hours + lost.restarts_hours  # saves are in the step's time
+    jobs = {
+        "cache_features": (cluster.features_replica_count, hours["cache_features"]),
+        "train": (cluster.replica_count, train_hours),
+        "evaluate": (cluster.evaluate_replica_count, hours["evaluate"]),
+    }
+    steps, missing, old = [], dict[str, None](), False
+    for job, (replicas, job_hours) in jobs.items():
+        if job_hours == 0:
+            continue
+        rate, not_known, is_old = _usd_per_hour(config, prices, term, replicas, reducers=job == "train")
+        missing.update(dict.fromkeys(not_known))
+        old = old or is_old
+        usd = None if rate is None or job_hours is None else rate * job_hours
+        steps.append(StepCost(job, replicas, job_hours, rate, usd))
+    refusal = why_not(config, term, machine, gpu, train_hours)
+    return TermCost(
+        term=term,
+        possible=not refusal,
+        why_not=refusal,
+        steps=tuple(steps),
+        train_hours=train_hours,
+        lost=lost,
+        usd=_whole(steps),
+        missing=tuple(missing),
+        old=old,
+    )
+
+
+def _whole(steps: list[StepCost]) -> float | None:
+    """All jobs. One whose hours are not known is left out, as long as it is not training; a missing price is not."""
+    total = 0.0
+    for step in steps:
+        if step.usd is not None:
+            total += step.usd
+        elif step.job == "train" or step.usd_per_hour is None:
+            return None
+    return total
+
+
+def _usd_per_hour(
+    config: RunConfig, prices: Prices, term: Term, replicas: int, *, reducers: bool
+) -> tuple[float | None, tuple[str, ...], bool]:
+    """Of a job's replicas with their boot disks and, for training, its reducers; missing prices; whether one is old."""
+    cluster, region = config.cluster, config.gcp.location
+    node = prices.machine(cluster.machine_type, cluster.accelerator_type, cluster.accelerator_count, region, term)
+    disk = prices.boot_disk(cluster.boot_disk_type, region)
+    missing, old = (*node.missing, *disk.missing), node.old or disk.old
+    total = None
+    if node.usd_per_hour is not None and disk.usd_per_gb_month is not None:
+        disk_usd_per_hour = cluster.boot_disk_size_gb * disk.usd_per_gb_month / HOURS_PER_MONTH
+        total = replicas * (node.usd_per_hour + disk_usd_per_hour)
+    if reducers and cluster.reduction_server:
+        server = prices.machine(cluster.reduction_server.machine_type, "", 0, region, term)
+        missing, old = (*missing, *server.missing), old or server.old
+        if total is not None and server.usd_per_hour is not None:
+            total += cluster.reduction_server.replica_count * server.usd_per_hour
+        else:
+            total = None
+    return total, missing, old
+
+
+def _best_interval(config: RunConfig, time: Time) -> tuple[float | None, int | None, LostTime | None]:
+    rate = config.plan.preemptions_per_node_hour
+    if time.step_s is None or time.save_s is None or not rate:
+        return None, None, None
+    every_s = young_daly_s(time.save_s, mean_time_between_preemptions_s(config))
+    work_step_s = time.step_s - time.save_s / config.train.checkpoint_every_steps
+    steps = max(1, round(every_s / work_step_s))
+    return every_s, steps, lost_time(config, time, preemptible=True, every_s=steps * work_step_s)
+
+
+def _assumptions(config: RunConfig, time: Time, chosen: TermCost, runs: float | None, *, old: bool) -> Iterator[str]:
+    plan = config.plan
+    if config.cluster.ladder:
+        steps = ", then ".join(f"{rung.strategy} for {rung.wait}" for rung in config.cluster.ladder)
+        yield (
+            f"Training tries {steps} (cluster.ladder; 0s waits without end). The cost is that of the dearest, "
+            f"{chosen.term}; waiting costs nothing, and what an earlier rung trained is not trained again."
+        )
+    if "spot" in config.cluster.strategies:
+        yield (
+            f"A Spot node is taken away {plan.preemptions_per_node_hour:g} times an hour (no platform states a rate; "
+            f"plan.preemptions_per_node_hour). All nodes then restart, {plan.restart_s:.0f} s pass to the next step "
+            "(plan.restart_s), and all of that is taken as billed."
+        )
+        if time.train_hours is not None and chosen.lost is None:
+            yield "At this rate and interval the run loses more than it computes: save more often, or use fewer nodes."
+    for step in chosen.steps:
+        if step.hours is None:
+            yield f"How long the {step.job} job takes is not known, so its cost is not in the sum."
+    if old:
+        yield "Some prices are more than 90 days old: give your own with plan.prices_file."
+    if runs is not None:
+        yield "Each scheduled run is taken to encode all images and train all steps; reused features make it cheaper."
+    yield NOT_COUNTED

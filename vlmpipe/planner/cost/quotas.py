@@ -1,0 +1,52 @@
+"""Which of Vertex AI's training quotas a run's jobs count against. Those of Compute Engine do not matter."""
+
+from __future__ import annotations
+
+from trainer.storage.base import join_uri
+from vlmpipe.catalog.machines import load_catalog
+from vlmpipe.config.run_config import RunConfig
+from vlmpipe.job_spec.build import JOBS, job_spec, rungs
+
+# As error messages and quota requests of others spell them, read on 2026-11-22. Of other GPUs none was seen.
+GPU_NAMES = {
+    "NVIDIA_TESLA_T4": "t4",
+    "NVIDIA_L4": "l4",
+    "NVIDIA_TESLA_A100": "a100",
+    "NVIDIA_A100_80GB": "a100_80gb",
+    "NVIDIA_H100_80GB": "h100",
+}
+PREEMPTIBLE = ("SPOT", "FLEX_START")  # flex-start machines are not preempted, but count there
+CPU_FAMILIES = ("n1-", "e2-")  # whose vCPUs share one quota
+
+
+def quotas(config: RunConfig) -> dict[str, int]:
+    """The least limit of each quota, in gcp.location: the most that one job takes, since jobs run one after another.
+
+    GPUs and CPUs whose quota's name is not known are left out.
+    """
+    needed: dict[str, int] = {}
+    uri = join_uri(config.root_uri("vertex"), "runs", config.name)
+    for job in JOBS:
+        for rung in rungs(config, job):
+            spec = job_spec(rung, job, uri)
+            one: dict[str, int] = {}
+            kind = "preemptible_" if spec["scheduling"].get("strategy") in PREEMPTIBLE else ""
+            for pool in filter(None, spec["worker_pool_specs"]):
+                for name, count in _of_machine(pool["machine_spec"]).items():
+                    metric = f"custom_model_training_{kind}{name}"
+                    one[metric] = one.get(metric, 0) + count * int(pool["replica_count"])
+            needed |= {metric: max(count, needed.get(metric, 0)) for metric, count in one.items()}
+    return needed
+
+
+def _of_machine(machine: dict[str, object]) -> dict[str, int]:
+    """What one machine counts against, by the end of the quota's name."""
+    found: dict[str, int] = {}
+    gpu = GPU_NAMES.get(str(machine.get("accelerator_type", "")))
+    if gpu:
+        found[f"nvidia_{gpu}_gpus"] = int(str(machine["accelerator_count"]))
+    name = str(machine["machine_type"])
+    known = load_catalog().machines.get(name)
+    if known and name.startswith(CPU_FAMILIES):
+        found["cpus"] = known.vcpus
+    return found

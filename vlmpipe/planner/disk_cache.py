@@ -1,0 +1,113 @@
+"""Answers about models that take torch and transformers to find, kept on this machine for the next plan.
+
+To import the two takes longer than all else that a plan does. An answer is a pure function of the model's
+configuration, of what is asked and of the code, so all three are in its name: it is never out of date.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import importlib.metadata
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Concatenate, ParamSpec, TypeVar, get_type_hints
+
+from pydantic import TypeAdapter, ValidationError
+
+import trainer
+from trainer.config.model import ModelConfig, WeightsConfig
+from trainer.errors import UserError
+from trainer.storage.base import LocalStorage, Storage
+from vlmpipe import planner
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+FOLDER = "planner"  # under VLMPIPE_CACHE_DIR, else under the user's own cache
+LIBRARIES = ("torch", "transformers", "peft")
+OTHER_CODE_KEPT_S = 30 * 24 * 3600.0  # the answers of other versions, since the last new one
+
+
+def kept(find: Callable[Concatenate[str, P], R]) -> Callable[Concatenate[str, P], R]:
+    """Keep what a pure function of (the model section as JSON, ...) answers, in memory and as JSON on the disk.
+
+    Its return type must be one that pydantic writes and reads back, its arguments must show all that they are in their
+    `repr`. A file that cannot be read as an answer is made anew.
+    """
+
+    @functools.cache
+    @functools.wraps(find)
+    def answer(model: str, *args: P.args, **kwargs: P.kwargs) -> R:
+        configurations = _configurations(model)
+        store = _store()
+        if configurations is None or store is None:
+            return find(model, *args, **kwargs)
+        asked = (find.__module__, find.__qualname__, model, configurations, args, sorted(kwargs.items()))
+        name = f"{hashlib.sha256(repr(asked).encode()).hexdigest()}.json"
+        form: TypeAdapter[R] = TypeAdapter(get_type_hints(find)["return"])
+        if store.stat(name):
+            with contextlib.suppress(ValidationError):  # one that is damaged is written again
+                return form.validate_json(store.read(name))
+        found = find(model, *args, **kwargs)
+        # On a disk that is full or read-only the next plan takes some seconds more, and this one is none the worse.
+        with contextlib.suppress(UserError):
+            store.write(name, form.dump_json(found))
+        return found
+
+    return answer  # type: ignore[return-value]
+
+
+def _store() -> Storage | None:
+    """Of the answers of this code. None: this machine has no place for them."""
+    try:
+        root = Path(os.environ.get("VLMPIPE_CACHE_DIR") or "~/.cache/vlmpipe").expanduser() / FOLDER
+        own = root / _code()
+        if not own.is_dir():
+            own.mkdir(parents=True)
+            for other in root.iterdir():
+                if other.stat().st_mtime < time.time() - OTHER_CODE_KEPT_S:
+                    shutil.rmtree(other, ignore_errors=True)
+    except (OSError, RuntimeError):  # RuntimeError: a user without a home
+        return None
+    return LocalStorage(own)
+
+
+def _configurations(model: str) -> str | None:
+    """A digest of the configuration files that the model section points to. None: they are not on this machine yet."""
+    section = ModelConfig.model_validate_json(model)
+    digest = hashlib.sha256()
+    for part in (section.tower, section.language_model):
+        if part.weights:
+            folder = _folder(part)
+            if folder is None:
+                return None
+            for file in sorted(folder.glob("*config*.json")):
+                digest.update(json.dumps([file.name, file.read_text()]).encode())
+    return digest.hexdigest()
+
+
+def _folder(part: WeightsConfig) -> Path | None:
+    local = Path(part.weights).expanduser()
+    if local.is_dir():  # one without config.json says elsewhere what model it is, where no digest would see a change
+        return local if (local / "config.json").is_file() else None
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(part.weights, "config.json", revision=part.revision or None)
+    return Path(found).parent if isinstance(found, str) else None
+
+
+@functools.cache
+def _code() -> str:
+    """A digest of what finds the answers: our code by its text, libraries by their versions."""
+    digest = hashlib.sha256(json.dumps([importlib.metadata.version(name) for name in LIBRARIES]).encode())
+    for package in (trainer, planner):
+        root = Path(package.__path__[0])
+        for file in sorted(root.rglob("*.py")):
+            digest.update(json.dumps([str(file.relative_to(root)), file.read_text()]).encode())
+    return digest.hexdigest()

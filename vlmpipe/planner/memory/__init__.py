@@ -1,0 +1,1 @@
+"""Memory of a GPU and of its host, part by part and phase by phase."""

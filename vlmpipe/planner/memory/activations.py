@@ -1,0 +1,188 @@
+"""What one micro-batch holds beside weights and gradients, from traces of the real training module.
+
+Layers are equal, so two traces with one and two language layers give any number of them. Where the tower's levels are
+added to the first layers (DeepStack), these are traced too. Where patterns choose what is trained layers differ, and
+all of them are traced.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from trainer.models.layers.recompute_policy import Recompute
+from trainer.sizing.model_shape import ModelShape
+from trainer.sizing.trace_results import Held, StepTrace
+from vlmpipe.config.run_config import RunConfig
+from vlmpipe.planner.disk_cache import kept
+from vlmpipe.planner.parallel_layout import SHARDED_BY_FSDP, layout_of
+from vlmpipe.planner.shardable import require_splittable
+
+WEIGHT_COPIES = "weight copies"
+# trainer.sizing.trace_results.Compute, whether no layer holds on to its weights, whether gradients of what lies outside
+# of layers are sliced at the end, the ranks that split each layer, and whether they share its tokens
+Computing = tuple[str, bool, bool, int, bool]
+Bytes = Mapping[str, int]  # by category, see trainer.sizing.trace_results.Category
+
+
+@dataclass(frozen=True)
+class Activations:
+    """Bytes by category at the fullest moment of the forward pass, at that of the backward pass before the first
+    gradient of a weight is there and of what comes after it, and where the backward pass has reached the first layer
+    again."""
+
+    forward: Bytes
+    turn: Bytes
+    backward: Bytes
+    backward_end: Bytes
+    input_bytes: int
+
+    def of_rows(self, rows: int, two: Activations) -> Activations:
+        """The same for `rows` rows at once, when these are of one and those in `two` of two: copies of weights do not
+        grow with rows, nor do the logits of a chunk."""
+
+        def extended(one: Bytes, more: Bytes) -> dict[str, int]:
+            first, second = Counter(one), Counter(more)
+            return {name: first[name] + (rows - 1) * (second[name] - first[name]) for name in sorted({*first, *second})}
+
+        return Activations(
+            extended(self.forward, two.forward),
+            extended(self.turn, two.turn),
+            extended(self.backward, two.backward),
+            extended(self.backward_end, two.backward_end),
+            self.input_bytes + (rows - 1) * (two.input_bytes - self.input_bytes),
+        )
+
+
+def worst_rows(config: RunConfig, shape: ModelShape) -> list[tuple[int, int]]:
+    """(images, label tokens) of the rows that can be fullest: text that is all labels, and as many images as fit."""
+    row_tokens, most_images = config.data.row_tokens, config.data.row_images
+    if shape.images_differ:  # the last image may be smaller, so images can fill a row
+        in_images = min(row_tokens, most_images * shape.image_tokens)
+        return [(0, row_tokens), (-(-in_images // shape.image_tokens), row_tokens - in_images)]
+    most_images = min(most_images, row_tokens // shape.image_tokens)
+    return [(0, row_tokens), (most_images, row_tokens - most_images * shape.image_tokens)]
+
+
+def activations(config: RunConfig, shape: ModelShape, mixes: Sequence[tuple[int, int]] = ()) -> Activations:
+    """Of the fullest of `mixes`, (images, label tokens) of one row; by default `worst_rows`.
+
+    Imports torch and transformers, which takes seconds. Raises ConfigError for a model that train.tensor_parallel ranks
+    cannot split.
+    """
+    train, data = config.train, config.data
+    require_degree(config)
+
+    def traced(images: int, labels: int, layers: int) -> StepTrace:
+        return _traced(
+            config.model.model_dump_json(),
+            shape.vocabulary,
+            rows=(train.micro_batch_rows, data.row_tokens, images, labels),
+            cached=is_cached(config),
+            computing=computing_of(config),
+            recompute=Recompute.of(train),
+            layers=layers,
+        )
+
+    layers = shape.language.layers
+    few = layers if config.model.has_patterns else min(shape.levels, layers)  # a level is added to each but the last
+    # Where the backward pass ends: what is held then does not depend on the layers behind.
+    at_end = min(shape.first_reached_layer(cached=is_cached(config)), layers - 1) + 1 if shape.chosen else 1
+
+    def fullest(mix: tuple[int, int]) -> int:
+        trace = traced(*mix, few)
+        return max(each.total_bytes for each in (trace.forward, trace.turn, trace.backward))
+
+    mix = max(mixes or worst_rows(config, shape), key=fullest)
+    one, more = traced(*mix, few), traced(*mix, min(few + 1, layers))
+    return Activations(
+        forward=_extended(one.forward, more.forward, layers - few),
+        turn=_extended(one.turn, more.turn, layers - few),
+        backward=_extended(one.backward, more.backward, layers - few),
+        backward_end={str(name): count for name, count in traced(*mix, at_end).backward.bytes_by_category.items()},
+        input_bytes=one.input_bytes,
+    )
+
+
+def tower_ahead_bytes(config: RunConfig, shape: ModelShape) -> int:
+    """Of `train.tower_stream`: the images of one micro-batch, and the most that a frozen tower holds for them. 0 where
+    the tower does not run."""
+    if is_cached(config):
+        return 0
+    images, _ = max(worst_rows(config, shape))
+    compute = "fp32" if config.train.strategy in SHARDED_BY_FSDP else computing_of(config)[0]
+    rows = (config.train.micro_batch_rows, config.data.row_tokens, images)
+    return _traced_tower(config.model.model_dump_json(), shape.vocabulary, rows=rows, compute=compute)
+
+
+@kept
+def _traced_tower(model: str, vocabulary: int, *, rows: tuple[int, int, int], compute: str) -> int:
+    from trainer.config.model import ModelConfig
+    from trainer.tracing.fake_inputs import RowShape
+    from trainer.tracing.step import trace_tower
+
+    num_rows, row_tokens, images = rows
+    shape = RowShape(num_rows, row_tokens, num_rows * images, 1)
+    config = ModelConfig.model_validate_json(model)
+    return trace_tower(config, shape, vocabulary=vocabulary, compute=compute)  # type: ignore[arg-type]
+
+
+def require_degree(config: RunConfig) -> None:
+    """Raises ConfigError for a model that train.tensor_parallel ranks cannot split."""
+    if config.train.tensor_parallel > 1:
+        ranks, sequence = config.train.tensor_parallel, config.train.sequence_parallel
+        require_splittable(config.model, ranks, cached=is_cached(config), sequence=sequence)
+
+
+def is_cached(config: RunConfig) -> bool:
+    """Whether training reads the tower's output instead of running it."""
+    return config.features.cache == "on" or (config.features.cache == "auto" and "tower" in config.model.freeze)
+
+
+def computing_of(config: RunConfig) -> Computing:
+    """How the strategy computes: two that do it in the same way hold the same activations."""
+    strategy = config.train.strategy
+    in_slices = strategy in SHARDED_BY_FSDP and (strategy != "tp+fsdp" or layout_of(config).weight_shards > 1)
+    compute = "bf16 weights" if in_slices else "autocast"
+    if config.train.precision == "fp32":
+        compute = "fp32"
+    return compute, strategy == "zero3", in_slices, config.train.tensor_parallel, config.train.sequence_parallel
+
+
+@kept
+def _traced(
+    model: str,
+    vocabulary: int,
+    *,
+    rows: tuple[int, int, int, int],
+    cached: bool,
+    computing: Computing,
+    recompute: Recompute,
+    layers: int,
+) -> StepTrace:
+    """`model` is the model section as JSON; `rows` are their number and of one row tokens, images and label tokens."""
+    from trainer.config.model import ModelConfig
+    from trainer.tracing.fake_inputs import RowShape
+    from trainer.tracing.step import trace_step
+
+    compute, gathered, sliced, tensor_parallel, sequence_parallel = computing
+    num_rows, row_tokens, images, label_tokens = rows
+    return trace_step(
+        ModelConfig.model_validate_json(model),
+        RowShape(num_rows, row_tokens, num_rows * images, num_rows * label_tokens),
+        vocabulary=vocabulary,
+        cached=cached,
+        compute=compute,  # type: ignore[arg-type]
+        gathered=gathered,
+        sliced=sliced,
+        tensor_parallel=tensor_parallel,
+        sequence_parallel=sequence_parallel,
+        recompute=recompute,
+        language_layers=layers,
+    )
+
+
+def _extended(held: Held, of_one_more: Held, more_layers: int) -> dict[str, int]:
+    first, second = Counter(held.bytes_by_category), Counter(of_one_more.bytes_by_category)
+    return {name: first[name] + more_layers * (second[name] - first[name]) for name in sorted({*first, *second})}

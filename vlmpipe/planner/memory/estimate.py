@@ -1,0 +1,136 @@
+"""Does it fit? Memory of one rank on the machine of the run file, and the nearest settings that fit."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+from trainer.config.train import NOT_SELECTIVE
+from trainer.errors import ConfigError
+from vlmpipe.catalog.machines import Gpu, Machine
+from vlmpipe.config.run_config import RunConfig, parse_run_config
+from vlmpipe.config.yaml_loader import apply_overrides
+from vlmpipe.planner.memory.activations import activations, is_cached, tower_ahead_bytes
+from vlmpipe.planner.memory.components import MemoryPart
+from vlmpipe.planner.memory.host import CPU_SHARE, PROCESS_BYTES, host_memory
+from vlmpipe.planner.memory.phases import run_moments
+from vlmpipe.planner.memory.pipeline_partition import planned_stages
+from vlmpipe.planner.memory.pipeline_stage import stage_moments
+from vlmpipe.planner.memory.rank import GIB, Memory, Setting, device_parts, fullest
+from vlmpipe.planner.model_architecture import Architecture
+from vlmpipe.planner.parallel_layout import Layout, layout_of
+from vlmpipe.planner.workload import RowLoad
+
+NEAREST = 3
+
+
+def estimate_memory(
+    config: RunConfig,
+    model: Architecture,
+    machine: Machine,
+    gpu: Gpu | None,
+    *,
+    load: RowLoad | None = None,
+    nearest: bool = True,
+) -> Memory:
+    """Memory of the fullest rank of the training job. `load` decides where a pipeline is cut; None takes rows as
+    assumed."""
+    layout = layout_of(config)
+    if layout.pipeline_parallel > 1:
+        moments = _stage_moments(config, model, layout, load or RowLoad.assumed(config, model.shape))
+    else:
+        moments = _moments(config, model, layout)
+    moment, held = fullest(moments)
+    parts = [part for part in held if part.place == "device"]
+    disk_bytes = layout.ranks_per_node * sum(part.bytes for part in held if part.place == "disk")
+    host = None
+    if gpu is None:
+        processes = "1 process" if layout.ranks_per_node == 1 else f"{layout.ranks_per_node} processes"
+        device = f"{machine.machine_type}, {processes}"
+        capacity = int(CPU_SHARE * machine.memory_gib * GIB / layout.ranks_per_node)
+        parts.append(MemoryPart("process", PROCESS_BYTES, "Python, torch and transformers, assumed"))
+    else:
+        device, capacity = gpu.accelerator_type, int(gpu.memory_gib * GIB)
+        parts += device_parts(parts, layout)
+        hosts = [host_memory(held, layout, machine) for name, held in moments.items() if name.startswith("step")]
+        host = max(hosts, key=lambda one: one.total_bytes)
+    memory = Memory(device, capacity, tuple(parts), moment, host=host, disk_bytes=disk_bytes)
+    if nearest and not memory.fits:
+        found = list(_nearest(config, model, machine, gpu, load))
+        return dataclasses.replace(memory, nearest=tuple(found[:NEAREST]))
+    return memory
+
+
+def _moments(config: RunConfig, model: Architecture, layout: Layout) -> dict[str, list[MemoryPart]]:
+    train = config.train
+    whole = config.model_copy(update={"model": model.model})
+    return run_moments(
+        whole,
+        model.shape,
+        layout,
+        activations(whole, model.shape),
+        cached=is_cached(config),
+        passes=train.global_batch_rows // (layout.data_parallel * train.micro_batch_rows),
+        on_gpu=bool(config.cluster.accelerator_count),
+        ahead_bytes=tower_ahead_bytes(whole, model.shape) if train.tower_stream else 0,
+    )
+
+
+def _stage_moments(
+    config: RunConfig, model: Architecture, layout: Layout, load: RowLoad
+) -> dict[str, list[MemoryPart]]:
+    train = config.train
+    whole = config.model_copy(update={"model": model.model})
+    stages = planned_stages(config, model.shape, layout, load, cached=is_cached(config))
+    passes = train.global_batch_rows // (layout.data_parallel * train.micro_batch_rows)
+    return {
+        f"{moment} of stage {number + 1}": parts
+        for number in range(layout.pipeline_parallel)
+        for moment, parts in stage_moments(whole, model.shape, stages, number, passes=passes).items()
+    }
+
+
+def _nearest(
+    config: RunConfig, model: Architecture, machine: Machine, gpu: Gpu | None, load: RowLoad | None
+) -> Iterator[Setting]:
+    """Changes that make it fit, those first that leave most as it is. None changes what the model learns."""
+    for change in _changes(config):
+        try:
+            other = parse_run_config(apply_overrides(config.to_dict(), change), "a nearby setting")
+        except ConfigError:
+            continue  # such as a batch that does not divide over more nodes
+        memory = estimate_memory(other, model, machine, gpu, load=load, nearest=False)
+        if memory.fits:
+            yield Setting(change, memory.total_bytes, True)
+
+
+def _changes(config: RunConfig) -> Iterator[dict[str, Any]]:
+    train, nodes = config.train, config.cluster.replica_count
+    checkpointing: dict[str, Any] = {}
+    selective: dict[str, Any] = {}
+    if train.activation_checkpointing != "full":
+        checkpointing = {"train.activation_checkpointing": "full"}
+    if train.activation_checkpointing == "none" and train.strategy not in NOT_SELECTIVE:
+        selective = {"train.activation_checkpointing": "selective"}
+    smaller: dict[str, Any] = {"train.micro_batch_rows": 1} if train.micro_batch_rows > 1 else {}
+    partly: dict[str, Any] = {"train.strategy": "zero2"} if train.strategy == "ddp" else {}
+    sharded: dict[str, Any] = {"train.strategy": "fsdp"} if train.strategy not in ("fsdp", "zero3") else {}
+    frozen_too = {"train.strategy": "zero3"}  # which shards frozen weights as well
+    offload = {"train.offload": "optimizer" if train.strategy.startswith("zero") else "optimizer+weights"}
+    if train.model_ranks > 1:
+        sharded |= {"train.tensor_parallel": 1, "train.pipeline_parallel": 1, "train.virtual_stages": 1}
+    without_copy: dict[str, Any] = {"train.zero_node_weights": False} if train.zero_node_weights else {}
+    fullest = checkpointing | smaller | sharded
+    singles = [without_copy, selective, checkpointing, smaller, partly, sharded]
+    pairs = [checkpointing | smaller, checkpointing | partly, checkpointing | sharded, smaller | sharded]
+    more_nodes = [
+        fullest | {"cluster.replica_count": factor * nodes, "cluster.reduction_server": None} for factor in (2, 4)
+    ]
+    seen: list[dict[str, Any]] = []
+    smallest = checkpointing | smaller | frozen_too
+    offloaded = [offload, fullest | {"train.offload": "optimizer+weights"}] if train.offload == "none" else []
+    for change in [*singles, *pairs, fullest, smallest, *offloaded, *more_nodes]:
+        if change and change not in seen:
+            seen.append(change)
+            yield change

@@ -1,0 +1,107 @@
+"""What lies in a node's own memory: processes, what is offloaded, and what becomes a checkpoint; is there room?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from trainer.config.train import PIPELINE_PARALLEL
+from vlmpipe.catalog.machines import Machine
+from vlmpipe.planner.memory.components import MemoryPart, Place
+from vlmpipe.planner.parallel_layout import Layout
+
+OF_THE_OPTIMIZER = frozenset(
+    (
+        "optimizer",
+        "optimizer's weights",
+        "averaged weights",
+        "gradients",
+        "optimizer's gradients",
+        "summed gradients",
+        "updated weights",
+    )
+)
+WEIGHTS = "weights"
+NODE_WEIGHTS = "node's copy of weights"
+# What leaves the device, by train.offload.
+LEAVE = {
+    "none": frozenset[str](),
+    "optimizer": OF_THE_OPTIMIZER,
+    "optimizer+weights": OF_THE_OPTIMIZER | {WEIGHTS, "frozen weights", NODE_WEIGHTS},
+}
+TO_DISK = frozenset(("optimizer", "optimizer's weights", "averaged weights"))  # with train.nvme_path
+ERRORS = "error feedback"
+SAVED = ("optimizer", "optimizer's weights", "averaged weights", ERRORS, WEIGHTS)
+
+GIB = 2**30
+# Vertex AI says that its agents may take up to 40 % of an n1-standard-4's memory; the same is assumed of others.
+CPU_SHARE = 0.6
+PROCESS_BYTES = 1 << 30  # Python with torch and transformers, per rank
+
+
+@dataclass(frozen=True)
+class HostMemory:
+    """The answer for one node."""
+
+    machine: str
+    capacity_bytes: int
+    parts: tuple[MemoryPart, ...]
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(part.bytes for part in self.parts)
+
+    @property
+    def fits(self) -> bool:
+        return self.total_bytes <= self.capacity_bytes
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "machine": self.machine,
+            "capacity_bytes": self.capacity_bytes,
+            "total_bytes": self.total_bytes,
+            "fits": self.fits,
+            "parts": [part.as_dict() for part in self.parts],
+        }
+
+
+def placed(
+    parts: Sequence[MemoryPart], layout: Layout, offload: str, *, to_disk: bool, on_gpu: bool
+) -> list[MemoryPart]:
+    """The parts of one rank, each where it lies. Without a GPU the device's memory is the machine's."""
+    leave = LEAVE[offload] - ({"frozen weights"} if layout.strategy != "zero3" else set())  # whole elsewhere
+
+    def place(part: MemoryPart) -> Place:
+        if to_disk and part.name in TO_DISK:
+            return "disk"
+        return "machine" if on_gpu and part.name in leave else "device"
+
+    return [replace(part, place=place(part)) for part in parts]
+
+
+def host_memory(parts: Sequence[MemoryPart], layout: Layout, machine: Machine) -> HostMemory:
+    """What a node holds of its ranks' parts in an update, beside processes and the copy that becomes a checkpoint.
+
+    Of what lies on a disk there is no copy: it is written from there (`trainer.strategies.deepspeed.checkpoint_files`).
+    """
+    ranks = layout.ranks_per_node
+    held = [MemoryPart(part.name, ranks * part.bytes, part.why) for part in parts if part.place == "machine"]
+    processes = MemoryPart("processes", ranks * PROCESS_BYTES, "Python, torch and transformers, assumed")
+    capacity = int(CPU_SHARE * machine.memory_gib * GIB)
+    if any(part.place == "disk" for part in parts):
+        return HostMemory(machine.machine_type, capacity, (*held, processes))
+    saved = sum(int(ranks * _staged_share(part.name, layout) * part.bytes) for part in parts if part.name in SAVED)
+    checkpoint = MemoryPart("checkpoint", saved, "a copy of what is saved, until it is written")
+    return HostMemory(machine.machine_type, capacity, (*held, processes, checkpoint))
+
+
+def _staged_share(part: str, layout: Layout) -> float:
+    """Of one rank's part, what each rank of the fullest node copies for a checkpoint: see
+    `trainer.strategies.torch_base.OnTorch`; DeepSpeed writes weights that all ranks hold from the first alone."""
+    if layout.strategy in ("ddp", *PIPELINE_PARALLEL) and part != ERRORS:  # each rank has its own
+        return 1 / layout.data_parallel
+    if layout.strategy in ("zero1", "zero2") and part == WEIGHTS:
+        return 1 / layout.ranks_per_node
+    return 1

@@ -1,0 +1,45 @@
+"""Moments of a step of a run that is not cut into stages: what its run file says, told to the planner's memory."""
+
+from __future__ import annotations
+
+from trainer.sizing.model_shape import ModelShape
+from vlmpipe.config.run_config import RunConfig
+from vlmpipe.planner.memory.activations import Activations
+from vlmpipe.planner.memory.components import MemoryPart
+from vlmpipe.planner.memory.rank import training_moments
+from vlmpipe.planner.memory.zero_persistence import persistent_elements
+from vlmpipe.planner.parallel_layout import Layout
+
+
+def run_moments(
+    config: RunConfig,
+    shape: ModelShape,
+    layout: Layout,
+    held: Activations,
+    *,
+    cached: bool,
+    passes: int,
+    on_gpu: bool = True,
+    ahead_bytes: int = 0,
+) -> dict[str, list[MemoryPart]]:
+    """All that torch allocates. Arguments as `training_moments` has them; `held`: the activations."""
+    train = config.train
+    return training_moments(
+        shape,
+        layout,
+        held,
+        cached=cached,
+        precision=train.precision,
+        passes=passes,
+        checkpointing=train.activation_checkpointing == "full",
+        on_gpu=on_gpu,
+        offload=train.offload,
+        to_disk=bool(train.nvme_path),
+        rounded=train.rounds_gradients,
+        gradient_rank=train.gradient_rank,
+        reducers=config.cluster.reduction_server is not None,
+        averaged=train.ema_decay > 0,
+        deepspeed=train.deepspeed,
+        persistent=persistent_elements(config, shape),
+        ahead_bytes=ahead_bytes,
+    )

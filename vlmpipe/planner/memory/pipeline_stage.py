@@ -1,0 +1,237 @@
+"""Memory of a pipeline's stages, by part, at the fullest moments of a training step.
+
+In a 1F1B schedule stage s of S (from 0) holds min(S - s, micro-batches) micro-batches at a time, so the first one holds
+most of them. Which stage is the fullest depends on what else lies in each. Where ranks have several stages, the order
+of their passes says how many micro-batches of each are held.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from trainer.models.base import Stage
+from trainer.models.layers.recompute_policy import Recompute
+from trainer.sizing.model_shape import ModelShape
+from trainer.sizing.pipeline_partition import schedule_passes
+from trainer.sizing.trace_results import Held, StageTrace
+from vlmpipe.config.run_config import RunConfig
+from vlmpipe.planner.disk_cache import kept
+from vlmpipe.planner.memory.activations import WEIGHT_COPIES, is_cached, require_degree, worst_rows
+from vlmpipe.planner.memory.components import FP32_BYTES, MemoryPart, average_parts
+from vlmpipe.planner.memory.pipeline_partition import StageWeights
+from vlmpipe.planner.memory.pipeline_schedule import Pass, operations
+
+ADAM_MOMENTS = 2  # fp32 each
+Mix = tuple[int, int]  # images and label tokens of one row
+NAMES = {
+    WEIGHT_COPIES: ("bf16 copies of weights", "made by autocast, for each micro-batch that is held"),
+    "vision": ("vision tokens", "projected features, and the tower where it runs"),
+    "language": ("activations", "held for the backward pass"),
+    "head": ("logits", "of label tokens only, a chunk at a time"),
+    "backward": ("backward's temporaries", ""),
+    "sent": ("sent", "between stages, not yet let go of"),
+}
+
+
+def stage_moments(
+    config: RunConfig,
+    shape: ModelShape,
+    stages: Sequence[Stage],
+    number: int,
+    *,
+    passes: int,
+    mixes: Sequence[Mix] = (),
+    from_one_row: bool = False,
+) -> dict[str, list[MemoryPart]]:
+    """All that torch allocates for what rank `number` of a pipeline has of `stages`, on each of the ranks that split
+    it: in the forward pass, in the backward pass and in the update. Raises ConfigError for a model that
+    train.tensor_parallel ranks cannot split.
+
+    Args:
+        passes: micro-batches of a step.
+        mixes: what rows may hold; the fullest counts. By default `worst_rows`.
+        from_one_row: trace a micro-batch of one row and take the others as its multiples, for a search.
+    """
+    require_degree(config)
+    train = config.train
+    ranks, virtual = train.pipeline_parallel, train.virtual_stages
+    own = stages[number::ranks]
+    weights = StageWeights.of(shape, Stage.joined(own), cached=is_cached(config), tensor_parallel=train.tensor_parallel)
+    order = list(operations(number, ranks, virtual, passes))
+    neighbours = [(not stage.is_first) + (not stage.is_last) for stage in own]
+    traced = [
+        _Rank([_Stage.traced(config, shape, stage, mix, from_one_row) for stage in own], neighbours, order)
+        for mix in mixes or worst_rows(config, shape)
+    ]
+    rank = max(traced, key=lambda one: one.total_bytes)
+    one = rank.stages[0]
+    # What is received has a buffer for each micro-batch: hidden states from before, their gradients from behind.
+    in_schedule = schedule_passes(passes, ranks, virtual)
+    late = 0  # with several stages, `_Rank` counts it
+    if virtual == 1:
+        # What was sent is let go of late: the last gradient, and the output of the last but one forward pass of the
+        # start. A micro-batch that the schedule has too many is an output of zeros.
+        (stage,), held = own, min(ranks - number, passes)
+        late = (not stage.is_first and passes > held) + (not stage.is_last and passes >= 2 * held - 1)
+        late += min(ranks - number, in_schedule) - held
+    sent = MemoryPart("sent", late * one.passed_on_bytes, NAMES["sent"][1])
+    static = [
+        *lasting_parts(weights, averaged=config.train.ema_decay > 0),
+        MemoryPart("inputs", passes * one.input_bytes, "tokens, labels and images of a step"),
+        MemoryPart(
+            "received",
+            in_schedule * sum(neighbours) * one.passed_on_bytes,
+            "between stages, for each micro-batch of a step",
+        ),
+    ]
+    moments = {
+        "forward": [*parts_of(rank.fullest("forward")), sent],
+        "backward": [*parts_of(rank.fullest("backward")), sent],
+        "step": [],
+    }
+    return {moment: [part for part in [*static, *parts] if part.bytes] for moment, parts in moments.items()}
+
+
+def lasting_parts(weights: StageWeights, *, averaged: bool) -> list[MemoryPart]:
+    """What a stage holds whatever its rows are."""
+    return [
+        MemoryPart("weights", FP32_BYTES * weights.trainable, "fp32, trained"),
+        MemoryPart("frozen weights", FP32_BYTES * weights.frozen, "fp32"),
+        MemoryPart("optimizer", ADAM_MOMENTS * FP32_BYTES * weights.trainable, "two moments in fp32"),
+        MemoryPart("gradients", FP32_BYTES * weights.trainable, "fp32, in the buckets of all-reduce"),
+        *average_parts(weights.trainable, averaged=averaged),
+    ]
+
+
+@dataclass(frozen=True)
+class _Stage:
+    """Bytes by category, of one micro-batch of one mix."""
+
+    forward: Counter[str]
+    kept: Counter[str]
+    backward: Counter[str]
+    passed_on_bytes: int
+    input_bytes: int
+
+    @classmethod
+    def traced(cls, config: RunConfig, shape: ModelShape, stage: Stage, mix: Mix, from_one_row: bool) -> _Stage:
+        """Layers are equal, so traces of one and of two of them give any number. Where patterns choose what is trained
+        they are not, and all are traced.
+
+        Before these come the layers behind which images are added, and the one during which the library still holds
+        what the last of them gave.
+        """
+        layers, rows = len(stage.layers), config.train.micro_batch_rows
+        differ = config.model.has_patterns
+        few = layers if differ else min(layers, shape.image_layers + 2 if stage.is_first and shape.image_layers else 1)
+        traced_rows = 1 if from_one_row else rows
+        times = rows // traced_rows
+        one, two = (
+            _traced_stage(config, shape, stage, mix, traced_rows, None if differ else min(layers, number))
+            for number in (few, few + 1)
+        )
+
+        def extended(first: Held, second: Held) -> Counter[str]:
+            less, more = Counter(first.bytes_by_category), Counter(second.bytes_by_category)
+            whole = {name: less[name] + (layers - few) * (more[name] - less[name]) for name in {*less, *more}}
+            return Counter({name: count * (1 if name == WEIGHT_COPIES else times) for name, count in whole.items()})
+
+        return cls(
+            forward=extended(one.forward, two.forward),
+            kept=extended(one.kept, two.kept),
+            backward=extended(one.backward, two.backward),
+            passed_on_bytes=times * one.passed_on_bytes,
+            input_bytes=times * one.input_bytes,
+        )
+
+
+@dataclass(frozen=True)
+class _Rank:
+    """The stages of a rank, how many stages each of them sends to, and the order in which the rank works on them."""
+
+    stages: list[_Stage]
+    neighbours: list[int]
+    order: list[tuple[Pass, int]]
+
+    @property
+    def total_bytes(self) -> int:
+        return max(self.fullest("forward").total(), self.fullest("backward").total())
+
+    def fullest(self, kind: Pass) -> Counter[str]:
+        """The fullest of all moments in passes of this kind.
+
+        Torch's interleaved schedule lets go of all that it sent at the end of a step: also of outputs whose backward
+        pass is over, and of gradients.
+        """
+        held, late, found = [0] * len(self.stages), 0, Counter[str]()
+        seen: set[tuple[int, ...]] = set()
+        for each, number in self.order:
+            held[number] -= each == "backward"  # what this pass works on is in its own moment
+            if each == kind and (number, late, *held) not in seen:
+                seen.add((number, late, *held))
+                moment = getattr(self.stages[number], kind) + Counter({"sent": late * self.stages[0].passed_on_bytes})
+                now = sum((_times(one.kept, count) for one, count in zip(self.stages, held, strict=True)), moment)
+                found = max(found, now, key=Counter.total)
+            held[number] += each == "forward"
+            late += self.neighbours[number] * (each == "backward" and len(self.stages) > 1)
+        return found
+
+
+def _times(sizes: Counter[str], count: int) -> Counter[str]:
+    return Counter({name: count * size for name, size in sizes.items()})
+
+
+def parts_of(sizes: Counter[str]) -> list[MemoryPart]:
+    return [MemoryPart(name, sizes[category], why) for category, (name, why) in NAMES.items()]
+
+
+def _traced_stage(
+    config: RunConfig, shape: ModelShape, stage: Stage, mix: Mix, rows: int, layers: int | None
+) -> StageTrace:
+    """Of so many layers; None: of those that the stage has."""
+    train = config.train
+    return _traced(
+        config.model.model_dump_json(),
+        shape.vocabulary,
+        Stage(tuple(stage.layers) if layers is None else range(layers), stage.is_first, stage.is_last),
+        rows=(rows, config.data.row_tokens, *mix),
+        cached=is_cached(config),
+        in_bf16=train.precision != "fp32",
+        recompute=Recompute.of(train),
+        tensor_parallel=train.tensor_parallel,
+        sequence_parallel=train.sequence_parallel,
+    )
+
+
+@kept
+def _traced(
+    model: str,
+    vocabulary: int,
+    stage: Stage,
+    *,
+    rows: tuple[int, int, int, int],
+    cached: bool,
+    in_bf16: bool,
+    recompute: Recompute,
+    tensor_parallel: int,
+    sequence_parallel: bool,
+) -> StageTrace:
+    """`model` is the model section as JSON; `rows` are their number and of one row tokens, images and label tokens."""
+    from trainer.config.model import ModelConfig
+    from trainer.tracing.fake_inputs import RowShape
+    from trainer.tracing.pipeline_stage import trace_stage
+
+    num_rows, row_tokens, images, label_tokens = rows
+    return trace_stage(
+        ModelConfig.model_validate_json(model),
+        RowShape(num_rows, row_tokens, num_rows * images, num_rows * label_tokens),
+        stage,
+        vocabulary=vocabulary,
+        cached=cached,
+        compute="autocast" if in_bf16 else "fp32",
+        recompute=recompute,
+        tensor_parallel=tensor_parallel,
+        sequence_parallel=sequence_parallel,
+    )

@@ -1,0 +1,348 @@
+"""Memory of one rank, by part, at the fullest moment of a training step.
+
+Activations are traced from the real code (`activations.py`); weights, gradients and optimizer state are counted from
+the model's shape; what a strategy adds was found by weighing every storage of real runs, to which
+tests/integration/test_memory.py holds these numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from trainer.sizing.model_shape import ModelShape, Part
+from vlmpipe.planner.memory.activations import WEIGHT_COPIES, Activations
+from vlmpipe.planner.memory.components import BF16_BYTES, FP32_BYTES, MemoryPart, average_parts, split
+from vlmpipe.planner.memory.host import ERRORS, HostMemory, placed
+from vlmpipe.planner.memory.powersgd import FACTORS, lasting_parts, moving_parts
+from vlmpipe.planner.memory.zero import gathered, partitioned, reduces_once
+from vlmpipe.planner.memory.zero_config import ZeroSettings
+from vlmpipe.planner.parallel_layout import SHARDED_BY_FSDP, Layout
+
+Moment = Literal["forward", "turn", "backward", "end", "rest", "step"]
+
+GIB = 2**30
+ADAM_MOMENTS = 2  # fp32 each
+FSDP_GATHERED_LAYERS = 2  # the one that computes and the one that is fetched ahead
+# A GPU holds more than torch allocates. Not measured by this project (see docs/reference/planner.md):
+CONTEXT_BYTES = 600 << 20  # CUDA context and the kernels of torch, outside of torch's own count
+WORKSPACE_BYTES = 64 << 20  # cuBLAS
+NCCL_BYTES = 1 << 30  # channel buffers of the communicators of one rank, where there are several ranks
+FRAGMENTATION = 0.04  # of what comes and goes within a step
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Other values of the run file, and the memory that they need."""
+
+    change: dict[str, Any]
+    total_bytes: int
+    fits: bool
+
+
+@dataclass(frozen=True)
+class Memory:
+    """The answer for one device."""
+
+    device: str
+    capacity_bytes: int
+    parts: tuple[MemoryPart, ...]
+    moment: str  # the fullest: forward, backward or step
+    nearest: tuple[Setting, ...] = field(default=())
+    host: HostMemory | None = None  # of the fullest node; None without GPUs
+    disk_bytes: int = 0  # of each node, in train.nvme_path
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(part.bytes for part in self.parts)
+
+    @property
+    def spare_bytes(self) -> int:
+        return self.capacity_bytes - self.total_bytes
+
+    @property
+    def fits(self) -> bool:
+        return self.spare_bytes >= 0 and (self.host is None or self.host.fits)
+
+    @property
+    def binding(self) -> str:
+        """The largest part."""
+        return max(self.parts, key=lambda part: part.bytes).name
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "device": self.device,
+            "capacity_bytes": self.capacity_bytes,
+            "total_bytes": self.total_bytes,
+            "spare_bytes": self.spare_bytes,
+            "fits": self.fits,
+            "binding": self.binding,
+            "moment": self.moment,
+            "parts": [part.as_dict() for part in self.parts],
+            "nearest": [vars(setting) for setting in self.nearest],
+            "host": self.host.as_dict() if self.host else None,
+            "disk_bytes": self.disk_bytes,
+        }
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Parameters on one rank, before data-parallel sharding: tensor and pipeline parallelism divide the model."""
+
+    trainable: int
+    frozen: int
+    sliced: int  # those that FSDP slices: trainable ones, and frozen ones of the same part of the model
+    sliced_layer: int  # of these, in one language layer
+    sliced_root: int  # of these, outside of layers
+    layer: int  # trainable ones of one language layer
+    last_product: int  # those of the last matrix of its feed-forward part
+    root: int  # trainable ones outside of layers
+    embedding: int  # trainable ones of a matrix that does not make logits too
+    head: int  # trainable ones of the matrix that makes logits
+    largest: int  # trainable ones of the embedding or of the head, which is more
+    whole_layer: int  # all of the largest layer, frozen ones too
+    whole_embedding: int  # frozen or not
+    whole_head: int
+    only_linear: bool  # the trainable ones are those of linear layers: no embedding, no norm
+
+    @classmethod
+    def of(cls, shape: ModelShape, layout: Layout, *, cached: bool) -> Weights:
+        """The first pipeline stage, which has the embedding, the tower and the projector."""
+
+        def on_rank(part: Part, count: int, mine: int | None = None) -> int:
+            stages = layout.pipeline_parallel
+            if (part == "tower" and cached) or (part == "head" and stages > 1):
+                return 0
+            if mine is None:
+                mine = shape.of_tensor_rank(part, count, layout.tensor_parallel)
+            return mine // stages if part in ("language_layers", "adapters") else mine
+
+        def trained_on_rank(part: Part) -> int:
+            whole = shape.trained_on_rank(part, layout.tensor_parallel)
+            return on_rank(part, whole, whole)
+
+        trained = {part: trained_on_rank(part) for part in shape.trained}
+        sliced = {part: on_rank(part, count) for part, count in shape.sliced.items()}
+        trainable = sum(trained.values())
+        layer = shape.trained_per_layer(layout.tensor_parallel)
+        language = shape.language
+        whole_layer = shape.of_tensor_rank("language_layers", language.layer_parameters, layout.tensor_parallel)
+        embedding = on_rank("embedding", shape.parameters["embedding"])
+        in_tower_layers = shape.tower.layers * shape.tower.layer_parameters
+        tower_layers = min(trained["tower"], in_tower_layers)
+        if shape.chosen and trained["tower"]:
+            tower_layers = min(trained["tower"], sum(shape.chosen.tower.parameters))
+        return cls(
+            trainable=trainable,
+            frozen=sum(on_rank(part, count) for part, count in shape.parameters.items()) - trainable,
+            sliced=sum(sliced.values()),
+            sliced_layer=max(layer, whole_layer if sliced["language_layers"] else 0),
+            sliced_root=sum(sliced.values())
+            - sliced["language_layers"]
+            - sliced["adapters"]
+            - min(sliced["tower"], in_tower_layers),
+            layer=layer,
+            last_product=layer * language.hidden * language.intermediate // language.layer_parameters,
+            root=trainable - trained["language_layers"] - trained["adapters"] - tower_layers,
+            embedding=0 if shape.tied_head else trained["embedding"],
+            head=trained["embedding" if shape.tied_head else "head"],
+            largest=max(trained["embedding"], trained["head"]),
+            whole_layer=max(
+                shape.language.layer_parameters + sum(shape.adapters.values()),
+                0 if cached else shape.tower.layer_parameters,
+            ),
+            whole_embedding=embedding,
+            whole_head=embedding if shape.tied_head else on_rank("head", shape.parameters["head"]),
+            only_linear=not (
+                trained["embedding"]
+                or trained["language_layers"]
+                or trained["tower"]
+                or (shape.images_differ and trained["projector"])  # mergers have norms
+            ),
+        )
+
+
+@dataclass(frozen=True)
+class Run:
+    """What decides a strategy's parts."""
+
+    weights: Weights
+    layout: Layout
+    precision: str
+    passes: int
+    checkpointing: bool
+    on_gpu: bool
+    offload: str
+    rounded: bool
+    moving: Mapping[str, MemoryPart]  # under PowerSGD, by moment
+    zero: ZeroSettings
+
+
+def training_moments(
+    shape: ModelShape,
+    layout: Layout,
+    activations: Activations,
+    *,
+    cached: bool,
+    precision: str,
+    passes: int,
+    checkpointing: bool,
+    on_gpu: bool = True,
+    offload: str = "none",
+    to_disk: bool = False,
+    rounded: bool = False,
+    gradient_rank: int = 0,
+    reducers: bool = False,
+    averaged: bool = False,
+    deepspeed: Mapping[str, Any] | None = None,
+    persistent: int = 0,
+    ahead_bytes: int = 0,
+) -> dict[str, list[MemoryPart]]:
+    """All that torch allocates at four moments of a step: forward pass, backward pass, its end, and update.
+
+    Args:
+        passes: micro-batches that are summed for one step.
+        checkpointing: activations are computed again, so that the backward pass is fullest inside of a layer.
+        to_disk: what of the optimizer is offloaded lies on a disk (train.nvme_path).
+        rounded: gradients travel in two bytes a number.
+        gradient_rank: of PowerSGD's factors; 0 without.
+        reducers: a Reduction Server sums gradients, in larger buckets.
+        deepspeed: train.deepspeed, what a user has laid over the engine's configuration.
+        persistent: weights that ZeRO-3 keeps whole, by a threshold that a user has set.
+        averaged: a moving average of the weights is kept, where the optimizer has its state.
+        ahead_bytes: of a tower that runs for the next micro-batch.
+    """
+    weights = Weights.of(shape, layout, cached=cached)
+    static = [
+        MemoryPart("weights", FP32_BYTES * split(weights.trainable, layout.weight_shards), "fp32, trained"),
+        _frozen(weights, layout),
+        MemoryPart(
+            "optimizer",
+            ADAM_MOMENTS * FP32_BYTES * split(weights.trainable, layout.optimizer_shards),
+            "two moments in fp32",
+        ),
+        *average_parts(split(weights.trainable, layout.optimizer_shards), averaged=averaged),
+        MemoryPart("inputs", passes * activations.input_bytes, "tokens, labels and images of a step"),
+    ]
+    zero = ZeroSettings.of(deepspeed or {}, strategy=layout.strategy, offload=offload)
+    zero = replace(zero, persistent_elements=persistent)
+    rank = gradient_rank if layout.data_parallel > 1 else 0
+    static += lasting_parts(shape, rank) if rank else []
+    held = {"backward": activations.backward, "end": activations.backward_end}
+    moving = moving_parts(shape, held, reducers=reducers) if rank else {}
+    run = Run(weights, layout, precision, passes, checkpointing, on_gpu, offload, rounded, moving, zero)
+    moments = {
+        "forward": _moment(activations.forward, layout, _extra(run, "forward")),
+        "backward, before its first gradient": _moment(activations.turn, layout, _extra(run, "turn")),
+        "backward": _moment(activations.backward, layout, _extra(run, "backward")),
+        "backward, at its end": _moment(
+            {} if reduces_once(run) else activations.backward_end, layout, _extra(run, "end")
+        ),
+        "step": _extra(run, "step"),
+    }
+    if layout.strategy in ("zero1", "zero2") or (layout.strategy in SHARDED_BY_FSDP and layout.weight_shards > 1):
+        moments["backward, the last gradients are reduced"] = _extra(run, "rest")
+    if ahead_bytes and passes > 1:
+        ahead = MemoryPart("tower ahead", ahead_bytes, "the next micro-batch's images, traced")
+        moments = {name: parts if name == "step" else [*parts, ahead] for name, parts in moments.items()}
+    return {
+        moment: placed(
+            [part for part in [*static, *parts] if part.bytes], layout, offload, to_disk=to_disk, on_gpu=on_gpu
+        )
+        for moment, parts in moments.items()
+    }
+
+
+def fullest(moments: Mapping[str, list[MemoryPart]]) -> tuple[str, list[MemoryPart]]:
+    """The moment that decides, and what is held then."""
+    return max(moments.items(), key=lambda item: sum(part.bytes for part in item[1] if part.place == "device"))
+
+
+def device_parts(parts: list[MemoryPart], layout: Layout) -> list[MemoryPart]:
+    """What a GPU holds beside what torch allocates, and the margin for holes between allocations."""
+    lasting = {
+        "weights", "frozen weights", "optimizer", "averaged weights", "gradients", ERRORS, FACTORS,
+    }  # fmt: skip
+    passing = sum(part.bytes for part in parts if part.name not in lasting)
+    return [
+        MemoryPart("CUDA context", CONTEXT_BYTES + WORKSPACE_BYTES, "assumed"),
+        *([MemoryPart("NCCL", NCCL_BYTES, "assumed")] if layout.world_size > 1 else []),
+        MemoryPart(
+            "fragmentation", int(FRAGMENTATION * passing), f"assumed, {FRAGMENTATION:.0%} of what comes and goes"
+        ),
+    ]
+
+
+def _frozen(weights: Weights, layout: Layout) -> MemoryPart:
+    sliced = weights.sliced - weights.trainable
+    if layout.strategy in SHARDED_BY_FSDP and layout.weight_shards > 1 and sliced:
+        held = weights.frozen - sliced + split(sliced, layout.weight_shards)
+        return MemoryPart("frozen weights", FP32_BYTES * held, "fp32, sharded where others of their part are trained")
+    if layout.strategy == "zero3":
+        return MemoryPart("frozen weights", FP32_BYTES * split(weights.frozen, layout.weight_shards), "fp32, sharded")
+    return MemoryPart("frozen weights", FP32_BYTES * weights.frozen, "fp32, whole on every rank")
+
+
+def _extra(run: Run, when: Moment) -> list[MemoryPart]:
+    """Gradients and what the strategy needs at a moment: forward, turn (backward before its first gradient), backward
+    (after it), end (of backward), rest (of gradients is reduced), step."""
+    weights, layout = run.weights, run.layout
+    mine = split(weights.trainable, layout.gradient_shards)
+    whole, compute_bytes = weights.trainable, FP32_BYTES if run.precision == "fp32" else BF16_BYTES
+    if layout.strategy in ("zero1", "zero2"):
+        return partitioned(run, when)
+    if layout.strategy == "zero3":
+        return gathered(run, when)
+    if layout.weight_shards == 1:  # ddp, tensor, pipeline: gradients live in buckets that stay
+        gradients = MemoryPart("gradients", FP32_BYTES * whole, "fp32, in the buckets of all-reduce")
+        if when == "end" and run.rounded:  # all of them, where the network is slower than the backward pass
+            return [gradients, MemoryPart("gradients on their way", BF16_BYTES * whole, "compressed")]
+        if when in run.moving:
+            return [gradients, run.moving[when]]
+        return [gradients]
+    sharded = MemoryPart("gradients", FP32_BYTES * mine, "fp32, sharded")
+    if when == "step":
+        return [sharded]
+    if when == "rest":
+        return [sharded, _moving_rest(run, compute_bytes)]
+    count = weights.sliced_root + FSDP_GATHERED_LAYERS * weights.sliced_layer
+    parts = [MemoryPart("gathered weights", compute_bytes * count, "the rest and two layers, whole")]
+    if when == "end" or (run.checkpointing and when == "backward"):
+        # Computed again, a layer is fullest behind its last product: the gradients of the rest are still to come.
+        there = weights.layer if when == "end" else weights.last_product
+        moving = compute_bytes * there + FP32_BYTES * weights.layer
+        parts.append(MemoryPart("gradients on their way", moving, "one layer's, and in fp32 that of the layer before"))
+    # The first micro-batch of a step makes the shards; those after it add to them.
+    return [*parts, sharded] if run.passes > 1 or when == "end" else parts
+
+
+def _moving_rest(run: Run, compute_bytes: int) -> MemoryPart:
+    """What is outside of FSDP's layers is reduced last, all at once: copied into one fp32 tensor, of which the rank's
+    slice is then made anew and added to that of earlier micro-batches. The head's own gradient stays until then."""
+    weights = run.weights
+    fresh = FP32_BYTES * split(weights.root, run.layout.gradient_shards) if run.passes > 1 else 0
+    after = fresh + compute_bytes * weights.head
+    copied = FP32_BYTES * weights.root
+    # On CPUs a reduce-scatter works on a copy of its own.
+    beside = max(compute_bytes * weights.root, after) if run.on_gpu else copied + after
+    return MemoryPart("gradients on their way", copied + beside, "of all outside of layers, in fp32")
+
+
+def _moment(held: Mapping[str, int], layout: Layout, extra: list[MemoryPart]) -> list[MemoryPart]:
+    """Traced bytes, divided where pipeline parallelism divides the language model. What tensor parallelism divides is
+    traced so."""
+    names = {
+        WEIGHT_COPIES: ("bf16 copies of weights", "made by autocast, kept to the end of the forward pass"),
+        "vision": ("vision tokens", "projected features, and the tower where it runs"),
+        "language": ("activations", "held for the backward pass"),
+        "head": ("logits", "of label tokens only, a chunk at a time"),
+        "backward": ("backward's temporaries", ""),
+    }
+    parts = []
+    for category, (name, why) in names.items():
+        share = layout.pipeline_parallel if category == WEIGHT_COPIES else 1
+        # A pipeline's first stage holds as many micro-batches as there are stages, each of its share of the layers.
+        parts.append(MemoryPart(name, held.get(category, 0) // share, why))
+    return [*parts, *extra]

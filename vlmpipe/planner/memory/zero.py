@@ -1,0 +1,150 @@
+"""What DeepSpeed's ZeRO holds at each moment of a step, beside weights, moments and activations.
+
+Found by weighing every storage of real runs with DeepSpeed 0.19 (benchmarks/measure_memory.py).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trainer.sizing.deepspeed_config import LIVE_LAYERS
+from vlmpipe.planner.memory.components import BF16_BYTES, FP32_BYTES, MemoryPart, split
+from vlmpipe.planner.memory.host import NODE_WEIGHTS
+
+if TYPE_CHECKING:
+    from vlmpipe.planner.memory.rank import Moment, Run
+
+
+def partitioned(run: Run, when: Moment) -> list[MemoryPart]:
+    """ZeRO-1 and 2: an fp32 copy of the rank's partition, and buckets while gradients travel.
+
+    Buckets are made when a backward pass has its first gradient, and go with it, when what they hold is reduced: at its
+    end, where one bucket takes all gradients, and else whenever it is full. The partition's gradients exist from
+    the end of the first backward pass on. ZeRO-1 sums whole gradients over micro-batches, and cuts them after the last
+    one.
+    """
+    weights, layout = run.weights, run.layout
+    share = FP32_BYTES * split(weights.trainable, layout.optimizer_shards)
+    lasting = [MemoryPart("optimizer's weights", share, "the partition, fp32")]
+    of_partition = MemoryPart("gradients", share, "fp32, the partition")
+    summed = of_partition
+    if run.offload != "none":
+        lasting += [
+            of_partition,
+            MemoryPart("updated weights", share, "the partition, on its way back"),
+            MemoryPart("largest gradient", 2 * FP32_BYTES * weights.largest, "of one parameter, on its way"),
+        ]
+        summed = MemoryPart("summed gradients", share, "the partition's, over micro-batches")
+    if layout.gradient_shards == 1:
+        summed = MemoryPart("whole gradients", FP32_BYTES * weights.trainable, "fp32, until the last micro-batch")
+    elif run.passes > 1 and run.offload != "none":
+        lasting.append(summed)
+    if when == "step" and run.offload != "none":
+        return lasting
+    if when == "step":
+        flat = MemoryPart("flat gradients", share, "the partition's, put together")
+        return [*lasting, of_partition, flat]
+    types = 2 if run.precision != "fp32" and not weights.only_linear else 1
+    # ZeRO-1's stay from the first micro-batch to the end of the last.
+    there = when not in ("forward", "turn") or (layout.gradient_shards == 1 and run.passes > 1)
+    size = types * run.zero.buffers * FP32_BYTES * _allocated(run)
+    # Within the backward pass there are few yet. Those of ZeRO-1 are its whole gradients below.
+    if not run.zero.buffers and when != "backward" and layout.gradient_shards > 1:
+        size = FP32_BYTES * _bucket_elements(run)
+    why = "gradients on their way, fp32, one for each type" if run.zero.buffers else "gradients, until they are reduced"
+    parts = [*lasting, MemoryPart("buckets", size if there else 0, why)]
+    if when == "rest" or (when in ("backward", "end") and weights.trainable > run.zero.bucket_elements):
+        parts.append(MemoryPart("gradients on their way", _reduced_bytes(run), "a bucket's, copied for the reduction"))
+    return [*parts, summed] if summed not in lasting and (run.passes > 1 or when in ("end", "rest")) else parts
+
+
+def gathered(run: Run, when: Moment) -> list[MemoryPart]:
+    """ZeRO-3: the partition once more for the optimizer, room for its gradients and one set of buckets from the start.
+
+    Weights are gathered parameter by parameter, as far ahead as two layers; embedding and head are there whole where
+    they are used, the embedding to the end of the backward pass. Of what is reduced there is a copy: after the backward
+    pass where one bucket takes all gradients, and else whenever it is full.
+    """
+    weights, layout = run.weights, run.layout
+    share = FP32_BYTES * split(weights.trainable, layout.optimizer_shards)
+    lasting = [
+        MemoryPart("optimizer's weights", share, "the partition, fp32"),
+        MemoryPart("gradients", share, "fp32, the partition"),
+        MemoryPart("buckets", _set_bytes(run), "gradients on their way, one for each type"),
+    ]
+    if layout.copy_shards:
+        copied = FP32_BYTES * split(weights.trainable + weights.frozen, layout.copy_shards)
+        lasting.append(MemoryPart(NODE_WEIGHTS, copied, "fp32, all of them, over a node's ranks"))
+    if run.zero.persistent_elements:
+        whole = FP32_BYTES * run.zero.persistent_elements
+        lasting.append(MemoryPart("persistent weights", whole, "whole, by train.deepspeed's threshold"))
+    if run.offload != "none":
+        lasting.append(MemoryPart("optimizer's gradients", share, "the partition's, for the update"))
+    if when == "step" and run.offload != "none":
+        return lasting
+    if when == "step":
+        return [*lasting, MemoryPart("flat gradients", share, "the partition's, put together")]
+    copies = 1 if run.on_gpu else 2  # on CPUs a reduce-scatter works on a copy of its own
+    size = copies * (BF16_BYTES if run.precision != "fp32" else FP32_BYTES) * _bucket_elements(run)
+    moving = MemoryPart("gradients on their way", size, "copied for the reduction")
+    if when == "end" and reduces_once(run):
+        embedding = MemoryPart("gathered weights", FP32_BYTES * weights.whole_embedding, "the embedding, whole")
+        return [*lasting, moving, embedding]
+    alone = {"forward": weights.whole_head, "turn": weights.whole_head, "end": weights.whole_embedding}.get(when, 0)
+    live = min(max(_live(run), alone), weights.trainable + weights.frozen - run.zero.persistent_elements)
+    parts = [
+        *lasting,
+        MemoryPart("gathered weights", FP32_BYTES * live, "two layers, embedding or head, whole"),
+        MemoryPart("prefetched weights", FP32_BYTES * _fetched_together(run), "gathered into one tensor first"),
+    ]
+    return parts if when in ("forward", "turn") or reduces_once(run) else [*parts, moving]
+
+
+def reduces_once(run: Run) -> bool:
+    """Whether ZeRO-3 reduces all gradients after the backward pass, when nothing of that is left."""
+    return run.layout.strategy == "zero3" and run.weights.trainable <= run.zero.bucket_elements
+
+
+def _live(run: Run) -> int:
+    """Parameters that ZeRO-3 may have gathered at a time, beside one that is larger than that."""
+    zero, weights = run.zero, run.weights
+    most = LIVE_LAYERS * weights.whole_layer if zero.live_elements is None else zero.live_elements
+    if zero.prefetch_elements is None:
+        return most
+    return min(most, LIVE_LAYERS * zero.prefetch_elements + weights.last_product)  # one bucket is used, one comes
+
+
+def _fetched_together(run: Run) -> int:
+    """Of a prefetch bucket that a user has set, what is more than the layer that it holds else."""
+    weights = run.weights
+    fetched = min(run.zero.prefetch_elements or 0, _live(run), weights.trainable + weights.frozen)
+    return max(0, fetched - weights.whole_layer)
+
+
+def _bucket_elements(run: Run) -> int:
+    """Most numbers that are reduced together: a parameter that is larger than a bucket goes alone."""
+    return min(max(run.zero.bucket_elements, run.weights.largest), run.weights.trainable)
+
+
+def _allocated(run: Run) -> int:
+    """Numbers that a bucket has room for."""
+    return (
+        run.zero.bucket_elements if run.zero.bucket_is_given else min(run.zero.bucket_elements, run.weights.trainable)
+    )
+
+
+def _reduced_bytes(run: Run) -> int:
+    """What DeepSpeed's `allreduce_bucket` copies of the largest bucket: its slices together in fp32, and under autocast
+    in bf16, in which gradients of matrix products travel, the embedding's not."""
+    if run.precision == "fp32":
+        return FP32_BYTES * _bucket_elements(run)
+    embedding = min(_bucket_elements(run), run.weights.embedding)
+    products = min(_bucket_elements(run), run.weights.trainable - embedding)
+    return max(FP32_BYTES * embedding, (FP32_BYTES + BF16_BYTES) * products)
+
+
+def _set_bytes(run: Run) -> int:
+    """ZeRO-3's buckets: under autocast gradients of linear layers travel in bf16, and in one of their own."""
+    in_bf16 = run.precision != "fp32"
+    each = (BF16_BYTES if in_bf16 else 0) + (0 if in_bf16 and run.weights.only_linear else FP32_BYTES)
+    return each * _allocated(run) if run.zero.buffers else 0

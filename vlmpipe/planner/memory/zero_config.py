@@ -1,0 +1,59 @@
+"""What of a user's own DeepSpeed configuration (`train.deepspeed`) changes how much memory a rank needs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from trainer.sizing.deepspeed_config import LARGEST_BUCKET_ELEMENTS
+
+PRICED = frozenset(
+    {
+        "reduce_bucket_size",
+        "overlap_comm",
+        "contiguous_gradients",
+        "stage3_max_live_parameters",
+        "stage3_prefetch_bucket_size",
+        "stage3_param_persistence_threshold",
+        "allgather_bucket_size",  # by 0: DeepSpeed 0.19 gathers into the weights themselves (`all_gather_dp_groups`)
+    }
+)
+
+
+@dataclass(frozen=True)
+class ZeroSettings:
+    """Of the engine's `zero_optimization`, in numbers of parameters. What is None is as the trainer derives it."""
+
+    bucket_elements: int = LARGEST_BUCKET_ELEMENTS
+    bucket_is_given: bool = False  # else it is bounded by what is trained
+    buffers: int = 1  # of one bucket; 0 leaves gradients where they are until they are reduced
+    live_elements: int | None = None  # gathered at a time by ZeRO-3
+    prefetch_elements: int | None = None
+    persistent_elements: int = 0  # that stay whole, where a user has set the threshold
+
+    @classmethod
+    def of(cls, deepspeed: Mapping[str, Any], *, strategy: str, offload: str) -> ZeroSettings:
+        """`deepspeed` is train.deepspeed."""
+        given = deepspeed.get("zero_optimization", {})
+        contiguous = given.get("contiguous_gradients", True) or (offload != "none" and strategy != "zero3")
+        # ZeRO-1 and 2 fill one while the other is reduced (`setup_buckets`); ZeRO-3 has one in any case.
+        twice = contiguous and given.get("overlap_comm", False) and strategy != "zero3"
+        return cls(
+            bucket_elements=int(given.get("reduce_bucket_size", LARGEST_BUCKET_ELEMENTS)),
+            bucket_is_given="reduce_bucket_size" in given,
+            buffers=2 if twice else int(contiguous),
+            live_elements=_number(given, "stage3_max_live_parameters"),
+            prefetch_elements=_number(given, "stage3_prefetch_bucket_size"),
+        )
+
+
+def unpriced(deepspeed: Mapping[str, Any]) -> list[str]:
+    """Keys of train.deepspeed that no figure of a plan considers."""
+    names = [name for name in deepspeed if name != "zero_optimization"]
+    inner = [f"zero_optimization.{name}" for name in deepspeed.get("zero_optimization", {}) if name not in PRICED]
+    return sorted([*names, *inner])
+
+
+def _number(given: Mapping[str, Any], name: str) -> int | None:
+    return int(given[name]) if name in given else None

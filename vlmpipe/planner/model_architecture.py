@@ -1,0 +1,98 @@
+"""The model's sizes from its configuration: no weights are downloaded, parameters are counted on the meta device."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import urllib.parse
+import urllib.request
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainer.config.model import ModelConfig, WeightsConfig
+from trainer.errors import ExitCode, UserError
+from trainer.models.layers.freeze import require_frozen_tower, require_something_trained
+from trainer.sizing.model_shape import ModelShape
+from vlmpipe.catalog.machines import load_models
+from vlmpipe.config.run_config import RunConfig
+from vlmpipe.planner.disk_cache import kept
+from vlmpipe.planner.memory.activations import is_cached
+
+HUB_TIMEOUT_S = 2.0
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """`model` is the run file's model section with the configurations in place of the weights that they belong to."""
+
+    model: ModelConfig
+    shape: ModelShape
+    origin: str
+
+
+def architecture(config: RunConfig) -> Architecture:
+    """Sizes of the run file's model. Imports torch and transformers, which takes seconds.
+
+    A configuration comes from the run file, a local folder, the Hugging Face cache, the catalogue of known models, or
+    the hub, in this order. Raises UserError (69) for a hub id that none of them knows while the hub is out of reach,
+    and ConfigError for what is trained that cannot be.
+    """
+    tower, tower_from = _configuration(config.model.tower)
+    language, language_from = _configuration(config.model.language_model)
+    whole = tower if config.model.whole else None
+    model = config.model.model_copy(update={"tower": tower, "language_model": language, "whole": whole})
+    origins = dict.fromkeys((tower_from, language_from))
+    shape = _shape(model.model_dump_json())
+    require_something_trained(model, shape.trainable_parameters)
+    if is_cached(config):
+        require_frozen_tower(model, shape.trained["tower"])
+    return Architecture(model, shape, " and ".join(origins))
+
+
+@kept
+def _shape(model: str) -> ModelShape:
+    """`model` is the model section as JSON."""
+    from trainer.models.registry import family_of
+
+    section = ModelConfig.model_validate_json(model)
+    return family_of(section).shape(section)
+
+
+def _configuration(part: WeightsConfig) -> tuple[WeightsConfig, str]:
+    if part.config:
+        return part, "the run file"
+    if Path(part.weights).expanduser().is_dir():
+        return part, "a local folder"
+    if _in_cache(part):
+        return part, "the Hugging Face cache"
+    known = load_models().get(part.weights)
+    if known:
+        return WeightsConfig(config=dict(known.config)), f"the catalogue of {known.date}"
+    _require_hub(part.weights)
+    return part, "the Hugging Face hub"
+
+
+def _require_hub(name: str) -> None:
+    """The hub's own client tries for half a minute before it gives up. Behind a proxy only the client knows the way."""
+    from huggingface_hub import constants
+
+    host = urllib.parse.urlsplit(constants.ENDPOINT).hostname or ""
+    if not constants.HF_HUB_OFFLINE:
+        if urllib.request.getproxies():
+            return
+        with contextlib.suppress(OSError):
+            socket.create_connection((host, 443), timeout=HUB_TIMEOUT_S).close()
+            return
+    raise UserError(
+        f"the configuration of {name!r} is not here, and {host} is not reachable",
+        expected="a hub id in the Hugging Face cache or in the planner's catalogue, or a local folder with config.json",
+        fix="give a folder with its config.json, or connect to the network",
+        code=ExitCode.UNAVAILABLE,
+    )
+
+
+def _in_cache(part: WeightsConfig) -> bool:
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(part.weights, "config.json", revision=part.revision or None)
+    return isinstance(found, str)

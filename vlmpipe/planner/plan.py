@@ -1,0 +1,253 @@
+"""`vlmpipe plan`: whether a run is valid and fits, how long it takes, what it costs, and what would pay."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from trainer.config.job import JobConfig, RunPaths
+from trainer.errors import ExitCode, UserError
+from trainer.models.image_tokens import image_form_of
+from trainer.storage.base import join_uri, open_storage
+from vlmpipe.catalog import nccl
+from vlmpipe.catalog.machines import Gpu, Machine, load_catalog
+from vlmpipe.catalog.prices import Prices, load_prices
+from vlmpipe.config.run_config import RunConfig, warnings
+from vlmpipe.job_spec.build import JOBS, job_spec, job_violations
+from vlmpipe.job_spec.rules.base import Violation
+from vlmpipe.planner.cost import estimate as cost
+from vlmpipe.planner.cost.estimate import Cost
+from vlmpipe.planner.memory.estimate import estimate_memory
+from vlmpipe.planner.memory.rank import GIB, Memory
+from vlmpipe.planner.memory.zero_config import unpriced
+from vlmpipe.planner.model_architecture import Architecture, architecture
+from vlmpipe.planner.parallel_layout import layout_of
+from vlmpipe.planner.time import feature_cache, reduction_server
+from vlmpipe.planner.time.feature_cache import CacheAdvice
+from vlmpipe.planner.time.reduction_server import Advice
+from vlmpipe.planner.time.step_time import Time, estimate_time
+from vlmpipe.planner.workload import RowLoad
+
+ROLES = ("chief", "workers", "Reduction Server", "evaluators")
+LITTLE_SPARE = 0.05  # of the device; the estimate's own error is of this size
+State = Literal["green", "amber", "red"]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The whole answer. What is None is not known, and a note says why."""
+
+    name: str
+    findings: tuple[Violation, ...]
+    jobs: dict[str, list[dict[str, Any]]]
+    model: Architecture | None
+    load: RowLoad | None
+    memory: Memory | None
+    time: Time | None
+    features_cache: CacheAdvice | None
+    reduction_server: Advice | None
+    cost: Cost | None
+    notes: tuple[str, ...]
+    nccl_plugin: str = ""  # that NCCL is expected to use between the nodes of training; empty where it needs none
+
+    @property
+    def errors(self) -> list[str]:
+        """Why the run would fail, a line each."""
+        found = [finding.text() for finding in self.findings if finding.severity == "error"]
+        host = self.memory.host if self.memory else None
+        if host and not host.fits:
+            found.append(
+                f"does not fit: a {host.machine} has {host.capacity_bytes / GIB:,.1f} GiB of memory for it, and "
+                f"{', '.join(part.name for part in host.parts)} take {host.total_bytes / GIB:,.1f} GiB"
+            )
+        if self.memory and self.memory.spare_bytes < 0:
+            need, there = self.memory.total_bytes / GIB, self.memory.capacity_bytes / GIB
+            found.append(
+                f"does not fit: {need:,.1f} GiB on {self.memory.device} with {there:,.1f} GiB; "
+                f"the largest part is {self.memory.binding}"
+            )
+        for term in self.cost.ladder if self.cost else ():
+            if why := self.cost and self.cost.by_term[term].why_not:
+                found.append(f"cluster.ladder: {term} is not possible: {why}")
+        return found
+
+    @property
+    def state(self) -> State:
+        """red: it would fail. amber: look before you start it. green: nothing speaks against it."""
+        if self.errors:
+            return "red"
+        memory = self.memory
+        tight = memory is not None and memory.spare_bytes < LITTLE_SPARE * memory.capacity_bytes
+        unknown = memory is None or self.cost is None or self.cost.usd is None
+        return "amber" if self.findings or tight or unknown else "green"
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        shape = self.model.shape if self.model else None
+        return {
+            "name": self.name,
+            "state": self.state,
+            "errors": self.errors,
+            "findings": [dataclasses.asdict(finding) for finding in self.findings],
+            "model": {
+                "parameters": shape.total_parameters,
+                "trainable_parameters": shape.trainable_parameters,
+                "parts": dict(shape.parameters),
+                "frozen": sorted(shape.frozen),
+                "origin": self.model.origin,
+            }
+            if self.model and shape
+            else None,
+            "load": _as_dict(self.load),
+            "jobs": self.jobs,
+            "memory": self.memory.as_dict() if self.memory else None,
+            "time": _as_dict(self.time),
+            "features_cache": _as_dict(self.features_cache),
+            "reduction_server": _as_dict(self.reduction_server),
+            "cost": _as_dict(self.cost),
+            "nccl_plugin": self.nccl_plugin,
+            "notes": list(self.notes),
+        }
+
+
+def plan_run(config: RunConfig) -> Plan:
+    """Plan a run. Reads no data but an index of data that is prepared already, and downloads no weights.
+
+    What cannot be found out is left open with a note, so that the rest is still said.
+    """
+    paths = RunPaths(run_id=config.name, root_uri=config.root_uri("local"))
+    jobs: dict[str, list[dict[str, Any]]] = {}
+    findings: list[Violation] = []
+    for job in JOBS:
+        pools = job_spec(config, job, paths.run_uri)["worker_pool_specs"]
+        jobs[job] = [_pool(number, pool) for number, pool in enumerate(pools)]
+        findings += [one for one in job_violations(config, job, paths.run_uri) if one not in findings]
+    notes = [str(problem) for problem in warnings(config)]
+    if config.train.quantized:
+        notes.append("Memory leaves out what quantizing needs beside the weights and gradients it rounds (ZeRO++).")
+    if ignored := unpriced(config.train.deepspeed):
+        notes.append(f"No figure of this plan considers these of train.deepspeed: {', '.join(ignored)}.")
+    if config.register_.registry.startswith("vertex://"):
+        notes.append("An accepted model becomes a version in Vertex AI Model Registry; serving it is not in this plan.")
+    catalog = load_catalog()
+    machine = catalog.machines.get(config.cluster.machine_type)
+    gpu = catalog.gpus.get(config.cluster.accelerator_type)
+    bare = Plan(config.name, tuple(findings), jobs, None, None, None, None, None, None, None, tuple(notes))
+    if machine is None:
+        note = f"Memory, time and cost are open: nothing is known of the machine {config.cluster.machine_type}."
+        return dataclasses.replace(bare, notes=(*notes, note))
+    bare = dataclasses.replace(bare, nccl_plugin=nccl.expected(config, machine))
+    try:
+        model = architecture(config)
+    except UserError as error:
+        if error.code == ExitCode.CONFIG:  # nothing that this machine lacks
+            raise
+        note = f"Memory, time and cost are open: the model's sizes are not known. {error.text()}"
+        return dataclasses.replace(bare, notes=(*notes, note))
+    return _estimated(bare, config, model, machine, gpu, paths)
+
+
+def plan_basis(config: RunConfig) -> tuple[Architecture, RowLoad, Prices]:
+    """What every estimate starts from: the model's sizes, the rows to train on, and prices. Raises UserError."""
+    model = architecture(config)
+    paths = RunPaths(run_id=config.name, root_uri=config.root_uri("local"))
+    return model, _load(config, model, paths)[0], load_prices(config.plan.prices_file)
+
+
+def _estimated(
+    bare: Plan, config: RunConfig, model: Architecture, machine: Machine, gpu: Gpu | None, paths: RunPaths
+) -> Plan:
+    layout, prices = layout_of(config), load_prices(config.plan.prices_file)
+    load, note = _load(config, model, paths)
+    shape = load.sized(model.shape)
+    cache = feature_cache.advise(config, shape, layout, load, gpu, prices)
+    time = estimate_time(config, shape, layout, load, machine, gpu, cached=cache.state == "on")
+    notes = [*bare.notes, *([note] if note else [])]
+    for what in (machine, gpu):
+        if what is not None and not what.confirmed:
+            named = getattr(what, "machine_type", None) or getattr(what, "accelerator_type", "")
+            notes.append(f"{named}: {', '.join(what.unconfirmed)} of the catalogue are not confirmed by a document.")
+    return dataclasses.replace(
+        bare,
+        jobs={job: pools for job, pools in bare.jobs.items() if job != "cache_features" or cache.state != "off"},
+        model=model,
+        load=load,
+        memory=estimate_memory(config, model, machine, gpu, load=load),
+        time=time,
+        features_cache=cache,
+        reduction_server=reduction_server.advise(config, layout, time, machine, prices),
+        cost=cost.estimate_cost(config, shape, layout, load, time, cache, machine, gpu, prices),
+        notes=tuple(dict.fromkeys(notes)),
+    )
+
+
+def _load(config: RunConfig, model: Architecture, paths: RunPaths) -> tuple[RowLoad, str]:
+    """Rows from prepared data under the local root, else from what the run file says of its data."""
+    prepared = _prepared(config, paths)
+    if prepared:
+        return prepared, ""
+    if config.plan.samples:
+        return RowLoad.assumed(config, model.shape), ""
+    note = (
+        "How much data there is is not known before it is prepared; plan.samples and plan.sample_tokens tell the plan."
+    )
+    return RowLoad.assumed(config, model.shape), note
+
+
+def _prepared(config: RunConfig, paths: RunPaths) -> RowLoad | None:
+    if "://" in config.data.source + paths.root_uri:
+        return None
+    from trainer.data.prepare.pipeline import DONE, fingerprint
+    from trainer.data.sampler import RowSequence
+    from trainer.data.shards.index import Index
+
+    job = JobConfig.model_validate(config.to_run_json(paths))
+    try:
+        uri = join_uri(paths.prepared_root, fingerprint(job))
+    except UserError:
+        return None
+    if open_storage(uri).stat(DONE) is None:
+        return None
+    split, tile_tokens = Index.load(uri).split("train"), image_form_of(job.model).tile_tokens
+    sequence = RowSequence(
+        split,
+        row_tokens=job.data.row_tokens,
+        row_images=job.data.row_images,
+        seed=job.train.seed,
+        global_batch_rows=job.train.global_batch_rows,
+        pack=job.data.pack,
+        shuffle_shards=job.data.shuffle_shards,
+        tile_tokens=tile_tokens,
+    )
+    return RowLoad.from_index(
+        config,
+        samples=len(split),
+        tokens=int(split.tokens.sum()),
+        pairs=split.pairs,
+        images=int(split.tiles(tile_tokens).sum()),
+        image_tokens=int(split.image_tokens.sum()),
+        label_tokens=int(split.label_tokens.sum()),
+        rows=len(sequence.plan(0)),
+        steps=sequence.num_steps(job.train.epochs, at_most=job.train.max_steps),
+    )
+
+
+def _pool(number: int, pool: dict[str, Any]) -> dict[str, Any]:
+    machine, disk, container = pool["machine_spec"], pool.get("disk_spec", {}), pool["container_spec"]
+    args = container.get("args", [])
+    return {
+        "role": f"{number} {ROLES[number]}",
+        "replica_count": pool["replica_count"],
+        "machine_type": machine["machine_type"],
+        "accelerator_type": machine.get("accelerator_type", ""),
+        "accelerator_count": machine.get("accelerator_count", 0),
+        "boot_disk_type": disk.get("boot_disk_type", ""),
+        "boot_disk_size_gb": disk.get("boot_disk_size_gb", 0),
+        "image_uri": container["image_uri"],
+        "runs": args[args.index("--") + 1] if "--" in args else "",
+    }
+
+
+def _as_dict(value: Any) -> dict[str, Any] | None:
+    return None if value is None else dataclasses.asdict(value)

@@ -1,0 +1,1 @@
+"""`plan --suggest`: compare machines and strategies."""

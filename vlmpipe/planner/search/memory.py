@@ -1,0 +1,94 @@
+"""How much memory a way to train takes, for a search: from below without a trace, then from traces of few rows.
+
+A trace takes half a second and everything else a millisecond, so ways that compute alike share theirs, and one that is
+too large without any activation needs none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from vlmpipe.config.run_config import RunConfig
+from vlmpipe.planner.memory.activations import Activations, Computing, activations, computing_of
+from vlmpipe.planner.memory.components import MemoryPart
+from vlmpipe.planner.memory.phases import run_moments
+from vlmpipe.planner.memory.pipeline_partition import StageWeights, by_rank, planned_stages
+from vlmpipe.planner.memory.pipeline_stage import lasting_parts, stage_moments
+from vlmpipe.planner.memory.rank import device_parts, fullest
+from vlmpipe.planner.model_architecture import Architecture
+from vlmpipe.planner.parallel_layout import Layout, layout_of
+from vlmpipe.planner.workload import RowLoad
+
+NOTHING = Activations({}, {}, {}, {}, 0)
+
+
+@dataclass(frozen=True)
+class SearchMemory:
+    """Bytes of the fullest GPU, for ways to train one model on rows of one kind."""
+
+    model: Architecture
+    load: RowLoad
+    cached: bool
+    _traces: dict[tuple[Computing, str], tuple[Activations, Activations]] = field(default_factory=dict)
+    _least: dict[tuple[Layout, str], int] = field(default_factory=dict)
+
+    def least_bytes(self, config: RunConfig) -> int:
+        """Without activations, and with one micro-batch a step: no way of this layout takes less."""
+        layout = layout_of(config)
+        key = (layout, config.train.offload)
+        if key not in self._least:
+            self._least[key] = self._without_rows(config, layout)
+        return self._least[key]
+
+    def bytes(self, config: RunConfig) -> int:
+        """With those of one and two rows, which give those of any number.
+
+        Raises ConfigError for a model that cannot be split so.
+        """
+        layout = layout_of(config)
+        whole = config.model_copy(update={"model": self.model.model})
+        if layout.pipeline_parallel > 1:
+            return self._of_stages(whole, layout)
+        key = (computing_of(config), config.train.activation_checkpointing)
+        if key not in self._traces:
+            self._traces[key] = self._traced(whole, 1), self._traced(whole, 2)
+        of_one, of_two = self._traces[key]
+        held = of_one.of_rows(config.train.micro_batch_rows, of_two)
+        return self._of_ranks(config, layout, held, _passes(config, layout))
+
+    def _traced(self, config: RunConfig, rows: int) -> Activations:
+        train = config.train.model_copy(update={"micro_batch_rows": rows})
+        return activations(config.model_copy(update={"train": train}), self.model.shape)
+
+    def _without_rows(self, config: RunConfig, layout: Layout) -> int:
+        if layout.pipeline_parallel > 1:
+            stages = planned_stages(config, self.model.shape, layout, self.load, cached=self.cached)
+            ranks = layout.tensor_parallel
+            weights = [
+                StageWeights.of(self.model.shape, stage, cached=self.cached, tensor_parallel=ranks)
+                for stage in by_rank(stages, layout)
+            ]
+            averaged = config.train.ema_decay > 0
+            return max(_on_device(lasting_parts(each, averaged=averaged), layout) for each in weights)
+        return self._of_ranks(config, layout, NOTHING, passes=1)
+
+    def _of_ranks(self, config: RunConfig, layout: Layout, held: Activations, passes: int) -> int:
+        moments = run_moments(config, self.model.shape, layout, held, cached=self.cached, passes=passes)
+        return _on_device([part for part in fullest(moments)[1] if part.place == "device"], layout)
+
+    def _of_stages(self, config: RunConfig, layout: Layout) -> int:
+        shape, passes = self.model.shape, _passes(config, layout)
+        stages = planned_stages(config, shape, layout, self.load, cached=self.cached)
+        return max(
+            _on_device(parts, layout)
+            for number in range(layout.pipeline_parallel)
+            for parts in stage_moments(config, shape, stages, number, passes=passes, from_one_row=True).values()
+        )
+
+
+def _passes(config: RunConfig, layout: Layout) -> int:
+    return config.train.global_batch_rows // (layout.data_parallel * config.train.micro_batch_rows)
+
+
+def _on_device(parts: list[MemoryPart], layout: Layout) -> int:
+    return sum(part.bytes for part in [*parts, *device_parts(parts, layout)])

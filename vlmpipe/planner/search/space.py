@@ -1,0 +1,154 @@
+"""What `vlmpipe plan --suggest` chooses from: clusters, strategies with their degrees, micro-batches."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from trainer.config.train import COMPILING, OFFLOADING, PIPELINE_PARALLEL, TENSOR_PARALLEL, WITH_TOWER_STREAM
+from trainer.errors import ConfigError
+from trainer.sizing.pipeline_partition import stages_of
+from vlmpipe.catalog.machines import Catalog, Gpu, Machine
+from vlmpipe.catalog.prices import Prices
+from vlmpipe.config.run_config import RunConfig
+from vlmpipe.planner.model_architecture import Architecture
+from vlmpipe.planner.parallel_layout import STRATEGIES
+from vlmpipe.planner.shardable import require_splittable
+
+NODES = (1, 2, 4, 8, 16)
+MICRO_BATCH_ROWS = (1, 2, 4, 8)
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """`nodes` machines with `gpus_per_node` GPUs each."""
+
+    machine: Machine
+    gpu: Gpu
+    gpus_per_node: int
+    nodes: int
+
+    @property
+    def gpus(self) -> int:
+        return self.nodes * self.gpus_per_node
+
+    def change(self, base: RunConfig) -> dict[str, Any]:
+        """Fields of the run file."""
+        disks, disk = self.machine.boot_disk_types, base.cluster.boot_disk_type
+        every_gpu = {} if base.cluster.processes_per_replica == "auto" else {"cluster.processes_per_replica": "auto"}
+        return every_gpu | {
+            "cluster.machine_type": self.machine.machine_type,
+            "cluster.accelerator_type": self.gpu.accelerator_type,
+            "cluster.accelerator_count": self.gpus_per_node,
+            "cluster.replica_count": self.nodes,
+            "cluster.boot_disk_type": disk if disk in disks else disks[0],
+            "cluster.reduction_server": None,
+            "cluster.restart_job_on_worker_restart": self.nodes > 1 or base.cluster.restart_job_on_worker_restart,
+        }
+
+
+def clusters(config: RunConfig, catalog: Catalog, prices: Prices) -> Iterator[Cluster]:
+    """Those that the run file's region sells on its term, that compute in its precision, and that have a price."""
+    region, term = config.gcp.location, config.cluster.strategy
+    for machine in catalog.machines.values():
+        sold = {"spot": machine.spot, "standard": machine.on_demand, "flex_start": True}[term]
+        if machine.needs_reservation or not sold:
+            continue
+        for accelerator_type, counts in machine.accelerators.items():
+            gpu = catalog.gpus[accelerator_type]
+            in_region = region in catalog.regions.get(accelerator_type, ())
+            usable = gpu.bf16_tflops is not None or config.train.precision != "bf16"
+            if in_region and usable and (gpu.flex_start or term != "flex_start"):
+                for count in counts:
+                    quote = prices.machine(machine.machine_type, accelerator_type, count, region, term)
+                    if quote.usd_per_hour is not None:
+                        yield from (Cluster(machine, gpu, count, nodes) for nodes in NODES)
+
+
+@dataclass(frozen=True)
+class Degrees:
+    """Numbers of ranks that the trainer can split this model over: its layers, and its stack of layers."""
+
+    tensor: frozenset[int]
+    pipeline: frozenset[int]
+
+    @classmethod
+    def of(cls, model: Architecture, places: Iterable[Cluster], *, cached: bool, sequence: bool = False) -> Degrees:
+        """All that some of the clusters have GPUs for, and that the trainer's own checks let through."""
+        places = list(places)
+        layers, in_first = model.shape.language.layers, model.shape.image_layers
+        return cls(
+            # Ranks that split a layer wait for each other's sums four times in it, and nothing hides that: between
+            # nodes it takes ten times as long and more. The trainer takes only those of one node as well.
+            tensor=_accepted(
+                {degree for place in places for degree in _divisors(place.gpus_per_node)},
+                lambda ranks: require_splittable(model.model, ranks, cached=cached, sequence=sequence),
+            ),
+            pipeline=_accepted(
+                {degree for place in places for degree in _divisors(place.gpus)},
+                lambda stages: stages_of(layers, stages, None, image_layers=in_first),
+            ),
+        )
+
+
+def ways(config: RunConfig, cluster: Cluster, degrees: Degrees) -> Iterator[dict[str, Any]]:
+    """Every strategy that the trainer has and how it may run on the cluster, as fields of the run file.
+
+    All without activation checkpointing, which saves memory and makes the same way slower.
+    """
+    train = config.train
+    for strategy, tensor, pipeline in _strategies(cluster, degrees):
+        copies = cluster.gpus // (tensor * pipeline)
+        if (strategy == "tp+fsdp" and copies == 1) or (strategy == "hsdp" and cluster.nodes == 1):
+            continue  # these are tp and fsdp then
+        change: dict[str, Any] = {"train.strategy": strategy}
+        if tensor != train.tensor_parallel:
+            change["train.tensor_parallel"] = tensor
+        if pipeline != train.pipeline_parallel:
+            change["train.pipeline_parallel"] = pipeline
+        if train.virtual_stages > 1:
+            change["train.virtual_stages"] = 1  # which needs the least memory; several are for fewer waits
+        if train.offload != "none" and strategy not in OFFLOADING[train.offload]:
+            change["train.offload"] = "none"
+        if train.nvme_path and strategy not in OFFLOADING["optimizer"]:
+            change["train.nvme_path"] = ""
+        if train.zero_node_weights and strategy != "zero3":
+            change["train.zero_node_weights"] = False
+        if train.tower_stream and strategy not in WITH_TOWER_STREAM:
+            change["train.tower_stream"] = False
+        if train.compile and strategy not in COMPILING:
+            change["train.compile"] = False
+        if train.sequence_parallel and (strategy not in TENSOR_PARALLEL or config.data.row_tokens % tensor):
+            change["train.sequence_parallel"] = False
+        for rows in MICRO_BATCH_ROWS:
+            if train.global_batch_rows % (copies * rows):
+                continue
+            yield change | {"train.micro_batch_rows": rows, "train.activation_checkpointing": "none"}
+
+
+def _strategies(cluster: Cluster, degrees: Degrees) -> Iterator[tuple[str, int, int]]:
+    """Strategies with the ranks that split a layer, and the stages."""
+    for strategy in STRATEGIES:
+        tensor = [ranks for ranks in _divisors(cluster.gpus_per_node) if ranks in degrees.tensor]
+        if strategy in PIPELINE_PARALLEL:
+            tensor = tensor[-1:]  # of both, the most that a node takes: fewer lie between this and stages alone
+        for ranks in tensor if strategy in TENSOR_PARALLEL else [1]:
+            pipeline = [stages for stages in _divisors(cluster.gpus // ranks) if stages in degrees.pipeline]
+            for stages in pipeline if strategy in PIPELINE_PARALLEL else [1]:
+                yield strategy, ranks, stages
+
+
+def _divisors(gpus: int) -> list[int]:
+    """Those that split something."""
+    return [ranks for ranks in range(2, gpus + 1) if gpus % ranks == 0]
+
+
+def _accepted(degrees: Iterable[int], check: Callable[[int], object]) -> frozenset[int]:
+    found = set()
+    for degree in degrees:
+        with contextlib.suppress(ConfigError):
+            check(degree)
+            found.add(degree)
+    return frozenset(found)

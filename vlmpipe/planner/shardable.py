@@ -1,0 +1,38 @@
+"""Whether ranks can split a model's layers: the trainer's own check, asked once for a model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trainer.config.model import ModelConfig
+from trainer.errors import ConfigError
+from vlmpipe.planner.disk_cache import kept
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """`found` is empty where nothing speaks against it."""
+
+    found: str = ""
+    expected: str = ""
+    fix: str = ""
+
+
+def require_splittable(model: ModelConfig, ranks: int, *, cached: bool, sequence: bool) -> None:
+    """Raises ConfigError as `trainer.strategies.tensor_parallel.plan.require_splittable` does, without torch where
+    it was asked before."""
+    verdict = _verdict(model.model_dump_json(), ranks, cached=cached, sequence=sequence)
+    if verdict.found:
+        raise ConfigError(verdict.found, expected=verdict.expected, fix=verdict.fix)
+
+
+@kept
+def _verdict(model: str, ranks: int, *, cached: bool, sequence: bool) -> Verdict:
+    """`model` is the model section as JSON."""
+    from trainer.strategies.tensor_parallel import plan as split
+
+    try:
+        split.require_splittable(ModelConfig.model_validate_json(model), ranks, cached=cached, sequence=sequence)
+    except ConfigError as error:
+        return Verdict(error.found, error.expected, error.fix)
+    return Verdict()

@@ -1,0 +1,1 @@
+"""Time of a step, of a run and of its other jobs."""

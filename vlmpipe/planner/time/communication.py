@@ -1,0 +1,321 @@
+"""What each strategy sends between GPUs in one step, and how long links and network cards take for it.
+
+Collectives are hierarchical: inside a node each GPU works on its part over the node's own links, and only then do nodes
+exchange, so that a node's network card carries the same bytes however many GPUs stand behind it. NCCL's rings through
+all GPUs come to nearly the same. For S bytes over n members, one member sends 2(n-1)/n S in an all-reduce and (n-1)/n S
+in an all-gather or a reduce-scatter (Patarasuk and Yuan 2009, "Bandwidth optimal all-reduce algorithms").
+
+Ranks are numbered as in a device mesh (pipeline, data, tensor): tensor-parallel neighbours share a node first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from trainer.config.train import Checkpointing, Precision
+from trainer.models.base import Stage
+from trainer.sizing.model_shape import PARTS, ModelShape, Part
+from trainer.sizing.pipeline_partition import schedule_passes, stages_of
+from vlmpipe.catalog.machines import Gpu, Machine
+from vlmpipe.planner.memory.pipeline_partition import StageWeights, by_rank
+from vlmpipe.planner.memory.powersgd import numbers_sent
+from vlmpipe.planner.parallel_layout import SHARDED_BY_FSDP, Layout
+
+Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "send"]
+Scope = Literal["intra", "inter"]
+What = Literal["gradients", "weights", "activations"]
+
+# Shares of the nominal bandwidth that large collectives reach. Published nccl-tests: 208-230 of 300 GB/s on NVLink 3
+# (NVIDIA/nccl-tests#178, NVIDIA/nccl#583); between nodes 45-95 % on Google Cloud (NVIDIA/nccl#209, eight and one GPU a
+# node; GoogleCloudPlatform/ai-infra-cluster-provisioning#376) and 85-96 % on InfiniBand (NVIDIA/nccl-tests#119).
+LINK_SHARE = 0.75
+NIC_SHARE = 0.7
+
+FP32_BYTES, BF16_BYTES, INT8_BYTES, INT4_BYTES = 4, 2, 1, 0.5
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """One kind of traffic of a step, over one scope."""
+
+    what: What
+    collective: Collective
+    scope: Scope
+    payload_bytes: float  # the whole tensor that one group of ranks works on, summed over the step
+    bytes_per_rank: float  # sent by one GPU; between nodes, its share of the node's network card
+    bytes_per_nic: float  # sent by a node's network card; 0 inside a node
+    of_node: bool = False  # of a group that lies in one node, beside the same collective over all ranks
+
+    @property
+    def name(self) -> str:
+        return f"{self.collective.replace('_', '-')} of {self.what}" + (" within nodes" if self.of_node else "")
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a rank computes in one step, as far as its traffic depends on it."""
+
+    micro_steps: int  # forward and backward passes before an update
+    micro_batch_rows: int
+    row_tokens: int
+    precision: Precision
+    activation_checkpointing: Checkpointing
+    row_images: float = 0.0  # that the tower runs on in the step; none when features are cached
+    row_label_tokens: float = 0.0
+    rounds_gradients: bool = False
+    gradient_rank: int = 0  # of PowerSGD's factors; 0 without
+    quantized_weights: bool = False
+    quantized_gradients: bool = False
+    sequence_parallel: bool = False
+    stages: tuple[Stage, ...] = ()  # of each rank of a pipeline; () takes all layers as equal and the ends as free
+
+    @property
+    def compute_bytes(self) -> int:
+        """Of one number in the compute precision."""
+        return FP32_BYTES if self.precision == "fp32" else BF16_BYTES
+
+    @property
+    def gathered_bytes(self) -> int:
+        """Of one weight that ZeRO-3 gathers: under qwZ 8 bits, in the forward and in the backward pass. Their scales,
+        4 bytes for each block of some thousand weights, are left out."""
+        return INT8_BYTES if self.quantized_weights else self.compute_bytes
+
+
+@dataclass(frozen=True)
+class _Group:
+    """`size` ranks, `stride` apart, that work together; all such groups of the job do the same at the same time."""
+
+    size: int
+    stride: int
+    ranks_per_node: int
+
+    @property
+    def ranks_in_node(self) -> int:
+        return min(self.size, max(1, self.ranks_per_node // self.stride))
+
+    @property
+    def nodes(self) -> int:
+        return -(-self.size // self.ranks_in_node)
+
+    def collective(self, what: What, collective: Collective, payload_bytes: float) -> Iterator[Transfer]:
+        """The traffic of one collective, inside nodes and between them; nothing for a group of one."""
+        passes = 2 if collective == "all_reduce" else 1
+        if self.ranks_in_node > 1:
+            sent = passes * (self.ranks_in_node - 1) / self.ranks_in_node * payload_bytes
+            yield Transfer(what, collective, "intra", payload_bytes, sent, 0.0)
+        if self.nodes > 1:
+            sent = passes * (self.nodes - 1) / self.nodes * payload_bytes / self.ranks_in_node
+            yield Transfer(what, collective, "inter", payload_bytes, sent, sent * self.ranks_per_node)
+
+
+def traffic(layout: Layout, shape: ModelShape, work: Work) -> list[Transfer]:
+    """All traffic of one training step.
+
+    What is sent is what `trainer/strategies` does; tests/integration/test_traffic.py counts it. DDP all-reduces fp32
+    gradients once a step, or half of their bytes where they are rounded, or PowerSGD's factors. ZeRO-2 does so after
+    each micro-batch, matrices in the autocast type (DeepSpeed 0.19, stage_1_and_2.py,
+    `reduce_ready_partitions_and_remove_grads`), and then gathers fp32 weights once. FSDP2 gathers the layers' weights
+    in the compute type twice a micro-batch, those outside layers once, and reduce-scatters fp32 gradients after each;
+    parts in which nothing is trained stay whole. Hybrid does so inside a node and all-reduces a shard's gradients
+    across nodes once a step. ZeRO-1 sends its gradients once a step. ZeRO-3 gathers all weights, frozen ones too, for
+    each forward and each backward pass; with ZeRO++ (Wang et al. 2023, arXiv 2306.10209) in 8 bits, and sums gradients
+    between nodes in 4 bits, by two all-to-alls that send what a hierarchical reduce-scatter would. With a copy in each
+    node (hpZ) it gathers trained weights over all ranks once a step, and else inside nodes. Ranks that split layers sum
+    activations, see `_tensor_sums`, and once a step the gradients of what is whole of adapters. Of a pipeline's stages,
+    which all-reduce their own gradients and sum their own activations, the one that sends most is given. Where patterns
+    choose what is trained, these count layers that no gradient reaches as the others.
+    """
+    strategy = layout.strategy
+    stage = _fullest_stage(layout, shape, work)
+    found = list(_between_parts(layout, shape, work, stage))
+    data = _Group(layout.data_parallel, layout.tensor_parallel, layout.ranks_per_node)
+    fp32 = _trainable_bytes(layout, shape, lambda part: FP32_BYTES)
+    # DeepSpeed under autocast: what matrix products use travels in the compute type, an embedding's gradient does not.
+    mixed = _trainable_bytes(layout, shape, lambda part: FP32_BYTES if part == "embedding" else work.compute_bytes)
+    in_layers = _sliced_bytes(
+        layout, shape, lambda part: work.compute_bytes * (part in ("tower", "language_layers", "adapters"))
+    )
+    match strategy:
+        case "ddp" | "tp":
+            sent_bytes = fp32 * BF16_BYTES / FP32_BYTES if work.rounds_gradients else fp32
+            if work.gradient_rank:
+                sent_bytes = FP32_BYTES * numbers_sent(shape, work.gradient_rank)
+            found += data.collective("gradients", "all_reduce", sent_bytes)
+        case "pp" | "tp+pp+dp":
+            found += data.collective("gradients", "all_reduce", _stage_gradients(layout, shape, work, stage))
+        case "zero1":
+            found += data.collective("gradients", "all_reduce", mixed)
+            found += data.collective("weights", "all_gather", fp32)
+        case "zero2":
+            found += data.collective("gradients", "all_reduce", mixed * work.micro_steps)
+            found += data.collective("weights", "all_gather", fp32)
+        case "zero3":
+            # Frozen weights too, but for the tower's: with cached features it is not there, and else it is small.
+            untrained = (shape.parameters[part] - shape.trained[part] for part in PARTS if part != "tower")
+            frozen = sum(untrained) * work.gathered_bytes
+            gathered = _trainable_bytes(layout, shape, lambda part: work.gathered_bytes)
+            # qgZ works between nodes only (`all_to_all_quant_reduce`): 4 bits inside of them and then between them.
+            in_4_bits = work.quantized_gradients and layout.nodes > 1
+            reduced = _trainable_bytes(layout, shape, lambda part: INT4_BYTES) if in_4_bits else mixed
+            gathers = 2 * work.micro_steps
+            if layout.copy_shards:
+                # A node's copy is made when what was gathered first is let go of, and is lost in the update, but that
+                # of frozen weights lasts.
+                found += data.collective("weights", "all_gather", gathered)
+                node = _Group(layout.copy_shards, 1, layout.ranks_per_node)
+                inside = node.collective("weights", "all_gather", (gathers - 1) * gathered + gathers * frozen)
+                found += [replace(transfer, of_node=True) for transfer in inside]
+            else:
+                found += data.collective("weights", "all_gather", gathers * (gathered + frozen))
+            found += data.collective("gradients", "reduce_scatter", reduced * work.micro_steps)
+        case "fsdp" | "tp+fsdp" | "hsdp":
+            shards = _Group(layout.weight_shards, layout.tensor_parallel, layout.ranks_per_node)
+            copies = _Group(
+                layout.data_parallel // layout.weight_shards,
+                layout.tensor_parallel * layout.weight_shards,
+                layout.ranks_per_node,
+            )
+            compute = _sliced_bytes(layout, shape, lambda part: work.compute_bytes)
+            found += shards.collective("weights", "all_gather", (compute + in_layers) * work.micro_steps)
+            found += shards.collective("gradients", "reduce_scatter", fp32 * work.micro_steps)
+            found += copies.collective("gradients", "all_reduce", fp32 / layout.weight_shards)
+        case _:
+            raise KeyError(strategy)
+    return found
+
+
+def seconds(transfer: Transfer, machine: Machine, gpu: Gpu) -> float:
+    """Time on the links inside a node, or on its network card, at the assumed shares of their bandwidth.
+
+    The time to start a collective is left out: it counts only where tensors are small.
+    """
+    if transfer.scope == "intra":
+        return transfer.bytes_per_rank / (gpu.link_gbytes_per_s * 1e9 * LINK_SHARE)
+    return transfer.bytes_per_nic / (machine.nic_gbps / 8 * 1e9 * NIC_SHARE)
+
+
+def bytes_between_nodes(transfers: Sequence[Transfer]) -> float:
+    """Sent by one node's network card in a step."""
+    return sum(transfer.bytes_per_nic for transfer in transfers)
+
+
+def pipeline_bubble(layout: Layout, micro_steps: int) -> float:
+    """Share of a step in which a rank waits: (p - 1) / (m v + p - 1), with p ranks of v stages and m micro-batches.
+
+    Source: Narayanan et al. 2021 (arXiv 2104.04473), sections 2.2.1 and 2.2.2, as a share of the whole step.
+    """
+    others = layout.pipeline_parallel - 1
+    return others / (micro_steps * layout.virtual_stages + others)
+
+
+def _trainable_bytes(layout: Layout, shape: ModelShape, bytes_of: Callable[[Part], float]) -> float:
+    """Of one rank's part of a replica that is not cut into stages."""
+    return sum(shape.trained_on_rank(part, layout.tensor_parallel) * bytes_of(part) for part in PARTS)
+
+
+def _sliced_bytes(layout: Layout, shape: ModelShape, bytes_of: Callable[[Part], float]) -> float:
+    """The same of all that FSDP slices: what is trained, and what is frozen of the same part of the model."""
+    sliced = shape.sliced
+    frozen = {part: sliced[part] - shape.trained[part] for part in PARTS if sliced[part]}
+    return _trainable_bytes(layout, shape, bytes_of) + sum(
+        shape.of_tensor_rank(part, count, layout.tensor_parallel) * bytes_of(part) for part, count in frozen.items()
+    )
+
+
+def _fullest_stage(layout: Layout, shape: ModelShape, work: Work) -> Stage:
+    """The one whose ranks send most to each other."""
+
+    def sent(stage: Stage) -> float:
+        in_layers = _tensor_sums(layout, shape, work, stage) + sum(_shared_layers(layout, shape, work, stage)) / 2
+        sums = work.micro_steps * in_layers if layout.tensor_parallel > 1 else 0.0
+        return sums + _stage_gradients(layout, shape, work, stage) * (layout.data_parallel > 1)
+
+    cut = stages_of(shape.language.layers, layout.stages, None, image_layers=shape.image_layers)
+    return max(work.stages or by_rank(cut, layout), key=sent)
+
+
+def _stage_gradients(layout: Layout, shape: ModelShape, work: Work, stage: Stage) -> float:
+    """Bytes on one rank of a stage."""
+    cached = not work.row_images
+    weights = StageWeights.of(shape, stage, cached=cached, tensor_parallel=layout.tensor_parallel)
+    return FP32_BYTES * weights.trainable
+
+
+def _tensor_sums(layout: Layout, shape: ModelShape, work: Work, stage: Stage) -> float:
+    """Bytes that ranks which split the layers of a stage sum in a micro-batch
+    (trainer/strategies/tensor_parallel/plan.py).
+
+    A layer sums what attention and feed-forward part give, and backward the gradients of their inputs (Shoeybi et al.
+    2019, arXiv 1909.08053), but for `_shared_layers`; checkpointing sums again what attention gives, for after the
+    feed-forward part's last product nothing is needed. The embedding is summed forward, the head's inputs backward, and
+    three numbers of each label for the loss. Under autocast gradients of layers' inputs are fp32; where FSDP casts
+    weights, what is frozen computes in fp32.
+    """
+    by_weights = layout.strategy in SHARDED_BY_FSDP
+    gradient_bytes = work.compute_bytes if by_weights else FP32_BYTES
+
+    def bytes_of(part: Part) -> int:
+        return FP32_BYTES if by_weights and part in shape.left_whole else work.compute_bytes
+
+    tokens, labels = work.micro_batch_rows * work.row_tokens, work.micro_batch_rows * work.row_label_tokens
+    again = work.activation_checkpointing == "full"
+    layer_bytes = (2 + again) * bytes_of("language_layers") + 2 * gradient_bytes
+    language = (len(stage.layers) - _num_shared(shape, work, stage)) * layer_bytes
+    embedding = (bytes_of("embedding") if by_weights else FP32_BYTES) * stage.is_first
+    tower_bytes = 2 * bytes_of("tower") + (2 * gradient_bytes if shape.trained["tower"] else 0)
+    tower_layers = shape.tower.layers * stage.is_first
+    tower = work.micro_batch_rows * work.row_images * shape.tower_tokens * tower_layers * tower_bytes
+    head = stage.is_last * labels * (shape.language.hidden * gradient_bytes + 3 * FP32_BYTES)
+    return tokens * shape.language.hidden * (language + embedding) + tower * shape.tower.hidden + head
+
+
+def _num_shared(shape: ModelShape, work: Work, stage: Stage) -> int:
+    """Layers whose tokens ranks share: not those behind which a level of the tower is added (DeepStack)."""
+    return sum(number >= shape.image_layers for number in stage.layers) if work.sequence_parallel else 0
+
+
+def _shared_layers(layout: Layout, shape: ModelShape, work: Work, stage: Stage) -> tuple[float, float]:
+    """Bytes that ranks which share the tokens of layers reduce-scatter in a micro-batch, and that they all-gather.
+
+    Each sum of a layer is one of both (trainer/strategies/tensor_parallel/sequence_parallel.py), of numbers that
+    products take and give. Checkpointing gathers both inputs again. A stage's last output is gathered, and backward
+    what its first layer takes: under autocast both are fp32.
+    """
+    layers = _num_shared(shape, work, stage)
+    if not layers:
+        return 0.0, 0.0
+    by_weights = layout.strategy in SHARDED_BY_FSDP
+    number_bytes = FP32_BYTES if by_weights and "language_layers" in shape.left_whole else work.compute_bytes
+    numbers = work.micro_batch_rows * work.row_tokens * shape.language.hidden
+    again = work.activation_checkpointing == "full"
+    scattered = (4 + again) * number_bytes * layers
+    gathered = (4 + 2 * again) * number_bytes * layers + 2 * (number_bytes if by_weights else FP32_BYTES)
+    return numbers * scattered, numbers * gathered
+
+
+def _between_parts(layout: Layout, shape: ModelShape, work: Work, stage: Stage) -> Iterator[Transfer]:
+    tensor = _Group(layout.tensor_parallel, 1, layout.ranks_per_node)
+    sums = work.micro_steps * _tensor_sums(layout, shape, work, stage)
+    yield from tensor.collective("activations", "all_reduce", sums)
+    scattered, gathered = (work.micro_steps * sent for sent in _shared_layers(layout, shape, work, stage))
+    if scattered:
+        yield from tensor.collective("activations", "reduce_scatter", scattered)
+        yield from tensor.collective("activations", "all_gather", gathered)
+    if shape.adapters:
+        whole = shape.whole_adapters * len(stage.layers) / layout.weight_shards
+        yield from tensor.collective("gradients", "all_reduce", FP32_BYTES * whole)
+    stages = layout.pipeline_parallel
+    if stages > 1:
+        # In fp32, to the next stage forward and to the one before backward; the first of all has none before it and the
+        # last none behind it, and with two ranks each has one of these.
+        hidden_bytes = work.micro_batch_rows * work.row_tokens * shape.language.hidden * FP32_BYTES
+        passes = schedule_passes(work.micro_steps, stages, layout.virtual_stages)
+        payload = (2 * layout.virtual_stages - (stages == 2)) * hidden_bytes * passes
+        stage_ranks = layout.tensor_parallel * layout.data_parallel
+        if stage_ranks * stages <= layout.ranks_per_node:
+            yield Transfer("activations", "send", "intra", payload, payload, 0.0)
+        else:
+            senders = min(stage_ranks, layout.ranks_per_node)
+            yield Transfer("activations", "send", "inter", payload, payload, payload * senders)

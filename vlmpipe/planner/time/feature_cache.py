@@ -1,0 +1,143 @@
+"""Whether encoding every image once, before training, is cheaper than running the frozen tower in each epoch.
+
+Online, a row computes Fv + 3 Fl + 3 Fp (tower, language model, projector; 2 Fl where the language model is frozen, and
+recomputation on top); from the cache it computes all but Fv. So the cache makes computing
+(Fv + 3 Fl + 3 Fp) / (3 Fl + 3 Fp) times faster, all terms taken from `trainer.sizing.flops`. It costs one pass of
+the tower, which the cache_features job does in fp32, the write, and storage.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from trainer.sizing.flops import tower_flops_per_image
+from trainer.sizing.model_shape import ModelShape
+from vlmpipe.catalog.machines import Gpu
+from vlmpipe.config.run_config import RunConfig
+from vlmpipe.planner.parallel_layout import Layout
+from vlmpipe.planner.time.step_time import SAVE_BYTES_PER_S, compute_seconds, reached, row_flops
+from vlmpipe.planner.workload import RowLoad
+
+if TYPE_CHECKING:
+    from vlmpipe.catalog.prices import Prices
+
+GIB = 2**30  # what Google bills by where its price lists say GB
+FEATURE_BYTES = 2  # bf16
+STORED_MONTHS = 1  # that features are assumed to be kept for one run
+
+
+@dataclass(frozen=True)
+class CacheAdvice:
+    """Amounts over the whole run where the number of images is known, else None."""
+
+    state: Literal["on", "off"]  # what the run does
+    pays: bool | None  # what the numbers say; None where a cache is not possible
+    speedup: float | None  # of computing in a training step
+    bytes_per_image: int
+    bytes: int | None
+    encode_gpu_hours: float | None  # encoding and writing every image once
+    saved_gpu_hours: float | None  # of training, over all epochs
+    usd_per_month: float | None  # storage
+    why: str
+
+
+@dataclass(frozen=True)
+class _PerImage:
+    saved_s: float  # of GPU time in one epoch
+    encode_s: float  # of GPU time, writing included
+
+
+def feature_bytes(shape: ModelShape) -> int:
+    """Of one image in the cache: image tokens x feature width, in bf16."""
+    return shape.image_tokens * shape.feature_width * FEATURE_BYTES
+
+
+def advise(
+    config: RunConfig, shape: ModelShape, layout: Layout, load: RowLoad, gpu: Gpu | None, prices: Prices
+) -> CacheAdvice:
+    """`features.cache: auto` becomes what pays; `on` and `off` stay, with what the numbers say about them.
+
+    Every image of an epoch is taken as another one: the same image twice makes the cache better than said here. Without
+    a known number of images, or without GPUs, one image decides.
+    """
+    size = feature_bytes(shape)
+    if "tower" not in shape.frozen:
+        why = "the tower is trained, so what it outputs changes"
+        return CacheAdvice("off", None, None, size, None, None, None, None, why)
+    images = None if load.images_per_epoch is None else round(load.images_per_epoch * min(1.0, load.passes))
+    storage = prices.storage(config.gcp.location)
+    monthly = None
+    if images is not None and storage.usd_per_gb_month is not None:
+        monthly = images * size / GIB * storage.usd_per_gb_month
+    total = None if images is None else images * size
+    speedup, each = _per_image(config, shape, layout, load, gpu)
+    if not load.images_per_row:
+        return CacheAdvice("off", False, 1.0, size, 0, 0.0, 0.0, 0.0, "rows have no images")
+    if each is None:
+        pays, why = _by_passes(load)
+        return CacheAdvice(_state(config, pays), pays, speedup, size, total, None, None, monthly, why)
+
+    saved_s, spent_s = each.saved_s * load.passes, each.encode_s
+    price_per_gpu_s = _usd_per_gpu_second(config, prices)
+    weighed = ""
+    if price_per_gpu_s is not None and storage.usd_per_gb_month is not None:
+        spent_s += size / GIB * storage.usd_per_gb_month * STORED_MONTHS / price_per_gpu_s
+        weighed = f" and {STORED_MONTHS} month of storage"
+    pays = saved_s > spent_s
+    why = (
+        f"in {load.passes:.3g} epoch{'' if load.passes == 1 else 's'} it saves {1000 * saved_s:.2g} ms of GPU time per "
+        f"image, computing is {speedup:.2f} times as fast; encoding once{weighed} takes {1000 * spent_s:.2g} ms"
+    )
+    if not weighed:
+        why += "; storage is not weighed, as a price is missing"
+    return CacheAdvice(
+        state=_state(config, pays),
+        pays=pays,
+        speedup=speedup,
+        bytes_per_image=size,
+        bytes=total,
+        encode_gpu_hours=None if images is None else images * each.encode_s / 3600,
+        saved_gpu_hours=None if images is None else load.images_per_row * (load.rows_per_epoch or 0) * saved_s / 3600,
+        usd_per_month=monthly,
+        why=why,
+    )
+
+
+def _per_image(
+    config: RunConfig, shape: ModelShape, layout: Layout, load: RowLoad, gpu: Gpu | None
+) -> tuple[float, _PerImage | None]:
+    online, cached = (row_flops(config, shape, load, cached=value) for value in (False, True))
+    if gpu is None or not load.images_per_row:
+        return online.total / cached.total, None
+    rates, _ = reached(config, shape, layout, gpu, cached=False)
+    online_s, cached_s = (compute_seconds(row, shape, layout, rates) for row in (online, cached))
+    gpus = layout.model_ranks  # that compute a row together
+    write_s = feature_bytes(shape) / SAVE_BYTES_PER_S * layout.ranks_per_node
+    encode_s = tower_flops_per_image(shape) / rates.fp32 + write_s
+    return online_s / cached_s, _PerImage((online_s - cached_s) * gpus / load.images_per_row, encode_s)
+
+
+def _by_passes(load: RowLoad) -> tuple[bool, str]:
+    """On CPUs, where no time is known, the tower's passes decide."""
+    if load.passes > 1:
+        return True, f"the tower runs once per image instead of {load.passes:g} times"
+    return False, "one epoch shows each image about once, so encoding it before saves nothing"
+
+
+def _state(config: RunConfig, pays: bool) -> Literal["on", "off"]:
+    if config.features.cache != "auto":
+        return config.features.cache
+    return "on" if pays else "off"
+
+
+def _usd_per_gpu_second(config: RunConfig, prices: Prices) -> float | None:
+    cluster = config.cluster
+    quote = prices.machine(
+        cluster.machine_type,
+        cluster.accelerator_type,
+        cluster.accelerator_count,
+        config.gcp.location,
+        cluster.strategy,
+    )
+    return None if quote.usd_per_hour is None else quote.usd_per_hour / cluster.accelerator_count / 3600

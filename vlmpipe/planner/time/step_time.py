@@ -1,0 +1,349 @@
+"""How long a training step takes, what it consists of, and what binds it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from trainer.config.train import PIPELINE_PARALLEL
+from trainer.sizing.checkpoint_size import checkpoint_bytes
+from trainer.sizing.flops import RowFlops, flops_per_row, model_flops_per_row
+from trainer.sizing.model_shape import ModelShape
+from trainer.sizing.pipeline_partition import stages_of
+from vlmpipe.catalog.machines import Gpu, Machine
+from vlmpipe.config.run_config import RunConfig
+from vlmpipe.planner.memory.pipeline_partition import by_rank, planned_stages
+from vlmpipe.planner.parallel_layout import SHARDED_BY_FSDP, Layout
+from vlmpipe.planner.time.communication import Transfer, Work, pipeline_bubble, seconds, traffic
+from vlmpipe.planner.time.optimizer_step import update_sentences, update_times
+from vlmpipe.planner.workload import RowLoad
+
+# Share of the peak that computing reaches, recomputation and padding included. Read: 39-43 % of an H100's bf16 peak in
+# NeMo AutoModel and torchtitan, 30-40 % with packed images on A800 in lmms-engine, 41-48 % in Megatron-LM.
+ASSUMED_EFFICIENCY = 0.40
+GPUS_WITH_PUBLISHED_EFFICIENCY = frozenset(
+    {
+        "NVIDIA_TESLA_A100",
+        "NVIDIA_A100_80GB",
+        "NVIDIA_H100_80GB",
+        "NVIDIA_H100_MEGA_80GB",
+        "NVIDIA_H200_141GB",  # an H100 with more memory
+    }
+)
+DATA_WAIT_SHARE = 0.02  # the loader's goal; benchmarks/bench_data.py measures it
+
+# Bytes a second that a node saves. Read: 419 MB in 0.66-1.39 s by torch.distributed.checkpoint on one rank; 148.8 s for
+# a 7B model at IBM, which is 0.56 GB/s if it was weights and moments.
+SAVE_BYTES_PER_S = 0.5e9
+
+OVERLAPPED = "communication behind computing"
+
+
+@dataclass(frozen=True)
+class TimePart:
+    """Seconds of a step; hidden ones run at the same time as others and add nothing."""
+
+    name: str
+    s: float
+    hidden: bool = False
+
+
+@dataclass(frozen=True)
+class Time:
+    """Of the training job. None: not known, and an assumption says why."""
+
+    step_s: float | None
+    parts: tuple[TimePart, ...]
+    mfu: float | None  # useful model FLOPs of a step / (peak in the compute precision x step_s)
+    binds: str  # the largest part
+    steps: int | None
+    train_hours: float | None
+    tokens_per_s_per_gpu: float | None  # useful tokens
+    save_s: float | None  # that one checkpoint holds training up
+    exposed_all_reduce_s: float  # between nodes, in a step: what a Reduction Server could shorten
+    assumptions: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Rates:
+    """FLOPs a second that one GPU reaches."""
+
+    trained: float  # in the run's precision
+    frozen: float  # frozen parts of the model in the training step
+    fp32: float  # jobs that compute in fp32: encoding features, evaluation
+    peak: float  # nominal, of the run's precision
+
+
+@dataclass(frozen=True)
+class Exposed:
+    """Communication that computing does not hide."""
+
+    name: str
+    s: float
+    between_nodes: bool
+    all_reduce: bool
+
+
+def estimate_time(
+    config: RunConfig,
+    shape: ModelShape,
+    layout: Layout,
+    load: RowLoad,
+    machine: Machine,
+    gpu: Gpu | None,
+    *,
+    cached: bool,
+) -> Time:
+    """Time of a step and of the training job. `cached`: features are read instead of computed. `gpu` None: CPU only.
+
+    Under PowerSGD a step is one that is compressed, unless there is none.
+    """
+    time = _time_of_steps(config, shape, layout, load, machine, gpu, cached=cached)
+    if not config.train.gradient_rank or layout.data_parallel == 1:
+        return time
+    train = config.train.model_copy(update={"gradient_compression": "none"})
+    plain = config.model_copy(update={"train": train})
+    before = _time_of_steps(plain, shape, layout, load, machine, gpu, cached=cached)
+    return _after_first_steps(time, before, config.train.powersgd.start_step)
+
+
+def _after_first_steps(time: Time, before: Time, first: int) -> Time:
+    """Of a job whose `first` steps take the time of `before`."""
+    if time.step_s is None or before.step_s is None:
+        return time
+    if time.steps is not None and time.steps <= first:
+        said = f"All {time.steps:,} steps are before train.powersgd.start_step {first:,}: no gradient is compressed."
+        return replace(before, save_s=time.save_s, assumptions=(*before.assumptions, said))
+    said = (
+        f"PowerSGD begins after {first:,} steps, which take {before.step_s:.3g} s each. What it computes is not in the "
+        "time of a step, and nothing hides what it sends: torch's hook waits for the GPU in each bucket."
+    )
+    more_hours = first * (before.step_s - time.step_s) / 3600
+    hours = None if time.train_hours is None else time.train_hours + more_hours
+    return replace(time, train_hours=hours, assumptions=(*time.assumptions, said))
+
+
+def _time_of_steps(
+    config: RunConfig,
+    shape: ModelShape,
+    layout: Layout,
+    load: RowLoad,
+    machine: Machine,
+    gpu: Gpu | None,
+    *,
+    cached: bool,
+) -> Time:
+    """Of one step as of all."""
+    if gpu is None:
+        why = "Training on CPUs: how fast they compute is not known, so there is no time and no cost."
+        return Time(None, (), None, "", load.steps, None, None, None, 0.0, (why, load.origin))
+    rates, assumptions = reached(config, shape, layout, gpu, cached=cached)
+    work = work_of(config, shape, layout, load, cached=cached)
+    row = row_flops(config, shape, load, cached=cached)
+    rank_rows = work.micro_steps * work.micro_batch_rows
+    compute_s = rank_rows * compute_seconds(row, shape, layout, rates)
+    transfers = traffic(layout, shape, work)
+    backward_s = compute_s * (1 - row.forward / row.total)
+    exposed = exposed_communication(
+        layout,
+        transfers,
+        machine,
+        gpu,
+        work.micro_steps,
+        compute_s,
+        backward_s,
+        waits_for_sums=work.gradient_rank > 0,
+    )
+    hidden_s = sum(_by_name(transfers, machine, gpu).values()) - sum(each.s for each in exposed)
+    saved_bytes = checkpoint_bytes(shape.trainable_parameters, config.train, layout.data_parallel)
+    save_s = config.plan.checkpoint_save_s or saved_bytes / layout.nodes / SAVE_BYTES_PER_S
+
+    parts = [TimePart("computing", compute_s), *(TimePart(each.name, each.s) for each in exposed)]
+    if layout.pipeline_parallel > 1:
+        share = pipeline_bubble(layout, work.micro_steps)
+        parts.append(TimePart("pipeline bubble", compute_s * share / (1 - share)))
+    updating = update_times(config, shape, layout, machine, gpu, micro_steps=work.micro_steps)
+    parts += [TimePart(name, spent_s) for name, spent_s in updating.items()]
+    parts.append(TimePart("waiting for data", DATA_WAIT_SHARE * sum(part.s for part in parts)))
+    parts.append(TimePart("saving checkpoints", save_s / config.train.checkpoint_every_steps))
+    step_s = sum(part.s for part in parts)
+    if hidden_s > 0:
+        parts.append(TimePart(OVERLAPPED, hidden_s, hidden=True))
+
+    rows = load.rows_per_step
+    useful = rows * model_flops_per_row(
+        shape,
+        useful_tokens=load.useful_tokens_per_row,
+        samples=load.samples_per_row,
+        images=load.images_per_row,
+        label_tokens=load.label_tokens_per_row,
+        cached=cached,
+    )
+    return Time(
+        step_s=step_s,
+        parts=tuple(parts),
+        mfu=useful / layout.world_size / rates.peak / step_s,
+        binds=max((part for part in parts if not part.hidden), key=lambda part: part.s).name,
+        steps=load.steps,
+        train_hours=None if load.steps is None else load.steps * step_s / 3600,
+        tokens_per_s_per_gpu=rows * load.useful_tokens_per_row / step_s / layout.world_size,
+        save_s=save_s,
+        exposed_all_reduce_s=sum(each.s for each in exposed if each.between_nodes and each.all_reduce),
+        assumptions=(
+            *assumptions,
+            *_sentences(config, layout, save_s),
+            *update_sentences(config, shape, layout, machine),
+            load.origin,
+        ),
+    )
+
+
+def work_of(config: RunConfig, shape: ModelShape, layout: Layout, load: RowLoad, *, cached: bool) -> Work:
+    """One rank's share of a step."""
+    train = config.train
+    piped = layout.pipeline_parallel > 1
+    return Work(
+        micro_steps=max(1, train.global_batch_rows // (layout.data_parallel * train.micro_batch_rows)),
+        micro_batch_rows=train.micro_batch_rows,
+        row_tokens=config.data.row_tokens,
+        precision=train.precision,
+        activation_checkpointing=train.activation_checkpointing,
+        row_images=0.0 if cached else load.images_per_row,
+        row_label_tokens=load.label_tokens_per_row,
+        rounds_gradients=train.rounds_gradients,
+        gradient_rank=train.gradient_rank,
+        quantized_weights=train.zero_quantized_weights,
+        quantized_gradients=train.zero_quantized_gradients,
+        sequence_parallel=train.sequence_parallel,
+        stages=by_rank(planned_stages(config, shape, layout, load, cached=cached), layout) if piped else (),
+    )
+
+
+def row_flops(config: RunConfig, shape: ModelShape, load: RowLoad, *, cached: bool) -> RowFlops:
+    """What the hardware computes for a row of this run."""
+    return flops_per_row(
+        shape,
+        row_tokens=load.row_tokens,
+        images=load.images_per_row,
+        label_tokens=load.label_tokens_per_row,
+        cached=cached,
+        activation_checkpointing=config.train.activation_checkpointing,
+        loss_chunks=config.train.loss_chunks(config.train.micro_batch_rows * load.label_tokens_per_row),
+        feature_layer=config.model.feature_layer,
+        sample_pairs=load.sample_pairs_per_row,
+    )
+
+
+def reached(config: RunConfig, shape: ModelShape, layout: Layout, gpu: Gpu, *, cached: bool) -> tuple[Rates, list[str]]:
+    """The rates to reckon with, and sentences that say where they come from."""
+    said = []
+    fp32 = gpu.fp32_tflops * 1e12
+    peak = fp32
+    if config.train.precision == "bf16" and gpu.bf16_tflops is None:
+        said.append(f"{gpu.accelerator_type} has no bf16 units: bf16 is taken as no faster than fp32.")
+    elif config.train.precision == "fp16" and gpu.bf16_tflops is None:
+        said.append(f"The catalogue has no fp16 rate of {gpu.accelerator_type}: fp16 is taken as no faster than fp32.")
+    elif config.train.precision != "fp32":
+        assert gpu.bf16_tflops is not None  # fp16 has the rate of bf16 on GPUs that have both
+        peak = gpu.bf16_tflops * 1e12
+    efficiency = config.plan.efficiency
+    if efficiency:
+        said.append(f"Computing reaches {efficiency:.0%} of the peak (plan.efficiency).")
+    else:
+        efficiency = ASSUMED_EFFICIENCY
+        text = f"Computing is taken to reach {efficiency:.0%} of the GPU's peak; published runs on A100 and H100 "
+        text += "reach 30-48 %."
+        if gpu.accelerator_type not in GPUS_WITH_PUBLISHED_EFFICIENCY:
+            text += f" None is known for {gpu.accelerator_type}."
+        said.append(f"{text} Set plan.efficiency to what a run of yours measured.")
+    frozen = peak
+    computes_frozen = shape.left_whole - ({"tower"} if cached else set())
+    if layout.strategy in SHARDED_BY_FSDP and peak > fp32 and computes_frozen:
+        frozen = fp32
+        said.append("FSDP leaves frozen parts in fp32, so they compute at the fp32 rate.")
+    return Rates(peak * efficiency, frozen * efficiency, fp32 * efficiency, peak), said
+
+
+def compute_seconds(row: RowFlops, shape: ModelShape, layout: Layout, rates: Rates) -> float:
+    """One rank's time for one row, of a pipeline that of the stage that takes longest. Tensor parallelism cuts
+    all but the projector and one of each adapter's matrices."""
+    language_rate = rates.frozen if "language_layers" in shape.left_whole else rates.trained
+    tower_rate = rates.frozen if "tower" in shape.left_whole else rates.trained
+    projector_rate = rates.frozen if "projector" in shape.left_whole else rates.trained
+    whole = row.tower.total / tower_rate / layout.tensor_parallel + row.projector.total / projector_rate
+    layers = (row.language_layers.total + row.attention.total) / language_rate / layout.tensor_parallel
+    layers += shape.of_tensor_rank("adapters", row.adapters.total, layout.tensor_parallel) / rates.trained
+    head = row.head.total / language_rate / layout.tensor_parallel
+    one_layer = layers / shape.language.layers
+    stages = stages_of(shape.language.layers, layout.stages, row, image_layers=shape.image_layers)
+    return max(
+        whole * stage.is_first + one_layer * len(stage.layers) + head * stage.is_last
+        for stage in by_rank(stages, layout)
+    )
+
+
+def exposed_communication(
+    layout: Layout,
+    transfers: Sequence[Transfer],
+    machine: Machine,
+    gpu: Gpu,
+    micro_steps: int,
+    compute_s: float,
+    backward_s: float,
+    *,
+    waits_for_sums: bool = False,
+) -> list[Exposed]:
+    """What stays visible of each collective.
+
+    A collective takes as long as its slower scope, as chunks move through both at once. All-reduces of gradients
+    hide behind the backward pass of the last micro-batch, unless a hook waits for them (`waits_for_sums`: torch's
+    PowerSGD waits for the GPU in each bucket); FSDP's gathers hide behind forward and backward passes, half
+    and half, and its reductions behind what then is left of the backward passes. Nothing hides of ZeRO (our engine sets
+    overlap_comm false), of tensor parallelism (the next product needs the sum) and of what stages pass on (torch's 1F1B
+    schedule waits for what it receives right after it has sent).
+    """
+    times = _by_name(transfers, machine, gpu)
+    one_of = {transfer.name: transfer for transfer in transfers}
+    room = {"weights": 0.0, "gradients": 0.0, "activations": 0.0}
+    if layout.strategy in ("ddp", "tp", *PIPELINE_PARALLEL) and not waits_for_sums:
+        room["gradients"] = backward_s / micro_steps
+    if layout.strategy in SHARDED_BY_FSDP:
+        half_s = sum(s for name, s in times.items() if one_of[name].what == "weights") / 2
+        in_backward_s = min(half_s, backward_s)
+        room["weights"] = min(half_s, compute_s - backward_s) + in_backward_s
+        room["gradients"] = backward_s - in_backward_s
+    exposed = []
+    for name, s in times.items():
+        same = [transfer for transfer in transfers if transfer.name == name]
+        slowest = max(same, key=lambda transfer: seconds(transfer, machine, gpu))
+        hidden_s = min(s, room[slowest.what])
+        room[slowest.what] -= hidden_s
+        if s > hidden_s:
+            exposed.append(Exposed(name, s - hidden_s, slowest.scope == "inter", slowest.collective == "all_reduce"))
+    return exposed
+
+
+def _by_name(transfers: Sequence[Transfer], machine: Machine, gpu: Gpu) -> dict[str, float]:
+    times: dict[str, float] = {}
+    for transfer in transfers:
+        times[transfer.name] = max(times.get(transfer.name, 0.0), seconds(transfer, machine, gpu))
+    return times
+
+
+def _sentences(config: RunConfig, layout: Layout, save_s: float) -> list[str]:
+    said = [f"The loop waits for data {DATA_WAIT_SHARE:.0%} of the time, the loader's goal."]
+    if config.plan.checkpoint_save_s:
+        said.append(f"A checkpoint holds training up for {save_s:.0f} s (plan.checkpoint_save_s).")
+    else:
+        said.append(
+            f"A checkpoint holds training up for {save_s:.0f} s: a node is taken to save "
+            f"{SAVE_BYTES_PER_S / 1e9:g} GB/s. Set plan.checkpoint_save_s to what a run of yours measured."
+        )
+    if layout.world_size > 1:
+        said.append(
+            "Links inside a node are taken at 75 % and network cards at 70 % of their nominal rate, between the 45 % "
+            "and 96 % of published tests."
+        )
+    if config.cluster.reduction_server:
+        said.append("Steps are timed without the Reduction Server: only the NCCL log of a run shows that it works.")
+    return said

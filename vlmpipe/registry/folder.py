@@ -1,0 +1,248 @@
+"""The model registry: numbered versions of a model, and which of them is in use (the champion).
+
+`Registry` is the seam; `vlmpipe.registry.vertex` keeps it in Vertex AI Model Registry, `FolderRegistry` in a folder or
+bucket, safe for several pipelines at once:
+
+    <root>/<model>/versions/000001/CLAIM     who takes this number; create-only, so a number is given out once
+    <root>/<model>/versions/000001/model/    a copy of the export: deleting the run leaves the registry whole
+    <root>/<model>/versions/000001.json      the entry, created last: a version exists when its entry does
+    <root>/<model>/CHAMPION                  the version in use, moved only by compare-and-swap
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from datetime import UTC, datetime
+from typing import Any, Protocol
+
+from pydantic import ConfigDict, Field, ValidationError
+
+from trainer.config.base import Section
+from trainer.errors import ConfigError, ExitCode, UserError
+from trainer.storage.base import AlreadyExistsError, Storage, VersionConflictError, crc32c_of_file, open_storage
+
+MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+MODEL_CARD = "README.md"
+
+
+class ModelFile(Section):
+    """One file of a registered model, with the checksum that was computed while it was copied."""
+
+    name: str
+    size_bytes: int
+    crc32c: int
+
+
+class Candidate(Section):
+    """A model that asks to be registered: where its export lies and what is known of it."""
+
+    run_id: str
+    export_uri: str
+    checkpoint: str = Field("", description="Checkpoint that the export was made from.")
+    metrics: dict[str, Any] = Field(description="evaluate.json of the run.")
+    data_fingerprint: str = Field("", description="Fingerprint of the prepared data.")
+    config_digest: str = Field("", description="sha256 of run.json.")
+
+
+class Entry(Section):
+    """One registered version."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)  # a newer program may have written more
+
+    format: int = 1
+    model: str
+    version: int
+    created: str = Field(description="Time of registration, UTC, ISO 8601.")
+    run_id: str
+    model_uri: str
+    checkpoint: str = ""
+    metrics: dict[str, Any]
+    data_fingerprint: str = ""
+    config_digest: str = ""
+    files: tuple[ModelFile, ...]
+    resource: str = Field("", description="Name of the version on Vertex AI, where the registry is there.")
+
+    def as_champion(self) -> dict[str, Any]:
+        """What the gate compares with."""
+        return {
+            "version": self.version,
+            "run_id": self.run_id,
+            "exact_match": self.metrics.get("exact_match"),
+            "held_out_sha256": self.metrics.get("held_out_sha256"),
+        }
+
+
+class Registry(Protocol):
+    """What the pipeline needs of a model registry."""
+
+    def champion(self, model: str) -> Entry | None: ...
+    def versions(self, model: str) -> list[Entry]: ...
+    def register(self, model: str, candidate: Candidate, model_card: str) -> Entry: ...
+    def promote(self, model: str, version: int, *, instead_of: int | None) -> None: ...
+
+
+class Export:
+    """The files of a candidate's exported model. Raises ConfigError when there are none."""
+
+    def __init__(self, candidate: Candidate) -> None:
+        self._store = open_storage(candidate.export_uri)
+        self._files = [info for info in self._store.list() if info.name != MODEL_CARD]
+        if not self._files:
+            raise ConfigError(
+                f"run {candidate.run_id} has no exported model in {candidate.export_uri}",
+                expected="a Hugging Face model folder",
+                fix="run the step sync_checkpoint first",
+            )
+
+    def copy(self, store: Storage, folder: str, model_card: str) -> tuple[ModelFile, ...]:
+        """Copy them and `model_card` into `folder` of `store`, replacing what an earlier attempt left there."""
+        files = []
+        for info in self._files:
+            path = self._store.fetch(info.name)
+            store.upload(path, f"{folder}/{info.name}")
+            files.append(ModelFile(name=info.name, size_bytes=info.size_bytes, crc32c=crc32c_of_file(path)))
+        store.write(f"{folder}/{MODEL_CARD}", model_card.encode())
+        return tuple(files)
+
+
+class FolderRegistry:
+    """A registry in a local folder or a bucket."""
+
+    def __init__(self, root_uri: str, *, alias: str = "champion") -> None:
+        """`alias` names the pointer to the version in use; each alias moves on its own."""
+        self._store: Storage = open_storage(root_uri)
+        self._pointer = alias.upper()
+
+    def champion(self, model: str) -> Entry | None:
+        """The version in use, or None before the first one."""
+        version, _ = self._read_pointer(model)
+        return None if version is None else self._entry(_folder(model), version)
+
+    def versions(self, model: str) -> list[Entry]:
+        """All complete versions, oldest first."""
+        folder = _folder(model)
+        names = (info.name for info in self._store.list(f"{folder}/versions"))
+        numbers = [_number(name) for name in names if re.fullmatch(r".*/versions/\d{6}\.json", name)]
+        return [self._entry(folder, number) for number in sorted(numbers)]
+
+    def register(self, model: str, candidate: Candidate, model_card: str) -> Entry:
+        """Copy the candidate's export and `model_card` into a new version.
+
+        A run has one version: registering it again returns that version, or completes it where an earlier attempt
+        stopped half-way. Raises ConfigError when the run now offers another checkpoint, or has no export.
+        """
+        folder = _folder(model)
+        export = Export(candidate)
+        number = self._claim(folder, candidate)
+        name = f"{folder}/versions/{number:06d}"
+        if self._store.stat(f"{name}.json") is None:
+            files = export.copy(self._store, f"{name}/model", model_card)
+            entry = Entry(
+                model=model,
+                version=number,
+                created=datetime.now(UTC).isoformat(timespec="seconds"),
+                model_uri=self._store.uri(f"{name}/model"),
+                files=files,
+                **candidate.model_dump(exclude={"export_uri"}),
+            )
+            with contextlib.suppress(AlreadyExistsError):  # another attempt of this run was faster, with the same files
+                self._store.create(f"{name}.json", entry.model_dump_json(indent=2).encode())
+        return self._entry(folder, number)
+
+    def promote(self, model: str, version: int, *, instead_of: int | None) -> None:
+        """Make `version` the champion if the champion still is `instead_of` (None: there is none yet).
+
+        The comparison protects a decision: a model that was compared with version 3 must not replace version 4 unseen.
+        Promoting the champion again changes nothing.
+        """
+        folder = _folder(model)
+        entry = self._entry(folder, version)
+        current, token = self._read_pointer(model)
+        if current == version:
+            return
+        data = json.dumps({"version": version, "run_id": entry.run_id}).encode()
+        try:
+            if current != instead_of:
+                raise VersionConflictError(folder)
+            if token is None:
+                self._store.create(f"{folder}/{self._pointer}", data)
+            else:
+                self._store.replace(f"{folder}/{self._pointer}", data, token)
+        except (AlreadyExistsError, VersionConflictError) as error:
+            now, _ = self._read_pointer(model)
+            raise overtaken(self._pointer.lower(), model, now, version, instead_of) from error
+
+    def _claim(self, folder: str, candidate: Candidate) -> int:
+        """The version number of this run: the one it claimed before, or the next free one, which no other run gets."""
+        claim = json.dumps({"run_id": candidate.run_id, "checkpoint": candidate.checkpoint}).encode()
+        while True:
+            names = [info.name for info in self._store.list(f"{folder}/versions") if info.name.endswith("/CLAIM")]
+            taken = {_number(name): json.loads(self._store.read(name)) for name in names}
+            for number, owner in taken.items():
+                if owner["run_id"] == candidate.run_id:
+                    require_same_checkpoint(f"version {number}", owner["checkpoint"], candidate)
+                    return number
+            number = max(taken, default=0) + 1
+            try:
+                self._store.create(f"{folder}/versions/{number:06d}/CLAIM", claim)
+            except AlreadyExistsError:
+                continue  # another run was faster: look again. Each turn of the loop means that somebody got a number
+            return number
+
+    def _entry(self, folder: str, version: int) -> Entry:
+        name = f"{folder}/versions/{version:06d}.json"
+        if self._store.stat(name) is None:
+            raise ConfigError(f"no version {version} in the registry: {self._store.uri(name)} is missing")
+        try:
+            return Entry.model_validate_json(self._store.read(name))
+        except ValidationError as error:
+            raise ConfigError(
+                f"{self._store.uri(name)} is not a registry entry: {error.errors()[0]['msg']}",
+                fix="restore the file from a backup, or remove the version's folder and this file",
+            ) from error
+
+    def _read_pointer(self, model: str) -> tuple[int | None, str | None]:
+        """Version number and storage version of the pointer. The latter is read first: a move in between then shows."""
+        name = f"{_folder(model)}/{self._pointer}"
+        info = self._store.stat(name)
+        if info is None:
+            return None, None
+        return json.loads(self._store.read(name))["version"], info.version
+
+
+def _folder(model: str) -> str:
+    if not MODEL_NAME.fullmatch(model):
+        raise ConfigError(
+            f"model name {model!r} cannot be used",
+            expected="letters, digits, '.', '_' and '-', starting with a letter or digit, 128 at most",
+            fix="set register.model_name",
+        )
+    return model
+
+
+def _number(name: str) -> int:
+    """The version number in an object's name, `<model>/versions/000012/CLAIM` or `<model>/versions/000012.json`."""
+    return int(name.split("/versions/")[1][:6])
+
+
+def require_same_checkpoint(what: str, checkpoint: str, candidate: Candidate) -> None:
+    """Raise ConfigError when the run, which is `what` already, from `checkpoint`, now offers another one."""
+    if checkpoint != candidate.checkpoint:
+        raise ConfigError(
+            f"run {candidate.run_id} is already {what}, from checkpoint {checkpoint or 'unknown'}; "
+            f"it now offers {candidate.checkpoint or 'unknown'}",
+            expected="one version a run",
+            fix="give the new training its own run id",
+        )
+
+
+def overtaken(alias: str, model: str, now: int | None, version: int, instead_of: int | None) -> UserError:
+    """The error of a promotion whose comparison is out of date."""
+    return UserError(
+        f"the {alias} of model {model!r} is version {now}, but version {version} was compared "
+        f"with {'none' if instead_of is None else f'version {instead_of}'}: another run was faster",
+        fix="run the step decide again, so that the comparison is made with the model now in use",
+        code=ExitCode.UNEXPECTED,
+    )

@@ -1,0 +1,270 @@
+"""The gate: may a freshly evaluated model replace the champion? Pure functions over recorded numbers.
+
+Every requirement becomes one `Check` with its value, its threshold and a sentence, so that a rejection can be
+understood without opening a notebook. What the gate asks for and the evaluation lacks is a failed check, never a pass.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import Field, field_validator
+
+from trainer.config.base import Fraction, NonNegative, Section
+from vlmpipe.registry.paired_bootstrap import SharedQuestions
+
+# A margin is a difference of two rounded shares: 0.3 - 0.1 must reach a threshold of 0.2.
+ROUNDING = 1e-9
+MOST_SCORES = {"vqa_accuracy": 1.0, "anls": 1.0, "cider_d": 10.0}
+SCORE_NAMES = {"vqa_accuracy": "VQA accuracy", "anls": "ANLS", "cider_d": "CIDEr-D"}
+
+
+class GateConfig(Section):
+    """What a model must reach to be registered."""
+
+    min_exact_match: Fraction = Field(0.0, description="Least held-out exact match, as a share of the questions.")
+    max_loss: float | None = Field(
+        None, gt=0, allow_inf_nan=False, description="Largest held-out loss in nats a label token; null does not check."
+    )
+    per_slice: dict[str, Fraction] = Field(
+        default_factory=dict, description="Least exact match of single slices, for example {digit: 0.9}."
+    )
+    min_scores: dict[Literal["vqa_accuracy", "anls", "cider_d"], NonNegative] = Field(
+        default_factory=dict,
+        description="Least other scores of the evaluation: vqa_accuracy and anls from 0 to 1, cider_d from 0 to 10, "
+        "for example {cider_d: 0.8}.",
+    )
+    max_regression: Fraction | None = Field(
+        0.0,
+        description="Largest drop of exact match against the champion on the questions that both were asked; null does "
+        "not check.",
+    )
+    regression_by: Literal["estimate", "interval"] = Field(
+        "estimate",
+        description="What max_regression bounds: the drop as it was measured, or the far end of its 95 % interval, "
+        "which turns a model away unless enough questions speak for it.",
+    )
+    when_not_comparable: Literal["skip", "reject"] = Field(
+        "skip",
+        description="If the champion was asked other questions, for the most part: skip relies on the other checks, "
+        "reject refuses.",
+    )
+    min_margin_over_chance: Fraction | None = Field(
+        None, description="Least exact match above always giving the commonest training answer; null does not check."
+    )
+    min_margin_over_shuffled_image: Fraction | None = Field(
+        None, description="Least exact match above the same model shown another sample's image; null does not check."
+    )
+
+    @field_validator("min_scores")
+    @classmethod
+    def _can_be_reached(cls, floors: dict[str, float]) -> dict[str, float]:
+        for metric, floor in floors.items():
+            if floor > MOST_SCORES[metric]:  # a percentage, most likely: no model would ever be accepted
+                raise ValueError(f"{metric} {floor:g} is more than its largest value, {MOST_SCORES[metric]:g}")
+        return floors
+
+    @property
+    def checks_something(self) -> bool:
+        """Whether any threshold could turn a first model (without a champion) away."""
+        bounds = (self.max_loss, self.min_margin_over_chance, self.min_margin_over_shuffled_image)
+        return bool(self.min_exact_match or self.per_slice or self.min_scores) or any(
+            bound is not None for bound in bounds
+        )
+
+
+class Check(Section):
+    """One requirement and how it went. `value` and `threshold` are None where there is no number to show."""
+
+    name: str
+    metric: str
+    slice: str | None = None
+    value: float | None = None
+    threshold: float | None = None
+    interval: tuple[float, float] | None = None  # of the difference from the champion, 95 %
+    passed: bool
+    why: str
+
+
+class Champion(Section):
+    """The model in use: its registry version, run and held-out exact match."""
+
+    version: int
+    run_id: str
+    exact_match: float | None = None
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> Champion:
+        exact_match = _finite(record.get("exact_match"))
+        return cls(version=record["version"], run_id=record["run_id"], exact_match=exact_match)
+
+
+class Decision(Section):
+    """The gate's answer, as kept in `decision.json`."""
+
+    accepted: bool
+    reason: str
+    checks: tuple[Check, ...]
+    champion: Champion | None = None
+
+    def to_json(self) -> bytes:
+        """The bytes of `decision.json`: strict JSON, numbers are finite."""
+        return json.dumps(self.model_dump(), indent=2, allow_nan=False).encode()
+
+
+def decide(
+    evaluation: Mapping[str, Any],
+    gate: GateConfig,
+    champion: Mapping[str, Any] | None = None,
+    shared: SharedQuestions | None = None,
+) -> Decision:
+    """Check `evaluation` against `gate` and, where it is fair, against the champion.
+
+    Args:
+        evaluation: `evaluate.json` of the run, with `run_id` added.
+        gate: the thresholds.
+        champion: `version`, `run_id`, `exact_match` and `held_out_sha256` of the model in use; None if there is none.
+        shared: how both did on the questions that both were asked: what counts where the held-out questions are not
+            the same, and how sure the difference is.
+    """
+    exact_match = evaluation.get("exact_match")
+    checks = [_at_least("exact match", "exact_match", exact_match, gate.min_exact_match)]
+    if gate.max_loss is not None:
+        checks.append(_at_most("loss", "loss", evaluation.get("loss"), gate.max_loss))
+    for metric, floor in sorted(gate.min_scores.items()):
+        checks.append(_at_least(SCORE_NAMES[metric], metric, evaluation.get(metric), floor))
+    slices = evaluation.get("slices") or {}
+    checks += [_slice_check(name, floor, slices) for name, floor in sorted(gate.per_slice.items())]
+    if gate.min_margin_over_chance is not None:
+        checks.append(_margin("chance", exact_match, evaluation.get("chance"), gate.min_margin_over_chance))
+    if gate.min_margin_over_shuffled_image is not None:
+        shuffled = (evaluation.get("controls") or {}).get("shuffled_image") or {}
+        margin = gate.min_margin_over_shuffled_image
+        checks.append(_margin("shuffled image", exact_match, shuffled.get("exact_match"), margin))
+    if champion is not None:
+        checks.append(_against_champion(evaluation, gate, champion, shared))
+    return Decision(
+        accepted=all(check.passed for check in checks),
+        reason=_reason(checks),
+        checks=tuple(checks),
+        champion=Champion.from_record(champion) if champion is not None else None,
+    )
+
+
+def _finite(value: Any) -> float | None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number and math.isfinite(value) else None
+
+
+def _missing(value: Any, what: str) -> str:
+    return f"the evaluation holds no {what}" if value is None else f"{what} is {value!r}, not a finite number"
+
+
+def _apart(value: float, other: float) -> tuple[str, str]:
+    """Both numbers with as few digits as tell them apart: "0.95 is below the required 0.95" would help nobody."""
+    digits = next((n for n in (4, 6, 9) if f"{value:.{n}g}" != f"{other:.{n}g}"), 4)
+    return f"{value:.{digits}g}", f"{other:.{digits}g}"
+
+
+def _at_least(name: str, metric: str, value: Any, threshold: float, slice_name: str | None = None) -> Check:
+    number = _finite(value)
+    if number is None:
+        why, passed = _missing(value, metric if slice_name is None else f"{metric} of slice {slice_name!r}"), False
+    else:
+        passed = number >= threshold - ROUNDING
+        own, required = _apart(number, threshold)
+        why = f"{name} {own} {'reaches' if passed else 'is below'} the required {required}"
+    return Check(name=name, metric=metric, slice=slice_name, value=number, threshold=threshold, passed=passed, why=why)
+
+
+def _at_most(name: str, metric: str, value: Any, threshold: float) -> Check:
+    number = _finite(value)
+    if number is None:
+        why, passed = _missing(value, metric), False
+    else:
+        passed = number <= threshold + ROUNDING
+        own, allowed = _apart(number, threshold)
+        why = f"{name} {own} {'is within' if passed else 'exceeds'} the allowed {allowed}"
+    return Check(name=name, metric=metric, value=number, threshold=threshold, passed=passed, why=why)
+
+
+def _slice_check(name: str, floor: float, slices: Mapping[str, Any]) -> Check:
+    if name in slices:
+        return _at_least(f"exact match of {name}", "exact_match", slices[name].get("exact_match"), floor, name)
+    known = ", ".join(sorted(slices)) or "none"
+    why = f"the evaluation has no slice {name!r}; its slices are: {known}"
+    return Check(
+        name=f"exact match of {name}", metric="exact_match", slice=name, threshold=floor, passed=False, why=why
+    )
+
+
+def _margin(over: str, exact_match: Any, baseline: Any, threshold: float) -> Check:
+    """Exact match minus `baseline`: what the model knows beyond the trivial answer."""
+    name, metric = f"margin over {over}", f"exact_match - {over.replace(' ', '_')}"
+    own, other = _finite(exact_match), _finite(baseline)
+    if own is None or other is None:
+        why = _missing(exact_match, "exact_match") if own is None else _missing(baseline, f"exact match of {over}")
+        return Check(name=name, metric=metric, threshold=threshold, passed=False, why=why)
+    return _at_least(name, metric, own - other, threshold)
+
+
+def _against_champion(
+    evaluation: Mapping[str, Any], gate: GateConfig, champion: Mapping[str, Any], shared: SharedQuestions | None
+) -> Check:
+    which = f"champion version {champion['version']} (run {champion['run_id']})"
+    own, best = _finite(evaluation.get("exact_match")), _finite(champion.get("exact_match"))
+
+    interval = shared.interval if shared else None
+
+    def check(passed: bool, why: str, threshold: float | None = None) -> Check:
+        return Check(
+            name="no regression", metric="exact_match", value=own, threshold=threshold, interval=interval,
+            passed=passed, why=why,
+        )  # fmt: skip
+
+    if evaluation.get("run_id") == champion["run_id"]:
+        return check(False, f"{which} is this very run, and a comparison of a model with itself says nothing")
+    if gate.max_regression is None:
+        return check(True, f"not compared with {which}: gate.max_regression is null")
+    obstacle, where = _not_comparable(evaluation, champion), ""
+    if obstacle and shared:
+        own, best, obstacle = shared.exact_match, shared.champion, ""
+        where = f", on the {shared.questions} held-out questions that both were asked"
+    if obstacle or best is None:
+        skip = gate.when_not_comparable == "skip"
+        treated = "so the other checks alone decide" if skip else "and gate.when_not_comparable is reject"
+        return check(skip, f"not comparable with {which}: {obstacle}, {treated}")
+    if own is None:
+        return check(False, _missing(evaluation.get("exact_match"), "exact_match"), best)
+    least = best - gate.max_regression
+    passed = own >= least - ROUNDING
+    sure = f"; difference {interval[0]:+.4f} to {interval[1]:+.4f} (95 %, paired bootstrap)" if interval else ""
+    if gate.regression_by == "interval":
+        if not interval:
+            return check(False, f"{which} has left no predictions, which gate.regression_by: interval needs", least)
+        passed = interval[0] >= -gate.max_regression - ROUNDING
+    (shown, other), verdict = _apart(own, best), "holds against" if passed else "falls short of"
+    allowed = f" with an allowed drop of {gate.max_regression:.4g}" if gate.max_regression else ""
+    return check(passed, f"exact match {shown} {verdict} {other} of {which}{allowed}{where}{sure}", least)
+
+
+def _not_comparable(evaluation: Mapping[str, Any], champion: Mapping[str, Any]) -> str:
+    if _finite(champion.get("exact_match")) is None:
+        return "its exact match is not recorded"
+    own, other = evaluation.get("held_out_sha256"), champion.get("held_out_sha256")
+    if not own or not other:
+        return "it is not recorded which held-out questions both were asked"
+    return "" if own == other else "it was evaluated on other held-out questions"
+
+
+def _reason(checks: list[Check]) -> str:
+    failed = [check for check in checks if not check.passed]
+    if failed:
+        more = f" ({len(failed) - 1} more of {len(checks)} checks failed)" if len(failed) > 1 else ""
+        return f"Rejected: {failed[0].why}{more}."
+    notes = [check.why for check in checks if check.threshold is None]  # passed without a comparison: say so
+    first = f"all {len(checks)} checks passed" if len(checks) > 1 else checks[0].why
+    return f"Accepted: {'; '.join([first, *notes])}."

@@ -1,0 +1,94 @@
+"""From an evaluated run to a registered model: reads a run's files, asks the gate and the registry, writes the answers.
+
+The steps `decide` and `register_model` call this; nothing here needs KFP.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+from components.runtime.step_context import run_uri_of
+from trainer.config.job import DataPointers, JobConfig
+from trainer.errors import ConfigError
+from trainer.storage.base import Storage, join_uri, open_storage
+from vlmpipe.registry.folder import Candidate, Entry, FolderRegistry, Registry
+from vlmpipe.registry.gate import Decision, GateConfig, decide
+from vlmpipe.registry.model_card import model_card
+from vlmpipe.registry.paired_bootstrap import shared_questions
+
+
+def decide_run(run_uri: str) -> Decision:
+    """Ask the gate about an evaluated run and write `decision.json`.
+
+    Raises ConfigError when the run was not evaluated.
+    """
+    store = open_storage(run_uri)
+    settings = _read(store, "run.json", "resolve-run")
+    evaluation = _read(store, "evaluate.json", "evaluate")
+    evaluation["run_id"] = settings["run"]["run_id"]
+    registry, model, _ = open_registry(settings)
+    entry = registry.champion(model)
+    shared = None
+    if entry and entry.run_id != evaluation["run_id"]:
+        shared = shared_questions(store, open_storage(run_uri_of(settings["run"]["root_uri"], entry.run_id, "")))
+    gate = GateConfig.model_validate(settings["gate"])
+    decision = decide(evaluation, gate, entry.as_champion() if entry else None, shared)
+    store.write("decision.json", decision.to_json())
+    return decision
+
+
+def register_run(run_uri: str) -> Entry:
+    """Register an accepted run's export, make it the champion and write `registered.json`. Safe to repeat.
+
+    Raises ConfigError for a run that was not accepted, UserError when another run became champion since the decision.
+    """
+    store = open_storage(run_uri)
+    settings = _read(store, "run.json", "resolve-run")
+    decision = Decision.model_validate(_read(store, "decision.json", "decide"))
+    if not decision.accepted:
+        raise ConfigError(
+            f"run {settings['run']['run_id']} was not accepted. {decision.reason}",
+            expected="an accepted run",
+            fix="train further or change the gate's thresholds, then run the pipeline again",
+        )
+    evaluation, summary = _read(store, "evaluate.json", "evaluate"), _read(store, "summary.json", "train")
+    pointers = DataPointers.model_validate(_read(store, "prepared.json", "prepare-data"))
+    registry, model, alias = open_registry(settings)
+    candidate = Candidate(
+        run_id=settings["run"]["run_id"],
+        export_uri=join_uri(run_uri, "export"),
+        checkpoint=summary.get("checkpoint", ""),
+        metrics=evaluation,
+        data_fingerprint=pointers.prepared_uri.rstrip("/").rpartition("/")[2],
+        config_digest=hashlib.sha256(store.read("run.json")).hexdigest(),
+    )
+    card = model_card(JobConfig.model_validate(settings), evaluation, summary, model=model)
+    entry = registry.register(model, candidate, card)
+    registry.promote(model, entry.version, instead_of=decision.champion.version if decision.champion else None)
+    registered = {"model": model, "version": entry.version, "uri": entry.model_uri, "alias": alias}
+    if entry.resource:
+        registered["resource"] = entry.resource
+    store.write("registered.json", json.dumps(registered, indent=2).encode())
+    return entry
+
+
+def open_registry(settings: dict[str, Any]) -> tuple[Registry, str, str]:
+    """The registry of a run, the model's name in it and the alias that moves to an accepted version."""
+    register = settings["register"]
+    root_uri = join_uri(settings["run"]["root_uri"], "registry")
+    model, alias = register["model_name"] or settings["name"], register["alias"]
+    place = register.get("registry", "")  # runs of earlier releases have no such field
+    if place.startswith("vertex://"):
+        from vlmpipe.registry.vertex import VertexRegistry
+
+        return VertexRegistry.of(settings, root_uri), model, alias
+    return FolderRegistry(place or root_uri, alias=alias), model, alias
+
+
+def _read(store: Storage, name: str, step: str) -> dict[str, Any]:
+    if store.stat(name) is None:
+        raise ConfigError(f"missing {store.uri(name)}, which the step {step} writes", fix="run that step first")
+    content: dict[str, Any] = json.loads(store.read(name))
+    return content

@@ -1,0 +1,303 @@
+"""The registry in Vertex AI Model Registry: a version is a model version there, the champion is what an alias names.
+
+The service keeps numbers, aliases and labels; the files and what the gate compares lie beside them, so that deleting a
+run leaves the registry whole:
+
+    <root>/<MODEL_ID>/<run id>/model/         a copy of the export: the artifact_uri, by which a version is known again
+    <root>/<MODEL_ID>/<run id>/record.json    metrics, checkpoint and checksums, created once the copy is whole
+    <root>/<MODEL_ID>/<run id>/SENT           an upload was sent: whoever comes next looks before sending another
+    <root>/<MODEL_ID>/MOVING-<alias>          held while an alias is compared and moved, which the API cannot do at once
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import time
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from google.api_core import exceptions
+from google.api_core.future.polling import DEFAULT_POLLING
+from google.api_core.operation import from_gapic
+from google.cloud.aiplatform_v1 import types as api
+
+from trainer.errors import ConfigError, ExitCode, UserError
+from trainer.storage.base import AlreadyExistsError, VersionConflictError, join_uri, open_storage
+from vlmpipe.backends.vertex.client import Place, in_words, model_client, operations_client
+from vlmpipe.backends.vertex.pipeline_job import PASSING, REQUEST_TIMEOUT_S, retrying
+from vlmpipe.registry.folder import Candidate, Entry, Export, overtaken, require_same_checkpoint
+
+if TYPE_CHECKING:
+    from google.cloud.aiplatform_v1.services.model_service import ModelServiceClient
+
+SCHEME = "vertex://"
+RECORD, SENT = "record.json", "SENT"
+UPLOAD_S = 600.0  # longest wait for an upload that was accepted: the service looks at the files, it does not move them
+SETTLE_S = 60.0  # how long an upload whose answer was lost may take to show among the versions
+LOOK_S = 2.0  # between two looks
+POLLING = DEFAULT_POLLING
+ATTEMPTS = 3
+LEASE_S = 120.0  # after which a mover that never ended is taken for dead: its three requests end sooner
+MOST_LABEL_CHARS = 63
+
+
+class VertexRegistry:
+    """The versions of one model of Vertex AI Model Registry. See `vlmpipe.registry.folder.Registry`."""
+
+    def __init__(
+        self,
+        place: Place,
+        model_id: str,
+        root_uri: str,
+        *,
+        alias: str,
+        serving: Mapping[str, Any],
+        labels: Mapping[str, str] | None = None,
+        encryption_key: str = "",
+    ) -> None:
+        """`root_uri` is on gs://, `serving` is the run file's register.serving."""
+        self._place, self._model_id, self._alias = place, model_id, alias
+        self._name = f"{place.parent}/models/{model_id}"
+        self._store = open_storage(join_uri(root_uri, model_id))
+        self._serving, self._labels, self._encryption_key = serving, labels or {}, encryption_key
+        self._client: ModelServiceClient = model_client(place.location)
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Any], root_uri: str) -> VertexRegistry:
+        """That of a run, from the content of its run.json."""
+        gcp, register = settings["gcp"], settings["register"]
+        return cls(
+            Place(gcp["project"], gcp["location"]),
+            register["registry"].removeprefix(SCHEME),
+            root_uri,
+            alias=register["alias"],
+            serving=register["serving"],
+            labels=gcp["labels"],
+            encryption_key=gcp["encryption_spec_key_name"],
+        )
+
+    def champion(self, model: str) -> Entry | None:
+        """The version that the alias names, or None. Raises ConfigError for one that vlmpipe did not register."""
+        with self._in_words():
+            found = self._get(self._alias)
+        return None if found is None else self._entry(found, model)
+
+    def versions(self, model: str) -> list[Entry]:
+        """All versions that vlmpipe registered, oldest first."""
+        with self._in_words():
+            found = self._list()
+        return [self._entry(one, model) for one in found if self._is_ours(one)]
+
+    def register(self, model: str, candidate: Candidate, model_card: str) -> Entry:
+        """Copy the candidate's export and `model_card`, and upload them as a new version, without the alias.
+
+        A run has one version: registering it again returns that version. Raises ConfigError when the run now offers
+        another checkpoint, or has no export.
+        """
+        record = self._keep(candidate, model_card)
+        with self._in_words():
+            return self._entry(self._uploaded(model, candidate, record), model)
+
+    def promote(self, model: str, version: int, *, instead_of: int | None) -> None:
+        """Move the alias to `version` if it still names `instead_of` (None: it names none yet).
+
+        Promoting the champion again changes nothing. Between the look and the move other runs of vlmpipe are kept
+        out; a person who moves the alias at that moment is not.
+        """
+        with self._in_words(), self._alone(version):
+            current = self._get(self._alias)
+            now = None if current is None else int(current.version_id)
+            if now == version:
+                return
+            if now != instead_of:
+                raise overtaken(self._alias, model, now, version, instead_of)
+            request = api.MergeVersionAliasesRequest(name=f"{self._name}@{version}", version_aliases=[self._alias])
+            retrying([], lambda: self._client.merge_version_aliases(request, retry=None, timeout=REQUEST_TIMEOUT_S))
+
+    # ---- files
+
+    def _keep(self, candidate: Candidate, model_card: str) -> dict[str, Any]:
+        """The record of the run, made with the copy of its export where there is none yet."""
+        name = f"{candidate.run_id}/{RECORD}"
+        if self._store.stat(name) is None:
+            files = Export(candidate).copy(self._store, f"{candidate.run_id}/model", model_card)
+            record = {
+                "created": datetime.now(UTC).isoformat(timespec="seconds"),
+                "files": [file.model_dump() for file in files],
+                **candidate.model_dump(exclude={"export_uri"}),
+            }
+            with contextlib.suppress(AlreadyExistsError):  # another attempt of this run was faster, with the same files
+                self._store.create(name, json.dumps(record, indent=2).encode())
+        kept: dict[str, Any] = json.loads(self._store.read(name))
+        require_same_checkpoint(f"a candidate of {self._name}", kept["checkpoint"], candidate)
+        return kept
+
+    def _entry(self, found: api.Model, model: str) -> Entry:
+        if not self._is_ours(found):
+            raise ConfigError(
+                f"{self._name}@{found.version_id} was not registered by vlmpipe: no {RECORD} beside its model in "
+                f"{found.artifact_uri or 'nowhere'}",
+                expected=f"a version to compare with behind the alias {self._alias}",
+                fix="move the alias to a version that vlmpipe registered, or set register.alias to another one",
+            )
+        record = json.loads(open_storage(_parent(found.artifact_uri)).read(RECORD))
+        return Entry(
+            model=model,
+            version=int(found.version_id),
+            model_uri=found.artifact_uri,
+            resource=f"{self._name}@{found.version_id}",
+            **record,
+        )
+
+    def _is_ours(self, found: api.Model) -> bool:
+        uri = found.artifact_uri
+        return uri.startswith("gs://") and open_storage(_parent(uri)).stat(RECORD) is not None
+
+    # ---- Vertex AI
+
+    def _uploaded(self, model: str, candidate: Candidate, record: Mapping[str, Any]) -> api.Model:
+        """The run's version, uploaded unless it is there. An upload whose answer was lost is looked for first."""
+        uri, note = self._store.uri(f"{candidate.run_id}/model"), f"{candidate.run_id}/{SENT}"
+        may_be_under_way = self._store.stat(note) is not None
+        fault: Exception | None = None
+        for _ in range(ATTEMPTS):
+            if found := self._find(uri, wait_s=SETTLE_S if may_be_under_way else 0.0):
+                return found
+            self._store.write(note, datetime.now(UTC).isoformat().encode())
+            may_be_under_way = True
+            try:
+                return self._upload(self._request(model, uri, record))
+            except (*PASSING, exceptions.Conflict) as error:
+                # A conflict: the model's first version, ours or another run's, was made meanwhile.
+                fault = error
+            except exceptions.GoogleAPICallError:
+                self._store.delete(note)  # refused for good: nothing is under way
+                raise
+        assert fault
+        raise fault
+
+    def _upload(self, request: api.UploadModelRequest) -> api.Model:
+        sent = self._client.upload_model(request, retry=None, timeout=REQUEST_TIMEOUT_S)
+        operations = operations_client(self._place.location)
+        operation = from_gapic(sent.operation, operations, api.UploadModelResponse)
+        try:
+            answer = operation.result(timeout=UPLOAD_S, polling=POLLING)
+        except TimeoutError:
+            raise UserError(
+                f"the upload to {self._name} has not ended after {UPLOAD_S:.0f} s: {operation.operation.name}",
+                fix="run the step again: it takes up that upload when it has ended",
+                code=ExitCode.UNAVAILABLE,
+            ) from None
+        found = self._get(answer.model_version_id)
+        if found is None:
+            raise exceptions.InternalServerError(
+                f"{self._name}@{answer.model_version_id} was uploaded and is not there"
+            )
+        return found
+
+    def _request(self, model: str, uri: str, record: Mapping[str, Any]) -> api.UploadModelRequest:
+        serving = self._serving
+        container = api.ModelContainerSpec(
+            image_uri=serving["image_uri"],
+            command=list(serving["command"]),
+            args=[one.replace("{model_uri}", uri) for one in serving["args"]],
+            env=[api.EnvVar(name=name, value=value) for name, value in serving["env"].items()],
+            ports=[api.Port(container_port=serving["port"])],
+            predict_route=serving["predict_route"],
+            health_route=serving["health_route"],
+        )
+        score = record["metrics"].get("exact_match")
+        version = api.Model(
+            display_name=model,
+            version_description=f"run {record['run_id']}" + (f", exact match {score:.4f}" if score is not None else ""),
+            artifact_uri=uri,
+            container_spec=container,
+            labels={
+                **self._labels,
+                "vlmpipe-run": _label(record["run_id"]),
+                "vlmpipe-data": _label(record["data_fingerprint"]),
+            },
+        )
+        if self._encryption_key:
+            version.encryption_spec = api.EncryptionSpec(kms_key_name=self._encryption_key)
+        request = api.UploadModelRequest(parent=self._place.parent, model=version)
+        if self._get("") is None:
+            request.model_id = self._model_id
+        else:
+            request.parent_model = self._name
+        return request
+
+    def _find(self, uri: str, *, wait_s: float) -> api.Model | None:
+        """The oldest version with these files, looked for until `wait_s` is over."""
+        until_s = time.monotonic() + wait_s
+        while True:
+            for found in self._list():
+                if found.artifact_uri == uri:
+                    return found
+            if time.monotonic() >= until_s:
+                return None
+            time.sleep(min(LOOK_S, wait_s))
+
+    def _list(self) -> list[api.Model]:
+        """All versions, oldest first; none where there is no such model."""
+
+        def ask() -> list[api.Model]:
+            pages = self._client.list_model_versions(name=self._name, retry=None, timeout=REQUEST_TIMEOUT_S)
+            return list(pages)
+
+        try:
+            return sorted(retrying([], ask), key=lambda one: int(one.version_id))
+        except exceptions.NotFound:
+            return []
+
+    def _get(self, version: str) -> api.Model | None:
+        """The version of that number or alias; an empty one is the model's default version."""
+        name = f"{self._name}@{version}" if version else self._name
+        try:
+            return retrying([], lambda: self._client.get_model(name=name, retry=None, timeout=REQUEST_TIMEOUT_S))
+        except exceptions.NotFound:
+            return None
+
+    @contextlib.contextmanager
+    def _in_words(self) -> Iterator[None]:
+        with in_words(self._place, what="model"):
+            yield
+
+    @contextlib.contextmanager
+    def _alone(self, version: int) -> Iterator[None]:
+        """Keep other runs from moving the alias inside the block. A second attempt for `version` takes over."""
+        name = f"MOVING-{self._alias}"
+        lease = json.dumps({"version": version, "until_s": time.time() + LEASE_S}).encode()
+        try:
+            self._store.create(name, lease)
+        except AlreadyExistsError:
+            self._take_over(name, version, lease)
+        try:
+            yield
+        finally:
+            self._store.delete(name)
+
+    def _take_over(self, name: str, version: int, lease: bytes) -> None:
+        info = self._store.stat(name)
+        held = json.loads(self._store.read(name)) if info else {"version": version, "until_s": 0.0}
+        if held["version"] == version or held["until_s"] < time.time():
+            with contextlib.suppress(VersionConflictError):
+                self._store.replace(name, lease, info.version if info else "")
+                return
+        raise UserError(
+            f"another run is moving the alias {self._alias} of {self._name}: {self._store.uri(name)}",
+            fix="run the step again in two minutes",
+            code=ExitCode.UNAVAILABLE,
+        )
+
+
+def _parent(uri: str) -> str:
+    return uri.rstrip("/").rpartition("/")[0]
+
+
+def _label(text: str) -> str:
+    """`text` as a label's value."""
+    return re.sub(r"[^a-z0-9_-]", "-", text.lower())[:MOST_LABEL_CHARS]

@@ -1,0 +1,154 @@
+"""The run report: one self-contained HTML page that a person can open, print and send on.
+
+It loads nothing from anywhere (a content security policy in the page forbids it) and has no script.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import json
+import platform
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+
+from trainer.storage.base import open_storage
+from vlmpipe.report import tables
+from vlmpipe.report.dataset_section import data_view
+from vlmpipe.report.format import count, duration, percent
+from vlmpipe.report.load import RunFiles, column, flatten, number, read_run
+from vlmpipe.report.plan_section import plan_view
+from vlmpipe.report.samples import choose, sample_cards
+from vlmpipe.report.svg_charts import SMOOTH_FROM, Chart, compact, line_chart
+
+SHOWN_SAMPLES = 16
+STYLE = Path(__file__).with_name("style.css")
+NOISY = ("loss", "tokens_per_s", "grad_norm")  # a learning rate is no measurement: there is nothing to smooth
+PACKAGES = ("torch", "transformers", "deepspeed", "pyarrow", "pillow", "kfp")
+
+
+def build_report(run_uri: str) -> str:
+    """The report of the run in `run_uri`, finished or not, as HTML.
+
+    Raises UserError when there is no run at all.
+    """
+    files = read_run(run_uri)
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("vlmpipe.report.build", "."),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "percent": percent,
+        "count": count,
+        "duration": duration,
+        "tojson_text": lambda value: json.dumps(value, ensure_ascii=False),  # plain text: autoescape comes after it
+    }
+    return environment.get_template("template.html.j2").render(_context(files))
+
+
+def write_report(run_uri: str) -> str:
+    """Write `report.html` into the run's folder; returns where it is."""
+    html = build_report(run_uri)
+    store = open_storage(run_uri)
+    store.write("report.html", html.encode())
+    return store.uri("report.html")
+
+
+def _context(files: RunFiles) -> dict[str, Any]:
+    controls, slices = tables.slice_rows(files.evaluation)
+    confusions, not_confused = tables.confusions(
+        files.predictions, (files.evaluation.get("confusion") or {}).get("shown")
+    )
+    splits, split_rows = tables.split_table(files.stats)
+    timings, whole_s = tables.timings(files.steps)
+    return {
+        "files": files,
+        "style": Markup(STYLE.read_text()),  # our own file; everything else is escaped
+        "smooth_from": SMOOTH_FROM,
+        "name": files.config.get("name", "run"),
+        "written": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "outcome": tables.outcome(files),
+        "comparison": tables.comparison(files.evaluation),
+        "controls": controls,
+        "slices": slices,
+        "confusions": confusions,
+        "not_confused": not_confused,
+        "charts": _charts(files),
+        "training_facts": tables.training_facts(files),
+        "cards": _cards(files),
+        "num_wrong": sum(not line.get("correct") for line in files.predictions),
+        "timings": timings,
+        "whole_s": whole_s,
+        "reused": tables.reused(files),
+        "plan": plan_view(files),
+        "splits": splits,
+        "split_rows": split_rows,
+        "data": data_view(files),
+        "config": _config(files.config),
+        "versions": _versions(files.summary),
+    }
+
+
+def _config(config: dict[str, Any]) -> dict[str, list[tuple[str, Any]]]:
+    """Dotted names and values by section; single values and empty sections together come first."""
+    sections = {name: flatten(content) for name, content in config.items() if isinstance(content, dict) and content}
+    single = [(name, content) for name, content in config.items() if name not in sections]
+    return {"general": single, **sections} if single else sections
+
+
+def _cards(files: RunFiles) -> list[Any]:
+    lines = choose(files.predictions, SHOWN_SAMPLES)
+    return sample_cards(files.prepared.get("prepared_uri", files.run_uri), lines) if lines else []
+
+
+def _charts(files: RunFiles) -> list[Chart]:
+    """Loss, throughput, learning rate and gradient norm over optimizer steps; those that were logged."""
+    resumed = files.summary.get("resumed_from_step")
+    marks = [(float(resumed), f"continued from step {resumed}")] if resumed else []
+    held_out = number(files.evaluation.get("loss"))
+    wanted = [
+        ("loss", "Loss", "nats a label token", False),
+        ("held_out_loss", "Loss on held-out rows while training", "nats a label token", False),
+        ("tokens_per_s", "Throughput", "tokens per second", True),
+        ("mfu", "Model FLOPs utilisation", "share of the GPUs' peak", True),
+        ("learning_rate", "Learning rate", "as applied at the step", True),
+        ("grad_norm", "Gradient norm", "norm before clipping", True),
+    ]
+    charts = []
+    for name, title, unit, from_zero in wanted:
+        points = column(files.metrics, name)
+        if not points:
+            continue
+        (first, start), (last, end) = points[0], points[-1]
+        ends = f"from {compact(start)} at step {compact(first)} to {compact(end)} at step {compact(last)}"
+        svg = line_chart(
+            points,
+            label=f"{title}, {unit}, {ends}",
+            x_label="step",
+            from_zero=from_zero,
+            smoothed=name in NOISY and len(points) >= SMOOTH_FROM,
+            reference=(held_out, f"held-out loss {held_out:.3g}") if name == "loss" and held_out is not None else None,
+            marks=[mark for mark in marks if first <= mark[0] <= last],
+        )
+        broken = len(files.metrics) - len(points)
+        note = f"{broken} logged steps have no finite value." if broken else ""
+        charts.append(Chart(title, unit, svg, note))
+    return charts
+
+
+def _versions(summary: dict[str, Any]) -> list[tuple[str, str]]:
+    """Versions that training recorded, or else those of the machine that writes the report."""
+    recorded = summary.get("versions")
+    if isinstance(recorded, dict):
+        return [(name, str(version)) for name, version in recorded.items()]
+    versions = [("python", platform.python_version()), ("system", platform.platform())]
+    for name in PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # the pipeline's image holds no torch
+            versions.append((name, importlib.metadata.version(name)))
+    return versions

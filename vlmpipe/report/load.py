@@ -1,0 +1,172 @@
+"""Reads what a run has left behind. A failed run has left less: what is missing becomes a sentence, not an error."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from components.runtime.step_logic import CHANGES_FILE
+from trainer.errors import ExitCode, UserError
+from trainer.storage.base import Storage, open_storage
+
+STEP_ORDER = (
+    "resolve-run",
+    "plan-data",
+    "prepare-chunks",
+    "prepare-data",
+    "cache-features",
+    "train",
+    "sync-checkpoint",
+    "evaluate",
+    "decide",
+    "register-model",
+    "notify",
+)
+
+
+@dataclass
+class RunFiles:
+    """The files of one run, parsed. Where a file is missing its field is empty and `missing` has the reason."""
+
+    run_uri: str
+    run_id: str
+    config: dict[str, Any] = field(default_factory=dict)
+    plan: dict[str, Any] = field(default_factory=dict)
+    steps: list[dict[str, Any]] = field(default_factory=list)
+    metrics: list[dict[str, Any]] = field(default_factory=list)
+    summary: dict[str, Any] = field(default_factory=dict)
+    evaluation: dict[str, Any] = field(default_factory=dict)
+    predictions: list[dict[str, Any]] = field(default_factory=list)
+    decision: dict[str, Any] = field(default_factory=dict)
+    registered: dict[str, Any] = field(default_factory=dict)
+    prepared: dict[str, Any] = field(default_factory=dict)
+    changes: dict[str, Any] = field(default_factory=dict)
+    stats: dict[str, Any] = field(default_factory=dict)
+    rejects: dict[str, Any] = field(default_factory=dict)
+    contact_sheet: dict[str, Any] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)
+
+
+class _Reader:
+    """Reads JSON and JSON lines from one folder and remembers what it could not read."""
+
+    def __init__(self, uri: str, missing: dict[str, str]) -> None:
+        self.store: Storage = open_storage(uri)
+        self.missing = missing
+
+    def object(self, name: str, writer: str) -> dict[str, Any]:
+        data = self._bytes(name, writer)
+        if data is None:
+            return {}
+        try:
+            content = json.loads(data)
+        except ValueError as error:
+            self.missing[name] = f"{name} cannot be read: {error}."
+            return {}
+        if not isinstance(content, dict):
+            self.missing[name] = f"{name} holds {type(content).__name__}, not an object."
+            return {}
+        return content
+
+    def lines(self, name: str, writer: str) -> list[dict[str, Any]]:
+        """All lines that are JSON objects. A killed run may have left half a line: it is counted, not fatal."""
+        data = self._bytes(name, writer)
+        if data is None:
+            return []
+        lines, bad = [], 0
+        for line in data.splitlines():
+            try:
+                content = json.loads(line)
+            except ValueError:
+                content = None
+            if isinstance(content, dict):
+                lines.append(content)
+            else:
+                bad += 1
+        if bad:
+            self.missing[name] = f"{bad} of {bad + len(lines)} lines of {name} cannot be read and are left out."
+        return lines
+
+    def _bytes(self, name: str, writer: str) -> bytes | None:
+        if self.store.stat(name) is None:
+            self.missing[name] = f"There is no {name}: the step {writer} did not get that far."
+            return None
+        return self.store.read(name)
+
+
+def read_run(run_uri: str) -> RunFiles:
+    """Read the run folder and the prepared data it points to.
+
+    Raises UserError when there is nothing at `run_uri` at all.
+    """
+    missing: dict[str, str] = {}
+    run = _Reader(run_uri, missing)
+    if not run.store.list():
+        raise UserError(f"no run in {run_uri}", expected="the folder of a run, with run.json", code=ExitCode.CONFIG)
+    files = RunFiles(run_uri=run_uri, run_id=run_uri.rstrip("/").rpartition("/")[2], missing=missing)
+    files.config = run.object("run.json", "resolve-run")
+    if run.store.stat("plan.json"):  # earlier versions wrote none
+        files.plan = run.object("plan.json", "resolve-run")
+    files.steps = _steps(run)
+    files.metrics = _last_of_each_step(run.lines("metrics.jsonl", "train"))
+    files.summary = run.object("summary.json", "train")
+    files.evaluation = run.object("evaluate.json", "evaluate")
+    files.predictions = run.lines("predictions.jsonl", "evaluate")
+    files.decision = run.object("decision.json", "decide")
+    files.prepared = run.object("prepared.json", "prepare-data")
+    if run.store.stat(CHANGES_FILE):
+        files.changes = run.object(CHANGES_FILE, "prepare-data")
+    if run.store.stat("registered.json"):
+        files.registered = run.object("registered.json", "register-model")
+    if "prepared_uri" in files.prepared:
+        prepared = _Reader(files.prepared["prepared_uri"], missing)
+        files.stats = prepared.object("stats.json", "prepare-data")
+        files.rejects = prepared.object("rejects_summary.json", "prepare-data")
+        files.contact_sheet = prepared.object("contact_sheet.json", "prepare-data")
+    return files
+
+
+def _steps(run: _Reader) -> list[dict[str, Any]]:
+    """The records of the last attempt's steps in the order of the graph; steps it does not know come last.
+
+    Every attempt begins with resolve-run; a record from before that is of an earlier one.
+    """
+    names = [info.name for info in run.store.list("steps") if info.name.endswith(".json")]
+    records = [run.object(name, "that it is named after") for name in names]
+    rank = {name: number for number, name in enumerate(STEP_ORDER)}
+    known = [record for record in records if "step" in record]
+    started_s = {record["step"]: number(record.get("started_s")) or 0.0 for record in known}
+    known = [record for record in known if started_s[record["step"]] >= started_s.get("resolve-run", 0.0)]
+    # Of prepare-chunks there are several, with a number behind the name.
+    return sorted(known, key=lambda record: (rank.get(record["step"].rstrip("-0123456789"), len(rank)), record["step"]))
+
+
+def _last_of_each_step(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A resumed run has logged some steps twice: the last time counts."""
+    by_step = {line["step"]: line for line in lines if "step" in line}
+    return [by_step[step] for step in sorted(by_step)]
+
+
+def number(value: Any) -> float | None:
+    """`value` as a finite number, or None."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number and math.isfinite(value) else None
+
+
+def column(lines: Iterable[dict[str, Any]], name: str) -> list[tuple[float, float]]:
+    """(step, value) of each line with a finite value."""
+    pairs = ((number(line.get("step")), number(line.get(name))) for line in lines)
+    return [(step, value) for step, value in pairs if step is not None and value is not None]
+
+
+def flatten(content: Any, prefix: str = "") -> list[tuple[str, Any]]:
+    """Dotted names and plain values of a nested object, in its order; an empty object or list is a value."""
+    if not isinstance(content, dict) or not content:
+        return [(prefix, content)]
+    rows: list[tuple[str, Any]] = []
+    for name, value in content.items():
+        rows += flatten(value, f"{prefix}.{name}" if prefix else str(name))
+    return rows

@@ -1,0 +1,81 @@
+"""The table of failures that are known (failure_patterns.yaml), and what of it a text matches."""
+
+from __future__ import annotations
+
+import functools
+import re
+from dataclasses import dataclass
+from importlib import resources
+from typing import Literal
+
+import yaml
+from pydantic import ConfigDict, Field, TypeAdapter
+from pydantic.dataclasses import dataclass as checked
+
+TABLE = "failure_patterns.yaml"
+_FIELDS = re.compile(r"{(\w+)}")
+
+
+@checked(frozen=True, config=ConfigDict(extra="forbid"))
+class Pattern:
+    """One kind of failure. A consequence explains a failure only when nothing else does."""
+
+    id: str
+    any: tuple[str, ...]
+    cause: str
+    remedy: str
+    detail: str = ""
+    exit_codes: tuple[int, ...] = ()
+    ends_as: int = 0
+    kind: Literal["cause", "consequence"] = "cause"
+    source: str = Field(default="")
+
+    def find(self, text: str) -> re.Match[str] | None:
+        """The first place in `text` that says it."""
+        found = [match for form in self.any if (match := _compiled(form).search(text))]
+        return min(found, key=lambda match: match.start(), default=None)
+
+    def detail_of(self, match: re.Match[str]) -> str:
+        """What the text names, in words; "" where it does not name all of it."""
+        named = {name: value.strip() for name, value in match.groupdict().items() if value}
+        return self.detail.format(**named) if set(_FIELDS.findall(self.detail)) <= set(named) else ""
+
+
+@dataclass(frozen=True)
+class Hit:
+    """A pattern that a text matches. `line` counts from 1; 0 where lines have no numbers."""
+
+    pattern: Pattern
+    where: str
+    line: int
+    text: str
+    detail: str
+
+    @property
+    def place(self) -> str:
+        """Where it was seen, for people."""
+        return f"{self.where}:{self.line}" if self.line else self.where
+
+
+@functools.cache
+def patterns() -> tuple[Pattern, ...]:
+    """The table, the most specific first."""
+    content = yaml.safe_load(resources.files("vlmpipe.runs").joinpath(TABLE).read_text("utf-8"))
+    return tuple(TypeAdapter(list[Pattern]).validate_python(content))
+
+
+def hits(where: str, text: str, *, first_line: int = 1) -> list[Hit]:
+    """What `text` matches, in the table's order. It begins at line `first_line` of `where`."""
+    found = []
+    for pattern in patterns():
+        if match := pattern.find(text):
+            start = text.rfind("\n", 0, match.start()) + 1
+            line = text[start:].split("\n", 1)[0].strip()
+            number = first_line + text.count("\n", 0, match.start())
+            found.append(Hit(pattern, where, number, line, pattern.detail_of(match)))
+    return found
+
+
+@functools.cache
+def _compiled(form: str) -> re.Pattern[str]:
+    return re.compile(form, re.MULTILINE)

@@ -1,0 +1,48 @@
+"""What is said at the end of a run that met mishaps, ordered (`vlmpipe run --chaos`) or not."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from vlmpipe.backends.local.fault_injector import CHAOS_LOG
+from vlmpipe.runs.local.state import RunState
+
+NAMES = {"preempt": "preemption", "kill": "kill", "stop": "stop of a node"}
+
+
+def read_chaos(folder: Path, *, since_s: float) -> list[dict[str, Any]]:
+    """The lines of the run's chaos.jsonl from this attempt on; none for a run without chaos."""
+    path = folder / CHAOS_LOG
+    if not path.exists():
+        return []
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    return [line for line in lines if line["time_s"] >= since_s]
+
+
+def chaos_lines(lines: Iterable[dict[str, Any]], *, survived: bool) -> list[str]:
+    """One sentence on what happened, and one for each event that did not come about.
+
+    The number of repeated steps is a lower bound: what training did after the last word of its record is not known.
+    """
+    found = Counter(line["event"] for line in lines)
+    events = ", ".join(_count(found[kind], name) for kind, name in NAMES.items() if found[kind])
+    repeated = sum(line.get("steps_repeated", 0) for line in lines)
+    said = []
+    if events:
+        cost = f"{_count(found['restart'], 'restart')}, at least {_count(repeated, 'step')} made twice"
+        said.append(f"{'survived' if survived else 'met'} {events}: {cost} ({CHAOS_LOG})")
+    return said + [f"did not come about: {line['chaos']}" for line in lines if line["event"] == "missed"]
+
+
+def restart_lines(state: RunState) -> list[str]:
+    """A note for each restart of a job's replicas."""
+    return [f"{step.name}: {text}" for step in state.steps for text in step.detail.get("restarts") or []]
+
+
+def _count(number: int, name: str) -> str:
+    noun, _, rest = name.partition(" ")
+    return f"{number} {noun}{'' if number == 1 else 's'}{' ' if rest else ''}{rest}"

@@ -1,0 +1,102 @@
+"""Runs of this machine while they go on, seen from another terminal: asking them to stop, and reading their logs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from trainer.errors import ConfigError, ExitCode, UserError
+from vlmpipe.runs.local.run import LOCK, LOG, is_running
+from vlmpipe.runs.summary import RunReport
+
+PROCESSES = Path("/proc")
+POLL_S = 0.5
+
+
+def cancel(report: RunReport) -> bool:
+    """Ask the `vlmpipe run` that carries the run out to stop it, as Ctrl-C does. False where it is stopping already.
+
+    Raises ConfigError for a run that is over, UserError where its process belongs to somebody else.
+    """
+    run = report.folder.name
+    if not report.running:
+        raise ConfigError(
+            f"run {run} is over ({report.outcome}), so there is nothing to cancel",
+            expected="a run that is going on",
+            fix=f"vlmpipe status {run}",
+        )
+    lock = report.folder / LOCK
+    with contextlib.suppress(ValueError, ProcessLookupError):
+        number = int(lock.read_text())
+        if _holds(number, lock):
+            try:
+                os.kill(number, signal.SIGTERM)
+            except PermissionError as error:
+                raise UserError(
+                    f"run {run} was started by another user: process {number}",
+                    expected="a run of your own",
+                    fix=f"ask them, or, as root: kill -TERM {number}",
+                    code=ExitCode.NO_PERMISSION,
+                ) from error
+            return True
+    return False  # `vlmpipe run` is gone, and what it started is being stopped for that reason
+
+
+def _holds(number: int, lock: Path) -> bool:
+    """Whether the process has the lock open: its number may have gone to another one since it was noted."""
+    if not PROCESSES.is_dir():  # not Linux: somebody holds the lock, and this is who said so
+        return True
+    try:
+        files = list((PROCESSES / str(number) / "fd").iterdir())
+    except PermissionError:
+        return True
+    except FileNotFoundError:
+        return False
+    with contextlib.suppress(FileNotFoundError):
+        return any(file.exists() and file.samefile(lock) for file in files)
+    return False
+
+
+def log_files(folder: Path, step: str = "") -> list[Path]:
+    """The pipeline's log, or those of the replicas of one step. Raises UserError where there are none."""
+    files = sorted((folder / "logs" / step).glob("*.log")) if step else [folder / LOG]
+    if files and all(file.is_file() for file in files):
+        return files
+    known = sorted(path.name for path in (folder / "logs").glob("*") if path.is_dir())
+    raise UserError(
+        f"run {folder.name} has no log of {f'step {step}' if step else 'its own'} yet",
+        expected=f"one of {', '.join(known)}" if known else "a run whose jobs have begun",
+        fix=f"vlmpipe logs {folder.name}, without --step: what the other steps print is there",
+        code=ExitCode.NOT_FOUND,
+    )
+
+
+def read_logs(files: list[Path], *, last: int) -> Iterator[str]:
+    """Lines of these files, the `last` ones of each (0: all), under the file's name where there are several."""
+    for file in files:
+        lines = file.read_text("utf-8", "replace").splitlines()
+        prefix = f"[{file.stem}] " if len(files) > 1 else ""
+        yield from (prefix + line for line in lines[-last:])
+
+
+def follow_logs(
+    folder: Path, files: list[Path], *, last: int, sleep: Callable[[float], None] = time.sleep
+) -> Iterator[str]:
+    """The same, and what is added to the files until the run is over."""
+    yield from read_logs(files, last=last)
+    with contextlib.ExitStack() as stack:
+        streams = {file: stack.enter_context(file.open(encoding="utf-8", errors="replace")) for file in files}
+        for stream in streams.values():
+            stream.seek(0, os.SEEK_END)
+        running = True
+        while running:
+            running = is_running(folder)  # asked first: what is printed before the end is read below
+            for file, stream in streams.items():
+                prefix = f"[{file.stem}] " if len(files) > 1 else ""
+                yield from (prefix + line.rstrip("\n") for line in stream)
+            if running:
+                sleep(POLL_S)

@@ -1,0 +1,108 @@
+"""`vlmpipe diagnose`: from what a run left behind to a cause and a remedy.
+
+Whatever is said is said by the run itself: the record of the step that failed first, then the logs of its replicas,
+then the log of the whole pipeline. How it is weighed is in diagnosis.py; runs on Vertex AI are in vertex_diagnose.py.
+"""
+
+from __future__ import annotations
+
+import shlex
+import time
+from pathlib import Path
+
+from vlmpipe.runs.diagnosis import STALL_IDS, Diagnosis, Text, decide, last_lines, rank_ends
+from vlmpipe.runs.fault_summary import read_chaos
+from vlmpipe.runs.local.run import LOG, MARKER, is_running, read_marker
+from vlmpipe.runs.local.state import ATTEMPT_LINE, STOPPED, Step, read_json, read_state
+from vlmpipe.runs.stack_dumps import read_stall
+
+LOG_BYTES = 4 << 20  # the end of each log: what ended a job is there
+RUN_FILES = (MARKER, "run.json", "steps", "logs")
+
+
+def is_run_folder(name: str) -> bool:
+    """Whether it is a folder with something of a run in it."""
+    return Path(name).is_dir() and any(Path(name, file).exists() for file in RUN_FILES)
+
+
+def diagnose_folder(folder: Path) -> Diagnosis:
+    """Diagnose a run's folder, that of a run elsewhere (downloaded from its bucket) too."""
+    marker = read_marker(folder)
+    since_s = marker.started_s if marker else 0.0
+    running = marker is not None and is_running(folder)
+    state = read_state(folder, now_s=time.time(), since_s=since_s)
+    if marker and not running:
+        state = state.ended(marker.exit_code)
+    step = next((one for one in state.steps if one.state in ("failed", "stopped")), None)
+    # Without a marker nobody has closed the records of what was killed: the last step that began is the one.
+    step = step or next((one for one in reversed(state.steps) if one.state == "running"), None)
+    code = _exit_code(marker.exit_code if marker else None, step)
+    if running:
+        outcome = "running"
+    elif marker:
+        outcome = "stopped" if marker.exit_code in STOPPED else "failed" if marker.exit_code else "done"
+    else:
+        outcome = "failed" if step else "done"
+    bad = outcome in ("failed", "stopped")
+    texts = _texts(folder, step) if bad else []
+    pattern, hit, also = decide(texts, code) if bad else (None, None, [])
+    ends = rank_ends(texts)
+    stall = None
+    if pattern and pattern.id in STALL_IDS:
+        stall = read_stall(folder, world_size=_world_size(folder), since_s=since_s)
+    chaos = [
+        str(line["chaos"])
+        for line in read_chaos(folder, since_s=since_s)
+        if "chaos" in line and line["event"] != "missed"
+    ]
+    return Diagnosis(
+        run=folder.resolve().name,
+        outcome=outcome,
+        step=step.name if step else "",
+        exit_code=code,
+        pattern=pattern,
+        hit=hit,
+        also=tuple(also),
+        ends=tuple(ends),
+        stall=stall,
+        notes=tuple(f"ordered by --chaos: {text}" for text in chaos),
+        last_lines=last_lines(texts) if bad and pattern is None else (),
+        command=shlex.join(marker.command) if marker else "",
+    )
+
+
+def _exit_code(of_run: int | None, step: Step | None) -> int | None:
+    if of_run is not None:
+        return of_run
+    code = step.detail.get("exit_code") if step else None
+    return int(code) if code is not None else None
+
+
+def _texts(folder: Path, step: Step | None) -> list[Text]:
+    """What the run said of its end, the most telling first."""
+    texts = []
+    if step and step.detail.get("error"):
+        texts.append(Text(f"steps/{step.name}.json", str(step.detail["error"]), first_line=0))
+    names = [step.name] if step else sorted(path.name for path in (folder / "logs").glob("*") if path.is_dir())
+    first = str(step.detail.get("replica", "")) if step else ""
+    logs = [path for name in names for path in sorted((folder / "logs" / name).glob("*.log"))]
+    for path in sorted(logs, key=lambda path: path.stem != first):
+        texts.append(_end_of(path, path.relative_to(folder).as_posix()))
+    if (folder / LOG).exists():
+        log = _end_of(folder / LOG, LOG)
+        earlier, mark, this = log.text.rpartition(ATTEMPT_LINE)
+        texts.append(Text(LOG, mark + this, log.first_line + earlier.count("\n")))
+    return [text for text in texts if text.text.strip()]
+
+
+def _end_of(path: Path, where: str) -> Text:
+    """The end of a log, and the number of the line it begins in."""
+    with path.open("rb") as file:
+        skipped = 0
+        for _ in range(max(0, path.stat().st_size - LOG_BYTES) // LOG_BYTES):
+            skipped += file.read(LOG_BYTES).count(b"\n")
+        return Text(where, file.read().decode("utf-8", "replace"), skipped + 1)
+
+
+def _world_size(folder: Path) -> int:
+    return int(read_json(folder / "preflight.json").get("world_size", 0))

@@ -1,0 +1,250 @@
+"""Runs on this machine: which run a command starts or continues, and who may work on it."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trainer.errors import ConfigError, ExitCode, UserError, from_os_error, os_errors
+from trainer.storage.base import LocalStorage, join_uri
+from vlmpipe.runs.local.state import STOPPED, RunState, read_json, read_state
+
+if TYPE_CHECKING:
+    from vlmpipe.config.run_config import RunConfig
+
+DEFAULT_ROOT = "runs"  # the default of output.root_uri
+MARKER = "local.json"
+RUN_FILE_COPY = "run_file.json"
+LOCK = "run.lock"
+LOG = "pipeline.log"
+RUN_ID = re.compile(r"^[a-z0-9][a-z0-9-]{0,127}$")
+
+
+@dataclass(frozen=True)
+class Marker:
+    """`local.json` in a run's folder: which run file it runs, and how its last attempt ended."""
+
+    run_id: str
+    config_digest: str
+    arguments: tuple[str, ...]  # run file and overrides, as given
+    started_s: float
+    ended_s: float = 0.0
+    exit_code: int | None = None  # None while it runs, or when it was killed
+    version: int = 1
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        """The command that continues this run."""
+        return ("vlmpipe", "run", *self.arguments)
+
+    @property
+    def finished(self) -> bool:
+        return self.exit_code == 0
+
+    def write(self, folder: Path) -> None:
+        LocalStorage(folder).write(MARKER, json.dumps(asdict(self), indent=1).encode())
+
+
+def read_marker(folder: Path) -> Marker | None:
+    """The marker of the run in `folder`, or None when it was not started by `vlmpipe run`."""
+    raw = read_json(folder / MARKER)
+    if raw.get("version") != 1:
+        return None
+    return Marker(**{**raw, "arguments": tuple(raw["arguments"])})
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The run that a command is about. `earlier` is its last attempt when it is continued."""
+
+    run_id: str
+    earlier: Marker | None = None
+
+
+def choose_run(
+    markers: Sequence[Marker], *, name: str, config_digest: str, run_id: str, fresh: bool, now: datetime
+) -> Choice:
+    """Continue the newest unfinished run of the same run file, or start a new one.
+
+    Raises ConfigError for a `run_id` that cannot be used or belongs to another run file or to a finished run.
+    """
+    taken = {marker.run_id: marker for marker in markers}
+    if run_id:
+        if not RUN_ID.match(run_id):
+            expected = "lower-case letters, digits and dashes, at most 128"
+            raise ConfigError(f"--run-id is {run_id!r}", expected=expected)
+        marker = taken.get(run_id)
+        if marker is None:
+            return Choice(run_id)
+        reason = _not_continuable(marker, config_digest, fresh)
+        if reason:
+            raise ConfigError(f"run {run_id} {reason}", expected="a run to continue, or a new --run-id")
+        return Choice(run_id, marker)
+    newest = max(
+        (marker for marker in markers if marker.config_digest == config_digest),
+        key=lambda marker: marker.started_s,
+        default=None,
+    )
+    if newest and not newest.finished and not fresh:
+        return Choice(newest.run_id, newest)
+    new = f"{name}-{now:%Y%m%d-%H%M%S}"
+    number = 2
+    while new in taken:
+        new, number = f"{name}-{now:%Y%m%d-%H%M%S}-{number}", number + 1
+    return Choice(new)
+
+
+def _not_continuable(marker: Marker, config_digest: str, fresh: bool) -> str:
+    if fresh:
+        return "exists already, and --fresh starts a new one"
+    if marker.finished:
+        return "is finished"
+    if marker.config_digest != config_digest:
+        return "belongs to another run file, or its settings have changed since"
+    return ""
+
+
+@dataclass
+class LocalRun:
+    """A run that is about to be carried out; its lock is held while this process or the pipeline lives."""
+
+    folder: Path
+    marker: Marker
+    earlier: Marker | None  # of the attempt that this one continues
+    lock: int
+
+    @property
+    def log(self) -> Path:
+        return self.folder / LOG
+
+    def introduction(self) -> list[str]:
+        """What to say first: whether this run is new, and where its log is."""
+        if self.earlier is None:
+            return [f"Starting run {self.folder.name}", f"Log: {self.log}"]
+        ended = self.earlier.exit_code
+        how = "was stopped" if ended in STOPPED else f"failed with exit code {ended}"
+        return [f"Continuing run {self.folder.name}, which {how} (--fresh starts a new one)", f"Log: {self.log}"]
+
+    def state(self) -> RunState:
+        return read_state(self.folder, now_s=time.time(), since_s=self.marker.started_s)
+
+    def close(self, exit_code: int) -> None:
+        """Record how this attempt ended, and let go of the run."""
+        self.marker = replace(self.marker, exit_code=exit_code, ended_s=time.time())
+        # On a full disk the record stays as it was at the start, like a killed attempt's: it is continued as well.
+        with contextlib.suppress(UserError):
+            self.marker.write(self.folder)
+        os.close(self.lock)
+
+
+def runs_folder(config: RunConfig) -> Path:
+    """The folder of this run file's runs. Raises ConfigError when it is not on this machine."""
+    root = config.root_uri("local").removeprefix("file://")
+    if "://" in root:
+        raise ConfigError(
+            f"output.root_uri is {root}",
+            expected="a folder of this machine for a local run",
+            fix="add output.root_uri=runs to the command",
+        )
+    return Path(join_uri(root, "runs")).expanduser()
+
+
+def require_writable(root: Path) -> Path:
+    """Raise UserError unless a folder can be made in `root`, the output folder, or in the nearest one above it.
+
+    Returns the one that exists.
+    """
+    existing = next(path for path in (root, *root.parents) if path.exists())
+    if not existing.is_dir():
+        raise ConfigError(
+            f"output.root_uri is {root}, but {existing} is not a folder",
+            expected="a folder, or the path of one to make",
+            fix="set output.root_uri to another path",
+        )
+    try:
+        with tempfile.TemporaryDirectory(prefix=".tmp-", dir=existing):
+            return existing
+    except OSError as error:
+        forbidden = from_os_error(error, "").code == ExitCode.NO_PERMISSION
+        raise UserError(
+            f"output.root_uri is {root}, and nothing can be made in {existing}: {error.strerror}",
+            expected="a folder that this user may write, on a disk with free space",
+            fix="change its permissions, free space, or set output.root_uri to another folder",
+            code=ExitCode.NO_PERMISSION if forbidden else ExitCode.CANNOT_WRITE,
+        ) from error
+
+
+def all_markers(folder: Path) -> list[Marker]:
+    """The markers of all runs in a folder of runs, oldest first."""
+    found = (read_marker(path.parent) for path in folder.glob("*/" + MARKER))
+    return sorted((marker for marker in found if marker), key=lambda marker: marker.started_s)
+
+
+def open_run(config: RunConfig, arguments: Sequence[str], *, run_id: str = "", fresh: bool = False) -> LocalRun:
+    """Choose the run, take its lock and write what the pipeline needs into its folder.
+
+    Raises ConfigError for a run id that cannot be used, UserError when the run is going on elsewhere or the chosen port
+    is in use (exit 69), or when nothing can be written to the output folder (exit 73 or 77).
+    """
+    folder = runs_folder(config)
+    require_writable(folder.parent.absolute())
+    if config.cluster.local_port:  # found here rather than after hours of preparing data
+        from vlmpipe.backends.local.environment import require_free_port
+
+        require_free_port(config.cluster.local_port)
+    digest = config.digest()
+    choice = choose_run(
+        all_markers(folder), name=config.name, config_digest=digest, run_id=run_id, fresh=fresh, now=datetime.now()
+    )
+    folder = folder / choice.run_id
+    with os_errors(f"creating the run's folder {folder}"):
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = take_lock(folder)
+    marker = Marker(choice.run_id, digest, tuple(arguments), time.time())
+    text = json.dumps(config.to_dict(), indent=1, ensure_ascii=False)
+    LocalStorage(folder).write(RUN_FILE_COPY, text.encode())
+    marker.write(folder)
+    return LocalRun(folder, marker, choice.earlier, lock)
+
+
+def take_lock(folder: Path) -> int:
+    """Hold the run's folder until the number that is returned is closed. Raises UserError where somebody holds it."""
+    lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(lock)
+        raise UserError(
+            f"run {folder.name} is going on in another process",
+            expected="one process for each run",
+            fix=f"wait for it (vlmpipe status {folder.name}), stop it, or add --fresh to start another run",
+            code=ExitCode.UNAVAILABLE,
+        ) from error
+    os.ftruncate(lock, 0)
+    os.write(lock, f"{os.getpid()}\n".encode())  # whom `vlmpipe cancel` asks to stop
+    return lock
+
+
+def is_running(folder: Path) -> bool:
+    """Whether a process holds the run's lock."""
+    try:
+        lock = os.open(folder / LOCK, os.O_RDWR)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(lock)
+    return False

@@ -1,0 +1,273 @@
+"""What is said of a run that has ended, now or earlier: its results, or what failed and what to do."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from trainer.errors import ConfigError, ExitCode, UserError
+from trainer.storage.base import join_uri
+from vlmpipe.runs.fault_summary import chaos_lines, read_chaos, restart_lines
+from vlmpipe.runs.live_view import clock
+from vlmpipe.runs.local.run import (
+    DEFAULT_ROOT,
+    LOG,
+    MARKER,
+    RUN_FILE_COPY,
+    Marker,
+    all_markers,
+    is_running,
+    read_marker,
+)
+from vlmpipe.runs.local.state import (
+    STOPPED,
+    RunState,
+    first_error,
+    newest_checkpoint_step,
+    read_json,
+    read_state,
+    read_tail,
+)
+
+LAST_LOG_LINES = 15
+LAST_LOG_BYTES = 1 << 14
+CLOSENESS = {"vqa_accuracy": "VQA accuracy: numbers and articles do not matter", "anls": "ANLS: similarity of letters"}
+CONTROL_NAMES = {"shuffled_image": "with another sample's image", "no_image": "without an image"}
+TO_DO = {
+    ExitCode.CONFIG: "correct the run file, then run it again",
+    ExitCode.DATA: "correct the data, then run the same command again",
+    ExitCode.UNAVAILABLE: "make it available, then run the same command: it continues this run",
+    ExitCode.CANNOT_WRITE: "free disk space, then run the same command: it continues this run",
+    ExitCode.CHECKPOINT_CORRUPT: "add --fresh to start a new run",
+    ExitCode.PREEMPTED: "run the same command: it continues this run",
+    ExitCode.NO_PERMISSION: "correct the permissions, then run the same command: it continues this run",
+}
+
+
+@dataclass(frozen=True)
+class RunReport:
+    """A run as it stands on disk."""
+
+    folder: Path
+    marker: Marker
+    state: RunState
+    running: bool
+
+    @property
+    def is_over(self) -> bool:
+        return not self.running
+
+    @property
+    def exit_code(self) -> int | None:
+        """The run's exit code, PREEMPTED where it was killed; None while it runs."""
+        if self.running:
+            return None
+        return int(ExitCode.PREEMPTED) if self.marker.exit_code is None else self.marker.exit_code
+
+    @property
+    def outcome(self) -> str:
+        """In one word: running, done, stopped or failed."""
+        if self.running:
+            return "running"
+        if self.marker.exit_code in STOPPED:
+            return "stopped"
+        return "failed" if self.marker.exit_code else "done"
+
+    def lines(self) -> list[str]:
+        """What to tell a person."""
+        match self.outcome:
+            case "running":
+                return [f"Running: {self.folder.name}", f"  log:  {self.folder / LOG}"]
+            case "done":
+                return [*success(self), *notes(self)]
+            case "stopped":
+                return [*stopped(self), *notes(self)]
+        return [*failure(self), *notes(self)]
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything about the run as one JSON object, for programs."""
+        return {
+            **self.as_dict(),
+            "steps": [asdict(step) for step in self.state.steps],
+            "evaluation": read_json(self.folder / "evaluate.json") or None,
+            "decision": read_json(self.folder / "decision.json") or None,
+            "registered": read_json(self.folder / "registered.json") or None,
+            "chaos": read_chaos(self.folder, since_s=self.marker.started_s) or None,
+        }
+
+    def as_dict(self) -> dict[str, Any]:
+        """The run in a few fields."""
+        return {
+            "run_id": self.marker.run_id,
+            "run_uri": str(self.folder),
+            "outcome": self.outcome,
+            "exit_code": self.marker.exit_code,
+            "started_s": self.marker.started_s,
+            "command": shlex.join(self.marker.command),
+        }
+
+
+def report_of(folder: Path, marker: Marker | None = None) -> RunReport:
+    """The report of the run in `folder`. Raises ConfigError when there is none.
+
+    `marker` is given by who knows better than the folder, which may be on a full disk.
+    """
+    marker = marker or read_marker(folder)
+    if marker is None:
+        raise ConfigError(f"no run in {folder}", expected=f"a folder with {MARKER}, which vlmpipe run writes")
+    running = is_running(folder)
+    state = read_state(folder, now_s=time.time(), since_s=marker.started_s)
+    return RunReport(folder, marker, state if running else state.ended(marker.exit_code), running)
+
+
+def find_run(root: str, name: str) -> RunReport:
+    """The run of that id under `root`, or in the folder of that name. Raises UserError that names the newest runs."""
+    if Path(name, MARKER).is_file():
+        return report_of(Path(name))
+    folder = Path(join_uri(root, "runs"))
+    if not (folder / name / MARKER).is_file():
+        newest = [marker.run_id for marker in all_markers(folder)][-5:]
+        known = f"one of the newest: {', '.join(newest)}" if newest else f"a run, but there is none in {folder}"
+        raise UserError(
+            f"no run {name!r}",
+            expected=known,
+            fix="give its id, its folder, or its --root; for one on Vertex AI its resource name, or --project and "
+            "--location",
+            code=ExitCode.NOT_FOUND,
+        )
+    return report_of(folder / name)
+
+
+def list_runs(root: str) -> list[RunReport]:
+    """All runs under `root`, oldest first."""
+    folder = Path(join_uri(root, "runs"))
+    return [report_of(folder / marker.run_id) for marker in all_markers(folder)]
+
+
+def success(report: RunReport) -> list[str]:
+    """The lines after a run that went through: accuracy, the gate's decision, where things are, what to type next."""
+    folder, marker = report.folder, report.marker
+    lines = [
+        f"Done in {clock(marker.ended_s - marker.started_s)}: run {folder.name}",
+        "",
+    ]
+    decision = read_json(folder / "decision.json")
+    lines += result_lines(read_json(folder / "evaluate.json"), decision, read_json(folder / "registered.json"))
+    for label, name in (("model", "export"), ("report", "report.html"), ("predictions", "predictions.jsonl")):
+        if (folder / name).exists():
+            lines.append(f"{label:<12} {folder / name}")
+    return [*lines, "", *next_commands(report, accepted=bool(decision.get("accepted")))]
+
+
+def result_lines(evaluation: dict[str, Any], decision: dict[str, Any], registered: dict[str, Any]) -> list[str]:
+    """Accuracy, the gate's decision and the registered version, from the contents of their files."""
+    lines = evaluation_lines(evaluation)
+    if decision:
+        lines += ["", f"gate         {decision.get('reason', '')}"]
+    if registered and decision.get("accepted"):
+        alias = f", {registered['alias']}" if registered.get("alias") else ""
+        lines.append(f"registered   {registered.get('model')} version {registered.get('version')}{alias}")
+    return lines
+
+
+def evaluation_lines(evaluation: dict[str, Any]) -> list[str]:
+    """Held-out accuracy beside what it must be compared with: chance, and the same model without the right image."""
+    if not evaluation:
+        return ["no evaluation was written"]
+    rows = [(f"held-out accuracy, {evaluation.get('questions', 0):,} questions", evaluation.get("exact_match"))]
+    rows += [(label, evaluation[name]) for name, label in CLOSENESS.items() if name in evaluation]
+    caption_score = evaluation.get("cider_d")
+    rows.append(("chance: always the most frequent answer", evaluation.get("chance")))
+    for control, result in (evaluation.get("controls") or {}).items():
+        rows.append((f"same model {CONTROL_NAMES.get(control, control)}", result.get("exact_match")))
+    lines = [f"{label:<46} {_percent(value)}" for label, value in rows]
+    if caption_score is not None:
+        lines.append(f"{'CIDEr-D of captions, from 0 to 10':<46} {caption_score:6.2f}")
+    slices = evaluation.get("slices") or {}
+    if len(slices) > 1:
+        for name, result in slices.items():
+            chance = f"  (chance {_percent(result.get('chance')).strip()})"
+            lines.append(f"  {name:<44} {_percent(result.get('exact_match'))}{chance}")
+    return lines
+
+
+def _percent(value: Any) -> str:
+    return f"{100 * value:5.1f} %" if isinstance(value, int | float) else "    –"
+
+
+def next_commands(report: RunReport, *, accepted: bool) -> list[str]:
+    """What to type next."""
+    run = report.folder.name if report.folder.parent == Path(DEFAULT_ROOT, "runs") else str(report.folder)
+    commands = [(f"vlmpipe status {run}", "this summary again")]
+    if not accepted:
+        commands.insert(0, (_longer(report), "train for longer"))
+    commands += [
+        ("vlmpipe run configs/llava-local.yaml", "your own LLaVA JSON, see docs/tutorial.md"),
+        (f"vlmpipe compile {report.marker.arguments[0]}", "the same pipeline for Vertex AI"),
+    ]
+    width = max(len(command) for command, _ in commands)
+    return ["Next:", *(f"  {command:<{width}}   {purpose}" for command, purpose in commands)]
+
+
+def _longer(report: RunReport) -> str:
+    """The run's command with twice the training."""
+    train = read_json(report.folder / RUN_FILE_COPY).get("train") or {}
+    field = "max_steps" if train.get("max_steps") else "epochs"
+    kept = [argument for argument in report.marker.command if not argument.startswith(f"train.{field}=")]
+    return shlex.join([*kept, f"train.{field}={2 * train.get(field, 1)}"])
+
+
+def stopped(report: RunReport) -> list[str]:
+    """The lines after Ctrl-C: where the run stands and how it goes on."""
+    folder, state = report.folder, report.state
+    under_way = next((step for step in state.steps if step.state in ("running", "failed", "stopped")), None)
+    lines = [f"Stopped{f' in {under_way.name}' if under_way else ''}: run {folder.name}"]
+    checkpoint_step = newest_checkpoint_step(folder)
+    if checkpoint_step is not None:
+        total = f" of {state.step('train').total:.0f}" if state.step("train").total else ""
+        lines.append(f"  a checkpoint at step {checkpoint_step}{total} is saved")
+    elif under_way and under_way.name == "train":
+        lines.append("  no checkpoint was saved yet: training starts from its beginning")
+    return [*lines, f"  to continue:  {shlex.join(report.marker.command)}", "  to start anew: add --fresh"]
+
+
+def failure(report: RunReport) -> list[str]:
+    """The lines after a run that failed: which step, what it said, where the logs are and what to do."""
+    folder, step, code = report.folder, report.state.failed, report.marker.exit_code or ExitCode.UNEXPECTED
+    where = f"step {step.name}" if step else "the pipeline"
+    lines = [f"error: {where} failed with exit code {code}: run {folder.name}"]
+    said = _said(report)
+    lines += [f"  {said[0]}", *said[1:]] if said else []
+    if not said:
+        tail = read_tail(folder / LOG, LAST_LOG_BYTES).splitlines()[-LAST_LOG_LINES:]
+        lines += ["  the last lines of its log:", *(f"    {line}" for line in tail)]
+    logs = [str(folder / LOG)]
+    if step and step.detail.get("log"):
+        logs.insert(0, str(step.detail["log"]))
+    lines += [f"  log:      {log}" for log in logs]
+    if not any(line.startswith("  to do:") for line in said):
+        known = TO_DO.get(ExitCode(code)) if code in set(ExitCode) else None
+        lines.append(f"  to do:    {known or 'read the log; the same command tries again and continues this run'}")
+    return [*lines, f"  continue: {shlex.join(report.marker.command)}"]
+
+
+def _said(report: RunReport) -> list[str]:
+    """What the failed step said: its error as a whole, else what the log holds of one, else its message."""
+    step = report.state.failed
+    recorded = str(step.detail.get("error", "")).splitlines() if step else []
+    message = [step.message] if step and step.message else []
+    if report.marker.exit_code == ExitCode.CANNOT_WRITE:  # a full disk takes the last words of log and record, too
+        message = ["no space left while writing: not even the log could be written to its end"]
+    return recorded or first_error(report.folder) or message
+
+
+def notes(report: RunReport) -> list[str]:
+    """What came otherwise than expected and the run went on: mishaps, restarts, a damaged checkpoint passed over."""
+    chaos = read_chaos(report.folder, since_s=report.marker.started_s)
+    found = [f"note: {note}" for step in report.state.steps for note in step.detail.get("notes") or []]
+    found += chaos_lines(chaos, survived=report.outcome == "done")
+    found += [f"note: {line}" for line in restart_lines(report.state)] if not chaos else []
+    return ["", *found] if found else []

@@ -1,0 +1,212 @@
+"""`vlmpipe diagnose` of a run on Vertex AI: from what the service says of it and what it left in its bucket to a cause.
+
+A pipeline job says little more than that a task failed. The reason is in the records that the steps keep in the run's
+folder, in the error of the custom job that the task started, and in the logs. They are weighed as those of a run on
+this machine are; what cannot be read for want of a role is a note, not a failure.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trainer.checkpoint.attempts import order_of
+from trainer.errors import ExitCode, UserError
+from trainer.storage.base import open_storage
+from vlmpipe.backends.vertex.client import in_words, job_client
+from vlmpipe.backends.vertex.pipeline_job import REQUEST_TIMEOUT_S, retrying
+from vlmpipe.runs.diagnosis import STALL_IDS, Diagnosis, Text, decide, last_lines, rank_ends
+from vlmpipe.runs.fault_summary import restart_lines
+from vlmpipe.runs.stack_dumps import FOLDER as STACKS
+from vlmpipe.runs.stack_dumps import Stall, read_stall
+from vlmpipe.runs.vertex.client import VIEWER, Runs
+from vlmpipe.runs.vertex.logs import job_numbers, read
+from vlmpipe.runs.vertex.names import Address
+from vlmpipe.runs.vertex.status import JOB_STEPS, VertexStatus, json_object, named_code, status_of
+
+if TYPE_CHECKING:
+    from google.cloud.aiplatform_v1.types import CustomJob, PipelineJob
+
+    from vlmpipe.runs.local.state import Step
+
+LAST_LOG_LINES = 1000
+PREFLIGHT = "preflight.json"
+MISSING_BUCKET = "does not exist"
+LOGS = "vlmpipe logs"  # where a text is from that a process printed
+WAITING = ("QUEUED", "PENDING")
+
+
+def diagnose_vertex(address: Address) -> Diagnosis:
+    """Diagnose the run. Raises UserError in words where the service does not tell about it."""
+    job = Runs(address.place).get(address)
+    return diagnose_job(address, job, status_of(address, job))
+
+
+def diagnose_job(address: Address, job: PipelineJob, status: VertexStatus) -> Diagnosis:
+    """What ended, or holds up, the run whose pipeline job this is."""
+    outcome = status.outcome if status.is_over else "running"
+    step = _step_of_interest(status, outcome)
+    notes = _notes(status)
+    jobs: list[CustomJob] = []
+    if step and outcome != "done":
+        jobs = _custom_jobs(address, _job_names(address, job, status, step), notes)
+    texts = _texts(address, job, status, step, jobs, notes) if outcome in ("failed", "stopped") else []
+    code = status.exit_code
+    if code == ExitCode.UNEXPECTED:  # no record says more; the service may
+        code = next((found for one in jobs if (found := named_code(one.error.message))), code)
+    # A run that was cancelled ended for that: 75 alone could as well mean a machine taken back.
+    pattern, hit, also = decide(texts, None if outcome == "stopped" else code) if texts else (None, None, [])
+    # 1 is also the code of a step that only waited for its job. Where the service itself names the cause, and not a
+    # line that some process printed, that says more.
+    if code == ExitCode.UNEXPECTED and pattern and hit and not hit.where.startswith(LOGS):
+        code = pattern.ends_as or code
+    if outcome == "running":
+        notes += [_waiting_note(step, one) for one in jobs if step and _state(one) in WAITING]
+    return Diagnosis(
+        run=address.job_id,
+        outcome=outcome,
+        step=step.name if step else "",
+        exit_code=code,
+        pattern=pattern,
+        hit=hit,
+        also=tuple(also),
+        ends=tuple(rank_ends(texts)),
+        stall=_stall(status.run_uri) if pattern and pattern.id in STALL_IDS else None,
+        notes=tuple(notes),
+        last_lines=last_lines(texts) if texts and pattern is None else (),
+        command=status.continuation,
+    )
+
+
+def _step_of_interest(status: VertexStatus, outcome: str) -> Step | None:
+    wanted = {"failed": "failed", "stopped": "stopped", "running": "running"}.get(outcome)
+    return next((step for step in status.state.steps if step.state == wanted), None)
+
+
+def _job_names(address: Address, job: PipelineJob, status: VertexStatus, step: Step) -> list[str]:
+    """The step's custom jobs, the one that did its work first."""
+    names = [f"{address.place.parent}/customJobs/{number}" for number in job_numbers(job, step.name)]
+    if step.name == "train":
+        names += [rung.job for rung in status.files.rungs if rung.job]
+    return list(dict.fromkeys(reversed(names)))
+
+
+def _custom_jobs(address: Address, names: Iterable[str], notes: list[str]) -> list[CustomJob]:
+    """Those that can be asked for; a note where one cannot."""
+    found: list[CustomJob] = []
+    try:
+        client = job_client(address.place.location)
+        with in_words(address.place, role=VIEWER, what="custom job"):
+            for name in names:
+                found.append(_get(client, name))
+    except UserError as error:
+        notes.append(f"a custom job could not be asked for: {error.found}")
+    return found
+
+
+def _get(client: Any, name: str) -> CustomJob:
+    job: CustomJob = retrying([], lambda: client.get_custom_job(name=name, retry=None, timeout=REQUEST_TIMEOUT_S))
+    return job
+
+
+def _texts(
+    address: Address,
+    job: PipelineJob,
+    status: VertexStatus,
+    step: Step | None,
+    jobs: Sequence[CustomJob],
+    notes: list[str],
+) -> list[Text]:
+    """What was said of the run's end, the most telling first."""
+    texts = []
+    if status.outcome == "stopped":
+        said = f"pipeline job {address.job_id} was cancelled. {status.error}"
+        texts.append(Text("the pipeline job", said, first_line=0))
+    if step:
+        record = status.files.records.get(step.name)
+        if record and record.detail.get("error"):
+            texts.append(Text(f"steps/{step.name}.json", str(record.detail["error"]), first_line=0))
+        texts += [_of_custom_job(one) for one in jobs]
+        words = " ".join(task.error.message for task in job.job_detail.task_details if task.task_name == step.name)
+        texts.append(Text(f"task {step.name}", words, first_line=0))
+    texts.append(Text("the pipeline job", status.error, first_line=0))
+    if step:
+        texts += _logs(address, job, step, jobs, notes)
+    if MISSING_BUCKET in status.files.unreadable:  # true whoever asks, other than a role that only we may lack
+        texts.append(Text("the run's folder", status.files.unreadable, first_line=0))
+    return [text for text in texts if text.text.strip()]
+
+
+def _of_custom_job(job: CustomJob) -> Text:
+    number, said = job.name.rpartition("/")[2], job.error.message
+    if _state(job) == "CANCELLED":
+        said = f"custom job {number} was cancelled"
+    elif _state(job) == "EXPIRED":
+        said = f"custom job {number} has expired: its wait for machines was over. {said}"
+    return Text(f"custom job {number}", said, first_line=0)
+
+
+def _logs(
+    address: Address, job: PipelineJob, step: Step, jobs: Sequence[CustomJob], notes: list[str]
+) -> Iterator[Text]:
+    """The end of what the step's machines printed, a text for each."""
+    numbers = job_numbers(job, step.name) | {one.name.rpartition("/")[2]: step.name for one in jobs}
+    lines: dict[str, list[str]] = {}
+    try:
+        for entry in read(address.place, numbers, last=LAST_LOG_LINES):
+            lines.setdefault(entry.replica, []).append(entry.text)
+    except UserError as error:
+        notes.append(f"the logs could not be read (roles/logging.viewer): {error.found}")
+    for replica, texts in lines.items():
+        yield Text(f"{LOGS} --step {step.name}{f', {replica}' if replica else ''}", "\n".join(texts))
+
+
+def _notes(status: VertexStatus) -> list[str]:
+    """What helps to judge: how far training came, what is saved, the rungs, where to look on."""
+    train = status.state.step("train")
+    notes = []
+    if train.done:
+        loss = train.detail.get("loss")
+        far = f"training came to step {train.done:.0f}{f' of {train.total:.0f}' if train.total else ''}"
+        notes.append(f"{far}{f', loss {loss:.3f}' if isinstance(loss, int | float) else ''}")
+    if status.run_uri and not status.files.unreadable and status.outcome in ("failed", "stopped"):
+        step = _newest_checkpoint_step(status.run_uri)
+        if step is not None:
+            notes.append(f"a checkpoint at step {step} is saved: a run that is continued goes on from there")
+    notes += [f"rung {rung.line()}" for rung in status.files.rungs]
+    notes += restart_lines(status.state)
+    if status.files.unreadable:
+        notes.append(f"the run's records are missing, because {status.files.unreadable}")
+    if not status.is_over or status.outcome != "done":
+        notes.append(f"in the console: {status.address.console_url}")
+    return notes
+
+
+def _newest_checkpoint_step(run_uri: str) -> int | None:
+    names = [info.name.split("/") for info in open_storage(run_uri).list("checkpoints")]
+    newest = max((order_of(parts[1]) for parts in names if parts[-1] == "COMMIT"), default=(-1, -1, ""))
+    return newest[1] if newest[0] >= 0 else None
+
+
+def _waiting_note(step: Step, job: CustomJob) -> str:
+    number = job.name.rpartition("/")[2]
+    wanted = "machines" if step.name in JOB_STEPS else "a machine"
+    return f"step {step.name} waits for {wanted}: custom job {number} is {_state(job)}"
+
+
+def _state(job: CustomJob) -> str:
+    return str(job.state.name).removeprefix("JOB_STATE_")
+
+
+def _stall(run_uri: str) -> Stall | None:
+    """Where the ranks stood, from the stacks that the watchdog left in the run's folder."""
+    store = open_storage(run_uri)
+    preflight = json_object(store.read(PREFLIGHT)) if store.stat(PREFLIGHT) else {}
+    with tempfile.TemporaryDirectory(prefix="vlmpipe-stacks-") as folder:
+        for info in store.list(STACKS):
+            path = Path(folder, info.name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(store.read(info.name))
+        return read_stall(Path(folder), world_size=int(preflight.get("world_size", 0)))

@@ -1,0 +1,102 @@
+"""Runs on Vertex AI by name: which pipeline job a person means, and what is remembered of those submitted from here."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from urllib.parse import unquote
+
+from trainer.errors import ConfigError
+from trainer.storage.base import LocalStorage
+from vlmpipe.backends.vertex.client import Place
+from vlmpipe.runs.local.state import read_json
+
+SUBMITTED = Path("build/submitted")  # a note for each run that was submitted from this folder
+SUBMIT = "vlmpipe submit"
+_RESOURCE = re.compile(r"projects/(?P<project>[^/]+)/locations/(?P<location>[^/]+)/pipelineJobs/(?P<job>[^/?]+)")
+_CONSOLE = re.compile(
+    r"https://console\.cloud\.google\.com/.*locations/(?P<location>[^/]+)/pipelines/runs/(?P<job>[^/?]+)"
+    r".*[?&]project=(?P<project>[^&#]+)"
+)
+_JOB_ID = re.compile(r"[a-z][-a-z0-9]{0,127}")
+
+
+@dataclass(frozen=True)
+class Note:
+    """What `vlmpipe submit` leaves in build/submitted/<job id>.json. None: the plan could not say."""
+
+    resource_name: str
+    run_uri: str
+    submitted_s: float
+    usd: float | None = None
+    source: tuple[str, ...] = ()  # what was submitted, as it was typed: run file or template, and overrides
+    version: int = 1
+
+    def write(self, job_id: str) -> None:
+        LocalStorage(SUBMITTED).write(f"{job_id}.json", json.dumps(asdict(self), indent=1).encode())
+
+
+def continue_with(job_id: str, run_id: str, *, template_uri: str, pipeline: str) -> str:
+    """The command that goes on with a run; a sentence where nobody here knows its run file.
+
+    Args:
+        template_uri: the published pipeline that the job was started from, if it was.
+        pipeline: the pipeline's name, which is the run file's.
+    """
+    source = read_json(SUBMITTED / f"{job_id}.json").get("source") or ([template_uri] if template_uri else [])
+    if source:
+        return f"{SUBMIT} {shlex.join(map(str, source))} --run-id {run_id}"
+    return (
+        f"submit the run file of {pipeline or 'this run'} again with --run-id {run_id}; it was not submitted from this "
+        "folder, and the job's parameter run_file in the console holds the file's content"
+    )
+
+
+def notes() -> dict[str, Note]:
+    """The runs submitted from this folder by the names of their jobs, oldest first."""
+    found = {path.stem: read_json(path) for path in SUBMITTED.glob("*.json")}
+    known = {name: Note(**raw) for name, raw in found.items() if raw.get("version") == 1}
+    return dict(sorted(known.items(), key=lambda item: item[1].submitted_s))
+
+
+@dataclass(frozen=True)
+class Address:
+    """A pipeline job, and where it is."""
+
+    place: Place
+    job_id: str
+
+    @property
+    def resource_name(self) -> str:
+        return f"{self.place.parent}/pipelineJobs/{self.job_id}"
+
+    @property
+    def console_url(self) -> str:
+        return self.place.console_url(self.job_id)
+
+    @property
+    def argument(self) -> str:
+        """What names this run in a command typed in this folder."""
+        return self.job_id if (SUBMITTED / f"{self.job_id}.json").exists() else self.resource_name
+
+
+def address_of(name: str, *, project: str = "", location: str = "") -> Address | None:
+    """The run on Vertex AI that `name` means: a resource name, a console link, a run submitted from this folder, or any
+    job's name where `project` and `location` say where. None where nothing says that it is on Vertex AI."""
+    note = read_json(SUBMITTED / f"{name}.json") if _JOB_ID.fullmatch(name) else {}
+    text = str(note.get("resource_name") or name)
+    if match := _RESOURCE.fullmatch(text) or _CONSOLE.match(text):
+        where = {key: unquote(value) for key, value in match.groupdict().items()}
+        return Address(Place(where["project"], where["location"]), where["job"])
+    if not (project or location) or not _JOB_ID.fullmatch(name):
+        return None
+    if not (project and location):
+        raise ConfigError(
+            f"{'--location' if project else '--project'} is missing",
+            expected="--project and --location together, or VERTEX_PROJECT_ID and VERTEX_LOCATION",
+            fix="give both, or the run's full resource name",
+        )
+    return Address(Place(project, location), name)

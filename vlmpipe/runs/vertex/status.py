@@ -1,0 +1,327 @@
+"""How a run on Vertex AI stands: what the service says of its steps, and what the steps say of themselves.
+
+The service knows states, times and errors. Progress, messages and exit codes are in the run's folder, in the records
+that the steps keep there; where that cannot be read, the rest is still shown.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from trainer.errors import ExitCode, UserError
+from trainer.storage.base import open_storage
+from vlmpipe.backends.vertex.capacity_attempts import FILE as LADDER
+from vlmpipe.backends.vertex.capacity_attempts import Attempt, parse_rungs, waiting_message
+from vlmpipe.job_spec.build import JOBS, step_of
+from vlmpipe.planner.cost.approval import dollars
+from vlmpipe.runs.failure_patterns import Hit, hits
+from vlmpipe.runs.fault_summary import restart_lines
+from vlmpipe.runs.local.state import EARLIER, STEPS, RunState, Step, parse_record, step_of_record
+from vlmpipe.runs.summary import result_lines
+from vlmpipe.runs.vertex.client import OVER, run_uri_of_job, state_of
+from vlmpipe.runs.vertex.names import Address, continue_with
+
+if TYPE_CHECKING:
+    from google.cloud.aiplatform_v1.types import PipelineJob, PipelineTaskDetail
+
+    from trainer.progress import StepRecord
+
+OUTCOMES = {
+    "QUEUED": "waiting", "PENDING": "waiting", "RUNNING": "running", "CANCELLING": "stopping", "PAUSED": "paused",
+    "SUCCEEDED": "done", "FAILED": "failed", "CANCELLED": "stopped",
+}  # fmt: skip
+STEP_STATES = {
+    "PENDING": "waiting", "RUNNING": "running", "CANCEL_PENDING": "running", "CANCELLING": "running",
+    "SUCCEEDED": "done", "SKIPPED": "reused", "FAILED": "failed", "CANCELLED": "stopped", "NOT_TRIGGERED": "skipped",
+}  # fmt: skip
+INSTEAD = {"cache-features": "reuse-features"}  # the step that runs, and keeps the record, where this one need not
+JOB_STEPS = tuple(step_of(job) for job in JOBS)
+RESULTS = ("plan.json", "evaluate.json", "decision.json", "registered.json")
+CLOCKS_APART_S = 60.0  # a record may be that much older than the job, by its machine's clock
+_EXIT = re.compile(r"non-?zero (?:exit )?(?:status|code)(?: of)?:? (\d+)")
+
+
+@dataclass(frozen=True)
+class RunFiles:
+    """What could be read in a run's folder. `unreadable` says why, where it could not."""
+
+    records: Mapping[str, StepRecord] = field(default_factory=dict)
+    contents: Mapping[str, Any] = field(default_factory=dict)
+    rungs: tuple[Attempt, ...] = ()  # of cluster.ladder, as far as they were tried
+    unreadable: str = ""
+
+    def content(self, name: str) -> dict[str, Any]:
+        return dict(self.contents.get(name) or {})
+
+
+@dataclass(frozen=True)
+class VertexStatus:
+    """A run on Vertex AI at one moment."""
+
+    address: Address
+    service_state: str
+    run_uri: str
+    state: RunState
+    files: RunFiles
+    error: str  # the job's own
+    started_s: float
+    ended_s: float
+    continuation: str = ""  # how to go on with it: a command, or a sentence
+
+    @property
+    def outcome(self) -> str:
+        """In one word: waiting, running, stopping, paused, done, stopped or failed."""
+        return OUTCOMES.get(self.service_state, "running")
+
+    @property
+    def is_over(self) -> bool:
+        return self.service_state in OVER
+
+    @property
+    def exit_code(self) -> int | None:
+        """What `vlmpipe run` would have ended with; None while the run is not over."""
+        if not self.is_over:
+            return None
+        if self.outcome != "failed":
+            return int(ExitCode.OK if self.outcome == "done" else ExitCode.PREEMPTED)
+        return self.state.failed.exit_code if self.state.failed else int(ExitCode.UNEXPECTED)
+
+    @property
+    def spent_usd(self) -> float | None:
+        """At most what the jobs' machines have cost so far: the service's times, which include waiting for machines, at
+        the plan's prices. None where the run has no plan, or the plan no price."""
+        prices = {step_of(step["job"]): step["usd_per_hour"] for step in self._planned()}
+        worked = [step for step in self.state.steps if step.name in JOB_STEPS and step.started_s and step.elapsed_s]
+        worked = [step for step in worked if step.state not in ("reused", "skipped", "waiting")]
+        if not prices or any(prices.get(step.name) is None for step in worked):
+            return None
+        return float(sum(prices[step.name] * step.elapsed_s / 3600 for step in worked))
+
+    @property
+    def planned_usd(self) -> float | None:
+        usd = (self.files.content("plan.json").get("cost") or {}).get("usd")
+        return None if usd is None else float(usd)
+
+    def lines(self) -> list[str]:
+        """What to tell a person, below the table of steps."""
+        lines = [f"{self.outcome.capitalize()} on Vertex AI: run {self.address.job_id}"]
+        if self.outcome == "failed":
+            lines = self._failure()
+        if self.outcome == "stopped":
+            lines.append("  it was cancelled; what its jobs had saved by then is kept")
+        table = {"results": self.run_uri, "cost": self._cost(), "console": self.address.console_url}
+        if not self.is_over:
+            table["log"] = f"vlmpipe logs {self.address.argument} --follow"
+            table["to stop"] = f"vlmpipe cancel {self.address.argument}"
+        lines += [f"  {name:<9} {value}" for name, value in table.items() if value]
+        lines += [f"  rung      {rung.line()}" for rung in self.files.rungs]
+        if self.outcome == "done":
+            lines += ["", *result_lines(*map(self.files.content, RESULTS[1:]))]
+        notes = [note for step in self.state.steps for note in step.detail.get("notes") or []]
+        notes += restart_lines(self.state)
+        if self.files.unreadable:
+            notes.append(f"progress, messages and exit codes are missing, because {self.files.unreadable}")
+        return lines + [f"note: {note}" for note in notes]
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything about the run as one JSON object; the fields of a local run have the same names."""
+        evaluation, decision, registered = map(self.files.content, RESULTS[1:])
+        return {
+            "run_id": self.state.run_id,
+            "run_uri": self.run_uri,
+            "outcome": self.outcome,
+            "exit_code": self.exit_code,
+            "started_s": self.started_s or None,
+            "ended_s": self.ended_s or None,
+            "resource_name": self.address.resource_name,
+            "console_url": self.address.console_url,
+            "service_state": self.service_state,
+            "error": self.error or None,
+            "spent_usd_at_most": self.spent_usd,
+            "planned_usd": self.planned_usd,
+            "steps": [asdict(step) for step in self.state.steps],
+            "evaluation": evaluation or None,
+            "decision": decision or None,
+            "registered": registered or None,
+            "ladder": [rung.as_json() for rung in self.files.rungs] or None,
+            "unreadable": self.files.unreadable or None,
+        }
+
+    def _planned(self) -> list[dict[str, Any]]:
+        return list((self.files.content("plan.json").get("cost") or {}).get("steps") or [])
+
+    def _cost(self) -> str:
+        if self.spent_usd is None:
+            return ""
+        planned = "" if self.planned_usd is None else f" of the {dollars(self.planned_usd)} planned"
+        return f"at most {dollars(self.spent_usd)}{planned}, at the plan's prices (jobs only, waiting counted as work)"
+
+    def _failure(self) -> list[str]:
+        step = self.state.failed
+        where = f"step {step.name}" if step else "the pipeline"
+        lines = [f"error: {where} failed with exit code {self.exit_code}: run {self.address.job_id}"]
+        said = str(step.detail.get("error") or step.message) if step else self.error
+        lines += [f"  {line}" if number == 0 else line for number, line in enumerate(said.splitlines())]
+        name, run = (f" --step {step.name}" if step else ""), self.address.argument
+        if not any(line.startswith("  to do:") for line in lines) and (hit := _first_hit(said, self.error)):
+            lines += [f"  cause:    {hit.pattern.cause}", f"  to do:    {' '.join(hit.pattern.remedy.split())}"]
+        return [*lines, f"  logs:     vlmpipe logs {run}{name}",
+                f"  more:     vlmpipe diagnose {run}",
+                f"  continue: {self.continuation}"]  # fmt: skip
+
+
+def status_of(address: Address, job: PipelineJob, *, now_s: float | None = None) -> VertexStatus:
+    """The run's state from its job and what its folder holds."""
+    now_s = time.time() if now_s is None else now_s
+    uri = run_uri_of_job(job)
+    created_s = _seconds(job.create_time)
+    files = read_files(uri, since_s=created_s - CLOCKS_APART_S) if uri else RunFiles(unreadable="it is not of vlmpipe")
+    tasks = {task.task_name: task for task in job.job_detail.task_details}
+    is_over = state_of(job) in OVER
+    steps = [_step(name, tasks, files, now_s, is_over=is_over) for name in STEPS]
+    steps += [
+        _step(name, tasks, files, now_s, is_over=is_over)
+        for name, task in tasks.items()
+        if name not in STEPS and task.state.name == "FAILED" and _is_step(task)
+    ]
+    train = next(step for step in steps if step.name == "train")
+    record = files.records.get("train")
+    shown = ("loss", "tokens_per_s")
+    metrics: dict[str, Any] = {key: train.detail[key] for key in shown if key in train.detail}
+    eta_s = None
+    if record and train.state == "running":  # from when training began: the task began when it asked for machines
+        eta_s = replace(train, elapsed_s=max(0.0, now_s - record.started_s)).eta_s
+    run_id = uri.rpartition("/")[2] or address.job_id
+    return VertexStatus(
+        address=address,
+        service_state=state_of(job),
+        run_uri=uri,
+        state=RunState(run_id, tuple(steps), metrics, eta_s),
+        files=files,
+        error=job.error.message,
+        started_s=_seconds(job.start_time) or created_s,
+        ended_s=_seconds(job.end_time),
+        continuation=continue_with(
+            address.job_id,
+            run_id,
+            template_uri=job.template_uri,
+            pipeline=((job.pipeline_spec or {}).get("pipelineInfo") or {}).get("name", ""),
+        ),
+    )
+
+
+def read_files(run_uri: str, *, since_s: float) -> RunFiles:
+    """The steps' records that are not older than the job, and the results that are there."""
+    try:
+        store = open_storage(run_uri)
+        found = [info.name for info in store.list("steps")]
+        contents = {name: json_object(store.read(name)) for name in found}
+        contents |= {name: json_object(store.read(name)) for name in (*RESULTS, LADDER) if store.stat(name)}
+        run_file = store.stat("run.json")
+    except UserError as error:
+        return RunFiles(unreadable=error.found.splitlines()[0])
+    names = {name.removeprefix("steps/").removesuffix(".json"): name for name in found}
+    records = {step: record for step, name in names.items() if (record := parse_record(step, contents[name]))}
+    fresh = {step: record for step, record in records.items() if record.started_s >= since_s}
+    results = {name: contents[name] for name in RESULTS if name in contents}
+    if "notify" not in fresh and "decide" not in fresh:  # results of an earlier attempt of the same run
+        results = {name: value for name, value in results.items() if name == "plan.json"}
+    rungs = parse_rungs(contents.get(LADDER) or {}, run_file.version if run_file else "")
+    return RunFiles(fresh, results, rungs)
+
+
+def _step(
+    name: str,
+    tasks: Mapping[str, PipelineTaskDetail],
+    files: RunFiles,
+    now_s: float,
+    *,
+    is_over: bool,
+) -> Step:
+    task = tasks.get(name)
+    if _state(task) in ("waiting", "skipped") and (other := tasks.get(INSTEAD.get(name, ""))):
+        task = other if _state(other) not in ("waiting", "skipped") else task
+    earlier = [one for one in EARLIER.get(name, ()) if _state(tasks.get(one)) == "running"]
+    if _state(task) == "waiting" and earlier and not is_over:
+        began_s = _seconds(tasks[earlier[0]].start_time)
+        elapsed_s = max(0.0, now_s - began_s) if began_s else 0.0
+        return Step(name, "running", started_s=began_s, elapsed_s=elapsed_s, message=f"{earlier[0]} is going on")
+    state = _state(task)
+    if is_over and state in ("waiting", "running"):
+        state = "skipped" if state == "waiting" else "stopped"
+    record = files.records.get(name)
+    if task is None or state in ("waiting", "skipped"):
+        return Step(name, state)
+    started_s = _seconds(task.start_time) or _seconds(task.create_time)
+    elapsed_s = max(0.0, (_seconds(task.end_time) or now_s) - started_s) if started_s else 0.0
+    said = step_of_record(record, elapsed_s) if record else Step(name, elapsed_s=elapsed_s)
+    if state == "done" and said.state == "reused":
+        state = "reused"
+    message = said.message
+    if state == "running" and record is None:
+        message = "machines are being found or started" if name in JOB_STEPS else "its machine is being started"
+        message = (name == "train" and waiting_message(files.rungs)) or message
+    if state == "running" and "CANCEL" in task.state.name:
+        message = "it is being stopped"
+    detail = dict(said.detail)
+    if state == "failed":
+        words = " ".join(task.error.message.split())
+        message = message or words
+        detail.setdefault("error", words)
+        detail.setdefault("exit_code", _exit_code(words))
+    return replace(
+        said, name=name, state=state, elapsed_s=elapsed_s, started_s=started_s, message=message, detail=detail
+    )
+
+
+def _state(task: PipelineTaskDetail | None) -> str:
+    return "waiting" if task is None else STEP_STATES.get(task.state.name, "waiting")
+
+
+def _is_step(task: PipelineTaskDetail) -> bool:
+    """Whether the task ran something, and is not a group of tasks such as a condition or the exit handler."""
+    detail = task.executor_detail
+    return bool(detail.container_detail.main_job or detail.custom_job_detail.job)
+
+
+def _exit_code(words: str) -> int:
+    """The code that the service names in the task's error, else the one that the kind of failure stands for."""
+    if code := named_code(words):
+        return code
+    hit = _first_hit(words)
+    if not hit:
+        return int(ExitCode.UNEXPECTED)
+    return next(iter(hit.pattern.exit_codes), hit.pattern.ends_as or int(ExitCode.UNEXPECTED))
+
+
+def named_code(words: str) -> int | None:
+    """The exit code of a replica that the service names."""
+    match = _EXIT.search(words)
+    return int(match[1]) if match else None
+
+
+def _first_hit(*texts: str) -> Hit | None:
+    return next((hit for text in _given(texts) for hit in hits("the service", text)), None)
+
+
+def _given(texts: Iterable[str]) -> Iterable[str]:
+    return (text for text in texts if text)
+
+
+def json_object(data: bytes) -> dict[str, Any]:
+    """A JSON object; empty for what is none."""
+    try:
+        value = json.loads(data)
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _seconds(moment: Any) -> float:
+    """Unix seconds of a proto timestamp; 0 where it is not set."""
+    return float(moment.timestamp()) if moment else 0.0

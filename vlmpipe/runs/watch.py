@@ -1,0 +1,58 @@
+"""Following a run until it is over, on this machine or on Vertex AI. Watching starts and stops nothing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Protocol, TypeVar
+
+from trainer.errors import ExitCode, UserError
+from vlmpipe.runs.live_view import View
+from vlmpipe.runs.local.state import RunState
+
+LOCAL_POLL_S, VERTEX_POLL_S = 0.5, 15.0
+
+
+class Seen(Protocol):
+    """A run at one moment."""
+
+    @property
+    def state(self) -> RunState: ...
+    @property
+    def is_over(self) -> bool: ...
+
+
+Status = TypeVar("Status", bound=Seen)
+
+
+def watch(
+    run: str, read: Callable[[], Status], view: View, *, every_s: float, sleep: Callable[[float], None] | None = None
+) -> Status:
+    """Show the run's state again and again until it is over; the last state.
+
+    While the service does not answer, it is asked again: a run of days outlives a network. Raises what else `read`
+    raises, and UserError (exit 130) after Ctrl-C.
+    """
+    sleep = sleep or time.sleep
+    silent = ""
+    try:
+        while True:
+            try:
+                found = read()
+            except UserError as error:
+                if error.code != ExitCode.UNAVAILABLE:
+                    raise
+                if silent != error.found:
+                    silent = error.found
+                    view.note(f"no answer, asking again every {every_s:g} s: {error.found}")
+            else:
+                silent = ""
+                view.update(found.state)
+                if found.is_over:
+                    return found
+            sleep(every_s)
+    except KeyboardInterrupt:
+        fix = f"vlmpipe status {run} --watch watches on, vlmpipe cancel {run} stops it"
+        raise UserError("stopped watching; the run goes on", fix=fix, code=ExitCode.INTERRUPTED) from None
+    finally:
+        view.close()
