@@ -40,7 +40,7 @@ from trainer.feature_cache.reader import FeatureReader
 from trainer.feature_cache.store import write_shard
 from trainer.models.image_processor import PixelPreparer
 from trainer.models.registry import family_of
-from trainer.storage.base import open_storage
+from trainer.storage import open_storage
 
 PADDED_BATCH = 8  # samples that are padded to the longest among them
 IMAGE_BATCH = 16

@@ -29,8 +29,9 @@ from trainer.checkpoint.commit import (
     verify,
 )
 from trainer.checkpoint.mirror import mirror_checkpoint
-from trainer.storage.base import CHUNK_BYTES, LocalStorage, Storage
+from trainer.storage.base import CHUNK_BYTES, Storage
 from trainer.storage.gcs import GcsStorage
+from trainer.storage.local import LocalStorage
 from trainer.storage.transfer import THREADS
 
 MIB = 2**20

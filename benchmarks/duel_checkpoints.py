@@ -36,7 +36,7 @@ from trainer.checkpoint.commit import (
     upload_node_files,
 )
 from trainer.errors import UserError
-from trainer.storage.base import LocalStorage
+from trainer.storage.local import LocalStorage
 
 STEPS = (1, 2)
 State = dict[str, Tensor]

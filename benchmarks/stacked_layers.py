@@ -13,7 +13,7 @@ from trainer.checkpoint.retention import Retention
 from trainer.config.train import OptimizerConfig, TrainConfig
 from trainer.dataloading.batches import RowBatch
 from trainer.distributed.process import Worker
-from trainer.storage.base import LocalStorage
+from trainer.storage.local import LocalStorage
 from trainer.strategies.ddp import Ddp
 
 WIDTH = 1024  # a layer is 4 MiB of weights, three times that with Adam's moments

@@ -25,7 +25,7 @@ from trainer.data.loader import Row
 from trainer.dataloading.batches import ImageSource, RowBatch, collate
 from trainer.distributed.process import StopRequest, Worker
 from trainer.setup import Parts, build_parts
-from trainer.storage.base import open_storage
+from trainer.storage import open_storage
 from trainer.strategies.base import StepResult, Strategy
 
 # Batches are made ahead of use: with steps to come when the clock stops, as much is in the making as when it started.

@@ -23,7 +23,7 @@ from trainer.feature_cache.encode import build
 from trainer.feature_cache.store import features_uri
 from trainer.models.registry import family_of
 from trainer.progress import Progress
-from trainer.storage.base import open_storage
+from trainer.storage import open_storage
 from vlmpipe.config.run_config import load_run_file
 
 CONFIGS = Path(__file__).parent.parent / "configs"

@@ -15,7 +15,8 @@ from kfp.pipeline_spec import pipeline_spec_pb2
 from pipelines.targets.base import TargetName, target_of
 from pipelines.training import build
 from trainer.errors import os_errors
-from trainer.storage.base import LocalStorage, join_uri
+from trainer.storage.base import join_uri
+from trainer.storage.local import LocalStorage
 from vlmpipe.backends.vertex.pipeline_yaml import dump_documents
 from vlmpipe.job_spec.build import JOBS, check_jobs
 

@@ -29,7 +29,7 @@ from tests.trainer_runs import make_run, metrics
 from trainer.checkpoint.commit import Listing, inspect, newest_good
 from trainer.config.job import JobConfig
 from trainer.errors import UserError
-from trainer.storage.base import open_storage
+from trainer.storage import open_storage
 from vlmpipe.backends.local.fault_injector import CHAOS_LOG
 from vlmpipe.backends.local.fault_spec import Event
 from vlmpipe.backends.local.job import run_local_job

@@ -15,7 +15,7 @@ from trainer.config.job import DataPointers, JobConfig
 from trainer.data.prepare.pipeline import prepare
 from trainer.feature_cache.store import features_uri
 from trainer.progress import Progress
-from trainer.storage.base import open_storage
+from trainer.storage import open_storage
 
 
 def make_run(root: Path, run_id: str, changes: dict[str, Any] | None = None, *, features: str = "reuse") -> JobConfig:

@@ -17,7 +17,7 @@ from trainer.monitoring.training_monitor import StepReport
 from trainer.optimizer import rate_factor
 from trainer.preflight import require_room
 from trainer.setup import build_parts
-from trainer.storage.base import open_storage
+from trainer.storage import open_storage
 
 COLLECT_GARBAGE_EVERY_STEPS = 200
 

@@ -21,7 +21,9 @@ from typing import TYPE_CHECKING, Any
 from trainer.checkpoint.staging import sweep_staging
 from trainer.errors import ExitCode, UserError
 from trainer.sizing.checkpoint_size import checkpoint_bytes
-from trainer.storage.base import LocalStorage, Storage, open_storage
+from trainer.storage import open_storage
+from trainer.storage.base import Storage
+from trainer.storage.local import LocalStorage
 
 if TYPE_CHECKING:
     from trainer.config.train import TrainConfig

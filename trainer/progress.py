@@ -17,8 +17,8 @@ from typing import Any
 
 from trainer.errors import UNEXPECTED_PREFIX, ExitCode, UserError
 from trainer.redaction import redact_all
+from trainer.storage import open_storage
 from trainer.storage.background_writer import WriteAside
-from trainer.storage.base import open_storage
 
 LOCAL_INTERVAL_S = 0.5
 REMOTE_INTERVAL_S = 15.0  # GCS takes about one write a second to one object

@@ -36,11 +36,11 @@ from trainer.sizing.checkpoint_size import checkpoint_bytes
 from trainer.sizing.flops import RowFlops, flops_per_row
 from trainer.sizing.model_shape import ModelShape
 from trainer.sizing.pipeline_partition import stages_of
-from trainer.storage.base import open_storage
+from trainer.storage import open_storage
 from trainer.strategies.base import Strategy
 from trainer.strategies.deepspeed.requirements import require_engine
 from trainer.strategies.registry import build_strategy
-from trainer.weights_digest import tensors_sha256, weights_sha256
+from trainer.weights_digest import model_sha256, tensors_sha256, weights_sha256
 
 MOST_OF_THE_START = 0.05  # share of the first weights in an average at the end of training, above which it is said
 
@@ -201,14 +201,6 @@ def mean_row_flops(
         feature_layer=job.model.feature_layer,
         sample_pairs=split.pairs / rows,
     )
-
-
-def model_sha256(job: JobConfig) -> str:
-    """Digest of the model section: two runs with the same digest build the same model."""
-    # Without what is null or no pattern: a field that a later version adds leaves older models' digests as they were.
-    without = {name for name in ("freeze_parameters", "train_parameters") if not getattr(job.model, name)}
-    section = job.model.model_dump(mode="json", exclude_none=True, exclude=without)
-    return hashlib.sha256(json.dumps(section, sort_keys=True).encode()).hexdigest()
 
 
 def _image_source(job: JobConfig, family: Family, features: FeatureReader | None, tower_sha256: str) -> ImageSource:

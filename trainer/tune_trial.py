@@ -21,7 +21,7 @@ from trainer.distributed.cluster_env import read_cluster
 from trainer.errors import ConfigError, run_main
 from trainer.monitoring.hypertune import HELD_OUT_LOSS, TRIAL_VARIABLE, WATCHED_VARIABLE
 from trainer.monitoring.hypertune import report as report_to_service
-from trainer.storage.base import open_storage
+from trainer.storage import open_storage
 
 METRICS = "metrics.jsonl"  # trainer.monitoring.metrics_writer would load torch here
 CLUSTER_VARIABLES = ("CLUSTER_SPEC", "TF_CONFIG")

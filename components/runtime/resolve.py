@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from components.runtime.step_context import run_uri_of
 from trainer.config.job import RunPaths
 from trainer.errors import ConfigError
-from trainer.storage.base import open_storage
+from trainer.storage import open_storage
 from vlmpipe.config.kubeflow_requirements import require_kubeflow
 from vlmpipe.config.run_config import RunConfig, parse_run_config
 from vlmpipe.config.yaml_loader import apply_overrides

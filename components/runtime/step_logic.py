@@ -11,7 +11,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Literal
 
 from trainer.config.job import DataPointers, JobConfig
-from trainer.storage.base import open_storage
+from trainer.storage import open_storage
 
 if TYPE_CHECKING:
     from trainer.data.prepare.pipeline import Prepared

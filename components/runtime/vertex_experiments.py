@@ -16,7 +16,8 @@ from typing import Any
 
 from components.runtime.step_logic import METRIC_FILES, job_metrics
 from trainer.errors import UserError
-from trainer.storage.base import Storage, open_storage
+from trainer.storage import open_storage
+from trainer.storage.base import Storage
 from vlmpipe.backends.vertex.client import Place, credentials_for, endpoint, in_words
 
 SECTIONS = ("model", "data", "features", "train", "evaluate")

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from trainer.errors import UserError
 from trainer.secret_manager import SECRET_NAME, SecretNotRead, read_secret
-from trainer.storage.base import open_storage
+from trainer.storage import open_storage
 
 TIMEOUT_S = 10.0
 PAUSES_S = (1.0, 4.0)  # before the second and the third attempt

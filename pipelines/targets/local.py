@@ -25,7 +25,8 @@ from typing import TYPE_CHECKING
 from components.runtime.step_context import FAILURE_VARIABLE, STOPPED_VARIABLE, run_uri_of
 from trainer.errors import ExitCode, run_main
 from trainer.progress import StepRecord
-from trainer.storage.base import join_uri, open_storage
+from trainer.storage import open_storage
+from trainer.storage.base import join_uri
 from vlmpipe.backends.local.restart_policy import CHAOS_VARIABLE, RETRIES_VARIABLE
 from vlmpipe.runs.local.state import read_json
 

@@ -24,7 +24,8 @@ from pipelines.tune.trials import TABLE, Trial, ranked
 from trainer.config.job import RunPaths
 from trainer.errors import ConfigError, UserError
 from trainer.monitoring.hypertune import HELD_OUT_LOSS
-from trainer.storage.base import Storage, join_uri, open_storage
+from trainer.storage import open_storage
+from trainer.storage.base import Storage, join_uri
 from vlmpipe.config.run_config import RunConfig, parse_run_config
 from vlmpipe.config.tune import ParameterSpec, TuningConfig, Value
 from vlmpipe.config.yaml_loader import apply_overrides

@@ -9,8 +9,9 @@ import pytest
 
 from tests.crash.cases import FULL
 from tests.fakes.gcs import FakeGcs
-from trainer.storage.base import LocalStorage, Storage
+from trainer.storage.base import Storage
 from trainer.storage.gcs import RETRY, GcsStorage
+from trainer.storage.local import LocalStorage
 
 IMPATIENT = RETRY.with_delay(initial=0.01, maximum=0.05).with_timeout(2.0)
 STALL_S = 0.3

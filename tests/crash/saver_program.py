@@ -36,7 +36,7 @@ from trainer.checkpoint.retention import Retention
 from trainer.checkpoint.staging import PREFIX, sweep_staging
 from trainer.distributed.process import StopRequest, Worker
 from trainer.errors import UserError
-from trainer.storage.base import LocalStorage
+from trainer.storage.local import LocalStorage
 
 ALONE = Worker(rank=0, world_size=1, local_rank=0, local_world_size=1, device=torch.device("cpu"))
 

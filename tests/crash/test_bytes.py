@@ -32,7 +32,8 @@ from trainer.checkpoint.attempts import FILE, claim_attempt, read_attempts
 from trainer.checkpoint.commit import FOLDER, checkpoint_name, committed, newest_good
 from trainer.checkpoint.manifest import FileSums, sums_of_file
 from trainer.errors import ConfigError, ExitCode, UserError
-from trainer.storage.base import LocalStorage, Storage
+from trainer.storage.base import Storage
+from trainer.storage.local import LocalStorage
 
 
 def another_step(_: bytes) -> bytes:

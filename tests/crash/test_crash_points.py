@@ -18,7 +18,8 @@ from trainer.checkpoint.attempts import claim_attempt
 from trainer.checkpoint.commit import checkpoint_name, committed
 from trainer.checkpoint.fault_points import POINTS, VARIABLE
 from trainer.errors import ExitCode
-from trainer.storage.base import LocalStorage, Storage
+from trainer.storage.base import Storage
+from trainer.storage.local import LocalStorage
 
 ROOT = Path(__file__).parents[2]
 OF_THE_SAVER = ("snapshot taken", "files written")  # before anything is uploaded: they need tensors and a process group

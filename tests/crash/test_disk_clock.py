@@ -24,7 +24,8 @@ from tests.e2e.disk import small_disk
 from trainer.checkpoint.commit import FOLDER, checkpoint_name, committed
 from trainer.errors import ExitCode, UserError
 from trainer.storage import base as storage
-from trainer.storage.base import LocalStorage, Storage
+from trainer.storage.base import Storage
+from trainer.storage.local import LocalStorage
 
 # In the order of one start: claim and begin, two files of node 0, its manifest, one file of node 1, its manifest, ends.
 LOCAL_WRITES = {

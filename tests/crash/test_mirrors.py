@@ -22,7 +22,8 @@ from trainer.checkpoint.commit import (
 from trainer.checkpoint.mirror import mirror_checkpoint, newest_good_of
 from trainer.checkpoint.retention import Retention, delete_old_copies
 from trainer.errors import UserError
-from trainer.storage.base import CorruptObjectError, LocalStorage, Storage
+from trainer.storage.base import CorruptObjectError, Storage
+from trainer.storage.local import LocalStorage
 
 KEEP_ONE = Retention(1)
 

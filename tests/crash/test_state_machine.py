@@ -28,7 +28,8 @@ from trainer.checkpoint.commit import FOLDER, DamagedError, Listing, checkpoint_
 from trainer.checkpoint.fault_points import POINTS
 from trainer.checkpoint.retention import Retention, delete_old, sweep_leftovers
 from trainer.errors import ExitCode, UserError
-from trainer.storage.base import LocalStorage, Storage
+from trainer.storage.base import Storage
+from trainer.storage.local import LocalStorage
 
 IN_PROTOCOL = POINTS[POINTS.index("first file uploaded") :]
 FILES = ("deep/shard-0", "deep/shard-1", "small-0", "node-0.json", "node-1.json", "COMMIT")

@@ -13,7 +13,7 @@ from trainer.checkpoint.hf_export import export_checkpoint
 from trainer.config.job import JobConfig
 from trainer.data.tokenize import load_tokenizer
 from trainer.models.registry import family_of
-from trainer.storage.base import open_storage
+from trainer.storage import open_storage
 
 
 def main() -> None:

@@ -24,7 +24,7 @@ from trainer.checkpoint.commit import committed, verify
 from trainer.checkpoint.mirror import mirror_of
 from trainer.checkpoint.sync import sync_run
 from trainer.config.job import JobConfig
-from trainer.storage.base import LocalStorage
+from trainer.storage.local import LocalStorage
 
 CHANGES = ("os.rename", "os.link", "os.remove")
 WAIT_S = 60.0

@@ -18,7 +18,7 @@ from transformers import AutoModelForImageTextToText, AutoProcessor
 from tests.short_form import WHOLE, only_whole
 from trainer.data.shards.index import Index
 from trainer.data.shards.tar import ShardReader
-from trainer.storage.base import open_storage
+from trainer.storage import open_storage
 
 ROOT = Path(__file__).parents[2]
 STEPS = {

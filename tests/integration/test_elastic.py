@@ -20,7 +20,7 @@ from trainer.checkpoint.attempts import read_attempts
 from trainer.checkpoint.commit import committed, newest_good
 from trainer.checkpoint.mirror import mirror_checkpoint, mirror_of
 from trainer.config.job import JobConfig
-from trainer.storage.base import open_storage
+from trainer.storage import open_storage
 
 STOP_STEP = 3
 RELATIVE = 1e-5

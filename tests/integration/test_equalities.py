@@ -24,7 +24,7 @@ from tests.trainer_runs import encode_features, losses, make_run, metrics, summa
 from trainer.checkpoint.commit import Checkpoint, committed, fetch_folder, newest_good, read_record
 from trainer.checkpoint.weight_reader import open_weights
 from trainer.config.job import JobConfig
-from trainer.storage.base import open_storage
+from trainer.storage import open_storage
 from trainer.strategies.registry import strategy_names
 
 RELATIVE = 1e-5  # fp32 sums in another order

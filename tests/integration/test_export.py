@@ -52,10 +52,9 @@ from trainer.config.model import ModelConfig, WeightsConfig
 from trainer.data.tokenize import load_tokenizer, make_tokenizer
 from trainer.errors import ConfigError
 from trainer.models.registry import family_of
-from trainer.setup import model_sha256
-from trainer.storage.base import open_storage
+from trainer.storage import open_storage
 from trainer.strategies.deepspeed.engine import TAG
-from trainer.weights_digest import weights_sha256
+from trainer.weights_digest import model_sha256, weights_sha256
 from vlmpipe.registry.model_card import model_card
 
 STRATEGIES = ("ddp", "fsdp", "zero1", "zero2", "zero3")

@@ -17,7 +17,7 @@ from tests.short_form import chosen
 from tests.trainer_runs import encode_features, losses, make_run, run_ranks, summary
 from trainer.checkpoint.sync import sync_run
 from trainer.config.job import JobConfig
-from trainer.setup import model_sha256
+from trainer.weights_digest import model_sha256
 
 RELATIVE, RELATIVE_BF16 = 1e-5, 5e-3
 STEPS, STOP_STEP = 5, 3

@@ -19,7 +19,8 @@ from trainer.errors import ConfigError, DataError
 from trainer.feature_cache.reader import FeatureReader, missing_images
 from trainer.feature_cache.store import features_key
 from trainer.models.registry import family_of
-from trainer.storage.base import LocalStorage, open_storage
+from trainer.storage import open_storage
+from trainer.storage.local import LocalStorage
 from trainer.weights_digest import weights_sha256
 
 

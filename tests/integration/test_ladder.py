@@ -18,7 +18,7 @@ from tests.fakes.vertex import FakeVertex, Fault
 from tests.fakes.vertex_jobs import Step
 from tests.unit.test_graph import all_tasks, shape, steps
 from trainer.errors import ConfigError, ExitCode, UserError
-from trainer.storage.base import LocalStorage
+from trainer.storage.local import LocalStorage
 from vlmpipe.backends.vertex import pipeline_job as vertex_job
 from vlmpipe.backends.vertex.capacity_fallback import Ladder
 from vlmpipe.backends.vertex.client import ENDPOINT_VARIABLE, in_words

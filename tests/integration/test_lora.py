@@ -26,7 +26,7 @@ from trainer.data.tokenize import load_tokenizer
 from trainer.errors import ConfigError
 from trainer.models.layers.freeze import is_adapter
 from trainer.models.registry import family_of
-from trainer.storage.base import open_storage
+from trainer.storage import open_storage
 
 STRATEGIES = ("ddp", "fsdp", "zero2", "tp")
 # One strategy of each checkpoint format, and one that splits each adapter.

@@ -22,8 +22,8 @@ from tests.short_form import WHOLE, only_whole
 from tests.trainer_runs import encode_features, losses, make_run, metrics, run_ranks, summary, train_runs
 from trainer.checkpoint.sync import sync_run
 from trainer.config.job import JobConfig
-from trainer.config.model import GRID_FAMILIES, ModelConfig
-from trainer.data.sample import IMAGE_TOKEN, Turn
+from trainer.config.model import GRID_FAMILIES, IMAGE_TOKEN, ModelConfig
+from trainer.data.sample import Turn
 from trainer.data.tokenize import encode_sample, make_tokenizer
 from trainer.distributed.process import Worker
 from trainer.errors import ConfigError
@@ -36,7 +36,7 @@ from trainer.models.qwen_vl.vision_metadata import sizes_of
 from trainer.models.registry import family_of
 from trainer.models.smolvlm import family as smolvlm
 from trainer.sizing.image_inputs import Images
-from trainer.storage.base import open_storage
+from trainer.storage import open_storage
 from trainer.weights_digest import weights_sha256
 from vlmpipe.registry.model_card import loading
 

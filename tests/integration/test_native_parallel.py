@@ -27,7 +27,7 @@ from trainer.config.job import JobConfig
 from trainer.config.model import GRID_FAMILIES
 from trainer.errors import ConfigError
 from trainer.models.image_processor import image_preparer
-from trainer.storage.base import open_storage
+from trainer.storage import open_storage
 from trainer.strategies.tensor_parallel import plan as split
 from trainer.strategies.tensor_parallel.plan import require_splittable
 

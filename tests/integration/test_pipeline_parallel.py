@@ -20,7 +20,7 @@ from tests.short_form import WHOLE, chosen
 from tests.trainer_runs import losses, make_run, metrics, summary, train_runs
 from trainer.checkpoint.commit import committed
 from trainer.config.job import JobConfig
-from trainer.storage.base import open_storage
+from trainer.storage import open_storage
 
 pytestmark = pytest.mark.slow
 

@@ -15,7 +15,8 @@ from tests.fakes.gcs import FakeGcs
 from trainer.data.prepare.pipeline import plan_chunks, prepare_share
 from trainer.data.shards.disk_cache import CACHE_FOLDER, GIB
 from trainer.data.sources.file_patterns import SHARE_OF_CACHE, SourceFiles
-from trainer.storage.base import Storage, open_storage
+from trainer.storage import open_storage
+from trainer.storage.base import Storage
 
 BUCKET = "gs://bucket/data"
 

@@ -10,8 +10,9 @@ import pytest
 from tests.fakes.gcs import FakeGcs
 from tests.integration.conftest import QUICK_RETRY
 from trainer.errors import UserError
-from trainer.storage.base import LocalStorage, Storage
+from trainer.storage.base import Storage
 from trainer.storage.gcs import GcsStorage
+from trainer.storage.local import LocalStorage
 from vlmpipe.registry import folder as registry_module
 from vlmpipe.registry.folder import Candidate, FolderRegistry
 

@@ -21,7 +21,7 @@ from trainer.checkpoint.sync import sync_run
 from trainer.config.job import JobConfig
 from trainer.data.shards.index import Index
 from trainer.progress import Progress
-from trainer.storage.base import open_storage
+from trainer.storage import open_storage
 from vlmpipe.registry.folder import FolderRegistry
 from vlmpipe.registry.release import decide_run, register_run
 

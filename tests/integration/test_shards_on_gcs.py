@@ -22,8 +22,10 @@ from trainer.data.shards.verified_files import DataShards
 from trainer.data.tokenize import load_tokenizer
 from trainer.dataloading.readers import Readers
 from trainer.errors import DataError, ExitCode, UserError
-from trainer.storage.base import LocalStorage, Storage, open_storage
+from trainer.storage import open_storage
+from trainer.storage.base import Storage
 from trainer.storage.gcs import GcsStorage
+from trainer.storage.local import LocalStorage
 
 SHUFFLE_SHARDS, EPOCHS = 2, 2
 

@@ -10,15 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from trainer.errors import ConfigError, ExitCode, UserError
-from trainer.storage.base import (
-    AlreadyExistsError,
-    CorruptObjectError,
-    LocalStorage,
-    Storage,
-    VersionConflictError,
-    crc32c_of,
-    open_storage,
-)
+from trainer.storage import open_storage
+from trainer.storage.base import AlreadyExistsError, CorruptObjectError, Storage, VersionConflictError, crc32c_of
+from trainer.storage.local import LocalStorage
 
 
 @pytest.fixture(params=["local", "gcs"])

@@ -12,7 +12,8 @@ from tests.fakes.gcs import FakeGcs, Fault
 from tests.integration.conftest import QUICK_RETRY
 from trainer.errors import ConfigError, ExitCode, UserError
 from trainer.storage import gcs as storage_gcs
-from trainer.storage.base import AlreadyExistsError, CorruptObjectError, VersionConflictError, open_storage
+from trainer.storage import open_storage
+from trainer.storage.base import AlreadyExistsError, CorruptObjectError, VersionConflictError
 from trainer.storage.gcs import GcsStorage
 
 TRANSIENT = [

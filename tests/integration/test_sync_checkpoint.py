@@ -30,7 +30,8 @@ from trainer.checkpoint.mirror import mirror_of
 from trainer.checkpoint.sync import sync_run
 from trainer.config.job import JobConfig
 from trainer.errors import ExitCode
-from trainer.storage.base import Storage, open_storage
+from trainer.storage import open_storage
+from trainer.storage.base import Storage
 
 SEED = int(os.environ.get("VLMPIPE_SYNC_SEED", "4"))
 POINTS = int(os.environ.get("VLMPIPE_SYNC_POINTS", "6"))  # 0: all

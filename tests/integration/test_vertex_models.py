@@ -20,8 +20,9 @@ from tests.fakes.vertex import FakeVertex, Fault
 from tests.integration.conftest import QUICK_RETRY
 from tests.report_fixture import make_run
 from trainer.errors import ConfigError, UserError
-from trainer.storage.base import LocalStorage, Storage
+from trainer.storage.base import Storage
 from trainer.storage.gcs import GcsStorage
+from trainer.storage.local import LocalStorage
 from vlmpipe.backends.vertex import pipeline_job as vertex_job
 from vlmpipe.backends.vertex.client import ENDPOINT_VARIABLE, Place
 from vlmpipe.config.run_config import RunConfig, load_run_file

@@ -21,7 +21,7 @@ from trainer.checkpoint.attempts import (
     require_current,
 )
 from trainer.errors import ExitCode, UserError
-from trainer.storage.base import LocalStorage
+from trainer.storage.local import LocalStorage
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from trainer.data.prepare.pipeline import DONE
 from trainer.data.shards.index import Index
 from trainer.feature_cache.explain import explain
 from trainer.feature_cache.store import DESCRIPTION, features_key, write_description, write_shard
-from trainer.storage.base import open_storage
+from trainer.storage import open_storage
 from vlmpipe.cli import app as cli
 
 

@@ -29,7 +29,8 @@ from trainer.checkpoint.commit import (
 from trainer.checkpoint.manifest import FileSums
 from trainer.checkpoint.retention import Retention, delete_old, sweep_leftovers
 from trainer.errors import ConfigError, ExitCode, UserError
-from trainer.storage.base import LocalStorage, crc32c_of
+from trainer.storage.base import crc32c_of
+from trainer.storage.local import LocalStorage
 
 KEY = b"secret"
 

@@ -27,7 +27,7 @@ from trainer.data.chunks.plan import LARGEST, SMALLEST, ends_chunk
 from trainer.data.prepare.pipeline import ChunkCounts, plan_chunks, prepare_share
 from trainer.data.sample import SPLITS, stable_digest
 from trainer.errors import UserError
-from trainer.storage.base import open_storage
+from trainer.storage import open_storage
 
 
 @pytest.fixture(scope="module")

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from trainer.data.sample import IMAGE_TOKEN, Turn
+from trainer.config.model import IMAGE_TOKEN
+from trainer.data.sample import Turn
 from trainer.data.tokenize import CHAT_TEMPLATE, IGNORED, encode_sample, load_tokenizer, make_tokenizer, prompt
 from trainer.errors import ConfigError, ExitCode, UserError
-from trainer.storage.base import LocalStorage
+from trainer.storage.local import LocalStorage
 
 TURNS = (
     Turn("<image>\nwhat is the left digit?", "7", "left_digit"),

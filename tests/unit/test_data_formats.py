@@ -20,7 +20,7 @@ from trainer.data.shards.tar import ShardReader
 from trainer.data.sources import Source, open_source
 from trainer.data.sources.parts import counted, records_from
 from trainer.errors import ExitCode, UserError
-from trainer.storage.base import open_storage
+from trainer.storage import open_storage
 from trainer.storage.gcs import GcsStorage
 
 BUCKET = "gs://bucket/sets"

@@ -18,7 +18,7 @@ from trainer.data.shards.index import Index, SplitIndex
 from trainer.data.shards.tar import ShardReader
 from trainer.data.tokenize import IGNORED, encode_sample, load_tokenizer
 from trainer.errors import DataError
-from trainer.storage.base import open_storage
+from trainer.storage import open_storage
 
 ROOT = Path(__file__).parents[2]
 ROW_TOKENS, GLOBAL_BATCH = 256, 3

@@ -37,7 +37,7 @@ from trainer.data.sample import SPLITS, split_of
 from trainer.data.shards.index import Index
 from trainer.data.shards.tar import ShardReader, key_of
 from trainer.errors import DataError
-from trainer.storage.base import open_storage
+from trainer.storage import open_storage
 
 # ---- the whole way
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from trainer.data.sample import Turn
 from trainer.data.shards.tar import Members, ShardReader, ShardWriter, sample_json
 from trainer.errors import DataError
-from trainer.storage.base import LocalStorage
+from trainer.storage.local import LocalStorage
 
 TURNS = (Turn("what?", "é 7", "all"),)
 

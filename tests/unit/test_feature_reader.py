@@ -13,7 +13,7 @@ from torch import Tensor
 from trainer.errors import DataError
 from trainer.feature_cache.reader import FeatureReader
 from trainer.feature_cache.store import write_shard
-from trainer.storage.base import LocalStorage
+from trainer.storage.local import LocalStorage
 
 WIDTH = 4
 IMAGES = [f"{number:064x}" for number in range(7)]

@@ -22,8 +22,8 @@ from trainer.errors import ConfigError
 from trainer.models.layers.freeze import described, frozen_weights, in_frozen_parts, part_of, tied_names
 from trainer.models.layers.lora import without_adapters
 from trainer.models.registry import family_of
-from trainer.setup import model_sha256
 from trainer.sizing.model_shape import ModelShape
+from trainer.weights_digest import model_sha256
 from vlmpipe.config.run_config import RunConfig, parse_run_config
 from vlmpipe.planner.model_architecture import architecture
 from vlmpipe.planner.plan import plan_run

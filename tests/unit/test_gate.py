@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.storage.base import LocalStorage
+from trainer.storage.local import LocalStorage
 from vlmpipe.registry.gate import Decision, GateConfig, decide
 from vlmpipe.registry.paired_bootstrap import SharedQuestions, paired_interval, shared_questions
 

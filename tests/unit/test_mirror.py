@@ -24,7 +24,8 @@ from trainer.checkpoint.commit import (
 )
 from trainer.checkpoint.mirror import mirror_checkpoint, newest_good_of
 from trainer.errors import ExitCode, UserError
-from trainer.storage.base import CorruptObjectError, LocalStorage
+from trainer.storage.base import CorruptObjectError
+from trainer.storage.local import LocalStorage
 
 KEY = b"secret"
 

@@ -21,11 +21,10 @@ from benchmarks.tiny_runs import merged
 from trainer.config.job import JobConfig
 from trainer.config.model import GRID_FAMILIES, ModelConfig
 from trainer.errors import ConfigError
-from trainer.models.base import Stage
 from trainer.models.layers.pipeline_stage import reduce_to_stage, stage_view
 from trainer.models.registry import family_of
 from trainer.setup import mean_row_flops
-from trainer.sizing.pipeline_partition import Costs, cut, end_costs, schedule_passes, stages_of
+from trainer.sizing.pipeline_partition import Costs, Stage, cut, end_costs, schedule_passes, stages_of
 from trainer.tracing.fake_inputs import RowShape, inputs_of
 from vlmpipe.planner.time.step_time import row_flops
 from vlmpipe.planner.workload import RowLoad

@@ -14,8 +14,8 @@ import pytest
 from benchmarks.memory_cases import Case
 from tests.short_form import only_whole
 from trainer.config.model import ModelConfig
-from trainer.models.base import Stage
 from trainer.models.layers.recompute_policy import Recompute
+from trainer.sizing.pipeline_partition import Stage
 from trainer.tracing.fake_inputs import RowShape
 from trainer.tracing.pipeline_stage import trace_stage
 from trainer.tracing.step import trace_step

@@ -23,7 +23,7 @@ from trainer.errors import ExitCode, UserError
 from trainer.preflight import GIB, REPORT_VARIABLE, announce, check_node, check_ranks, require_room
 from trainer.setup import Parts
 from trainer.sizing.checkpoint_size import checkpoint_bytes
-from trainer.storage.base import LocalStorage
+from trainer.storage.local import LocalStorage
 
 MIB = 1 << 20
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from trainer.errors import ConfigError, ExitCode, run_main
 from trainer.redaction import HIDDEN, Redactor, forms, hiding_secrets, redact, redact_all
-from trainer.storage.base import LocalStorage
+from trainer.storage.local import LocalStorage
 from vlmpipe.backends.step_record import close_record, open_record
 
 TOKEN = "hf_" + "aB3dE5fG7hI9jK1lM3nO5pQ7rS9tU1vW3x"

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from trainer.errors import ConfigError, UserError
-from trainer.storage.base import LocalStorage, crc32c_of
+from trainer.storage.base import crc32c_of
+from trainer.storage.local import LocalStorage
 from vlmpipe.registry.folder import Candidate, FolderRegistry
 
 

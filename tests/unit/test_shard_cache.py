@@ -25,7 +25,7 @@ from trainer.data.shards.prefetch_schedule import Needs, ShardSchedule
 from trainer.data.shards.tar import Members, ShardReader, ShardWriter, sample_json
 from trainer.data.shards.verified_files import DataShards, ShardsInPlace
 from trainer.errors import ConfigError, DataError, UserError
-from trainer.storage.base import LocalStorage
+from trainer.storage.local import LocalStorage
 
 SHARDS, SHARD_SAMPLES = 24, 10
 TURNS = (Turn("what?", "é 7", "all"),)

@@ -21,9 +21,9 @@ from tests.data_fixture import encode, job_config, run_prepare, write_json
 from tests.native_fixture import picture
 from tests.run_files import small
 from trainer.config.job import JobConfig
-from trainer.config.model import ModelConfig
+from trainer.config.model import IMAGE_TOKEN, ModelConfig
 from trainer.data.loader import Row, RowLoader
-from trainer.data.sample import IMAGE_TOKEN, Turn
+from trainer.data.sample import Turn
 from trainer.data.sampler import RowSequence
 from trainer.data.shards.index import Index
 from trainer.data.shards.tar import ShardReader
@@ -35,7 +35,7 @@ from trainer.models.image_tokens import ImageForm, image_form_of, image_tokens_o
 from trainer.models.registry import family_of
 from trainer.sizing.image_inputs import Images, join_features
 from trainer.sizing.image_tiles import ImageTiles
-from trainer.storage.base import open_storage
+from trainer.storage import open_storage
 from trainer.tracing.fake_inputs import RowShape, inputs_of
 from vlmpipe.planner.workload import RowLoad
 

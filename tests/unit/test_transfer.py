@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from trainer.errors import UserError
-from trainer.storage.base import CorruptObjectError, LocalStorage, crc32c_of
+from trainer.storage.base import CorruptObjectError, crc32c_of
+from trainer.storage.local import LocalStorage
 from trainer.storage.transfer import Upload, fetch_many, in_parallel, upload_many
 
 WAIT_S = 10

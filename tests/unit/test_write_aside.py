@@ -10,7 +10,7 @@ import pytest
 
 from trainer.errors import UserError
 from trainer.storage.background_writer import WriteAside
-from trainer.storage.base import LocalStorage
+from trainer.storage.local import LocalStorage
 
 LIMIT_S = 20.0
 

@@ -20,9 +20,9 @@ from trainer.models.base import Weights
 from trainer.models.layers.freeze import frozen_weights
 from trainer.models.layers.lora import Adapter, adapters_of, without_adapters
 from trainer.models.registry import family_of
-from trainer.setup import model_sha256
-from trainer.storage.base import Storage, crc32c_of_file, open_storage
-from trainer.weights_digest import tensors_sha256, weights_sha256
+from trainer.storage import open_storage
+from trainer.storage.base import Storage, crc32c_of_file
+from trainer.weights_digest import model_sha256, tensors_sha256, weights_sha256
 
 FOLDER = "export"
 MARKER = "vlmpipe.json"

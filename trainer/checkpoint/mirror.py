@@ -26,7 +26,8 @@ from trainer.checkpoint.commit import (
 from trainer.checkpoint.manifest import DamagedError, Files, FileSums, read_manifest, sums_of_file
 from trainer.config.job import JobConfig
 from trainer.errors import UserError
-from trainer.storage.base import AlreadyExistsError, CorruptObjectError, ObjectInfo, Storage, join_uri, open_storage
+from trainer.storage import open_storage
+from trainer.storage.base import AlreadyExistsError, CorruptObjectError, ObjectInfo, Storage, join_uri
 from trainer.storage.transfer import THREADS, in_parallel
 
 

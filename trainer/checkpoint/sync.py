@@ -11,7 +11,7 @@ from trainer.checkpoint.retention import Retention, delete_old_copies
 from trainer.checkpoint.staging import sweep_staging
 from trainer.config.job import JobConfig
 from trainer.errors import ConfigError
-from trainer.storage.base import open_storage
+from trainer.storage import open_storage
 
 
 def sync_run(job: JobConfig) -> dict[str, Any]:

@@ -14,7 +14,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from trainer.config.base import Fraction, Positive, Section
 from trainer.config.model import ModelConfig
 from trainer.config.train import TrainConfig
-from trainer.storage.base import join_uri, open_storage
+from trainer.storage import open_storage
+from trainer.storage.base import join_uri
 
 RUN_JSON_VERSION = 1
 PREPARED_FOLDER, CHUNKS_FOLDER = "prepared", "chunks"  # under the root of all runs

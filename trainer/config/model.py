@@ -198,3 +198,6 @@ def _changed(section: Section) -> set[str]:
     """Names of the fields that are not at their defaults."""
     fields = type(section).model_fields
     return {name for name, field in fields.items() if getattr(section, name) != field.default}
+
+
+IMAGE_TOKEN = "<image>"

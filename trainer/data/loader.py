@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from trainer.config.model import IMAGE_TOKEN
 from trainer.data.packing import Int64Array
-from trainer.data.sample import IMAGE_TOKEN
 from trainer.data.sampler import RowSequence
 from trainer.data.shards.index import SplitIndex
 from trainer.data.shards.prefetch import ShardsAhead

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-IMAGE_TOKEN = "<image>"
 DEFAULT_SLICE = "all"
 
 Split = Literal["train", "eval"]

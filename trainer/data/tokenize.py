@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainer.data.sample import IMAGE_TOKEN, Turn
+from trainer.config.model import IMAGE_TOKEN
+from trainer.data.sample import Turn
 from trainer.errors import ConfigError, ExitCode, UserError
 from trainer.storage.base import Storage
 

@@ -15,7 +15,7 @@ from trainer.data.shards.prefetch_schedule import Needs, ShardSchedule
 from trainer.data.shards.tar import ShardReader
 from trainer.data.shards.verified_files import DataShards, ShardFiles
 from trainer.feature_cache.reader import FeatureReader, FeatureShards
-from trainer.storage.base import open_storage
+from trainer.storage import open_storage
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
 from trainer.distributed.process import Worker
-from trainer.storage.base import open_storage
+from trainer.storage import open_storage
 
 FILE = "communication.json"
 MIB = 1 << 20

@@ -25,7 +25,7 @@ from trainer.config.job import JobConfig
 from trainer.distributed.process import COLLECTIVE_TIMEOUT, Worker, leave
 from trainer.errors import ExitCode, UserError, print_error
 from trainer.redaction import redact
-from trainer.storage.base import open_storage
+from trainer.storage import open_storage
 
 STACKS_FOLDER = "logs/stacks"
 REMEMBERED_STEPS = 101

@@ -43,7 +43,8 @@ from trainer.models.image_tokens import ImageForm, image_form_of
 from trainer.models.registry import family_of
 from trainer.progress import Progress
 from trainer.sizing.image_inputs import join_features
-from trainer.storage.base import Storage, open_storage
+from trainer.storage import open_storage
+from trainer.storage.base import Storage
 
 LOSS_ROWS_PER_RANK = 4
 

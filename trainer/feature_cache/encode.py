@@ -23,7 +23,7 @@ from trainer.feature_cache.store import DESCRIPTION, features_uri, shard_name, w
 from trainer.models.image_processor import image_preparer, images_within
 from trainer.models.registry import family_of
 from trainer.progress import Progress
-from trainer.storage.base import open_storage
+from trainer.storage import open_storage
 from trainer.weights_digest import weights_sha256
 
 

@@ -12,7 +12,8 @@ from trainer.data.prepare.pipeline import DONE, fingerprint
 from trainer.data.shards.index import Index
 from trainer.feature_cache.reader import missing_images
 from trainer.feature_cache.store import DESCRIPTION, describe_features, features_key, features_uri
-from trainer.storage.base import join_uri, open_storage
+from trainer.storage import open_storage
+from trainer.storage.base import join_uri
 
 State = Literal["hit", "part", "miss", "data not prepared"]
 NOT_THERE = "nothing"

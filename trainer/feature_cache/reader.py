@@ -20,7 +20,8 @@ from trainer.data.shards.prefetch_schedule import Needs
 from trainer.data.shards.verified_files import ShardFiles, Sidecar
 from trainer.errors import DataError, os_errors
 from trainer.feature_cache.store import SHARD, SIDECAR
-from trainer.storage.base import Storage, open_storage
+from trainer.storage import open_storage
+from trainer.storage.base import Storage
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from trainer.sizing.pipeline_partition import Stage
+
 if TYPE_CHECKING:
     import torch
     from torch import nn
@@ -16,26 +18,6 @@ if TYPE_CHECKING:
     from trainer.sizing.flops import RowFlops
     from trainer.sizing.image_inputs import Grid
     from trainer.sizing.model_shape import ModelShape
-
-
-@dataclass(frozen=True)
-class Stage:
-    """A part of a model that is cut across its depth: some language layers, and perhaps an end of the model."""
-
-    layers: Sequence[int]  # may be empty at the ends
-    is_first: bool  # has the tower, the projector and the embedding
-    is_last: bool  # has the final norm, the head and the loss
-
-    @classmethod
-    def whole(cls, layers: int) -> Stage:
-        """Of a model that is not cut."""
-        return cls(range(layers), is_first=True, is_last=True)
-
-    @classmethod
-    def joined(cls, stages: Sequence[Stage]) -> Stage:
-        """All that several stages have."""
-        layers = tuple(number for stage in stages for number in stage.layers)
-        return cls(layers, any(stage.is_first for stage in stages), any(stage.is_last for stage in stages))
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from trainer.config.model import GRID_FAMILIES, ModelConfig, WeightsConfig
-from trainer.data.sample import IMAGE_TOKEN
+from trainer.config.model import GRID_FAMILIES, IMAGE_TOKEN, ModelConfig, WeightsConfig
 from trainer.models.registry import family_of
 from trainer.sizing.image_grids import ImageGrids
 from trainer.sizing.image_tiles import WHOLE, ImageTiles

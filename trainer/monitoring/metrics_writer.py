@@ -13,8 +13,10 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from torch.utils.tensorboard import FileWriter
 
 from trainer.monitoring.hypertune import report_measured
+from trainer.storage import open_storage
 from trainer.storage.background_writer import WriteAside
-from trainer.storage.base import LocalStorage, join_uri, mounted, open_storage
+from trainer.storage.base import join_uri, mounted
+from trainer.storage.local import LocalStorage
 
 FILE = "metrics.jsonl"
 LOCAL_INTERVAL_S = 0.5  # every write repeats the whole file

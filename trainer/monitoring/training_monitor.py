@@ -20,7 +20,8 @@ from trainer.progress import Progress
 from trainer.setup import Parts
 from trainer.sizing.flops import model_flops_per_row
 from trainer.sizing.gpu_peaks import TERA, peak_flops_per_s
-from trainer.storage.base import Storage, open_storage
+from trainer.storage import open_storage
+from trainer.storage.base import Storage
 from trainer.strategies.base import Strategy
 from trainer.strategies.mixed_precision import LossScale
 

@@ -9,9 +9,7 @@ from typing import TYPE_CHECKING, Any
 from trainer.config.train import TrainConfig
 
 if TYPE_CHECKING:
-    from torch import nn
-
-    from trainer.models.base import Blocks
+    pass
 
 LARGEST_BUCKET_ELEMENTS = 500_000_000  # DeepSpeed's default
 LIVE_LAYERS = 2  # that ZeRO-3 may have gathered at a time
@@ -24,19 +22,6 @@ class Sizes:
     trainable: int
     layer: int  # of the largest layer
     vector: int  # of the largest parameter of one dimension: a bias or a norm
-
-
-def sizes_of(module: nn.Module, blocks: Blocks) -> Sizes:
-    """Sizes of a module that is whole on this rank."""
-    parameters = list(module.parameters())
-    return Sizes(
-        trainable=sum(parameter.numel() for parameter in parameters if parameter.requires_grad),
-        layer=max(
-            sum(parameter.numel() for parameter in layer.parameters())
-            for layer in (*blocks.language_layers, *blocks.tower_layers)
-        ),
-        vector=max(parameter.numel() for parameter in parameters if parameter.ndim == 1),
-    )
 
 
 def engine_settings(config: TrainConfig, *, stage: int, micro_steps: int, sizes: Sizes) -> dict[str, Any]:

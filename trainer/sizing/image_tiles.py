@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from trainer.data.sample import IMAGE_TOKEN
+from trainer.config.model import IMAGE_TOKEN
 
 AROUND, SHOWS_ALL = "<fake_token_around_image>", "<global-img>"
 WHOLE = f"{AROUND}{SHOWS_ALL}{IMAGE_TOKEN}{AROUND}"  # an image that is one tile, and the last tile of one that is cut

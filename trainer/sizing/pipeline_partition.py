@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trainer.errors import ConfigError
-from trainer.models.base import Stage
 from trainer.sizing.flops import RowFlops
 
 
@@ -81,3 +81,23 @@ def schedule_passes(micro_batches: int, ranks: int, virtual_stages: int) -> int:
 def end_costs(stages: int, costs: Costs) -> list[float]:
     """FLOPs of a row in each stage without its layers."""
     return [costs.before * (number == 0) + costs.after * (number == stages - 1) for number in range(stages)]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A part of a model that is cut across its depth: some language layers, and perhaps an end of the model."""
+
+    layers: Sequence[int]  # may be empty at the ends
+    is_first: bool  # has the tower, the projector and the embedding
+    is_last: bool  # has the final norm, the head and the loss
+
+    @classmethod
+    def whole(cls, layers: int) -> Stage:
+        """Of a model that is not cut."""
+        return cls(range(layers), is_first=True, is_last=True)
+
+    @classmethod
+    def joined(cls, stages: Sequence[Stage]) -> Stage:
+        """All that several stages have."""
+        layers = tuple(number for stage in stages for number in stage.layers)
+        return cls(layers, any(stage.is_first for stage in stages), any(stage.is_last for stage in stages))

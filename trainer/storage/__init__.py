@@ -1,1 +1,16 @@
 """Files in folders and on Cloud Storage."""
+
+from trainer.errors import ConfigError
+from trainer.storage.base import Storage
+from trainer.storage.local import LocalStorage
+
+
+def open_storage(root_uri: str) -> Storage:
+    """The store behind a local path, a `file://` path or `gs://bucket/path`. Raises ConfigError for another scheme."""
+    if root_uri.startswith("gs://"):
+        from trainer.storage.gcs import GcsStorage
+
+        return GcsStorage(root_uri)
+    if "://" in root_uri and not root_uri.startswith("file://"):
+        raise ConfigError(f"storage {root_uri!r} has an unknown scheme", expected="a local path or gs://bucket/path")
+    return LocalStorage(root_uri.removeprefix("file://"))

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from trainer.config.model import ModelConfig
-from trainer.models.base import Stage
 from trainer.models.layers.recompute_policy import Recompute
 from trainer.models.registry import family_of
+from trainer.sizing.pipeline_partition import Stage
 from trainer.sizing.trace_results import Compute, StageTrace
 from trainer.strategies.tensor_parallel.plan import cut
 from trainer.tracing.fake_inputs import RowShape, inputs_of, tensors_of

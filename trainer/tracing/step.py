@@ -20,11 +20,11 @@ from torch.utils._pytree import tree_leaves
 
 from trainer.config.model import GRID_FAMILIES, ModelConfig
 from trainer.dataloading.batches import OF_IMAGES
-from trainer.models.base import Stage
 from trainer.models.fixed_image_model import SquareRowModel
 from trainer.models.layers.freeze import in_frozen_parts
 from trainer.models.layers.recompute_policy import Recompute
 from trainer.models.registry import family_of
+from trainer.sizing.pipeline_partition import Stage
 from trainer.sizing.trace_results import Category, Compute, Held, StepTrace
 from trainer.strategies.deepspeed.linear_regather import keep_no_gathered_weights
 from trainer.strategies.tensor_parallel.plan import cut

@@ -23,7 +23,8 @@ from pydantic import TypeAdapter, ValidationError
 import trainer
 from trainer.config.model import ModelConfig, WeightsConfig
 from trainer.errors import UserError
-from trainer.storage.base import LocalStorage, Storage
+from trainer.storage.base import Storage
+from trainer.storage.local import LocalStorage
 from vlmpipe import planner
 
 P = ParamSpec("P")

@@ -9,7 +9,8 @@ from typing import Any, Literal
 from trainer.config.job import JobConfig, RunPaths
 from trainer.errors import ExitCode, UserError
 from trainer.models.image_tokens import image_form_of
-from trainer.storage.base import join_uri, open_storage
+from trainer.storage import open_storage
+from trainer.storage.base import join_uri
 from vlmpipe.catalog import nccl
 from vlmpipe.catalog.machines import Gpu, Machine, load_catalog
 from vlmpipe.catalog.prices import Prices, load_prices

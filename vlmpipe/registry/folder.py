@@ -21,7 +21,8 @@ from pydantic import ConfigDict, Field, ValidationError
 
 from trainer.config.base import Section
 from trainer.errors import ConfigError, ExitCode, UserError
-from trainer.storage.base import AlreadyExistsError, Storage, VersionConflictError, crc32c_of_file, open_storage
+from trainer.storage import open_storage
+from trainer.storage.base import AlreadyExistsError, Storage, VersionConflictError, crc32c_of_file
 
 MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 MODEL_CARD = "README.md"

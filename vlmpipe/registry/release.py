@@ -12,7 +12,8 @@ from typing import Any
 from components.runtime.step_context import run_uri_of
 from trainer.config.job import DataPointers, JobConfig
 from trainer.errors import ConfigError
-from trainer.storage.base import Storage, join_uri, open_storage
+from trainer.storage import open_storage
+from trainer.storage.base import Storage, join_uri
 from vlmpipe.registry.folder import Candidate, Entry, FolderRegistry, Registry
 from vlmpipe.registry.gate import Decision, GateConfig, decide
 from vlmpipe.registry.model_card import model_card

@@ -25,7 +25,8 @@ from google.api_core.operation import from_gapic
 from google.cloud.aiplatform_v1 import types as api
 
 from trainer.errors import ConfigError, ExitCode, UserError
-from trainer.storage.base import AlreadyExistsError, VersionConflictError, join_uri, open_storage
+from trainer.storage import open_storage
+from trainer.storage.base import AlreadyExistsError, VersionConflictError, join_uri
 from vlmpipe.backends.vertex.client import Place, in_words, model_client, operations_client
 from vlmpipe.backends.vertex.pipeline_job import PASSING, REQUEST_TIMEOUT_S, retrying
 from vlmpipe.registry.folder import Candidate, Entry, Export, overtaken, require_same_checkpoint

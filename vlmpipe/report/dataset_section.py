@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainer.errors import UserError
-from trainer.storage.base import Storage, open_storage
+from trainer.storage import open_storage
+from trainer.storage.base import Storage
 from vlmpipe.report.format import count
 from vlmpipe.report.load import RunFiles, number
 from vlmpipe.report.samples import Picture, thumbnail

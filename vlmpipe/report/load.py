@@ -10,7 +10,8 @@ from typing import Any
 
 from components.runtime.step_logic import CHANGES_FILE
 from trainer.errors import ExitCode, UserError
-from trainer.storage.base import Storage, open_storage
+from trainer.storage import open_storage
+from trainer.storage.base import Storage
 
 STEP_ORDER = (
     "resolve-run",

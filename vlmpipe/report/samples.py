@@ -14,7 +14,7 @@ from PIL import Image
 from trainer.data.shards.index import Index, SplitIndex
 from trainer.data.shards.tar import ShardReader
 from trainer.errors import UserError
-from trainer.storage.base import open_storage
+from trainer.storage import open_storage
 
 THUMBNAIL_PIXELS = 240  # longer side; twice what a card shows, for dense screens
 MOST_PIXELS = 50_000_000  # a picture that would need more memory than that is not decoded

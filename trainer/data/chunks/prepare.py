@@ -26,7 +26,7 @@ from trainer.data.sources.parts import counted
 from trainer.data.tokenize import load_tokenizer
 from trainer.models.image_tokens import image_rule
 from trainer.progress import Progress
-from trainer.storage.base import open_storage
+from trainer.storage import open_storage
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

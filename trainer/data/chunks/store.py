@@ -10,7 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
-from trainer.storage.base import AlreadyExistsError, Storage, crc32c_of_file, join_uri, open_storage
+from trainer.storage import open_storage
+from trainer.storage.base import AlreadyExistsError, Storage, crc32c_of_file, join_uri
 
 DONE = "DONE"
 UPLOADS = 8  # at the same time: small files are a wait each, in a bucket for the answer, in a folder for the disk

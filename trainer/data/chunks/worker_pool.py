@@ -147,7 +147,7 @@ def main() -> None:
 def _maker(job: dict[str, Any]) -> ChunkMaker:
     from trainer.data.sources import open_source
     from trainer.data.tokenize import load_tokenizer
-    from trainer.storage.base import open_storage
+    from trainer.storage import open_storage
 
     config = JobConfig.model_validate_json(job["config"])
     folder = Path(job["tokenizer"])

@@ -13,9 +13,10 @@ import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from trainer.config.job import DataConfig
+from trainer.config.model import IMAGE_TOKEN
 from trainer.data.prepare.rejects import RejectCode, RejectedError, Repair
 from trainer.data.prepare.strip_exif import without_metadata
-from trainer.data.sample import IMAGE_TOKEN, Turn
+from trainer.data.sample import Turn
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 # Formats whose bytes are stored as they came. MPO is a JPEG with more pictures behind the first.

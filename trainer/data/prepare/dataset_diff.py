@@ -15,7 +15,8 @@ from trainer.config.job import JobConfig
 from trainer.data.sample import SPLITS
 from trainer.data.shards.index import NAME
 from trainer.data.shards.tar import key_of
-from trainer.storage.base import join_uri, open_storage
+from trainer.storage import open_storage
+from trainer.storage.base import join_uri
 
 LATEST = "latest"  # folder under `<root>/chunks` with the fingerprint last prepared, by the run file's name
 BATCH_LINES = 4096

@@ -34,7 +34,9 @@ from trainer.data.tokenize import load_tokenizer, make_tokenizer, training_texts
 from trainer.errors import os_errors
 from trainer.models.image_tokens import image_form_of, image_rule
 from trainer.progress import Progress
-from trainer.storage.base import AlreadyExistsError, LocalStorage, Storage, join_uri, open_storage
+from trainer.storage import open_storage
+from trainer.storage.base import AlreadyExistsError, Storage, join_uri
+from trainer.storage.local import LocalStorage
 
 FORMAT_VERSION = 4  # raise it when the same input gives other bytes
 TOKENIZER_SAMPLES = 200_000  # a tokenizer is trained on the first of them: its trainer holds every distinct word

@@ -26,7 +26,8 @@ from pathlib import Path
 
 from trainer.data.shards.verified_files import ShardFiles, ShardSet, ShardsInPlace, Sidecar, mismatch
 from trainer.errors import ConfigError, os_errors
-from trainer.storage.base import LocalStorage, cache_folder
+from trainer.storage.base import cache_folder
+from trainer.storage.local import LocalStorage
 
 CACHE_FOLDER = ".shards"  # no bucket can have this name: what `Storage.fetch` keeps lies beside it
 GIB = 1 << 30

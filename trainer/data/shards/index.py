@@ -21,7 +21,8 @@ from trainer.data.sample import SPLITS, Split
 from trainer.data.shards.image_index import HASHES, UniqueImages
 from trainer.data.shards.tar import Members
 from trainer.errors import DataError
-from trainer.storage.base import Storage, open_storage
+from trainer.storage import open_storage
+from trainer.storage.base import Storage
 
 NAME = "index.parquet"
 SCHEMA = pa.schema(

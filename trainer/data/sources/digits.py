@@ -14,7 +14,8 @@ from functools import cached_property, partial
 import numpy as np
 from PIL import Image
 
-from trainer.data.sample import IMAGE_TOKEN, SPLITS, ImageRef, Sample, Split, Turn, split_of, stable_shuffle
+from trainer.config.model import IMAGE_TOKEN
+from trainer.data.sample import SPLITS, ImageRef, Sample, Split, Turn, split_of, stable_shuffle
 from trainer.data.sources import installed_version, require
 from trainer.data.sources.parts import OnePart
 

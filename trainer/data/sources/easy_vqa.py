@@ -12,7 +12,8 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from trainer.data.sample import IMAGE_TOKEN, ImageRef, Sample, Split, Turn, stable_shuffle
+from trainer.config.model import IMAGE_TOKEN
+from trainer.data.sample import ImageRef, Sample, Split, Turn, stable_shuffle
 from trainer.data.sources import require
 from trainer.data.sources.parts import OnePart
 

@@ -16,7 +16,9 @@ from pathlib import Path
 from trainer.data.shards.disk_cache import open_shards
 from trainer.data.shards.verified_files import ShardFiles, Sidecar
 from trainer.errors import ConfigError, DataError, ExitCode, UserError, os_errors
-from trainer.storage.base import LocalStorage, ObjectInfo, Storage, open_storage
+from trainer.storage import open_storage
+from trainer.storage.base import ObjectInfo, Storage
+from trainer.storage.local import LocalStorage
 
 SPECIAL = re.compile(r"[{*?\[]")
 BRACES = re.compile(r"\{([^{}]*)\}")

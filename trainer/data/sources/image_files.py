@@ -16,7 +16,9 @@ from trainer.data.prepare.sqlite_table import disk_table
 from trainer.data.sample import ImageRef
 from trainer.data.sources.file_patterns import fingerprint_of
 from trainer.errors import ConfigError, DataError, ExitCode, UserError
-from trainer.storage.base import LocalStorage, Storage, clean_name, open_storage
+from trainer.storage import open_storage
+from trainer.storage.base import Storage, clean_name
+from trainer.storage.local import LocalStorage
 
 
 class ImageFiles:

@@ -14,7 +14,8 @@ from pathlib import Path
 
 from PIL import Image
 
-from trainer.data.sample import IMAGE_TOKEN, ImageRef, Sample, Turn
+from trainer.config.model import IMAGE_TOKEN
+from trainer.data.sample import ImageRef, Sample, Turn
 from trainer.data.sources import require
 from trainer.data.sources.parts import OnePart
 

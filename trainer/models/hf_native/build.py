@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from transformers import AutoModel, PreTrainedConfig
 from transformers.initialization import no_init_weights
 
-from trainer.config.model import ModelConfig
-from trainer.data.sample import IMAGE_TOKEN
+from trainer.config.model import IMAGE_TOKEN, ModelConfig
 from trainer.errors import ConfigError
 from trainer.models.hf_native.model_settings import save_model_settings
 from trainer.models.hf_native.pretrained import part_config

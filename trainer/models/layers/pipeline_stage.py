@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer.errors import ConfigError
-from trainer.models.base import Stage
+from trainer.sizing.pipeline_partition import Stage
 
 
 class RowModel(Protocol):

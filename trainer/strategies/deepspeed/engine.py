@@ -6,7 +6,7 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,7 @@ from trainer.dataloading.batches import RowBatch
 from trainer.distributed.process import Worker
 from trainer.models.base import Blocks
 from trainer.optimizer import build_optimizer, set_rates
-from trainer.sizing.deepspeed_config import engine_settings, laid_over, node_weights, offloading, sizes_of
+from trainer.sizing.deepspeed_config import Sizes, engine_settings, laid_over, node_weights, offloading
 from trainer.strategies.base import StepResult
 from trainer.strategies.deepspeed.linear_regather import keep_no_gathered_weights
 from trainer.strategies.deepspeed.nvme_offload import Disk
@@ -26,6 +26,11 @@ from trainer.strategies.ema import Ema
 from trainer.strategies.mixed_precision import LossScale
 from trainer.strategies.torch_base import host_stager
 from trainer.strategies.vision_prefetch import micro_batches
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from trainer.models.base import Blocks
 
 TAG = "zero"  # one fixed folder name: which checkpoint this is, is said by COMMIT and not by DeepSpeed's `latest`
 MODULE_FILE = f"{TAG}/mp_rank_00_model_states.pt"  # the weights, whole for stages 1 and 2
@@ -197,3 +202,16 @@ def _import_deepspeed(worker: Worker) -> Any:
     deepspeed.utils.groups._ZERO_PARAM_INTRA_PARALLEL_GROUP = None
     deepspeed.utils.logger.setLevel("WARNING")
     return deepspeed
+
+
+def sizes_of(module: nn.Module, blocks: Blocks) -> Sizes:
+    """Sizes of a module that is whole on this rank."""
+    parameters = list(module.parameters())
+    return Sizes(
+        trainable=sum(parameter.numel() for parameter in parameters if parameter.requires_grad),
+        layer=max(
+            sum(parameter.numel() for parameter in layer.parameters())
+            for layer in (*blocks.language_layers, *blocks.tower_layers)
+        ),
+        vector=max(parameter.numel() for parameter in parameters if parameter.ndim == 1),
+    )

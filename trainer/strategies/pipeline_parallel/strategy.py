@@ -28,9 +28,9 @@ from torch.nn import functional as F
 from trainer.config.train import TrainConfig
 from trainer.dataloading.batches import RowBatch
 from trainer.distributed.process import Worker
-from trainer.models.base import Blocks, Stage
+from trainer.models.base import Blocks
 from trainer.optimizer import build_optimizer, set_rates
-from trainer.sizing.pipeline_partition import schedule_passes, stages_of
+from trainer.sizing.pipeline_partition import Stage, schedule_passes, stages_of
 from trainer.strategies.base import StepResult
 from trainer.strategies.mixed_precision import LossScale, autocast
 from trainer.strategies.pipeline_parallel.gradients import Gradients, Groups

@@ -15,9 +15,10 @@ from torch.distributed.tensor.parallel import parallelize_module
 
 from trainer.config.model import ModelConfig
 from trainer.errors import ConfigError
-from trainer.models.base import Blocks, Stage
+from trainer.models.base import Blocks
 from trainer.models.layers.lora import ADAPTER
 from trainer.models.registry import family_of
+from trainer.sizing.pipeline_partition import Stage
 from trainer.strategies.tensor_parallel.sequence_parallel import (
     GatheredInput,
     ScatteredInputs,

@@ -18,8 +18,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from trainer.config.train import TrainConfig
 from trainer.dataloading.batches import RowBatch
 from trainer.distributed.process import Worker
-from trainer.models.base import Blocks, Stage
+from trainer.models.base import Blocks
 from trainer.optimizer import build_optimizer
+from trainer.sizing.pipeline_partition import Stage
 from trainer.strategies.base import StepResult
 from trainer.strategies.fsdp import shard
 from trainer.strategies.gradient_buckets import GradientBuckets

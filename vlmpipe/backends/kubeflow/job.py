@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainer.errors import ConfigError, ExitCode, UserError
-from trainer.storage.base import Storage, open_storage
+from trainer.storage import open_storage
+from trainer.storage.base import Storage
 from vlmpipe.backends.kubeflow.manifest import GROUP, PLURAL, VERSION, Placement, job_name, train_job
 from vlmpipe.backends.kubeflow.watch import Jobs, Watch, stoppable
 from vlmpipe.backends.step_record import close_record, open_record

@@ -21,7 +21,9 @@ from typing import Any
 from google.cloud.aiplatform_v1.types import custom_job as api
 
 from trainer.errors import ConfigError, ExitCode, UserError, os_errors
-from trainer.storage.base import LocalStorage, Storage, open_storage
+from trainer.storage import open_storage
+from trainer.storage.base import Storage
+from trainer.storage.local import LocalStorage
 from vlmpipe.backends.job_failure import failure, meaning
 from vlmpipe.backends.local.environment import (
     STARTED_POOLS,

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 from trainer.checkpoint.attempts import order_of, step_of
-from trainer.storage.base import LocalStorage
+from trainer.storage.local import LocalStorage
 from vlmpipe.backends.local.fault_injector import ChaosLog
 from vlmpipe.backends.local.restart_policy import Restart
 from vlmpipe.backends.local.supervisor import Verdict

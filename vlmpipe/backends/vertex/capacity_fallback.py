@@ -21,7 +21,7 @@ from google.cloud.aiplatform_v1 import types as api
 from requests.exceptions import RequestException
 
 from trainer.errors import ExitCode, UserError
-from trainer.storage.base import open_storage
+from trainer.storage import open_storage
 from vlmpipe.backends.vertex.capacity_attempts import FILE, Attempt, parse_rungs
 from vlmpipe.backends.vertex.client import Place, in_words, job_client
 from vlmpipe.backends.vertex.pipeline_job import PASSING, REQUEST_TIMEOUT_S, SUBMISSION_LABEL, retrying

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from trainer.models.base import Stage
 from trainer.sizing.flops import flops_per_row
 from trainer.sizing.model_shape import ModelShape, Part
-from trainer.sizing.pipeline_partition import stages_of
+from trainer.sizing.pipeline_partition import Stage, stages_of
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.planner.parallel_layout import Layout
 from vlmpipe.planner.workload import RowLoad

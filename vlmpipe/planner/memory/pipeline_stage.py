@@ -11,10 +11,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trainer.models.base import Stage
 from trainer.models.layers.recompute_policy import Recompute
 from trainer.sizing.model_shape import ModelShape
-from trainer.sizing.pipeline_partition import schedule_passes
+from trainer.sizing.pipeline_partition import Stage, schedule_passes
 from trainer.sizing.trace_results import Held, StageTrace
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.planner.disk_cache import kept

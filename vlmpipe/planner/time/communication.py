@@ -15,9 +15,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from trainer.config.train import Checkpointing, Precision
-from trainer.models.base import Stage
 from trainer.sizing.model_shape import PARTS, ModelShape, Part
-from trainer.sizing.pipeline_partition import schedule_passes, stages_of
+from trainer.sizing.pipeline_partition import Stage, schedule_passes, stages_of
 from vlmpipe.catalog.machines import Gpu, Machine
 from vlmpipe.planner.memory.pipeline_partition import StageWeights, by_rank
 from vlmpipe.planner.memory.powersgd import numbers_sent

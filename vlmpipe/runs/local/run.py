@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainer.errors import ConfigError, ExitCode, UserError, from_os_error, os_errors
-from trainer.storage.base import LocalStorage, join_uri
+from trainer.storage.base import join_uri
+from trainer.storage.local import LocalStorage
 from vlmpipe.runs.local.state import STOPPED, RunState, read_json, read_state
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainer.checkpoint.attempts import order_of
 from trainer.errors import ExitCode, UserError
-from trainer.storage.base import open_storage
+from trainer.storage import open_storage
 from vlmpipe.backends.vertex.client import in_words, job_client
 from vlmpipe.backends.vertex.pipeline_job import REQUEST_TIMEOUT_S, retrying
 from vlmpipe.runs.diagnosis import STALL_IDS, Diagnosis, Text, decide, last_lines, rank_ends

@@ -10,7 +10,7 @@ from pathlib import Path
 from urllib.parse import unquote
 
 from trainer.errors import ConfigError
-from trainer.storage.base import LocalStorage
+from trainer.storage.local import LocalStorage
 from vlmpipe.backends.vertex.client import Place
 from vlmpipe.runs.local.state import read_json
 

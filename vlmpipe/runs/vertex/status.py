@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from trainer.errors import ExitCode, UserError
-from trainer.storage.base import open_storage
+from trainer.storage import open_storage
 from vlmpipe.backends.vertex.capacity_attempts import FILE as LADDER
 from vlmpipe.backends.vertex.capacity_attempts import Attempt, parse_rungs, waiting_message
 from vlmpipe.job_spec.build import JOBS, step_of
