@@ -17,10 +17,11 @@ def notify(run_id: str, job_name: str, root_uri: str, webhook: str, status: Pipe
     """
     import os
 
-    from components.runtime.step_context import STOPPED_VARIABLE, run_uri_of, step
+    from components.runtime.step_context import STOPPED_VARIABLE, step
     from components.runtime.step_logic import close_run
     from components.runtime.vertex_experiments import log_run
     from components.runtime.webhook import tell
+    from trainer.config.job import run_uri_of
 
     run_uri = run_uri_of(root_uri, run_id, job_name)
     state = "stopped" if os.environ.get(STOPPED_VARIABLE) else status.state

@@ -34,8 +34,9 @@ def resolve_run(
         job_name: Name of the pipeline job.
         data_uri: See the pipeline's parameters, as for all that follow.
     """
-    from components.runtime.resolve import resolve, run_uri
+    from components.runtime.resolve import resolve
     from components.runtime.step_context import exiting, step
+    from vlmpipe.config.run_config import run_uri
 
     with exiting():
         uri = run_uri(compiled, run_id, job_name)

@@ -177,7 +177,8 @@ def _data(config: RunConfig) -> Iterator[Finding]:
         yield Finding("data", "unchecked", f"{config.data.source} is read when the run starts")
         return
     from trainer.data.prepare.rejects import Reject
-    from trainer.data.sources import BUILTIN_PREFIX, open_source, require_builtin
+    from trainer.data.sources import open_source
+    from trainer.data.sources.builtin import BUILTIN_PREFIX, require_builtin
 
     if config.data.source.startswith(BUILTIN_PREFIX):
         require_builtin(config.data.source)

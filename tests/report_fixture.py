@@ -25,7 +25,8 @@ from trainer.data.prepare.statistics import sample_digest
 from trainer.data.sample import Turn
 from trainer.data.shards.index import IndexWriter
 from trainer.data.shards.tar import ShardWriter, key_of, sample_json
-from vlmpipe.registry.gate import GateConfig, decide
+from vlmpipe.config.gate import GateConfig
+from vlmpipe.registry.gate import decide
 
 RUN_ID = "digits-20261120-101500"
 NUM_EVAL = 120

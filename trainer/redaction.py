@@ -8,47 +8,20 @@ known form, such as a password in words, is not found.
 from __future__ import annotations
 
 import contextlib
-import functools
 import re
 import sys
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any, TextIO, TypeVar, cast
 
+from trainer.secret_detection import forms
+
 HIDDEN = "(hidden)"
-FORMS = Path(__file__).with_name("secret_forms.yaml")
 # The rest of a private key, which stands in lines of its own or, in JSON, in the same one.
 _KEY_BEGINS, _KEY_ENDS = "-----BEGIN ", "-----END "
 _KEY_IN_LINE = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|$)")
 _KEY_LINE = re.compile(r"(?:[A-Za-z0-9+/=]*|(?:Proc-Type|DEK-Info): .*)\s*")
 
 Value = TypeVar("Value")
-
-
-@dataclass(frozen=True)
-class Form:
-    """What one kind of secret looks like. A text without any of the words `has` has none of it."""
-
-    has: tuple[str, ...]
-    pattern: re.Pattern[str]
-
-    def is_in(self, text: str) -> bool:
-        return any(word in text for word in self.has) and self.pattern.search(text) is not None
-
-
-@functools.cache
-def forms() -> Mapping[str, Form]:
-    """Well-known kinds of secrets, by name."""
-    import yaml
-
-    found = yaml.safe_load(FORMS.read_text(encoding="utf-8"))
-    return {name: Form(tuple(one["has"]), re.compile(one["form"])) for name, one in found.items()}
-
-
-def known_form(value: str) -> str:
-    """What well-known kind of secret is in the text; empty for none."""
-    return next((name for name, form in forms().items() if form.is_in(value)), "")
 
 
 def redact(text: str) -> str:

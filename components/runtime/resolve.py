@@ -6,24 +6,21 @@ What a person changes in the console is checked here, in seconds and on a cheap 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from components.runtime.step_context import run_uri_of
-from trainer.config.job import RunPaths
+from trainer.config.job import RunPaths, run_uri_of
 from trainer.errors import ConfigError
 from trainer.storage import open_storage
 from vlmpipe.config.kubeflow_requirements import require_kubeflow
-from vlmpipe.config.run_config import RunConfig, parse_run_config
+from vlmpipe.config.run_config import RunConfig, parse_run_config, run_uri
 from vlmpipe.config.yaml_loader import apply_overrides
 from vlmpipe.job_spec.build import check_jobs, worker_pools
 
 if TYPE_CHECKING:
     from vlmpipe.planner.plan import Plan
 
-RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 # Settings that a compiled pipeline holds outside the run file: changing them for one run would change nothing.
 FIXED = (
     "name", "output", "gcp", "notify", "cluster.timeout", "cluster.strategy", "cluster.max_wait_duration",
@@ -56,16 +53,6 @@ def compiled_settings(config: RunConfig, target: str, root_uri: str) -> str:
     content = config.to_dict()
     fixed = {field: _look_up(content, field) for field in FIXED}
     return json.dumps({"target": target, "root_uri": root_uri, "fixed": fixed}, sort_keys=True)
-
-
-def run_uri(compiled: str, run_id: str, job_name: str) -> str:
-    """The run's folder. Raises ConfigError for a run id that cannot be a folder's name."""
-    if run_id and not RUN_ID.fullmatch(run_id):
-        raise ConfigError(
-            f"run_id is {run_id!r}",
-            expected="letters, digits, dots, dashes and underscores, at most 128, starting with a letter or digit",
-        )
-    return run_uri_of(json.loads(compiled)["root_uri"], run_id, job_name)
 
 
 def resolve(

@@ -11,16 +11,10 @@ from collections.abc import Iterator
 from trainer.errors import ExitCode, UserError, os_errors, print_error
 from trainer.progress import Progress, step_progress
 from trainer.redaction import hide_secrets, redact
-from trainer.storage.base import join_uri
 
 # Set by a local run for its steps:
 STOPPED_VARIABLE = "VLMPIPE_STOPPED"  # not to begin, because the run was asked to stop
 FAILURE_VARIABLE = "VLMPIPE_FAILURE_FILE"  # leave the error here: on a full disk the record cannot be written
-
-
-def run_uri_of(root_uri: str, run_id: str, job_name: str) -> str:
-    """The run's folder. `job_name` is the pipeline job's own name, which an empty `run_id` stands for."""
-    return join_uri(root_uri, "runs", run_id or job_name)
 
 
 @contextlib.contextmanager

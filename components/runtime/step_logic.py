@@ -11,13 +11,13 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Literal
 
 from trainer.config.job import DataPointers, JobConfig
+from trainer.data.prepare.dataset_diff import CHANGES_FILE
 from trainer.storage import open_storage
 
 if TYPE_CHECKING:
     from trainer.data.prepare.pipeline import Prepared
     from trainer.progress import Progress
 
-CHANGES_FILE = "data_changes.json"
 METRIC_FILES = {"train": "summary.json", "evaluate": "evaluate.json", "cache_features": "steps/cache-features.json"}
 
 

@@ -16,7 +16,7 @@ import pytest
 from kfp import local
 from kfp.local.logging_utils import indented_print
 
-from pipelines.targets.local import print_put_back, run_local
+from pipelines.local_runner import print_put_back, run_local
 from tests.fakes.receiver import Receiver
 from tests.fakes.steps import replace_steps
 from tests.short_form import only_whole

@@ -370,6 +370,7 @@ def test_the_reference_files_are_up_to_date() -> None:
 
 
 def test_the_builtin_sources_are_those_of_the_data_step() -> None:
-    from trainer.data.sources import BUILTIN_PREFIX, _builtin_sources
+    from trainer.data.sources import _builtin_sources
+    from trainer.data.sources.builtin import BUILTIN_PREFIX
 
     assert set(BUILTIN_SOURCES) == {BUILTIN_PREFIX + name for name in _builtin_sources()}

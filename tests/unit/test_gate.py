@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainer.storage.local import LocalStorage
-from vlmpipe.registry.gate import Decision, GateConfig, decide
+from vlmpipe.config.gate import GateConfig
+from vlmpipe.registry.gate import Decision, decide
 from vlmpipe.registry.paired_bootstrap import SharedQuestions, paired_interval, shared_questions
 
 EVALUATION: dict[str, Any] = {

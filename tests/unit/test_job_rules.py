@@ -18,12 +18,12 @@ from hypothesis import strategies as st
 from pipelines.check import check_run
 from tests.job_specs import CASES, CPU, HUB_TOKEN, ONE, REDUCED, TPU, WHOLE, Case, Spec, changed, job, leaves, pool
 from trainer.errors import ConfigError
+from trainer.secret_detection import form_of_secret, is_secret_name, may_be_secret
 from vlmpipe.catalog.machines import Machine, load_catalog
 from vlmpipe.config.run_config import load_run_file
 from vlmpipe.job_spec.build import JOBS, check_jobs, job_violations
 from vlmpipe.job_spec.parse import api_fields
 from vlmpipe.job_spec.rules import RULES, Violation, check_spec, markdown
-from vlmpipe.job_spec.rules.secrets import form_of_secret, is_secret_name, may_be_secret
 from vlmpipe.job_spec.schema import FIELDS_FILE, load_fields
 
 ROOT = Path(__file__).parents[2]

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainer.errors import ConfigError, ExitCode, run_main
-from trainer.redaction import HIDDEN, Redactor, forms, hiding_secrets, redact, redact_all
+from trainer.redaction import HIDDEN, Redactor, hiding_secrets, redact, redact_all
+from trainer.secret_detection import forms
 from trainer.storage.local import LocalStorage
 from vlmpipe.backends.step_record import close_record, open_record
 

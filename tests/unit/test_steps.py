@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from components.runtime import step_logic as steps
-from components.runtime.step_context import STOPPED_VARIABLE, exiting, run_uri_of, step
+from components.runtime.step_context import STOPPED_VARIABLE, exiting, step
+from trainer.config.job import run_uri_of
 from trainer.errors import ConfigError, DataError
 
 

@@ -199,3 +199,8 @@ class JobConfig(BaseModel):
     def pointers(self) -> DataPointers:
         """The prepared data and features of this run. Needs `prepare_data` to have run."""
         return DataPointers.model_validate_json(open_storage(self.run.run_uri).read("prepared.json"))
+
+
+def run_uri_of(root_uri: str, run_id: str, job_name: str) -> str:
+    """The run's folder. `job_name` is the pipeline job's own name, which an empty `run_id` stands for."""
+    return join_uri(root_uri, "runs", run_id or job_name)

@@ -6,20 +6,21 @@ import json
 import os
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
+from trainer.checkpoint.commit import CommitRecord
 from trainer.config.job import JobConfig
 from trainer.distributed.process import Worker
 from trainer.distributed.reduction_server import Reducers, connected_nodes, net_plugins, state_of
-from trainer.monitoring.forward_timer import straggler
+from trainer.monitoring.forward_timer import ForwardTimer, straggler
 from trainer.monitoring.metrics_writer import MetricsLog
 from trainer.monitoring.rank_metrics import Gauges, gather_gauges
 from trainer.monitoring.step_metrics import StepTotals
 from trainer.monitoring.wandb import open_wandb
 from trainer.progress import Progress
-from trainer.setup import Parts
 from trainer.sizing.flops import model_flops_per_row
 from trainer.sizing.gpu_peaks import TERA, peak_flops_per_s
+from trainer.sizing.model_shape import ModelShape
 from trainer.storage import open_storage
 from trainer.storage.base import Storage
 from trainer.strategies.base import Strategy
@@ -64,6 +65,27 @@ def goodput(lines: Sequence[Mapping[str, Any]], *, until_s: float) -> float | No
     return (sum(windows) - lost_s) / (until_s - (timed[0]["time_s"] - windows[0]))
 
 
+class MonitoredRun(Protocol):
+    """What the monitor reads of a run: trainer.setup's TrainingSetup has it."""
+
+    @property
+    def strategy(self) -> Strategy: ...
+    @property
+    def record(self) -> CommitRecord: ...
+    @property
+    def total_steps(self) -> int: ...
+    @property
+    def num_parameters(self) -> int: ...
+    @property
+    def num_trainable(self) -> int: ...
+    @property
+    def features(self) -> str: ...
+    @property
+    def shape(self) -> ModelShape: ...
+    @property
+    def forward_timer(self) -> ForwardTimer | None: ...
+
+
 class StepReport:
     """Keeps the counts of a run. Only rank 0 writes; the other ranks' calls do nothing.
 
@@ -71,7 +93,7 @@ class StepReport:
     """
 
     def __init__(
-        self, job: JobConfig, worker: Worker, parts: Parts, *, first_step: int, damaged: Sequence[str] = ()
+        self, job: JobConfig, worker: Worker, parts: MonitoredRun, *, first_step: int, damaged: Sequence[str] = ()
     ) -> None:
         self._job, self._worker, self._parts, self._first_step = job, worker, parts, first_step
         self._last_step = first_step

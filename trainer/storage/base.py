@@ -165,3 +165,8 @@ def crc32c_of_file(path: Path) -> int:
         while chunk := file.read(CHUNK_BYTES):
             checksum = google_crc32c.extend(checksum, chunk)
     return int(checksum)
+
+
+def changed_before_upload(target: object) -> CorruptObjectError:
+    """The error of an upload whose bytes are not those that its caller vouched for."""
+    return CorruptObjectError(f"bytes changed before they reached {target}: on the disk or on the way")

@@ -39,11 +39,11 @@ from trainer.storage.base import (
     ObjectInfo,
     VersionConflictError,
     cache_folder,
+    changed_before_upload,
     clean_name,
     crc32c_of,
     crc32c_of_file,
 )
-from trainer.storage.local import changed_before_upload
 
 # The library's tracing asks for each bucket's metadata behind our back, which needs a permission that a job has not.
 os.environ.setdefault("DISABLE_GCS_PYTHON_CLIENT_OTEL_BUCKET_METADATA", "true")

@@ -21,9 +21,9 @@ from trainer.storage.base import (
     CHUNK_BYTES,
     TEMPORARY_PREFIX,
     AlreadyExistsError,
-    CorruptObjectError,
     ObjectInfo,
     VersionConflictError,
+    changed_before_upload,
     clean_name,
 )
 
@@ -155,11 +155,6 @@ class LocalStorage:
             return None
         name = path.relative_to(self.root).as_posix()
         return ObjectInfo(name, stat.st_size, f"{stat.st_mtime_ns}-{stat.st_ino}")
-
-
-def changed_before_upload(target: object) -> CorruptObjectError:
-    """The error of an upload whose bytes are not those that its caller vouched for."""
-    return CorruptObjectError(f"bytes changed before they reached {target}: on the disk or on the way")
 
 
 def _copy(source: IO[bytes], sink: IO[bytes]) -> int:

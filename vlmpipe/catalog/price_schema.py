@@ -14,9 +14,8 @@ from pydantic_core import ErrorDetails
 from trainer.config.base import Fraction, Section
 from trainer.errors import ConfigError, os_errors
 from vlmpipe.catalog.machines import load_catalog
-from vlmpipe.config.validation_errors import Problem, RunFileError, show
+from vlmpipe.config.validation_errors import Problem, RunFileError, did_you_mean, show
 from vlmpipe.config.yaml_loader import parse_yaml
-from vlmpipe.job_spec.schema import did_you_mean
 
 LARGEST_FILE_BYTES = 1 << 20
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from types import FrameType
 
-from pipelines.targets.local import GRACE_S
+from pipelines.local_runner import GRACE_S
 from trainer.errors import CAUSES, ExitCode, os_errors
 from vlmpipe.backends.local.subreaper import contained
 from vlmpipe.runs.live_view import View
@@ -62,7 +62,7 @@ class PipelineProcess:
 def pipeline_command(run: LocalRun, *, retries: int | None = None, chaos: Sequence[str] = ()) -> list[str]:
     """The command line of the pipeline on this machine. `retries` and `chaos` are what `vlmpipe run` takes."""
     config = str(run.folder / RUN_FILE_COPY)
-    command = [sys.executable, "-m", "pipelines.targets.local", "--config", config, "--run-id", run.marker.run_id]
+    command = [sys.executable, "-m", "pipelines.local_runner", "--config", config, "--run-id", run.marker.run_id]
     if retries is not None:
         command += ["--retries", str(retries)]
     return [*command, "--chaos", ";".join(chaos)] if chaos else command

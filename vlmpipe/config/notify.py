@@ -9,9 +9,9 @@ from urllib.parse import parse_qsl, urlsplit
 from pydantic import AfterValidator, Field
 
 from trainer.config.base import Section
+from trainer.secret_detection import form_of_secret, is_secret_name
 from trainer.secret_manager import SECRET_NAME
 from vlmpipe.config.validation_errors import Problem, ProblemsError
-from vlmpipe.job_spec.rules.secrets import form_of_secret, is_secret_name
 
 MOST_RECIPIENTS = 3  # of Google's notification component
 # Addresses of these services are secrets as a whole: who knows one can write to the channel.

@@ -16,11 +16,13 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, ConfigDict, Field, ValidationError, model_validator
 
 from trainer.config.base import Section
-from trainer.config.job import CheckpointConfig, DataConfig, EvaluateConfig, FeaturesConfig, RunPaths
+from trainer.config.job import CheckpointConfig, DataConfig, EvaluateConfig, FeaturesConfig, RunPaths, run_uri_of
 from trainer.config.model import GRID_FAMILIES, MOST_ASPECT, ModelConfig
 from trainer.config.train import TrainConfig
-from trainer.redaction import known_form
+from trainer.errors import ConfigError
+from trainer.secret_detection import known_form
 from trainer.sizing.deepspeed_config import has_node_weights
+from vlmpipe.config.gate import GateConfig
 from vlmpipe.config.infrastructure import (
     FLEX_START_MOST_TIMEOUT_S,
     ClusterConfig,
@@ -43,7 +45,6 @@ from vlmpipe.config.validation_errors import (
     show,
 )
 from vlmpipe.config.yaml_loader import apply_overrides, parse_overrides, read_run_file
-from vlmpipe.registry.gate import GateConfig
 
 BUILTIN_SOURCES = ("builtin:digits", "builtin:easy-vqa", "builtin:openmoji")
 ALL_REDUCE_STRATEGIES = ("ddp", "zero1", "zero2", "hsdp")
@@ -364,3 +365,16 @@ def _cloud_data_problems(data: DataConfig) -> Iterator[Problem]:
         yield Problem("data.source", f"found {show(data.source)}, expected {expected}")
     if data.image_folder and not data.image_folder.startswith("gs://"):
         yield Problem("data.image_folder", f"found {show(data.image_folder)}, expected a gs:// path")
+
+
+RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+
+
+def run_uri(compiled: str, run_id: str, job_name: str) -> str:
+    """The run's folder. Raises ConfigError for a run id that cannot be a folder's name."""
+    if run_id and not RUN_ID.fullmatch(run_id):
+        raise ConfigError(
+            f"run_id is {run_id!r}",
+            expected="letters, digits, dots, dashes and underscores, at most 128, starting with a letter or digit",
+        )
+    return run_uri_of(json.loads(compiled)["root_uri"], run_id, job_name)

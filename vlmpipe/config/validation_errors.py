@@ -230,3 +230,12 @@ def closest_field(path: str, fields: Mapping[str, FieldInfo] | Sequence[str]) ->
 
     best = max(fields, key=score)
     return best if score(best) else ""
+
+
+LONGEST_SHOWN = 60  # characters of a value that is quoted
+
+
+def did_you_mean(name: str, known: list[str]) -> str:
+    """ "; did you mean X?" or nothing."""
+    close = difflib.get_close_matches(name[:LONGEST_SHOWN].upper(), [item.upper() for item in known], n=1)
+    return f"; did you mean {next(item for item in known if item.upper() == close[0])}?" if close else ""

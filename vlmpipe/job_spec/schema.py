@@ -7,7 +7,6 @@ that `vlmpipe check` does.
 
 from __future__ import annotations
 
-import difflib
 import functools
 import json
 import re
@@ -17,10 +16,11 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from vlmpipe.config.validation_errors import LONGEST_SHOWN, did_you_mean
+
 FIELDS_FILE = Path(__file__).with_name("custom_job_fields.json")
 FieldPath = tuple[str | int, ...]  # ("worker_pool_specs", 0, "replica_count")
 
-LONGEST_SHOWN = 60  # characters of a value that is quoted
 INTEGER_BITS = {"int32": 32, "int64": 64}
 DURATION = re.compile(r"[0-9]{1,12}(\.[0-9]{1,9})?s")
 # What stands there may be a secret: these values are never quoted, only their kind is said.
@@ -95,12 +95,6 @@ def path_text(path: FieldPath, root: str = "job_spec") -> str:
     for part in path:
         text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
     return text
-
-
-def did_you_mean(name: str, known: list[str]) -> str:
-    """ "; did you mean X?" or nothing."""
-    close = difflib.get_close_matches(name[:LONGEST_SHOWN].upper(), [item.upper() for item in known], n=1)
-    return f"; did you mean {next(item for item in known if item.upper() == close[0])}?" if close else ""
 
 
 def kind_of(value: Any) -> str:

@@ -9,71 +9,15 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
-from pydantic import Field, field_validator
-
-from trainer.config.base import Fraction, NonNegative, Section
+from trainer.config.base import Section
+from vlmpipe.config.gate import GateConfig
 from vlmpipe.registry.paired_bootstrap import SharedQuestions
 
 # A margin is a difference of two rounded shares: 0.3 - 0.1 must reach a threshold of 0.2.
 ROUNDING = 1e-9
-MOST_SCORES = {"vqa_accuracy": 1.0, "anls": 1.0, "cider_d": 10.0}
 SCORE_NAMES = {"vqa_accuracy": "VQA accuracy", "anls": "ANLS", "cider_d": "CIDEr-D"}
-
-
-class GateConfig(Section):
-    """What a model must reach to be registered."""
-
-    min_exact_match: Fraction = Field(0.0, description="Least held-out exact match, as a share of the questions.")
-    max_loss: float | None = Field(
-        None, gt=0, allow_inf_nan=False, description="Largest held-out loss in nats a label token; null does not check."
-    )
-    per_slice: dict[str, Fraction] = Field(
-        default_factory=dict, description="Least exact match of single slices, for example {digit: 0.9}."
-    )
-    min_scores: dict[Literal["vqa_accuracy", "anls", "cider_d"], NonNegative] = Field(
-        default_factory=dict,
-        description="Least other scores of the evaluation: vqa_accuracy and anls from 0 to 1, cider_d from 0 to 10, "
-        "for example {cider_d: 0.8}.",
-    )
-    max_regression: Fraction | None = Field(
-        0.0,
-        description="Largest drop of exact match against the champion on the questions that both were asked; null does "
-        "not check.",
-    )
-    regression_by: Literal["estimate", "interval"] = Field(
-        "estimate",
-        description="What max_regression bounds: the drop as it was measured, or the far end of its 95 % interval, "
-        "which turns a model away unless enough questions speak for it.",
-    )
-    when_not_comparable: Literal["skip", "reject"] = Field(
-        "skip",
-        description="If the champion was asked other questions, for the most part: skip relies on the other checks, "
-        "reject refuses.",
-    )
-    min_margin_over_chance: Fraction | None = Field(
-        None, description="Least exact match above always giving the commonest training answer; null does not check."
-    )
-    min_margin_over_shuffled_image: Fraction | None = Field(
-        None, description="Least exact match above the same model shown another sample's image; null does not check."
-    )
-
-    @field_validator("min_scores")
-    @classmethod
-    def _can_be_reached(cls, floors: dict[str, float]) -> dict[str, float]:
-        for metric, floor in floors.items():
-            if floor > MOST_SCORES[metric]:  # a percentage, most likely: no model would ever be accepted
-                raise ValueError(f"{metric} {floor:g} is more than its largest value, {MOST_SCORES[metric]:g}")
-        return floors
-
-    @property
-    def checks_something(self) -> bool:
-        """Whether any threshold could turn a first model (without a champion) away."""
-        bounds = (self.max_loss, self.min_margin_over_chance, self.min_margin_over_shuffled_image)
-        return bool(self.min_exact_match or self.per_slice or self.min_scores) or any(
-            bound is not None for bound in bounds
-        )
 
 
 class Check(Section):

@@ -9,13 +9,13 @@ import hashlib
 import json
 from typing import Any
 
-from components.runtime.step_context import run_uri_of
-from trainer.config.job import DataPointers, JobConfig
+from trainer.config.job import DataPointers, JobConfig, run_uri_of
 from trainer.errors import ConfigError
 from trainer.storage import open_storage
 from trainer.storage.base import Storage, join_uri
+from vlmpipe.config.gate import GateConfig
 from vlmpipe.registry.folder import Candidate, Entry, FolderRegistry, Registry
-from vlmpipe.registry.gate import Decision, GateConfig, decide
+from vlmpipe.registry.gate import Decision, decide
 from vlmpipe.registry.model_card import model_card
 from vlmpipe.registry.paired_bootstrap import shared_questions
 

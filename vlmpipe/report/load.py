@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from components.runtime.step_logic import CHANGES_FILE
+from trainer.data.prepare.dataset_diff import CHANGES_FILE
 from trainer.errors import ExitCode, UserError
 from trainer.storage import open_storage
 from trainer.storage.base import Storage

@@ -74,3 +74,6 @@ def _lines(prepared_root: str, fingerprint: str, split: str) -> Iterator[dict[st
     with pq.ParquetFile(path) as file:
         for batch in file.iter_batches(BATCH_LINES, columns=["id", "split", "content"]):
             yield from (line | {"set": fingerprint} for line in batch.to_pylist() if line["split"] == split)
+
+
+CHANGES_FILE = "data_changes.json"

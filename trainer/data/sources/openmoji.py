@@ -16,7 +16,7 @@ from PIL import Image
 
 from trainer.config.model import IMAGE_TOKEN
 from trainer.data.sample import ImageRef, Sample, Turn
-from trainer.data.sources import require
+from trainer.data.sources.builtin import require
 from trainer.data.sources.parts import OnePart
 
 GENERATOR_VERSION = 1

@@ -14,8 +14,7 @@ from transformers.initialization import no_init_weights
 
 from trainer.config.model import IMAGE_TOKEN, ModelConfig
 from trainer.errors import ConfigError
-from trainer.models.hf_native.model_settings import save_model_settings
-from trainer.models.hf_native.pretrained import part_config
+from trainer.models.hf_native.pretrained import part_config, save_model_settings
 from trainer.models.hf_native.weights import InitialWeights, StoredWeights, WholeModel
 from trainer.models.layers.lora import without_adapters
 

@@ -135,3 +135,13 @@ def with_rows(weight: Tensor, count: int) -> Tensor:
         return weight
     mean = weight.double().mean(dim=0, keepdim=True).to(weight.dtype)
     return torch.cat([weight, mean.expand(missing, -1)])
+
+
+def save_model_settings(model: nn.Module, tokenizer: Any, folder: Path) -> None:
+    """Write the configuration of the model and of its generation, with the tokenizer's own control tokens."""
+    model.generation_config.pad_token_id = tokenizer.pad_token_id
+    model.generation_config.eos_token_id = tokenizer.eos_token_id
+    model.generation_config.bos_token_id = tokenizer.bos_token_id
+    model.config.dtype, model.config.architectures = "float32", [type(model).__name__]
+    model.config.save_pretrained(folder)
+    model.generation_config.save_pretrained(folder)

@@ -39,8 +39,13 @@ from trainer.models.fixed_image_model import (
     repeat_inner_layer,
     tower_layers_of,
 )
-from trainer.models.hf_native.model_settings import save_model_settings
-from trainer.models.hf_native.pretrained import LanguageWeights, load_pretrained, load_tower, part_config
+from trainer.models.hf_native.pretrained import (
+    LanguageWeights,
+    load_pretrained,
+    load_tower,
+    part_config,
+    save_model_settings,
+)
 from trainer.models.image_tokens import square_tokens
 from trainer.models.layers.activation_checkpointing import recompute_layers
 from trainer.models.layers.freeze import freeze
@@ -55,7 +60,6 @@ from trainer.models.layers.parameter_counts import (
     trained_matrices,
     vocabulary_of,
 )
-from trainer.models.llava.initial_weights import InitialWeights
 from trainer.sizing.image_inputs import Grid
 from trainer.sizing.model_shape import ModelShape
 
@@ -63,6 +67,10 @@ if not sys.stderr.isatty():
     transformers_logging.disable_progress_bar()  # in a log, every redraw of a bar is a line
 
 SELECT_STRATEGY = {"full": "full", "drop_cls": "default"}  # our word -> Hugging Face's
+# What the names of weights begin with in the whole model.
+TOWER = "model.vision_tower."
+LANGUAGE_MODEL = "model.language_model."
+HEAD = "lm_head.weight"
 
 
 class LlavaFamily:
@@ -310,3 +318,33 @@ def tower_output(config: ModelConfig, tower: nn.Module, pixel_values: Tensor) ->
 
 
 WIRING = Wiring("vision_tower", "multi_modal_projector", "language_model", tower_output, True)
+
+
+class InitialWeights:
+    """See `trainer.models.base.Weights`. Equal to what `build` puts there.
+
+    The tower is held whole while it is read, a pretrained language model is not. Weights that are drawn at random
+    depend on all those drawn before them, so for these the model is built once: only small models have frozen ones.
+    """
+
+    def __init__(self, family: LlavaFamily, config: ModelConfig, tokenizer: Any) -> None:
+        self._family, self._config, self._tokenizer = family, config, tokenizer
+        self._held: tuple[str, dict[str, Tensor]] = ("", {})
+        self._language = LanguageWeights(config.language_model, len(tokenizer))
+
+    def read(self, name: str) -> Tensor:
+        if name.startswith(TOWER):
+            return self._hold("tower")[name.removeprefix(TOWER)]
+        if self._config.language_model.weights and (name == HEAD or name.startswith(LANGUAGE_MODEL)):
+            return self._language.read("head" if name == HEAD else name.removeprefix(LANGUAGE_MODEL))
+        return self._hold("drawn")[name]
+
+    def _hold(self, part: str) -> dict[str, Tensor]:
+        if self._held[0] != part:
+            self._held = ("", {})  # let go of the other first
+            tower = part == "tower"
+            module = (
+                self._family.build_tower(self._config) if tower else self._family.build(self._config, self._tokenizer)
+            )
+            self._held = (part, dict(module.state_dict()))
+        return self._held[1]

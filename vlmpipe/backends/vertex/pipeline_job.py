@@ -23,10 +23,10 @@ from requests.exceptions import ConnectionError as NoConnection
 from requests.exceptions import ConnectTimeout, ProxyError, RequestException, SSLError, Timeout
 from urllib3.exceptions import NewConnectionError
 
-from components.runtime.resolve import run_uri
 from trainer.errors import ExitCode, UserError
 from vlmpipe.backends.vertex.client import Place, in_words
 from vlmpipe.backends.vertex.pipeline_yaml import documents
+from vlmpipe.config.run_config import run_uri
 
 if TYPE_CHECKING:
     from google.cloud.aiplatform_v1.services.pipeline_service import PipelineServiceClient

@@ -7,18 +7,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from vlmpipe.config.validation_errors import did_you_mean
 from vlmpipe.job_spec.rules.base import Breach, Job, read_yaml
-from vlmpipe.job_spec.schema import (
-    FieldPath,
-    Kind,
-    Problem,
-    did_you_mean,
-    kind_of,
-    load_fields,
-    read_field,
-    read_message,
-    snake_case,
-)
+from vlmpipe.job_spec.schema import FieldPath, Kind, Problem, kind_of, load_fields, read_field, read_message, snake_case
 from vlmpipe.job_spec.worker_pools import POOLS
 
 MOST_VARIABLES = 100

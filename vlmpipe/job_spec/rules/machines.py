@@ -6,8 +6,9 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from vlmpipe.config.validation_errors import did_you_mean
 from vlmpipe.job_spec.rules.base import Breach, Job, Pool
-from vlmpipe.job_spec.schema import FieldPath, did_you_mean
+from vlmpipe.job_spec.schema import FieldPath
 
 if TYPE_CHECKING:
     from vlmpipe.catalog.machines import Catalog, Machine

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
+
+from trainer.sizing.model_shape import ModelShape, Part
+from vlmpipe.planner.memory.zero_config import ZeroSettings
+from vlmpipe.planner.parallel_layout import Layout
 
 FP32_BYTES, BF16_BYTES = 4, 2
 Place = Literal["device", "machine", "disk"]
@@ -31,3 +36,108 @@ def average_parts(count: int, *, averaged: bool) -> list[MemoryPart]:
 def split(count: int, shards: int) -> int:
     """The largest of `shards` nearly equal shares."""
     return -(-count // shards)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Other values of the run file, and the memory that they need."""
+
+    change: dict[str, Any]
+    total_bytes: int
+    fits: bool
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Parameters on one rank, before data-parallel sharding: tensor and pipeline parallelism divide the model."""
+
+    trainable: int
+    frozen: int
+    sliced: int  # those that FSDP slices: trainable ones, and frozen ones of the same part of the model
+    sliced_layer: int  # of these, in one language layer
+    sliced_root: int  # of these, outside of layers
+    layer: int  # trainable ones of one language layer
+    last_product: int  # those of the last matrix of its feed-forward part
+    root: int  # trainable ones outside of layers
+    embedding: int  # trainable ones of a matrix that does not make logits too
+    head: int  # trainable ones of the matrix that makes logits
+    largest: int  # trainable ones of the embedding or of the head, which is more
+    whole_layer: int  # all of the largest layer, frozen ones too
+    whole_embedding: int  # frozen or not
+    whole_head: int
+    only_linear: bool  # the trainable ones are those of linear layers: no embedding, no norm
+
+    @classmethod
+    def of(cls, shape: ModelShape, layout: Layout, *, cached: bool) -> Weights:
+        """The first pipeline stage, which has the embedding, the tower and the projector."""
+
+        def on_rank(part: Part, count: int, mine: int | None = None) -> int:
+            stages = layout.pipeline_parallel
+            if (part == "tower" and cached) or (part == "head" and stages > 1):
+                return 0
+            if mine is None:
+                mine = shape.of_tensor_rank(part, count, layout.tensor_parallel)
+            return mine // stages if part in ("language_layers", "adapters") else mine
+
+        def trained_on_rank(part: Part) -> int:
+            whole = shape.trained_on_rank(part, layout.tensor_parallel)
+            return on_rank(part, whole, whole)
+
+        trained = {part: trained_on_rank(part) for part in shape.trained}
+        sliced = {part: on_rank(part, count) for part, count in shape.sliced.items()}
+        trainable = sum(trained.values())
+        layer = shape.trained_per_layer(layout.tensor_parallel)
+        language = shape.language
+        whole_layer = shape.of_tensor_rank("language_layers", language.layer_parameters, layout.tensor_parallel)
+        embedding = on_rank("embedding", shape.parameters["embedding"])
+        in_tower_layers = shape.tower.layers * shape.tower.layer_parameters
+        tower_layers = min(trained["tower"], in_tower_layers)
+        if shape.chosen and trained["tower"]:
+            tower_layers = min(trained["tower"], sum(shape.chosen.tower.parameters))
+        return cls(
+            trainable=trainable,
+            frozen=sum(on_rank(part, count) for part, count in shape.parameters.items()) - trainable,
+            sliced=sum(sliced.values()),
+            sliced_layer=max(layer, whole_layer if sliced["language_layers"] else 0),
+            sliced_root=sum(sliced.values())
+            - sliced["language_layers"]
+            - sliced["adapters"]
+            - min(sliced["tower"], in_tower_layers),
+            layer=layer,
+            last_product=layer * language.hidden * language.intermediate // language.layer_parameters,
+            root=trainable - trained["language_layers"] - trained["adapters"] - tower_layers,
+            embedding=0 if shape.tied_head else trained["embedding"],
+            head=trained["embedding" if shape.tied_head else "head"],
+            largest=max(trained["embedding"], trained["head"]),
+            whole_layer=max(
+                shape.language.layer_parameters + sum(shape.adapters.values()),
+                0 if cached else shape.tower.layer_parameters,
+            ),
+            whole_embedding=embedding,
+            whole_head=embedding if shape.tied_head else on_rank("head", shape.parameters["head"]),
+            only_linear=not (
+                trained["embedding"]
+                or trained["language_layers"]
+                or trained["tower"]
+                or (shape.images_differ and trained["projector"])  # mergers have norms
+            ),
+        )
+
+
+@dataclass(frozen=True)
+class Run:
+    """What decides a strategy's parts."""
+
+    weights: Weights
+    layout: Layout
+    precision: str
+    passes: int
+    checkpointing: bool
+    on_gpu: bool
+    offload: str
+    rounded: bool
+    moving: Mapping[str, MemoryPart]  # under PowerSGD, by moment
+    zero: ZeroSettings
+
+
+Moment = Literal["forward", "turn", "backward", "end", "rest", "step"]

@@ -9,18 +9,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any
 
-from trainer.sizing.model_shape import ModelShape, Part
+from trainer.sizing.model_shape import ModelShape
 from vlmpipe.planner.memory.activations import WEIGHT_COPIES, Activations
-from vlmpipe.planner.memory.components import BF16_BYTES, FP32_BYTES, MemoryPart, average_parts, split
+from vlmpipe.planner.memory.components import (
+    BF16_BYTES,
+    FP32_BYTES,
+    MemoryPart,
+    Moment,
+    Run,
+    Setting,
+    Weights,
+    average_parts,
+    split,
+)
 from vlmpipe.planner.memory.host import ERRORS, HostMemory, placed
 from vlmpipe.planner.memory.powersgd import FACTORS, lasting_parts, moving_parts
 from vlmpipe.planner.memory.zero import gathered, partitioned, reduces_once
 from vlmpipe.planner.memory.zero_config import ZeroSettings
 from vlmpipe.planner.parallel_layout import SHARDED_BY_FSDP, Layout
-
-Moment = Literal["forward", "turn", "backward", "end", "rest", "step"]
 
 GIB = 2**30
 ADAM_MOMENTS = 2  # fp32 each
@@ -30,15 +38,6 @@ CONTEXT_BYTES = 600 << 20  # CUDA context and the kernels of torch, outside of t
 WORKSPACE_BYTES = 64 << 20  # cuBLAS
 NCCL_BYTES = 1 << 30  # channel buffers of the communicators of one rank, where there are several ranks
 FRAGMENTATION = 0.04  # of what comes and goes within a step
-
-
-@dataclass(frozen=True)
-class Setting:
-    """Other values of the run file, and the memory that they need."""
-
-    change: dict[str, Any]
-    total_bytes: int
-    fits: bool
 
 
 @dataclass(frozen=True)
@@ -85,99 +84,6 @@ class Memory:
             "host": self.host.as_dict() if self.host else None,
             "disk_bytes": self.disk_bytes,
         }
-
-
-@dataclass(frozen=True)
-class Weights:
-    """Parameters on one rank, before data-parallel sharding: tensor and pipeline parallelism divide the model."""
-
-    trainable: int
-    frozen: int
-    sliced: int  # those that FSDP slices: trainable ones, and frozen ones of the same part of the model
-    sliced_layer: int  # of these, in one language layer
-    sliced_root: int  # of these, outside of layers
-    layer: int  # trainable ones of one language layer
-    last_product: int  # those of the last matrix of its feed-forward part
-    root: int  # trainable ones outside of layers
-    embedding: int  # trainable ones of a matrix that does not make logits too
-    head: int  # trainable ones of the matrix that makes logits
-    largest: int  # trainable ones of the embedding or of the head, which is more
-    whole_layer: int  # all of the largest layer, frozen ones too
-    whole_embedding: int  # frozen or not
-    whole_head: int
-    only_linear: bool  # the trainable ones are those of linear layers: no embedding, no norm
-
-    @classmethod
-    def of(cls, shape: ModelShape, layout: Layout, *, cached: bool) -> Weights:
-        """The first pipeline stage, which has the embedding, the tower and the projector."""
-
-        def on_rank(part: Part, count: int, mine: int | None = None) -> int:
-            stages = layout.pipeline_parallel
-            if (part == "tower" and cached) or (part == "head" and stages > 1):
-                return 0
-            if mine is None:
-                mine = shape.of_tensor_rank(part, count, layout.tensor_parallel)
-            return mine // stages if part in ("language_layers", "adapters") else mine
-
-        def trained_on_rank(part: Part) -> int:
-            whole = shape.trained_on_rank(part, layout.tensor_parallel)
-            return on_rank(part, whole, whole)
-
-        trained = {part: trained_on_rank(part) for part in shape.trained}
-        sliced = {part: on_rank(part, count) for part, count in shape.sliced.items()}
-        trainable = sum(trained.values())
-        layer = shape.trained_per_layer(layout.tensor_parallel)
-        language = shape.language
-        whole_layer = shape.of_tensor_rank("language_layers", language.layer_parameters, layout.tensor_parallel)
-        embedding = on_rank("embedding", shape.parameters["embedding"])
-        in_tower_layers = shape.tower.layers * shape.tower.layer_parameters
-        tower_layers = min(trained["tower"], in_tower_layers)
-        if shape.chosen and trained["tower"]:
-            tower_layers = min(trained["tower"], sum(shape.chosen.tower.parameters))
-        return cls(
-            trainable=trainable,
-            frozen=sum(on_rank(part, count) for part, count in shape.parameters.items()) - trainable,
-            sliced=sum(sliced.values()),
-            sliced_layer=max(layer, whole_layer if sliced["language_layers"] else 0),
-            sliced_root=sum(sliced.values())
-            - sliced["language_layers"]
-            - sliced["adapters"]
-            - min(sliced["tower"], in_tower_layers),
-            layer=layer,
-            last_product=layer * language.hidden * language.intermediate // language.layer_parameters,
-            root=trainable - trained["language_layers"] - trained["adapters"] - tower_layers,
-            embedding=0 if shape.tied_head else trained["embedding"],
-            head=trained["embedding" if shape.tied_head else "head"],
-            largest=max(trained["embedding"], trained["head"]),
-            whole_layer=max(
-                shape.language.layer_parameters + sum(shape.adapters.values()),
-                0 if cached else shape.tower.layer_parameters,
-            ),
-            whole_embedding=embedding,
-            whole_head=embedding if shape.tied_head else on_rank("head", shape.parameters["head"]),
-            only_linear=not (
-                trained["embedding"]
-                or trained["language_layers"]
-                or trained["tower"]
-                or (shape.images_differ and trained["projector"])  # mergers have norms
-            ),
-        )
-
-
-@dataclass(frozen=True)
-class Run:
-    """What decides a strategy's parts."""
-
-    weights: Weights
-    layout: Layout
-    precision: str
-    passes: int
-    checkpointing: bool
-    on_gpu: bool
-    offload: str
-    rounded: bool
-    moving: Mapping[str, MemoryPart]  # under PowerSGD, by moment
-    zero: ZeroSettings
 
 
 def training_moments(

@@ -12,7 +12,7 @@ from vlmpipe.planner.memory.components import BF16_BYTES, FP32_BYTES, MemoryPart
 from vlmpipe.planner.memory.host import NODE_WEIGHTS
 
 if TYPE_CHECKING:
-    from vlmpipe.planner.memory.rank import Moment, Run
+    from vlmpipe.planner.memory.components import Moment, Run
 
 
 def partitioned(run: Run, when: Moment) -> list[MemoryPart]:

@@ -1,0 +1,142 @@
+"""Run a run file's pipeline on this machine, through kfp.local.
+
+    python -m pipelines.local_runner --config runs/runs/digits-1/run_file.json --run-id digits-1
+
+`vlmpipe run` starts this program in a subreaper (vlmpipe/backends/local/subreaper.py): when it ends, or when its parent
+is killed, no process of it is left. SIGTERM asks it to stop.
+"""
+
+from __future__ import annotations
+
+import argparse
+import builtins
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from components.runtime.step_context import FAILURE_VARIABLE, STOPPED_VARIABLE
+from trainer.config.job import run_uri_of
+from trainer.errors import ExitCode, run_main
+from trainer.progress import StepRecord
+from trainer.storage import open_storage
+from trainer.storage.base import join_uri
+from vlmpipe.backends.local.restart_policy import CHAOS_VARIABLE, RETRIES_VARIABLE
+from vlmpipe.runs.local.state import read_json
+
+if TYPE_CHECKING:
+    from vlmpipe.config.run_config import RunConfig
+
+
+GRACE_S = 60.0  # from SIGTERM to SIGKILL: longer than a job's own, so that its checkpoint and the report are written
+
+KILLED = {
+    "exit_code": int(ExitCode.UNEXPECTED),
+    "error": "ended without saying why: it may have been killed for lack of memory",
+}
+
+
+def run_local(config: RunConfig, *, run_id: str) -> int:
+    """Run the pipeline in this process and return its exit code: 0, or that of the step that failed.
+
+    Must be called from the main thread of a process group of its own: a request to stop goes to the whole group, in
+    which kfp.local starts the steps.
+    """
+    from kfp import local
+
+    from pipelines.training import build
+
+    root_uri = open_storage(config.root_uri("local")).root_uri
+    config = config.model_copy(update={"output": config.output.model_copy(update={"root_uri": root_uri})})
+    run_uri = run_uri_of(root_uri, run_id, "")
+    local.init(local.SubprocessRunner(use_venv=False), pipeline_root=join_uri(run_uri, "kfp"))
+    pipeline = build(config, "local")
+    started_s = time.time()
+    _pass_on_stop_requests()
+    with tempfile.TemporaryDirectory(prefix="vlmpipe-") as scratch:
+        os.environ["TMPDIR"] = scratch  # kfp leaves each step's program there
+        failure = Path(scratch, "failure.json")
+        os.environ[FAILURE_VARIABLE] = str(failure)
+        try:
+            with print_put_back():
+                pipeline(run_id=run_id)
+        except RuntimeError as error:  # kfp's way to say that a step failed; the step itself has said why
+            print(error, flush=True)
+            return _exit_code(run_uri, failure, since_s=started_s)
+        except OSError:  # of kfp's own files or the log, on a full disk: what a step met there before says more
+            if not failure.exists():
+                raise
+            return _exit_code(run_uri, failure, since_s=started_s)
+    return ExitCode.OK
+
+
+@contextmanager
+def print_put_back() -> Iterator[None]:
+    """kfp.local indents what steps print by replacing `print`; steps of a loop, in threads, leave it replaced."""
+    before = builtins.print
+    try:
+        yield
+    finally:
+        builtins.print = before
+
+
+def _pass_on_stop_requests() -> None:
+    def stop(_number: int, _frame: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the group includes this process, which goes on to notify
+        os.environ[STOPPED_VARIABLE] = "1"
+        os.killpg(0, signal.SIGTERM)
+
+    signal.signal(signal.SIGTERM, stop)
+
+
+def _exit_code(run_uri: str, failure: Path, *, since_s: float) -> int:
+    """The exit code that the failed step left in its record, as kfp only tells that it failed.
+
+    A record that is still open belongs to a step that could not write it, but left its `failure`, or to one that was
+    killed. It is closed here; when that fails too, on a full disk, the error is raised (exit 73).
+    """
+    store, left = open_storage(run_uri), read_json(failure)
+    records = [StepRecord(**json.loads(store.read(info.name))) for info in store.list("steps")]
+    for record in sorted(records, key=lambda record: record.started_s):
+        if record.started_s < since_s or record.state not in ("failed", "stopped", "running"):
+            continue
+        if record.state == "running":
+            record.state, record.ended_s = "failed", time.time()
+            record.detail |= left or KILLED
+            record.message = record.detail["error"].splitlines()[0]
+            store.write(f"steps/{record.step}.json", json.dumps(asdict(record)).encode())
+        return int(record.detail.get("exit_code", ExitCode.UNEXPECTED))
+    if os.environ.get(STOPPED_VARIABLE):
+        return ExitCode.PREEMPTED
+    return int(left.get("exit_code", ExitCode.UNEXPECTED))
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the pipeline of a run file on this machine."""
+    parser = argparse.ArgumentParser(prog="pipelines.local_runner", description=__doc__)
+    parser.add_argument("--config", required=True, help="path of the run file")
+    parser.add_argument("--run-id", required=True, help="name of the run and of its folder")
+    parser.add_argument(
+        "--retries", help="restarts of each replica of a job that fails; see vlmpipe/backends/local/restart_policy.py"
+    )
+    parser.add_argument("--chaos", help="mishaps of the training job; see vlmpipe/backends/local/fault_spec.py")
+    options = parser.parse_args(arguments)
+    # kfp.local's steps inherit the environment; a step's inputs are those of the step on Vertex AI.
+    for variable, value in ((RETRIES_VARIABLE, options.retries), (CHAOS_VARIABLE, options.chaos)):
+        os.environ.pop(variable, None)
+        if value:
+            os.environ[variable] = value
+    from vlmpipe.config.run_config import load_run_file
+
+    return run_local(load_run_file(options.config), run_id=options.run_id)
+
+
+if __name__ == "__main__":
+    sys.exit(run_main(main))

