@@ -38,11 +38,11 @@ from trainer.evaluation.generate import generate_answers
 from trainer.evaluation.metrics import Prediction, Question, chance, exact_match, is_right, scores
 from trainer.feature_cache.reader import FeatureReader
 from trainer.models.base import Family
+from trainer.models.image_inputs import join_features
 from trainer.models.image_processor import image_preparer, images_within
 from trainer.models.image_tokens import ImageForm, image_form_of
 from trainer.models.registry import family_of
 from trainer.progress import Progress
-from trainer.sizing.image_inputs import join_features
 from trainer.storage import open_storage
 from trainer.storage.base import Storage
 
@@ -197,7 +197,7 @@ def answer(
 
 
 def image_features(job: JobConfig, subject: Subject, samples: Sequence[int], worker: Worker) -> Tensor:
-    """Features of all images of these samples, in order; see `trainer.sizing.image_inputs`. Each distinct image is read
+    """Features of all images of these samples, in order; see `trainer.models.image_inputs`. Each distinct image is read
     once."""
     features: dict[str, Tensor] = {}
     order = [(sample, sha256) for sample in samples for sha256 in subject.split.image_sha256(sample)]

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from torch import nn
 
     from trainer.config.model import ModelConfig
+    from trainer.models.image_inputs import Grid
     from trainer.models.layers.chunked_loss import TokenLoss
     from trainer.sizing.flops import RowFlops
-    from trainer.sizing.image_inputs import Grid
     from trainer.sizing.model_shape import ModelShape
 
 

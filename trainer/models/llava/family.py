@@ -46,6 +46,7 @@ from trainer.models.hf_native.pretrained import (
     part_config,
     save_model_settings,
 )
+from trainer.models.image_inputs import Grid
 from trainer.models.image_tokens import square_tokens
 from trainer.models.layers.activation_checkpointing import recompute_layers
 from trainer.models.layers.freeze import freeze
@@ -60,7 +61,6 @@ from trainer.models.layers.parameter_counts import (
     trained_matrices,
     vocabulary_of,
 )
-from trainer.sizing.image_inputs import Grid
 from trainer.sizing.model_shape import ModelShape
 
 if not sys.stderr.isatty():

@@ -31,6 +31,7 @@ from trainer.models.hf_native import build as native
 from trainer.models.hf_native.build import whole_config
 from trainer.models.hf_native.pretrained import load_pretrained
 from trainer.models.hf_native.weights import InitialWeights, WholeModel
+from trainer.models.image_inputs import Grid
 from trainer.models.image_tokens import VISION_END, VISION_START, image_form_of
 from trainer.models.layers.activation_checkpointing import recompute_layers
 from trainer.models.layers.freeze import freeze
@@ -54,7 +55,6 @@ from trainer.models.qwen_vl.model import (
     without_mergers,
 )
 from trainer.models.qwen_vl.vision_metadata import sizes_of
-from trainer.sizing.image_inputs import Grid
 from trainer.sizing.model_shape import ModelShape, Windows
 
 VISUAL = "model.visual."

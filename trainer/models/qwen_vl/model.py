@@ -15,11 +15,11 @@ from trainer.config.model import ModelConfig
 from trainer.models.attention.block_mask import kept_apart
 from trainer.models.attention.cu_seqlens import Samples
 from trainer.models.attention.varlen import attend_by_sample
+from trainer.models.image_inputs import Grid
 from trainer.models.layers.chunked_loss import TokenLoss
 from trainer.models.layers.freeze import trains
 from trainer.models.layers.image_placeholders import add_levels_at_places, places_of, put, require_tokens
 from trainer.models.qwen_vl.vision_metadata import sizes_of
-from trainer.sizing.image_inputs import Grid
 
 HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 MERGERS = ("merger", "deepstack_merger_list")  # transformers' names

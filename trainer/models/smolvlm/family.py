@@ -32,6 +32,7 @@ from trainer.models.fixed_image_model import (
 from trainer.models.hf_native import build as native
 from trainer.models.hf_native.pretrained import load_pretrained
 from trainer.models.hf_native.weights import InitialWeights, WholeModel
+from trainer.models.image_inputs import Grid
 from trainer.models.image_tokens import image_form_of, image_tokens_of
 from trainer.models.layers.activation_checkpointing import recompute_layers
 from trainer.models.layers.freeze import freeze
@@ -46,7 +47,6 @@ from trainer.models.layers.parameter_counts import (
     trained_matrices,
     vocabulary_of,
 )
-from trainer.sizing.image_inputs import Grid
 from trainer.sizing.model_shape import ModelShape
 
 TOWER, CONNECTOR = "model.vision_model.", "model.connector."
