@@ -222,14 +222,11 @@ def image_features(job: JobConfig, subject: Subject, samples: Sequence[int], wor
 def held_out_loss(job: JobConfig, subject: Subject, worker: Worker) -> float:
     """Mean loss over all label tokens of the held-out split, in packed rows. Collective."""
     form = image_form_of(job.model)
-    sequence = RowSequence(
+    sequence = RowSequence.of(
         subject.split,
-        row_tokens=job.data.row_tokens,
-        row_images=job.data.row_images,
+        job.data,
         seed=0,
         global_batch_rows=LOSS_ROWS_PER_RANK * worker.world_size,
-        pack=job.data.pack,
-        shuffle_shards=job.data.shuffle_shards,
         tile_tokens=form.tile_tokens,
     )
     cached = subject.features is not None
