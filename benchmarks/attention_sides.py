@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from benchmarks.common import interleaved_work
 from benchmarks.report import Report
 from trainer.models.attention.block_mask import mask_of
-from trainer.models.attention.cu_seqlens import Samples, equal_lengths
+from trainer.models.attention.cu_seqlens import CuSeqlens, equal_lengths
 from trainer.models.attention.varlen import attend
 
 HOST = torch.device("cpu")
@@ -67,7 +67,7 @@ def sides(row: Packed, device: torch.device = HOST, dtype: torch.dtype = torch.f
     size = (1, row.tokens, row.heads, row.head_dim)
     query, key, value, gradient = (torch.randn(size, device=device).to(dtype) for _ in range(4))
     inputs = (query.requires_grad_(), key.requires_grad_(), value.requires_grad_())
-    samples = Samples.of([row.lengths], row.tokens).to(device)
+    samples = CuSeqlens.of([row.lengths], row.tokens).to(device)
     rest = samples.bounds, samples.device_bounds, row.head_dim**-0.5
     positions = torch.cat([torch.arange(length) for length in row.lengths])[None].to(device)
     mask = mask_of(SDPA, positions, packed=True)

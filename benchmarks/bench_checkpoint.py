@@ -19,7 +19,7 @@ from benchmarks.report import Report, Side
 from benchmarks.stacked_layers import WIDTH, Trained
 from trainer.checkpoint.async_saver import CheckpointSaver
 from trainer.checkpoint.commit import newest_good
-from trainer.distributed.process import Worker, start_worker
+from trainer.distributed.process import ProcessContext, start_worker
 
 MIB = 2**20
 STALL_LAYERS, RUN_LAYERS = 24, 6
@@ -47,7 +47,7 @@ def main() -> None:
     report.publish(chosen)
 
 
-def stall(report: Report, worker: Worker, folder: Path, rounds: int, *, layers: int) -> None:
+def stall(report: Report, worker: ProcessContext, folder: Path, rounds: int, *, layers: int) -> None:
     """How long training stands still for a save, beside a save that waits for its COMMIT."""
     trained = Trained(layers, folder, worker)
     steps = iter(range(1, 10**6))
@@ -74,7 +74,7 @@ def stall(report: Report, worker: Worker, folder: Path, rounds: int, *, layers: 
     report.figure("stall as a share of a waiting save", f"{size_mib:.0f} MiB of state", "%", Side("stall", shares))
 
 
-def overhead(report: Report, worker: Worker, folder: Path, rounds: int, *, steps: int) -> None:
+def overhead(report: Report, worker: ProcessContext, folder: Path, rounds: int, *, steps: int) -> None:
     """A run that saves every 100 steps beside the same run that never saves."""
     every = min(100, steps // 2)
     trained = Trained(RUN_LAYERS, folder, worker)

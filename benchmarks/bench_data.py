@@ -31,8 +31,8 @@ from benchmarks.prepare_million import write_tars
 from benchmarks.report import Report, Side
 from benchmarks.workloads import Workload, job_of, prepare_job, workload
 from trainer.config.model import ModelConfig
-from trainer.data.loader import RowLoader
-from trainer.data.packing import plan_rows
+from trainer.data.loader import PackedLoader
+from trainer.data.packing import plan_packing
 from trainer.data.sample import SPLITS
 from trainer.data.shards.index import Index
 from trainer.distributed.process import start_worker
@@ -97,7 +97,7 @@ def packing(report: Report, name: str, lengths: Lengths, epochs: int) -> None:
     greedy: list[Measured] = []
     for epoch in range(epochs):
         clock = Clock()
-        plan = plan_rows(
+        plan = plan_packing(
             lengths.tokens,
             lengths.images,
             row_tokens=lengths.row_tokens,
@@ -121,7 +121,7 @@ def packing(report: Report, name: str, lengths: Lengths, epochs: int) -> None:
     report.compare("fill: best fit or first come", name, unit, ours, Side("first come, first served", first_come))
     report.compare("fill: best fit or first fit", name, unit, ours, Side(f"first fit of {GREEDY_WINDOW}", first_fit))
     plan_us = [1e6 * each.cpu_per_unit for each in planned]
-    report.figure("time to plan an epoch", name, "CPU us / sample", Side("plan_rows", plan_us))
+    report.figure("time to plan an epoch", name, "CPU us / sample", Side("plan_packing", plan_us))
     baseline_rates = (f"first fit of {GREEDY_WINDOW}", greedy)
     report.compare_rates("samples planned", name, "samples", ("shuffled, best fit", planned), baseline_rates)
 
@@ -151,7 +151,7 @@ def reading(report: Report, load: Workload, rounds: int) -> None:
         report.compare_rates(claim, load.name, "samples", ("loader, shuffled, verified", found["ours"]), baseline)
 
 
-def our_rows(loader: RowLoader, load: Workload) -> Iterator[RowContent]:
+def our_rows(loader: PackedLoader, load: Workload) -> Iterator[RowContent]:
     """One epoch."""
     for step in range(load.num_steps):
         for row in loader.rows_for_step(step, 0, 1):

@@ -9,7 +9,7 @@ from benchmarks import flop_cases, memory_cases, pipeline_memory, planned_memory
 from benchmarks.common import interleaved, options
 from benchmarks.predictions import Predictions
 from benchmarks.processes import under_torchrun
-from trainer.distributed.process import Worker, start_worker
+from trainer.distributed.process import ProcessContext, start_worker
 
 PROCESSES = 2
 MIB = 2**20
@@ -76,7 +76,7 @@ def flops(report: Predictions, *, quick: bool) -> None:
             report.add("FLOPs", label, "MFLOP", found / 1e6, truth / 1e6)
 
 
-def steps(report: Predictions, worker: Worker, rounds: int, *, quick: bool) -> None:
+def steps(report: Predictions, worker: ProcessContext, rounds: int, *, quick: bool) -> None:
     """One configuration gives the rates; the others are predicted from them. CPU time, sides in turn."""
     names = list(step_times.CASES)[: QUICK_CASES + 1 if quick else None]
     sides = {name: step_times.RealSteps(step_times.CASES[name], worker) for name in names}

@@ -21,10 +21,10 @@ from benchmarks.strategy_sides import beside_their_baselines
 from benchmarks.training_sides import Length, Trained, bare_steps, our_loop, ready_steps, some_lines
 from benchmarks.workloads import Workload, workload
 from trainer.dataloading.batches import cached_images
-from trainer.distributed.process import Worker, start_worker
+from trainer.distributed.process import ProcessContext, start_worker
 from trainer.feature_cache.reader import FeatureReader
 from trainer.models.registry import family_of
-from trainer.setup import mean_row_flops
+from trainer.setup import mean_sequence_flops
 
 TOLERANCE = 1e-4  # relative, of losses in fp32; sums in another order differ by less
 LINES_STEPS, LINES_ROUNDS = 20, 3  # more steps than rows are read ahead of, and those of one line of the log at least
@@ -70,7 +70,13 @@ def main() -> None:
 
 
 def of_workload(
-    report: Report, load: Workload, worker: Worker, length: Length, rounds: int, scratch: Path, parts: Collection[str]
+    report: Report,
+    load: Workload,
+    worker: ProcessContext,
+    length: Length,
+    rounds: int,
+    scratch: Path,
+    parts: Collection[str],
 ) -> None:
     """The parts that train on a shipped run file's data, in this process."""
     if "loops" in parts:
@@ -82,7 +88,7 @@ def of_workload(
         compiled_or_eager(report, load, worker, scratch, rounds, length.steps, cached=not online)
 
 
-def loops(report: Report, load: Workload, worker: Worker, length: Length, rounds: int, scratch: Path) -> None:
+def loops(report: Report, load: Workload, worker: ProcessContext, length: Length, rounds: int, scratch: Path) -> None:
     """Whole training loops on the same rows: reading, collating, the step, metrics."""
     sides = {
         "cached": partial(our_loop, load.cached, worker, length),
@@ -128,11 +134,11 @@ def planned_gain(load: Workload) -> float:
     """What the planner says of these rows: it counts FLOPs, and takes all of them as equally fast."""
     job, split, sequence = load.cached, load.split(), load.sequence()
     shape = family_of(job.model).shape(job.model)
-    online, cached = (mean_row_flops(job, shape, split, sequence, cached=is_cached) for is_cached in (False, True))
+    online, cached = (mean_sequence_flops(job, shape, split, sequence, cached=is_cached) for is_cached in (False, True))
     return online.total / cached.total
 
 
-def layouts(report: Report, load: Workload, worker: Worker, steps: int, rounds: int) -> None:
+def layouts(report: Report, load: Workload, worker: ProcessContext, steps: int, rounds: int) -> None:
     """Steps of which each micro-batch holds the same samples: packed, so that each attends to itself or under a mask
     over all of a row, or one to a row."""
     shape = family_of(load.cached.model).feature_shape(load.cached.model)

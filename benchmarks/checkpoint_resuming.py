@@ -25,13 +25,13 @@ from trainer.checkpoint.commit import (
     upload_node_files,
 )
 from trainer.checkpoint.resume import resume
-from trainer.distributed.process import Worker
+from trainer.distributed.process import ProcessContext
 from trainer.strategies.torch_base import STATE_OPTIONS
 
 TENSORS_OF_A_LAYER = 4  # its weights, Adam's two moments and its count of steps; each a file of its own here
 
 
-def resuming(report: Report, worker: Worker, folder: Path, rounds: int, *, shards: int, width: int) -> None:
+def resuming(report: Report, worker: ProcessContext, folder: Path, rounds: int, *, shards: int, width: int) -> None:
     """A checkpoint of `shards` files, through each stage of a resume."""
     trained = Trained(shards // TENSORS_OF_A_LAYER, folder / "run", worker, width=width)
     record, size_mib = _save(trained, folder / "staging")

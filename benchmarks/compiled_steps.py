@@ -17,12 +17,12 @@ from benchmarks.training_sides import ReadyStep, ready_steps
 from benchmarks.workloads import Workload
 from trainer.config.job import JobConfig
 from trainer.dataloading.batches import ImageSource, cached_images, online_images
-from trainer.distributed.process import Worker
+from trainer.distributed.process import ProcessContext
 from trainer.feature_cache.reader import FeatureReader
 from trainer.models.image_processor import image_preparer
 from trainer.models.layers.compile import CACHE_VARIABLE
 from trainer.models.registry import family_of
-from trainer.setup import build_parts
+from trainer.setup import build_training
 
 TOLERANCE = 1e-4  # relative: fused kernels round elsewhere (tests/integration/test_inductor.py)
 WARM_UP = 2  # steps, of which the first is compiled; a later one must not be
@@ -33,7 +33,7 @@ NOTE = (
 
 
 def compiled_or_eager(
-    report: Report, load: Workload, worker: Worker, scratch: Path, rounds: int, steps: int, *, cached: bool
+    report: Report, load: Workload, worker: ProcessContext, scratch: Path, rounds: int, steps: int, *, cached: bool
 ) -> None:
     """The same steps, over batches that are ready; both sides stay as they are from round to round."""
     job, images = (load.cached, _features(load.cached)) if cached else (load.online, _pixels(load.online))
@@ -59,8 +59,8 @@ def with_compile(job: JobConfig, *, on: bool) -> JobConfig:
 class SteadySteps:
     """A strategy that has made its first steps; each call makes the steps behind them once more."""
 
-    def __init__(self, job: JobConfig, worker: Worker, ready: Sequence[ReadyStep]) -> None:
-        self._strategy = build_parts(job, worker).strategy
+    def __init__(self, job: JobConfig, worker: ProcessContext, ready: Sequence[ReadyStep]) -> None:
+        self._strategy = build_training(job, worker).strategy
         self._ready = ready[WARM_UP:]
         self.losses: list[float] = []
         clock = Clock()

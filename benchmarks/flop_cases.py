@@ -13,8 +13,8 @@ from trainer.config.model import ModelConfig
 from trainer.config.train import Checkpointing
 from trainer.models.layers.recompute_policy import Recompute
 from trainer.models.registry import family_of
-from trainer.sizing.flops import flops_per_row
-from trainer.tracing.fake_inputs import RowShape, inputs_of
+from trainer.sizing.flops import flops_per_sequence
+from trainer.tracing.fake_inputs import SequenceShape, inputs_of
 
 SIGLIP = {
     "model_type": "siglip_vision_model",
@@ -103,7 +103,7 @@ def counted(config: ModelConfig, *, cached: bool, checkpointing: Checkpointing) 
     module = family.training_module(config, model, cached=cached).train()
     Recompute(layers=checkpointing).apply(family, module)
     inputs = inputs_of(
-        config, RowShape(ROWS, ROW_TOKENS, IMAGES, ROWS * LABELS), 300, cached=cached, row_samples=ROW_SAMPLES
+        config, SequenceShape(ROWS, ROW_TOKENS, IMAGES, ROWS * LABELS), 300, cached=cached, row_samples=ROW_SAMPLES
     )
     inputs["label_index"] = torch.arange(ROWS * LABELS)
     # The CPU's fused attention kernel has no formula in torch's counter: it would count as nothing.
@@ -114,7 +114,7 @@ def counted(config: ModelConfig, *, cached: bool, checkpointing: Checkpointing) 
 
 def by_formula(config: ModelConfig, *, cached: bool, checkpointing: Any) -> float:
     """The same FLOPs from the model's sizes."""
-    row = flops_per_row(
+    row = flops_per_sequence(
         family_of(config).shape(config),
         row_tokens=ROW_TOKENS,
         images=IMAGES / ROWS,

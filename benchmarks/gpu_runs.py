@@ -12,13 +12,13 @@ import torch
 
 from benchmarks.measure_memory import row_batch
 from benchmarks.memory_cases import Case
-from trainer.dataloading.batches import RowBatch
-from trainer.distributed.process import Worker
+from trainer.dataloading.batches import PackedBatch
+from trainer.distributed.process import ProcessContext
 from trainer.models.layers.recompute_policy import Recompute
 from trainer.models.registry import family_of
 from trainer.strategies.base import Strategy
 from trainer.strategies.registry import build_strategy
-from trainer.tracing.fake_inputs import RowShape
+from trainer.tracing.fake_inputs import SequenceShape
 
 LANGUAGE, TOWER = "model.language_model.config", "model.tower.config"
 Found = TypeVar("Found")
@@ -29,7 +29,7 @@ class Size:
     """Of a LLaVA model, and of its rows."""
 
     changes: dict[str, Any]
-    rows: RowShape
+    rows: SequenceShape
     vocabulary: int
     samples: int  # in a row
 
@@ -45,10 +45,10 @@ def _size(hidden: int, layers: int, inner: int, heads: int, *, tokens: int, imag
         "train.loss_chunk_tokens": 1024,
         "train.deterministic": False,
     }
-    return Size(changes, RowShape(1, tokens, images, tokens // 4), 32000, samples)
+    return Size(changes, SequenceShape(1, tokens, images, tokens // 4), 32000, samples)
 
 
-TINY = Size({}, RowShape(2, 128, 4, 96), 300, 2)
+TINY = Size({}, SequenceShape(2, 128, 4, 96), 300, 2)
 MIDDLE = _size(1024, 12, 2816, 16, tokens=2048, images=2, samples=2)  # some 0.2 billion parameters
 LARGE = _size(2048, 24, 5504, 16, tokens=8192, images=8, samples=8)  # 1.3 billion, as the goal says: packed at 8k
 
@@ -56,7 +56,7 @@ LARGE = _size(2048, 24, 5504, 16, tokens=8192, images=8, samples=8)  # 1.3 billi
 class Run:
     """A strategy of one process with a step's batches, which are the same each time."""
 
-    def __init__(self, case: Case, size: Size, worker: Worker) -> None:
+    def __init__(self, case: Case, size: Size, worker: ProcessContext) -> None:
         self.job, self.worker = case.config(1), worker
         family = family_of(self.job.model)
         with worker.device:
@@ -81,7 +81,7 @@ class Run:
         return loss
 
 
-def filled(batch: RowBatch, case: Case) -> RowBatch:
+def filled(batch: PackedBatch, case: Case) -> PackedBatch:
     """With tokens of text and labels that differ."""
     generator = torch.Generator().manual_seed(1)
     drawn = torch.randint(case.vocabulary - 1, batch.input_ids.shape, generator=generator)
@@ -98,7 +98,7 @@ def case_of(size: Size, strategy: str, changes: dict[str, Any], *, cached: bool 
     return Case(strategy, size.changes | changes, passes, cached, size.rows, size.vocabulary)
 
 
-def alone(measure: Callable[[Run], Found], case: Case, size: Size, worker: Worker) -> Found:
+def alone(measure: Callable[[Run], Found], case: Case, size: Size, worker: ProcessContext) -> Found:
     """What `measure` finds of a run, before and after which the device holds nothing of another."""
     empty(worker)
     try:
@@ -107,7 +107,7 @@ def alone(measure: Callable[[Run], Found], case: Case, size: Size, worker: Worke
         empty(worker)
 
 
-def _measured(measure: Callable[[Run], Found], case: Case, size: Size, worker: Worker) -> Found:
+def _measured(measure: Callable[[Run], Found], case: Case, size: Size, worker: ProcessContext) -> Found:
     """In a function of its own, so that the run is nobody's when it returns."""
     run = Run(case, size, worker)
     try:
@@ -132,12 +132,12 @@ def let_go(strategy: Strategy) -> None:
         unwrapped.nonlocals["func"].cache_clear()
 
 
-def empty(worker: Worker) -> None:
+def empty(worker: ProcessContext) -> None:
     gc.collect()
     if worker.device.type == "cuda":
         torch.cuda.empty_cache()
 
 
-def wait(worker: Worker) -> None:
+def wait(worker: ProcessContext) -> None:
     if worker.device.type == "cuda":
         torch.cuda.synchronize()

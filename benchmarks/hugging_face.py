@@ -17,13 +17,13 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 from benchmarks.common import Clock, Measured
 from benchmarks.training_sides import Length, Trained
 from benchmarks.workloads import Workload
-from trainer.data.loader import Row
+from trainer.data.loader import PackedSequence
 from trainer.models.image_processor import PixelPreparer
 from trainer.models.registry import family_of
 from trainer.optimizer import build_optimizer
 
 
-class PlannedRows(Dataset[Row]):
+class PlannedRows(Dataset[PackedSequence]):
     """The rows of the first steps, in the order in which our loop reads them; each is made when it is asked for."""
 
     def __init__(self, load: Workload, steps: int) -> None:
@@ -37,7 +37,7 @@ class PlannedRows(Dataset[Row]):
     def __len__(self) -> int:
         return len(self._rows)
 
-    def __getitem__(self, number: int) -> Row:
+    def __getitem__(self, number: int) -> PackedSequence:
         return self._loader.build_row(self._rows[number])
 
 
@@ -71,7 +71,7 @@ def hugging_face_trainer(load: Workload, length: Length, scratch: Path) -> Train
     model.register_forward_hook(lambda _module, _inputs, output: losses.append(output.loss.detach()))
     pixels = PixelPreparer(job.model)
 
-    def collate_rows(rows: Sequence[Row]) -> dict[str, Tensor]:
+    def collate_rows(rows: Sequence[PackedSequence]) -> dict[str, Tensor]:
         names = ("input_ids", "labels", "position_ids")
         batch = {name: torch.from_numpy(np.stack([getattr(row, name) for row in rows])) for name in names}
         return batch | {"pixel_values": pixels([image for row in rows for image in row.images])}

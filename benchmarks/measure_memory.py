@@ -21,14 +21,14 @@ from torch.utils._pytree import tree_leaves
 from benchmarks.memory_cases import CASES, HYBRID_CASES, SPLIT_CASES, Case
 from benchmarks.processes import announced
 from trainer.config.model import ModelConfig
-from trainer.dataloading.batches import RowBatch
+from trainer.dataloading.batches import PackedBatch
 from trainer.distributed.data_parallel_rank import replica_of
-from trainer.distributed.process import Worker, run_worker, start_worker
+from trainer.distributed.process import ProcessContext, run_worker, start_worker
 from trainer.models.layers.recompute_policy import Recompute
 from trainer.models.registry import family_of
 from trainer.strategies.base import Strategy
 from trainer.strategies.registry import build_strategy
-from trainer.tracing.fake_inputs import RowShape, inputs_of
+from trainer.tracing.fake_inputs import SequenceShape, inputs_of
 
 
 def main() -> int:
@@ -69,7 +69,7 @@ class Scales(TorchDispatchMode):
         return result
 
 
-def measure(case: Case, worker: Worker) -> dict[str, int]:
+def measure(case: Case, worker: ProcessContext) -> dict[str, int]:
     """Bytes on this rank: weights, gradients and optimizer state as found, and the most held in a step."""
     job = case.config(worker.world_size)
     family = family_of(job.model)
@@ -130,11 +130,13 @@ def draw(model: nn.Module) -> None:
         nn.init.normal_(parameter, std=0.02)
 
 
-def row_batch(model: ModelConfig, rows: RowShape, vocabulary: int, *, cached: bool, row_samples: int = 2) -> RowBatch:
+def row_batch(
+    model: ModelConfig, rows: SequenceShape, vocabulary: int, *, cached: bool, row_samples: int = 2
+) -> PackedBatch:
     """Packed rows."""
     inputs = inputs_of(model, rows, vocabulary, cached=cached, row_samples=row_samples)
     inputs["label_index"] = torch.arange(rows.label_tokens)
-    return RowBatch(**inputs)
+    return PackedBatch(**inputs)
 
 
 def gradient_bytes(strategy: Strategy, module: nn.Module) -> int:

@@ -8,10 +8,10 @@ from typing import Any
 
 from benchmarks.tiny_native import model_section
 from benchmarks.tiny_runs import TINY, merged, strategy_changes
-from trainer.tracing.fake_inputs import RowShape
+from trainer.tracing.fake_inputs import SequenceShape
 from vlmpipe.config.run_config import RunConfig, parse_run_config
 
-ROWS = RowShape(rows=2, tokens=128, images=4, label_tokens=96)
+ROWS = SequenceShape(rows=2, tokens=128, images=4, label_tokens=96)
 
 LLAVA: dict[str, Any] = {
     "model.tower.config.image_size": 32,
@@ -67,7 +67,7 @@ class Case:
     changes: dict[str, Any] = field(default_factory=dict)
     passes: int = 2
     cached: bool = True
-    rows: RowShape = ROWS
+    rows: SequenceShape = ROWS
     vocabulary: int = 300
     family: str = "llava"
 

@@ -28,13 +28,13 @@ from benchmarks.attention_sides import QUICK, Attention, Packed, results, sides
 from benchmarks.common import interleaved, options
 from benchmarks.gpu_runs import LARGE, MIDDLE, TINY, Run, alone, case_of, wait
 from benchmarks.memory_cases import ADAPTERS, BF16, CHECKPOINTING, ONLINE
-from benchmarks.planned_memory import fullest_parts, planned_moments
+from benchmarks.planned_memory import fullest_parts, planned_phases
 from benchmarks.predictions import Predictions
 from benchmarks.report import Report, Side
-from trainer.distributed.process import Worker, start_worker
+from trainer.distributed.process import ProcessContext, start_worker
 from trainer.models.attention.kernels import BLOCKWISE, CPU, FLASH, kernel_for
 from trainer.models.registry import family_of
-from trainer.sizing.flops import model_flops_per_row
+from trainer.sizing.flops import model_flops_per_sequence
 from vlmpipe.catalog.machines import load_catalog
 from vlmpipe.planner.memory.rank import device_parts
 from vlmpipe.planner.parallel_layout import layout_of
@@ -81,7 +81,7 @@ class Bench:
 
     report: Report
     plans: Predictions
-    worker: Worker
+    worker: ProcessContext
     quick: bool
 
     def few(self, cases: Sequence[One], count: int) -> Sequence[One]:
@@ -142,7 +142,7 @@ def memory(bench: Bench) -> None:
     size = TINY if bench.quick else MIDDLE
     for name, (strategy, changes, cached) in bench.few(list(MEMORY.items()), 2):
         case = case_of(size, strategy, changes, cached=cached)
-        parts = fullest_parts(planned_moments(case, 1, on_gpu=True))
+        parts = fullest_parts(planned_phases(case, 1, on_gpu=True))
         beside = device_parts(parts, layout_of(case.config(1)))
         measured = alone(peaks_of, case, size, bench.worker)
         if measured is None:
@@ -191,7 +191,7 @@ def attention(bench: Bench) -> None:
         bench.report.compare("attention: forward and backward", data, "1 / s", ours, masked)
 
 
-def passes_per_s(side: Attention, worker: Worker) -> float:
+def passes_per_s(side: Attention, worker: ProcessContext) -> float:
     wait(worker)
     started_s = time.perf_counter()
     for _ in range(ATTENTION_PASSES):
@@ -209,7 +209,7 @@ def speed(bench: Bench) -> None:
         times_s = alone(partial(step_times_s, steps=steps), case, size, bench.worker)
         rows, tokens = case.passes * size.rows.rows, case.passes * size.rows.rows * size.rows.tokens
         model = case.config(1).model
-        useful = rows * model_flops_per_row(
+        useful = rows * model_flops_per_sequence(
             family_of(model).shape(model),
             useful_tokens=size.rows.tokens,
             samples=size.samples,

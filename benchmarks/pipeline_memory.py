@@ -22,7 +22,7 @@ from trainer.config.model import GRID_FAMILIES
 from trainer.distributed.process import run_worker, start_worker
 from trainer.models.registry import family_of
 from trainer.sizing.pipeline_partition import stages_of
-from vlmpipe.planner.memory.pipeline_stage import stage_moments
+from vlmpipe.planner.memory.pipeline_stage import stage_phases
 from vlmpipe.planner.memory.rank import fullest
 
 STAGES = 3
@@ -114,7 +114,7 @@ def predicted(case: Case) -> list[dict[str, int]]:
     mixes = [(case.rows.images // case.rows.rows, case.rows.label_tokens // case.rows.rows)]
     found = []
     for number in range(count):
-        moments = stage_moments(config, shape, stages, number, passes=case.passes, mixes=mixes)
+        moments = stage_phases(config, shape, stages, number, passes=case.passes, mixes=mixes)
         sizes = {part.name: part.bytes for part in fullest(moments)[1]}
         weights = sizes.get("weights", 0) + sizes.get("frozen weights", 0)
         found.append(

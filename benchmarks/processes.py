@@ -12,12 +12,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from trainer.distributed.process import Worker
+from trainer.distributed.process import ProcessContext
 
 BEGINS = "begins: "  # how a module says which case it is at
 
 
-def announced(names: Sequence[str], worker: Worker, kind: str) -> Iterator[str]:
+def announced(names: Sequence[str], worker: ProcessContext, kind: str) -> Iterator[str]:
     """Each of these, once the first rank has said that it begins."""
     for number, name in enumerate(names, start=1):
         if worker.is_first:

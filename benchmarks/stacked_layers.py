@@ -11,8 +11,8 @@ from trainer.checkpoint.async_saver import CheckpointSaver
 from trainer.checkpoint.attempts import claim_attempt
 from trainer.checkpoint.retention import Retention
 from trainer.config.train import OptimizerConfig, TrainConfig
-from trainer.dataloading.batches import RowBatch
-from trainer.distributed.process import Worker
+from trainer.dataloading.batches import PackedBatch
+from trainer.distributed.process import ProcessContext
 from trainer.storage.local import LocalStorage
 from trainer.strategies.ddp import Ddp
 
@@ -38,7 +38,7 @@ class Layers(nn.Module):
 class Trained:
     """A strategy that has made a step, so that the optimizer has its state."""
 
-    def __init__(self, layers: int, folder: Path, worker: Worker, *, width: int = WIDTH) -> None:
+    def __init__(self, layers: int, folder: Path, worker: ProcessContext, *, width: int = WIDTH) -> None:
         torch.manual_seed(0)
         self._width, self.module = width, Layers(layers, width)
         self.strategy, self.worker = Ddp(TRAIN, self.module, worker), worker
@@ -54,7 +54,7 @@ class Trained:
     def step(self) -> None:
         """One training step."""
         none = torch.zeros(1, dtype=torch.int64)
-        self.strategy.forward_backward([RowBatch(none, none, none, none, torch.ones(1, self._width))], 1)
+        self.strategy.forward_backward([PackedBatch(none, none, none, none, torch.ones(1, self._width))], 1)
         self.strategy.step(1.0)
 
     def saver(self, *, asynchronous: bool) -> CheckpointSaver:

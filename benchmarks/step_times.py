@@ -12,16 +12,16 @@ from torch import nn
 from benchmarks.common import Clock, Measured
 from benchmarks.measure_memory import row_batch
 from benchmarks.tiny_runs import TINY, merged
-from trainer.distributed.process import Worker
+from trainer.distributed.process import ProcessContext
 from trainer.models.layers.recompute_policy import Recompute
 from trainer.models.registry import family_of
 from trainer.strategies.registry import build_strategy
-from trainer.tracing.fake_inputs import RowShape
+from trainer.tracing.fake_inputs import SequenceShape
 from vlmpipe.catalog.machines import Gpu, load_catalog
 from vlmpipe.config.run_config import RunConfig, parse_run_config
 from vlmpipe.planner.parallel_layout import layout_of
 from vlmpipe.planner.time.step_time import estimate_time
-from vlmpipe.planner.workload import RowLoad
+from vlmpipe.planner.workload import Workload
 
 Rounds = list[tuple[Measured, Measured]]  # forward and backward pass, and update
 
@@ -33,7 +33,7 @@ SIZES: dict[str, Any] = {
     "train.clip_grad_norm": 1.0,
     "train.deterministic": False,
 }
-ROWS = RowShape(2, 256, 4, 192)
+ROWS = SequenceShape(2, 256, 4, 192)
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class StepCase:
     """One configuration: what differs from SIZES, and its rows, which make one micro-batch and one step."""
 
     changes: dict[str, Any] = field(default_factory=dict)
-    rows: RowShape = ROWS
+    rows: SequenceShape = ROWS
 
     def config(self) -> RunConfig:
         """The run file of this case."""
@@ -66,10 +66,10 @@ CASES = {
     CALIBRATION: StepCase(),
     "wider": StepCase({LANGUAGE: {"hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 4}}),
     "deeper": StepCase({LANGUAGE: {"hidden_size": 512, "intermediate_size": 1376, "num_hidden_layers": 8}}),
-    "longer rows": StepCase(rows=RowShape(2, 512, 4, 384)),
-    "more rows": StepCase(rows=RowShape(4, 256, 8, 384)),
+    "longer rows": StepCase(rows=SequenceShape(2, 512, 4, 384)),
+    "more rows": StepCase(rows=SequenceShape(4, 256, 8, 384)),
     "tower online": StepCase({"features.cache": "off"}),
-    "tower online, more images": StepCase({"features.cache": "off"}, RowShape(2, 256, 6, 64)),
+    "tower online, more images": StepCase({"features.cache": "off"}, SequenceShape(2, 256, 6, 64)),
     "tower trained": StepCase({"features.cache": "off", "model.freeze": []}),
     "activation checkpointing": StepCase({"train.activation_checkpointing": "full"}),
     "language model frozen": StepCase({"model.freeze": ["tower", "language_model"]}),
@@ -91,7 +91,7 @@ class StepSeconds:
 class RealSteps:
     """A strategy with a batch that is ready; each call is one step, in CPU time of the process."""
 
-    def __init__(self, case: StepCase, worker: Worker) -> None:
+    def __init__(self, case: StepCase, worker: ProcessContext) -> None:
         job = case.config()
         family, cached = family_of(job.model), job.features.cache == "on"
         torch.manual_seed(0)
@@ -127,7 +127,7 @@ def planned(case: StepCase, device: Gpu) -> StepSeconds:
     config = case.config()
     shape = family_of(config.model).shape(config.model)
     rows = case.rows
-    load = RowLoad(
+    load = Workload(
         rows_per_step=rows.rows,
         row_tokens=rows.tokens,
         fill=1.0,

@@ -23,9 +23,9 @@ from benchmarks.memory_cases import Case
 from benchmarks.processes import announced
 from benchmarks.strategy_cases import GROUPS, MICRO_BATCHES, Group
 from trainer.config.model import ModelConfig
-from trainer.dataloading.batches import RowBatch
+from trainer.dataloading.batches import PackedBatch
 from trainer.distributed.data_parallel_rank import replica_of
-from trainer.distributed.process import Worker, run_worker, start_worker
+from trainer.distributed.process import ProcessContext, run_worker, start_worker
 from trainer.models.layers.recompute_policy import Recompute
 from trainer.models.registry import family_of
 from trainer.strategies.registry import build_strategy
@@ -51,7 +51,7 @@ def main() -> int:
     return 0
 
 
-def time_group(group: Group, worker: Worker, rounds: int, steps: int, *, quick: bool) -> dict[str, Any]:
+def time_group(group: Group, worker: ProcessContext, rounds: int, steps: int, *, quick: bool) -> dict[str, Any]:
     """By run: `rounds` of `steps` (CPU time of all ranks together, wall time until the last is done), after one round
     that is thrown away, and the losses of all steps. Collective."""
     assert worker.world_size == group.processes
@@ -75,7 +75,7 @@ def of_all_ranks(mine: Measured) -> Measured:
 class RealSteps:
     """A strategy with its part of batches that are ready; each call is a few steps of the whole job."""
 
-    def __init__(self, case: Case, worker: Worker, steps: int) -> None:
+    def __init__(self, case: Case, worker: ProcessContext, steps: int) -> None:
         # The processes lie on this machine; hybrid sharding is told that they are on several nodes.
         of_a_node = worker.world_size // case.nodes
         worker = replace(worker, local_rank=worker.rank % of_a_node, local_world_size=of_a_node)
@@ -125,7 +125,7 @@ def begin(model: nn.Module) -> None:
             nn.init.constant_(parameter, 1.0 if name.endswith("weight") else 0.0)
 
 
-def drawn_batches(model: ModelConfig, case: Case, *, seed: int) -> Sequence[RowBatch]:
+def drawn_batches(model: ModelConfig, case: Case, *, seed: int) -> Sequence[PackedBatch]:
     """All micro-batches of a global step, the same in every process."""
     generator, found = torch.Generator().manual_seed(seed), []
     for _ in range(MICRO_BATCHES):

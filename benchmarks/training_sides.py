@@ -21,10 +21,10 @@ from benchmarks.common import Clock, Measured
 from benchmarks.workloads import Workload
 from trainer import loop
 from trainer.config.job import JobConfig
-from trainer.data.loader import Row
-from trainer.dataloading.batches import ImageSource, RowBatch, collate
-from trainer.distributed.process import StopRequest, Worker
-from trainer.setup import Parts, build_parts
+from trainer.data.loader import PackedSequence
+from trainer.dataloading.batches import ImageSource, PackedBatch, collate
+from trainer.distributed.process import ProcessContext, StopRequest
+from trainer.setup import TrainingSetup, build_training
 from trainer.storage import open_storage
 from trainer.strategies.base import StepResult, Strategy
 
@@ -83,7 +83,7 @@ class ClockedStrategy:
         self._losses: list[float] = []
         self.trained: Trained | None = None
 
-    def forward_backward(self, batches: Sequence[RowBatch], total_label_tokens: int) -> Tensor:
+    def forward_backward(self, batches: Sequence[PackedBatch], total_label_tokens: int) -> Tensor:
         if self._step == self._length.warm_up:
             self._engine_cpu_s, self._clock, self._thread_s = 0.0, Clock(), time.thread_time()
         if self._step == self._length.end:
@@ -109,13 +109,13 @@ class ClockedStrategy:
         return getattr(self._strategy, name)
 
 
-def our_loop(job: JobConfig, worker: Worker, length: Length) -> Trained:
+def our_loop(job: JobConfig, worker: ProcessContext, length: Length) -> Trained:
     """`trainer.loop.train` itself, with metrics and TensorBoard; its last checkpoint comes after the clock."""
     stop = Enough()
     made: list[ClockedStrategy] = []  # by the loop, one
 
-    def clocked_parts(job: JobConfig, worker: Worker) -> Parts:
-        parts = build_parts(job, worker)
+    def clocked_parts(job: JobConfig, worker: ProcessContext) -> TrainingSetup:
+        parts = build_training(job, worker)
         made.append(ClockedStrategy(parts.strategy, length, stop))
         return dataclasses.replace(parts, strategy=made[0], total_steps=length.end + STEPS_AFTER)
 
@@ -125,7 +125,7 @@ def our_loop(job: JobConfig, worker: Worker, length: Length) -> Trained:
     return made[0].trained
 
 
-def some_lines(job: JobConfig, worker: Worker, length: Length) -> tuple[Trained, float]:
+def some_lines(job: JobConfig, worker: ProcessContext, length: Length) -> tuple[Trained, float]:
     """The loop for as long as it takes to write some lines of its log, as often as the run file says.
 
     With it the share of wall time in which training waited for its rows, in percent, by the run's own metrics.
@@ -142,7 +142,7 @@ def some_lines(job: JobConfig, worker: Worker, length: Length) -> tuple[Trained,
 class ReadyStep:
     """A step's micro-batches, made before any clock starts."""
 
-    batches: list[RowBatch]
+    batches: list[PackedBatch]
     useful_tokens: int
 
     @property
@@ -151,9 +151,9 @@ class ReadyStep:
         return sum(batch.input_ids.numel() for batch in self.batches)
 
 
-def bare_steps(job: JobConfig, worker: Worker, steps: Sequence[ReadyStep]) -> Trained:
+def bare_steps(job: JobConfig, worker: ProcessContext, steps: Sequence[ReadyStep]) -> Trained:
     """Forward, backward and optimizer over steps that are ready; the first warms up. Units: useful tokens."""
-    strategy = build_parts(job, worker).strategy
+    strategy = build_training(job, worker).strategy
     losses, clock = [], Clock()
     for number, step in enumerate(steps):
         if number == 1:
@@ -179,7 +179,7 @@ def ready_steps(load: Workload, image_source: ImageSource, steps: int) -> tuple[
     return packed, padded
 
 
-def _padded(rows: Sequence[Row], image_source: ImageSource) -> RowBatch:
+def _padded(rows: Sequence[PackedSequence], image_source: ImageSource) -> PackedBatch:
     """Rows of one sample each, padded to the longest. Padding attends to next to nothing, as in packed rows: the best
     that this layout can do."""
     length = max(row.tokens for row in rows)

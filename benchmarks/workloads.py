@@ -12,13 +12,13 @@ from typing import Any
 import torch
 
 from trainer.config.job import DataPointers, JobConfig, RunPaths
-from trainer.data.loader import RowLoader
+from trainer.data.loader import PackedLoader
 from trainer.data.prepare.pipeline import prepare
-from trainer.data.sampler import RowSequence
+from trainer.data.sampler import PackedBatchSampler
 from trainer.data.shards.index import Index, SplitIndex
 from trainer.data.shards.tar import ShardReader
 from trainer.data.tokenize import load_tokenizer
-from trainer.distributed.process import Worker
+from trainer.distributed.process import ProcessContext
 from trainer.feature_cache.encode import build
 from trainer.feature_cache.store import features_uri
 from trainer.models.registry import family_of
@@ -57,10 +57,10 @@ class Workload:
     def split(self) -> SplitIndex:
         return Index.load(self.online.pointers().prepared_uri).split("train")
 
-    def sequence(self) -> RowSequence:
+    def sequence(self) -> PackedBatchSampler:
         """The rows that training reads."""
         job = self.online
-        return RowSequence(
+        return PackedBatchSampler(
             self.split(),
             row_tokens=job.data.row_tokens,
             row_images=job.data.row_images,
@@ -69,10 +69,10 @@ class Workload:
             shuffle_shards=job.data.shuffle_shards,
         )
 
-    def loader(self, *, images: bool = True) -> RowLoader:
+    def loader(self, *, images: bool = True) -> PackedLoader:
         """Rows, with their encoded images where `images`; a new one verifies the shards anew."""
         reader = ShardReader.open(open_storage(self.online.pointers().prepared_uri))
-        return RowLoader(self.split(), self.sequence(), self.tokenizer, reader, images=images)
+        return PackedLoader(self.split(), self.sequence(), self.tokenizer, reader, images=images)
 
 
 def job_of(run_file: str, root: Path, run_id: str, overrides: tuple[str, ...] = ()) -> JobConfig:
@@ -86,7 +86,9 @@ def prepare_job(job: JobConfig) -> str:
     return prepare(job, Progress(job.run.run_uri, "prepare-data", quiet=True)).uri
 
 
-def workload(run_file: str, root: Path, worker: Worker, overrides: tuple[str, ...] = (), *, name: str = "") -> Workload:
+def workload(
+    run_file: str, root: Path, worker: ProcessContext, overrides: tuple[str, ...] = (), *, name: str = ""
+) -> Workload:
     """Prepared data and cached features of a shipped run file. Needs the process group."""
     cached = _job_with_data(run_file, root, "reuse", overrides)
     with torch.no_grad(), contextlib.redirect_stdout(io.StringIO()):

@@ -16,10 +16,10 @@ def collect_evaluation(
         run_uri: The run's folder, which is also the output.
         gcp_resources: What the job step says of the job; taking it makes this step wait for the job.
     """
-    from components.runtime.step_context import exiting
+    from components.runtime.step_context import exit_on_error
     from components.runtime.step_logic import evaluated_confusion, job_metrics
 
-    with exiting():
+    with exit_on_error():
         for name, value in job_metrics(run_uri, "evaluate").items():
             metrics.log_metric(name, value)
         categories, rows, note = evaluated_confusion(run_uri)

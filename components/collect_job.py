@@ -14,10 +14,10 @@ def collect_job(run_uri: str, job: str, gcp_resources: str, metrics: Output[Metr
         job: cache_features or train.
         gcp_resources: What the job step says of the job; taking it makes this step wait for the job.
     """
-    from components.runtime.step_context import exiting
+    from components.runtime.step_context import exit_on_error
     from components.runtime.step_logic import job_metrics
 
-    with exiting():
+    with exit_on_error():
         for name, value in job_metrics(run_uri, job).items():
             metrics.log_metric(name, value)
         if job == "train":  # the page shows training and, later, evaluation

@@ -12,11 +12,11 @@ def decide(run_uri: str, metrics: Output[Metrics], report: Output[HTML]) -> str:
     Returns:
         accepted or rejected.
     """
-    from components.runtime.step_context import step
+    from components.runtime.step_context import step_context
     from vlmpipe.registry.release import decide_run
     from vlmpipe.report.build import build_report
 
-    with step(run_uri, "decide") as progress:
+    with step_context(run_uri, "decide") as progress:
         decision = decide_run(run_uri)
         answer = "accepted" if decision.accepted else "rejected"
         progress.update(0, answer=answer)

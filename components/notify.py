@@ -17,19 +17,19 @@ def notify(run_id: str, job_name: str, root_uri: str, webhook: str, status: Pipe
     """
     import os
 
-    from components.runtime.step_context import STOPPED_VARIABLE, step
+    from components.runtime.step_context import STOPPED_VARIABLE, step_context
     from components.runtime.step_logic import close_run
     from components.runtime.vertex_experiments import log_run
-    from components.runtime.webhook import tell
+    from components.runtime.webhook import send_notification
     from trainer.config.job import run_uri_of
 
     run_uri = run_uri_of(root_uri, run_id, job_name)
     state = "stopped" if os.environ.get(STOPPED_VARIABLE) else status.state
-    with step(run_uri, "notify", even_when_stopped=True) as progress:
+    with step_context(run_uri, "notify", even_when_stopped=True) as progress:
         said = []
         try:
             said.append(close_run(run_uri, state))
         finally:  # also of a run whose report cannot be written
-            said += [tell(webhook, run_uri, state, status.error_message or ""), log_run(run_uri, state)]
+            said += [send_notification(webhook, run_uri, state, status.error_message or ""), log_run(run_uri, state)]
             print("\n".join(filter(None, said[-2:])), flush=True)
         progress.finish(message="; ".join(filter(None, said)))

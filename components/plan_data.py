@@ -10,12 +10,12 @@ def plan_data(run_uri: str) -> list[str]:
     Returns:
         One text for each task of the next step. None where the data is prepared already, or too small to be shared out.
     """
-    from components.runtime.step_context import step
+    from components.runtime.step_context import step_context
     from components.runtime.step_logic import shares_of
     from trainer.config.job import JobConfig
     from trainer.data.prepare.pipeline import plan_chunks
 
-    with step(run_uri, "plan-data") as progress:
+    with step_context(run_uri, "plan-data") as progress:
         job = JobConfig.load(f"{run_uri}/run.json")
         chunks = plan_chunks(job, progress)
         shares = shares_of(run_uri, min(job.data.tasks, chunks))

@@ -10,13 +10,13 @@ def prepare_chunks(share: str) -> int:
     Returns:
         How many chunks were prepared.
     """
-    from components.runtime.step_context import step
+    from components.runtime.step_context import step_context
     from components.runtime.step_logic import read_share
     from trainer.config.job import JobConfig
     from trainer.data.prepare.pipeline import prepare_share
 
     task, tasks, run_uri = read_share(share)
-    with step(run_uri, f"prepare-chunks-{task}") as progress:
+    with step_context(run_uri, f"prepare-chunks-{task}") as progress:
         prepared = prepare_share(JobConfig.load(f"{run_uri}/run.json"), task, tasks, progress)
         progress.finish(message=f"{prepared} chunks prepared")
     return prepared

@@ -12,10 +12,10 @@ def register_model(run_uri: str, model: Output[Model]) -> str:
     Returns:
         Where the registered model lies.
     """
-    from components.runtime.step_context import step
+    from components.runtime.step_context import step_context
     from vlmpipe.registry.release import register_run
 
-    with step(run_uri, "register-model") as progress:
+    with step_context(run_uri, "register-model") as progress:
         entry = register_run(run_uri)
         progress.finish(message=f"{entry.model} version {entry.version} in {entry.model_uri}")
     model.uri = entry.model_uri

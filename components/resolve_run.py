@@ -35,12 +35,12 @@ def resolve_run(
         data_uri: See the pipeline's parameters, as for all that follow.
     """
     from components.runtime.resolve import resolve
-    from components.runtime.step_context import exiting, step
+    from components.runtime.step_context import exit_on_error, step_context
     from vlmpipe.config.run_config import run_uri
 
-    with exiting():
+    with exit_on_error():
         uri = run_uri(compiled, run_id, job_name)
-    with step(uri, "resolve-run") as progress:
+    with step_context(uri, "resolve-run") as progress:
         resolved = resolve(
             run_file,
             compiled,

@@ -8,9 +8,9 @@ def reuse_features(run_uri: str, features: str) -> str:
         run_uri: The run's folder.
         features: reuse (all images have features) or off (no cache).
     """
-    from components.runtime.step_context import step
+    from components.runtime.step_context import step_context
 
-    with step(run_uri, "cache-features") as progress:
+    with step_context(run_uri, "cache-features") as progress:
         reasons = {"reuse": "every image has features already", "off": "no cache: images are encoded while training"}
         progress.finish("reused" if features == "reuse" else "done", reasons[features])
     return run_uri

@@ -3,7 +3,7 @@
 from typing import Any, NamedTuple
 
 
-def run_train_job(
+def run_kubeflow_job(
     display_name: str,
     location: str = "",
     worker_pool_specs: list[dict[str, Any]] = [],  # noqa: B006 (kfp reads the default)
@@ -33,7 +33,7 @@ def run_train_job(
         labels: Labels of the TrainJob; vlmpipe-step names the step whose record it keeps.
         location: Unused here, as everything below that only concerns machines of Google Cloud.
     """
-    from components.runtime.step_context import exiting
+    from components.runtime.step_context import exit_on_error
     from vlmpipe.backends.kubeflow.job import run_on_kubeflow
 
     job_spec = {
@@ -41,5 +41,5 @@ def run_train_job(
         "scheduling": {"timeout": timeout},
         "base_output_directory": {"output_uri_prefix": base_output_directory},
     }
-    with exiting():
+    with exit_on_error():
         return (run_on_kubeflow(display_name, job_spec, labels=labels),)

@@ -3,7 +3,7 @@
 from typing import Any, NamedTuple
 
 
-def run_job(
+def run_local_job(
     display_name: str,
     location: str = "",
     worker_pool_specs: list[dict[str, Any]] = [],  # noqa: B006 (kfp reads the default)
@@ -33,8 +33,8 @@ def run_job(
         labels: Labels of the job; vlmpipe-step names the step whose record it keeps.
         location: Unused here, as everything below that only concerns machines in the cloud.
     """
-    from components.runtime.step_context import exiting
-    from vlmpipe.backends.local.job import run_local_job
+    from components.runtime.step_context import exit_on_error
+    from vlmpipe.backends.local.job import run_job
 
     job_spec = {
         "worker_pool_specs": worker_pool_specs,
@@ -53,5 +53,5 @@ def run_job(
         "persistent_resource_id": persistent_resource_id,
         "psc_interface_config": psc_interface_config,
     }
-    with exiting():
-        return (run_local_job(display_name, job_spec, labels=labels, project=project),)
+    with exit_on_error():
+        return (run_job(display_name, job_spec, labels=labels, project=project),)

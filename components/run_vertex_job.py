@@ -3,7 +3,7 @@
 from typing import Any, NamedTuple
 
 
-def run_ladder(
+def run_vertex_job(
     display_name: str,
     location: str = "",
     worker_pool_specs: list[dict[str, Any]] = [],  # noqa: B006 (kfp reads the default)
@@ -31,8 +31,8 @@ def run_ladder(
         base_output_directory: The run's folder; its run.json says the rungs, its plan.json their prices.
         strategy: Unused here, as max_wait_duration: the rungs say it.
     """
-    from components.runtime.step_context import exiting, stop_as_error
-    from vlmpipe.backends.vertex.capacity_fallback import climb
+    from components.runtime.step_context import exit_on_error, stop_as_error
+    from vlmpipe.backends.vertex.capacity_fallback import run_with_fallback
 
     settings = {
         "display_name": display_name,
@@ -52,5 +52,5 @@ def run_ladder(
         "base_output_directory": {"output_uri_prefix": base_output_directory},
         "psc_interface_config": psc_interface_config,
     }
-    with exiting(), stop_as_error("train"):
-        return (climb(settings, {name: value for name, value in job_spec.items() if value}),)
+    with exit_on_error(), stop_as_error("train"):
+        return (run_with_fallback(settings, {name: value for name, value in job_spec.items() if value}),)

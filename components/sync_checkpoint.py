@@ -11,9 +11,9 @@ def sync_checkpoint(run_uri: str, model: Output[Model]) -> str:
     Args:
         run_uri: The run's folder, which is also the output.
     """
-    from components.runtime.step_context import step
+    from components.runtime.step_context import step_context
 
-    with step(run_uri, "sync-checkpoint") as progress:
+    with step_context(run_uri, "sync-checkpoint") as progress:
         from trainer.checkpoint.sync import sync_run
         from trainer.config.job import JobConfig
 

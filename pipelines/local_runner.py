@@ -28,7 +28,7 @@ from trainer.errors import ExitCode, run_main
 from trainer.progress import StepRecord
 from trainer.storage import open_storage
 from trainer.storage.base import join_uri
-from vlmpipe.backends.local.restart_policy import CHAOS_VARIABLE, RETRIES_VARIABLE
+from vlmpipe.backends.local.restart_policy import FAULTS_VARIABLE, RETRIES_VARIABLE
 from vlmpipe.runs.local.state import read_json
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--chaos", help="mishaps of the training job; see vlmpipe/backends/local/fault_spec.py")
     options = parser.parse_args(arguments)
     # kfp.local's steps inherit the environment; a step's inputs are those of the step on Vertex AI.
-    for variable, value in ((RETRIES_VARIABLE, options.retries), (CHAOS_VARIABLE, options.chaos)):
+    for variable, value in ((RETRIES_VARIABLE, options.retries), (FAULTS_VARIABLE, options.chaos)):
         os.environ.pop(variable, None)
         if value:
             os.environ[variable] = value

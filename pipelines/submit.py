@@ -17,10 +17,17 @@ from trainer.errors import ConfigError
 from vlmpipe.backends.vertex.bucket_checks import require_buckets
 from vlmpipe.backends.vertex.client import endpoint, pipeline_client
 from vlmpipe.backends.vertex.pipeline_job import Submission, job_id_at, prepare, send
-from vlmpipe.planner.cost.approval import Spending, dollars, refuse_red, require_consent, spending_of, what_needs_a_yes
+from vlmpipe.planner.cost.approval import (
+    Spending,
+    dollars,
+    reasons_to_confirm,
+    refuse_red,
+    require_approval,
+    spending_of,
+)
 from vlmpipe.planner.cost.quotas import quotas
 from vlmpipe.planner.plan import plan_run
-from vlmpipe.runs.vertex.names import Address, Note
+from vlmpipe.runs.vertex.names import Address, RunRecord
 
 if TYPE_CHECKING:
     from pipelines.templates.publish import Template
@@ -138,13 +145,13 @@ def submit_run(
         require_own_project(config)
         client = pipeline_client(config.gcp.location)
         notes = [] if force else require_buckets(config)
-    require_consent(spending, confirm_above_usd=limit_usd, force=force, yes=yes or dry_run, ask=ask)
+    require_approval(spending, confirm_above_usd=limit_usd, force=force, yes=yes or dry_run, ask=ask)
     resource_name = ""
     if client:
         resource_name = send(submission, client).name
-        note = Note(resource_name, submission.run_uri, datetime.now().timestamp(), spending.usd, tuple(source))
+        note = RunRecord(resource_name, submission.run_uri, datetime.now().timestamp(), spending.usd, tuple(source))
         note.write(submission.job_id)  # `vlmpipe status` and the others then know the run by the name of its job
-    question = what_needs_a_yes(spending, limit_usd)
+    question = reasons_to_confirm(spending, limit_usd)
     return Submitted(submission, compiled, spending, question, address, resource_name, quotas(config), tuple(notes))
 
 

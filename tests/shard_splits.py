@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from trainer.data.sampler import RowSequence
+from trainer.data.sampler import PackedBatchSampler
 
 
 def split_of(shard_numbers: list[int], shards: list[str]) -> Any:
@@ -30,6 +30,6 @@ def split_of(shard_numbers: list[int], shards: list[str]) -> Any:
     )
 
 
-def sequence_of(split: Any, shuffle_shards: int, global_batch_rows: int = 4) -> RowSequence:
+def sequence_of(split: Any, shuffle_shards: int, global_batch_rows: int = 4) -> PackedBatchSampler:
     budget = {"row_tokens": 100, "row_images": 4, "seed": 5, "global_batch_rows": global_batch_rows}
-    return RowSequence(split, shuffle_shards=shuffle_shards, **budget)
+    return PackedBatchSampler(split, shuffle_shards=shuffle_shards, **budget)

@@ -32,8 +32,8 @@ from trainer.errors import UserError
 from trainer.storage import open_storage
 from vlmpipe.backends.local.fault_injector import CHAOS_LOG
 from vlmpipe.backends.local.fault_spec import Event
-from vlmpipe.backends.local.job import run_local_job
-from vlmpipe.backends.local.restart_policy import CHAOS_VARIABLE, RETRIES_VARIABLE
+from vlmpipe.backends.local.job import run_job
+from vlmpipe.backends.local.restart_policy import FAULTS_VARIABLE, RETRIES_VARIABLE
 
 NODES, NUM_STEPS, CHECKPOINT_EVERY_STEPS = 2, 60, 8
 RANKS_PER_NODE = 2  # so that a rank can die on a node that lives on
@@ -87,13 +87,13 @@ def train(root: Path, run_id: str, chaos: str = "", *, ranks_per_node: int = 1) 
         "base_output_directory": {"output_uri_prefix": job.run.run_uri},
         "scheduling": {"restart_job_on_worker_restart": True},
     }
-    before = {name: os.environ.pop(name, None) for name in (CHAOS_VARIABLE, RETRIES_VARIABLE)}
-    os.environ |= {CHAOS_VARIABLE: chaos} if chaos else {}
+    before = {name: os.environ.pop(name, None) for name in (FAULTS_VARIABLE, RETRIES_VARIABLE)}
+    os.environ |= {FAULTS_VARIABLE: chaos} if chaos else {}
     try:
         with (root / f"{run_id}.log").open("w") as log, contextlib.redirect_stdout(log):
-            run_local_job(run_id, spec, labels={"vlmpipe-step": "train"})
+            run_job(run_id, spec, labels={"vlmpipe-step": "train"})
     finally:
-        os.environ.pop(CHAOS_VARIABLE, None)
+        os.environ.pop(FAULTS_VARIABLE, None)
         os.environ |= {name: value for name, value in before.items() if value is not None}
     return job
 

@@ -7,35 +7,35 @@ import time
 
 from trainer.checkpoint.manager import Checkpoints
 from trainer.config.job import JobConfig
-from trainer.dataloading.batches import BatchStream
-from trainer.distributed.process import StopRequest, Worker
+from trainer.dataloading.batches import PrefetchingLoader
+from trainer.distributed.process import ProcessContext, StopRequest
 from trainer.distributed.watchdog import Watchdog
 from trainer.errors import ExitCode
 from trainer.gc_control import collect_as_usual, collect_between_steps
-from trainer.monitoring.step_metrics import PendingTotals, UnreadSteps
-from trainer.monitoring.training_monitor import StepReport
+from trainer.monitoring.step_metrics import AsyncStepMetrics, MetricsQueue
+from trainer.monitoring.training_monitor import TrainingMonitor
 from trainer.optimizer import rate_factor
 from trainer.preflight import require_room
-from trainer.setup import build_parts
+from trainer.setup import build_training
 from trainer.storage import open_storage
 
 COLLECT_GARBAGE_EVERY_STEPS = 200
 
 
-def train(job: JobConfig, worker: Worker, stop: StopRequest) -> ExitCode:
+def train(job: JobConfig, worker: ProcessContext, stop: StopRequest) -> ExitCode:
     """Train the run to its end, or to the next stop request. Collective. Returns OK or PREEMPTED."""
     settings = job.train
-    parts = build_parts(job, worker)
+    parts = build_training(job, worker)
     require_room(job.run.run_uri, parts, worker, settings)
     store, strategy, loader = open_storage(job.run.run_uri), parts.strategy, parts.loader
 
     checkpoints = Checkpoints(job, store, strategy, parts.record, worker)
     resumed = checkpoints.resume()
     first_step = resumed.checkpoint.record.step if resumed else 0
-    report = StepReport(job, worker, parts, first_step=first_step, damaged=resumed.passed_over if resumed else ())
+    report = TrainingMonitor(job, worker, parts, first_step=first_step, damaged=resumed.passed_over if resumed else ())
     if settings.freeze_gc:
         collect_between_steps()  # on all ranks at the same step, so that none waits for another
-    stream = BatchStream(
+    stream = PrefetchingLoader(
         loader,
         parts.image_source,
         micro_batch_rows=settings.micro_batch_rows,
@@ -45,7 +45,7 @@ def train(job: JobConfig, worker: Worker, stop: StopRequest) -> ExitCode:
         world_size=parts.replica.count,
         device=worker.device,
     )
-    unread, stopping = UnreadSteps(worker), False
+    unread, stopping = MetricsQueue(worker), False
     watchdog = Watchdog(job, worker)
     for data in stream:
         loss_share = strategy.forward_backward(data.batches, data.global_label_tokens)
@@ -54,7 +54,7 @@ def train(job: JobConfig, worker: Worker, stop: StopRequest) -> ExitCode:
         finished = done == parts.total_steps
         validates = bool(parts.held_out) and (finished or done % settings.validate_every_steps == 0)
         saves = finished or done % settings.checkpoint_every_steps == 0
-        pending = PendingTotals(loss_share, result, data, stop=stop.requested, replica=parts.replica, worker=worker)
+        pending = AsyncStepMetrics(loss_share, result, data, stop=stop.requested, replica=parts.replica, worker=worker)
         report.count(unread.add(pending, read_all=validates or saves or report.is_due(done)))
         if parts.held_out and validates:
             started = time.perf_counter()

@@ -27,8 +27,8 @@ from trainer.storage.local import LocalStorage
 
 if TYPE_CHECKING:
     from trainer.config.train import TrainConfig
-    from trainer.distributed.process import Worker
-    from trainer.setup import Parts
+    from trainer.distributed.process import ProcessContext
+    from trainer.setup import TrainingSetup
 
 FILE = "preflight.json"
 REPORT_VARIABLE = "VLMPIPE_PREFLIGHT"  # the launcher's findings, for the ranks that it starts
@@ -97,7 +97,7 @@ def announce(report: NodeReport) -> None:
     os.environ[REPORT_VARIABLE] = json.dumps(asdict(report))
 
 
-def check_ranks(run_uri: str, worker: Worker) -> dict[str, Any]:
+def check_ranks(run_uri: str, worker: ProcessContext) -> dict[str, Any]:
     """Add up numbers over all ranks, check and time it, and write what all nodes found. Collective.
 
     Raises UserError when the ranks cannot reach each other (1), or the sum is wrong (69).
@@ -123,7 +123,7 @@ def check_ranks(run_uri: str, worker: Worker) -> dict[str, Any]:
     return result
 
 
-def require_room(run_uri: str, parts: Parts, worker: Worker, settings: TrainConfig) -> None:
+def require_room(run_uri: str, parts: TrainingSetup, worker: ProcessContext, settings: TrainConfig) -> None:
     """Raise UserError (73) when this node has no room for its share of one checkpoint, in fp32 with AdamW's state."""
     total_bytes = checkpoint_bytes(parts.num_trainable, settings, worker.world_size)
     store = open_storage(run_uri)
@@ -214,7 +214,7 @@ def _check_clock(report: NodeReport) -> None:
             )
 
 
-def _time_all_reduce(worker: Worker) -> dict[str, float]:
+def _time_all_reduce(worker: ProcessContext) -> dict[str, float]:
     """Size, seconds and bus bandwidth of an all-reduce; empty for one rank.
 
     Bus bandwidth is bytes / seconds * 2 (n - 1) / n, which does not depend on the number of ranks n (nccl-tests,

@@ -18,7 +18,7 @@ from typing import Any
 from trainer.errors import UNEXPECTED_PREFIX, ExitCode, UserError
 from trainer.redaction import redact_all
 from trainer.storage import open_storage
-from trainer.storage.background_writer import WriteAside
+from trainer.storage.background_writer import BackgroundWriter
 
 LOCAL_INTERVAL_S = 0.5
 REMOTE_INTERVAL_S = 15.0  # GCS takes about one write a second to one object
@@ -45,7 +45,7 @@ class Progress:
 
     def __init__(self, run_uri: str, step: str, *, quiet: bool = False) -> None:
         self.record = StepRecord(step)
-        self._file = WriteAside(open_storage(run_uri), f"steps/{step}.json")
+        self._file = BackgroundWriter(open_storage(run_uri), f"steps/{step}.json")
         self._interval_s = REMOTE_INTERVAL_S if run_uri.startswith("gs://") else LOCAL_INTERVAL_S
         self._quiet = quiet
         self._written_s = self._printed_s = time.monotonic()

@@ -14,16 +14,16 @@ from trainer.checkpoint.commit import CommitRecord
 from trainer.checkpoint.resume import versions
 from trainer.config.job import DataPointers, JobConfig
 from trainer.config.train import TrainConfig
-from trainer.data.loader import RowLoader
-from trainer.data.sampler import RowSequence
+from trainer.data.loader import PackedLoader
+from trainer.data.sampler import PackedBatchSampler
 from trainer.data.shards.index import Index, SplitIndex
 from trainer.data.tokenize import load_tokenizer
 from trainer.dataloading.batches import ImageSource, cached_images, no_images, online_images
 from trainer.dataloading.readers import open_readers, warnings
-from trainer.distributed.data_parallel_rank import Replica, replica_of
-from trainer.distributed.process import Worker
+from trainer.distributed.data_parallel_rank import DataParallelRank, replica_of
+from trainer.distributed.process import ProcessContext
 from trainer.errors import ConfigError
-from trainer.evaluation.validation_loss import HeldOut, held_out_of
+from trainer.evaluation.validation_loss import Validation, validation_of
 from trainer.feature_cache.reader import FeatureReader
 from trainer.models.base import Family
 from trainer.models.image_processor import image_preparer
@@ -33,7 +33,7 @@ from trainer.models.layers.recompute_policy import Recompute
 from trainer.models.registry import family_of
 from trainer.monitoring.forward_timer import WITHOUT_WAITS, ForwardTimer
 from trainer.sizing.checkpoint_size import checkpoint_bytes
-from trainer.sizing.flops import RowFlops, flops_per_row
+from trainer.sizing.flops import SequenceFlops, flops_per_sequence
 from trainer.sizing.model_shape import ModelShape
 from trainer.sizing.pipeline_partition import stages_of
 from trainer.storage import open_storage
@@ -46,12 +46,12 @@ MOST_OF_THE_START = 0.05  # share of the first weights in an average at the end 
 
 
 @dataclass(frozen=True)
-class Parts:
+class TrainingSetup:
     """What one rank trains with."""
 
     strategy: Strategy
-    replica: Replica
-    loader: RowLoader
+    replica: DataParallelRank
+    loader: PackedLoader
     image_source: ImageSource
     record: CommitRecord  # of a checkpoint at step 0; the loop fills in where it is
     total_steps: int
@@ -59,11 +59,11 @@ class Parts:
     num_trainable: int
     features: str  # cached | online
     shape: ModelShape
-    held_out: HeldOut | None  # where the run validates
+    held_out: Validation | None  # where the run validates
     forward_timer: ForwardTimer | None  # where no rank waits for another in a forward pass
 
 
-def build_parts(job: JobConfig, worker: Worker) -> Parts:
+def build_training(job: JobConfig, worker: ProcessContext) -> TrainingSetup:
     """Model, data and strategy of this rank. Raises ConfigError before anything large is built where it can."""
     require_engine(job.train, worker)
     replica = replica_of(job.train, worker)
@@ -74,7 +74,7 @@ def build_parts(job: JobConfig, worker: Worker) -> Parts:
     tokenizer = load_tokenizer(storage)
     index = Index.load(pointers.prepared_uri)
     split, form = index.split("train"), image_form_of(job.model)
-    sequence = RowSequence.of(
+    sequence = PackedBatchSampler.of(
         split,
         job.data,
         seed=job.train.seed,
@@ -84,14 +84,14 @@ def build_parts(job: JobConfig, worker: Worker) -> Parts:
     total_steps = sequence.num_steps(job.train.epochs, at_most=job.train.max_steps)
     family = family_of(job.model)
     if job.train.tensor_parallel > 1:
-        from trainer.strategies.tensor_parallel.plan import require_splittable  # DTensor alone takes most of a second
+        from trainer.strategies.tensor_parallel.plan import require_shardable  # DTensor alone takes most of a second
 
         shares = job.train.sequence_parallel
-        require_splittable(job.model, job.train.tensor_parallel, cached=cached, sequence=shares)
+        require_shardable(job.model, job.train.tensor_parallel, cached=cached, sequence=shares)
     row_flops = None
     if job.train.pipeline_parallel > 1:
         shape = family.shape(job.model)
-        row_flops = mean_row_flops(job, shape, split, sequence, cached=cached)
+        row_flops = mean_sequence_flops(job, shape, split, sequence, cached=cached)
         stages_of(shape.language.layers, job.train.stages, row_flops, image_layers=shape.image_layers)
     model = family.build(job.model, tokenizer)
     torch.manual_seed(replica.count * job.train.seed + replica.index)  # copies do not drop out alike, their ranks do
@@ -125,13 +125,13 @@ def build_parts(job: JobConfig, worker: Worker) -> Parts:
         open_storage(job.run.run_uri).write("deepspeed.json", content.encode())
     image_source = _image_source(job, family, readers.features, tower_sha256)
     image_source = image_source if replica.takes_images else no_images
-    held_out = held_out_of(
+    held_out = validation_of(
         job, index.split("eval"), tokenizer, readers.samples, image_source, replica, images=images, form=form
     )
-    return Parts(
+    return TrainingSetup(
         strategy=strategy,
         replica=replica,
-        loader=RowLoader(split, sequence, tokenizer, readers.samples, images=images, ahead=ahead, form=form),
+        loader=PackedLoader(split, sequence, tokenizer, readers.samples, images=images, ahead=ahead, form=form),
         image_source=image_source,
         record=_record(job, strategy, _plan_sha256(pointers, sequence), worker, tower_sha256, frozen_sha256),
         total_steps=total_steps,
@@ -161,7 +161,7 @@ def _settings_warnings(settings: TrainConfig, total_steps: int) -> Iterator[str]
         )
 
 
-def require_divisible(job: JobConfig, replica: Replica) -> None:
+def require_divisible(job: JobConfig, replica: DataParallelRank) -> None:
     """Every rank runs the same number of equal micro-batches."""
     settings = job.train
     if settings.global_batch_rows % (settings.micro_batch_rows * replica.count):
@@ -179,15 +179,15 @@ def require_divisible(job: JobConfig, replica: Replica) -> None:
         )
 
 
-def mean_row_flops(
-    job: JobConfig, shape: ModelShape, split: SplitIndex, sequence: RowSequence, *, cached: bool
-) -> RowFlops:
+def mean_sequence_flops(
+    job: JobConfig, shape: ModelShape, split: SplitIndex, sequence: PackedBatchSampler, *, cached: bool
+) -> SequenceFlops:
     """What a row of the first epoch takes, in the mean."""
     rows = sequence.num_rows(0)
     label_tokens = int(split.label_tokens.sum()) / rows
     if images := int(split.image_count.sum()):  # where they differ, the mean one
         shape = shape.of_images(max(1, round(int(split.image_tokens.sum()) / images)))
-    return flops_per_row(
+    return flops_per_sequence(
         shape,
         row_tokens=job.data.row_tokens,
         images=int(split.tiles(image_form_of(job.model).tile_tokens).sum()) / rows,
@@ -213,14 +213,14 @@ def _image_source(job: JobConfig, family: Family, features: FeatureReader | None
     return cached_images(features, family.feature_shape(job.model))
 
 
-def _plan_sha256(pointers: DataPointers, sequence: RowSequence) -> str:
+def _plan_sha256(pointers: DataPointers, sequence: PackedBatchSampler) -> str:
     """Digest of everything that decides which rows a step reads. Prepared data is addressed by content."""
     decides = [pointers.prepared_uri.rpartition("/")[2], sequence.global_batch_rows, sequence.plan(0).digest()]
     return hashlib.sha256(json.dumps(decides).encode()).hexdigest()
 
 
 def _record(
-    job: JobConfig, strategy: Strategy, plan_sha256: str, worker: Worker, tower_sha256: str, frozen_sha256: str
+    job: JobConfig, strategy: Strategy, plan_sha256: str, worker: ProcessContext, tower_sha256: str, frozen_sha256: str
 ) -> CommitRecord:
     return CommitRecord(
         attempt=0,

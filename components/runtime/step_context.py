@@ -18,13 +18,13 @@ FAILURE_VARIABLE = "VLMPIPE_FAILURE_FILE"  # leave the error here: on a full dis
 
 
 @contextlib.contextmanager
-def step(run_uri: str, name: str, *, even_when_stopped: bool = False) -> Iterator[Progress]:
+def step_context(run_uri: str, name: str, *, even_when_stopped: bool = False) -> Iterator[Progress]:
     """The body of step `name`: keeps `steps/<name>.json` and ends the process as `exiting` does.
 
     The error and its exit code land in the record, because kfp itself only tells that a step failed.
     """
     with (
-        exiting(even_when_stopped=even_when_stopped),
+        exit_on_error(even_when_stopped=even_when_stopped),
         stop_as_error(name),
         step_progress(run_uri, name) as progress,
         os_errors(f"running {name}"),
@@ -47,7 +47,7 @@ def stop_as_error(name: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def exiting(*, even_when_stopped: bool = False) -> Iterator[None]:
+def exit_on_error(*, even_when_stopped: bool = False) -> Iterator[None]:
     """Turn a UserError into its sentence on stderr and a SystemExit with its code.
 
     Unexpected errors keep their traceback and end the process with 1; neither shows a secret of a known form. After a

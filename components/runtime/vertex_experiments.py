@@ -18,7 +18,7 @@ from components.runtime.step_logic import METRIC_FILES, job_metrics
 from trainer.errors import UserError
 from trainer.storage import open_storage
 from trainer.storage.base import Storage
-from vlmpipe.backends.vertex.client import Place, credentials_for, endpoint, in_words
+from vlmpipe.backends.vertex.client import Place, credentials_for, endpoint, translate_errors
 
 SECTIONS = ("model", "data", "features", "train", "evaluate")
 CLUSTER = ("machine_type", "accelerator_type", "accelerator_count", "replica_count", "strategy")
@@ -54,7 +54,7 @@ def log_run(run_uri: str, pipeline_state: str) -> str:
         from google.cloud import aiplatform  # noqa: F401 (seconds without a network, so outside the limit)
 
         state = STATES.get(pipeline_state, "COMPLETE")
-        with in_words(Place(settings["gcp"]["project"], settings["gcp"]["location"]), what="experiment"):
+        with translate_errors(Place(settings["gcp"]["project"], settings["gcp"]["location"]), what="experiment"):
             _in_time(lambda: _log(settings, experiment, name, *found, state))
         return f"logged as {name} in experiment {experiment}"
     except UserError as error:  # of the run's storage, or of an address that cannot be

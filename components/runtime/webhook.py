@@ -22,11 +22,11 @@ LONGEST_ERROR_CHARS = 300
 OUTCOMES = {"SUCCEEDED": "done", "FAILED": "failed", "CANCELLED": "stopped", "stopped": "stopped"}
 
 
-class NotTold(Exception):
+class DeliveryError(Exception):
     """Why nobody was told, in words without the address."""
 
 
-def tell(webhook: str, run_uri: str, state: str, error: str = "") -> str:
+def send_notification(webhook: str, run_uri: str, state: str, error: str = "") -> str:
     """Post a message about the run; a sentence about how that went, and "" without a webhook.
 
     Args:
@@ -43,7 +43,7 @@ def tell(webhook: str, run_uri: str, state: str, error: str = "") -> str:
         message = message_of(run_uri, state, error)
         address = _address(webhook)
         return f"webhook told ({_post(address, body_for(address, message))})"
-    except (NotTold, SecretNotRead) as problem:
+    except (DeliveryError, SecretNotRead) as problem:
         return f"webhook NOT told: {problem}"
     except UserError as problem:  # of the run's storage
         return f"webhook NOT told: {problem.found.splitlines()[0]}"
@@ -95,7 +95,7 @@ def _post(address: str, body: dict[str, Any]) -> str:
         try:
             answer = requests.post(address, json=body, timeout=TIMEOUT_S, allow_redirects=False)
         except requests.Timeout as error:
-            raise NotTold(f"no answer within {TIMEOUT_S:g} s") from error
+            raise DeliveryError(f"no answer within {TIMEOUT_S:g} s") from error
         except requests.ConnectionError:
             problem = "the connection failed"
         else:
@@ -106,7 +106,7 @@ def _post(address: str, body: dict[str, Any]) -> str:
                 break
         if pause_s is not None:
             time.sleep(pause_s)
-    raise NotTold(problem)
+    raise DeliveryError(problem)
 
 
 def _names(run_uri: str, folder: str) -> list[str]:

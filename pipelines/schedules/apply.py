@@ -16,7 +16,14 @@ from trainer.errors import ConfigError
 from vlmpipe.backends.vertex.bucket_checks import require_buckets
 from vlmpipe.backends.vertex.client import Place, schedule_client
 from vlmpipe.backends.vertex.pipeline_job import prepare
-from vlmpipe.planner.cost.approval import Spending, dollars, refuse_red, require_consent, spending_of, what_needs_a_yes
+from vlmpipe.planner.cost.approval import (
+    Spending,
+    dollars,
+    reasons_to_confirm,
+    refuse_red,
+    require_approval,
+    spending_of,
+)
 from vlmpipe.planner.cost.cron import runs_per_month, starts_after
 from vlmpipe.planner.plan import plan_run
 
@@ -134,7 +141,7 @@ def plan_schedule(
         changes=wanted.changes(live) if live else [],
         month=month,
         runs_per_month=runs,
-        question=what_needs_a_yes(month, config.plan.confirm_above_usd),
+        question=reasons_to_confirm(month, config.plan.confirm_above_usd),
         pipeline=compiled.path,
         starts=list(islice(coming, min(STARTS_SHOWN, settings.max_run_count or STARTS_SHOWN))),
     )
@@ -161,7 +168,7 @@ def apply_schedule(
         # Else the first run would notice, in the night.
         plan = replace(plan, notes=tuple(require_buckets(config)))
     limit_usd = config.plan.confirm_above_usd
-    require_consent(plan.month, confirm_above_usd=limit_usd, force=False, yes=yes, ask=ask)
+    require_approval(plan.month, confirm_above_usd=limit_usd, force=False, yes=yes, ask=ask)
     if plan.live:
         return plan, schedules.update(plan.live, plan.wanted, plan.changes)
     return plan, schedules.create(plan.wanted)

@@ -20,7 +20,7 @@ from google.cloud.aiplatform_v1.types import CreatePipelineJobRequest, ListSched
 from google.protobuf import field_mask_pb2, json_format
 
 from trainer.errors import ConfigError, ExitCode, UserError
-from vlmpipe.backends.vertex.client import Place, in_words
+from vlmpipe.backends.vertex.client import Place, translate_errors
 from vlmpipe.backends.vertex.pipeline_job import (
     REQUEST_TIMEOUT_S,
     SUBMISSION_LABEL,
@@ -266,7 +266,7 @@ class Schedules:
                 yield live
 
     def _call(self, call: Callable[[], Answer], faults: list[Exception] | None = None) -> Answer:
-        with in_words(self._place):
+        with translate_errors(self._place):
             return retrying([] if faults is None else faults, call)
 
 

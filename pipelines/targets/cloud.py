@@ -20,7 +20,7 @@ MACHINES = {
 RETRIES = {"sync-checkpoint": 2, "register-model": 2, "notify": 2}
 
 
-def dress(task: PipelineTask, step: str, **requests: str) -> None:
+def configure_task(task: PipelineTask, step: str, **requests: str) -> None:
     """Give the step its name for people, retries where trying again can help, and the machine that it needs.
 
     requests: cpu_request and memory_request of a step in MACHINES, where a target asks for less than it allows.

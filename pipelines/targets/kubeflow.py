@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from kfp import dsl
 
-from components.run_kubeflow_job import run_train_job
+from components.run_kubeflow_job import run_kubeflow_job
 from pipelines.targets import cloud as steps
 from vlmpipe.config.kubeflow_requirements import require_kubeflow, unused_on_kubeflow
 
@@ -40,12 +40,12 @@ def base_image(config: RunConfig) -> str:
 
 def job_step(config: RunConfig, job: Job) -> BaseComponent:
     """The same for every job: a step on the pipeline image that makes a TrainJob and watches it."""
-    return dsl.component(run_train_job, base_image=config.gcp.pipeline_image, install_kfp_package=False)
+    return dsl.component(run_kubeflow_job, base_image=config.gcp.pipeline_image, install_kfp_package=False)
 
 
 def mail_step(config: RunConfig) -> BaseComponent | None:
     """Nobody: only Vertex AI can send mail."""
 
 
-def dress(task: PipelineTask, step: str) -> None:
-    steps.dress(task, step, cpu_request=LEAST_CPUS, memory_request=LEAST_MEMORY)
+def configure_task(task: PipelineTask, step: str) -> None:
+    steps.configure_task(task, step, cpu_request=LEAST_CPUS, memory_request=LEAST_MEMORY)

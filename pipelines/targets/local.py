@@ -42,14 +42,14 @@ def job_step(config: RunConfig, job: Job) -> BaseComponent:
     """The same for every job: on this machine there is no capacity to wait for."""
     from kfp import dsl
 
-    from components.run_local_job import run_job
+    from components.run_local_job import run_local_job
 
-    return dsl.component(run_job, base_image="python", install_kfp_package=False)
+    return dsl.component(run_local_job, base_image="python", install_kfp_package=False)
 
 
 def mail_step(config: RunConfig) -> BaseComponent | None:
     """Nobody: only the service can send mail."""
 
 
-def dress(task: PipelineTask, step: str) -> None:
+def configure_task(task: PipelineTask, step: str) -> None:
     """Nothing to say: kfp.local knows neither display names nor machines."""

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 from google_cloud_pipeline_components.v1.custom_job import CustomTrainingJobOp
 from kfp import dsl
 
-from components.run_vertex_job import run_ladder
-from pipelines.targets.cloud import dress as dress
+from components.run_vertex_job import run_vertex_job
 
 if TYPE_CHECKING:
     from kfp.dsl.base_component import BaseComponent
@@ -36,7 +35,7 @@ def base_image(config: RunConfig) -> str:
 
 def job_step(config: RunConfig, job: Job) -> BaseComponent:
     if job == "train" and config.cluster.ladder:
-        return dsl.component(run_ladder, base_image=config.gcp.pipeline_image, install_kfp_package=False)
+        return dsl.component(run_vertex_job, base_image=config.gcp.pipeline_image, install_kfp_package=False)
     return CustomTrainingJobOp
 
 

@@ -159,7 +159,7 @@ def submit_search(search: Search) -> api.HyperparameterTuningJob:
     """Start the search on Vertex AI. Sent again after a lost answer, it is still one. Raises UserError in words."""
     from google.cloud.aiplatform_v1 import types as api
 
-    from vlmpipe.backends.vertex.client import Place, in_words, job_client
+    from vlmpipe.backends.vertex.client import Place, job_client, translate_errors
     from vlmpipe.backends.vertex.pipeline_job import PASSING, REQUEST_TIMEOUT_S, SUBMISSION_LABEL, retrying
 
     token, place = secrets.token_hex(8), Place.of(search.config)
@@ -169,7 +169,7 @@ def submit_search(search: Search) -> api.HyperparameterTuningJob:
     def find() -> list[api.HyperparameterTuningJob]:
         return list(client.list_hyperparameter_tuning_jobs(wanted, retry=None, timeout=REQUEST_TIMEOUT_S))
 
-    with in_words(place, what="tuning job"):
+    with translate_errors(place, what="tuning job"):
         try:
             return client.create_hyperparameter_tuning_job(
                 parent=place.parent, hyperparameter_tuning_job=job, retry=None, timeout=REQUEST_TIMEOUT_S
@@ -196,7 +196,7 @@ def run_search(search: Search) -> list[Trial]:
 
 def _run_trials(search: Search, store: Storage, table: list[Trial]) -> None:
     from trainer.monitoring.hypertune import METRIC_FILE_VARIABLE, TRIAL_VARIABLE
-    from vlmpipe.backends.local.job import run_local_job
+    from vlmpipe.backends.local.job import run_job
     from vlmpipe.job_spec.worker_pools import STEP_LABEL
 
     for number, values in enumerate(points(search.tuning), start=1):
@@ -214,7 +214,7 @@ def _run_trials(search: Search, store: Storage, table: list[Trial]) -> None:
         begun_s, error = time.monotonic(), ""
         metric: float | None = None
         try:
-            run_local_job(f"{search.search_id}-trial-{number}", spec, labels={STEP_LABEL: "trial"})
+            run_job(f"{search.search_id}-trial-{number}", spec, labels={STEP_LABEL: "trial"})
             line = json.loads(open_storage(folder).read("metric.json").splitlines()[-1])
             metric = float(line[search.tuning.metric])
         except UserError as failure:

@@ -134,7 +134,7 @@ class VertexSearch:
         """Ask the service to stop the search and its trials. False where it is being stopped, or was, already."""
         from google.api_core import exceptions
 
-        from vlmpipe.backends.vertex.client import in_words, job_client
+        from vlmpipe.backends.vertex.client import job_client, translate_errors
         from vlmpipe.backends.vertex.pipeline_job import REQUEST_TIMEOUT_S, retrying
         from vlmpipe.runs.vertex.client import USER
 
@@ -144,7 +144,7 @@ class VertexSearch:
         self._refuse_over(found)
         client, name = job_client(self.place.location), self.resource_name
         try:
-            with in_words(self.place, role=USER, what="tuning job"):
+            with translate_errors(self.place, role=USER, what="tuning job"):
                 retrying(
                     [],
                     lambda: client.cancel_hyperparameter_tuning_job(name=name, retry=None, timeout=REQUEST_TIMEOUT_S),
@@ -167,12 +167,12 @@ class VertexSearch:
             )
 
     def _get(self) -> api.HyperparameterTuningJob:
-        from vlmpipe.backends.vertex.client import in_words, job_client
+        from vlmpipe.backends.vertex.client import job_client, translate_errors
         from vlmpipe.backends.vertex.pipeline_job import REQUEST_TIMEOUT_S, retrying
         from vlmpipe.runs.vertex.client import VIEWER
 
         client, name = job_client(self.place.location), self.resource_name
-        with in_words(self.place, role=VIEWER, what="tuning job"):
+        with translate_errors(self.place, role=VIEWER, what="tuning job"):
             return retrying(
                 [], lambda: client.get_hyperparameter_tuning_job(name=name, retry=None, timeout=REQUEST_TIMEOUT_S)
             )

@@ -34,11 +34,11 @@ from trainer.checkpoint.fault_points import VARIABLE
 from trainer.checkpoint.resume import resume
 from trainer.checkpoint.retention import Retention
 from trainer.checkpoint.staging import PREFIX, sweep_staging
-from trainer.distributed.process import StopRequest, Worker
+from trainer.distributed.process import ProcessContext, StopRequest
 from trainer.errors import UserError
 from trainer.storage.local import LocalStorage
 
-ALONE = Worker(rank=0, world_size=1, local_rank=0, local_world_size=1, device=torch.device("cpu"))
+ALONE = ProcessContext(rank=0, world_size=1, local_rank=0, local_world_size=1, device=torch.device("cpu"))
 
 
 class Files:
@@ -168,7 +168,7 @@ def fails_on_one_rank(folder: Path, failure: str) -> dict[str, Any]:
         tempfile.tempdir = str(temporary)
         meeting = dist.FileStore(str(folder / "meeting"), 2)
         dist.init_process_group("gloo", store=meeting, rank=number, world_size=2, timeout=timedelta(seconds=60))
-        worker = Worker(number, 2, 0, 1, torch.device("cpu"))
+        worker = ProcessContext(number, 2, 0, 1, torch.device("cpu"))
         error = FAILURES[failure] if number else None
         saver = CheckpointSaver(store, NoRoom(error) if error else Files(), worker, Retention(1))
         saver.save(record(1, 1))

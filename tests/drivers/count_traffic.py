@@ -20,12 +20,12 @@ from benchmarks.flop_cases import QWEN2_5_VL, QWEN3_VL, model_config
 from benchmarks.measure_memory import sums_at_once
 from benchmarks.tiny_runs import strategy_changes
 from trainer.config.train import TrainConfig
-from trainer.dataloading.batches import RowBatch
-from trainer.distributed.process import Worker, run_worker, start_worker
+from trainer.dataloading.batches import PackedBatch
+from trainer.distributed.process import ProcessContext, run_worker, start_worker
 from trainer.models.layers.recompute_policy import Recompute
 from trainer.models.registry import family_of
 from trainer.strategies.registry import build_strategy
-from trainer.tracing.fake_inputs import RowShape, inputs_of
+from trainer.tracing.fake_inputs import SequenceShape, inputs_of
 
 MICRO_STEPS, MICRO_ROWS, ROW_TOKENS, LABELS, VOCABULARY = 2, 2, 64, 20, 300  # and one image
 MARK = "traffic: "
@@ -42,7 +42,7 @@ OTHERS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 }
 
 
-def count(name: str, worker: Worker) -> dict[str, int]:
+def count(name: str, worker: ProcessContext) -> dict[str, int]:
     """Numbers that went into each kind of collective on this rank, in the last of some steps, in fp32."""
     strategy_name, of_model, of_train = OTHERS.get(name, (name, {}, {}))
     config = model_config(**of_model)
@@ -67,7 +67,7 @@ def count(name: str, worker: Worker) -> dict[str, int]:
     )
     Recompute(layers=settings.activation_checkpointing).apply(family, module)
     strategy = build_strategy(settings, module, family.blocks(module), worker)
-    batch = RowBatch(**inputs_of(config, RowShape(MICRO_ROWS, ROW_TOKENS, 1, LABELS), VOCABULARY, cached=False))
+    batch = PackedBatch(**inputs_of(config, SequenceShape(MICRO_ROWS, ROW_TOKENS, 1, LABELS), VOCABULARY, cached=False))
     # In the first step ranks compare their models.
     for _ in range(1 + (settings.powersgd.start_step if settings.gradient_rank else 1)):
         # A sum that PowerSGD's hook asks for in gloo's threads would not be seen.

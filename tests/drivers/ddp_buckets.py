@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from trainer.config.train import TrainConfig
-from trainer.dataloading.batches import RowBatch
-from trainer.distributed.process import Worker, run_worker, start_worker
+from trainer.dataloading.batches import PackedBatch
+from trainer.distributed.process import ProcessContext, run_worker, start_worker
 from trainer.strategies.ddp import Ddp
 
 MARK = "found: "
@@ -38,7 +38,7 @@ class Layers(nn.Module):
 class Batch:
     """What `Ddp` asks of a micro-batch."""
 
-    def __init__(self, worker: Worker, step: int) -> None:
+    def __init__(self, worker: ProcessContext, step: int) -> None:
         numbers = torch.Generator().manual_seed(10 * step + worker.rank)
         self._inputs = torch.randn(2, WIDTH, generator=numbers)
 
@@ -46,7 +46,7 @@ class Batch:
         return {"inputs": self._inputs}
 
 
-def trained(worker: Worker) -> dict[str, Any]:
+def trained(worker: ProcessContext) -> dict[str, Any]:
     """Losses of all steps on this rank, and bytes of each bucket."""
     torch.manual_seed(0)
     settings = {
@@ -59,7 +59,7 @@ def trained(worker: Worker) -> dict[str, Any]:
     strategy = Ddp(TrainConfig.model_validate(settings), Layers().train(), worker)
     losses = []
     for step in range(STEPS):
-        losses.append(float(strategy.forward_backward([cast(RowBatch, Batch(worker, step))], 1)))
+        losses.append(float(strategy.forward_backward([cast(PackedBatch, Batch(worker, step))], 1)))
         if step + 1 < STEPS:
             strategy.step(1.0)
     copies = cast(DistributedDataParallel, strategy._module)

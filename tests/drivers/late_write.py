@@ -15,7 +15,7 @@ from torch import nn
 
 from benchmarks.measure_memory import row_batch
 from benchmarks.memory_cases import Case
-from trainer.distributed.process import Worker, run_worker, start_worker
+from trainer.distributed.process import ProcessContext, run_worker, start_worker
 from trainer.models.registry import family_of
 from trainer.strategies.base import Strategy
 from trainer.strategies.registry import build_strategy
@@ -24,7 +24,7 @@ MARK = "losses: "
 STEPS = 3  # after the snapshot
 
 
-def build(case: Case, worker: Worker, *, seed: int) -> Strategy:
+def build(case: Case, worker: ProcessContext, *, seed: int) -> Strategy:
     job = case.config(worker.world_size)
     family = family_of(job.model)
     torch.manual_seed(seed)
@@ -35,7 +35,7 @@ def build(case: Case, worker: Worker, *, seed: int) -> Strategy:
     return build_strategy(job.train, module, family.blocks(module), worker)
 
 
-def train(strategy: Strategy, case: Case, worker: Worker, steps: int) -> list[float]:
+def train(strategy: Strategy, case: Case, worker: ProcessContext, steps: int) -> list[float]:
     batch = row_batch(case.config(worker.world_size).model, case.rows, case.vocabulary, cached=True)
     losses = []
     for _ in range(steps):
@@ -45,7 +45,7 @@ def train(strategy: Strategy, case: Case, worker: Worker, steps: int) -> list[fl
     return losses
 
 
-def run(name: str, folder: Path, worker: Worker) -> dict[str, list[float]]:
+def run(name: str, folder: Path, worker: ProcessContext) -> dict[str, list[float]]:
     """`name` is a strategy, and after a colon what it offloads."""
     strategy_name, _, offload = name.partition(":")
     case = Case(strategy_name, {"train.offload": offload or "none"}, passes=1)

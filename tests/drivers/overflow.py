@@ -16,8 +16,8 @@ import torch.distributed as dist
 from benchmarks.measure_memory import row_batch
 from benchmarks.memory_cases import Case
 from tests.drivers.late_write import build
-from trainer.distributed.process import Worker, run_worker, start_worker
-from trainer.tracing.fake_inputs import RowShape
+from trainer.distributed.process import ProcessContext, run_worker, start_worker
+from trainer.tracing.fake_inputs import SequenceShape
 
 MARK = "found: "
 TOO_MUCH = 2.0**60
@@ -26,11 +26,11 @@ SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
 SMALL = {f"model.language_model.config.{name}": size for name, size in SIZES.items()}
 
 
-def run(name: str, folder: Path, worker: Worker) -> dict[str, Any]:
+def run(name: str, folder: Path, worker: ProcessContext) -> dict[str, Any]:
     """Of one strategy; after a colon what it offloads."""
     strategy_name, _, offload = name.partition(":")
     changes = {"train.offload": offload or "none", "train.precision": "fp16", **SMALL}
-    case = Case(strategy_name, changes, passes=1, rows=RowShape(rows=1, tokens=48, images=1, label_tokens=20))
+    case = Case(strategy_name, changes, passes=1, rows=SequenceShape(rows=1, tokens=48, images=1, label_tokens=20))
     batches = [row_batch(case.config(worker.world_size).model, case.rows, case.vocabulary, cached=True)] * case.passes
     total = 2 * sum(len(batch.label_ids) for batch in batches)
     group = dist.new_group(backend="gloo")

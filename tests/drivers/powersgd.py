@@ -16,8 +16,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from trainer.config.train import TrainConfig
-from trainer.dataloading.batches import RowBatch
-from trainer.distributed.process import Worker, run_worker, start_worker
+from trainer.dataloading.batches import PackedBatch
+from trainer.distributed.process import ProcessContext, run_worker, start_worker
 from trainer.strategies.ddp import Ddp
 
 MARK = "found: "
@@ -46,7 +46,7 @@ class Layers(nn.Module):
 class Batch:
     """What `Ddp` asks of a micro-batch: another one for each rank and step."""
 
-    def __init__(self, worker: Worker, step: int, micro_step: int, *, off: bool = False) -> None:
+    def __init__(self, worker: ProcessContext, step: int, micro_step: int, *, off: bool = False) -> None:
         numbers = torch.Generator().manual_seed(1000 * step + 10 * micro_step + worker.rank)
         self._inputs = torch.randn(5, WIDTH, generator=numbers)
         self._off = torch.tensor(0.0 if off else 1.0)
@@ -55,7 +55,7 @@ class Batch:
         return {"inputs": self._inputs, "off": self._off}
 
 
-def build(worker: Worker, compression: str, *, rank: int = 2, start_step: int = START, **more: Any) -> Ddp:
+def build(worker: ProcessContext, compression: str, *, rank: int = 2, start_step: int = START, **more: Any) -> Ddp:
     torch.manual_seed(0)
     settings: dict[str, Any] = {
         "global_batch_rows": 2 * worker.world_size,
@@ -69,9 +69,9 @@ def build(worker: Worker, compression: str, *, rank: int = 2, start_step: int = 
     return Ddp(TrainConfig.model_validate(settings | more), Layers().train(), worker)
 
 
-def gradients(strategy: Ddp, worker: Worker, step: int, **batch: Any) -> dict[str, Tensor]:
+def gradients(strategy: Ddp, worker: ProcessContext, step: int, **batch: Any) -> dict[str, Tensor]:
     """Those of a step of two micro-batches."""
-    batches = cast(list[RowBatch], [Batch(worker, step, number, **batch) for number in range(2)])
+    batches = cast(list[PackedBatch], [Batch(worker, step, number, **batch) for number in range(2)])
     strategy.forward_backward(batches, 100)
     return {name: parameter.grad.clone() for name, parameter in trained(strategy).items() if parameter.grad is not None}
 
@@ -81,7 +81,7 @@ def trained(strategy: Ddp) -> Mapping[str, nn.Parameter]:
     return {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
 
 
-def train(strategy: Ddp, worker: Worker, steps: range) -> list[dict[str, Tensor]]:
+def train(strategy: Ddp, worker: ProcessContext, steps: range) -> list[dict[str, Tensor]]:
     """Gradients of each step. Of one matrix they are zeros at first, so that its factors are drawn again."""
     found = []
     for step in steps:
@@ -110,13 +110,13 @@ def equal_on_all(tensors: Mapping[str, Tensor]) -> bool:
     return all(torch.equal(everyone[0], one) for one in everyone)
 
 
-def errors(strategy: Ddp, worker: Worker) -> dict[str, Tensor]:
+def errors(strategy: Ddp, worker: ProcessContext) -> dict[str, Tensor]:
     assert strategy._powersgd is not None
     held = strategy._powersgd.state()["powersgd"]["error"][str(worker.rank)]
     return {name: error.clone() for name, error in held.items()}
 
 
-def approximation(worker: Worker) -> dict[str, Any]:
+def approximation(worker: ProcessContext) -> dict[str, Any]:
     """Gradients at weights that stay: what they are, and what comes of them."""
     plain, low = build(worker, "none"), build(worker, "powersgd")
     found: dict[str, Any] = {"before": 0.0, "after": []}
@@ -147,7 +147,7 @@ def _buckets(strategy: Ddp) -> list[Any]:
     return list(strategy._powersgd._layout.values())
 
 
-def resumed(worker: Worker, folder: Path, **settings: bool) -> dict[str, Any]:
+def resumed(worker: ProcessContext, folder: Path, **settings: bool) -> dict[str, Any]:
     """A run that is stopped and resumed before its first compressed step, and later: against one that is not."""
     straight = build(worker, "powersgd", rank=3, **settings)
     expected = train(straight, worker, range(STEPS))
@@ -172,7 +172,7 @@ def resumed(worker: Worker, folder: Path, **settings: bool) -> dict[str, Any]:
     return found
 
 
-def zeros(worker: Worker) -> dict[str, Any]:
+def zeros(worker: ProcessContext) -> dict[str, Any]:
     """A matrix that for some steps gets a gradient of zeros: what it gets then, and afterwards."""
     strategy = build(worker, "powersgd", rank=2)
     name = "matrices.1.weight"

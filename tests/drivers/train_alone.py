@@ -11,7 +11,7 @@ import weakref
 from typing import Any
 
 from benchmarks.gpu_runs import TINY, Run, alone, case_of, empty
-from trainer.distributed.process import Worker, run_worker, start_worker
+from trainer.distributed.process import ProcessContext, run_worker, start_worker
 
 MARK = "alive: "
 
@@ -20,7 +20,7 @@ class StoppedError(Exception):
     """Of a measurement that does not come to its end."""
 
 
-def run(name: str, worker: Worker, *, stops: bool) -> list[str]:
+def run(name: str, worker: ProcessContext, *, stops: bool) -> list[str]:
     """`name` is a strategy, and after a colon what it offloads."""
     strategy, _, offload = name.partition(":")
     seen: dict[str, weakref.ref[Any]] = {}

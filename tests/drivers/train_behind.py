@@ -26,7 +26,7 @@ def main() -> int:
     torch.use_deterministic_algorithms(True)
     step_totals.steps_unread = lambda _device: 1
     if arguments.stop_at:
-        loop.PendingTotals = stopping_at(arguments.stop_at, loop.PendingTotals)  # type: ignore[assignment, misc]
+        loop.AsyncStepMetrics = stopping_at(arguments.stop_at, loop.AsyncStepMetrics)  # type: ignore[assignment, misc]
     for config in arguments.configs:
         code = loop.train(JobConfig.load(config), worker, stop)
         if arguments.stop_at and code == ExitCode.PREEMPTED:

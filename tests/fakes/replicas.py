@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from trainer.errors import UserError
-from vlmpipe.backends.local.job import run_local_job
+from vlmpipe.backends.local.job import run_job
 
 PRELUDE = """
 import json, os, pathlib, signal, subprocess, sys
@@ -46,7 +46,7 @@ def record(tmp_path: Path) -> dict[str, Any]:
 
 
 def run(job_spec: dict[str, Any]) -> str:
-    return run_local_job("my-run-train", job_spec, labels={"vlmpipe-step": "train"})
+    return run_job("my-run-train", job_spec, labels={"vlmpipe-step": "train"})
 
 
 def run_failing(job_spec: dict[str, Any]) -> UserError:

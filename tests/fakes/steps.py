@@ -48,9 +48,9 @@ def hold_data(run_uri: str, metrics: Output[Metrics]) -> NamedTuple(
     import os
     import signal
 
-    from components.runtime.step_context import step
+    from components.runtime.step_context import step_context
 
-    with open(os.environ["TEST_ALIVE"], "w"), step(run_uri, "prepare-data"):
+    with open(os.environ["TEST_ALIVE"], "w"), step_context(run_uri, "prepare-data"):
         print("ready", flush=True)
         signal.pause()
     return ("somewhere", "off")
@@ -78,14 +78,14 @@ def run_job(
 ) -> NamedTuple("Outputs", [("gcp_resources", str)]):  # type: ignore[valid-type]
     import os
 
-    from components.runtime.step_context import step
+    from components.runtime.step_context import step_context
     from trainer.errors import DataError
     from vlmpipe.job_spec.parse import parse_job_spec
 
     name = labels["vlmpipe-step"]
     with open(os.environ["TEST_TRACE"], "a") as trace:
         trace.write(f"{name}\n")
-    with step(base_output_directory, name):
+    with step_context(base_output_directory, name):
         job = parse_job_spec({"worker_pool_specs": worker_pool_specs, "scheduling": {"strategy": strategy}})
         assert job.worker_pool_specs[0].container_spec.args[-1] == f"{base_output_directory}/run.json"
         if os.environ.get("TEST_FAIL") == name:
@@ -127,11 +127,11 @@ def decide(run_uri: str, metrics: Output[Metrics], report: Output[HTML]) -> str:
     import os
     import signal
 
-    from components.runtime.step_context import step
+    from components.runtime.step_context import step_context
 
     with open(os.environ["TEST_TRACE"], "a") as trace:
         trace.write("decide\n")
-    with step(run_uri, "decide"):
+    with step_context(run_uri, "decide"):
         if os.environ["TEST_DECISION"] == "killed":
             os.kill(os.getpid(), signal.SIGKILL)
     return os.environ["TEST_DECISION"]
@@ -158,4 +158,4 @@ def replace_steps(monkeypatch: pytest.MonkeyPatch, *, kept: str = "") -> None:
     for step in (plan_data, prepare_chunks, prepare_data, *collecting, sync_checkpoint, decide, register_model, notify):
         if step.__name__ != kept:
             monkeypatch.setattr(f"pipelines.training.{step.__name__}", step)
-    monkeypatch.setattr("components.run_local_job.run_job", run_job)
+    monkeypatch.setattr("components.run_local_job.run_local_job", run_job)

@@ -70,7 +70,7 @@ class JobFloor:
     def begin(self, name: str) -> None:
         """A job that the pipeline service started for a task: it has its machines, and moves when `end` says so."""
         state = api.JobState.JOB_STATE_RUNNING
-        moment = self._moment()
+        moment = self._phase()
         self.jobs[name] = api.CustomJob(name=name, state=state, create_time=moment, start_time=moment)
         self._course_of[name] = []
 
@@ -91,7 +91,7 @@ class JobFloor:
                 429, "The following quota metrics exceed quota limits: custom_model_training_preemptible"
             )
         job.name = f"{self._parent}/customJobs/{9001 + len(self.jobs)}"
-        job.create_time = job.update_time = self._moment()
+        job.create_time = job.update_time = self._phase()
         job.state = api.JobState.JOB_STATE_PENDING
         self._course_of[job.name] = self.courses.pop(0) if self.courses else [Step("PENDING")]
         self.jobs[job.name] = job
@@ -129,11 +129,11 @@ class JobFloor:
 
     def _move(self, job: api.CustomJob, step: Step) -> None:
         job.state = api.JobState[f"JOB_STATE_{step.state}"]
-        job.update_time = self._moment()
+        job.update_time = self._phase()
         if step.state == "RUNNING" and not job.start_time:
-            job.start_time = self._moment()
+            job.start_time = self._phase()
         if step.state not in OPEN:
-            job.end_time = self._moment()
+            job.end_time = self._phase()
         if step.message:
             job.error = status_pb2.Status(code=step.code, message=step.message)
 
@@ -149,7 +149,7 @@ class JobFloor:
             raise self._refuse(404, f"The CustomJob does not exist: {name}")
         return self.jobs[name]
 
-    def _moment(self) -> dt.datetime:
+    def _phase(self) -> dt.datetime:
         return dt.datetime.fromtimestamp(self.now, dt.UTC)
 
 

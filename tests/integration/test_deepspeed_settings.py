@@ -16,9 +16,9 @@ from tests.integration.test_equalities import HELD_OUT
 from tests.trainer_runs import losses, make_run, metrics, train_runs
 from trainer.config.job import JobConfig
 from trainer.config.train import DECIDED_HERE, TrainConfig
-from trainer.distributed.process import Worker
+from trainer.distributed.process import ProcessContext
 from trainer.errors import ConfigError
-from trainer.setup import build_parts
+from trainer.setup import build_training
 from trainer.sizing.deepspeed_config import Sizes, engine_settings
 from trainer.strategies.deepspeed.requirements import require_fp16_gradients
 
@@ -122,7 +122,7 @@ def test_zero_plus_plus_is_refused_where_it_cannot_work(changes: dict[str, Any],
 def test_on_cpus_it_is_refused_before_anything_is_built(field: str, tmp_path: Path) -> None:
     job = make_run(tmp_path, field, {"train.strategy": "zero3", "train.precision": "fp16", f"train.{field}": True})
     with pytest.raises(ConfigError, match=f"train.{field} needs GPUs, and this machine has none"):
-        build_parts(job, Worker(0, 1, 0, 1, torch.device("cpu")))
+        build_training(job, ProcessContext(0, 1, 0, 1, torch.device("cpu")))
 
 
 def test_gradients_that_would_not_travel_in_fp16_are_not_quantized() -> None:

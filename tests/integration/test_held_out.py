@@ -13,9 +13,9 @@ from tests.integration.test_equalities import NODES, RELATIVE, trained_weights
 from tests.short_form import chosen
 from tests.trainer_runs import losses, make_run, metrics, summary, train_runs
 from trainer.config.job import JobConfig
-from trainer.distributed.process import Worker
+from trainer.distributed.process import ProcessContext
 from trainer.errors import ConfigError
-from trainer.setup import build_parts
+from trainer.setup import build_training
 from trainer.strategies.registry import strategy_names
 
 NUM_STEPS = 5
@@ -98,4 +98,4 @@ def test_every_strategy_finds_the_same_and_trains_on_the_same(strategy: str, run
 def test_a_run_that_cannot_validate_is_refused(tmp_path: Path) -> None:
     job = make_run(tmp_path, "nothing-held-out", VALIDATING | {"data.held_out_fraction": 0.0}, features="off")
     with pytest.raises(ConfigError, match=r"validate_every_steps 2, but no sample is held out"):
-        build_parts(job, Worker(0, 1, 0, 1, torch.device("cpu")))
+        build_training(job, ProcessContext(0, 1, 0, 1, torch.device("cpu")))

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from components.run_kubeflow_job import run_train_job
+from components.run_kubeflow_job import run_kubeflow_job
 from tests.fakes.kubernetes_api import FakeKubernetes
 from tests.fakes.train_job_pods import Course, Scene, pod
 from tests.kubeflow_steps import inputs, run_folder, start_step, step_record
@@ -52,7 +52,7 @@ def fails(run: Path, capsys: pytest.CaptureFixture[str]) -> Fails:
 
     def failing() -> tuple[int, str]:
         with pytest.raises(SystemExit) as stopped:
-            run_train_job(**inputs(run))
+            run_kubeflow_job(**inputs(run))
         return int(str(stopped.value.code)), capsys.readouterr().err
 
     return failing
@@ -67,7 +67,7 @@ def test_a_job_is_created_watched_and_named_in_the_output(
     cluster.courses = [
         Course([Scene([("Suspended", "Suspended", "TrainJob is suspended")]), waits, waits, trains, done])
     ]
-    (resources,) = run_train_job(**inputs(run, nodes=2))
+    (resources,) = run_kubeflow_job(**inputs(run, nodes=2))
     (name,) = cluster.jobs
     uri = f"apis/trainer.kubeflow.org/v1alpha1/namespaces/team/trainjobs/{name}"
     assert json.loads(resources) == {"resources": [{"resourceType": "TrainJob", "resourceUri": uri}]}
@@ -88,7 +88,7 @@ def test_the_run_files_section_and_the_machine_type_reach_the_job(cluster: FakeK
     section = {"runtime": "ours", "service_account": "trainer", "queue": "q", "node_selector": {"pool": "gpu"}}
     run = run_folder(tmp_path / "of section", section)
     cluster.runtimes, cluster.courses = {"ours"}, [Course([COMPLETE])]
-    run_train_job(**inputs(run))
+    run_kubeflow_job(**inputs(run))
     (job,) = cluster.jobs.values()
     assert job["spec"]["runtimeRef"]["name"] == "ours"
     assert job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "q"
@@ -100,7 +100,7 @@ def test_a_reduction_server_is_left_out_and_that_is_said(
     cluster: FakeKubernetes, run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cluster.courses = [Course([COMPLETE])]
-    run_train_job(**inputs(run, nodes=2, reducers=3))
+    run_kubeflow_job(**inputs(run, nodes=2, reducers=3))
     (job,) = cluster.jobs.values()
     assert job["spec"]["trainer"]["numNodes"] == 2 and "Reduction Server" in capsys.readouterr().out
 
@@ -139,7 +139,7 @@ def test_a_lasting_cause_ends_the_job_before_kubernetes_starts_the_node_again(
 def test_a_node_that_is_restarted_and_then_completes_is_no_failure(cluster: FakeKubernetes, run: Path) -> None:
     again = pod(0, state=RUNNING, last={"terminated": {"exitCode": 137}}, restarts=1)
     cluster.courses = [Course([Scene(pods=[again], logs={"pod-0": []}), COMPLETE])]
-    run_train_job(**inputs(run))
+    run_kubeflow_job(**inputs(run))
     assert step_record(run)["state"] == "done"
 
 
@@ -156,9 +156,9 @@ def test_an_image_that_cannot_be_pulled_ends_the_job_after_a_while(
 
 def test_a_step_that_is_tried_again_watches_the_job_that_is_there(cluster: FakeKubernetes, run: Path) -> None:
     cluster.courses = [Course([COMPLETE])]
-    run_train_job(**inputs(run))
+    run_kubeflow_job(**inputs(run))
     before = json.loads((run / "steps/train.json").read_text())
-    run_train_job(**inputs(run))
+    run_kubeflow_job(**inputs(run))
     assert len([one for one in cluster.requests if one.startswith("POST")]) == 1
     assert json.loads((run / "steps/train.json").read_text()) == before, "what the job left is not touched"
 
@@ -166,23 +166,23 @@ def test_a_step_that_is_tried_again_watches_the_job_that_is_there(cluster: FakeK
 def test_a_job_that_failed_before_is_deleted_and_created_anew(cluster: FakeKubernetes, run: Path, fails: Fails) -> None:
     cluster.courses, cluster.deletions_take = [Course([Scene([FAILED], [ended(1)])]), Course([COMPLETE])], 3
     assert fails()[0] == 1
-    run_train_job(**inputs(run))
+    run_kubeflow_job(**inputs(run))
     sent = [one.split()[0] for one in cluster.requests if "/trainjobs" in one and not one.startswith("GET")]
     assert sent == ["POST", "DELETE", "POST"]
 
 
 def test_a_run_that_is_started_anew_gets_a_job_of_its_own(cluster: FakeKubernetes, run: Path) -> None:
     cluster.courses = [Course([COMPLETE]), Course([COMPLETE])]
-    run_train_job(**inputs(run))
+    run_kubeflow_job(**inputs(run))
     (run / "steps/resolve-run.json").write_text('{"started_s": 99.0}')
-    run_train_job(**inputs(run))
+    run_kubeflow_job(**inputs(run))
     assert len(cluster.jobs) == 2
 
 
 def test_an_answer_that_is_lost_creates_no_second_job(cluster: FakeKubernetes, run: Path) -> None:
     cluster.courses = [Course([COMPLETE])]
     cluster.faults = [("GET", 503), ("POST", 503), ("POST", 0)]  # the last is done and not answered
-    run_train_job(**inputs(run))
+    run_kubeflow_job(**inputs(run))
     assert len(cluster.jobs) == 1
     assert [one.split()[0] for one in cluster.requests].count("POST") == 3, "and the third one met the second's job"
 
@@ -216,7 +216,7 @@ def test_the_job_belongs_to_the_workflow_of_its_step_so_that_it_goes_with_it(
     monkeypatch.setenv("KFP_POD_NAME", "step")
     cluster.step_pods = {"step": WORKFLOW | {"controller": True, "blockOwnerDeletion": True}} if kept else {}
     cluster.courses = [Course([COMPLETE])]
-    run_train_job(**inputs(run))
+    run_kubeflow_job(**inputs(run))
     (job,) = cluster.jobs.values()
     assert job["metadata"].get("ownerReferences") == owners
 
@@ -238,7 +238,7 @@ def test_a_log_that_may_not_be_read_does_not_end_the_job(
 ) -> None:
     cluster.allowed -= {"get pods/log"}
     cluster.courses = [Course([Scene(pods=[pod(0, state=RUNNING)], logs={"pod-0": ["x"]}), COMPLETE])]
-    run_train_job(**inputs(run))
+    run_kubeflow_job(**inputs(run))
     assert capsys.readouterr().out.count("its log is not shown: not allowed to read the log of") == 1
 
 

@@ -12,7 +12,7 @@ import pytest
 import yaml
 from google.api_core.retry import Retry
 
-from components.run_vertex_job import run_ladder
+from components.run_vertex_job import run_vertex_job
 from pipelines.compile import compile_pipeline
 from tests.fakes.vertex import FakeVertex, Fault
 from tests.fakes.vertex_jobs import Step
@@ -20,8 +20,8 @@ from tests.unit.test_graph import all_tasks, shape, steps
 from trainer.errors import ConfigError, ExitCode, UserError
 from trainer.storage.local import LocalStorage
 from vlmpipe.backends.vertex import pipeline_job as vertex_job
-from vlmpipe.backends.vertex.capacity_fallback import Ladder
-from vlmpipe.backends.vertex.client import ENDPOINT_VARIABLE, in_words
+from vlmpipe.backends.vertex.capacity_fallback import CapacityFallback
+from vlmpipe.backends.vertex.client import ENDPOINT_VARIABLE, translate_errors
 from vlmpipe.config.run_config import RunConfig, load_run_file
 from vlmpipe.config.validation_errors import RunFileError
 from vlmpipe.job_spec.build import check_jobs, job_settings, worker_pools
@@ -72,8 +72,8 @@ def climb(server: FakeVertex, run: Path) -> str:
         "scheduling": {"timeout": wanted.cluster.timeout, "restart_job_on_worker_restart": True},
         "base_output_directory": {"output_uri_prefix": str(run)},
     }
-    ladder = Ladder(settings, spec, now=lambda: server.floor.now, sleep=server.floor.sleep)
-    with in_words(ladder.place, what="custom job"):
+    ladder = CapacityFallback(settings, spec, now=lambda: server.floor.now, sleep=server.floor.sleep)
+    with translate_errors(ladder.place, what="custom job"):
         return ladder.climb()
 
 
@@ -224,8 +224,8 @@ def test_a_folder_that_can_no_longer_be_written_leaves_no_job_behind(
 def test_a_step_that_begins_again_takes_up_the_job_it_left(server: FakeVertex, run: Path) -> None:
     server.floor.courses = [[STOCKOUT], RUNS]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Ladder, "_watch", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-        patch.setattr(Ladder, "_abandon", lambda *_: None)  # killed, without a chance to cancel
+        patch.setattr(CapacityFallback, "_watch", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(CapacityFallback, "_abandon", lambda *_: None)  # killed, without a chance to cancel
         with pytest.raises(KeyboardInterrupt):
             climb(server, run)
     assert len(server.floor.jobs) == 1
@@ -269,7 +269,7 @@ def test_the_graph_is_the_same_on_both_targets_and_the_step_is_ours(tmp_path: Pa
     assert "run_ladder" in str(container)
     assert "run_ladder" not in str(specs["local"])
     assert "strategy" in steps(specs["vertex"])["evaluate"]["inputs"]["parameters"]
-    assert run_ladder.__name__ == "run_ladder"
+    assert run_vertex_job.__name__ == "run_ladder"
 
 
 REFUSALS = {

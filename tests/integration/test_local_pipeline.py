@@ -21,7 +21,7 @@ from tests.fakes.receiver import Receiver
 from tests.fakes.steps import replace_steps
 from tests.short_form import only_whole
 from trainer.errors import ExitCode
-from vlmpipe.backends.local.subreaper import contained
+from vlmpipe.backends.local.subreaper import run_in_subreaper
 from vlmpipe.config.run_config import RunConfig, load_run_file
 
 ROOT = Path(__file__).parents[2]
@@ -201,7 +201,7 @@ def start(command: list[str]) -> subprocess.Popen[str]:
 def test_a_request_to_stop_ends_the_step_runs_notify_and_leaves_nothing(
     config: RunConfig, tmp_path: Path, alive: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    program = start(contained(prepare(config, tmp_path, monkeypatch)))
+    program = start(run_in_subreaper(prepare(config, tmp_path, monkeypatch)))
     program.terminate()
     output, _ = program.communicate()
     assert program.returncode == ExitCode.PREEMPTED, output

@@ -18,8 +18,8 @@ import pytest
 from tests.fakes.replicas import pool, record, run, run_failing, spec
 from trainer.errors import ExitCode
 from vlmpipe.backends.local import restart_policy as restart_budget
-from vlmpipe.backends.local.job import run_local_job
-from vlmpipe.backends.local.restart_policy import CHAOS_VARIABLE, RETRIES_VARIABLE, RestartPolicy
+from vlmpipe.backends.local.job import run_job
+from vlmpipe.backends.local.restart_policy import FAULTS_VARIABLE, RETRIES_VARIABLE, RestartPolicy
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("alive", "short_graces")]
 
@@ -59,7 +59,7 @@ def chaos_log(tmp_path: Path) -> list[dict[str, Any]]:
 def small_platform(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chaos implies this budget: one of each. The one event is never due."""
     monkeypatch.setattr(restart_budget, "PLATFORM", RestartPolicy(1, 1, 1))
-    monkeypatch.setenv(CHAOS_VARIABLE, "kill:node=0,after_step=999")
+    monkeypatch.setenv(FAULTS_VARIABLE, "kill:node=0,after_step=999")
 
 
 WAITS = '(here / "done").read_text()'  # a FIFO: until the worker says that it is done
@@ -213,7 +213,7 @@ if start == 1:
 def test_a_reclaimed_replica_gets_its_notice_and_the_whole_job_is_restarted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(CHAOS_VARIABLE, "preempt:node=1,after_step=5,notice=30s")
+    monkeypatch.setenv(FAULTS_VARIABLE, "preempt:node=1,after_step=5,notice=30s")
     os.mkfifo(tmp_path / "ready")
     chief, worker = SAVES_ON_SIGTERM + DONE_WHEN_BACK, f"{SAVES_ON_SIGTERM}{IS_READY}signal.pause()"
     run(spec(tmp_path, starting(tmp_path, chief), starting(tmp_path, worker)))
@@ -228,7 +228,7 @@ def test_a_reclaimed_replica_gets_its_notice_and_the_whole_job_is_restarted(
 def test_a_reclaimed_replica_that_does_not_leave_is_killed_when_its_notice_is_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(CHAOS_VARIABLE, "preempt:node=1,after_step=5,notice=0.3s")
+    monkeypatch.setenv(FAULTS_VARIABLE, "preempt:node=1,after_step=5,notice=0.3s")
     os.mkfifo(tmp_path / "ready")
     deaf = f"signal.signal(signal.SIGTERM, signal.SIG_IGN){IS_READY}signal.pause()"
     run(spec(tmp_path, starting(tmp_path, DONE_WHEN_BACK), starting(tmp_path, deaf)))
@@ -237,7 +237,7 @@ def test_a_reclaimed_replica_that_does_not_leave_is_killed_when_its_notice_is_ov
 
 def test_a_rank_is_killed_and_its_launcher_is_not_taken_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The launcher stands between the container and its ranks, and has a RANK of its own, which counts nodes."""
-    monkeypatch.setenv(CHAOS_VARIABLE, "kill:rank=1,after_step=5")
+    monkeypatch.setenv(FAULTS_VARIABLE, "kill:rank=1,after_step=5")
     os.mkfifo(tmp_path / "ready")
     worker = """
 if start == 2:
@@ -256,7 +256,7 @@ sys.exit(42)
 def test_a_whole_node_is_killed_with_all_it_started(
     tmp_path: Path, alive: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(CHAOS_VARIABLE, "kill:node=1,after_step=5")
+    monkeypatch.setenv(FAULTS_VARIABLE, "kill:node=1,after_step=5")
     os.mkfifo(tmp_path / "ready")
     child = [sys.executable, "-c", "import signal; signal.signal(15, signal.SIG_IGN); signal.pause()"]
     start_child = f"subprocess.Popen({child}, pass_fds=[alive.fileno()], start_new_session=True)"
@@ -268,7 +268,7 @@ def test_a_whole_node_is_killed_with_all_it_started(
 
 def test_a_stopped_node_goes_on_after_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The worker looks at the clock all the time, and is done when it has missed most of a second."""
-    monkeypatch.setenv(CHAOS_VARIABLE, "stop:node=1,after_step=5,for=1s")
+    monkeypatch.setenv(FAULTS_VARIABLE, "stop:node=1,after_step=5,for=1s")
     os.mkfifo(tmp_path / "ready")
     os.mkfifo(tmp_path / "done")
     chief = f'(here / "ready").read_text(); progress(5); {WAITS}'
@@ -288,7 +288,7 @@ def test_an_event_waits_for_the_steps_of_the_start_after_the_one_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Were the first start's record still counted, the second kill would come before anything was trained again."""
-    monkeypatch.setenv(CHAOS_VARIABLE, "kill:node=0,after_step=5;kill:node=0,after_step=5;kill:node=0,after_step=8")
+    monkeypatch.setenv(FAULTS_VARIABLE, "kill:node=0,after_step=5;kill:node=0,after_step=5;kill:node=0,after_step=8")
     script = """
 if start == 3:
     sys.exit(0)
@@ -303,14 +303,14 @@ signal.pause()
 
 
 def test_only_training_meets_what_is_ordered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(CHAOS_VARIABLE, "kill:node=0,after_step=0")
-    run_local_job("x", spec(tmp_path, starting(tmp_path, "")), labels={"vlmpipe-step": "evaluate"})
+    monkeypatch.setenv(FAULTS_VARIABLE, "kill:node=0,after_step=0")
+    run_job("x", spec(tmp_path, starting(tmp_path, "")), labels={"vlmpipe-step": "evaluate"})
     assert not (tmp_path / "run/chaos.jsonl").exists()
 
 
 def test_a_user_who_stops_the_run_is_left_alone_by_chaos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The reclaimed node may finish what it saves: its notice is not enforced any more."""
-    monkeypatch.setenv(CHAOS_VARIABLE, "preempt:node=0,after_step=5,notice=0.3s")
+    monkeypatch.setenv(FAULTS_VARIABLE, "preempt:node=0,after_step=5,notice=0.3s")
     script = """
 def save(*_):
     os.kill(int(sys.argv[2]), signal.SIGTERM)

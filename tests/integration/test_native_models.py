@@ -25,7 +25,7 @@ from trainer.config.job import JobConfig
 from trainer.config.model import GRID_FAMILIES, IMAGE_TOKEN, ModelConfig
 from trainer.data.sample import Turn
 from trainer.data.tokenize import encode_sample, make_tokenizer
-from trainer.distributed.process import Worker
+from trainer.distributed.process import ProcessContext
 from trainer.errors import ConfigError
 from trainer.evaluation.evaluate import load_subject
 from trainer.models.image_inputs import Images
@@ -324,7 +324,7 @@ def test_an_export_gives_the_same_logits_and_answers_in_plain_transformers(runs:
     result = json.loads(open_storage(job.run.run_uri).read("evaluate.json"))
     said = [json.loads(line) for line in open_storage(job.run.run_uri).read("predictions.jsonl").splitlines()]
     assert result["questions"] == len(said) > 3 and result["loss"] > 0
-    subject = load_subject(job, Worker(0, 1, 0, 1, torch.device("cpu")))
+    subject = load_subject(job, ProcessContext(0, 1, 0, 1, torch.device("cpu")))
     total, labels, tokens_of = 0.0, 0, image_tokens_of(job.model)
 
     def of_types(ids: torch.Tensor) -> dict[str, torch.Tensor]:

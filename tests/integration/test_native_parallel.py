@@ -29,7 +29,7 @@ from trainer.errors import ConfigError
 from trainer.models.image_processor import image_preparer
 from trainer.storage import open_storage
 from trainer.strategies.tensor_parallel import plan as split
-from trainer.strategies.tensor_parallel.plan import require_splittable
+from trainer.strategies.tensor_parallel.plan import require_shardable
 
 Content = dict[str, Any]  # changes of the run file
 STEPS, STOP_STEP = 4, 2
@@ -247,11 +247,11 @@ def test_an_export_gives_the_logits_of_one_process_in_plain_transformers(family:
 def test_a_fused_product_of_an_unknown_class_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its rows may lie in another order, in which a rank's would be those of other heads."""
     config = config_of("qwen3_vl")
-    require_splittable(config, 2, cached=False)
+    require_shardable(config, 2, cached=False)
     monkeypatch.setattr(split, "FUSED_ATTENTION", ())
     with pytest.raises(ConfigError, match=r"cannot split 'attn\.qkv' of a Qwen3VLVisionBlock"):
-        require_splittable(config, 2, cached=False)
-    require_splittable(config, 2, cached=True)  # the tower is not there
+        require_shardable(config, 2, cached=False)
+    require_shardable(config, 2, cached=True)  # the tower is not there
 
 
 @only_whole

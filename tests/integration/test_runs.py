@@ -16,7 +16,7 @@ from tests.submit_runs import CONFIG, Submit, submitter
 from tests.vertex_runs import BEGUN, DONE, JOB, LINK, RUN, TRAINING, course, put, put_ladder, put_record
 from vlmpipe.runs import watch
 from vlmpipe.runs.local.state import Step
-from vlmpipe.runs.vertex.names import Note
+from vlmpipe.runs.vertex.names import RunRecord
 
 pytest_plugins = ("tests.vertex_fixtures",)
 
@@ -50,7 +50,7 @@ def test_a_run_under_way_shows_its_steps_progress_and_money(
 @pytest.mark.parametrize("name", [RUN, LINK, "by note", "by flags"])
 def test_a_run_has_several_names(started: FakeVertex, vlmpipe: Submit, name: str) -> None:
     if name == "by note":
-        Note(RUN, "gs://b/runs/r", time.time(), 3.0).write(JOB)
+        RunRecord(RUN, "gs://b/runs/r", time.time(), 3.0).write(JOB)
         assert f"vlmpipe status {JOB}" in vlmpipe("status").out
     flags = ["--project", "test-project", "--location", "us-central1"] if name == "by flags" else []
     answer = vlmpipe("status", name if "/" in name else JOB, "--json", *flags)

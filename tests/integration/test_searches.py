@@ -20,7 +20,7 @@ from trainer.monitoring.hypertune import METRIC_FILE_VARIABLE
 from vlmpipe.backends.local import job as local_job
 from vlmpipe.backends.vertex import pipeline_job as vertex_job
 from vlmpipe.backends.vertex.client import ENDPOINT_VARIABLE
-from vlmpipe.runs.vertex.names import Note
+from vlmpipe.runs.vertex.names import RunRecord
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def test_a_search_on_vertex_is_watched_by_its_id_and_shows_the_best_trial_first(
     server: FakeVertex, search: Search, vlmpipe: Submit
 ) -> None:
     name = submit_search(search).name
-    Note(name, search.uri, 1.0, 30.0).write(search.search_id)
+    RunRecord(name, search.uri, 1.0, 30.0).write(search.search_id)
     whole = [trial(1, "SUCCEEDED", 0.4), trial(2, "SUCCEEDED", 0.7), trial(3, "INFEASIBLE", reason="exit code 1")]
     server.searches.moves = [
         ("RUNNING", []),

@@ -14,8 +14,8 @@ from tests.data_fixture import prepare_llava
 from tests.fakes.gcs import FakeGcs, Fault
 from tests.integration.conftest import QUICK_RETRY
 from tests.trainer_runs import encode_features, losses, make_run, train_runs
-from trainer.data.loader import RowLoader
-from trainer.data.sampler import RowSequence
+from trainer.data.loader import PackedLoader
+from trainer.data.sampler import PackedBatchSampler
 from trainer.data.shards.disk_cache import CACHE_FOLDER, GIB, files_in, open_shards
 from trainer.data.shards.index import Index
 from trainer.data.shards.verified_files import DataShards
@@ -43,15 +43,15 @@ class Fixture:
         self.split = Index.load(prepared.uri).split("train")
         self.sizes = {shard: self.local.path(shard).stat().st_size for shard in self.split.shards}
 
-        self.sequence = RowSequence(
+        self.sequence = PackedBatchSampler(
             self.split, row_tokens=256, row_images=8, seed=3, global_batch_rows=1, shuffle_shards=SHUFFLE_SHARDS
         )
 
-    def loader(self, storage: Storage, cache_bytes: int) -> RowLoader:
+    def loader(self, storage: Storage, cache_bytes: int) -> PackedLoader:
         readers = Readers(open_shards(DataShards(storage), cache_bytes / GIB), None)
         ahead = readers.fetch_ahead(self.split, self.sequence, self.sequence.num_steps(EPOCHS), SHUFFLE_SHARDS)
         tokenizer = load_tokenizer(self.local)
-        return RowLoader(self.split, self.sequence, tokenizer, readers.samples, images=True, ahead=ahead)
+        return PackedLoader(self.split, self.sequence, tokenizer, readers.samples, images=True, ahead=ahead)
 
     def rows(self, storage: Storage, cache_bytes: int, first_step: int = 0) -> list[Any]:
         loader = self.loader(storage, cache_bytes)

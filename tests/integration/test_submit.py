@@ -25,7 +25,7 @@ from vlmpipe.backends.vertex import pipeline_job as vertex_job
 from vlmpipe.backends.vertex.client import ENDPOINT_VARIABLE
 from vlmpipe.config.run_config import load_run_file
 from vlmpipe.runs import watch
-from vlmpipe.runs.vertex.names import notes
+from vlmpipe.runs.vertex.names import run_records
 
 NETWORK = "projects/123/global/networks/net"
 
@@ -91,7 +91,7 @@ def test_it_says_where_to_look(vertex: FakeVertex, vlmpipe_submit: Submit) -> No
     answer = vlmpipe_submit("--json", "train.epochs=2").json
     (name,) = vertex.jobs
     job_id = name.rpartition("/")[2]
-    assert list(notes()[job_id].source) == [CONFIG, MINE, "train.epochs=2"], "what would continue it"
+    assert list(run_records()[job_id].source) == [CONFIG, MINE, "train.epochs=2"], "what would continue it"
     assert (answer["sent"], answer["resource_name"]) == (True, name)
     assert f"/us-central1/pipelines/runs/{job_id}?project=test-project" in answer["console_url"]
     assert answer["run_uri"] == f"gs://example-bucket/vlmpipe/runs/{job_id}"

@@ -22,10 +22,10 @@ from tests.short_form import chosen
 from tests.trainer_runs import losses, make_run, metrics, run_ranks, summary, train_runs
 from trainer.config.job import JobConfig
 from trainer.config.model import ModelConfig
-from trainer.distributed.data_parallel_rank import Replica
+from trainer.distributed.data_parallel_rank import DataParallelRank
 from trainer.errors import ConfigError
 from trainer.setup import require_divisible
-from trainer.strategies.tensor_parallel.plan import require_splittable
+from trainer.strategies.tensor_parallel.plan import require_shardable
 
 STRATEGIES = ("tp", "tp+fsdp")
 PROCESSES = 4
@@ -167,7 +167,7 @@ def test_a_row_that_ranks_cannot_share_is_refused(root: Path) -> None:
     uneven = {**MODEL, **strategy_changes("tp"), **SHARED, "data.row_tokens": 255}
     job = make_run(root, "uneven", uneven, features="off")
     with pytest.raises(ConfigError, match=r"2 ranks cannot share data\.row_tokens 255"):
-        require_divisible(job, Replica(index=0, count=2, leads=True, takes_images=True))
+        require_divisible(job, DataParallelRank(index=0, count=2, leads=True, takes_images=True))
 
 
 @pytest.mark.parametrize(
@@ -185,8 +185,8 @@ def test_layers_that_cannot_be_split_are_refused(language_model: dict[str, Any],
     model = {**TINY["model"], "language_model": {"config": TINY["model"]["language_model"]["config"] | language_model}}
     config = ModelConfig.model_validate(model)
     if not said:
-        require_splittable(config, ranks, cached=False)
+        require_shardable(config, ranks, cached=False)
         return
     with pytest.raises(ConfigError) as refused:
-        require_splittable(config, ranks, cached=False)
+        require_shardable(config, ranks, cached=False)
     assert said in str(refused.value)

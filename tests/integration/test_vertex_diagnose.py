@@ -11,7 +11,7 @@ from tests.fakes.vertex_courses import Move
 from tests.fakes.vertex_jobs import Step
 from tests.submit_runs import Submit
 from tests.vertex_runs import BEGUN, JOB, RUN, TRAINING, course, put, put_ladder, put_record
-from vlmpipe.runs.vertex.names import Note
+from vlmpipe.runs.vertex.names import RunRecord
 
 pytest_plugins = ("tests.vertex_fixtures",)
 
@@ -71,7 +71,7 @@ def test_how_to_continue_names_what_was_submitted(
     train_fails(started, Step("FAILED", 9, REPLICA.format(65)))
     started.jobs[RUN].template_uri = template
     if source:
-        Note(RUN, "gs://b/runs/r", 1.0, 3.0, source).write(JOB)
+        RunRecord(RUN, "gs://b/runs/r", 1.0, 3.0, source).write(JOB)
     assert f"  continue:  {said}" in vlmpipe("diagnose", RUN).out
     assert vlmpipe("diagnose", RUN, "--json").json["command"] == (said if source or template else None)
     assert f"  continue: {said}" in vlmpipe("status", RUN).out

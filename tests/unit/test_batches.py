@@ -10,19 +10,19 @@ import numpy as np
 import pytest
 import torch
 
-from trainer.data.loader import Row
+from trainer.data.loader import PackedSequence
 from trainer.data.tokenize import IGNORED
-from trainer.dataloading.batches import BatchStream, StepBatches, collate
+from trainer.dataloading.batches import PrefetchingLoader, StepBatches, collate
 from trainer.errors import DataError
-from trainer.models.attention.cu_seqlens import Samples
+from trainer.models.attention.cu_seqlens import CuSeqlens
 from trainer.models.image_inputs import Images
 
 ROW_TOKENS = 8
 
 
-def row(labels: list[int], images: int = 0) -> Row:
+def row(labels: list[int], images: int = 0) -> PackedSequence:
     ids = np.arange(ROW_TOKENS, dtype=np.int64)
-    return Row(
+    return PackedSequence(
         input_ids=ids,
         labels=np.array(labels, dtype=np.int64),
         position_ids=ids,
@@ -36,17 +36,17 @@ def row(labels: list[int], images: int = 0) -> Row:
     )
 
 
-def no_images(rows: Sequence[Row]) -> Images:
+def no_images(rows: Sequence[PackedSequence]) -> Images:
     return Images(torch.empty(sum(len(each.image_sha256) for each in rows), 1, 4))
 
 
 class Loader:
-    """Stands in for RowLoader: one row a step, and an error at one step if wanted."""
+    """Stands in for PackedLoader: one row a step, and an error at one step if wanted."""
 
     def __init__(self, fails_at: int | None = None) -> None:
         self.fails_at, self.asked = fails_at, []
 
-    def rows_for_step(self, step: int, rank: int, world_size: int) -> list[Row]:
+    def rows_for_step(self, step: int, rank: int, world_size: int) -> list[PackedSequence]:
         self.asked.append(step)
         if step == self.fails_at:
             raise DataError("this step cannot be read")
@@ -59,8 +59,8 @@ class Loader:
         return 0
 
 
-def stream(loader: Loader, end_step: int, first_step: int = 0, device: str = "cpu") -> BatchStream:
-    return BatchStream(
+def stream(loader: Loader, end_step: int, first_step: int = 0, device: str = "cpu") -> PrefetchingLoader:
+    return PrefetchingLoader(
         loader,  # type: ignore[arg-type]
         no_images,
         micro_batch_rows=2,
@@ -117,7 +117,7 @@ def test_batches_for_a_gpu_are_in_pinned_memory(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(torch.Tensor, "pin_memory", pinned)
     (data,) = stream(Loader(), end_step=1, device="cuda:1")
     named = [value for batch in data.batches for value in vars(batch).values()]
-    used = [value.bounds if isinstance(value, Samples) else value for value in named]
+    used = [value.bounds if isinstance(value, CuSeqlens) else value for value in named]
     used = [value for value in used if isinstance(value, torch.Tensor)]
     assert used and {id(tensor) for tensor in used} == {id(tensor) for tensor in calls[1:]}
 

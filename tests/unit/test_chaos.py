@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from pipelines import local_runner as local
 from trainer.errors import CAUSES, ConfigError, ExitCode
-from vlmpipe.backends.local.fault_spec import EXAMPLES, Event, parse_chaos, random_events
+from vlmpipe.backends.local.fault_spec import EXAMPLES, Event, parse_faults, random_events
 from vlmpipe.backends.local.restart_policy import (
-    CHAOS_VARIABLE,
+    FAULTS_VARIABLE,
     PERMANENT,
     PLATFORM,
     RETRIES_VARIABLE,
@@ -26,12 +26,12 @@ from vlmpipe.backends.local.restart_policy import (
 from vlmpipe.cli import app as cli
 from vlmpipe.cli.local_process import pipeline_command
 from vlmpipe.config.run_config import load_run_file
-from vlmpipe.runs.local.fault_summary import chaos_lines, read_chaos
+from vlmpipe.runs.local.fault_summary import fault_lines, read_faults
 from vlmpipe.runs.local.run import RUN_FILE_COPY, LocalRun, Marker
 
 
 def parse(*texts: str, nodes: int = 2, ranks_per_node: int = 2) -> list[Event]:
-    return parse_chaos(texts, nodes=nodes, ranks_per_node=ranks_per_node)
+    return parse_faults(texts, nodes=nodes, ranks_per_node=ranks_per_node)
 
 
 @pytest.mark.parametrize(
@@ -192,12 +192,12 @@ def test_the_report_counts_what_happened_in_this_attempt_and_what_did_not(tmp_pa
         {"event": "missed", "time_s": 15, "chaos": "kill:rank=0,after_step=99"},
     ]
     (tmp_path / "chaos.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert chaos_lines(read_chaos(tmp_path, since_s=5), survived=True) == [
+    assert fault_lines(read_faults(tmp_path, since_s=5), survived=True) == [
         "survived 2 preemptions, 1 kill: 2 restarts, at least 31 steps made twice (chaos.jsonl)",
         "did not come about: kill:rank=0,after_step=99",
     ]
-    assert chaos_lines(read_chaos(tmp_path, since_s=13), survived=False)[0].startswith("met 1 preemption: 1 restart,")
-    assert read_chaos(tmp_path / "elsewhere", since_s=0) == []
+    assert fault_lines(read_faults(tmp_path, since_s=13), survived=False)[0].startswith("met 1 preemption: 1 restart,")
+    assert read_faults(tmp_path / "elsewhere", since_s=0) == []
 
 
 def test_the_command_line_refuses_a_wrong_event_before_anything_is_written(
@@ -219,11 +219,11 @@ def test_what_is_ordered_travels_in_the_environment_of_the_local_pipelines_steps
     seen: dict[str, str | None] = {}
 
     def run_local(_config: object, *, run_id: str) -> int:
-        seen.update({name: os.environ.get(name) for name in (CHAOS_VARIABLE, RETRIES_VARIABLE)})
+        seen.update({name: os.environ.get(name) for name in (FAULTS_VARIABLE, RETRIES_VARIABLE)})
         return 0
 
     monkeypatch.setattr(local, "run_local", run_local)
-    for name in (CHAOS_VARIABLE, RETRIES_VARIABLE):
+    for name in (FAULTS_VARIABLE, RETRIES_VARIABLE):
         monkeypatch.setenv(name, "of whoever started this")
     marker = Marker("r", "digest", (), 0.0)
     run = LocalRun(tmp_path, marker, None, lock=0)
@@ -232,6 +232,6 @@ def test_what_is_ordered_travels_in_the_environment_of_the_local_pipelines_steps
     events = ["kill:rank=0,after_step=1", "kill:rank=1,after_step=2"]
 
     assert local.main(pipeline_command(run, retries=2, chaos=events)[3:]) == 0
-    assert seen == {CHAOS_VARIABLE: ";".join(events), RETRIES_VARIABLE: "2"}
+    assert seen == {FAULTS_VARIABLE: ";".join(events), RETRIES_VARIABLE: "2"}
     assert local.main(pipeline_command(run)[3:]) == 0
-    assert seen == {CHAOS_VARIABLE: None, RETRIES_VARIABLE: None}
+    assert seen == {FAULTS_VARIABLE: None, RETRIES_VARIABLE: None}

@@ -28,7 +28,7 @@ from trainer.models.layers.compile import CACHE_VARIABLE, cache_folder, compile_
 from trainer.models.layers.recompute_policy import Recompute
 from trainer.models.registry import family_of
 from trainer.strategies.fsdp import shard
-from trainer.tracing.fake_inputs import RowShape
+from trainer.tracing.fake_inputs import SequenceShape
 
 VOCABULARY = 300
 LAYERS = 2
@@ -74,7 +74,7 @@ def steps(checkpointing: str, *, backend: CompileBackend | None, sharded: bool =
     losses: list[float] = []
     kept: list[int] = []
     for rows, images in ROWS_AND_IMAGES:
-        shape = RowShape(rows, tokens=128, images=images, label_tokens=90)
+        shape = SequenceShape(rows, tokens=128, images=images, label_tokens=90)
         batch = row_batch(job.model, shape, VOCABULARY, cached=not online, row_samples=1 + len(losses))
         sizes: dict[int, int] = {}
 

@@ -12,7 +12,7 @@ import pytest
 
 from trainer.errors import ExitCode, UserError
 from vlmpipe.config.run_config import load_run_file
-from vlmpipe.planner.cost.approval import Spending, dollars, require_consent, spending_of, terminal_question
+from vlmpipe.planner.cost.approval import Spending, dollars, require_approval, spending_of, terminal_confirm
 from vlmpipe.planner.cost.estimate import Cost, StepCost
 
 PLAN = Spending("llava", "green", (), 412.0, 11.25, "4 x a2-ultragpu-8g", "spot")
@@ -38,19 +38,19 @@ def _refusal(
     plan: Spending, *, above: float = 100.0, force: bool = False, yes: bool = False, person: Person | None = None
 ) -> UserError:
     with pytest.raises(UserError) as caught:
-        require_consent(plan, confirm_above_usd=above, force=force, yes=yes, ask=person)
+        require_approval(plan, confirm_above_usd=above, force=force, yes=yes, ask=person)
     return caught.value
 
 
 def test_a_cheap_plan_is_not_asked_about() -> None:
     person = Person(False)
-    require_consent(PLAN, confirm_above_usd=412.0, force=False, yes=False, ask=person)
+    require_approval(PLAN, confirm_above_usd=412.0, force=False, yes=False, ask=person)
     assert person.heard == []
 
 
 def test_more_than_the_threshold_is_asked_about_with_all_that_matters() -> None:
     person = Person(True)
-    require_consent(PLAN, confirm_above_usd=411.99, force=False, yes=False, ask=person)
+    require_approval(PLAN, confirm_above_usd=411.99, force=False, yes=False, ask=person)
     (question,) = person.heard
     for part in ("llava", "$412", "11.2 h", "4 x a2-ultragpu-8g", "spot", "plan.confirm_above_usd", "Submit it?"):
         assert part in question
@@ -69,13 +69,13 @@ def test_without_a_terminal_the_way_is_yes() -> None:
 
 def test_yes_is_the_answer_beforehand() -> None:
     person = Person(False)
-    require_consent(PLAN, confirm_above_usd=0, force=False, yes=True, ask=person)
+    require_approval(PLAN, confirm_above_usd=0, force=False, yes=True, ask=person)
     assert person.heard == []
 
 
 def test_a_cost_that_nobody_knows_is_asked_about_and_says_why() -> None:
     person = Person(True)
-    require_consent(UNKNOWN, confirm_above_usd=1e9, force=False, yes=False, ask=person)
+    require_approval(UNKNOWN, confirm_above_usd=1e9, force=False, yes=False, ask=person)
     assert "not known: no price of a4x-highgpu-4g" in person.heard[0]
     assert "hours not known" in person.heard[0]
 
@@ -90,7 +90,7 @@ def test_a_red_plan_is_refused_with_every_error_whoever_is_there(person: Person 
 
 def test_force_is_no_yes() -> None:
     assert "$412" in _refusal(RED, force=True).found
-    require_consent(RED, confirm_above_usd=100, force=True, yes=True, ask=None)
+    require_approval(RED, confirm_above_usd=100, force=True, yes=True, ask=None)
 
 
 def test_cents_are_said_only_where_they_matter() -> None:
@@ -153,7 +153,7 @@ def test_only_yes_is_yes(monkeypatch: pytest.MonkeyPatch, typed: str, answer: bo
     screen = Keyboard()
     monkeypatch.setattr("sys.stdin", Keyboard(typed))
     monkeypatch.setattr("sys.stderr", screen)
-    ask = terminal_question()
+    ask = terminal_confirm()
     assert ask is not None
     assert ask("Submit it?") is answer
     assert screen.getvalue() == "Submit it? [y/N] "
@@ -161,4 +161,4 @@ def test_only_yes_is_yes(monkeypatch: pytest.MonkeyPatch, typed: str, answer: bo
 
 def test_without_a_terminal_nobody_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
-    assert terminal_question() is None
+    assert terminal_confirm() is None

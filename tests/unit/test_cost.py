@@ -23,14 +23,14 @@ from vlmpipe.planner.parallel_layout import layout_of
 from vlmpipe.planner.plan import Plan
 from vlmpipe.planner.time.feature_cache import advise
 from vlmpipe.planner.time.goodput import expected_loss, mean_time_between_preemptions_s, young_daly_s
-from vlmpipe.planner.time.step_time import RowLoad, Time, estimate_time
+from vlmpipe.planner.time.step_time import Time, Workload, estimate_time
 
 NODE_USD = 40 + 100 * 0.17 / HOURS_PER_MONTH  # with its boot disk
 
 
 def estimated(prices: Any = None, *, node: Any = None, **run: Any) -> tuple[Cost, Time]:
     config, prices, node = run_config(**run), prices or RoundPrices(), node or machine()
-    layout, load = layout_of(config), RowLoad.assumed(config, LLAVA_7B)
+    layout, load = layout_of(config), Workload.assumed(config, LLAVA_7B)
     gpu = A100_80 if config.cluster.accelerator_count else None
     cache = advise(config, LLAVA_7B, layout, load, gpu, prices)
     time = estimate_time(config, LLAVA_7B, layout, load, node, gpu, cached=cache.state == "on")

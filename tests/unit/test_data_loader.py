@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.data_fixture import conversation, job_config, llava_folder, prepare_llava, run_prepare, write_json
-from trainer.data.loader import Row, RowLoader
-from trainer.data.sampler import RowSequence
+from trainer.data.loader import PackedLoader, PackedSequence
+from trainer.data.sampler import PackedBatchSampler
 from trainer.data.shards.index import Index, SplitIndex
 from trainer.data.shards.tar import ShardReader
 from trainer.data.tokenize import IGNORED, encode_sample, load_tokenizer
@@ -39,14 +39,14 @@ class Fixture:
         self.split: SplitIndex = Index.load(self.uri).split("train")
         self.tokenizer = load_tokenizer(self.storage)
 
-    def sequence(self, **options: Any) -> RowSequence:
+    def sequence(self, **options: Any) -> PackedBatchSampler:
         budget = {"row_tokens": ROW_TOKENS, "row_images": 8, "seed": 3, "global_batch_rows": GLOBAL_BATCH}
-        return RowSequence(self.split, **budget | options)
+        return PackedBatchSampler(self.split, **budget | options)
 
-    def loader(self, *, images: bool = False, **options: Any) -> RowLoader:
+    def loader(self, *, images: bool = False, **options: Any) -> PackedLoader:
         reader = ShardReader.open(self.storage)
         sequence = self.sequence(**options)
-        return RowLoader(self.split, sequence, self.tokenizer, reader, images=images)
+        return PackedLoader(self.split, sequence, self.tokenizer, reader, images=images)
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Fixture:
     return Fixture(tmp_path_factory.mktemp("loader"))
 
 
-def content(row: Row) -> tuple[Any, ...]:
+def content(row: PackedSequence) -> tuple[Any, ...]:
     return (row.sample_ids, row.input_ids.tolist(), row.labels.tolist(), row.image_sha256, row.tokens)
 
 
@@ -90,8 +90,8 @@ def test_epochs_behind_the_last_step_are_not_planned(
 ) -> None:
     epochs, planned = 3, list[int]()
     steps = data.sequence().num_steps(epochs)
-    limited, plan = data.sequence(), RowSequence.plan
-    monkeypatch.setattr(RowSequence, "plan", lambda self, epoch: planned.append(epoch) or plan(self, epoch))
+    limited, plan = data.sequence(), PackedBatchSampler.plan
+    monkeypatch.setattr(PackedBatchSampler, "plan", lambda self, epoch: planned.append(epoch) or plan(self, epoch))
     assert limited.num_steps(epochs, at_most=at_most) == min(steps, at_most)
     assert planned[-1] == limited.batch(min(steps, at_most) - 1).epoch
 
@@ -105,7 +105,7 @@ def test_epochs_have_unlike_orders(data: Fixture) -> None:
 def test_one_integer_is_the_whole_state(rows: list[int], batch: int, world_size: int) -> None:
     """Walking from any saved `rows_consumed` meets the same batches as never having stopped."""
 
-    class Planned(RowSequence):
+    class Planned(PackedBatchSampler):
         def __init__(self) -> None:
             self.global_batch_rows = batch
 
@@ -197,7 +197,9 @@ def test_another_tokenizer_is_noticed(tmp_path: Path) -> None:
 def test_an_empty_split_is_refused(tmp_path: Path) -> None:
     _, prepared = prepare_llava(tmp_path, count=3, held_out_fraction=0.0)
     with pytest.raises(DataError, match="no samples"):
-        RowSequence(Index.load(prepared.uri).split("eval"), row_tokens=10, row_images=1, seed=0, global_batch_rows=1)
+        PackedBatchSampler(
+            Index.load(prepared.uri).split("eval"), row_tokens=10, row_images=1, seed=0, global_batch_rows=1
+        )
 
 
 def test_the_fixture_holds_what_it_says(data: Fixture) -> None:

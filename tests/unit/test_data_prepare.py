@@ -31,7 +31,7 @@ from tests.data_fixture import (
     run_prepare,
     write_json,
 )
-from trainer.data.packing import plan_rows
+from trainer.data.packing import plan_packing
 from trainer.data.prepare.statistics import Counts, describe
 from trainer.data.sample import SPLITS, split_of
 from trainer.data.shards.index import Index
@@ -165,7 +165,7 @@ def test_lengths_are_described_from_pieces_as_from_the_whole(
             assert value == pytest.approx(np.percentile(tokens, int(percent)) if len(tokens) else 0.0, abs=0.0501)
         bars, _ = np.histogram(tokens, 24, (0, tokens.max(initial=1)))
         assert found["sample_tokens_histogram"]["samples"] == bars.tolist()
-        rows = len(plan_rows(tokens, images, row_tokens=64, row_images=4, seed=0, epoch=0))
+        rows = len(plan_packing(tokens, images, row_tokens=64, row_images=4, seed=0, epoch=0))
         assert found["packed_rows"] == rows or at_once < len(tokens)
         assert tokens.sum() <= 64 * found["packed_rows"]
         if rows:

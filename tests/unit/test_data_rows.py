@@ -9,16 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.data.packing import RowPlan, plan_rows
+from trainer.data.packing import PackingPlan, plan_packing
 
 ROW_TOKENS, ROW_IMAGES = 100, 4
 SAMPLES = st.lists(st.tuples(st.integers(1, ROW_TOKENS), st.integers(0, ROW_IMAGES)), max_size=200)
 
 
-def plan(samples: list[tuple[int, int]], **options: Any) -> RowPlan:
+def plan(samples: list[tuple[int, int]], **options: Any) -> PackingPlan:
     tokens, images = np.array(samples, np.int32).reshape(-1, 2).T
     settings = {"row_tokens": ROW_TOKENS, "row_images": ROW_IMAGES, "seed": 0, "epoch": 0, "window": 16} | options
-    return plan_rows(tokens, images, **settings)
+    return plan_packing(tokens, images, **settings)
 
 
 @given(SAMPLES, st.booleans(), st.integers(1, 64))
@@ -59,7 +59,7 @@ def test_the_order_never_changes_between_versions() -> None:
 SHARDS = st.lists(st.integers(0, 11), min_size=1, max_size=150)  # of each sample
 
 
-def in_shards(shards: list[int], shuffle_shards: int, **options: Any) -> RowPlan:
+def in_shards(shards: list[int], shuffle_shards: int, **options: Any) -> PackingPlan:
     samples = [(7 + 13 * number % 40, number % 3) for number in range(len(shards))]
     return plan(samples, shards=np.array(shards), shuffle_shards=shuffle_shards, **options)
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from tests.data_fixture import conversation, job_config, llava_folder, png, record, run_prepare, write_json
 from tests.data_formats import captioned, write_source
-from trainer.data.prepare.deduplicate import LONGEST_COUNTED_ANSWER, AnswerCounts, SeenContent, SeenIds
+from trainer.data.prepare.deduplicate import LONGEST_COUNTED_ANSWER, AnswerCounts, ContentIndex, SeenIds
 from trainer.data.rejects import RejectCode
 from trainer.data.sample import SPLITS, Split, Turn
 from trainer.data.shards import index as index_module
@@ -42,7 +42,7 @@ def test_ids_are_new_once_and_then_the_same_or_other(pairs: list[tuple[str, str]
 
 @given(st.lists(st.tuples(st.binary(min_size=1, max_size=1), splits)))
 def test_content_is_counted_as_a_dictionary_would(things: list[tuple[bytes, Split]]) -> None:
-    seen = SeenContent()
+    seen = ContentIndex()
     for digest, split in things:
         seen.add(digest, split)
     found = {split: {digest for digest, where in things if where == split} for split in SPLITS}

@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from benchmarks.flop_cases import CACHEABLE, CASES, by_formula, counted, model_config
 from tests.short_form import chosen
 from trainer.models.llava.family import LlavaFamily
-from trainer.sizing.flops import flops_per_row, model_flops_per_row, tower_flops_per_image
+from trainer.sizing.flops import flops_per_sequence, model_flops_per_sequence, tower_flops_per_image
 
 TOLERANCE = 0.02
 
@@ -49,17 +49,17 @@ def test_attention_is_part_of_what_torch_counts() -> None:
 def test_caching_saves_exactly_the_tower() -> None:
     shape = LlavaFamily().shape(model_config())
     sizes: dict[str, Any] = {"row_tokens": 100, "images": 5, "label_tokens": 10, "activation_checkpointing": "none"}
-    online, cached = (flops_per_row(shape, **sizes, cached=value) for value in (False, True))
+    online, cached = (flops_per_sequence(shape, **sizes, cached=value) for value in (False, True))
     assert online.total - cached.total == 5 * tower_flops_per_image(shape) > 0
 
 
 def test_model_flops_count_neither_padding_nor_other_samples_nor_recomputation() -> None:
     shape = LlavaFamily().shape(model_config())
-    alone = flops_per_row(
+    alone = flops_per_sequence(
         shape, row_tokens=40, images=1, label_tokens=5, cached=False, activation_checkpointing="none"
     ).total
-    packed = model_flops_per_row(shape, useful_tokens=120, samples=3, images=3, label_tokens=15, cached=False)
-    computed = flops_per_row(
+    packed = model_flops_per_sequence(shape, useful_tokens=120, samples=3, images=3, label_tokens=15, cached=False)
+    computed = flops_per_sequence(
         shape, row_tokens=160, images=3, label_tokens=15, cached=False, activation_checkpointing="full"
     ).total
     assert packed == pytest.approx(3 * alone)
@@ -68,5 +68,7 @@ def test_model_flops_count_neither_padding_nor_other_samples_nor_recomputation()
 
 def test_a_row_is_counted_in_whole_numbers() -> None:
     shape = LlavaFamily().shape(model_config())
-    row = flops_per_row(shape, row_tokens=100, images=2, label_tokens=10, cached=False, activation_checkpointing="full")
+    row = flops_per_sequence(
+        shape, row_tokens=100, images=2, label_tokens=10, cached=False, activation_checkpointing="full"
+    )
     assert all(isinstance(number, int) for _, part in row.parts() for number in (part.forward, part.backward))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from trainer.data.malloc_trim import give_back
+from trainer.data.malloc_trim import trim_memory
 
 MIB = 1 << 20
 
@@ -32,12 +32,12 @@ def test_freed_blocks_between_others_go_back() -> None:
     for block in blocks:
         libc.free(block)
     before = resident_bytes()
-    give_back()
+    trim_memory()
     assert resident_bytes() < before - 48 * MIB
     libc.free(kept)
 
 
 def test_arrows_pool_may_be_asked_at_any_time() -> None:
     table = pa.table({"number": range(1000)})
-    give_back()
+    trim_memory()
     assert table.column("number").to_pylist() == list(range(1000))

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from trainer.storage.local import LocalStorage
 from vlmpipe.config.gate import GateConfig
 from vlmpipe.registry.gate import Decision, decide
-from vlmpipe.registry.paired_bootstrap import SharedQuestions, paired_interval, shared_questions
+from vlmpipe.registry.paired_bootstrap import PairedAnswers, paired_bootstrap, shared_questions
 
 EVALUATION: dict[str, Any] = {
     "run_id": "run-b",
@@ -36,8 +36,8 @@ def evaluation(**changes: Any) -> dict[str, Any]:
     return {**copy.deepcopy(EVALUATION), **changes}
 
 
-def shared(questions: int, exact_match: float, champion: float) -> SharedQuestions:
-    return SharedQuestions(questions, exact_match, champion, (exact_match - champion,) * 2)
+def shared(questions: int, exact_match: float, champion: float) -> PairedAnswers:
+    return PairedAnswers(questions, exact_match, champion, (exact_match - champion,) * 2)
 
 
 def failed(decision: Decision) -> list[str]:
@@ -139,7 +139,7 @@ def test_the_far_end_of_the_interval_decides_where_it_is_asked_to(
     interval: tuple[float, float], drop: float, accepted: bool
 ) -> None:
     gate = GateConfig(regression_by="interval", max_regression=drop)
-    decision = decide(EVALUATION, gate, CHAMPION, SharedQuestions(400, 0.9, 0.88, interval))
+    decision = decide(EVALUATION, gate, CHAMPION, PairedAnswers(400, 0.9, 0.88, interval))
     (check,) = (check for check in decision.checks if check.name == "no regression")
     assert (decision.accepted, check.interval) == (accepted, interval)
     assert f"difference {interval[0]:+.4f} to {interval[1]:+.4f} (95 %, paired bootstrap)" in check.why
@@ -154,18 +154,18 @@ def predictions(right: Sequence[int], turns: int = 1) -> dict[Any, int]:
 def test_the_interval_is_that_of_the_mean_of_paired_differences() -> None:
     """Beside the normal approximation, of many independent questions: mean +- 1.96 standard errors."""
     differences = np.random.default_rng(1).choice([-1, 0, 1], 5000, p=[0.05, 0.87, 0.08])
-    low, high = paired_interval(predictions(differences))
+    low, high = paired_bootstrap(predictions(differences))
     error = 1.96 * differences.std() / math.sqrt(len(differences))
     assert (low, high) == pytest.approx((differences.mean() - error, differences.mean() + error), abs=0.1 * error)
-    assert paired_interval(dict(reversed(predictions(differences).items()))) == (low, high)
+    assert paired_bootstrap(dict(reversed(predictions(differences).items()))) == (low, high)
 
 
 def test_questions_about_one_sample_are_no_independent_evidence() -> None:
     differences = [1, -1, 0, 0, 1] * 40
-    assert paired_interval(predictions(differences, turns=9)) == pytest.approx(
-        paired_interval(predictions(differences))
+    assert paired_bootstrap(predictions(differences, turns=9)) == pytest.approx(
+        paired_bootstrap(predictions(differences))
     )
-    assert paired_interval(predictions([0, 0, 0])) == (0.0, 0.0)
+    assert paired_bootstrap(predictions([0, 0, 0])) == (0.0, 0.0)
 
 
 def test_shared_questions_are_those_with_the_same_text_and_answer(tmp_path: Path) -> None:
@@ -177,7 +177,7 @@ def test_shared_questions_are_those_with_the_same_text_and_answer(tmp_path: Path
 
     champion = left_by("champion", ("a", "1", True), ("b", "2", True), ("c", "3", False), ("d", "4", True))
     own = left_by("own", ("a", "1", True), ("b", "2", False), ("c", "other", True), ("e", "5", True))
-    assert shared_questions(own, champion) == SharedQuestions(2, 0.5, 1.0, (-1.0, 0.0))
+    assert shared_questions(own, champion) == PairedAnswers(2, 0.5, 1.0, (-1.0, 0.0))
     assert shared_questions(left_by("few", ("a", "1", True)), champion) is None
     assert shared_questions(own, LocalStorage(tmp_path / "gone")) is None
 

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 
 from benchmarks.measure_memory import row_batch
 from benchmarks.memory_cases import ONLINE, ROWS, Case
-from trainer.distributed.process import Worker
+from trainer.distributed.process import ProcessContext
 from trainer.errors import DataError
 from trainer.models.attention.varlen import ATTEND
 from trainer.models.layers.recompute_policy import Recompute
@@ -72,7 +72,7 @@ def step_of(case: Case) -> Step:
         model = family.skeleton(job.model, vocabulary=VOCABULARY)
         module = family.training_module(job.model, model, cached=case.cached).train()
     Recompute.of(job.train).apply(family, module)
-    strategy = build_strategy(job.train, module, family.blocks(module), Worker(0, 1, 0, 1, META))
+    strategy = build_strategy(job.train, module, family.blocks(module), ProcessContext(0, 1, 0, 1, META))
     batches = [row_batch(job.model, ROWS, VOCABULARY, cached=case.cached) for _ in range(2)]
 
     def step() -> tuple[Tensor, Any]:
@@ -125,7 +125,7 @@ def test_a_step_reads_nothing(case: Case) -> None:
 
 def test_a_step_under_the_mask_of_packed_rows_reads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """What models get that cannot attend by sample."""
-    monkeypatch.setattr("trainer.models.fixed_image_model.attend_by_sample", lambda _: None)
+    monkeypatch.setattr("trainer.models.fixed_image_model.use_varlen_attention", lambda _: None)
     step = step_of(CASES["llava"])
     with Waits(), Made():
         step()
@@ -158,7 +158,10 @@ def scattered_by_a_mask(model: Any, input_ids: Tensor, images: Tensor) -> Tensor
 
 
 THE_LIBRARYS: dict[str, tuple[str, dict[str, Part | None]]] = {
-    "the mask of packed rows": ("llava", {"fixed_image_model.kept_apart": lambda *_: {"attention_mask": None}}),
+    "the mask of packed rows": (
+        "llava",
+        {"fixed_image_model.block_diagonal_mask": lambda *_: {"attention_mask": None}},
+    ),
     "images at a mask's places": ("llava", {"fixed_image_model.embedded": scattered_by_a_mask}),
     "levels at a mask's places": ("qwen3_vl", {"qwen_vl.model.add_levels_at_places": levels_by_a_mask}),
 } | {

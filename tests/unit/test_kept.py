@@ -29,7 +29,7 @@ from vlmpipe.planner.memory import pipeline_stage as stage_memory
 from vlmpipe.planner.memory import zero_persistence as persistent
 from vlmpipe.planner.parallel_layout import layout_of
 from vlmpipe.planner.search.memory import planned_stages
-from vlmpipe.planner.workload import RowLoad
+from vlmpipe.planner.workload import Workload
 
 ROOT = Path(__file__).parents[2]
 KEPT: tuple[Any, ...] = (
@@ -80,8 +80,8 @@ def held_by_a_step(config: RunConfig) -> object:
 
 def held_by_a_stage(config: RunConfig) -> object:
     layout, shape = layout_of(config), shape_of(config)
-    stages = planned_stages(config, shape, layout, RowLoad.assumed(config, shape), cached=False)
-    return stage_memory.stage_moments(config, shape, stages, 0, passes=2)
+    stages = planned_stages(config, shape, layout, Workload.assumed(config, shape), cached=False)
+    return stage_memory.stage_phases(config, shape, stages, 0, passes=2)
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_a_refusal_is_kept_in_its_own_words(monkeypatch: pytest.MonkeyPatch) -> 
     texts = []
     for _ in range(2):
         with pytest.raises(ConfigError, match="does not divide") as caught:
-            splitting.require_splittable(model, 3, cached=False, sequence=False)
+            splitting.require_shardable(model, 3, cached=False, sequence=False)
         texts.append(caught.value.text())
         forget()
         no_torch(monkeypatch)
@@ -187,7 +187,7 @@ def test_a_user_without_a_home_plans_all_the_same(monkeypatch: pytest.MonkeyPatc
 def test_a_folder_that_does_not_say_what_model_it_holds_is_not_kept(folder: Path, tmp_path: Path) -> None:
     """A GGUF file has its configuration inside: another one in its place would be taken for the first."""
 
-    @kept.kept
+    @kept.disk_cached
     def asked(model: str) -> int:
         times.append(model)
         return len(times)

@@ -10,14 +10,14 @@ import pytest
 import torch
 
 from trainer.errors import ExitCode, UserError
-from trainer.strategies.deepspeed.nvme_offload import Disk, file_system
+from trainer.strategies.deepspeed.nvme_offload import NvmeOffload, file_system
 
 SHARED_MEMORY = Path("/dev/shm")
 
 
 @pytest.mark.parametrize("shape", [(0,), (1,), (1000, 3)])
 def test_a_copy_has_the_same_numbers_and_is_its_own(shape: tuple[int, ...], tmp_path: Path) -> None:
-    disk, numbers = Disk(tmp_path), torch.randn(shape)
+    disk, numbers = NvmeOffload(tmp_path), torch.randn(shape)
     copied = disk.copied(numbers)
     assert torch.equal(copied, numbers) and copied.shape == numbers.shape and copied.dtype == numbers.dtype
     copied += 1
@@ -27,7 +27,7 @@ def test_a_copy_has_the_same_numbers_and_is_its_own(shape: tuple[int, ...], tmp_
 
 
 def test_files_have_no_names_and_their_room_is_given_back(tmp_path: Path) -> None:
-    disk = Disk(tmp_path / "made" / "for it")
+    disk = NvmeOffload(tmp_path / "made" / "for it")
     zeros = disk.zeros(torch.empty(1 << 20))
     assert not zeros.any() and zeros.data_ptr() in disk.addresses
     assert not list((tmp_path / "made" / "for it").iterdir())
@@ -38,7 +38,7 @@ def test_files_have_no_names_and_their_room_is_given_back(tmp_path: Path) -> Non
 
 def test_an_update_there_is_the_one_in_memory(tmp_path: Path) -> None:
     """Also of what is updated for the first time, and of moments that were put there by others."""
-    disk, start, gradient = Disk(tmp_path), torch.randn(1000), torch.randn(1000)
+    disk, start, gradient = NvmeOffload(tmp_path), torch.randn(1000), torch.randn(1000)
     found = []
     for on_disk in (False, True):
         weight = torch.nn.Parameter(disk.copied(start) if on_disk else start.clone())
@@ -62,7 +62,7 @@ def test_no_room_is_said_before_anything_is_trained(tmp_path: Path, monkeypatch:
     def full(*_: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    disk = Disk(tmp_path)
+    disk = NvmeOffload(tmp_path)
     monkeypatch.setattr(os, "posix_fallocate", full)
     with pytest.raises(UserError, match=r"too few for 4\.00 GiB of optimizer state") as caught:
         disk.zeros(torch.empty(1 << 30, device="meta"))
@@ -73,14 +73,14 @@ def test_no_room_is_said_before_anything_is_trained(tmp_path: Path, monkeypatch:
 def test_a_folder_that_cannot_be_written_to_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(UserError, match=r"nothing can be written to .*/file/folder: Not a directory") as caught:
-        Disk(tmp_path / "file" / "folder")
+        NvmeOffload(tmp_path / "file" / "folder")
     assert caught.value.code == ExitCode.NO_PERMISSION
 
 
 @pytest.mark.skipif(file_system(SHARED_MEMORY) != "tmpfs", reason="no tmpfs at /dev/shm")
 def test_files_that_lie_in_memory_are_refused() -> None:
     with pytest.raises(UserError, match="is a tmpfs, whose files lie in memory"):
-        Disk(SHARED_MEMORY)
+        NvmeOffload(SHARED_MEMORY)
 
 
 def test_the_nearest_and_latest_mount_is_a_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

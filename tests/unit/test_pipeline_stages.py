@@ -23,11 +23,11 @@ from trainer.config.model import GRID_FAMILIES, ModelConfig
 from trainer.errors import ConfigError
 from trainer.models.layers.pipeline_stage import reduce_to_stage, stage_view
 from trainer.models.registry import family_of
-from trainer.setup import mean_row_flops
+from trainer.setup import mean_sequence_flops
 from trainer.sizing.pipeline_partition import Costs, Stage, cut, end_costs, schedule_passes, stages_of
-from trainer.tracing.fake_inputs import RowShape, inputs_of
+from trainer.tracing.fake_inputs import SequenceShape, inputs_of
 from vlmpipe.planner.memory.pipeline_partition import row_flops
-from vlmpipe.planner.workload import RowLoad
+from vlmpipe.planner.workload import Workload
 
 VOCABULARY = 300
 # Of Qwen3-VL two inner layers of the tower reach the first two of the language model's four.
@@ -82,11 +82,11 @@ def test_the_trainer_cuts_for_the_mean_image_as_the_plan_does() -> None:
         image_count=images, image_tokens=of_images, label_tokens=labels, pairs=14_000, tiles=lambda _tile_tokens: images
     )
     job, sequence = cast(JobConfig, config), Mock(num_rows=Mock(return_value=2))
-    load = RowLoad.from_index(
+    load = Workload.from_index(
         config, samples=3, tokens=200, pairs=14_000, images=3, image_tokens=21, label_tokens=150, rows=2, steps=1
     )
     planned = row_flops(config, load.sized(shape), load, cached=False)
-    assert mean_row_flops(job, shape, split, sequence, cached=False) == planned
+    assert mean_sequence_flops(job, shape, split, sequence, cached=False) == planned
     assert planned != row_flops(config, shape, load, cached=False), "the largest image is another one"
 
 
@@ -168,7 +168,7 @@ def built(name: str) -> nn.Module:
 
 def rows_for(name: str) -> dict[str, Tensor]:
     """Two rows of two packed samples each, with images in them; a native model's other axes count otherwise."""
-    inputs = {**inputs_of(CONFIGS[name], RowShape(2, 64, 2, 40), VOCABULARY, cached=False)}
+    inputs = {**inputs_of(CONFIGS[name], SequenceShape(2, 64, 2, 40), VOCABULARY, cached=False)}
     torch.manual_seed(1)
     places = torch.cat([torch.arange(40), torch.arange(24)]).expand_as(inputs["position_ids"]).clone()
     places[1:] = torch.randint_like(places[1:], 40) if places.ndim == 3 else places[1:]

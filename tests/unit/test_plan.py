@@ -16,7 +16,7 @@ from tests.short_form import only_whole
 from trainer.config.model import ModelConfig
 from trainer.models.layers.recompute_policy import Recompute
 from trainer.sizing.pipeline_partition import Stage
-from trainer.tracing.fake_inputs import RowShape
+from trainer.tracing.fake_inputs import SequenceShape
 from trainer.tracing.pipeline_stage import trace_stage
 from trainer.tracing.step import trace_step
 from vlmpipe.catalog.machines import load_catalog
@@ -25,7 +25,7 @@ from vlmpipe.planner import model_architecture as architectures
 from vlmpipe.planner.memory import pipeline_stage as stage_memory
 from vlmpipe.planner.memory.activations import activations
 from vlmpipe.planner.memory.estimate import estimate_memory
-from vlmpipe.planner.memory.rank import GIB, fullest, training_moments
+from vlmpipe.planner.memory.rank import GIB, fullest, training_phases
 from vlmpipe.planner.model_architecture import architecture
 from vlmpipe.planner.parallel_layout import STRATEGIES, make_layout
 from vlmpipe.planner.plan import Plan, plan_run
@@ -113,7 +113,7 @@ def test_few_layers_say_what_many_hold(precision: str, freeze: list[str]) -> Non
     found = activations(config, shape, mixes=[(2, 40)])
     whole = trace_step(
         ModelConfig.model_validate(config.model.model_dump()),
-        RowShape(config.train.micro_batch_rows, config.data.row_tokens, 4, 80),
+        SequenceShape(config.train.micro_batch_rows, config.data.row_tokens, 4, 80),
         vocabulary=shape.vocabulary,
         cached=False,
         compute="autocast" if precision == "bf16" else "fp32",
@@ -133,7 +133,7 @@ def test_few_layers_of_a_native_model_say_what_many_hold(family: str) -> None:
     found = activations(config, shape, mixes=[(2, 40)])
     whole = trace_step(
         config.model,
-        RowShape(config.train.micro_batch_rows, config.data.row_tokens, 4, 80),
+        SequenceShape(config.train.micro_batch_rows, config.data.row_tokens, 4, 80),
         vocabulary=shape.vocabulary,
         cached=False,
         compute="fp32",
@@ -155,7 +155,7 @@ def test_few_layers_of_a_native_models_first_stage_say_what_many_hold(family: st
     found = stage_memory._Stage.traced(config, shape, stage, (2, 40), from_one_row=False)
     whole = trace_stage(
         config.model,
-        RowShape(config.train.micro_batch_rows, config.data.row_tokens, 4, 80),
+        SequenceShape(config.train.micro_batch_rows, config.data.row_tokens, 4, 80),
         stage,
         vocabulary=shape.vocabulary,
         cached=False,
@@ -202,7 +202,7 @@ def test_more_ranks_never_take_more_memory_of_each(strategy: str) -> None:
         parallel = {"tp": (8, 1), "tp+fsdp": (8, 1), "pp": (1, 4), "tp+pp+dp": (4, 2)}.get(strategy, (1, 1))
         layout = make_layout(strategy, nodes, 8, tensor_parallel=parallel[0], pipeline_parallel=parallel[1])
         _, parts = fullest(
-            training_moments(model.shape, layout, held, cached=False, precision="bf16", passes=2, checkpointing=True)
+            training_phases(model.shape, layout, held, cached=False, precision="bf16", passes=2, checkpointing=True)
         )
         return sum(part.bytes for part in parts)
 

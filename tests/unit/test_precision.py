@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from trainer.config.train import TrainConfig
-from trainer.dataloading.batches import RowBatch
-from trainer.distributed.process import Worker
+from trainer.dataloading.batches import PackedBatch
+from trainer.distributed.process import ProcessContext
 from trainer.errors import DataError
 from trainer.strategies.ddp import Ddp
 from trainer.strategies.mixed_precision import FIRST_SCALE, MOST_OVERFLOWS_IN_A_ROW, STEPS_TO_GROW, LossScale
 
-ALONE = Worker(0, 1, 0, 1, torch.device("cpu"))
+ALONE = ProcessContext(0, 1, 0, 1, torch.device("cpu"))
 
 
 class Scaled(nn.Module):
@@ -31,9 +31,9 @@ class Scaled(nn.Module):
         return (self.weight.half() * label_ids.half()).float().sum()
 
 
-def batch(number: float) -> RowBatch:
+def batch(number: float) -> PackedBatch:
     empty = torch.zeros(0)
-    return RowBatch(empty, empty, empty, torch.tensor(number), empty)
+    return PackedBatch(empty, empty, empty, torch.tensor(number), empty)
 
 
 def strategy(precision: str) -> Ddp:

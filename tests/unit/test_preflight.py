@@ -18,10 +18,10 @@ import torch.distributed as dist
 from tests.fakes.gcs import FakeGcs, Fault
 from trainer import preflight
 from trainer.config.train import OptimizerConfig, TrainConfig
-from trainer.distributed.process import Worker
+from trainer.distributed.process import ProcessContext
 from trainer.errors import ExitCode, UserError
 from trainer.preflight import GIB, REPORT_VARIABLE, announce, check_node, check_ranks, require_room
-from trainer.setup import Parts
+from trainer.setup import TrainingSetup
 from trainer.sizing.checkpoint_size import checkpoint_bytes
 from trainer.storage.local import LocalStorage
 
@@ -48,8 +48,8 @@ def gcs_run(monkeypatch: pytest.MonkeyPatch) -> Any:
         yield server
 
 
-def worker(rank: int = 0, world_size: int = 1, local_world_size: int = 1) -> Worker:
-    return Worker(rank, world_size, rank % local_world_size, local_world_size, torch.device("cpu"))
+def worker(rank: int = 0, world_size: int = 1, local_world_size: int = 1) -> ProcessContext:
+    return ProcessContext(rank, world_size, rank % local_world_size, local_world_size, torch.device("cpu"))
 
 
 def test_a_good_node_is_one_line_and_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -167,8 +167,8 @@ def test_the_lock_of_a_killed_build_is_a_warning(tmp_path: Path, age_s: float, w
 SETTINGS = TrainConfig(global_batch_rows=8, optimizer=OptimizerConfig(learning_rate=1e-3))
 
 
-def parts(num_trainable: int) -> Parts:
-    return cast(Parts, SimpleNamespace(num_trainable=num_trainable))
+def parts(num_trainable: int) -> TrainingSetup:
+    return cast(TrainingSetup, SimpleNamespace(num_trainable=num_trainable))
 
 
 @pytest.mark.parametrize(

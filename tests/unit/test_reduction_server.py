@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.planner_fixture import A100_80, LLAVA_7B, RoundPrices, machine, run_config
 from vlmpipe.planner.parallel_layout import STRATEGIES, layout_of, make_layout
 from vlmpipe.planner.time.reduction_server import ELIGIBLE, Advice, advise, all_reduce_gain, reducers_needed, step_gain
-from vlmpipe.planner.time.step_time import RowLoad, Time, estimate_time
+from vlmpipe.planner.time.step_time import Time, Workload, estimate_time
 
 SLOW = machine(nic_gbps=100)
 
@@ -22,7 +22,7 @@ def advised(prices: RoundPrices | None = None, *, node: Any = SLOW, exposed: flo
     config = run_config(**{"cluster__replica_count": 4, "train__strategy": "ddp"} | run)
     layout = layout_of(config)
     gpu = A100_80 if config.cluster.accelerator_count else None
-    time = estimate_time(config, LLAVA_7B, layout, RowLoad.assumed(config, LLAVA_7B), node, gpu, cached=False)
+    time = estimate_time(config, LLAVA_7B, layout, Workload.assumed(config, LLAVA_7B), node, gpu, cached=False)
     if exposed is not None and time.step_s is not None:
         time = replace(time, exposed_all_reduce_s=exposed * time.step_s)
     return advise(config, layout, time, node, prices or RoundPrices())

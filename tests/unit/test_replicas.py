@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainer.config.train import OptimizerConfig, TrainConfig
-from trainer.distributed.data_parallel_rank import Replica, replica_of
-from trainer.distributed.process import Worker
+from trainer.distributed.data_parallel_rank import DataParallelRank, replica_of
+from trainer.distributed.process import ProcessContext
 from trainer.errors import ConfigError
 
 powers = st.sampled_from((1, 2, 4))
@@ -26,9 +26,9 @@ def train_config(tensor: int, stages: int) -> TrainConfig:
     )
 
 
-def replicas(tensor: int, stages: int, nodes: int, per_node: int) -> list[Replica]:
+def replicas(tensor: int, stages: int, nodes: int, per_node: int) -> list[DataParallelRank]:
     config, world = train_config(tensor, stages), nodes * per_node
-    workers = (Worker(rank, world, rank % per_node, per_node, torch.device("cpu")) for rank in range(world))
+    workers = (ProcessContext(rank, world, rank % per_node, per_node, torch.device("cpu")) for rank in range(world))
     return [replica_of(config, worker) for worker in workers]
 
 

@@ -35,10 +35,10 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from benchmarks.memory_cases import Case
 from trainer.models.attention import kernels as attention_kernels
-from trainer.models.attention.block_mask import kept_apart, mask_of
-from trainer.models.attention.cu_seqlens import PADDING_PIECE, Samples
-from trainer.models.attention.kernels import BLOCKWISE, CPU, FLASH, Call, Kernel, is_right
-from trainer.models.attention.varlen import attend, attend_backward, attend_by_sample, attention, takes_samples
+from trainer.models.attention.block_mask import block_diagonal_mask, mask_of
+from trainer.models.attention.cu_seqlens import PADDING_PIECE, CuSeqlens
+from trainer.models.attention.kernels import BLOCKWISE, CPU, FLASH, Kernel, VarlenArgs, is_right
+from trainer.models.attention.varlen import attend, attend_backward, attention, takes_samples, use_varlen_attention
 from trainer.models.layers.activation_checkpointing import recompute_layers
 from trainer.models.registry import family_of
 
@@ -108,7 +108,7 @@ def test_output_and_gradients_are_those_under_a_mask(kv_heads: int) -> None:
     @settings(max_examples=25, deadline=None)
     @given(rows=lengths_of_rows())
     def law(rows: list[list[int]]) -> None:
-        inputs, samples = tensors(len(rows), kv_heads), Samples.of(rows, TOKENS)
+        inputs, samples = tensors(len(rows), kv_heads), CuSeqlens.of(rows, TOKENS)
         gradient = torch.randn(len(rows), TOKENS, HEADS, HEAD_DIM, dtype=torch.float64)
         gradient *= is_sample(rows)[..., None, None]  # nothing that is trained comes from padding
         output, _ = attend(*inputs, samples.bounds, samples.device_bounds, SCALE)
@@ -125,7 +125,7 @@ def test_output_and_gradients_are_those_under_a_mask(kv_heads: int) -> None:
 @pytest.mark.usefixtures("kernel")
 def test_inputs_may_lie_in_memory_as_layers_have_them() -> None:
     """Queries and keys come from a projection of all heads, transposed; some models cut them out of one tensor."""
-    inputs, samples = tensors(3, 2), Samples.of(ROWS, TOKENS)
+    inputs, samples = tensors(3, 2), CuSeqlens.of(ROWS, TOKENS)
     plain, _ = attend(*inputs, samples.bounds, samples.device_bounds, SCALE)
     heads_first = [each.transpose(1, 2).contiguous().transpose(1, 2) for each in inputs]
     in_one = torch.cat(inputs, 2).split([HEADS, 2, 2], 2)
@@ -135,14 +135,14 @@ def test_inputs_may_lie_in_memory_as_layers_have_them() -> None:
 
 def test_it_is_an_operation_as_torch_wants_them() -> None:
     """Schema, gradients, shapes without numbers, and under the tracing of torch.compile: torch's own checks."""
-    samples = Samples.of(ROWS, TOKENS)
+    samples = CuSeqlens.of(ROWS, TOKENS)
     torch.library.opcheck(attend, (*tensors(3, 2, torch.float32), samples.bounds, samples.device_bounds, SCALE))
 
 
 @pytest.mark.usefixtures("kernel")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_autocast_casts_inputs_and_nothing_within(dtype: torch.dtype) -> None:
-    samples, (query, key, value) = Samples.of(ROWS, TOKENS), tensors(3, 4, torch.float32)
+    samples, (query, key, value) = CuSeqlens.of(ROWS, TOKENS), tensors(3, 4, torch.float32)
     casts = [each.to(dtype) for each in (query, key, value.bfloat16())]
     with torch.autocast("cpu", dtype):
         heads_first = [each.transpose(1, 2) for each in (query, key, value.bfloat16())]
@@ -154,7 +154,7 @@ def test_autocast_casts_inputs_and_nothing_within(dtype: torch.dtype) -> None:
 
 
 def test_padding_attends_to_some_of_it() -> None:
-    samples = Samples.of([[PADDING_PIECE], []], 3 * PADDING_PIECE + 5)
+    samples = CuSeqlens.of([[PADDING_PIECE], []], 3 * PADDING_PIECE + 5)
     lengths = samples.bounds.diff().tolist()
     assert max(lengths) == PADDING_PIECE and sum(lengths) == 2 * (3 * PADDING_PIECE + 5)
 
@@ -162,7 +162,7 @@ def test_padding_attends_to_some_of_it() -> None:
 @given(rows=lengths_of_rows())
 def test_bounds_are_those_of_positions(rows: list[list[int]]) -> None:
     """What the loader gives as positions and what it says of samples is the same."""
-    samples = Samples.of(rows, TOKENS)
+    samples = CuSeqlens.of(rows, TOKENS)
     starts = (positions(rows) == 0).flatten().nonzero().flatten()
     assert torch.equal(samples.bounds.unique(), torch.cat([starts, torch.tensor([len(rows) * TOKENS])]).int())
     assert samples.packed or not (starts % TOKENS).any()
@@ -173,7 +173,7 @@ def test_few_sizes_are_told_to_compiled_code() -> None:
     told = {
         (len(samples.bounds))
         for row in ([TOKENS // count] * count for count in range(1, TOKENS + 1))
-        for samples in [Samples.of([row], TOKENS)]
+        for samples in [CuSeqlens.of([row], TOKENS)]
     }
     assert len(told) == 2
 
@@ -194,12 +194,12 @@ def test_a_language_model_gives_what_it_gives_under_a_mask(checkpointing: str) -
     seen = is_sample(ROWS)[..., None]
 
     def run() -> list[Tensor]:
-        apart = kept_apart(model.config, positions(ROWS), Samples.of(ROWS, TOKENS))
+        apart = block_diagonal_mask(model.config, positions(ROWS), CuSeqlens.of(ROWS, TOKENS))
         output = model(inputs_embeds=hidden, position_ids=positions(ROWS), use_cache=False, **apart).last_hidden_state
         return with_gradients(output * seen, [hidden, *model.layers.parameters()], torch.ones_like(output))
 
     under_mask = run()
-    attend_by_sample(model)
+    use_varlen_attention(model)
     assert takes_samples(model.config)
     for ours, theirs in zip(run(), under_mask, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
@@ -208,8 +208,8 @@ def test_a_language_model_gives_what_it_gives_under_a_mask(checkpointing: str) -
 def test_what_stands_for_a_mask_cannot_be_computed_with() -> None:
     """A model that passed the samples on to nobody would otherwise mix them."""
     model = language_model()
-    attend_by_sample(model)
-    apart = kept_apart(model.config, positions(ROWS), Samples.of(ROWS, TOKENS))
+    use_varlen_attention(model)
+    apart = block_diagonal_mask(model.config, positions(ROWS), CuSeqlens.of(ROWS, TOKENS))
     del apart["samples"]
     with pytest.raises(RuntimeError):
         model(inputs_embeds=torch.randn(len(ROWS), TOKENS, 16), position_ids=positions(ROWS), use_cache=False, **apart)
@@ -219,7 +219,7 @@ def test_without_samples_it_is_torchs_own_attention() -> None:
     """As in generation, and in rows of which nobody knows where samples are."""
     model, ids = language_model(), torch.arange(10)[None]
     before = model(ids).last_hidden_state
-    attend_by_sample(model)
+    use_varlen_attention(model)
     assert torch.equal(model(ids).last_hidden_state, before)
 
 
@@ -251,7 +251,7 @@ class DeafModel(LlamaModel):
 )
 def test_models_that_cannot_keep_what_they_have(model: Any) -> None:
     kind = model.config._attn_implementation
-    attend_by_sample(model)
+    use_varlen_attention(model)
     assert model.config._attn_implementation == kind and not takes_samples(model.config)
 
 
@@ -261,7 +261,7 @@ def test_models_that_can_are_found_out_also_among_tensors_without_numbers(kind: 
     with FakeTensorMode() if fake else contextlib.nullcontext():
         model = language_model(kind, config)
         random_numbers = torch.get_rng_state()
-        attend_by_sample(model)
+        use_varlen_attention(model)
     assert takes_samples(model.config)
     assert fake or torch.equal(torch.get_rng_state(), random_numbers), "the run's random numbers stay what they are"
 
@@ -281,12 +281,12 @@ def test_language_models_of_all_families_can(family: str) -> None:
 def test_what_it_does_not_do_is_refused(given: dict[str, Any], named: str) -> None:
     heads_first = [each.transpose(1, 2) for each in tensors(3, 2)]
     with pytest.raises(NotImplementedError, match=named):
-        attention(torch.nn.Module(), *heads_first, None, samples=Samples.of(ROWS, TOKENS), **given)
-    attention(torch.nn.Module(), *heads_first, None, samples=Samples.of(ROWS, TOKENS), dropout=0.0, is_causal=True)
+        attention(torch.nn.Module(), *heads_first, None, samples=CuSeqlens.of(ROWS, TOKENS), **given)
+    attention(torch.nn.Module(), *heads_first, None, samples=CuSeqlens.of(ROWS, TOKENS), dropout=0.0, is_causal=True)
 
 
 def test_flops_are_those_of_the_samples() -> None:
-    samples, inputs = Samples.of(ROWS, TOKENS), tensors(3, 2)
+    samples, inputs = CuSeqlens.of(ROWS, TOKENS), tensors(3, 2)
     with FlopCounterMode(display=False) as counter:
         output, _ = attend(*inputs, samples.bounds, samples.device_bounds, SCALE)
         forward = counter.get_total_flops()
@@ -301,11 +301,11 @@ def test_flops_are_those_of_the_samples() -> None:
 @pytest.mark.parametrize("kernel", [FLASH, BLOCKWISE], ids=["flash", "blockwise"])
 def test_kernels_of_gpus_read_nothing_of_the_device(kernel: Kernel, heads_first: bool, rows: Lengths) -> None:
     """On tensors without numbers, by torch's own rules of sizes: what there is to know lies on the host."""
-    samples = Samples.of(rows, TOKENS).to(torch.device("meta"))
+    samples = CuSeqlens.of(rows, TOKENS).to(torch.device("meta"))
     inputs = [each.detach().to("meta", torch.bfloat16) for each in tensors(len(rows), 2)]
     if heads_first:
         inputs = [each.transpose(1, 2).contiguous().transpose(1, 2) for each in inputs]
-    call = Call(samples.bounds, samples.device_bounds, SCALE)
+    call = VarlenArgs(samples.bounds, samples.device_bounds, SCALE)
     output, lse = kernel.forward(*inputs, call)
     said = attend(*inputs, *call)  # what layers that are compiled for a GPU go by
     assert [described(one) for one in (output, lse)] == [described(one) for one in said]

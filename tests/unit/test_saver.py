@@ -22,11 +22,11 @@ from trainer.checkpoint.manager import Checkpoints
 from trainer.checkpoint.retention import Retention
 from trainer.checkpoint.staging import sweep_staging
 from trainer.config.job import CheckpointConfig, JobConfig
-from trainer.distributed.process import Worker
+from trainer.distributed.process import ProcessContext
 from trainer.errors import ExitCode, UserError
 from trainer.storage.local import LocalStorage
 
-WORKER = Worker(rank=0, world_size=1, local_rank=0, local_world_size=1, device=torch.device("cpu"))
+WORKER = ProcessContext(rank=0, world_size=1, local_rank=0, local_world_size=1, device=torch.device("cpu"))
 DEADLINE_S = 20.0
 
 

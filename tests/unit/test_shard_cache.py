@@ -16,12 +16,21 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.shard_splits import sequence_of, split_of
-from trainer.data.prefetch import GROUPS_AHEAD, ShardsAhead
+from trainer.data.prefetch import GROUPS_AHEAD, ShardPrefetcher
 from trainer.data.prefetch_schedule import Needs, ShardSchedule
 from trainer.data.sample import Turn
-from trainer.data.sampler import RowSequence
+from trainer.data.sampler import PackedBatchSampler
 from trainer.data.shards import disk_cache as shard_cache
-from trainer.data.shards.disk_cache import GIB, NEVER, Ahead, ShardCache, divide, files_in, open_shards, open_together
+from trainer.data.shards.disk_cache import (
+    GIB,
+    NEVER,
+    PrefetchResult,
+    ShardCache,
+    divide,
+    files_in,
+    open_shards,
+    open_together,
+)
 from trainer.data.shards.tar import Members, ShardReader, ShardWriter, sample_json
 from trainer.data.shards.verified_files import DataShards, ShardsInPlace
 from trainer.errors import ConfigError, DataError, UserError
@@ -85,7 +94,7 @@ class Fixture:
         return split_of([number // SHARD_SAMPLES for number in range(len(self.members))], self.shards)
 
 
-def schedule_of(split: Any, sequence: RowSequence, end_step: int) -> ShardSchedule:
+def schedule_of(split: Any, sequence: PackedBatchSampler, end_step: int) -> ShardSchedule:
     return ShardSchedule(split.shards, Needs.one_each(split.shard_numbers), sequence, end_step)
 
 
@@ -101,7 +110,7 @@ def walk(data: Fixture, cache: ShardCache, *, shuffle_shards: int, epochs: int =
     steps = sequence.num_steps(epochs)
     schedule = schedule_of(split, sequence, steps)
     step = 0
-    ahead = ShardsAhead(cache, schedule, group_shards=shuffle_shards) if threads else None
+    ahead = ShardPrefetcher(cache, schedule, group_shards=shuffle_shards) if threads else None
     if not threads:
         cache.expect(lambda: dict(zip(schedule.shards, schedule.next_uses(step).tolist(), strict=True)))
     for step in range(steps):
@@ -156,7 +165,7 @@ def test_shards_come_in_the_order_of_the_plan_and_two_groups_ahead(data: Fixture
     split, shuffle_shards = data.split(), 4
     sequence = sequence_of(split, shuffle_shards)
     schedule = schedule_of(split, sequence, sequence.num_steps(1))
-    ahead = ShardsAhead(data.cache(SHARDS), schedule, group_shards=shuffle_shards)
+    ahead = ShardPrefetcher(data.cache(SHARDS), schedule, group_shards=shuffle_shards)
     order = [schedule.shards[number] for number in np.argsort(schedule.next_uses(0), kind="stable")]
     ahead.advance(0)
     wanted = GROUPS_AHEAD * shuffle_shards
@@ -189,7 +198,7 @@ def test_what_is_in_use_is_not_evicted(data: Fixture) -> None:
     with cache.opened(first):
         reader = threading.Thread(target=read)
         reader.start()
-        assert cache.fetch_ahead(data.shards[2], needed_at=1) is Ahead.NO_ROOM
+        assert cache.fetch_ahead(data.shards[2], needed_at=1) is PrefetchResult.NO_ROOM
         assert not came.is_set() and len(data.cached()) == 1
     reader.join(timeout=20)
     assert came.is_set() and data.remote.downloads == [first, second]
@@ -200,13 +209,15 @@ def test_what_is_needed_last_is_evicted_first(data: Fixture) -> None:
     cache.expect(lambda: {one: 5, two: 9, three: 7, four: 8})
     for shard in (one, two, three):
         data.read(cache, shard)
-    assert cache.fetch_ahead(four, needed_at=8) is Ahead.FETCHED  # in place of `two`
-    assert cache.fetch_ahead(two, needed_at=9) is Ahead.NO_ROOM  # all that is there is needed sooner
+    assert cache.fetch_ahead(four, needed_at=8) is PrefetchResult.FETCHED  # in place of `two`
+    assert cache.fetch_ahead(two, needed_at=9) is PrefetchResult.NO_ROOM  # all that is there is needed sooner
     for shard in (one, three, four):
         data.read(cache, shard)
     assert data.remote.downloads == [one, two, three, four]
-    assert cache.fetch_ahead(two, needed_at=6, keep={three, four}) is Ahead.NO_ROOM  # needed later, and still kept
-    assert cache.fetch_ahead(two, needed_at=6, keep={four}) is Ahead.FETCHED
+    assert (
+        cache.fetch_ahead(two, needed_at=6, keep={three, four}) is PrefetchResult.NO_ROOM
+    )  # needed later, and still kept
+    assert cache.fetch_ahead(two, needed_at=6, keep={four}) is PrefetchResult.FETCHED
 
 
 def test_what_no_plan_names_is_evicted_first(data: Fixture) -> None:
@@ -215,8 +226,8 @@ def test_what_no_plan_names_is_evicted_first(data: Fixture) -> None:
     cache = data.cache(2)
     cache.expect(lambda: {data.shards[0]: 1, data.shards[1]: NEVER - 1})
     data.read(cache, data.shards[0])
-    assert cache.fetch_ahead(data.shards[1], needed_at=NEVER - 1) is Ahead.FETCHED
-    assert cache.fetch_ahead(data.shards[0], needed_at=1) is Ahead.THERE
+    assert cache.fetch_ahead(data.shards[1], needed_at=NEVER - 1) is PrefetchResult.FETCHED
+    assert cache.fetch_ahead(data.shards[0], needed_at=1) is PrefetchResult.THERE
 
 
 def test_what_a_killed_process_left_takes_no_room(data: Fixture) -> None:

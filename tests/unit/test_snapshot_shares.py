@@ -16,7 +16,7 @@ from torch.distributed import ProcessGroup
 
 from trainer.strategies.base import StepResult
 from trainer.strategies.mixed_precision import LossScale
-from trainer.strategies.torch_base import OnTorch, share_of
+from trainer.strategies.torch_base import TorchStrategy, share_of
 from trainer.tracing.step import MemoryTracker
 
 SIZES = st.dictionaries(st.text(min_size=1, max_size=5), st.integers(0, 1 << 30), max_size=30)
@@ -47,17 +47,17 @@ def test_a_snapshot_holds_a_share_of_weights_and_optimizer(copies: int, tmp_path
     there_before = [*module.parameters(), *moments]
     whole = sum(tensor.nbytes for tensor in there_before)
     with MemoryTracker(there_before) as tracker:
-        write = OnTorch(module, optimizer, LossScale("fp32"), copies=copies, copy=1).snapshot(tmp_path, group)
+        write = TorchStrategy(module, optimizer, LossScale("fp32"), copies=copies, copy=1).snapshot(tmp_path, group)
         held = tracker.held.total_bytes
     assert write
     assert held == pytest.approx(whole / copies, rel=0.05)
 
 
-def trained(ema_decay: float) -> tuple[nn.Module, OnTorch]:
+def trained(ema_decay: float) -> tuple[nn.Module, TorchStrategy]:
     """A module after one update."""
     torch.manual_seed(0)
     module = nn.Linear(3, 2)
-    strategy = OnTorch(
+    strategy = TorchStrategy(
         module, optimizer := torch.optim.AdamW(module.parameters(), 0.1), LossScale("fp32"), ema_decay=ema_decay
     )
     module(torch.ones(1, 3)).sum().backward()

@@ -10,15 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainer.dataloading.batches import StepBatches
-from trainer.distributed.data_parallel_rank import Replica
-from trainer.distributed.process import Worker
+from trainer.distributed.data_parallel_rank import DataParallelRank
+from trainer.distributed.process import ProcessContext
 from trainer.errors import DataError
-from trainer.monitoring.step_metrics import PendingTotals, UnreadSteps
+from trainer.monitoring.step_metrics import AsyncStepMetrics, MetricsQueue
 from trainer.strategies.base import StepResult
 
 
-def worker(device: str) -> Worker:
-    return Worker(rank=0, world_size=1, local_rank=0, local_world_size=1, device=torch.device(device))
+def worker(device: str) -> ProcessContext:
+    return ProcessContext(rank=0, world_size=1, local_rank=0, local_world_size=1, device=torch.device(device))
 
 
 class Step:
@@ -34,7 +34,7 @@ class Step:
 @pytest.mark.parametrize(("device", "behind"), [("cuda", 1), ("cpu", 0)])
 @given(all_at=st.lists(st.booleans(), max_size=20))
 def test_each_step_is_read_once_in_order_and_one_is_left_on_a_gpu(device: str, behind: int, all_at: list[bool]) -> None:
-    unread, read = UnreadSteps(worker(device)), []
+    unread, read = MetricsQueue(worker(device)), []
     for number, read_all in enumerate(all_at, start=1):
         read += unread.add(Step(number), read_all=read_all)  # type: ignore[arg-type]
         expected = number if read_all else max(number - behind, len(read))
@@ -43,15 +43,15 @@ def test_each_step_is_read_once_in_order_and_one_is_left_on_a_gpu(device: str, b
     assert not unread.rest()
 
 
-def pending(loss: float, norm: float, *, skipped: bool = False, stop: bool = False) -> PendingTotals:
+def pending(loss: float, norm: float, *, skipped: bool = False, stop: bool = False) -> AsyncStepMetrics:
     """Of one process without a process group: there is nobody to sum with."""
     data = StepBatches(
         step=6, epoch=1, batches=[], global_label_tokens=10, useful_tokens=7, slot_tokens=8, images=2,
         sample_ids=("cat", "dog"),
     )  # fmt: skip
     result = StepResult(torch.tensor(norm), skipped=skipped)
-    replica = Replica(index=0, count=1, leads=True, takes_images=True)
-    return PendingTotals(torch.tensor(loss), result, data, stop=stop, replica=replica, worker=worker("cpu"))
+    replica = DataParallelRank(index=0, count=1, leads=True, takes_images=True)
+    return AsyncStepMetrics(torch.tensor(loss), result, data, stop=stop, replica=replica, worker=worker("cpu"))
 
 
 @pytest.mark.parametrize(("loss", "norm", "name"), [(math.nan, 1.0, "loss"), (1.0, math.inf, "gradient norm")])

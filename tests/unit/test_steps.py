@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from components.runtime import step_logic as steps
-from components.runtime.step_context import STOPPED_VARIABLE, exiting, step
+from components.runtime.step_context import STOPPED_VARIABLE, exit_on_error, step_context
 from trainer.config.job import run_uri_of
 from trainer.errors import ConfigError, DataError
 
@@ -23,7 +23,7 @@ def record(folder: Path) -> dict[str, Any]:
 
 
 def test_a_step_that_ends_well_is_recorded_as_done(tmp_path: Path) -> None:
-    with step(str(tmp_path), "decide"):
+    with step_context(str(tmp_path), "decide"):
         assert record(tmp_path)["state"] == "running"
     assert record(tmp_path)["state"] == "done"
 
@@ -38,7 +38,7 @@ def test_a_step_that_ends_well_is_recorded_as_done(tmp_path: Path) -> None:
 def test_an_error_for_people_ends_the_step_with_its_code_and_without_traceback(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], error: Exception, code: int, message: str
 ) -> None:
-    with pytest.raises(SystemExit) as ended, step(str(tmp_path), "decide"):
+    with pytest.raises(SystemExit) as ended, step_context(str(tmp_path), "decide"):
         raise error
     assert ended.value.code == code
     assert record(tmp_path)["state"] == "failed" and record(tmp_path)["message"] == message
@@ -51,20 +51,20 @@ def test_a_traceback_is_shown_when_asked_for(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("VLMPIPE_DEBUG", "1")
-    with pytest.raises(SystemExit), exiting():
+    with pytest.raises(SystemExit), exit_on_error():
         raise ConfigError("wrong")
     assert "Traceback" in capsys.readouterr().err
 
 
 def test_an_unexpected_error_keeps_its_type_and_is_recorded_as_1(tmp_path: Path) -> None:
-    with pytest.raises(ZeroDivisionError), step(str(tmp_path), "decide"):
+    with pytest.raises(ZeroDivisionError), step_context(str(tmp_path), "decide"):
         _ = 1 / 0
     assert record(tmp_path)["detail"]["exit_code"] == 1
 
 
 def test_sigterm_ends_a_step_as_resumable(tmp_path: Path) -> None:
     before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(SystemExit) as ended, step(str(tmp_path), "decide"):
+    with pytest.raises(SystemExit) as ended, step_context(str(tmp_path), "decide"):
         os.kill(os.getpid(), signal.SIGTERM)
     assert ended.value.code == 75 and record(tmp_path)["message"] == "decide was stopped on request"
     assert signal.getsignal(signal.SIGTERM) is before
@@ -72,10 +72,10 @@ def test_sigterm_ends_a_step_as_resumable(tmp_path: Path) -> None:
 
 def test_no_step_begins_after_a_request_to_stop_but_the_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(STOPPED_VARIABLE, "1")
-    with pytest.raises(SystemExit) as ended, step(str(tmp_path), "train"):
+    with pytest.raises(SystemExit) as ended, step_context(str(tmp_path), "train"):
         raise AssertionError("it began")
     assert ended.value.code == 75 and not (tmp_path / "steps/train.json").exists()
-    with step(str(tmp_path), "decide", even_when_stopped=True):
+    with step_context(str(tmp_path), "decide", even_when_stopped=True):
         pass
     assert record(tmp_path)["state"] == "done"
 

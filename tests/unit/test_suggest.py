@@ -17,7 +17,7 @@ from vlmpipe.config.run_config import RunConfig, load_run_file, parse_run_config
 from vlmpipe.config.yaml_loader import apply_overrides
 from vlmpipe.planner.model_architecture import Architecture, architecture
 from vlmpipe.planner.search.search import Goal, Suggestion
-from vlmpipe.planner.search.space import Cluster, Degrees, ways
+from vlmpipe.planner.search.space import Cluster, Degrees, candidates
 
 ROOT = Path(__file__).parents[2]
 MACHINE = load_catalog().machines["a2-ultragpu-8g"]
@@ -102,7 +102,7 @@ def test_every_way_is_a_valid_run_file(start: dict[str, Any]) -> None:
     degrees = Degrees(tensor=frozenset({2, 4, 8}), pipeline=frozenset({2, 4}))
     found = set()
     for place in PLACES:
-        for change in ways(base, place, degrees):
+        for change in candidates(base, place, degrees):
             content = apply_overrides(base.to_dict(), place.change(base) | change)
             train = parse_run_config(content, "a way").train
             found.add((train.strategy, train.tensor_parallel, train.pipeline_parallel))

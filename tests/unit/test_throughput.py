@@ -18,8 +18,8 @@ from vlmpipe.planner.time.step_time import (
     ASSUMED_EFFICIENCY,
     OVERLAPPED,
     SAVE_BYTES_PER_S,
-    RowLoad,
     Time,
+    Workload,
     estimate_time,
     row_flops,
 )
@@ -30,7 +30,7 @@ NODE = machine()
 def timed(
     config: RunConfig, shape: ModelShape = LLAVA_7B, gpu: Gpu | None = A100_80, *, cached: bool = False, **node: Any
 ) -> Time:
-    load = RowLoad.assumed(config, shape)
+    load = Workload.assumed(config, shape)
     return estimate_time(config, shape, layout_of(config), load, replace(NODE, **node), gpu, cached=cached)
 
 
@@ -74,7 +74,7 @@ def test_parts_that_are_not_hidden_make_the_step() -> None:
 
 def test_computing_is_flops_over_the_reached_rate() -> None:
     config = run_config()
-    load = RowLoad.assumed(config, LLAVA_7B)
+    load = Workload.assumed(config, LLAVA_7B)
     flops = row_flops(config, LLAVA_7B, load, cached=False).total
     assert part(timed(config), "computing") == pytest.approx(8 * flops / (312e12 * ASSUMED_EFFICIENCY))
     assert part(timed(run_config(plan__efficiency=0.8)), "computing") == pytest.approx(8 * flops / (312e12 * 0.8))
@@ -129,7 +129,7 @@ def test_fsdp_hides_its_traffic_until_the_network_is_slower_than_computing() -> 
 def test_tensor_parallelism_hides_no_sum_of_activations() -> None:
     config = run_config(train__global_batch_rows=32)
     layout = make_layout("tp", 1, 8, tensor_parallel=8)
-    load = RowLoad.assumed(config, LLAVA_7B)
+    load = Workload.assumed(config, LLAVA_7B)
     time = estimate_time(config, LLAVA_7B, layout, load, NODE, A100_80, cached=False)
     assert part(time, "all-reduce of activations") > 0
 
@@ -215,7 +215,7 @@ def test_a_disk_reads_and_writes_the_state_of_a_nodes_ranks(decay: float, moved:
 def test_a_pipeline_waits_in_its_bubble() -> None:
     config = run_config(train__global_batch_rows=32)
     layout = make_layout("pp", 1, 8, pipeline_parallel=4)
-    load = RowLoad.assumed(config, LLAVA_7B)
+    load = Workload.assumed(config, LLAVA_7B)
     time = estimate_time(config, LLAVA_7B, layout, load, NODE, A100_80, cached=False)
     assert part(time, "pipeline bubble") == pytest.approx(part(time, "computing") * 3 / 16)
 
@@ -235,7 +235,7 @@ def test_cpu_jobs_have_no_time_and_say_why() -> None:
     )
     time = timed(config, gpu=None)
     assert time.step_s is None and time.train_hours is None and time.mfu is None
-    assert time.steps == RowLoad.assumed(config, LLAVA_7B).steps
+    assert time.steps == Workload.assumed(config, LLAVA_7B).steps
     assert "CPU" in time.assumptions[0]
 
 
@@ -261,7 +261,7 @@ def test_without_samples_a_step_is_known_and_the_run_is_not() -> None:
 
 
 def test_load_from_the_plan_section() -> None:
-    load = RowLoad.assumed(run_config(plan__sample_tokens=1000, plan__samples=8192, train__epochs=2), LLAVA_7B)
+    load = Workload.assumed(run_config(plan__sample_tokens=1000, plan__samples=8192, train__epochs=2), LLAVA_7B)
     assert load.rows_per_epoch == 2041  # 8192 samples of 1000 tokens in rows of 0.98 x 4096
     assert load.steps == 2 * 32
     assert load.images_per_row == pytest.approx(0.94 * 0.98 * 4.096)
@@ -270,35 +270,35 @@ def test_load_from_the_plan_section() -> None:
 
 
 def test_a_rows_image_budget_bounds_its_samples() -> None:
-    load = RowLoad.assumed(run_config(plan__sample_tokens=580, plan__sample_images=1, data__row_images=4), LLAVA_7B)
+    load = Workload.assumed(run_config(plan__sample_tokens=580, plan__sample_images=1, data__row_images=4), LLAVA_7B)
     assert load.images_per_row == 4
     assert load.fill == pytest.approx(4 * 580 / 4096)
 
 
 def test_load_of_nothing_known_is_the_most_a_row_can_hold() -> None:
-    load = RowLoad.assumed(run_config(plan__sample_tokens=0), LLAVA_7B)
+    load = Workload.assumed(run_config(plan__sample_tokens=0), LLAVA_7B)
     assert load.images_per_row == 7 and load.steps is None and load.rows_per_epoch is None
     assert "not known" in load.origin
 
 
 def test_max_steps_and_max_samples_bound_the_load() -> None:
-    few = RowLoad.assumed(run_config(data__max_samples=1000), LLAVA_7B)
+    few = Workload.assumed(run_config(data__max_samples=1000), LLAVA_7B)
     assert few.samples == 1000
-    short = RowLoad.assumed(run_config(train__max_steps=5, train__epochs=3), LLAVA_7B)
+    short = Workload.assumed(run_config(train__max_steps=5, train__epochs=3), LLAVA_7B)
     assert short.steps == 5 and 0 < short.passes < 1
 
 
 def test_pairs_of_assumed_rows_are_those_of_equal_samples_and_the_most_where_none_are_known() -> None:
-    known = RowLoad.assumed(run_config(plan__sample_tokens=256, plan__sample_images=0.5), LLAVA_7B)
+    known = Workload.assumed(run_config(plan__sample_tokens=256, plan__sample_images=0.5), LLAVA_7B)
     assert known.samples_per_row > 1
     sample_tokens = known.useful_tokens_per_row / known.samples_per_row
     assert known.sample_pairs_per_row == pytest.approx(known.samples_per_row * sample_tokens**2)
-    unknown = RowLoad.assumed(run_config(plan__sample_tokens=0), LLAVA_7B)
+    unknown = Workload.assumed(run_config(plan__sample_tokens=0), LLAVA_7B)
     assert unknown.sample_pairs_per_row == pytest.approx(unknown.useful_tokens_per_row**2)
 
 
 def test_load_from_prepared_data() -> None:
-    load = RowLoad.from_index(
+    load = Workload.from_index(
         run_config(),
         samples=300,
         tokens=200 * 2048,

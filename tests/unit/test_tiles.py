@@ -22,9 +22,9 @@ from tests.native_fixture import picture
 from tests.run_files import small
 from trainer.config.job import JobConfig
 from trainer.config.model import IMAGE_TOKEN, ModelConfig
-from trainer.data.loader import Row, RowLoader
+from trainer.data.loader import PackedLoader, PackedSequence
 from trainer.data.sample import Turn
-from trainer.data.sampler import RowSequence
+from trainer.data.sampler import PackedBatchSampler
 from trainer.data.shards.index import Index
 from trainer.data.shards.tar import ShardReader
 from trainer.data.tokenize import encode_sample, load_tokenizer, make_tokenizer, prompt
@@ -36,8 +36,8 @@ from trainer.models.image_tokens import ImageForm, image_form_of, image_tokens_o
 from trainer.models.registry import family_of
 from trainer.sizing.image_tiles import ImageTiles
 from trainer.storage import open_storage
-from trainer.tracing.fake_inputs import RowShape, inputs_of
-from vlmpipe.planner.workload import RowLoad
+from trainer.tracing.fake_inputs import SequenceShape, inputs_of
+from vlmpipe.planner.workload import Workload
 
 SIDE, EDGE = 16, 48
 TEXTS = ["USER: what is this? ASSISTANT:", " 7"]
@@ -188,15 +188,15 @@ def test_a_sample_of_more_tiles_than_a_row_may_have_is_rejected_in_a_sentence(pr
     assert "2 images in 20 tiles, more than data.row_images 12" in rejects and "conv.too_many_images" in rejects
 
 
-def rows_of(prepared: tuple[JobConfig, str]) -> Iterator[tuple[Row, int]]:
+def rows_of(prepared: tuple[JobConfig, str]) -> Iterator[tuple[PackedSequence, int]]:
     """The rows of an epoch, and the image tokens in each."""
     config, uri = prepared
     split, form = Index.load(uri).split("train"), image_form_of(config.model)
-    sequence = RowSequence(
+    sequence = PackedBatchSampler(
         split, row_tokens=512, row_images=12, seed=0, global_batch_rows=4, tile_tokens=form.tile_tokens
     )
     reader, tokenizer = ShardReader.open(open_storage(uri)), load_tokenizer(open_storage(uri))
-    loader = RowLoader(split, sequence, tokenizer, reader, images=True, form=form)
+    loader = PackedLoader(split, sequence, tokenizer, reader, images=True, form=form)
     for step in range(sequence.num_steps(1)):
         for row in loader.rows_for_step(step, 0, 1):
             yield row, int((row.input_ids == tokenizer.convert_tokens_to_ids(IMAGE_TOKEN)).sum())
@@ -222,7 +222,7 @@ def test_rows_that_are_traced_and_weighed_have_the_tiles_of_rows_that_are_read(
     model = prepared[0].model
     for row, image_tokens in rows_of(prepared):
         as_read = image_preparer(model)(row.images).values
-        inputs = inputs_of(model, RowShape(1, 512, row.tiles, row.label_tokens), 400, cached=False)
+        inputs = inputs_of(model, SequenceShape(1, 512, row.tiles, row.label_tokens), 400, cached=False)
         assert inputs["images"].shape == as_read.shape
         assert inputs["input_ids"].count_nonzero() == image_tokens
 
@@ -231,7 +231,7 @@ def test_a_plan_without_data_takes_each_image_for_as_many_tiles_as_its_sample_ha
     shape = family_of(config_of()).shape(config_of())
     assert (shape.image_tokens, shape.most_tiles) == (4, 10)
     long, short = (
-        RowLoad.assumed(small(plan={"samples": 100, "sample_tokens": tokens, "sample_images": 2}), shape)
+        Workload.assumed(small(plan={"samples": 100, "sample_tokens": tokens, "sample_images": 2}), shape)
         for tokens in (200, 24)
     )
     assert long.images_per_row / long.samples_per_row == pytest.approx(20)

@@ -17,10 +17,10 @@ from benchmarks.measure_memory import Scales, draw, row_batch
 from benchmarks.memory_cases import ONLINE, ROWS, Case
 from benchmarks.tiny_runs import TINY, merged
 from trainer.config.train import TrainConfig
-from trainer.dataloading.batches import RowBatch
+from trainer.dataloading.batches import PackedBatch
 from trainer.errors import ConfigError
 from trainer.models.registry import family_of
-from trainer.strategies.vision_prefetch import TowerStream, micro_batches
+from trainer.strategies.vision_prefetch import VisionPrefetch, micro_batches
 from trainer.tracing.fake_inputs import tensors_of
 from vlmpipe.catalog.machines import load_catalog
 from vlmpipe.config.run_config import load_run_file, parse_run_config
@@ -89,9 +89,9 @@ class Tower(nn.Module):
         return images + 100
 
 
-def batch(number: int) -> RowBatch:
+def batch(number: int) -> PackedBatch:
     ids = torch.zeros(1, 4, dtype=torch.int64)
-    return RowBatch(ids, ids, ids[0, :1], ids[0, :1], images=torch.tensor([float(number)]))
+    return PackedBatch(ids, ids, ids[0, :1], ids[0, :1], images=torch.tensor([float(number)]))
 
 
 def test_the_next_micro_batch_is_encoded_on_its_own_stream_before_this_one_computes(
@@ -99,7 +99,7 @@ def test_the_next_micro_batch_is_encoded_on_its_own_stream_before_this_one_compu
 ) -> None:
     device = Device()
     monkeypatch.setattr(torch, "get_device_module", lambda _: device)
-    stream = TowerStream(Tower(device), CPU, "fp32")
+    stream = VisionPrefetch(Tower(device), CPU, "fp32")
     for step in range(2):
         for number, arguments in enumerate(stream([batch(1), batch(2), batch(3)]), start=1):
             assert arguments["images"].item() == 100 + number and arguments["encoded"]

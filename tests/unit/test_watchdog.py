@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from trainer.config.job import JobConfig, RunPaths
-from trainer.distributed.process import Worker
+from trainer.distributed.process import ProcessContext
 from trainer.distributed.watchdog import STACKS_FOLDER, Watchdog
 from trainer.errors import ExitCode
 
@@ -46,7 +46,9 @@ def make(tmp_path: Path, ended: queue.SimpleQueue[int]) -> Iterator[Make]:
     made: list[Watchdog] = []
 
     def make_one(*, factor: float = 2.0, floor_s: float = 0.2, world_size: int = 1) -> Watchdog:
-        worker = Worker(rank=0, world_size=world_size, local_rank=0, local_world_size=1, device=torch.device("cpu"))
+        worker = ProcessContext(
+            rank=0, world_size=world_size, local_rank=0, local_world_size=1, device=torch.device("cpu")
+        )
         made.append(Watchdog(watched_job(tmp_path, factor, floor_s), worker, end=ended.put))
         return made[-1]
 

@@ -42,7 +42,7 @@ def failed_run(tmp_path: Path) -> str:
 
 
 def test_a_failure_is_told_with_its_step_code_and_words(receiver: Receiver, failed_run: str) -> None:
-    assert webhook.tell(receiver.address, failed_run, "FAILED") == "webhook told (200)"
+    assert webhook.send_notification(receiver.address, failed_run, "FAILED") == "webhook told (200)"
     (message,) = receiver.messages
     told = {key: message[key] for key in ("run_id", "outcome", "step", "exit_code", "error")}
     assert told == {"run_id": "r1", "outcome": "failed", "step": "train", "exit_code": 65, "error": "loss is nan"}
@@ -50,21 +50,21 @@ def test_a_failure_is_told_with_its_step_code_and_words(receiver: Receiver, fail
 
 
 def test_a_run_without_any_file_is_told_in_the_services_words(receiver: Receiver, tmp_path: Path) -> None:
-    webhook.tell(receiver.address, str(tmp_path / "nothing"), "FAILED", "the image cannot be pulled")
+    webhook.send_notification(receiver.address, str(tmp_path / "nothing"), "FAILED", "the image cannot be pulled")
     assert receiver.messages[0]["error"] == "the image cannot be pulled"
 
 
 def test_a_decision_is_told_with_its_reason(receiver: Receiver, tmp_path: Path) -> None:
     (tmp_path / "decision.json").write_text('{"accepted": true, "reason": "above the champion"}')
-    webhook.tell(receiver.address, str(tmp_path), "SUCCEEDED")
+    webhook.send_notification(receiver.address, str(tmp_path), "SUCCEEDED")
     message = receiver.messages[0]
     assert (message["outcome"], message["accepted"], message["reason"]) == ("done", True, "above the champion")
 
 
 def test_the_address_is_read_from_secret_manager(receiver: Receiver, failed_run: str) -> None:
     receiver.secrets = {f"{SECRET}/versions/latest": f"{receiver.address}/a\n", f"{SECRET}/versions/3": "http://no:1"}
-    assert webhook.tell(SECRET, failed_run, "FAILED") == "webhook told (200)"
-    assert "the connection failed" in webhook.tell(f"{SECRET}/versions/3", failed_run, "FAILED")
+    assert webhook.send_notification(SECRET, failed_run, "FAILED") == "webhook told (200)"
+    assert "the connection failed" in webhook.send_notification(f"{SECRET}/versions/3", failed_run, "FAILED")
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,10 @@ def test_a_webhook_that_is_ill_is_a_sentence(
     receiver: Receiver, failed_run: str, codes: list[int], said: str, messages: int
 ) -> None:
     receiver.codes = codes
-    assert (webhook.tell(receiver.address, failed_run, "FAILED"), len(receiver.messages)) == (said, messages)
+    assert (webhook.send_notification(receiver.address, failed_run, "FAILED"), len(receiver.messages)) == (
+        said,
+        messages,
+    )
 
 
 @pytest.mark.parametrize(
@@ -97,7 +100,7 @@ def test_what_cannot_be_reached_is_a_sentence_without_the_address(
 ) -> None:
     with socket.socket() as taken:  # bound and not listening: connections are refused
         taken.bind(("127.0.0.1", 0))
-        told = webhook.tell(name.format(port=taken.getsockname()[1]), failed_run, "FAILED")
+        told = webhook.send_notification(name.format(port=taken.getsockname()[1]), failed_run, "FAILED")
     assert told.startswith("webhook NOT told: ") and said in told and "very-private" not in told
 
 
@@ -108,12 +111,12 @@ def test_a_silent_webhook_is_not_waited_for_again(
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
-        told = webhook.tell(f"http://127.0.0.1:{silent.getsockname()[1]}", failed_run, "FAILED")
+        told = webhook.send_notification(f"http://127.0.0.1:{silent.getsockname()[1]}", failed_run, "FAILED")
     assert told == "webhook NOT told: no answer within 0.1 s"
 
 
 def test_without_a_webhook_nothing_is_said(failed_run: str) -> None:
-    assert webhook.tell("", failed_run, "FAILED") == ""
+    assert webhook.send_notification("", failed_run, "FAILED") == ""
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from trainer.errors import UserError
-from trainer.storage.background_writer import WriteAside
+from trainer.storage.background_writer import BackgroundWriter
 from trainer.storage.local import LocalStorage
 
 LIMIT_S = 20.0
@@ -51,21 +51,21 @@ def until_written(store: Slow) -> None:
 
 
 def test_who_begins_a_write_does_not_wait_for_the_store(store: Slow) -> None:
-    assert WriteAside(store, "file").begin(b"first")
+    assert BackgroundWriter(store, "file").begin(b"first")
     assert store.stat("file") is None, "the store has not been let go"
     until_written(store)
     assert store.read("file") == b"first"
 
 
 def test_a_write_under_way_is_not_overtaken(store: Slow) -> None:
-    file = WriteAside(store, "file")
+    file = BackgroundWriter(store, "file")
     assert file.begin(b"first") and not file.begin(b"second")
     until_written(store)
     assert store.read("file") == b"first"
 
 
 def test_the_last_write_comes_after_the_one_under_way_and_is_stored(store: Slow) -> None:
-    file = WriteAside(store, "file")
+    file = BackgroundWriter(store, "file")
     file.begin(b"first")
     threading.Timer(0.05, store.go.set).start()
     file.write(b"last")
@@ -73,7 +73,7 @@ def test_the_last_write_comes_after_the_one_under_way_and_is_stored(store: Slow)
 
 
 def test_an_error_reaches_whoever_writes_next(store: Slow) -> None:
-    file, store.broken = WriteAside(store, "file"), True
+    file, store.broken = BackgroundWriter(store, "file"), True
     file.begin(b"first")
     until_written(store)
     with pytest.raises(UserError, match="the disk is full"):
@@ -81,7 +81,7 @@ def test_an_error_reaches_whoever_writes_next(store: Slow) -> None:
 
 
 def test_a_store_that_works_again_takes_the_last_write(store: Slow) -> None:
-    file, store.broken = WriteAside(store, "file"), True
+    file, store.broken = BackgroundWriter(store, "file"), True
     file.begin(b"first")
     until_written(store)
     store.broken = False

@@ -31,7 +31,7 @@ from trainer.checkpoint.fault_points import crash_point
 from trainer.checkpoint.manifest import manifest_of
 from trainer.checkpoint.retention import Retention, delete_old, sweep_leftovers
 from trainer.checkpoint.staging import Staging, staging_folder
-from trainer.distributed.process import Worker
+from trainer.distributed.process import ProcessContext
 from trainer.errors import ExitCode, UserError, from_os_error, os_errors
 from trainer.storage.base import Storage
 from trainer.strategies.base import Strategy
@@ -60,7 +60,7 @@ class CheckpointSaver:
         self,
         store: Storage,
         strategy: Strategy,
-        worker: Worker,
+        worker: ProcessContext,
         retention: Retention,
         *,
         asynchronous: bool = True,
@@ -220,7 +220,7 @@ class CheckpointSaver:
             return  # the store is what failed: rank 0 has the same trouble, or waits for its time to run out
 
 
-def random_states(worker: Worker) -> dict[str, Tensor]:
+def random_states(worker: ProcessContext) -> dict[str, Tensor]:
     """File -> state of this rank's generators, from which what is dropped out is drawn."""
     states = {RNG_FILE.format(rank=worker.rank): torch.get_rng_state()}
     if worker.device.type == "cuda":
@@ -228,7 +228,7 @@ def random_states(worker: Worker) -> dict[str, Tensor]:
     return states
 
 
-def restore_random_states(folder: Path, worker: Worker) -> None:
+def restore_random_states(folder: Path, worker: ProcessContext) -> None:
     """Go on drawing where this rank was. A rank that was not there keeps what its seed gave it."""
     cpu, cuda = (folder / name.format(rank=worker.rank) for name in (RNG_FILE, CUDA_RNG_FILE))
     if cpu.exists():
@@ -252,7 +252,7 @@ def agree(value: T) -> T:
     return shared[0]
 
 
-def raise_together(error: UserError | None, worker: Worker) -> None:
+def raise_together(error: UserError | None, worker: ProcessContext) -> None:
     """Raise on all ranks when any has an error: the one that names a cause, if there is one. Collective."""
     mine = (error.found, error.expected, error.fix, int(error.code)) if error else None
     told: list[tuple[str, str, str, int] | None] = [None] * worker.world_size

@@ -15,7 +15,7 @@ from trainer.checkpoint.mirror import mirror_of
 from trainer.checkpoint.resume import Resumed, resume
 from trainer.checkpoint.retention import Retention
 from trainer.config.job import CheckpointConfig, JobConfig
-from trainer.distributed.process import StopRequest, Worker
+from trainer.distributed.process import ProcessContext, StopRequest
 from trainer.errors import ConfigError, UserError
 from trainer.storage.base import Storage
 from trainer.strategies.base import Strategy
@@ -27,7 +27,7 @@ class Checkpoints:
     """What the loop does with checkpoints. Its methods are collective; errors come out the same on all ranks."""
 
     def __init__(
-        self, job: JobConfig, store: Storage, strategy: Strategy, record: CommitRecord, worker: Worker
+        self, job: JobConfig, store: Storage, strategy: Strategy, record: CommitRecord, worker: ProcessContext
     ) -> None:
         self._store, self._strategy, self._worker, self._job = store, strategy, worker, job
         self._settings, self._key = job.checkpoint, signing_key(job.checkpoint)

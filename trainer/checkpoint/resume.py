@@ -27,7 +27,7 @@ from trainer.checkpoint.commit import (
     was_uncommitted,
 )
 from trainer.checkpoint.manifest import DamagedError
-from trainer.distributed.process import Worker
+from trainer.distributed.process import ProcessContext
 from trainer.errors import ConfigError, UserError
 from trainer.storage.base import Storage
 from trainer.strategies.base import Strategy
@@ -49,7 +49,7 @@ class Resumed:
 
 
 def resume(
-    stores: Sequence[Storage], strategy: Strategy, expected: CommitRecord, worker: Worker, *, key: bytes = b""
+    stores: Sequence[Storage], strategy: Strategy, expected: CommitRecord, worker: ProcessContext, *, key: bytes = b""
 ) -> Resumed | None:
     """Load the newest good checkpoint of all stores on all ranks. Collective. Returns None when there is none.
 
@@ -85,7 +85,7 @@ def resume(
     return None
 
 
-def _look(stores: Sequence[Storage], worker: Worker) -> tuple[dict[int, Listing], UserError | None]:
+def _look(stores: Sequence[Storage], worker: ProcessContext) -> tuple[dict[int, Listing], UserError | None]:
     """Rank 0's look at each store, on all ranks, and why a store after the first could not be read. Collective."""
     looks: dict[int, Listing] = {}
     fatal: UserError | None = None
@@ -100,7 +100,7 @@ def _look(stores: Sequence[Storage], worker: Worker) -> tuple[dict[int, Listing]
     return agree(looks), unread
 
 
-def _note_damage(store: Storage, worker: Worker, name: str, reason: str) -> bool:
+def _note_damage(store: Storage, worker: ProcessContext, name: str, reason: str) -> bool:
     """Leave a note beside a damaged checkpoint. True when it was not damaged but cleared away meanwhile. Collective."""
     gone, error = False, None
     if worker.is_first:
@@ -118,7 +118,7 @@ def _try_to_load(
     store: Storage,
     strategy: Strategy,
     expected: CommitRecord,
-    worker: Worker,
+    worker: ProcessContext,
     name: str,
     listing: Listing,
     key: bytes,

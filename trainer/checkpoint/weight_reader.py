@@ -64,7 +64,7 @@ class _OneMetadata(dcp.FileSystemReader):
         return self._metadata
 
 
-class WholeModule:
+class GatheredModule:
     """ZeRO-1 and 2 keep the whole module on every rank; rank 0's file holds it."""
 
     def __init__(self, folder: Path) -> None:
@@ -103,7 +103,7 @@ class Partitions:
         return -(-shape.numel() // self._ranks)
 
 
-class CutAverages:
+class ShardedAverages:
     """Averages of ZeRO-1 and 2, which lay all parameters of a group end to end and cut that into a partition for each
     rank. Same source as above."""
 
@@ -159,7 +159,7 @@ def _mapped(file: Path) -> dict[str, Any]:
 def _deepspeed_weights(folder: Path, *, averaged: bool) -> WeightReader:
     if (folder / SHAPES_FILE).exists():
         return Partitions(folder, averaged=averaged)
-    return CutAverages(folder) if averaged else WholeModule(folder)
+    return ShardedAverages(folder) if averaged else GatheredModule(folder)
 
 
 class OpenWeights(Protocol):

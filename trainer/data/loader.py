@@ -10,8 +10,8 @@ import numpy as np
 
 from trainer.config.model import IMAGE_TOKEN
 from trainer.data.packing import Int64Array
-from trainer.data.prefetch import ShardsAhead
-from trainer.data.sampler import RowSequence
+from trainer.data.prefetch import ShardPrefetcher
+from trainer.data.sampler import PackedBatchSampler
 from trainer.data.shards.index import SplitIndex
 from trainer.data.shards.tar import ShardReader
 from trainer.data.tokenize import IGNORED, Encoded, encode_sample
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class PackedSequence:
     """One packed row. Samples follow each other; the rest is padding, a document of its own."""
 
     input_ids: Int64Array  # (row_tokens,)
@@ -44,18 +44,18 @@ class Row:
         return sum(self.sample_tokens)
 
 
-class RowLoader:
+class PackedLoader:
     """Rows of any step for any rank: a pure function of the sequence, so there is no state to save."""
 
     def __init__(
         self,
         split: SplitIndex,
-        sequence: RowSequence,
+        sequence: PackedBatchSampler,
         tokenizer: PreTrainedTokenizerFast,
         reader: ShardReader,
         *,
         images: bool = False,
-        ahead: Sequence[ShardsAhead] = (),
+        ahead: Sequence[ShardPrefetcher] = (),
         form: ImageForm = SQUARES,
     ) -> None:
         """`images`: also read the encoded images. `ahead`: fetch remote shards ahead of the steps that are read.
@@ -66,7 +66,7 @@ class RowLoader:
         self._images, self._ahead, self._form = images, ahead, form
         self._image_token = tokenizer.convert_tokens_to_ids(IMAGE_TOKEN)
 
-    def rows_for_step(self, step: int, rank: int, world_size: int) -> list[Row]:
+    def rows_for_step(self, step: int, rank: int, world_size: int) -> list[PackedSequence]:
         """This rank's rows of an optimizer step: rows rank, rank + world_size, ... of the global batch.
 
         Every rank gets equally many; where the batch has no row left it is empty, all padding and no image. Raises
@@ -96,7 +96,7 @@ class RowLoader:
         for ahead in self._ahead:
             ahead.close()
 
-    def build_row(self, samples: list[int]) -> Row:
+    def build_row(self, samples: list[int]) -> PackedSequence:
         """The row that holds these samples, by number in the split; none gives the empty row."""
         length = self._sequence.row_tokens
         input_ids = np.full(length, self._tokenizer.pad_token_id, np.int64)
@@ -119,7 +119,7 @@ class RowLoader:
             if self._images:
                 images += self._reader.images(self._split.sample_location(number))
         position_ids[..., start:] = np.arange(length - start)
-        return Row(
+        return PackedSequence(
             input_ids=input_ids,
             labels=labels,
             position_ids=position_ids,

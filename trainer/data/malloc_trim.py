@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pyarrow as pa
 
 
-def give_back() -> None:
+def trim_memory() -> None:
     """What Arrow's pool and the C library keep of freed memory. Takes milliseconds: for the end of a large piece of
     work.
 

@@ -28,7 +28,7 @@ ROW_BITS = 32  # an open row is one integer: its free tokens, then its number
 
 
 @dataclass(frozen=True)
-class RowPlan:
+class PackingPlan:
     """The rows of one epoch: row i holds the samples `members[offsets[i]:offsets[i + 1]]`."""
 
     offsets: Int64Array  # (rows + 1,)
@@ -48,7 +48,7 @@ class RowPlan:
         return hashlib.sha256(b"".join(array.tobytes() for array in little_endian)).hexdigest()
 
 
-def plan_rows(
+def plan_packing(
     tokens: NDArray[np.integer],
     images: NDArray[np.integer],
     *,
@@ -60,7 +60,7 @@ def plan_rows(
     window: int = 1024,
     shards: Int64Array | None = None,
     shuffle_shards: int = SHUFFLE_SHARDS,
-) -> RowPlan:
+) -> PackingPlan:
     """Rows of an epoch; each sample is in exactly one.
 
     tokens, images: (samples,) length and number of images of each sample. With `pack=False` each sample has its own
@@ -91,7 +91,7 @@ def plan_rows(
     np.cumsum(sizes[shuffled], out=offsets[1:])
     members = members[np.repeat(starts - offsets[:-1], sizes[shuffled]) + np.arange(len(members))]
     fill = float(tokens.sum()) / (len(sizes) * row_tokens) if len(sizes) else 0.0
-    return RowPlan(offsets, members, fill)
+    return PackingPlan(offsets, members, fill)
 
 
 def _groups(shards: Int64Array, shuffle_shards: int, seed: int, epoch: int) -> Int64Array:
@@ -147,7 +147,7 @@ def _best_fit(
     open_rows: list[int] = []  # sorted: free tokens << ROW_BITS | row
     for sample, size, count in zip(samples.tolist(), sizes, counts, strict=True):
         place = bisect_left(open_rows, size << ROW_BITS)
-        while place < len(open_rows) and free_images[_row_of(open_rows[place])] < count:
+        while place < len(open_rows) and free_images[_sequence_of(open_rows[place])] < count:
             place += 1
         if place == len(open_rows):
             row, free_tokens = len(rows), row_tokens
@@ -155,7 +155,7 @@ def _best_fit(
             free_images.append(row_images)
         else:
             entry = open_rows.pop(place)
-            row, free_tokens = _row_of(entry), entry >> ROW_BITS
+            row, free_tokens = _sequence_of(entry), entry >> ROW_BITS
         rows[row].append(sample)
         free_tokens -= size
         free_images[row] -= count
@@ -164,7 +164,7 @@ def _best_fit(
     return rows
 
 
-def _row_of(entry: int) -> int:
+def _sequence_of(entry: int) -> int:
     return entry & ((1 << ROW_BITS) - 1)
 
 

@@ -7,7 +7,7 @@ import threading
 import numpy as np
 
 from trainer.data.prefetch_schedule import ShardSchedule
-from trainer.data.shards.disk_cache import NEVER, Ahead, ShardCache
+from trainer.data.shards.disk_cache import NEVER, PrefetchResult, ShardCache
 from trainer.errors import UserError
 
 THREADS = 2  # each fetches one shard at a time
@@ -16,7 +16,7 @@ STEPS_BEHIND = 4  # other ranks may be so many steps behind: what those steps re
 LOOK_AGAIN_S = 1.0  # another process may have made room, or broken off
 
 
-class ShardsAhead:
+class ShardPrefetcher:
     """Threads that fill the cache with what comes next. They start with the first step and end with `close`."""
 
     def __init__(self, cache: ShardCache, schedule: ShardSchedule, *, group_shards: int) -> None:
@@ -83,6 +83,6 @@ class ShardsAhead:
             except UserError:
                 self._unreadable.add(shard)  # the step that reads it meets the error, if it is still there then
                 continue
-            if came in (Ahead.FETCHED, Ahead.NO_ROOM):
-                return came is Ahead.FETCHED
+            if came in (PrefetchResult.FETCHED, PrefetchResult.NO_ROOM):
+                return came is PrefetchResult.FETCHED
         return False

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from trainer.data.packing import Int64Array
-from trainer.data.sampler import RowSequence
+from trainer.data.sampler import PackedBatchSampler
 from trainer.data.shards.disk_cache import NEVER
 
 EPOCHS_KEPT = 2  # this one and the next
@@ -41,7 +41,7 @@ class ShardSchedule:
     nearly always gets some. Safe to use from several threads.
     """
 
-    def __init__(self, shards: list[str], needs: Needs, sequence: RowSequence, end_step: int) -> None:
+    def __init__(self, shards: list[str], needs: Needs, sequence: PackedBatchSampler, end_step: int) -> None:
         self.shards, self._needs = shards, needs
         self._sequence, self._end_step = sequence, end_step
         self._epochs: dict[int, Int64Array] = {}

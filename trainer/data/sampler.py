@@ -11,7 +11,7 @@ import threading
 from dataclasses import dataclass
 
 from trainer.config.job import SHUFFLE_SHARDS, DataConfig
-from trainer.data.packing import Int64Array, RowPlan, plan_rows
+from trainer.data.packing import Int64Array, PackingPlan, plan_packing
 from trainer.data.shards.index import SplitIndex
 from trainer.errors import DataError
 
@@ -37,7 +37,7 @@ class GlobalBatch:
         return rows + [None] * (rows_per_rank - len(rows))
 
 
-class RowSequence:
+class PackedBatchSampler:
     """Row plans of all epochs, made when needed. Safe to use from several threads."""
 
     def __init__(
@@ -58,14 +58,14 @@ class RowSequence:
         self._split, self._tiles = split, split.tiles(tile_tokens)
         self.row_tokens, self.row_images, self.pack, self.seed = row_tokens, row_images, pack, seed
         self.global_batch_rows, self.shuffle_shards = global_batch_rows, shuffle_shards
-        self._plans: dict[int, RowPlan] = {}
+        self._plans: dict[int, PackingPlan] = {}
         self._num_rows: list[int] = []
         self._lock = threading.RLock()  # num_rows holds it while it plans
 
     @classmethod
     def of(
         cls, split: SplitIndex, data: DataConfig, *, seed: int, global_batch_rows: int, tile_tokens: int
-    ) -> RowSequence:
+    ) -> PackedBatchSampler:
         """Of a run with this data section."""
         return cls(
             split,
@@ -78,11 +78,11 @@ class RowSequence:
             tile_tokens=tile_tokens,
         )
 
-    def plan(self, epoch: int) -> RowPlan:
+    def plan(self, epoch: int) -> PackingPlan:
         """The rows of one epoch."""
         with self._lock:
             if epoch not in self._plans:
-                self._plans[epoch] = plan_rows(
+                self._plans[epoch] = plan_packing(
                     self._split.tokens,
                     self._tiles,
                     row_tokens=self.row_tokens,

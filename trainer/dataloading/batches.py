@@ -14,20 +14,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trainer.data.loader import Row, RowLoader
+from trainer.data.loader import PackedLoader, PackedSequence
 from trainer.data.tokenize import IGNORED
 from trainer.feature_cache.reader import FeatureReader
-from trainer.models.attention.cu_seqlens import Samples
+from trainer.models.attention.cu_seqlens import CuSeqlens
 from trainer.models.image_inputs import Grid, Images, PrepareImages, join_features
 
 STEPS_AHEAD = 2
 OF_IMAGES = ("images", "image_grids")  # arguments of a training module
 
-ImageSource = Callable[[Sequence[Row]], Images]  # rows -> features or pixel values of their images, in order
+ImageSource = Callable[[Sequence[PackedSequence]], Images]  # rows -> features or pixel values of their images, in order
 
 
 @dataclass(frozen=True)
-class RowBatch:
+class PackedBatch:
     """Rows of one forward pass. See the family's training module for shapes."""
 
     input_ids: Tensor  # (rows, tokens)
@@ -37,7 +37,7 @@ class RowBatch:
     images: Tensor  # (tiles, tokens, hidden) or (tiles, 3, side, side); of some families (tokens of all, numbers)
     # What the host knows of these rows, so that nobody has to read it from the device. No tensors that wrappers move.
     image_grids: tuple[Grid, ...] | None = None  # of each image, for a tower whose images differ in size
-    samples: Samples | None = None  # where they are; None is not known
+    samples: CuSeqlens | None = None  # where they are; None is not known
     image_tokens: int | None = None  # of all images; None is not known
 
     def to(self, device: torch.device, *, images: bool = True) -> dict[str, Any]:
@@ -49,9 +49,9 @@ class RowBatch:
         """The other arguments."""
         return {name: _on(value, device) for name, value in self._known().items() if name in OF_IMAGES}
 
-    def pinned(self) -> RowBatch:
+    def pinned(self) -> PackedBatch:
         """The same in page-locked memory, from which a copy to a GPU does not hold up the thread that orders it."""
-        movable = {name: value for name, value in self._known().items() if isinstance(value, Tensor | Samples)}
+        movable = {name: value for name, value in self._known().items() if isinstance(value, Tensor | CuSeqlens)}
         pinned: dict[str, Any] = {name: value.pin_memory() for name, value in movable.items()}
         return dataclasses.replace(self, **pinned)
 
@@ -61,7 +61,7 @@ class RowBatch:
 
 
 def _on(value: Any, device: torch.device) -> Any:
-    return value.to(device, non_blocking=True) if isinstance(value, Tensor | Samples) else value
+    return value.to(device, non_blocking=True) if isinstance(value, Tensor | CuSeqlens) else value
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class StepBatches:
 
     step: int
     epoch: int
-    batches: list[RowBatch]
+    batches: list[PackedBatch]
     global_label_tokens: int
     useful_tokens: int
     slot_tokens: int
@@ -78,7 +78,7 @@ class StepBatches:
     sample_ids: tuple[str, ...]
 
 
-def collate(rows: Sequence[Row], image_source: ImageSource) -> RowBatch:
+def collate(rows: Sequence[PackedSequence], image_source: ImageSource) -> PackedBatch:
     """One micro-batch from packed rows."""
     labels = np.stack([row.labels for row in rows])
     next_is_label = np.zeros(labels.shape, dtype=bool)
@@ -86,14 +86,14 @@ def collate(rows: Sequence[Row], image_source: ImageSource) -> RowBatch:
     label_index = np.flatnonzero(next_is_label)
     images = image_source(rows)
     positions = np.stack([row.position_ids for row in rows], axis=-2)  # (rows, tokens) or (axes, rows, tokens)
-    return RowBatch(
+    return PackedBatch(
         input_ids=torch.from_numpy(np.stack([row.input_ids for row in rows])),
         position_ids=torch.from_numpy(positions),
         label_index=torch.from_numpy(label_index),
         label_ids=torch.from_numpy(labels.reshape(-1)[label_index + 1]),
         images=images.values,
         image_grids=images.grids,
-        samples=Samples.of([row.sample_tokens for row in rows], labels.shape[1]),
+        samples=CuSeqlens.of([row.sample_tokens for row in rows], labels.shape[1]),
         image_tokens=sum(sum(row.image_token_counts) for row in rows),
     )
 
@@ -101,7 +101,7 @@ def collate(rows: Sequence[Row], image_source: ImageSource) -> RowBatch:
 def cached_images(reader: FeatureReader, shape: tuple[int, ...]) -> ImageSource:
     """Features from the store. `shape` is the family's `feature_shape`."""
 
-    def read(rows: Sequence[Row]) -> Images:
+    def read(rows: Sequence[PackedSequence]) -> Images:
         images = [image for row in rows for image in row.image_sha256]
         return Images(reader.read_all(images).view(-1, *shape) if images else join_features([], shape))
 
@@ -111,23 +111,23 @@ def cached_images(reader: FeatureReader, shape: tuple[int, ...]) -> ImageSource:
 def online_images(prepare: PrepareImages) -> ImageSource:
     """Pixel values, for a tower that runs in the training step."""
 
-    def read(rows: Sequence[Row]) -> Images:
+    def read(rows: Sequence[PackedSequence]) -> Images:
         return prepare([image for row in rows for image in row.images])
 
     return read
 
 
-def no_images(_rows: Sequence[Row]) -> Images:
+def no_images(_rows: Sequence[PackedSequence]) -> Images:
     """For a rank that holds none of the layers that take images."""
     return Images(torch.empty(0))
 
 
-class BatchStream:
+class PrefetchingLoader:
     """The batches of one rank, step by step, made a few steps ahead of use. `waited_s` is how long the loop waited."""
 
     def __init__(
         self,
-        loader: RowLoader,
+        loader: PackedLoader,
         image_source: ImageSource,
         *,
         micro_batch_rows: int,

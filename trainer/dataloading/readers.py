@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from trainer.config.job import JobConfig
-from trainer.data.prefetch import GROUPS_AHEAD, ShardsAhead
+from trainer.data.prefetch import GROUPS_AHEAD, ShardPrefetcher
 from trainer.data.prefetch_schedule import Needs, ShardSchedule
-from trainer.data.sampler import RowSequence
+from trainer.data.sampler import PackedBatchSampler
 from trainer.data.shards.disk_cache import ShardCache, open_shards, open_together
 from trainer.data.shards.index import SplitIndex
 from trainer.data.shards.tar import ShardReader
@@ -30,13 +30,13 @@ class Readers:
         return ShardReader(self.data)
 
     def fetch_ahead(
-        self, split: SplitIndex, sequence: RowSequence, end_step: int, shuffle_shards: int
-    ) -> list[ShardsAhead]:
+        self, split: SplitIndex, sequence: PackedBatchSampler, end_step: int, shuffle_shards: int
+    ) -> list[ShardPrefetcher]:
         """What fetches the remote shards of the steps up to `end_step`."""
         found = []
         for files, names, needs, group_shards in self._remote(split, shuffle_shards):
             schedule = ShardSchedule(names, needs, sequence, end_step)
-            found.append(ShardsAhead(files, schedule, group_shards=group_shards))
+            found.append(ShardPrefetcher(files, schedule, group_shards=group_shards))
         return found
 
     def _remote(self, split: SplitIndex, shuffle_shards: int) -> Iterator[tuple[ShardCache, list[str], Needs, int]]:
@@ -60,7 +60,7 @@ def open_readers(job: JobConfig, *, set_aside_bytes: int = 0) -> Readers:
     return Readers(files, FeatureReader(features, kept))
 
 
-def warnings(ahead: list[ShardsAhead]) -> Iterator[str]:
+def warnings(ahead: list[ShardPrefetcher]) -> Iterator[str]:
     """What to tell people whose cache is too small to fetch each shard in time and once."""
     for each in ahead:
         if each.cache.num_fitting < each.most_shards:

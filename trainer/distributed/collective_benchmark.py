@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
-from trainer.distributed.process import Worker
+from trainer.distributed.process import ProcessContext
 from trainer.storage import open_storage
 
 FILE = "communication.json"
@@ -45,7 +45,7 @@ class Speed:
         return PASSES[self.collective] * (self.ranks - 1) / self.ranks * self.bytes / self.seconds / 1e9
 
 
-def measure_communication(run_uri: str, worker: Worker) -> list[Speed]:
+def measure_communication(run_uri: str, worker: ProcessContext) -> list[Speed]:
     """Time every collective that strategies use; print the table and keep it in `<run>/communication.json`. Collective.
 
     It takes seconds, and up to twice the largest size of memory while it does.
@@ -67,7 +67,7 @@ def measure_communication(run_uri: str, worker: Worker) -> list[Speed]:
     return speeds
 
 
-def _groups(worker: Worker) -> dict[str, list[list[int]]]:
+def _groups(worker: ProcessContext) -> dict[str, list[list[int]]]:
     """The ranks of every group of each kind. Kinds that would be the same as all ranks are left out."""
     local, nodes = worker.local_world_size, worker.num_nodes
     kinds = {"all ranks": [list(range(worker.world_size))]}
@@ -78,7 +78,7 @@ def _groups(worker: Worker) -> dict[str, list[list[int]]]:
 
 
 def _in_my_group(
-    groups: list[list[int]], worker: Worker, sizes: tuple[int, ...]
+    groups: list[list[int]], worker: ProcessContext, sizes: tuple[int, ...]
 ) -> tuple[list[int], dict[tuple[str, int], float]]:
     """This rank's group, and the seconds of the slowest rank of any group: all of them work at the same time."""
     mine, _ = dist.new_subgroups_by_enumeration(groups)
@@ -91,7 +91,7 @@ def _in_my_group(
     return ranks, dict(zip(cases, slowest.tolist(), strict=True))
 
 
-def _work(collective: str, size: int, ranks: int, group: ProcessGroup, worker: Worker) -> Callable[[], object]:
+def _work(collective: str, size: int, ranks: int, group: ProcessGroup, worker: ProcessContext) -> Callable[[], object]:
     """The collective over a tensor of `size` bytes, rounded up to a whole number for each rank."""
     share = torch.zeros(-(-size // (4 * ranks)), device=worker.device)
     whole = torch.zeros(len(share) * ranks, device=worker.device)
@@ -106,7 +106,7 @@ def _work(collective: str, size: int, ranks: int, group: ProcessGroup, worker: W
     return works[collective]
 
 
-def _seconds(work: Callable[[], object], worker: Worker) -> float:
+def _seconds(work: Callable[[], object], worker: ProcessContext) -> float:
     """The median time of one call, after calls that open connections."""
 
     def once() -> float:

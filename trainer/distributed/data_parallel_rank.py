@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from trainer.config.train import TrainConfig
-from trainer.distributed.process import Worker
+from trainer.distributed.process import ProcessContext
 from trainer.errors import ConfigError
 
 
 @dataclass(frozen=True)
-class Replica:
+class DataParallelRank:
     """The copy of the model that this rank belongs to. Ranks of one copy train on the same rows.
 
     Ranks are counted with tensor parallelism innermost, so that it stays inside a node, then copies, then pipeline
@@ -23,7 +23,7 @@ class Replica:
     takes_images: bool  # whether this rank is in the copy's first stage
 
 
-def replica_of(config: TrainConfig, worker: Worker) -> Replica:
+def replica_of(config: TrainConfig, worker: ProcessContext) -> DataParallelRank:
     """Raises ConfigError when the job's ranks do not divide into copies."""
     tensor, stages = config.tensor_parallel, config.pipeline_parallel
     if worker.world_size % config.model_ranks or worker.local_world_size % tensor:
@@ -35,4 +35,6 @@ def replica_of(config: TrainConfig, worker: Worker) -> Replica:
     count = worker.world_size // config.model_ranks
     index = worker.rank // tensor % count
     is_first_stage = worker.rank // (tensor * count) == 0
-    return Replica(index, count, leads=worker.rank % tensor == 0 and is_first_stage, takes_images=is_first_stage)
+    return DataParallelRank(
+        index, count, leads=worker.rank % tensor == 0 and is_first_stage, takes_images=is_first_stage
+    )

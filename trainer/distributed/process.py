@@ -22,7 +22,7 @@ COLLECTIVE_TIMEOUT = timedelta(minutes=10)
 
 
 @dataclass(frozen=True)
-class Worker:
+class ProcessContext:
     """This process's place in the job."""
 
     rank: int
@@ -51,7 +51,7 @@ class Worker:
         return self.world_size // self.local_world_size
 
 
-def start_worker() -> Worker:
+def start_worker() -> ProcessContext:
     """Join the process group that torchrun describes; without torchrun, be the only rank."""
     rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     local_rank = int(os.environ.get("LOCAL_RANK", 0))
@@ -67,7 +67,7 @@ def start_worker() -> Worker:
         dist.init_process_group(_backend(device), timeout=COLLECTIVE_TIMEOUT)
     cluster = read_cluster(os.environ)
     reducers = cluster.num_reducers if cluster else 0
-    return Worker(rank, world_size, local_rank, int(os.environ.get("LOCAL_WORLD_SIZE", 1)), device, reducers)
+    return ProcessContext(rank, world_size, local_rank, int(os.environ.get("LOCAL_WORLD_SIZE", 1)), device, reducers)
 
 
 def _backend(device: torch.device) -> str:

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from trainer.config.job import JobConfig
-from trainer.distributed.process import COLLECTIVE_TIMEOUT, Worker, leave
+from trainer.distributed.process import COLLECTIVE_TIMEOUT, ProcessContext, leave
 from trainer.errors import ExitCode, UserError, print_error
 from trainer.redaction import redact
 from trainer.storage import open_storage
@@ -41,7 +41,7 @@ GATHER_S = 10.0  # torchrun ends all ranks of a node when one leaves: time for t
 class Watchdog:
     """Watches one rank from its first `beat` to `close` or the end of its process; not with `train.stall_factor` 0."""
 
-    def __init__(self, job: JobConfig, worker: Worker, *, end: Callable[[int], object] = leave) -> None:
+    def __init__(self, job: JobConfig, worker: ProcessContext, *, end: Callable[[int], object] = leave) -> None:
         self._factor, self._floor_s = job.train.stall_factor, job.train.stall_floor_s
         self._run_uri, self._worker, self._end = job.run.run_uri, worker, end
         self._seconds: deque[float] = deque(maxlen=REMEMBERED_STEPS)

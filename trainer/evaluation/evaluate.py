@@ -24,14 +24,14 @@ from torch import Tensor, nn
 
 from trainer.checkpoint.hf_export import MARKER
 from trainer.config.job import JobConfig
-from trainer.data.loader import RowLoader
-from trainer.data.sampler import RowSequence
+from trainer.data.loader import PackedLoader
+from trainer.data.sampler import PackedBatchSampler
 from trainer.data.shards.index import Index, SplitIndex
 from trainer.data.shards.tar import ShardReader
 from trainer.data.tokenize import load_tokenizer, prompt
 from trainer.dataloading.batches import cached_images, collate, online_images
 from trainer.dataloading.readers import open_readers
-from trainer.distributed.process import Worker, run_worker, start_worker
+from trainer.distributed.process import ProcessContext, run_worker, start_worker
 from trainer.errors import DataError
 from trainer.evaluation.confusion_matrix import confusions
 from trainer.evaluation.generate import generate_answers
@@ -62,7 +62,7 @@ class Subject:
     features: FeatureReader | None  # None: the tower runs now
 
 
-def evaluate(job: JobConfig, worker: Worker) -> None:
+def evaluate(job: JobConfig, worker: ProcessContext) -> None:
     """Evaluate `<run>/export/` on the held-out split; write evaluate.json and predictions.jsonl. Collective."""
     started = time.perf_counter()
     progress = Progress(job.run.run_uri, "evaluate") if worker.is_first else None
@@ -114,7 +114,7 @@ def evaluate(job: JobConfig, worker: Worker) -> None:
     progress.finish(message=f"exact match {result['exact_match']:.3f} on {result['questions']} held-out questions")
 
 
-def load_subject(job: JobConfig, worker: Worker) -> Subject:
+def load_subject(job: JobConfig, worker: ProcessContext) -> Subject:
     """The exported model on this rank's device, and the held-out split. Raises DataError when that is empty."""
     pointers = job.pointers()
     prepared = open_storage(pointers.prepared_uri)
@@ -163,7 +163,7 @@ def held_out_questions(subject: Subject, max_samples: int) -> list[Question]:
 
 
 def answer(
-    job: JobConfig, subject: Subject, questions: Sequence[Question], control: str, worker: Worker
+    job: JobConfig, subject: Subject, questions: Sequence[Question], control: str, worker: ProcessContext
 ) -> list[Prediction]:
     """The model's answers to some questions, with the images that the control calls for ("" is their own)."""
     prompts, samples, form = [], [], image_form_of(job.model)
@@ -196,7 +196,7 @@ def answer(
     ]
 
 
-def image_features(job: JobConfig, subject: Subject, samples: Sequence[int], worker: Worker) -> Tensor:
+def image_features(job: JobConfig, subject: Subject, samples: Sequence[int], worker: ProcessContext) -> Tensor:
     """Features of all images of these samples, in order; see `trainer.models.image_inputs`. Each distinct image is read
     once."""
     features: dict[str, Tensor] = {}
@@ -219,10 +219,10 @@ def image_features(job: JobConfig, subject: Subject, samples: Sequence[int], wor
     return join_features([features[sha256] for _, sha256 in order], shape).to(worker.device)
 
 
-def held_out_loss(job: JobConfig, subject: Subject, worker: Worker) -> float:
+def held_out_loss(job: JobConfig, subject: Subject, worker: ProcessContext) -> float:
     """Mean loss over all label tokens of the held-out split, in packed rows. Collective."""
     form = image_form_of(job.model)
-    sequence = RowSequence.of(
+    sequence = PackedBatchSampler.of(
         subject.split,
         job.data,
         seed=0,
@@ -237,7 +237,7 @@ def held_out_loss(job: JobConfig, subject: Subject, worker: Worker) -> float:
     )
     module = subject.family.training_module(job.model, subject.model, cached=cached).eval()
     total = torch.zeros(2, dtype=torch.float64, device=worker.device)
-    loader = RowLoader(subject.split, sequence, subject.tokenizer, subject.shards, images=not cached, form=form)
+    loader = PackedLoader(subject.split, sequence, subject.tokenizer, subject.shards, images=not cached, form=form)
     with torch.inference_mode():
         for step in range(sequence.num_steps(1)):
             rows = loader.rows_for_step(step, worker.rank, worker.world_size)

@@ -17,7 +17,7 @@ from torch import Tensor
 from trainer.config.job import JobConfig
 from trainer.data.shards.index import Index
 from trainer.data.shards.tar import ShardReader
-from trainer.distributed.process import Worker, run_worker, start_worker
+from trainer.distributed.process import ProcessContext, run_worker, start_worker
 from trainer.feature_cache.reader import missing_images
 from trainer.feature_cache.store import DESCRIPTION, features_uri, shard_name, write_description, write_shard
 from trainer.models.image_processor import image_preparer, images_within
@@ -27,7 +27,7 @@ from trainer.storage import open_storage
 from trainer.weights_digest import weights_sha256
 
 
-def build(job: JobConfig, worker: Worker) -> int:
+def build(job: JobConfig, worker: ProcessContext) -> int:
     """Encode what is missing. Returns the number of images this job encoded, over all ranks. Collective."""
     uri = features_uri(job.run.features_root, job.model)
     prepared_uri = job.pointers().prepared_uri

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from trainer.config.model import ModelConfig
     from trainer.models.image_inputs import Grid
     from trainer.models.layers.chunked_loss import TokenLoss
-    from trainer.sizing.flops import RowFlops
+    from trainer.sizing.flops import SequenceFlops
     from trainer.sizing.model_shape import ModelShape
 
 
 @dataclass(frozen=True)
-class Blocks:
+class ShardingUnits:
     """The parts of a training model that parallelism needs to know, without knowing the model."""
 
     language_layers: Sequence[nn.Module]  # units for sharding and activation checkpointing
@@ -32,7 +32,7 @@ class Blocks:
     reduce_to: Callable[[Stage], None]  # makes a stage of the module: lets go of all else
     view: Callable[[Stage], nn.Module]  # a module that is this stage, with the same weights
     image_layers: int = 0  # behind so many first language layers images are added, by the places of whole rows
-    row_flops: RowFlops | None = None  # of a mean row, where the data is known: what stages are balanced by
+    row_flops: SequenceFlops | None = None  # of a mean row, where the data is known: what stages are balanced by
 
     @property
     def is_tied(self) -> bool:
@@ -86,6 +86,6 @@ class Family(Protocol):
         self, model: nn.Module, input_ids: torch.Tensor, projected: torch.Tensor, grids: torch.Tensor | None = None
     ) -> dict[str, Any]: ...
     def training_module(self, config: ModelConfig, model: nn.Module, *, cached: bool) -> nn.Module: ...
-    def blocks(self, module: nn.Module) -> Blocks: ...
+    def blocks(self, module: nn.Module) -> ShardingUnits: ...
     def save_settings(self, config: ModelConfig, model: nn.Module, tokenizer: Any, folder: Path) -> None: ...
     def load(self, folder: Path) -> nn.Module: ...

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig
 
 from trainer.config.model import ModelConfig
-from trainer.models.attention.block_mask import kept_apart
-from trainer.models.attention.cu_seqlens import Samples
-from trainer.models.attention.varlen import attend_by_sample
-from trainer.models.base import Blocks
+from trainer.models.attention.block_mask import block_diagonal_mask
+from trainer.models.attention.cu_seqlens import CuSeqlens
+from trainer.models.attention.varlen import use_varlen_attention
+from trainer.models.base import ShardingUnits
 from trainer.models.image_inputs import Grid
 from trainer.models.layers.chunked_loss import TokenLoss, loss_at_labels
 from trainer.models.layers.freeze import trains
@@ -35,7 +35,7 @@ class Wiring:
     calls_tower: bool  # `tower_output` runs the tower by its own forward pass, or module by module
 
 
-class SquareRowModel(nn.Module):
+class FixedImageVLM(nn.Module):
     """Packed rows in, summed token loss out. What strategies wrap."""
 
     def __init__(self, config: ModelConfig, model: nn.Module, wiring: Wiring, *, cached: bool) -> None:
@@ -46,7 +46,7 @@ class SquareRowModel(nn.Module):
             setattr(model.model, wiring.tower, None)  # its output is read from disk: no weights, no memory
         elif self.tower_is_frozen:
             getattr(model.model, wiring.tower).eval()
-        attend_by_sample(self.language_model)
+        use_varlen_attention(self.language_model)
 
     @property
     def tower(self) -> nn.Module | None:
@@ -67,11 +67,11 @@ class SquareRowModel(nn.Module):
         return getattr(self.model.model, self.language_part)
 
     def drop_images(self) -> None:
-        """See `trainer.models.layers.pipeline_stage.RowModel`."""
+        """See `trainer.models.layers.pipeline_stage.PackedModel`."""
         for part in (self.wiring.tower, self.wiring.projector):
             setattr(self.model.model, part, None)
 
-    def train(self, mode: bool = True) -> SquareRowModel:
+    def train(self, mode: bool = True) -> FixedImageVLM:
         super().train(mode)
         if self.tower_is_frozen and self.tower is not None:
             self.tower.eval()
@@ -85,7 +85,7 @@ class SquareRowModel(nn.Module):
         label_ids: Tensor,
         images: Tensor,
         hidden: Tensor | None = None,
-        samples: Samples | None = None,
+        samples: CuSeqlens | None = None,
         image_tokens: int | None = None,
         encoded: bool = False,
     ) -> Tensor:
@@ -104,7 +104,7 @@ class SquareRowModel(nn.Module):
         image_tokens: of all images in these rows. Raises DataError when the images give another number.
         encoded: the images are what `encode` gave.
         """
-        apart = kept_apart(self.language_model.config, position_ids, samples)
+        apart = block_diagonal_mask(self.language_model.config, position_ids, samples)
         if hidden is None:
             features = images if encoded or self.tower is None else self.encode(images)
             assert self.projector is not None
@@ -162,10 +162,10 @@ class SquareFamily:
         return {"inputs_embeds": embedded(model, input_ids, projected)}
 
     def training_module(self, config: ModelConfig, model: nn.Module, *, cached: bool) -> nn.Module:
-        return SquareRowModel(config, model, self.wiring, cached=cached)
+        return FixedImageVLM(config, model, self.wiring, cached=cached)
 
-    def blocks(self, module: SquareRowModel) -> Blocks:
-        return Blocks(
+    def blocks(self, module: FixedImageVLM) -> ShardingUnits:
+        return ShardingUnits(
             language_layers=list(module.language_model.layers),
             tower_layers=tower_layers_of(module.tower) if module.tower is not None else [],
             embedding=module.language_model.embed_tokens,

@@ -74,9 +74,9 @@ def image_form_of(config: ModelConfig) -> ImageForm:
         return SQUARES
     vision = vision_of(stated(config.tower))
     if not {"patch_size", "spatial_merge_size"} <= vision.keys():
-        from trainer.models.hf_native.build import whole_config
+        from trainer.models.hf_native.build import pretrained_config
 
-        vision = whole_config(config).vision_config.to_dict()
+        vision = pretrained_config(config).vision_config.to_dict()
     patch, merge = int(vision["patch_size"]), int(vision["spatial_merge_size"])
     assert config.max_pixels is not None, "the model section has checked it"
     least_pixels = min(LEAST_TOKENS * (patch * merge) ** 2, config.max_pixels)
@@ -119,9 +119,9 @@ def _tile_tokens(config: ModelConfig) -> int:
     """Of SmolVLM, tokens of a square of `image_size`."""
     content: dict[str, Any] = stated(config.tower)
     if not ("patch_size" in vision_of(content) and "scale_factor" in content):
-        from trainer.models.hf_native.build import whole_config
+        from trainer.models.hf_native.build import pretrained_config
 
-        content = whole_config(config).to_dict()
+        content = pretrained_config(config).to_dict()
     return shuffled_tokens(config.image_size, int(vision_of(content)["patch_size"]), int(content["scale_factor"]))
 
 

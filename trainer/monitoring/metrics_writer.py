@@ -14,7 +14,7 @@ from torch.utils.tensorboard import FileWriter
 
 from trainer.monitoring.hypertune import report_measured
 from trainer.storage import open_storage
-from trainer.storage.background_writer import WriteAside
+from trainer.storage.background_writer import BackgroundWriter
 from trainer.storage.base import join_uri, mounted
 from trainer.storage.local import LocalStorage
 
@@ -41,7 +41,7 @@ class MetricsLog:
 
     def __init__(self, run_uri: str, *, resumed_from_step: int, mirrors: Sequence[Mirror] = ()) -> None:
         self._store = open_storage(run_uri)
-        self._file = WriteAside(self._store, FILE)
+        self._file = BackgroundWriter(self._store, FILE)
         self._lines = self._earlier_lines(resumed_from_step)
         self._interval_s = LOCAL_INTERVAL_S if isinstance(self._store, LocalStorage) else REMOTE_INTERVAL_S
         self._written_s = time.monotonic()

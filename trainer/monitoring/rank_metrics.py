@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from trainer.distributed.process import Worker
+from trainer.distributed.process import ProcessContext
 
 GIB = 1 << 30
 
 
 @dataclass(frozen=True)
-class Gauges:
+class RankMetrics:
     """By rank, since training started there."""
 
     peak_memory_gib: list[float]
@@ -23,20 +23,20 @@ class Gauges:
     num_reducers: list[float]  # of the Reduction Server that the rank is connected to; 0 in a job without one
 
     @classmethod
-    def at_start(cls, ranks: int) -> Gauges:
+    def at_start(cls, ranks: int) -> RankMetrics:
         return cls([0.0] * ranks, [0.0] * ranks, [0.0] * ranks, [0.0] * ranks)
 
 
-def gather_gauges(worker: Worker, data_wait_s: float, forward_s: float, num_reducers: int) -> Gauges:
+def gather_rank_metrics(worker: ProcessContext, data_wait_s: float, forward_s: float, num_reducers: int) -> RankMetrics:
     """Collective. The figures given are this rank's own."""
     own = [_peak_memory_bytes(worker) / GIB, data_wait_s, forward_s, num_reducers]
     mine = torch.tensor(own, dtype=torch.float64, device=worker.device)
     found = [torch.empty_like(mine) for _ in range(worker.world_size)]
     dist.all_gather(found, mine)
-    return Gauges(*torch.stack(found).T.tolist())
+    return RankMetrics(*torch.stack(found).T.tolist())
 
 
-def _peak_memory_bytes(worker: Worker) -> int:
+def _peak_memory_bytes(worker: ProcessContext) -> int:
     """The most that torch's allocator has reserved of the GPU; without one, that this process has held of memory."""
     if worker.device.type == "cuda":
         return int(torch.cuda.max_memory_reserved(worker.device))

@@ -17,8 +17,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from trainer.dataloading.batches import StepBatches
-from trainer.distributed.data_parallel_rank import Replica
-from trainer.distributed.process import Worker
+from trainer.distributed.data_parallel_rank import DataParallelRank
+from trainer.distributed.process import ProcessContext
 from trainer.errors import DataError
 from trainer.strategies.base import StepResult
 
@@ -44,11 +44,18 @@ class StepTotals:
     stop: bool  # some rank was asked to stop
 
 
-class PendingTotals:
+class AsyncStepMetrics:
     """`StepTotals` on their way. Collective: one all-reduce, for which the host does not wait."""
 
     def __init__(
-        self, loss_share: Tensor, result: StepResult, data: StepBatches, *, stop: bool, replica: Replica, worker: Worker
+        self,
+        loss_share: Tensor,
+        result: StepResult,
+        data: StepBatches,
+        *,
+        stop: bool,
+        replica: DataParallelRank,
+        worker: ProcessContext,
     ) -> None:
         self._step, self._epoch, self._label_tokens = data.step + 1, data.epoch, data.global_label_tokens
         self._sample_ids, self._skipped = data.sample_ids, result.skipped
@@ -102,17 +109,17 @@ class PendingTotals:
             )
 
 
-class UnreadSteps:
+class MetricsQueue:
     """Steps whose totals the host has not read yet: on a GPU the newest one, elsewhere none.
 
     All ranks read the same steps at the same moment of the loop, so they agree on when to stop.
     """
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker: ProcessContext) -> None:
         self._most = steps_unread(worker.device)
-        self._pending: deque[PendingTotals] = deque()
+        self._pending: deque[AsyncStepMetrics] = deque()
 
-    def add(self, pending: PendingTotals, *, read_all: bool) -> Sequence[StepTotals]:
+    def add(self, pending: AsyncStepMetrics, *, read_all: bool) -> Sequence[StepTotals]:
         """Take the newest step; the totals of all that is read now, the oldest first. `read_all` leaves none."""
         self._pending.append(pending)
         return self._read(but=0 if read_all else self._most)

@@ -12,15 +12,15 @@ import torch
 
 from trainer.checkpoint.commit import CommitRecord
 from trainer.config.job import JobConfig
-from trainer.distributed.process import Worker
+from trainer.distributed.process import ProcessContext
 from trainer.distributed.reduction_server import Reducers, connected_nodes, net_plugins, state_of
 from trainer.monitoring.forward_timer import ForwardTimer, straggler
 from trainer.monitoring.metrics_writer import MetricsLog
-from trainer.monitoring.rank_metrics import Gauges, gather_gauges
+from trainer.monitoring.rank_metrics import RankMetrics, gather_rank_metrics
 from trainer.monitoring.step_metrics import StepTotals
 from trainer.monitoring.wandb import open_wandb
 from trainer.progress import Progress
-from trainer.sizing.flops import model_flops_per_row
+from trainer.sizing.flops import model_flops_per_sequence
 from trainer.sizing.gpu_peaks import TERA, peak_of
 from trainer.sizing.model_shape import ModelShape
 from trainer.storage import open_storage
@@ -88,14 +88,20 @@ class MonitoredRun(Protocol):
     def forward_timer(self) -> ForwardTimer | None: ...
 
 
-class StepReport:
+class TrainingMonitor:
     """Keeps the counts of a run. Only rank 0 writes; the other ranks' calls do nothing.
 
     `damaged` says what is wrong with checkpoints newer than the one that training continues from.
     """
 
     def __init__(
-        self, job: JobConfig, worker: Worker, parts: MonitoredRun, *, first_step: int, damaged: Sequence[str] = ()
+        self,
+        job: JobConfig,
+        worker: ProcessContext,
+        parts: MonitoredRun,
+        *,
+        first_step: int,
+        damaged: Sequence[str] = (),
     ) -> None:
         self._job, self._worker, self._parts, self._first_step = job, worker, parts, first_step
         self._last_step = first_step
@@ -105,7 +111,7 @@ class StepReport:
         self._graphs: int | None = None  # compiled up to the last line
         self._stall_s = self._window_stall_s = 0.0
         self._validated: dict[str, float] = {}  # in the step that is counted next
-        self._gauges = Gauges.at_start(worker.world_size)  # when the last line was written
+        self._gauges = RankMetrics.at_start(worker.world_size)  # when the last line was written
         self._reducers = Reducers.of_job(os.environ)
         self._reduction: dict[str, str | int] = {}  # what the last line said of them
         self._first_loss: float | None = None
@@ -154,7 +160,7 @@ class StepReport:
         """Log a step when it is due; it and all before it are counted then. Collective."""
         if self.is_due(done) or self._validated:
             timer, reducers = self._parts.forward_timer, self._reducers
-            gauges = gather_gauges(
+            gauges = gather_rank_metrics(
                 self._worker,
                 waited_s,
                 timer.seconds() if timer else 0.0,
@@ -210,7 +216,7 @@ class StepReport:
         counts = {name: window[name] for name in ("samples", "images", "label_tokens")}
         if not window["samples"]:
             return {}
-        flops = model_flops_per_row(
+        flops = model_flops_per_sequence(
             parts.shape, useful_tokens=window["tokens"], **counts, cached=parts.features == "cached"
         )
         rate = flops / seconds / self._worker.world_size
@@ -219,7 +225,7 @@ class StepReport:
         peak = peak_of(name, self._job.train.precision)
         return {"model_tflops_per_s": rate / TERA, **({"mfu": rate / peak} if peak else {})}
 
-    def _write(self, totals: StepTotals, strategy: Strategy, gauges: Gauges) -> None:
+    def _write(self, totals: StepTotals, strategy: Strategy, gauges: RankMetrics) -> None:
         now = time.perf_counter()
         window, seconds = self._window, now - self._window_started
         tokens_per_s = window["tokens"] / seconds
@@ -264,7 +270,7 @@ class StepReport:
         self._window = dict.fromkeys(window, 0)
         self._window_started, self._gauges, self._window_stall_s = now, gauges, 0.0
 
-    def _of_reducers(self, gauges: Gauges) -> dict[str, str | int]:
+    def _of_reducers(self, gauges: RankMetrics) -> dict[str, str | int]:
         """Whether the Reduction Server is in use, and by how many nodes; nothing in a job without one."""
         if not self._reducers:
             return {}

@@ -41,7 +41,7 @@ class PartFlops:
 
 
 @dataclass(frozen=True)
-class RowFlops:
+class SequenceFlops:
     """Of one row, by part. Whole numbers for whole numbers of tokens and images."""
 
     tower: PartFlops
@@ -71,11 +71,11 @@ class RowFlops:
     def total(self) -> float:
         return self.forward + self.backward + self.recompute
 
-    def times(self, count: float) -> RowFlops:
-        return RowFlops(**{name: part.times(count) for name, part in self.parts()})
+    def times(self, count: float) -> SequenceFlops:
+        return SequenceFlops(**{name: part.times(count) for name, part in self.parts()})
 
 
-def flops_per_row(
+def flops_per_sequence(
     shape: ModelShape,
     *,
     row_tokens: float,
@@ -86,7 +86,7 @@ def flops_per_row(
     loss_chunks: int = 1,
     feature_layer: int = -1,
     sample_pairs: float | None = None,
-) -> RowFlops:
+) -> SequenceFlops:
     """What the hardware computes for one row of `row_tokens` slots with `images` images and `label_tokens` labels.
 
     `sample_pairs`: pairs of two tokens of one sample, which is the sum of the squares of the samples' lengths; without
@@ -119,7 +119,7 @@ def flops_per_row(
     own_products = _trained_share(shape) * layers  # for the gradients of weights
     head = 2 * label_tokens * language.hidden * shape.vocabulary
     again_in_head = head * (loss_chunks - 1) / loss_chunks if head_products and loss_chunks > 1 else 0
-    return RowFlops(
+    return SequenceFlops(
         tower=PartFlops() if cached else _tower(shape, feature_layer).times(images),
         projector=_projector(shape, reaches_inputs=not cached and "tower" not in shape.frozen).times(images),
         language_layers=PartFlops(
@@ -132,7 +132,7 @@ def flops_per_row(
     )
 
 
-def model_flops_per_row(
+def model_flops_per_sequence(
     shape: ModelShape, *, useful_tokens: float, samples: float, images: float, label_tokens: float, cached: bool
 ) -> float:
     """What a row asks for, however it is computed: the numerator of model FLOPs utilisation (MFU).
@@ -141,7 +141,7 @@ def model_flops_per_row(
     are taken as equally long, which undercounts attention a little. MFU: Chowdhery et al. 2022 (arXiv 2204.02311), B.
     """
     return (
-        flops_per_row(
+        flops_per_sequence(
             shape,
             row_tokens=useful_tokens / samples,
             images=images / samples,

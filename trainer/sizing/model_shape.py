@@ -66,7 +66,7 @@ class TrainedLayers:
 
 
 @dataclass(frozen=True)
-class Chosen:
+class TrainableSubset:
     """What is trained where patterns choose parameters."""
 
     parameters: dict[Part, int]
@@ -96,7 +96,7 @@ class ModelShape:
     windows: Windows | None = None
     projector_layers: int = 2
     trained_matrices: tuple[Matrices, ...] = ()  # what else is trained is vectors
-    chosen: Chosen | None = None  # None: of each part all is trained, or nothing
+    chosen: TrainableSubset | None = None  # None: of each part all is trained, or nothing
     most_tiles: int = 1  # that one image is cut into; to all that computes a tile is an image, and all here is of tiles
 
     @property

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trainer.errors import ConfigError
-from trainer.sizing.flops import RowFlops
+from trainer.sizing.flops import SequenceFlops
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class Costs:
     after: float
 
     @classmethod
-    def of(cls, row: RowFlops, layers: int) -> Costs:
+    def of(cls, row: SequenceFlops, layers: int) -> Costs:
         """`layers` is how many language layers the row goes through."""
         in_layers = row.language_layers.total + row.adapters.total + row.attention.total
         return cls(row.tower.total + row.projector.total, in_layers / layers, row.head.total)
@@ -27,7 +27,7 @@ class Costs:
 EVEN = Costs(0.0, 1.0, 0.0)
 
 
-def stages_of(layers: int, stages: int, row: RowFlops | None, *, image_layers: int) -> list[Stage]:
+def stages_of(layers: int, stages: int, row: SequenceFlops | None, *, image_layers: int) -> list[Stage]:
     """The stages of a model for rows like `row`; None takes all layers as equal and the ends as free.
 
     Behind the first `image_layers` of its layers images are added, which only the first stage has, so it has these.

@@ -7,7 +7,7 @@ import threading
 from trainer.storage.base import Storage
 
 
-class WriteAside:
+class BackgroundWriter:
     """One object that is written again and again: in a thread of its own, one write at a time.
 
     A write takes a flush of the disk or a request to a bucket, a tenth of a second and more, for which all ranks would

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from trainer.dataloading.batches import RowBatch
+from trainer.dataloading.batches import PackedBatch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,7 +33,7 @@ class Strategy(Protocol):
 
     checkpoint_format: str
 
-    def forward_backward(self, batches: Sequence[RowBatch], total_label_tokens: int) -> Tensor:
+    def forward_backward(self, batches: Sequence[PackedBatch], total_label_tokens: int) -> Tensor:
         """Gradients of one global step from this rank's micro-batches.
 
         Returns this rank's share of the loss (its summed token loss / the label tokens of ALL ranks and
@@ -42,7 +42,7 @@ class Strategy(Protocol):
         """
         ...
 
-    def forward_loss(self, batch: RowBatch) -> Tensor:
+    def forward_loss(self, batch: PackedBatch) -> Tensor:
         """Summed token loss of one micro-batch, of the model as it is: no gradients, no dropout. Collective.
 
         Where several ranks hold one copy of the model, each returns the copy's whole loss.

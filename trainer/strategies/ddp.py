@@ -13,23 +13,23 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from trainer.config.train import TrainConfig
-from trainer.dataloading.batches import RowBatch
-from trainer.distributed.process import Worker
+from trainer.dataloading.batches import PackedBatch
+from trainer.distributed.process import ProcessContext
 from trainer.optimizer import build_optimizer
 from trainer.sizing.gradient_buckets import bucket_cap_mib
 from trainer.strategies.base import StepResult
 from trainer.strategies.mixed_precision import LossScale, autocast
 from trainer.strategies.powersgd import PowerSgd
-from trainer.strategies.torch_base import OnTorch, clip_and_step, loss_without_gradients, trained_of
+from trainer.strategies.torch_base import TorchStrategy, clip_and_step, loss_without_gradients, trained_of
 from trainer.strategies.vision_prefetch import micro_batches
 
 COMPRESSED = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-class Ddp(OnTorch):
+class Ddp(TorchStrategy):
     """A `Strategy`. One rank runs the bare module: the reference of every equality test."""
 
-    def __init__(self, config: TrainConfig, module: nn.Module, worker: Worker) -> None:
+    def __init__(self, config: TrainConfig, module: nn.Module, worker: ProcessContext) -> None:
         self._config, self._worker = config, worker
         module = module.to(worker.device)
         self._arguments = micro_batches(config, module, worker.device)
@@ -68,7 +68,7 @@ class Ddp(OnTorch):
             powersgd=powersgd,
         )
 
-    def forward_backward(self, batches: Sequence[RowBatch], total_label_tokens: int) -> Tensor:
+    def forward_backward(self, batches: Sequence[PackedBatch], total_label_tokens: int) -> Tensor:
         # DDP averages over ranks; the loss is a sum over ranks: multiply by their number.
         scale = self.loss_scale.value * self._worker.world_size / total_label_tokens
         loss_sum = torch.zeros((), device=self._worker.device)
@@ -80,7 +80,7 @@ class Ddp(OnTorch):
             loss_sum += loss.detach()
         return loss_sum / total_label_tokens
 
-    def forward_loss(self, batch: RowBatch) -> Tensor:
+    def forward_loss(self, batch: PackedBatch) -> Tensor:
         return loss_without_gradients(self._module, batch, self._worker.device, self._config.precision)
 
     def step(self, rate_factor: float) -> StepResult:

@@ -14,29 +14,29 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
 from trainer.config.train import TrainConfig
-from trainer.dataloading.batches import RowBatch
-from trainer.distributed.process import Worker
-from trainer.models.base import Blocks
+from trainer.dataloading.batches import PackedBatch
+from trainer.distributed.process import ProcessContext
+from trainer.models.base import ShardingUnits
 from trainer.models.layers.freeze import in_frozen_parts
 from trainer.optimizer import build_optimizer
 from trainer.strategies.base import StepResult
 from trainer.strategies.mixed_precision import COMPUTE_TYPES, LossScale
-from trainer.strategies.torch_base import OnTorch, clip_and_step, loss_without_gradients
+from trainer.strategies.torch_base import TorchStrategy, clip_and_step, loss_without_gradients
 from trainer.strategies.vision_prefetch import micro_batches
 
 
-class Fsdp(OnTorch):
+class Fsdp(TorchStrategy):
     """A `Strategy`. Parts in which nothing is trained stay whole on every rank: they need no collective. Of a part that
     is trained what patterns have frozen is sliced with the rest, and computes in the same type."""
 
-    def __init__(self, config: TrainConfig, module: nn.Module, blocks: Blocks, worker: Worker) -> None:
+    def __init__(self, config: TrainConfig, module: nn.Module, blocks: ShardingUnits, worker: ProcessContext) -> None:
         self._config, self._worker = config, worker
         self._arguments = micro_batches(config, module, worker.device)
         self._module = shard(module.to(worker.device), blocks, config, _mesh(config, worker))
         optimizer = build_optimizer(self._module, config.optimizer)
         super().__init__(self._module, optimizer, LossScale(config.precision), ema_decay=config.ema_decay)
 
-    def forward_backward(self, batches: Sequence[RowBatch], total_label_tokens: int) -> Tensor:
+    def forward_backward(self, batches: Sequence[PackedBatch], total_label_tokens: int) -> Tensor:
         # FSDP averages over ranks; the loss is a sum over ranks: multiply by their number.
         scale = self.loss_scale.value * self._worker.world_size / total_label_tokens
         loss_sum = torch.zeros((), device=self._worker.device)
@@ -49,7 +49,7 @@ class Fsdp(OnTorch):
             loss_sum += loss.detach()
         return loss_sum / total_label_tokens
 
-    def forward_loss(self, batch: RowBatch) -> Tensor:
+    def forward_loss(self, batch: PackedBatch) -> Tensor:
         return loss_without_gradients(self._module, batch, self._worker.device, "fp32")  # else by FSDP's own policy
 
     def step(self, rate_factor: float) -> StepResult:
@@ -57,7 +57,7 @@ class Fsdp(OnTorch):
         return self.followed(clip_and_step(self._module, self._optimizer, self.loss_scale, most, rate_factor))
 
 
-def shard(module: nn.Module, blocks: Blocks, config: TrainConfig, mesh: DeviceMesh) -> FSDPModule:
+def shard(module: nn.Module, blocks: ShardingUnits, config: TrainConfig, mesh: DeviceMesh) -> FSDPModule:
     """Apply `fully_shard` to each layer, then to the rest. Layers of the tower, never the tower module itself:
     renaming its class would break transformers' capture of hidden states."""
     policy = MixedPrecisionPolicy()
@@ -75,7 +75,7 @@ def shard(module: nn.Module, blocks: Blocks, config: TrainConfig, mesh: DeviceMe
     return fully_shard(module, mesh=mesh, mp_policy=policy, offload_policy=offload, ignored_params=ignored)
 
 
-def _mesh(config: TrainConfig, worker: Worker) -> DeviceMesh:
+def _mesh(config: TrainConfig, worker: ProcessContext) -> DeviceMesh:
     """Ranks that share one set of slices; for hsdp on several nodes (nodes, ranks of a node)."""
     if config.strategy == "hsdp" and worker.num_nodes > 1:
         shape = (worker.num_nodes, worker.local_world_size)

@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, get_args
 
 from trainer.config.train import TrainConfig
-from trainer.distributed.process import Worker
-from trainer.models.base import Blocks
+from trainer.distributed.process import ProcessContext
+from trainer.models.base import ShardingUnits
 from trainer.strategies.base import Strategy
 
 if TYPE_CHECKING:
     from torch import nn
 
 
-def build_strategy(config: TrainConfig, module: nn.Module, blocks: Blocks, worker: Worker) -> Strategy:
+def build_strategy(config: TrainConfig, module: nn.Module, blocks: ShardingUnits, worker: ProcessContext) -> Strategy:
     """The strategy that `train.strategy` names. Imports are here: DeepSpeed alone takes a second."""
     match config.strategy:
         case "ddp":

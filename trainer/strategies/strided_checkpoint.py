@@ -1,8 +1,8 @@
 """Tensors of which a rank has pieces that do not lie side by side, in the form in which checkpoints take them.
 
 A fused weight gives queries, keys and values one after the other, and a rank that computes some heads has rows of each
-(`split_modules.SplitFused`). DCP takes a DTensor for one piece; given each piece with its place, files are as those of
-any other strategy, and any other can read them.
+(`split_modules.ColwiseFusedLinear`). DCP takes a DTensor for one piece; given each piece with its place, files are
+as those of any other strategy, and any other can read them.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import _StridedShard
 
 
-def in_pieces(state: Mapping[str, Any]) -> dict[str, Any]:
+def with_strided_shards(state: Mapping[str, Any]) -> dict[str, Any]:
     """The same state, nested as it is, with such tensors as `Pieces`. These share its memory: what is loaded into them
     is in `state`."""
-    return {name: _in_pieces(value) for name, value in state.items()}
+    return {name: _with_strided_shards(value) for name, value in state.items()}
 
 
-def _in_pieces(value: Any) -> Any:
+def _with_strided_shards(value: Any) -> Any:
     if isinstance(value, DTensor):
-        return _pieces_of(value)
-    return in_pieces(value) if isinstance(value, Mapping) else value
+        return _strided_shards_of(value)
+    return with_strided_shards(value) if isinstance(value, Mapping) else value
 
 
-def _pieces_of(tensor: DTensor) -> Tensor:
+def _strided_shards_of(tensor: DTensor) -> Tensor:
     mesh, placement = tensor.device_mesh, tensor.placements[-1]
     if not isinstance(placement, _StridedShard):  # FSDP's slices of what is split are strided on an axis before
         return tensor
@@ -45,17 +45,17 @@ def _pieces_of(tensor: DTensor) -> Tensor:
         if start < end:
             place = (part * ranks + number) * rows + start - part * rows
             pieces[torch.Size((place, *[0] * (tensor.ndim - 1)))] = local[start - first : end - first]
-    return Pieces(tensor, pieces)
+    return StridedShards(tensor, pieces)
 
 
-class Pieces(Tensor):
+class StridedShards(Tensor):
     """What DCP asks of a tensor that it saves or loads: its pieces on this rank by their offsets, which are views."""
 
     pieces: dict[torch.Size, Tensor]
 
     @staticmethod
-    def __new__(cls, whole: Tensor, pieces: dict[torch.Size, Tensor]) -> Pieces:
-        made: Pieces = Tensor._make_wrapper_subclass(cls, whole.shape, dtype=whole.dtype, device=whole.device)
+    def __new__(cls, whole: Tensor, pieces: dict[torch.Size, Tensor]) -> StridedShards:
+        made: StridedShards = Tensor._make_wrapper_subclass(cls, whole.shape, dtype=whole.dtype, device=whole.device)
         made.pieces = pieces
         return made
 

@@ -22,13 +22,13 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from trainer.config.train import Precision
-from trainer.dataloading.batches import RowBatch
+from trainer.dataloading.batches import PackedBatch
 from trainer.optimizer import set_rates
 from trainer.strategies.base import StepResult
 from trainer.strategies.ema import Ema
 from trainer.strategies.mixed_precision import LossScale, autocast
 from trainer.strategies.powersgd import PowerSgd, ranks_with_errors
-from trainer.strategies.strided_checkpoint import in_pieces
+from trainer.strategies.strided_checkpoint import with_strided_shards
 
 # Frozen parameters are rebuilt from their source and compared by digest: they would only fill checkpoints.
 STATE_OPTIONS = StateDictOptions(ignore_frozen_params=True, strict=False)
@@ -115,7 +115,7 @@ def host_stager(*, on_gpu: bool) -> DefaultStager:
     )
 
 
-def loss_without_gradients(module: nn.Module, batch: RowBatch, device: torch.device, precision: Precision) -> Tensor:
+def loss_without_gradients(module: nn.Module, batch: PackedBatch, device: torch.device, precision: Precision) -> Tensor:
     """`Strategy.forward_loss`, computed by autocast where `precision` is not fp32."""
     module.eval()
     with torch.no_grad(), autocast(precision, device):
@@ -127,7 +127,7 @@ def loss_without_gradients(module: nn.Module, batch: RowBatch, device: torch.dev
     return loss
 
 
-class OnTorch:
+class TorchStrategy:
     """What strategies share that use torch's own optimizer: its rates, the average of the weights where `ema_decay` is
     not 0, and DCP checkpoints. See `Strategy`.
 
@@ -175,7 +175,7 @@ class OnTorch:
         def write() -> None:
             with _plain_errors():
                 dcp.save(
-                    in_pieces(state),
+                    with_strided_shards(state),
                     storage_writer=dcp.FileSystemWriter(folder, single_file_per_rank=True),
                     process_group=group,
                 )
@@ -197,7 +197,7 @@ class OnTorch:
         of_hook = self._powersgd.wanted(saved) if self._powersgd else {}
         state |= of_hook
         with _plain_errors():
-            dcp.load(in_pieces(state), storage_reader=reader)
+            dcp.load(with_strided_shards(state), storage_reader=reader)
         for numbers in scale.values():
             self.loss_scale.restore(numbers)
         set_state_dict(

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from trainer.config.train import Precision, TrainConfig
-from trainer.dataloading.batches import RowBatch
+from trainer.dataloading.batches import PackedBatch
 from trainer.strategies.mixed_precision import autocast
 
-MicroBatches = Callable[[Sequence[RowBatch]], Iterator[dict[str, Any]]]
+MicroBatches = Callable[[Sequence[PackedBatch]], Iterator[dict[str, Any]]]
 
 
 def micro_batches(config: TrainConfig, module: nn.Module, device: torch.device) -> MicroBatches:
@@ -26,10 +26,10 @@ def micro_batches(config: TrainConfig, module: nn.Module, device: torch.device) 
         return lambda batches: (batch.to(device) for batch in batches)
     # FSDP leaves frozen parts as they are, in fp32.
     precision: Precision = "fp32" if config.strategy in ("fsdp", "hsdp") else config.precision
-    return TowerStream(module, device, precision)
+    return VisionPrefetch(module, device, precision)
 
 
-class TowerStream:
+class VisionPrefetch:
     """`MicroBatches` whose images have been through the tower."""
 
     def __init__(self, module: nn.Module, device: torch.device, precision: Precision) -> None:
@@ -39,7 +39,7 @@ class TowerStream:
         self._own = self._streams.Stream()
         self._is_ready = False
 
-    def __call__(self, batches: Sequence[RowBatch]) -> Iterator[dict[str, Any]]:
+    def __call__(self, batches: Sequence[PackedBatch]) -> Iterator[dict[str, Any]]:
         if not self._is_ready:  # the weights were copied to the device on the main stream
             self._own.wait_stream(self._streams.current_stream())
             self._is_ready = True
@@ -55,7 +55,7 @@ class TowerStream:
                 features.record_stream(main)  # its memory is not given away before the main stream has read it
             yield arguments | {"images": features, "encoded": True}
 
-    def _encode(self, batch: RowBatch) -> tuple[Tensor, Any]:
+    def _encode(self, batch: PackedBatch) -> tuple[Tensor, Any]:
         """A micro-batch's features, and the event after which they are there."""
         with self._streams.stream(self._own), torch.no_grad(), autocast(self._precision, self._device):
             # Copied on this stream as well: on the main one it would wait for all that was ordered there.

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from trainer.config.model import GRID_FAMILIES, ModelConfig
-from trainer.models.attention.cu_seqlens import Samples, equal_lengths
+from trainer.models.attention.cu_seqlens import CuSeqlens, equal_lengths
 from trainer.models.image_tokens import image_form_of
 from trainer.models.registry import family_of
 from trainer.sizing.image_grids import AXES, near_square
@@ -19,7 +19,7 @@ TokenGrid = tuple[int, int]  # rows and columns of an image, in tokens
 
 
 @dataclass(frozen=True)
-class RowShape:
+class SequenceShape:
     """One forward pass: `rows` rows of `tokens` tokens, with these images and label tokens in all of them together."""
 
     rows: int
@@ -28,7 +28,7 @@ class RowShape:
     label_tokens: int
 
 
-def image_grids(config: ModelConfig, shape: RowShape) -> list[TokenGrid]:
+def image_grids(config: ModelConfig, shape: SequenceShape) -> list[TokenGrid]:
     """Of a family whose images differ in tokens, those of these rows.
 
     Images share what the rows have beside labels, as far as the largest that there can be: each is as large as it may.
@@ -46,7 +46,7 @@ def image_grids(config: ModelConfig, shape: RowShape) -> list[TokenGrid]:
 
 
 def inputs_of(
-    config: ModelConfig, shape: RowShape, vocabulary: int, *, cached: bool, row_samples: int = 2
+    config: ModelConfig, shape: SequenceShape, vocabulary: int, *, cached: bool, row_samples: int = 2
 ) -> dict[str, Any]:
     """Inputs of the training module with the right shapes: zeros, and image tokens where images are.
 
@@ -67,7 +67,7 @@ def inputs_of(
         "position_ids": torch.cat([torch.arange(length) for length in lengths]).repeat(*axes, shape.rows, 1),
         "label_index": torch.zeros(shape.label_tokens, dtype=torch.int64),
         "label_ids": torch.zeros(shape.label_tokens, dtype=torch.int64),
-        "samples": Samples.of([lengths] * shape.rows, shape.tokens),
+        "samples": CuSeqlens.of([lengths] * shape.rows, shape.tokens),
         **images,
     }
 
@@ -77,7 +77,7 @@ def tensors_of(inputs: Mapping[str, Any]) -> list[Tensor]:
     return [value for value in inputs.values() if isinstance(value, Tensor)]
 
 
-def _square_images(config: ModelConfig, shape: RowShape, *, cached: bool) -> tuple[dict[str, Tensor], int]:
+def _square_images(config: ModelConfig, shape: SequenceShape, *, cached: bool) -> tuple[dict[str, Tensor], int]:
     """Inputs, and the tokens that all images take."""
     family, side = family_of(config), config.image_size
     image_tokens = image_form_of(config).tile_tokens or family.image_tokens(config, side, side)
@@ -88,7 +88,7 @@ def _square_images(config: ModelConfig, shape: RowShape, *, cached: bool) -> tup
     return {"images": images}, shape.images * image_tokens
 
 
-def _images_of_any_shape(config: ModelConfig, shape: RowShape, *, cached: bool) -> tuple[dict[str, Any], int]:
+def _images_of_any_shape(config: ModelConfig, shape: SequenceShape, *, cached: bool) -> tuple[dict[str, Any], int]:
     family, sizes = family_of(config), image_grids(config, shape)
     image_tokens = sum(rows * columns for rows, columns in sizes)
     if cached:

@@ -15,8 +15,8 @@ from trainer.models.layers.recompute_policy import Recompute
 from trainer.models.registry import family_of
 from trainer.sizing.pipeline_partition import Stage
 from trainer.sizing.trace_results import Compute, StageTrace
-from trainer.strategies.tensor_parallel.plan import cut
-from trainer.tracing.fake_inputs import RowShape, inputs_of, tensors_of
+from trainer.strategies.tensor_parallel.plan import shard_first_rank
+from trainer.tracing.fake_inputs import SequenceShape, inputs_of, tensors_of
 from trainer.tracing.step import MemoryTracker, has_equal_tower_layers, pass_through, regions_of, without_numbers
 
 FP32_BYTES = 4
@@ -24,7 +24,7 @@ FP32_BYTES = 4
 
 def trace_stage(
     config: ModelConfig,
-    shape: RowShape,
+    shape: SequenceShape,
     stage: Stage,
     *,
     vocabulary: int,
@@ -60,7 +60,7 @@ def trace_stage(
         if stage.is_first:
             pass_through(blocks.tower_layers)
         if tensor_parallel > 1:
-            cut(blocks, tensor_parallel, like_it, sequence=sequence_parallel)
+            shard_first_rank(blocks, tensor_parallel, like_it, sequence=sequence_parallel)
         inputs = inputs_of(config, shape, vocabulary, cached=cached)
         passed_on = (shape.rows, shape.tokens, width)
         if stage.is_first:

@@ -20,20 +20,20 @@ from torch.utils._pytree import tree_leaves
 
 from trainer.config.model import GRID_FAMILIES, ModelConfig
 from trainer.dataloading.batches import OF_IMAGES
-from trainer.models.fixed_image_model import SquareRowModel
+from trainer.models.fixed_image_model import FixedImageVLM
 from trainer.models.layers.freeze import in_frozen_parts
 from trainer.models.layers.recompute_policy import Recompute
 from trainer.models.registry import family_of
 from trainer.sizing.pipeline_partition import Stage
 from trainer.sizing.trace_results import Category, Compute, Held, StepTrace
-from trainer.strategies.deepspeed.linear_regather import keep_no_gathered_weights
-from trainer.strategies.tensor_parallel.plan import cut
-from trainer.tracing.fake_inputs import RowShape, inputs_of, tensors_of
+from trainer.strategies.deepspeed.linear_regather import recompute_gathered_linear
+from trainer.strategies.tensor_parallel.plan import shard_first_rank
+from trainer.tracing.fake_inputs import SequenceShape, inputs_of, tensors_of
 
 
 def trace_step(
     config: ModelConfig,
-    shape: RowShape,
+    shape: SequenceShape,
     *,
     vocabulary: int,
     cached: bool,
@@ -67,9 +67,9 @@ def trace_step(
         if tensor_parallel > 1:
             blocks = family.blocks(module)
             whole = Stage.whole(len(blocks.language_layers))
-            cut(blocks, tensor_parallel, whole, sequence=sequence_parallel)
+            shard_first_rank(blocks, tensor_parallel, whole, sequence=sequence_parallel)
         if gathered:
-            keep_no_gathered_weights(module)
+            recompute_gathered_linear(module)
         if not every_layer:
             pass_through(family.blocks(module).tower_layers)
         if compute == "bf16 weights":
@@ -84,7 +84,7 @@ def trace_step(
         return trace_module(module, inputs, compute, lambda parameter: not sliced or id(parameter) in in_layers)
 
 
-def trace_tower(config: ModelConfig, shape: RowShape, *, vocabulary: int, compute: Compute) -> int:
+def trace_tower(config: ModelConfig, shape: SequenceShape, *, vocabulary: int, compute: Compute) -> int:
     """Bytes of the images of one micro-batch, and the most that a frozen tower holds for them, its output included."""
     with FakeTensorMode():
         family = family_of(config)
@@ -242,14 +242,14 @@ class MemoryTracker(TorchDispatchMode):
 def regions_of(module: nn.Module) -> list[tuple[nn.Module, Category]]:
     """The parts of a model, or of a stage of one, whose activations have names of their own; the rest is the head and
     the loss."""
-    if isinstance(module, SquareRowModel):
+    if isinstance(module, FixedImageVLM):
         return _square_regions(module)
     base = module.model.model
     vision: list[tuple[nn.Module, Category]] = [] if base.visual is None else [(module, "vision")]
     return [*vision, (base.language_model, "language")]  # all before the language model is vision
 
 
-def _square_regions(module: SquareRowModel) -> list[tuple[nn.Module, Category]]:
+def _square_regions(module: FixedImageVLM) -> list[tuple[nn.Module, Category]]:
     """The same of a family whose images are all one square."""
     vision = [] if module.projector is None else [module.projector]
     if module.tower is not None:

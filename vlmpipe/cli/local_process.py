@@ -13,7 +13,7 @@ from types import FrameType
 
 from pipelines.local_runner import GRACE_S
 from trainer.errors import CAUSES, ExitCode, os_errors
-from vlmpipe.backends.local.subreaper import contained
+from vlmpipe.backends.local.subreaper import run_in_subreaper
 from vlmpipe.runs.live_view import View
 from vlmpipe.runs.local.run import RUN_FILE_COPY, LocalRun
 from vlmpipe.runs.local.state import ATTEMPT_LINE
@@ -34,7 +34,7 @@ class PipelineProcess:
             log.write(f"{ATTEMPT_LINE} {datetime.now():%Y-%m-%d %H:%M:%S}\n".encode())
             log.flush()  # before the pipeline's own lines
             self._process = subprocess.Popen(
-                contained(command, grace_s=GRACE_S),
+                run_in_subreaper(command, grace_s=GRACE_S),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

@@ -222,9 +222,9 @@ def _vertex_logs(address: Address, step: str, last: int, follow: bool) -> Iterat
 def _list_runs(root: str, as_json: bool) -> None:
     from vlmpipe.cli.views import tables
     from vlmpipe.runs.local.summary import list_runs
-    from vlmpipe.runs.vertex.names import notes
+    from vlmpipe.runs.vertex.names import run_records
 
-    runs, submitted = list_runs(root), notes()
+    runs, submitted = list_runs(root), run_records()
     if as_json:
         on_vertex = [{"run_id": name, **vars(note)} for name, note in submitted.items()]
         print_json({"runs": [one.as_dict() for one in runs], "submitted": on_vertex})

@@ -36,9 +36,9 @@ def apply_command(
 ) -> None:
     """Create the run file's schedule, or change the live one to it. Doing it again changes nothing."""
     from pipelines.schedules.apply import apply_schedule
-    from vlmpipe.planner.cost.approval import terminal_question
+    from vlmpipe.planner.cost.approval import terminal_confirm
 
-    source, ask = load_source(config, overrides), terminal_question()
+    source, ask = load_source(config, overrides), terminal_confirm()
     plan, live = apply_schedule(*source, force=force, yes=yes, ask=ask, now=_now())
     if as_json:
         print_json({**plan.as_json(), "live": live.as_json()})

@@ -78,9 +78,9 @@ def run(
 
     settings = load(config, overrides)
     if chaos:
-        from vlmpipe.backends.local.fault_spec import parse_chaos
+        from vlmpipe.backends.local.fault_spec import parse_faults
 
-        parse_chaos(chaos, nodes=settings.cluster.replica_count, ranks_per_node=settings.cluster.processes)
+        parse_faults(chaos, nodes=settings.cluster.replica_count, ranks_per_node=settings.cluster.processes)
     this = open_run(settings, [str(config), *(overrides or [])], run_id=run_id, fresh=fresh)
     say = to_stderr if as_json else print
     for line in this.introduction():
@@ -110,7 +110,7 @@ def submit(
 ) -> None:
     """Start a run on Vertex AI and watch it. Plans and compiles it, asks before much is spent, and sends it."""
     from pipelines.submit import submit_run
-    from vlmpipe.planner.cost.approval import terminal_question
+    from vlmpipe.planner.cost.approval import terminal_confirm
 
     answer = submit_run(
         *load_source(config, overrides),
@@ -119,7 +119,7 @@ def submit(
         force=force,
         yes=yes,
         dry_run=dry_run,
-        ask=terminal_question(),
+        ask=terminal_confirm(),
     )
     watching = bool(answer.resource_name) and not detach
     if not as_json:

@@ -50,7 +50,7 @@ def tune(
     else:
         settings.require_vertex()
         if not dry_run:
-            usd = _consent(settings, yes=yes)
+            usd = _approval(settings, yes=yes)
     search = tuning.open_search(settings, from_run, search_id, settings.root_uri(target.value))
     if dry_run:
         from google.protobuf import json_format
@@ -65,9 +65,9 @@ def tune(
         _run(search, as_json=as_json)
 
 
-def _consent(settings: RunConfig, *, yes: bool) -> float | None:
+def _approval(settings: RunConfig, *, yes: bool) -> float | None:
     """All trials at the plan's price of one run, once that may be spent. Raises UserError where not."""
-    from vlmpipe.planner.cost.approval import require_consent, spending_of, terminal_question
+    from vlmpipe.planner.cost.approval import require_approval, spending_of, terminal_confirm
     from vlmpipe.planner.plan import plan_run
 
     assert settings.tuning
@@ -80,17 +80,17 @@ def _consent(settings: RunConfig, *, yes: bool) -> float | None:
         hours=None if one.hours is None else trials * one.hours,
     )
     above = settings.plan.confirm_above_usd
-    require_consent(whole, confirm_above_usd=above, force=False, yes=yes, ask=terminal_question())
+    require_approval(whole, confirm_above_usd=above, force=False, yes=yes, ask=terminal_confirm())
     return whole.usd
 
 
 def _submit(search: Search, usd: float | None, *, as_json: bool) -> None:
     from pipelines.tune.search import submit_search
-    from vlmpipe.runs.vertex.names import Note
+    from vlmpipe.runs.vertex.names import RunRecord
 
     job = submit_search(search)
     # `vlmpipe status` and `cancel` then know the search by its id
-    Note(job.name, search.uri, datetime.now(UTC).timestamp(), usd).write(search.search_id)
+    RunRecord(job.name, search.uri, datetime.now(UTC).timestamp(), usd).write(search.search_id)
     if as_json:
         print_json({"search_id": search.search_id, "resource_name": job.name, "uri": search.uri})
         return

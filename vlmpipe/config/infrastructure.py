@@ -107,7 +107,7 @@ class ReductionServerConfig(Section):
 Strategy = Literal["standard", "spot", "flex_start"]
 
 
-class Rung(Section):
+class CapacityOption(Section):
     """One way to get the training job's machines, tried for a while."""
 
     strategy: Strategy = Field(description="How capacity is obtained; see cluster.strategy.")
@@ -116,7 +116,7 @@ class Rung(Section):
     )
 
 
-def _rung(value: object) -> object:
+def _capacity_option(value: object) -> object:
     return {"strategy": value} if isinstance(value, str) else value
 
 
@@ -141,7 +141,10 @@ class ClusterConfig(Section):
         "standard",
         description="How capacity is obtained: on demand, preemptible, or queued (Dynamic Workload Scheduler).",
     )
-    ladder: tuple[Annotated[Rung, BeforeValidator(_rung, json_schema_input_type=Rung | Strategy)], ...] = Field(
+    ladder: tuple[
+        Annotated[CapacityOption, BeforeValidator(_capacity_option, json_schema_input_type=CapacityOption | Strategy)],
+        ...,
+    ] = Field(
         (),
         description="Strategies of the training job, the next one tried when the one before finds no machines in time, "
         "for example [spot, flex_start, {strategy: standard, wait: 0s}]; empty takes strategy. Vertex AI only.",

@@ -72,7 +72,7 @@ def job_settings(config: RunConfig, job: Job) -> dict[str, Any]:
     The names are CustomTrainingJobOp's. What is left out keeps that component's default, such as the project of the
     pipeline itself.
     """
-    config = rungs(config, job)[0]
+    config = capacity_options(config, job)[0]
     cluster, gcp = config.cluster, config.gcp
     strategy = cluster.strategy.upper()
     settings = {
@@ -95,7 +95,7 @@ def job_settings(config: RunConfig, job: Job) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if value}
 
 
-def rungs(config: RunConfig, job: Job) -> list[RunConfig]:
+def capacity_options(config: RunConfig, job: Job) -> list[RunConfig]:
     """The run file as each rung of cluster.ladder means it for the job; the run file alone where there is no ladder."""
     cluster = config.cluster
     if not cluster.ladder or job != "train":
@@ -131,7 +131,11 @@ def job_spec(config: RunConfig, job: Job, run_uri: str) -> dict[str, Any]:
 
 def job_violations(config: RunConfig, job: Job, run_uri: str) -> list[Violation]:
     """Everything that is wrong with the job, in its region where the run file names a project."""
-    found = [one for rung in rungs(config, job) for one in _violations(job_spec(rung, job, run_uri), _region(config))]
+    found = [
+        one
+        for rung in capacity_options(config, job)
+        for one in _violations(job_spec(rung, job, run_uri), _region(config))
+    ]
     return list(dict.fromkeys(found))
 
 
@@ -153,7 +157,7 @@ def check_jobs(config: RunConfig, run_uri: str) -> None:
             rung, job, run_uri
         )
         for job in JOBS
-        for rung in rungs(config, job)
+        for rung in capacity_options(config, job)
     }
     region = _region(config)
     _raise_errors({name: _violations(spec, region) for name, spec in specs.items()})

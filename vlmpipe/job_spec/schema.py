@@ -187,11 +187,11 @@ class _Reader:
         match kind, value:
             case ("any", _) | ("bool", bool()) | ("text", str()):
                 return value
-            case "duration", _ if isinstance(value, str) and DURATION.fullmatch(value):
+            case ["duration", _] if isinstance(value, str) and DURATION.fullmatch(value):
                 return value
-            case "duration", _:
+            case ["duration", _]:
                 self._wrong(Kind.DURATION, value, path, 'a duration in seconds, for example "3600s"')
-            case "text", _:
+            case ["text", _]:
                 self._wrong(Kind.TYPE, value, path, "text", fix="put it in quotes")
             case _:
                 self._wrong(Kind.TYPE, value, path, "true or false", fix="write it without quotes")

@@ -35,7 +35,7 @@ LIBRARIES = ("torch", "transformers", "peft")
 OTHER_CODE_KEPT_S = 30 * 24 * 3600.0  # the answers of other versions, since the last new one
 
 
-def kept(find: Callable[Concatenate[str, P], R]) -> Callable[Concatenate[str, P], R]:
+def disk_cached(find: Callable[Concatenate[str, P], R]) -> Callable[Concatenate[str, P], R]:
     """Keep what a pure function of (the model section as JSON, ...) answers, in memory and as JSON on the disk.
 
     Its return type must be one that pydantic writes and reads back, its arguments must show all that they are in their

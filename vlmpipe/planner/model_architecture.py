@@ -15,7 +15,7 @@ from trainer.models.layers.freeze import require_frozen_tower, require_something
 from trainer.sizing.model_shape import ModelShape
 from vlmpipe.catalog.machines import load_models
 from vlmpipe.config.run_config import RunConfig
-from vlmpipe.planner.disk_cache import kept
+from vlmpipe.planner.disk_cache import disk_cached
 from vlmpipe.planner.workload import is_cached
 
 HUB_TIMEOUT_S = 2.0
@@ -49,7 +49,7 @@ def architecture(config: RunConfig) -> Architecture:
     return Architecture(model, shape, " and ".join(origins))
 
 
-@kept
+@disk_cached
 def _shape(model: str) -> ModelShape:
     """`model` is the model section as JSON."""
     from trainer.models.registry import family_of

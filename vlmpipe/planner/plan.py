@@ -28,7 +28,7 @@ from vlmpipe.planner.time import feature_cache, reduction_server
 from vlmpipe.planner.time.feature_cache import CacheAdvice
 from vlmpipe.planner.time.reduction_server import Advice
 from vlmpipe.planner.time.step_time import Time, estimate_time
-from vlmpipe.planner.workload import RowLoad
+from vlmpipe.planner.workload import Workload
 
 ROLES = ("chief", "workers", "Reduction Server", "evaluators")
 LITTLE_SPARE = 0.05  # of the device; the estimate's own error is of this size
@@ -43,7 +43,7 @@ class Plan:
     findings: tuple[Violation, ...]
     jobs: dict[str, list[dict[str, Any]]]
     model: Architecture | None
-    load: RowLoad | None
+    load: Workload | None
     memory: Memory | None
     time: Time | None
     features_cache: CacheAdvice | None
@@ -149,7 +149,7 @@ def plan_run(config: RunConfig) -> Plan:
     return _estimated(bare, config, model, machine, gpu, paths)
 
 
-def plan_basis(config: RunConfig) -> tuple[Architecture, RowLoad, Prices]:
+def plan_basis(config: RunConfig) -> tuple[Architecture, Workload, Prices]:
     """What every estimate starts from: the model's sizes, the rows to train on, and prices. Raises UserError."""
     model = architecture(config)
     paths = RunPaths(run_id=config.name, root_uri=config.root_uri("local"))
@@ -183,24 +183,24 @@ def _estimated(
     )
 
 
-def _load(config: RunConfig, model: Architecture, paths: RunPaths) -> tuple[RowLoad, str]:
+def _load(config: RunConfig, model: Architecture, paths: RunPaths) -> tuple[Workload, str]:
     """Rows from prepared data under the local root, else from what the run file says of its data."""
     prepared = _prepared(config, paths)
     if prepared:
         return prepared, ""
     if config.plan.samples:
-        return RowLoad.assumed(config, model.shape), ""
+        return Workload.assumed(config, model.shape), ""
     note = (
         "How much data there is is not known before it is prepared; plan.samples and plan.sample_tokens tell the plan."
     )
-    return RowLoad.assumed(config, model.shape), note
+    return Workload.assumed(config, model.shape), note
 
 
-def _prepared(config: RunConfig, paths: RunPaths) -> RowLoad | None:
+def _prepared(config: RunConfig, paths: RunPaths) -> Workload | None:
     if "://" in config.data.source + paths.root_uri:
         return None
     from trainer.data.prepare.pipeline import DONE, fingerprint
-    from trainer.data.sampler import RowSequence
+    from trainer.data.sampler import PackedBatchSampler
     from trainer.data.shards.index import Index
 
     job = JobConfig.model_validate(config.to_run_json(paths))
@@ -211,10 +211,10 @@ def _prepared(config: RunConfig, paths: RunPaths) -> RowLoad | None:
     if open_storage(uri).stat(DONE) is None:
         return None
     split, tile_tokens = Index.load(uri).split("train"), image_form_of(job.model).tile_tokens
-    sequence = RowSequence.of(
+    sequence = PackedBatchSampler.of(
         split, job.data, seed=job.train.seed, global_batch_rows=job.train.global_batch_rows, tile_tokens=tile_tokens
     )
-    return RowLoad.from_index(
+    return Workload.from_index(
         config,
         samples=len(split),
         tokens=int(split.tokens.sum()),

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from trainer.config.model import ModelConfig
 from trainer.errors import ConfigError
-from vlmpipe.planner.disk_cache import kept
+from vlmpipe.planner.disk_cache import disk_cached
 
 
 @dataclass(frozen=True)
@@ -18,21 +18,21 @@ class Verdict:
     fix: str = ""
 
 
-def require_splittable(model: ModelConfig, ranks: int, *, cached: bool, sequence: bool) -> None:
-    """Raises ConfigError as `trainer.strategies.tensor_parallel.plan.require_splittable` does, without torch where
+def require_shardable(model: ModelConfig, ranks: int, *, cached: bool, sequence: bool) -> None:
+    """Raises ConfigError as `trainer.strategies.tensor_parallel.plan.require_shardable` does, without torch where
     it was asked before."""
     verdict = _verdict(model.model_dump_json(), ranks, cached=cached, sequence=sequence)
     if verdict.found:
         raise ConfigError(verdict.found, expected=verdict.expected, fix=verdict.fix)
 
 
-@kept
+@disk_cached
 def _verdict(model: str, ranks: int, *, cached: bool, sequence: bool) -> Verdict:
     """`model` is the model section as JSON."""
     from trainer.strategies.tensor_parallel import plan as split
 
     try:
-        split.require_splittable(ModelConfig.model_validate_json(model), ranks, cached=cached, sequence=sequence)
+        split.require_shardable(ModelConfig.model_validate_json(model), ranks, cached=cached, sequence=sequence)
     except ConfigError as error:
         return Verdict(error.found, error.expected, error.fix)
     return Verdict()

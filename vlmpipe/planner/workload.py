@@ -13,7 +13,7 @@ ASSUMED_FILL = 0.98
 
 
 @dataclass(frozen=True)
-class RowLoad:
+class Workload:
     """Means over rows. `samples` and `steps` are None where nothing says how much data there is.
 
     Of images that are cut into tiles, each tile is an image here, as it is to all that computes.
@@ -66,7 +66,7 @@ class RowLoad:
         label_tokens: int,
         rows: int,
         steps: int,
-    ) -> RowLoad:
+    ) -> Workload:
         """From the prepared data's index: sums over the training split (`pairs`: of the squares of
         samples' tokens), rows of its first epoch, steps of the run."""
         return cls(
@@ -86,7 +86,7 @@ class RowLoad:
         )
 
     @classmethod
-    def assumed(cls, config: RunConfig, shape: ModelShape) -> RowLoad:
+    def assumed(cls, config: RunConfig, shape: ModelShape) -> Workload:
         """From the plan section as far as it goes: with no number of samples, a step is known and the run is not.
 
         Without plan.sample_tokens a row is taken as one sample that is full of images, the most that a step can

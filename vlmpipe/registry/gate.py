@@ -13,7 +13,7 @@ from typing import Any
 
 from trainer.config.base import Section
 from vlmpipe.config.gate import GateConfig
-from vlmpipe.registry.paired_bootstrap import SharedQuestions
+from vlmpipe.registry.paired_bootstrap import PairedAnswers
 
 # A margin is a difference of two rounded shares: 0.3 - 0.1 must reach a threshold of 0.2.
 ROUNDING = 1e-9
@@ -63,7 +63,7 @@ def decide(
     evaluation: Mapping[str, Any],
     gate: GateConfig,
     champion: Mapping[str, Any] | None = None,
-    shared: SharedQuestions | None = None,
+    shared: PairedAnswers | None = None,
 ) -> Decision:
     """Check `evaluation` against `gate` and, where it is fair, against the champion.
 
@@ -156,7 +156,7 @@ def _margin(over: str, exact_match: Any, baseline: Any, threshold: float) -> Che
 
 
 def _against_champion(
-    evaluation: Mapping[str, Any], gate: GateConfig, champion: Mapping[str, Any], shared: SharedQuestions | None
+    evaluation: Mapping[str, Any], gate: GateConfig, champion: Mapping[str, Any], shared: PairedAnswers | None
 ) -> Check:
     which = f"champion version {champion['version']} (run {champion['run_id']})"
     own, best = _finite(evaluation.get("exact_match")), _finite(champion.get("exact_match"))

@@ -22,10 +22,10 @@ Key = tuple[str, int, str, str]  # id of the sample, turn, question, answer
 
 
 @dataclass(frozen=True)
-class SharedQuestions:
+class PairedAnswers:
     """Exact match of both on the questions that both were asked.
 
-    interval: of the difference exact_match - champion, see `paired_interval`.
+    interval: of the difference exact_match - champion, see `paired_bootstrap`.
     """
 
     questions: int
@@ -34,7 +34,7 @@ class SharedQuestions:
     interval: tuple[float, float]
 
 
-def shared_questions(run: Storage, champion: Storage) -> SharedQuestions | None:
+def shared_questions(run: Storage, champion: Storage) -> PairedAnswers | None:
     """Compare the predictions of two runs. None where either has left none, or too few questions are the same."""
     own, other = _right(run), _right(champion)
     both = own.keys() & other.keys()
@@ -42,10 +42,10 @@ def shared_questions(run: Storage, champion: Storage) -> SharedQuestions | None:
         return None
     count = len(both)
     scores = [sum(each[key] for key in both) / count for each in (own, other)]
-    return SharedQuestions(count, scores[0], scores[1], paired_interval({key: own[key] - other[key] for key in both}))
+    return PairedAnswers(count, scores[0], scores[1], paired_bootstrap({key: own[key] - other[key] for key in both}))
 
 
-def paired_interval(differences: Mapping[Key, int]) -> tuple[float, float]:
+def paired_bootstrap(differences: Mapping[Key, int]) -> tuple[float, float]:
     """Where 95 % of the mean differences lie if the samples are drawn again, with replacement: the paired bootstrap
     (Koehn 2004, Statistical significance tests for machine translation evaluation), percentiles.
 

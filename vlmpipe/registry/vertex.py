@@ -27,7 +27,7 @@ from google.cloud.aiplatform_v1 import types as api
 from trainer.errors import ConfigError, ExitCode, UserError
 from trainer.storage import open_storage
 from trainer.storage.base import AlreadyExistsError, VersionConflictError, join_uri
-from vlmpipe.backends.vertex.client import Place, in_words, model_client, operations_client
+from vlmpipe.backends.vertex.client import Place, model_client, operations_client, translate_errors
 from vlmpipe.backends.vertex.pipeline_job import PASSING, REQUEST_TIMEOUT_S, retrying
 from vlmpipe.registry.folder import Candidate, Entry, Export, overtaken, require_same_checkpoint
 
@@ -264,7 +264,7 @@ class VertexRegistry:
 
     @contextlib.contextmanager
     def _in_words(self) -> Iterator[None]:
-        with in_words(self._place, what="model"):
+        with translate_errors(self._place, what="model"):
             yield
 
     @contextlib.contextmanager

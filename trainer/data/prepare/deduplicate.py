@@ -30,7 +30,7 @@ class SeenIds:
         return "new" if before is None else "other"
 
 
-class SeenContent:
+class ContentIndex:
     """How often each of some things, known by a digest, comes in each split."""
 
     def __init__(self) -> None:

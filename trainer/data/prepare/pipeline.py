@@ -22,11 +22,11 @@ from trainer.config.job import CHUNKS_FOLDER, PREPARED_FOLDER, JobConfig
 from trainer.data.prepare.chunks.chunk import build_chunk
 from trainer.data.prepare.chunks.merge import Part, Shard, merge
 from trainer.data.prepare.chunks.plan import records_of_one_chunk
-from trainer.data.prepare.chunks.prepare import TOKENIZER, Planned, find_plan, make_plan
+from trainer.data.prepare.chunks.prepare import TOKENIZER, ChunkedPreparation, find_plan, make_plan
 from trainer.data.prepare.chunks.store import UPLOADS, files_in, upload_folder
 from trainer.data.prepare.dataset_diff import Changes, changes_since_last
 from trainer.data.prepare.thread_map import threads_for
-from trainer.data.prepare.validate_sample import Entry, Examination, final_split, with_unique_ids
+from trainer.data.prepare.validate_sample import Entry, SampleValidator, final_split, with_unique_ids
 from trainer.data.rejects import Reject
 from trainer.data.sample import Sample, Turn
 from trainer.data.sources import Source, open_source
@@ -109,7 +109,7 @@ def prepare_share(config: JobConfig, task: int, tasks: int, progress: Progress) 
     with _scratch() as folder:
         if not find_plan(config, _fingerprint(config, source), folder):
             return 0
-        planned = Planned(config, source, folder, FORMAT_VERSION)
+        planned = ChunkedPreparation(config, source, folder, FORMAT_VERSION)
         return planned.make(planned.chunks[task::tasks], progress)
 
 
@@ -166,7 +166,9 @@ def _build(config: JobConfig, source: Source, identity: str, scratch: Path, prog
     return _Built(counts, shards, ChunkCounts(len(chunks), prepared))
 
 
-def _planned(config: JobConfig, source: Source, identity: str, folder: Path, progress: Progress) -> Planned | int:
+def _planned(
+    config: JobConfig, source: Source, identity: str, folder: Path, progress: Progress
+) -> ChunkedPreparation | int:
     """The source as chunks; its number of records when it is but one. Afterwards the tokenizer is in `folder`."""
     if not find_plan(config, identity, _made(folder)):
         tokenizer, total = _tokenizer(config, source, progress)
@@ -176,7 +178,7 @@ def _planned(config: JobConfig, source: Source, identity: str, folder: Path, pro
         if records is not None:
             return records
         make_plan(config, source, identity, folder, progress, total)
-    return Planned(config, source, folder, FORMAT_VERSION)
+    return ChunkedPreparation(config, source, folder, FORMAT_VERSION)
 
 
 def _build_at_once(config: JobConfig, source: Source, scratch: Path, records: int, progress: Progress) -> _Built:
@@ -192,7 +194,7 @@ def _build_at_once(config: JobConfig, source: Source, scratch: Path, records: in
     def report(read: int, rejected: int) -> None:
         progress.update(read, records, unit="samples", message=f"{rejected} rejected")
 
-    examine = Examination(config, load_tokenizer(open_storage(str(folder)), TOKENIZER))
+    examine = SampleValidator(config, load_tokenizer(open_storage(str(folder)), TOKENIZER))
     build_chunk(entries(), chunk, config.data, examine, threads=threads_for(1), report=report)
     tile_tokens = image_form_of(config.model).tile_tokens
     counts, shards = merge([Part("", LocalStorage(chunk), where)], folder, config.data, tile_tokens)

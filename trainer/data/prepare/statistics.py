@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from trainer.config.job import DataConfig
-from trainer.data.packing import plan_rows
-from trainer.data.prepare.deduplicate import AnswerCounts, SeenContent
+from trainer.data.packing import plan_packing
+from trainer.data.prepare.deduplicate import AnswerCounts, ContentIndex
 from trainer.data.sample import SPLITS, Split, Turn
 from trainer.data.shards.index import NAME
 from trainer.data.sqlite_table import short_digest
@@ -32,8 +32,8 @@ class Counts:
     """Everything that is counted over all samples."""
 
     answers: AnswerCounts = field(default_factory=AnswerCounts)
-    images: SeenContent = field(default_factory=SeenContent)  # by their bytes
-    samples: SeenContent = field(default_factory=SeenContent)  # by their images' bytes and their text
+    images: ContentIndex = field(default_factory=ContentIndex)  # by their bytes
+    samples: ContentIndex = field(default_factory=ContentIndex)  # by their images' bytes and their text
     dropped: int = 0  # samples left out because data.duplicates is drop
 
     def add(self, split: Split, image_sha256: list[str], content: str) -> None:
@@ -130,7 +130,7 @@ class _SplitNumbers:
         if self._unpacked:
             tokens, tiles = (np.concatenate(arrays) for arrays in zip(*self._unpacked, strict=True))
             row_tokens, row_images = self._config.row_tokens, self._config.row_images
-            rows = plan_rows(tokens, tiles, row_tokens=row_tokens, row_images=row_images, seed=0, epoch=0)
+            rows = plan_packing(tokens, tiles, row_tokens=row_tokens, row_images=row_images, seed=0, epoch=0)
             self._rows += len(rows)
             self._unpacked = []
 

@@ -91,7 +91,7 @@ def final_split(sample: Sample, held_out_fraction: float) -> Split:
     return sample.split or split_of(sample.id, held_out_fraction)
 
 
-class Examination:
+class SampleValidator:
     """All checks of one sample. Called in several threads at once."""
 
     def __init__(self, config: JobConfig, tokenizer: PreTrainedTokenizerFast) -> None:

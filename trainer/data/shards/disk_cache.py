@@ -39,7 +39,7 @@ NOW, NEVER = -1, 1 << 62  # next uses
 FILE = re.compile(r"([0-9a-f]{16})-(\d+)\.(whole|part)")
 
 
-class Ahead(Enum):
+class PrefetchResult(Enum):
     """What came of fetching a shard ahead of its use."""
 
     THERE = "there"
@@ -96,23 +96,23 @@ class ShardCache:
         finally:
             _release(handle)
 
-    def fetch_ahead(self, shard: str, needed_at: int, keep: Collection[str] = ()) -> Ahead:
+    def fetch_ahead(self, shard: str, needed_at: int, keep: Collection[str] = ()) -> PrefetchResult:
         """Fetch a shard that a later step needs. Raises what `opened` does.
 
         Evicts only what is needed later still, and nothing of `keep`.
         """
         if self._is_there(shard):
-            return Ahead.THERE
+            return PrefetchResult.THERE
         with os_errors(f"keeping {shard} in {self._folder}"), _alone(self._lock(shard), wait=False) as held:
             if not held:
-                return Ahead.BUSY
+                return PrefetchResult.BUSY
             handle = self._open(shard)
             if handle is None:
                 if not self._take_room(shard, needed_at, keep):
-                    return Ahead.NO_ROOM
+                    return PrefetchResult.NO_ROOM
                 handle = self._fetch(shard)
             _release(handle)
-            return Ahead.FETCHED
+            return PrefetchResult.FETCHED
 
     def _is_there(self, shard: str) -> bool:
         """Whether the shard lies in the folder and this process has found it whole."""

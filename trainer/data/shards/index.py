@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from trainer.data.malloc_trim import give_back
+from trainer.data.malloc_trim import trim_memory
 from trainer.data.packing import Int64Array
 from trainer.data.sample import SPLITS, Split
 from trainer.data.shards.image_index import HASHES, UniqueImages
@@ -92,7 +92,7 @@ class IndexWriter:
                     run.write_table(lines)
             for done in some:
                 done.unlink()
-            give_back()
+            trim_memory()
         with pq.ParquetWriter(folder / NAME, SCHEMA) as index:
             for lines in _merged(self._runs, RUN_LINES):
                 index.write_table(lines)

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainer.models.attention.cu_seqlens import Samples
+from trainer.models.attention.cu_seqlens import CuSeqlens
 from trainer.models.attention.varlen import no_mask, sees_all_before, takes_samples
 
 
-def kept_apart(config: Any, position_ids: Tensor, samples: Samples | None) -> dict[str, Any]:
+def block_diagonal_mask(config: Any, position_ids: Tensor, samples: CuSeqlens | None) -> dict[str, Any]:
     """Inputs of a language model with this config that keep the samples of rows apart.
 
     position_ids: as `mask_of` has them. samples: where they are, where that is known.

@@ -14,7 +14,7 @@ PADDING_PIECE = 128  # tokens; padding that attended to all padding would cost a
 
 
 @dataclass(frozen=True, eq=False)
-class Samples:
+class CuSeqlens:
     """Of the rows of one forward pass. No tuple: wrappers of modules look for tensors in those, and move them."""
 
     # (a multiple of 16,), int32: slots at which samples begin, with rows one behind the other; then the end, repeated.
@@ -24,7 +24,7 @@ class Samples:
     packed: bool  # some row holds more than one sample, or padding
 
     @classmethod
-    def of(cls, rows: Sequence[Sequence[int]], row_tokens: int) -> Samples:
+    def of(cls, rows: Sequence[Sequence[int]], row_tokens: int) -> CuSeqlens:
         """Rows of `row_tokens` slots, each with samples of so many tokens; the rest of a row is padding."""
         pieces = [piece for row in rows for piece in (*row, *_padding(row_tokens - sum(row)))]
         starts = [0, *itertools.accumulate(pieces)]
@@ -33,10 +33,10 @@ class Samples:
         bounds = torch.tensor(starts, dtype=torch.int32)
         return cls(bounds, bounds, packed)
 
-    def to(self, device: torch.device, *, non_blocking: bool = False) -> Samples:
+    def to(self, device: torch.device, *, non_blocking: bool = False) -> CuSeqlens:
         return replace(self, device_bounds=self.bounds.to(device, non_blocking=non_blocking))
 
-    def pin_memory(self) -> Samples:
+    def pin_memory(self) -> CuSeqlens:
         return replace(self, bounds=self.bounds.pin_memory())
 
 

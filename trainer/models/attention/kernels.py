@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from trainer.models.attention.cu_seqlens import Samples
+from trainer.models.attention.cu_seqlens import CuSeqlens
 
 aten = torch.ops.aten
 SCORES = 1 << 24  # numbers that exist at a time, some times over, where no fused kernel is at hand: 64 MiB in fp32
@@ -27,7 +27,7 @@ TRIAL_TOLERANCE = 0.02  # of the largest number; two kernels in bf16 or fp16 are
 OnPiece = Callable[..., tuple[Tensor, ...]]
 
 
-class Call(NamedTuple):
+class VarlenArgs(NamedTuple):
     """What kernels take beside tensors of numbers."""
 
     bounds: Tensor  # this and the next: those of `Samples`
@@ -35,8 +35,8 @@ class Call(NamedTuple):
     scale: float  # of scores
 
 
-Forward = Callable[[Tensor, Tensor, Tensor, Call], tuple[Tensor, Tensor]]
-Backward = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Call], tuple[Tensor, Tensor, Tensor]]
+Forward = Callable[[Tensor, Tensor, Tensor, VarlenArgs], tuple[Tensor, Tensor]]
+Backward = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, VarlenArgs], tuple[Tensor, Tensor, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def _is_right(
     kernel: Kernel, device: torch.device, dtype: torch.dtype, heads: int, kv_heads: int, head_dim: int
 ) -> bool:
     lengths, slots = [[3, 130, 1], [64, 65]], 144
-    samples = Samples.of(lengths, slots).to(device)
+    samples = CuSeqlens.of(lengths, slots).to(device)
     noise = torch.Generator(device).manual_seed(0)  # its own: the run's random numbers stay what they are
 
     def random(count: int) -> Tensor:
@@ -80,7 +80,7 @@ def _is_right(
     query, gradient, key, value = (random(count) for count in (heads, heads, kv_heads, kv_heads))
 
     def results(tried: Kernel) -> list[Tensor]:
-        call = Call(samples.bounds, samples.device_bounds, head_dim**-0.5)
+        call = VarlenArgs(samples.bounds, samples.device_bounds, head_dim**-0.5)
         output, lse = tried.forward(query, key, value, call)
         return [output, *tried.backward(gradient, query, key, value, output, lse, call)]
 
@@ -113,7 +113,7 @@ def _flash_takes(query: Tensor) -> bool:
     )
 
 
-def _flash_forward(query: Tensor, key: Tensor, value: Tensor, call: Call) -> tuple[Tensor, Tensor]:
+def _flash_forward(query: Tensor, key: Tensor, value: Tensor, call: VarlenArgs) -> tuple[Tensor, Tensor]:
     """All samples in one launch."""
     flat = [each.flatten(0, 1).contiguous() for each in (query, key, value)]  # results lie as their inputs do
     found = aten._flash_attention_forward(*flat, *_where(call), 0.0, True, False, scale=call.scale)
@@ -121,7 +121,7 @@ def _flash_forward(query: Tensor, key: Tensor, value: Tensor, call: Call) -> tup
 
 
 def _flash_backward(
-    gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, output: Tensor, lse: Tensor, call: Call
+    gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, output: Tensor, lse: Tensor, call: VarlenArgs
 ) -> tuple[Tensor, Tensor, Tensor]:
     flat = [each.flatten(0, 1).contiguous() for each in (gradient, query, key, value, output)]
     no_dropout, unused = torch.zeros(2, dtype=torch.uint64, device=query.device), query.new_empty(0)
@@ -132,7 +132,7 @@ def _flash_backward(
     return like_query, like_key, like_value
 
 
-def _where(call: Call) -> tuple[Tensor, Tensor, int, int]:
+def _where(call: VarlenArgs) -> tuple[Tensor, Tensor, int, int]:
     """As the kernel takes it: where queries and keys begin, and the most tokens of a sample."""
     longest = int(call.bounds.diff().max())  # on the host
     return call.device_bounds, call.device_bounds, longest, longest
@@ -145,7 +145,7 @@ def _piece_by_piece(forward: OnPiece, backward: OnPiece) -> Kernel:
     value, output, log-sum-exp, scale) -> gradients of query, key and value.
     """
 
-    def all_forward(query: Tensor, key: Tensor, value: Tensor, call: Call) -> tuple[Tensor, Tensor]:
+    def all_forward(query: Tensor, key: Tensor, value: Tensor, call: VarlenArgs) -> tuple[Tensor, Tensor]:
         tokens, heads = query.shape[1:3]
         output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         lse = torch.empty(heads, query.shape[0] * tokens, dtype=exact(query.dtype), device=query.device)
@@ -157,7 +157,7 @@ def _piece_by_piece(forward: OnPiece, backward: OnPiece) -> Kernel:
         return output, lse
 
     def all_backward(
-        gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, output: Tensor, lse: Tensor, call: Call
+        gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, output: Tensor, lse: Tensor, call: VarlenArgs
     ) -> tuple[Tensor, Tensor, Tensor]:
         tokens, heads = query.shape[1:3]
         of_query, of_key, of_value = (

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.utils.flop_counter import register_flop_formula
 
-from trainer.models.attention.cu_seqlens import Samples
-from trainer.models.attention.kernels import Call, exact, kernel_for
+from trainer.models.attention.cu_seqlens import CuSeqlens
+from trainer.models.attention.kernels import VarlenArgs, exact, kernel_for
 
 NAME, TRIAL = "vlmpipe_by_sample", "vlmpipe_trial"  # among the kinds of attention that transformers knows
 META = torch.device("meta")
@@ -26,7 +26,7 @@ META = torch.device("meta")
 UNKNOWN = ("softcap", "s_aux", "position_bias", "sliding_window", "indices", "block_indices", "cache")
 
 
-def attend_by_sample(language_model: nn.Module) -> None:
+def use_varlen_attention(language_model: nn.Module) -> None:
     """Have a transformers language model take `samples` among its inputs, if it is one that can.
 
     All its layers see all of a sample that comes before, and nothing else, and it passes further inputs on to them.
@@ -60,7 +60,7 @@ def _passes_on(language_model: Any) -> bool:
     config.num_hidden_layers = 1
     if getattr(config, "layer_types", None):
         config.layer_types = config.layer_types[:1]
-    mask, samples, met = no_mask(1, META), Samples.of([[1, 1]], 2), []
+    mask, samples, met = no_mask(1, META), CuSeqlens.of([[1, 1]], 2), []
 
     def trial(
         _module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **given: Any
@@ -99,7 +99,7 @@ def sees_all_before(config: Any) -> bool:
 
 
 def takes_samples(config: Any) -> bool:
-    """Whether `attend_by_sample` has found the language model of this config to be one that can."""
+    """Whether `use_varlen_attention` has found the language model of this config to be one that can."""
     return bool(config._attn_implementation == NAME)
 
 
@@ -111,7 +111,7 @@ def attention(
     attention_mask: Tensor | None,
     *,
     scaling: float | None = None,
-    samples: Samples | None = None,
+    samples: CuSeqlens | None = None,
     **more: Any,
 ) -> tuple[Tensor, None]:
     """One layer's, as transformers calls it: (rows, heads, tokens, head_dim) -> (rows, tokens, heads, head_dim)."""
@@ -141,7 +141,7 @@ def attend(
     the log-sum-exp of scores.
     """
     with torch.autocast(query.device.type, enabled=False):
-        return kernel_for(query, key).forward(query, key, value, Call(bounds, device_bounds, scale))
+        return kernel_for(query, key).forward(query, key, value, VarlenArgs(bounds, device_bounds, scale))
 
 
 @attend.register_fake
@@ -164,7 +164,7 @@ def attend_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of query, key and value."""
     with torch.autocast(query.device.type, enabled=False):
-        call = Call(bounds, device_bounds, scale)
+        call = VarlenArgs(bounds, device_bounds, scale)
         return kernel_for(query, key).backward(gradient, query, key, value, output, lse, call)
 
 

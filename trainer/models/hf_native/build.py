@@ -15,11 +15,11 @@ from transformers.initialization import no_init_weights
 from trainer.config.model import IMAGE_TOKEN, ModelConfig
 from trainer.errors import ConfigError
 from trainer.models.hf_native.pretrained import part_config, save_model_settings
-from trainer.models.hf_native.weights import InitialWeights, StoredWeights, WholeModel
+from trainer.models.hf_native.weights import InitialWeights, PretrainedModel, StoredWeights
 from trainer.models.layers.lora import without_adapters
 
 
-def whole_config(config: ModelConfig) -> PreTrainedConfig:
+def pretrained_config(config: ModelConfig) -> PreTrainedConfig:
     """The model's transformers configuration. Raises ConfigError for that of another family."""
     whole = copy.deepcopy(part_config(config.tower))
     if whole.model_type != config.family:
@@ -32,7 +32,7 @@ def whole_config(config: ModelConfig) -> PreTrainedConfig:
 
 def config_for(config: ModelConfig, tokenizer: Any) -> PreTrainedConfig:
     """The same with a place for each of the tokenizer's tokens, and with its control tokens."""
-    whole = whole_config(config)
+    whole = pretrained_config(config)
     text = whole.text_config
     text.vocab_size = max(len(tokenizer), text.vocab_size if config.tower.weights else 0)
     text.pad_token_id, text.eos_token_id = tokenizer.pad_token_id, tokenizer.eos_token_id
@@ -49,7 +49,7 @@ def description(config: ModelConfig) -> dict[str, Any]:
     return {"config": whole.config, "seed": config.seed}
 
 
-def build(config: ModelConfig, model: WholeModel, whole: PreTrainedConfig, num_tokens: int) -> nn.Module:
+def build(config: ModelConfig, model: PretrainedModel, whole: PreTrainedConfig, num_tokens: int) -> nn.Module:
     """The whole model on the CPU in fp32: pretrained where weights are named, else drawn from the seed."""
     torch.manual_seed(config.seed)
     if config.tower.weights:
@@ -68,14 +68,14 @@ def build(config: ModelConfig, model: WholeModel, whole: PreTrainedConfig, num_t
 
 
 def initial_weights(
-    config: ModelConfig, model: WholeModel, num_tokens: int, make: Callable[[ModelConfig], nn.Module]
+    config: ModelConfig, model: PretrainedModel, num_tokens: int, make: Callable[[ModelConfig], nn.Module]
 ) -> InitialWeights:
     """`make` builds the model."""
     plain = without_adapters(config)
     return InitialWeights(plain, model, num_tokens, lambda: dict(make(plain).state_dict()))
 
 
-def build_vision(config: ModelConfig, model: WholeModel) -> nn.Module:
+def build_vision(config: ModelConfig, model: PretrainedModel) -> nn.Module:
     """The vision encoder alone, on the CPU in fp32. Random weights depend on the seed only."""
     if not config.tower.weights:
         return _drawn_vision(config)
@@ -97,7 +97,7 @@ def save_settings(model: nn.Module, tokenizer: Any, image_processor: Any, folder
 
 
 def _vision(config: ModelConfig) -> nn.Module:
-    vision: nn.Module = AutoModel.from_config(whole_config(config).vision_config)
+    vision: nn.Module = AutoModel.from_config(pretrained_config(config).vision_config)
     return vision
 
 

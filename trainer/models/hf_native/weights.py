@@ -16,7 +16,7 @@ HEAD = "lm_head.weight"
 
 
 @dataclass(frozen=True)
-class WholeModel:
+class PretrainedModel:
     """A native model of transformers, as far as its weights are concerned."""
 
     kind: Any  # transformers' class
@@ -32,7 +32,7 @@ class StoredWeights:
     until this object goes.
     """
 
-    def __init__(self, part: WeightsConfig, model: WholeModel, num_tokens: int) -> None:
+    def __init__(self, part: WeightsConfig, model: PretrainedModel, num_tokens: int) -> None:
         self._part, self._model, self._num_tokens, self._files = part, model, num_tokens, WeightFiles(part)
 
     def read(self, name: str) -> Tensor:
@@ -64,7 +64,7 @@ class InitialWeights:
     """
 
     def __init__(
-        self, config: ModelConfig, model: WholeModel, num_tokens: int, draw: Callable[[], Mapping[str, Tensor]]
+        self, config: ModelConfig, model: PretrainedModel, num_tokens: int, draw: Callable[[], Mapping[str, Tensor]]
     ) -> None:
         self._draw = draw
         self._stored = StoredWeights(config.tower, model, num_tokens) if config.tower.weights else None

@@ -23,13 +23,13 @@ from trainer.errors import ConfigError
 if TYPE_CHECKING:
     from torch import nn
 
-    from trainer.models.base import Blocks
+    from trainer.models.base import ShardingUnits
 
 CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 MOST_VARIANTS = 64  # of one layer's code before torch runs it as it is; its own default, 8, is few for towers
 
 
-def compile_layers(blocks: Blocks, backend: CompileBackend) -> None:
+def compile_layers(blocks: ShardingUnits, backend: CompileBackend) -> None:
     """Have layers compiled when they first run. Before a strategy changes the module.
 
     Rows have one length, so each number of rows is compiled for itself; images of a micro-batch are as many as there

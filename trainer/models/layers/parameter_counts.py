@@ -13,7 +13,7 @@ from transformers.initialization import no_init_weights
 from trainer.config.model import ModelConfig
 from trainer.models.layers.freeze import is_adapter, part_of
 from trainer.models.layers.lora import adapter_parameters
-from trainer.sizing.model_shape import PARTS, Chosen, Matrices, ModelShape, Part, Stack, TrainedLayers
+from trainer.sizing.model_shape import PARTS, Matrices, ModelShape, Part, Stack, TrainableSubset, TrainedLayers
 
 
 def count_parameters(module: nn.Module, counts: Callable[[str], bool] = lambda name: True) -> int:
@@ -106,14 +106,14 @@ def _trained_matrices(model: nn.Module) -> tuple[Matrices, ...]:
 
 def _chosen_parameters(
     config: ModelConfig, model: nn.Module, language_layers: Iterable[nn.Module], tower_layers: Iterable[nn.Module]
-) -> Chosen | None:
+) -> TrainableSubset | None:
     """Counts of a model whose frozen parameters know that they are. None: only whole parts are frozen."""
     if not config.has_patterns:
         return None
     counts: dict[Part, int] = dict.fromkeys(PARTS, 0)
     for name, parameter in model.named_parameters():  # a shared one once
         counts[_fine_part_of(name)] += parameter.numel() * parameter.requires_grad
-    return Chosen(counts, _trained_layers(language_layers), _trained_layers(tower_layers))
+    return TrainableSubset(counts, _trained_layers(language_layers), _trained_layers(tower_layers))
 
 
 def _trained_layers(layers: Iterable[nn.Module]) -> TrainedLayers:
@@ -136,7 +136,7 @@ def _fine_part_of(name: str) -> Part:
     return "head" if "lm_head." in name else "embedding" if "embed_tokens." in name else "language_layers"
 
 
-def _frozen_parts(config: ModelConfig, chosen: Chosen | None, *, tied: bool) -> frozenset[Part]:
+def _frozen_parts(config: ModelConfig, chosen: TrainableSubset | None, *, tied: bool) -> frozenset[Part]:
     """Parts in which nothing is trained. A tied head is trained where the embedding is."""
     if chosen:
         counts = chosen.parameters | ({"head": chosen.parameters["embedding"]} if tied else {})

@@ -12,7 +12,7 @@ from trainer.errors import ConfigError
 from trainer.sizing.pipeline_partition import Stage
 
 
-class RowModel(Protocol):
+class PackedModel(Protocol):
     """What strategies wrap, as far as a stage is made of it."""
 
     model: Any  # the library's, its parts below `model.model`
@@ -27,7 +27,7 @@ class RowModel(Protocol):
         ...
 
 
-Module = TypeVar("Module", bound=RowModel)
+Module = TypeVar("Module", bound=PackedModel)
 
 
 class Passage(nn.Module):
@@ -37,7 +37,7 @@ class Passage(nn.Module):
         return hidden
 
 
-def reduce_to_stage(module: RowModel, stage: Stage) -> None:
+def reduce_to_stage(module: PackedModel, stage: Stage) -> None:
     """Let go of all that `stage` does not have.
 
     Layers keep their numbers, and so their names in checkpoints. Raises ConfigError for a language model that does more

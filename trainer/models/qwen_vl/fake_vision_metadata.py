@@ -14,12 +14,12 @@ import torch
 from torch import nn
 
 from trainer.models.image_inputs import Grid
-from trainer.models.qwen_vl.model import QwenRowModel
+from trainer.models.qwen_vl.model import QwenVLM
 
 TAPS = 4  # entries of the table of positions that one patch's is interpolated from
 
 
-def tell_sizes(module: QwenRowModel) -> None:
+def tell_sizes(module: QwenVLM) -> None:
     """Have `module` run without looking at numbers.
 
     Attention inside windows is taken as one product over all patches: products of windows have the same inputs and

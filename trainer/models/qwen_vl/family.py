@@ -26,18 +26,18 @@ from transformers import (
 from transformers.initialization import no_init_weights
 
 from trainer.config.model import ModelConfig
-from trainer.models.base import Blocks
+from trainer.models.base import ShardingUnits
 from trainer.models.hf_native import build as native
-from trainer.models.hf_native.build import whole_config
+from trainer.models.hf_native.build import pretrained_config
 from trainer.models.hf_native.pretrained import load_pretrained
-from trainer.models.hf_native.weights import InitialWeights, WholeModel
+from trainer.models.hf_native.weights import InitialWeights, PretrainedModel
 from trainer.models.image_inputs import Grid
 from trainer.models.image_tokens import VISION_END, VISION_START, image_form_of
 from trainer.models.layers.lora import freeze_and_adapt
 from trainer.models.layers.parameter_counts import count_parameters, model_shape, skeleton_of, stack_of, vocabulary_of
 from trainer.models.layers.pipeline_stage import reduce_to_stage, stage_view
 from trainer.models.qwen_vl.model import (
-    QwenRowModel,
+    QwenVLM,
     encoder_output,
     mergers_of,
     project,
@@ -49,7 +49,7 @@ from trainer.sizing.model_shape import ModelShape, Windows
 
 VISUAL = "model.visual."
 MODELS = {
-    name: WholeModel(
+    name: PretrainedModel(
         kind,
         tower=VISUAL,
         embedding="model.language_model.embed_tokens.weight",
@@ -74,7 +74,7 @@ class QwenVlFamily:
 
     def feature_shape(self, config: ModelConfig) -> tuple[int]:
         """(numbers,) of a token: of all its patches, and of each level that reaches the language model."""
-        vision = whole_config(config).vision_config
+        vision = pretrained_config(config).vision_config
         levels = 1 + len(getattr(vision, "deepstack_visual_indexes", ()))
         return (int(vision.hidden_size) * int(vision.spatial_merge_size) ** 2 * levels,)
 
@@ -84,7 +84,7 @@ class QwenVlFamily:
 
     def image_processor(self, config: ModelConfig) -> Any:
         """Always by Pillow, as that of `llava`: a machine with torchvision must give the pixels of one without."""
-        vision, grids = whole_config(config).vision_config, image_form_of(config).grids
+        vision, grids = pretrained_config(config).vision_config, image_form_of(config).grids
         assert grids is not None
         settings = {
             "size": {"shortest_edge": grids.min_pixels, "longest_edge": grids.max_pixels},
@@ -125,7 +125,7 @@ class QwenVlFamily:
 
         `one_inner_tower_layer`: the tower's layers between the first and the last are one, which is quicker to make.
         """
-        whole = whole_config(config)
+        whole = pretrained_config(config)
         more_layers = max(0, int(whole.vision_config.depth) - 3) if one_inner_tower_layer else 0
         whole.vision_config.depth -= more_layers
         model = skeleton_of(MODELS[config.family].kind, whole, vocabulary, language_layers)
@@ -136,7 +136,7 @@ class QwenVlFamily:
 
     def shape(self, config: ModelConfig) -> ModelShape:
         """Sizes, with the parameters counted on the meta device; tokens of an image are the most it can have."""
-        whole, grids = whole_config(config), image_form_of(config).grids
+        whole, grids = pretrained_config(config), image_form_of(config).grids
         assert grids is not None
         vision, text = whole.vision_config, whole.text_config
         with torch.device("meta"):
@@ -199,12 +199,12 @@ class QwenVlFamily:
         }
 
     def training_module(self, config: ModelConfig, model: nn.Module, *, cached: bool) -> nn.Module:
-        return QwenRowModel(config, model, cached=cached)
+        return QwenVLM(config, model, cached=cached)
 
-    def blocks(self, module: nn.Module) -> Blocks:
+    def blocks(self, module: nn.Module) -> ShardingUnits:
         model = module.model
         visual = model.model.visual
-        return Blocks(
+        return ShardingUnits(
             language_layers=list(model.model.language_model.layers),
             tower_layers=list(dict.fromkeys(visual.blocks or [])),  # in a trace, inner ones are one
             embedding=model.model.language_model.embed_tokens,
@@ -227,7 +227,7 @@ class QwenVlFamily:
 
 def patch_numbers(config: ModelConfig) -> int:
     """Numbers of one patch as the tower takes it: a still image is repeated to fill its time."""
-    vision = whole_config(config).vision_config
+    vision = pretrained_config(config).vision_config
     return int(vision.in_channels) * int(vision.temporal_patch_size) * int(vision.patch_size) ** 2
 
 

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from trainer.config.model import ModelConfig
-from trainer.models.attention.block_mask import kept_apart
-from trainer.models.attention.cu_seqlens import Samples
-from trainer.models.attention.varlen import attend_by_sample
+from trainer.models.attention.block_mask import block_diagonal_mask
+from trainer.models.attention.cu_seqlens import CuSeqlens
+from trainer.models.attention.varlen import use_varlen_attention
 from trainer.models.image_inputs import Grid
 from trainer.models.layers.chunked_loss import TokenLoss, loss_at_labels
 from trainer.models.layers.freeze import trains
@@ -25,7 +25,7 @@ HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backwa
 MERGERS = ("merger", "deepstack_merger_list")  # transformers' names
 
 
-class QwenRowModel(nn.Module):
+class QwenVLM(nn.Module):
     """Packed rows in, summed token loss out. What strategies wrap."""
 
     language_part = "language_model"
@@ -34,7 +34,7 @@ class QwenRowModel(nn.Module):
         super().__init__()
         self.config, self.model, self.token_loss = config, model, TokenLoss()
         self.sizes_of = sizes_of  # what traces of tensors without numbers put another in the place of
-        attend_by_sample(model.model.language_model)
+        use_varlen_attention(model.model.language_model)
         visual = model.model.visual
         if len(mergers_of(visual)) > 1:
             add_levels_at_places(model.model.language_model)
@@ -47,7 +47,7 @@ class QwenRowModel(nn.Module):
                     setattr(visual, name, None)  # its output is read from disk: no weights, no memory
         self.train(self.training)
 
-    def train(self, mode: bool = True) -> QwenRowModel:
+    def train(self, mode: bool = True) -> QwenVLM:
         super().train(mode)
         if self.tower_is_frozen:
             for tower in self._tower:
@@ -55,7 +55,7 @@ class QwenRowModel(nn.Module):
         return self
 
     def drop_images(self) -> None:
-        """See `trainer.models.layers.pipeline_stage.RowModel`."""
+        """See `trainer.models.layers.pipeline_stage.PackedModel`."""
         self.model.model.visual, self._tower = None, []
 
     def forward(
@@ -67,7 +67,7 @@ class QwenRowModel(nn.Module):
         images: Tensor,
         image_grids: Sequence[Grid] | None = None,
         hidden: Tensor | None = None,
-        samples: Samples | None = None,
+        samples: CuSeqlens | None = None,
         image_tokens: int | None = None,
         encoded: bool = False,
     ) -> Tensor:
@@ -88,7 +88,7 @@ class QwenRowModel(nn.Module):
         encoded: the images are what `encode` gave.
         """
         base = self.model.model
-        apart = kept_apart(base.language_model.config, position_ids[0], samples)
+        apart = block_diagonal_mask(base.language_model.config, position_ids[0], samples)
         levels: dict[str, Any] = {}
         if hidden is None:
             features = self.encode(images, image_grids) if self._tower and not encoded else images

@@ -22,7 +22,7 @@ from trainer.errors import ConfigError
 from trainer.models.fixed_image_model import SquareFamily, Wiring, square_skeleton, tower_layers_of
 from trainer.models.hf_native import build as native
 from trainer.models.hf_native.pretrained import load_pretrained
-from trainer.models.hf_native.weights import InitialWeights, WholeModel
+from trainer.models.hf_native.weights import InitialWeights, PretrainedModel
 from trainer.models.image_tokens import image_form_of, image_tokens_of
 from trainer.models.layers.lora import freeze_and_adapt
 from trainer.models.layers.parameter_counts import (
@@ -33,7 +33,7 @@ from trainer.models.layers.parameter_counts import (
 )
 from trainer.sizing.model_shape import ModelShape
 
-MODEL = WholeModel(
+MODEL = PretrainedModel(
     SmolVLMForConditionalGeneration, tower="model.vision_model.", embedding="model.text_model.embed_tokens.weight"
 )
 
@@ -62,12 +62,12 @@ class SmolVlmFamily(SquareFamily):
 
     def image_tokens(self, config: ModelConfig, width: int, height: int) -> int:
         """Language-model tokens of an image of `width` x `height` pixels: as many for each of its tiles."""
-        _whole_config(config)
+        _pretrained_config(config)
         return image_tokens_of(config)(width, height)
 
     def feature_shape(self, config: ModelConfig) -> tuple[int, int]:
         """Of one tile (patches, tower_hidden)."""
-        vision = _whole_config(config).vision_config
+        vision = _pretrained_config(config).vision_config
         return (config.image_size // int(vision.patch_size)) ** 2, int(vision.hidden_size)
 
     def feature_description(self, config: ModelConfig) -> dict[str, Any]:
@@ -93,7 +93,7 @@ class SmolVlmFamily(SquareFamily):
 
     def build(self, config: ModelConfig, tokenizer: Any) -> nn.Module:
         """The whole model on the CPU in fp32: pretrained where weights are named, else drawn from the seed."""
-        _whole_config(config)
+        _pretrained_config(config)
         model = native.build(config, MODEL, native.config_for(config, tokenizer), len(tokenizer))
         return freeze_and_adapt(model, config, is_whole=True)
 
@@ -118,13 +118,13 @@ class SmolVlmFamily(SquareFamily):
         `one_inner_tower_layer`: the tower's layers between the first and the last are one, which is quicker to make.
         """
         model = square_skeleton(
-            MODEL.kind, _whole_config(config), WIRING, vocabulary, language_layers, one_inner_tower_layer
+            MODEL.kind, _pretrained_config(config), WIRING, vocabulary, language_layers, one_inner_tower_layer
         )
         return freeze_and_adapt(model, config, is_whole=language_layers is None and not one_inner_tower_layer)
 
     def shape(self, config: ModelConfig) -> ModelShape:
         """Sizes, with the parameters counted on the meta device. Its images are tiles."""
-        whole = _whole_config(config)
+        whole = _pretrained_config(config)
         vision, text = whole.vision_config, whole.text_config
         with torch.device("meta"):
             model = self.skeleton(config, vocabulary=vocabulary_of(config, text))
@@ -158,9 +158,9 @@ class SmolVlmFamily(SquareFamily):
         return SmolVLMForConditionalGeneration.from_pretrained(folder, dtype=torch.float32)
 
 
-def _whole_config(config: ModelConfig) -> PreTrainedConfig:
+def _pretrained_config(config: ModelConfig) -> PreTrainedConfig:
     """The model's configuration. Raises ConfigError for one of another family, or that images do not fit."""
-    whole = native.whole_config(config)
+    whole = native.pretrained_config(config)
     vision, side = whole.vision_config, config.image_size
     token_side = int(vision.patch_size) * int(whole.scale_factor)
     if side % token_side or side > int(vision.image_size):

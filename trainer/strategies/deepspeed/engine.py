@@ -13,14 +13,14 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from trainer.config.train import TrainConfig
-from trainer.dataloading.batches import RowBatch
-from trainer.distributed.process import Worker
-from trainer.models.base import Blocks
+from trainer.dataloading.batches import PackedBatch
+from trainer.distributed.process import ProcessContext
+from trainer.models.base import ShardingUnits
 from trainer.optimizer import build_optimizer, set_rates
 from trainer.sizing.deepspeed_config import Sizes, engine_settings, laid_over, node_weights, offloading
 from trainer.strategies.base import StepResult
-from trainer.strategies.deepspeed.linear_regather import keep_no_gathered_weights
-from trainer.strategies.deepspeed.nvme_offload import Disk
+from trainer.strategies.deepspeed.linear_regather import recompute_gathered_linear
+from trainer.strategies.deepspeed.nvme_offload import NvmeOffload
 from trainer.strategies.deepspeed.requirements import require_fp16_gradients
 from trainer.strategies.ema import Ema
 from trainer.strategies.mixed_precision import LossScale
@@ -30,7 +30,7 @@ from trainer.strategies.vision_prefetch import micro_batches
 if TYPE_CHECKING:
     from torch import nn
 
-    from trainer.models.base import Blocks
+    from trainer.models.base import ShardingUnits
 
 TAG = "zero"  # one fixed folder name: which checkpoint this is, is said by COMMIT and not by DeepSpeed's `latest`
 MODULE_FILE = f"{TAG}/mp_rank_00_model_states.pt"  # the weights, whole for stages 1 and 2
@@ -44,17 +44,19 @@ class Zero:
 
     checkpoint_format = "deepspeed"
 
-    def __init__(self, config: TrainConfig, module: nn.Module, blocks: Blocks, worker: Worker, *, stage: int) -> None:
+    def __init__(
+        self, config: TrainConfig, module: nn.Module, blocks: ShardingUnits, worker: ProcessContext, *, stage: int
+    ) -> None:
         self._config, self._worker, self._stage = config, worker, stage
         self._arguments = micro_batches(config, module, worker.device)
         deepspeed = _import_deepspeed(worker)
         if config.zero_quantized_gradients:
             require_fp16_gradients(module)
         if stage == 3:
-            keep_no_gathered_weights(module)
+            recompute_gathered_linear(module)
         micro_steps = config.global_batch_rows // (config.micro_batch_rows * worker.world_size)
         optimizer = build_optimizer(module, config.optimizer)
-        self._disk = disk = Disk(Path(config.nvme_path)) if config.nvme_path else None
+        self._disk = disk = NvmeOffload(Path(config.nvme_path)) if config.nvme_path else None
         settings = engine_settings(config, stage=stage, micro_steps=micro_steps, sizes=sizes_of(module, blocks))
         settings["zero_optimization"] |= offloading(config, on_gpu=worker.device.type == "cuda")
         of_node = node_weights(config, nodes=worker.num_nodes, node_ranks=worker.local_world_size)
@@ -81,7 +83,7 @@ class Zero:
         copied = disk.copied if disk else None
         self._ema = Ema(self._partitions(), config.ema_decay, copied) if config.ema_decay else None
 
-    def forward_backward(self, batches: Sequence[RowBatch], total_label_tokens: int) -> Tensor:
+    def forward_backward(self, batches: Sequence[PackedBatch], total_label_tokens: int) -> Tensor:
         # The engine divides by ranks and by its count of micro-steps; the loss is a sum over both: multiply by these.
         scale = self._worker.world_size * self._micro_steps / total_label_tokens
         if self.loss_scale.is_on:
@@ -97,7 +99,7 @@ class Zero:
                 self._engine.step()  # only counts: the update is at the boundary, in `step`
         return loss_sum / total_label_tokens
 
-    def forward_loss(self, batch: RowBatch) -> Tensor:
+    def forward_loss(self, batch: PackedBatch) -> Tensor:
         self._engine.eval()
         with torch.no_grad():
             loss: Tensor = self._engine(**batch.to(self._worker.device))
@@ -165,7 +167,7 @@ class Zero:
             optimizer.fp32_partitioned_groups_flat if self._stage == 3 else optimizer.single_partition_of_fp32_groups
         )
 
-    def _move_to(self, disk: Disk) -> None:
+    def _move_to(self, disk: NvmeOffload) -> None:
         """This rank's fp32 weights and their moments, as far as they are not there."""
         for partition in self._partitions():
             partition.data = disk.moved(partition.data)
@@ -191,7 +193,7 @@ class Zero:
             small[0].all_gather(small)
 
 
-def _import_deepspeed(worker: Worker) -> Any:
+def _import_deepspeed(worker: ProcessContext) -> Any:
     os.environ.setdefault("DS_ACCELERATOR", "cuda" if worker.device.type == "cuda" else "cpu")
     import deepspeed
     from deepspeed.ops import __compatible_ops__
@@ -204,7 +206,7 @@ def _import_deepspeed(worker: Worker) -> Any:
     return deepspeed
 
 
-def sizes_of(module: nn.Module, blocks: Blocks) -> Sizes:
+def sizes_of(module: nn.Module, blocks: ShardingUnits) -> Sizes:
     """Sizes of a module that is whole on this rank."""
     parameters = list(module.parameters())
     return Sizes(

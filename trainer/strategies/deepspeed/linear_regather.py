@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 
-def keep_no_gathered_weights(module: nn.Module) -> None:
+def recompute_gathered_linear(module: nn.Module) -> None:
     """Have every linear layer of `module` hold on to its parameter only. A head that computes the loss does already."""
     for layer in module.modules():
         if isinstance(layer, nn.Linear) and "forward" not in vars(layer):

@@ -28,7 +28,7 @@ MOMENTS = ("exp_avg", "exp_avg_sq")  # torch's names for those of AdamW
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
-class Disk:
+class NvmeOffload:
     """Room in `folder` for tensors of this process."""
 
     def __init__(self, folder: Path) -> None:

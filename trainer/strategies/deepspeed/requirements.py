@@ -10,10 +10,10 @@ from trainer.errors import ConfigError
 if TYPE_CHECKING:
     from torch import nn
 
-    from trainer.distributed.process import Worker
+    from trainer.distributed.process import ProcessContext
 
 
-def require_engine(config: TrainConfig, worker: Worker) -> None:
+def require_engine(config: TrainConfig, worker: ProcessContext) -> None:
     """Raise ConfigError where this machine cannot do what DeepSpeed is asked for."""
     if config.quantized:
         _require_quantizer(config.quantized[0], worker)
@@ -43,7 +43,7 @@ def require_fp16_gradients(module: nn.Module) -> None:
             )
 
 
-def _require_quantizer(field: str, worker: Worker) -> None:
+def _require_quantizer(field: str, worker: ProcessContext) -> None:
     if worker.device.type != "cuda":
         raise ConfigError(
             f"train.{field} needs GPUs, and this machine has none: its numbers are rounded by CUDA kernels",

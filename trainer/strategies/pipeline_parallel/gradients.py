@@ -8,7 +8,7 @@ from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
-from trainer.distributed.process import COLLECTIVE_TIMEOUT, Worker
+from trainer.distributed.process import COLLECTIVE_TIMEOUT, ProcessContext
 from trainer.strategies.gradient_buckets import GradientBuckets
 from trainer.strategies.torch_base import gradient_norm, scale_gradients
 
@@ -20,7 +20,7 @@ class Groups:
     `ends`: the first and the last stage of each pipeline need a group of their own.
     """
 
-    def __init__(self, stages: int, tensor: int, worker: Worker, *, ends: bool) -> None:
+    def __init__(self, stages: int, tensor: int, worker: ProcessContext, *, ends: bool) -> None:
         self.device, self.num_stages, self.num_copies = worker.device, stages, worker.world_size // (stages * tensor)
         shape = (stages, self.num_copies, tensor)
         mesh = init_device_mesh(worker.device.type, shape, mesh_dim_names=("stages", "copies", "tensor"))

@@ -26,22 +26,22 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleIn
 from torch.nn import functional as F
 
 from trainer.config.train import TrainConfig
-from trainer.dataloading.batches import RowBatch
-from trainer.distributed.process import Worker
-from trainer.models.base import Blocks
+from trainer.dataloading.batches import PackedBatch
+from trainer.distributed.process import ProcessContext
+from trainer.models.base import ShardingUnits
 from trainer.optimizer import build_optimizer, set_rates
 from trainer.sizing.pipeline_partition import Stage, schedule_passes, stages_of
 from trainer.strategies.base import StepResult
 from trainer.strategies.mixed_precision import LossScale, autocast
 from trainer.strategies.pipeline_parallel.gradients import Gradients, Groups
-from trainer.strategies.tensor_parallel.plan import Parameter, split, sum_partial_gradients
-from trainer.strategies.torch_base import OnTorch, clear_gradients
+from trainer.strategies.tensor_parallel.plan import Parameter, parallelize, sum_partial_gradients
+from trainer.strategies.torch_base import TorchStrategy, clear_gradients
 
 
-class Pipeline(OnTorch):
+class Pipeline(TorchStrategy):
     """A `Strategy`. Of the whole module it keeps this rank's stage."""
 
-    def __init__(self, config: TrainConfig, module: nn.Module, blocks: Blocks, worker: Worker) -> None:
+    def __init__(self, config: TrainConfig, module: nn.Module, blocks: ShardingUnits, worker: ProcessContext) -> None:
         self._config, self._worker = config, worker
         layers = len(blocks.language_layers)
         stages = stages_of(layers, config.stages, blocks.row_flops, image_layers=blocks.image_layers)
@@ -54,7 +54,7 @@ class Pipeline(OnTorch):
         self._in_part: list[Parameter] = []
         if config.tensor_parallel > 1:
             mesh, sequence = self._groups.tensor_mesh, config.sequence_parallel
-            self._in_part = split(blocks, mesh, mine, sequence=sequence)
+            self._in_part = parallelize(blocks, mesh, mine, sequence=sequence)
         module = module.to(worker.device)
         self._gradients = Gradients(module, blocks.embedding.weight if is_tied else None, self._groups)
         super().__init__(
@@ -75,7 +75,7 @@ class Pipeline(OnTorch):
         in_a_step = config.global_batch_rows // (config.micro_batch_rows * self._groups.num_copies)
         self._passes = schedule_passes(in_a_step, config.pipeline_parallel, config.virtual_stages)
 
-    def forward_backward(self, batches: Sequence[RowBatch], total_label_tokens: int) -> Tensor:
+    def forward_backward(self, batches: Sequence[PackedBatch], total_label_tokens: int) -> Tensor:
         self._loss_factor = self.loss_scale.value / total_label_tokens
         self._gradients.expect(len(batches))
         for runner in self._runners:
@@ -91,7 +91,7 @@ class Pipeline(OnTorch):
         share = sum((loss.detach() for loss in losses), torch.zeros((), device=self._worker.device))
         return share / self.loss_scale.value
 
-    def forward_loss(self, batch: RowBatch) -> Tensor:
+    def forward_loss(self, batch: PackedBatch) -> Tensor:
         group, ranks, mine = self._groups.pipeline, self._config.pipeline_parallel, self._groups.stage
         passed_on = torch.empty(0)
         with self._evaluating():
@@ -157,10 +157,10 @@ class StageRunner(nn.Module):
     def __init__(self, module: nn.Module, stage: Stage, hidden: int, config: TrainConfig, device: torch.device) -> None:
         super().__init__()
         self._module, self.stage, self._hidden, self._config, self._device = module, stage, hidden, config, device
-        self._batches: deque[RowBatch | None] = deque()
+        self._batches: deque[PackedBatch | None] = deque()
         self.shape: tuple[int, int, int] = (0, 0, 0)  # (rows, tokens, hidden) of what is passed on
 
-    def take(self, batches: Sequence[RowBatch], passes: int) -> None:
+    def take(self, batches: Sequence[PackedBatch], passes: int) -> None:
         """Take the micro-batches of a step; what is missing of `passes` is empty."""
         self._batches = deque([*batches, *[None] * (passes - len(batches))])
         self.shape = (self._config.micro_batch_rows, batches[0].input_ids.shape[1], self._hidden)
@@ -182,14 +182,14 @@ class StageRunner(nn.Module):
             output.requires_grad_()
         return F.pad(output, (0, 0, 0, 0, 0, most_rows - rows)) if rows < most_rows else output
 
-    def evaluate(self, batch: RowBatch, received: Tensor) -> Tensor:
+    def evaluate(self, batch: PackedBatch, received: Tensor) -> Tensor:
         """Of one micro-batch, with the rows that it has: its summed loss in the last stage, else hidden states in fp32.
         Nothing is received in the first stage."""
         with autocast(self._config.precision, self._device):
             output: Tensor = self._module(**batch.to(self._device), hidden=None if self.stage.is_first else received)
         return output.float()
 
-    def room_for(self, batch: RowBatch) -> Tensor:
+    def room_for(self, batch: PackedBatch) -> Tensor:
         """What the stage before sends `evaluate` goes in here."""
         return torch.empty(*batch.input_ids.shape, self._hidden, device=self._device)
 

@@ -15,7 +15,7 @@ from torch.distributed.tensor.parallel import parallelize_module
 
 from trainer.config.model import ModelConfig
 from trainer.errors import ConfigError
-from trainer.models.base import Blocks
+from trainer.models.base import ShardingUnits
 from trainer.models.layers.lora import ADAPTER
 from trainer.models.registry import family_of
 from trainer.sizing.pipeline_partition import Stage
@@ -23,22 +23,22 @@ from trainer.strategies.tensor_parallel.sequence_parallel import (
     GatheredInput,
     ScatteredInputs,
     ScatteredOutput,
-    Shares,
-    share_between,
+    SequenceParallel,
+    scatter_sequence,
 )
 from trainer.strategies.tensor_parallel.styles import (
-    EqualInput,
-    EqualInputOfHeads,
-    Split,
-    SplitChunkedHead,
-    SplitDropout,
-    SplitEmbedding,
-    SplitFused,
-    SplitInputs,
-    SplitOutputs,
-    SplitSummand,
-    SplitTokenLoss,
-    SummedOutput,
+    ChunkedHeadLoss,
+    ColwiseFusedLinear,
+    ColwiseLinear,
+    CopyToModelParallelHeads,
+    CopyToModelParallelRegion,
+    PartialSum,
+    ReduceFromModelParallelRegion,
+    RowwiseLinear,
+    ShardedDropout,
+    ShardingStyle,
+    VocabParallelEmbedding,
+    VocabParallelLoss,
     linear_of,
 )
 
@@ -54,7 +54,7 @@ FUSED_OUTPUTS, FUSED_INPUTS = "qkv", "proj"
 Parameter = tuple[nn.Module, str]  # the module that has it, and its name there: FSDP puts another in its place
 
 
-def split(blocks: Blocks, mesh: DeviceMesh, stage: Stage, *, sequence: bool) -> list[Parameter]:
+def parallelize(blocks: ShardingUnits, mesh: DeviceMesh, stage: Stage, *, sequence: bool) -> list[Parameter]:
     """Split the layers of a stage, and its embedding and head by vocabulary, over the ranks of `mesh`.
 
     Returns the parameters that are whole on each rank but work on its part of something: norms of queries and keys on
@@ -67,23 +67,23 @@ def split(blocks: Blocks, mesh: DeviceMesh, stage: Stage, *, sequence: bool) -> 
         parallelize_module(layer, mesh, {**plan.styles})
         in_part += plan.in_part
     for ends in _ends(blocks, stage) if sequence else ():
-        share_between(*ends, Shares.of(mesh))
+        scatter_sequence(*ends, SequenceParallel.of(mesh))
     is_tied = blocks.is_tied
     if blocks.has_embedding(stage):
-        parallelize_module(blocks.embedding, mesh, SplitEmbedding())
+        parallelize_module(blocks.embedding, mesh, VocabParallelEmbedding())
     if stage.is_last:
         if is_tied:
             blocks.head.weight = blocks.embedding.weight
-        _split_head(blocks, mesh)
+        _shard_head(blocks, mesh)
     return in_part
 
 
-def _split_head(blocks: Blocks, mesh: DeviceMesh) -> None:
+def _shard_head(blocks: ShardingUnits, mesh: DeviceMesh) -> None:
     vocabulary, chunk_tokens = len(blocks.head.weight), blocks.loss.chunk_tokens
-    parallelize_module(blocks.head, mesh, SplitChunkedHead(chunk_tokens) if chunk_tokens else SplitOutputs())
-    parallelize_module(blocks.head, mesh, EqualInput())
+    parallelize_module(blocks.head, mesh, ChunkedHeadLoss(chunk_tokens) if chunk_tokens else ColwiseLinear())
+    parallelize_module(blocks.head, mesh, CopyToModelParallelRegion())
     if not chunk_tokens:
-        parallelize_module(blocks.loss, mesh, SplitTokenLoss(vocabulary))
+        parallelize_module(blocks.loss, mesh, VocabParallelLoss(vocabulary))
 
 
 def sum_partial_gradients(in_part: Sequence[Parameter], group: ProcessGroup) -> None:
@@ -102,20 +102,20 @@ def sum_partial_gradients(in_part: Sequence[Parameter], group: ProcessGroup) -> 
             gradient.copy_(total.view_as(gradient))
 
 
-def cut(blocks: Blocks, ranks: int, stage: Stage, *, sequence: bool) -> None:
+def shard_first_rank(blocks: ShardingUnits, ranks: int, stage: Stage, *, sequence: bool) -> None:
     """Leave of a stage what the first rank has of it after `split`, to see what a step holds: its results are not those
     of any model."""
     for layer, shared in _layers(blocks, stage, sequence=sequence):
         for name, style in _plan(layer, shared=shared).styles.items():
             style.cut(layer.get_submodule(name), ranks)
     for ends in _ends(blocks, stage) if sequence else ():
-        share_between(*ends, Shares(ranks))
+        scatter_sequence(*ends, SequenceParallel(ranks))
     matrices = [blocks.embedding.weight] if blocks.has_embedding(stage) else []
     for weight in {*matrices, *([blocks.head.weight] if stage.is_last else [])}:
         weight.data = weight.data.chunk(ranks)[0].clone()
 
 
-def require_splittable(config: ModelConfig, ranks: int, *, cached: bool, sequence: bool = False) -> None:
+def require_shardable(config: ModelConfig, ranks: int, *, cached: bool, sequence: bool = False) -> None:
     """Raises ConfigError for a model whose layers `ranks` ranks cannot split between them, or with `sequence` not share
     the tokens of. Builds nothing large."""
     family = family_of(config)
@@ -136,7 +136,7 @@ def require_splittable(config: ModelConfig, ranks: int, *, cached: bool, sequenc
         _plan(layer, shared=shared)
 
 
-def _layers(blocks: Blocks, stage: Stage, *, sequence: bool) -> list[tuple[nn.Module, bool]]:
+def _layers(blocks: ShardingUnits, stage: Stage, *, sequence: bool) -> list[tuple[nn.Module, bool]]:
     """The layers of a stage, and whether ranks share their tokens: not in the tower. An image has its tokens and often
     one more, which do not divide, and features are read off between layers, where each rank would have its share. Nor
     in the first language layers where images are added between them, by the places of whole rows."""
@@ -144,11 +144,11 @@ def _layers(blocks: Blocks, stage: Stage, *, sequence: bool) -> list[tuple[nn.Mo
     return [(layer, sequence and layer in language) for layer in blocks.layers_in(stage)]
 
 
-def _shareable(blocks: Blocks, stage: Stage) -> list[int]:
+def _shareable(blocks: ShardingUnits, stage: Stage) -> list[int]:
     return [number for number in stage.layers if number >= blocks.image_layers]
 
 
-def _ends(blocks: Blocks, stage: Stage) -> Iterator[tuple[nn.Module, nn.Module]]:
+def _ends(blocks: ShardingUnits, stage: Stage) -> Iterator[tuple[nn.Module, nn.Module]]:
     """The first and the last of the shared layers that follow each other: of several stages in one, of each."""
     layers = _shareable(blocks, stage)
     firsts = [number for number in layers if number - 1 not in layers]
@@ -159,7 +159,7 @@ def _ends(blocks: Blocks, stage: Stage) -> Iterator[tuple[nn.Module, nn.Module]]
 
 @dataclass
 class _Plan:
-    styles: dict[str, Split] = field(default_factory=dict)  # by the name of a module in the layer
+    styles: dict[str, ShardingStyle] = field(default_factory=dict)  # by the name of a module in the layer
     in_part: list[Parameter] = field(default_factory=list)  # see `split`
 
 
@@ -185,9 +185,9 @@ def _plan(layer: nn.Module, *, shared: bool) -> _Plan:
         if is_adapted:
             _plan_adapted(plan, name, module, splits_outputs=splits_outputs, shared=shared)
         elif splits_outputs:
-            plan.styles[name] = SplitFused() if parent in fused else SplitOutputs()
+            plan.styles[name] = ColwiseFusedLinear() if parent in fused else ColwiseLinear()
         else:
-            plan.styles[name] = ScatteredInputs() if shared else SplitInputs()
+            plan.styles[name] = ScatteredInputs() if shared else RowwiseLinear()
         if shared and splits_inputs and linear_of(module).bias is not None:
             plan.in_part.append((linear_of(module), "bias"))
     around = {name.rpartition(".")[0] for name in linear}
@@ -203,8 +203,8 @@ def _plan(layer: nn.Module, *, shared: bool) -> _Plan:
             if any(parameter.ndim > 1 for _, parameter in own):
                 raise _unknown(layer, name)
             plan.in_part += [(module, parameter) for parameter, _ in own]
-    plan.styles |= {name: GatheredInput() if shared else EqualInput() for name in around - fused}
-    plan.styles |= {name: EqualInputOfHeads() for name in fused}
+    plan.styles |= {name: GatheredInput() if shared else CopyToModelParallelRegion() for name in around - fused}
+    plan.styles |= {name: CopyToModelParallelHeads() for name in fused}
     return plan
 
 
@@ -215,11 +215,11 @@ def _plan_adapted(plan: _Plan, name: str, module: nn.Module, *, splits_outputs: 
         f"{name}.{part}" for part in ("base_layer", f"lora_A.{ADAPTER}", f"lora_B.{ADAPTER}", f"lora_dropout.{ADAPTER}")
     )
     if splits_outputs:
-        plan.styles |= {base: SplitOutputs(), b: SplitOutputs()}
+        plan.styles |= {base: ColwiseLinear(), b: ColwiseLinear()}
         whole = module.lora_A[ADAPTER]
     else:
-        plan.styles |= {base: SplitSummand(), a: SplitSummand(), dropout: SplitDropout()}
-        plan.styles[name] = ScatteredOutput() if shared else SummedOutput()
+        plan.styles |= {base: PartialSum(), a: PartialSum(), dropout: ShardedDropout()}
+        plan.styles[name] = ScatteredOutput() if shared else ReduceFromModelParallelRegion()
         whole = module.lora_B[ADAPTER]
     plan.in_part.append((whole, "weight"))
 

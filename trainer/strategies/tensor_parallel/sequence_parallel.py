@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
-from trainer.strategies.tensor_parallel.styles import Split, SplitSummand, mark_input, sum_output
+from trainer.strategies.tensor_parallel.styles import PartialSum, ShardingStyle, mark_input, sum_output
 
 # torch 2.13 gives these other names and warns of the old ones.
 _all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
@@ -25,7 +25,7 @@ _reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_ten
 
 
 @dataclass(frozen=True)
-class Shares:
+class SequenceParallel:
     """The shares of `ranks` ranks in hidden states (rows, tokens, hidden): each (rows, tokens / ranks, hidden).
 
     Cut from the rows laid end to end, so that shares lie in one piece whatever the number of rows: which tokens a rank
@@ -37,7 +37,7 @@ class Shares:
     group: ProcessGroup | None = None  # None: there are no others, and nothing is known of their shares
 
     @classmethod
-    def of(cls, mesh: DeviceMesh) -> Shares:
+    def of(cls, mesh: DeviceMesh) -> SequenceParallel:
         return cls(mesh.size(), mesh.get_local_rank(), mesh.get_group())
 
     def own(self, whole: Tensor) -> Tensor:
@@ -63,32 +63,33 @@ class Shares:
         return part
 
 
-class GatheredInput(Split):
+class GatheredInput(ShardingStyle):
     """A module around split ones: all ranks give it their shares, and it takes the whole."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        return self._gather(module, Shares.of(device_mesh))
+        return self._gather(module, SequenceParallel.of(device_mesh))
 
     def cut(self, module: nn.Module, ranks: int) -> None:
-        self._gather(module, Shares(ranks))
+        self._gather(module, SequenceParallel(ranks))
 
-    def _gather(self, module: nn.Module, shares: Shares) -> nn.Module:
+    def _gather(self, module: nn.Module, shares: SequenceParallel) -> nn.Module:
         # In the type that products compute in: they would cast it anyway, and it is half the bytes.
         return mark_input(module, lambda hidden: _gathered(_in_compute_type(hidden), shares))
 
 
-class ScatteredOutput(Split):
-    """A module whose output is summed over ranks, each of which has its share of the sum. See `SummedOutput`."""
+class ScatteredOutput(ShardingStyle):
+    """A module whose output is summed over ranks, each of which has its share of the sum. See
+    `ReduceFromModelParallelRegion`."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        shares = Shares.of(device_mesh)
+        shares = SequenceParallel.of(device_mesh)
         return sum_output(module, lambda part: _summed(part, shares))
 
     def cut(self, module: nn.Module, ranks: int) -> None:
-        module.register_forward_hook(lambda _module, _args, output: _summed(output, Shares(ranks)))
+        module.register_forward_hook(lambda _module, _args, output: _summed(output, SequenceParallel(ranks)))
 
 
-class ScatteredInputs(SplitSummand):
+class ScatteredInputs(PartialSum):
     """A linear layer that takes what each rank has: (..., inputs of this rank) -> its share of the outputs."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
@@ -99,7 +100,7 @@ class ScatteredInputs(SplitSummand):
         ScatteredOutput().cut(module, ranks)
 
 
-def share_between(first: nn.Module, last: nn.Module, shares: Shares) -> None:
+def scatter_sequence(first: nn.Module, last: nn.Module, shares: SequenceParallel) -> None:
     """From the input of layer `first`, which is equal on all ranks, to the output of layer `last`, which is again."""
     mark_input(first, lambda hidden: _own(hidden, shares))
     last.register_forward_hook(lambda _module, _args, output: _all(output, shares))
@@ -123,21 +124,21 @@ class _Moved(torch.autograd.Function):
         return ctx.back(gradient), None, None
 
 
-def _gathered(part: Tensor, shares: Shares) -> Tensor:
+def _gathered(part: Tensor, shares: SequenceParallel) -> Tensor:
     """Shares to the whole. Each rank has a part of the whole's gradient: all are summed."""
     return _Moved.apply(part, shares.gathered, shares.summed)
 
 
-def _summed(summand: Tensor, shares: Shares) -> Tensor:
+def _summed(summand: Tensor, shares: SequenceParallel) -> Tensor:
     """Summands to a share of their sum, whose gradient is that of each summand."""
     return _Moved.apply(summand, shares.summed, shares.gathered)
 
 
-def _own(whole: Tensor, shares: Shares) -> Tensor:
+def _own(whole: Tensor, shares: SequenceParallel) -> Tensor:
     """What is equal on all ranks to their shares."""
     return _Moved.apply(whole, shares.own, shares.gathered)
 
 
-def _all(part: Tensor, shares: Shares) -> Tensor:
+def _all(part: Tensor, shares: SequenceParallel) -> Tensor:
     """Shares to the whole, whose gradient all ranks know."""
     return _Moved.apply(part, shares.gathered, shares.own)

@@ -16,29 +16,29 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from trainer.config.train import TrainConfig
-from trainer.dataloading.batches import RowBatch
-from trainer.distributed.process import Worker
-from trainer.models.base import Blocks
+from trainer.dataloading.batches import PackedBatch
+from trainer.distributed.process import ProcessContext
+from trainer.models.base import ShardingUnits
 from trainer.optimizer import build_optimizer
 from trainer.sizing.pipeline_partition import Stage
 from trainer.strategies.base import StepResult
 from trainer.strategies.fsdp import shard
 from trainer.strategies.gradient_buckets import GradientBuckets
 from trainer.strategies.mixed_precision import LossScale, autocast
-from trainer.strategies.tensor_parallel.plan import split, sum_partial_gradients
-from trainer.strategies.torch_base import OnTorch, clip_and_step, loss_without_gradients
+from trainer.strategies.tensor_parallel.plan import parallelize, sum_partial_gradients
+from trainer.strategies.torch_base import TorchStrategy, clip_and_step, loss_without_gradients
 
 
-class TensorParallel(OnTorch):
+class TensorParallel(TorchStrategy):
     """A `Strategy`. `tp+fsdp` computes in bf16 by FSDP's own policy, `tp` by autocast, as FSDP and DDP do."""
 
-    def __init__(self, config: TrainConfig, module: nn.Module, blocks: Blocks, worker: Worker) -> None:
+    def __init__(self, config: TrainConfig, module: nn.Module, blocks: ShardingUnits, worker: ProcessContext) -> None:
         self._config, self._worker, self._module = config, worker, module
         ranks = config.tensor_parallel
         self._num_copies, self._leads = worker.world_size // ranks, worker.rank % ranks == 0
         mesh = init_device_mesh(worker.device.type, (self._num_copies, ranks), mesh_dim_names=("copies", "tensor"))
         self._tensor_group, self._copies_group = mesh.get_group("tensor"), mesh.get_group("copies")
-        self._in_part = split(
+        self._in_part = parallelize(
             blocks, mesh["tensor"], Stage.whole(len(blocks.language_layers)), sequence=config.sequence_parallel
         )
         module.to(worker.device)
@@ -49,7 +49,7 @@ class TensorParallel(OnTorch):
         super().__init__(module, optimizer, LossScale(config.precision), ema_decay=config.ema_decay)
         self._buckets: GradientBuckets | None = None
 
-    def forward_backward(self, batches: Sequence[RowBatch], total_label_tokens: int) -> Tensor:
+    def forward_backward(self, batches: Sequence[PackedBatch], total_label_tokens: int) -> Tensor:
         if not self._is_sliced and self._buckets is None:
             # Not before a checkpoint is loaded: torch takes an optimizer with gradients for one without state.
             trained = [parameter for parameter in self._module.parameters() if parameter.requires_grad]
@@ -71,7 +71,7 @@ class TensorParallel(OnTorch):
         # All ranks of a copy have its loss; one gives it.
         return loss_sum / total_label_tokens if self._leads else torch.zeros_like(loss_sum)
 
-    def forward_loss(self, batch: RowBatch) -> Tensor:
+    def forward_loss(self, batch: PackedBatch) -> Tensor:
         by_autocast = "fp32" if self._is_sliced else self._config.precision
         return loss_without_gradients(self._module, batch, self._worker.device, by_autocast)
 

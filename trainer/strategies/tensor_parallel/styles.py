@@ -26,23 +26,23 @@ from trainer.models.layers.chunked_loss import chunked_loss, on_this_rank
 FUSED = 3  # parts of a product that gives queries, keys and values
 
 
-class Split(ParallelStyle):
+class ShardingStyle(ParallelStyle):
     """How a module of a layer is split."""
 
     def cut(self, module: nn.Module, ranks: int) -> None:
         """Leave of the module what the first rank has of it, without other ranks."""
 
 
-class EqualInput(Split):
+class CopyToModelParallelRegion(ShardingStyle):
     """A module around split ones. All ranks give it the same input, whose gradient is summed over them: once, however
     many split layers take it."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         group = device_mesh.get_group()
-        return mark_input(module, lambda hidden: _EqualInput.apply(hidden, group))
+        return mark_input(module, lambda hidden: _CopyToModelParallel.apply(hidden, group))
 
 
-class EqualInputOfHeads(EqualInput):
+class CopyToModelParallelHeads(CopyToModelParallelRegion):
     """The same for attention that lays out its heads by their number: this rank's are fewer."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
@@ -53,13 +53,13 @@ class EqualInputOfHeads(EqualInput):
         module.num_heads //= ranks
 
 
-class SplitOutputs(Split):
+class ColwiseLinear(ShardingStyle):
     """A linear layer of which each rank computes some outputs: (..., inputs) -> (..., outputs of this rank)."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        _split_parameter(module, "weight", device_mesh, Shard(0))
+        _shard_parameter(module, "weight", device_mesh, Shard(0))
         if module.bias is not None:
-            _split_parameter(module, "bias", device_mesh, Shard(0))
+            _shard_parameter(module, "bias", device_mesh, Shard(0))
         return _with_forward(module, _computed_outputs)
 
     def cut(self, module: nn.Module, ranks: int) -> None:
@@ -67,7 +67,7 @@ class SplitOutputs(Split):
             parameter.data = parameter.data.chunk(ranks)[0].clone()
 
 
-class SplitFused(Split):
+class ColwiseFusedLinear(ShardingStyle):
     """A linear layer that computes queries, keys and values in one product, one after the other: each rank computes
     those of its heads, (..., inputs) -> (..., 3 x outputs of this rank).
 
@@ -77,7 +77,7 @@ class SplitFused(Split):
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         for name, _ in list(module.named_parameters(recurse=False)):
-            _split_parameter(module, name, device_mesh, _StridedShard(0, split_factor=FUSED))
+            _shard_parameter(module, name, device_mesh, _StridedShard(0, split_factor=FUSED))
         return _with_forward(module, _computed_outputs)
 
     def cut(self, module: nn.Module, ranks: int) -> None:
@@ -85,34 +85,34 @@ class SplitFused(Split):
             parameter.data = parameter.data.unflatten(0, (FUSED, -1)).chunk(ranks, dim=1)[0].flatten(0, 1).clone()
 
 
-class SplitSummand(Split):
+class PartialSum(ShardingStyle):
     """A linear layer that takes what each rank has: (..., inputs of this rank) -> (..., outputs), to be summed over
     ranks. Its bias is left to whoever sums."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        _split_parameter(module, "weight", device_mesh, Shard(1))
+        _shard_parameter(module, "weight", device_mesh, Shard(1))
         return _with_forward(module, lambda layer, rows: F.linear(rows, _local(layer.weight)))
 
     def cut(self, module: nn.Module, ranks: int) -> None:
         module.weight.data = module.weight.data.chunk(ranks, dim=1)[0].clone()
 
 
-class SummedOutput(Split):
+class ReduceFromModelParallelRegion(ShardingStyle):
     """A module whose output is summed over ranks, and then gets the bias of its linear layer: one that is adapted."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         group = device_mesh.get_group()
-        return sum_output(module, lambda part: _SummedOutput.apply(part, group))
+        return sum_output(module, lambda part: _ReduceFromModelParallel.apply(part, group))
 
 
-class SplitInputs(SplitSummand):
+class RowwiseLinear(PartialSum):
     """A linear layer that takes what each rank has: (..., inputs of this rank) -> (..., outputs), equal on all."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        return SummedOutput()._apply(super()._apply(module, device_mesh), device_mesh)
+        return ReduceFromModelParallelRegion()._apply(super()._apply(module, device_mesh), device_mesh)
 
 
-class SplitDropout(Split):
+class ShardedDropout(ShardingStyle):
     """Dropout of what each rank has a part of. Ranks draw the same numbers: from those for all of it each takes its
     own, or the same places would be dropped out in every part."""
 
@@ -123,25 +123,25 @@ class SplitDropout(Split):
         _with_own_dropout(module, ranks, 0)
 
 
-class SplitEmbedding(ParallelStyle):
+class VocabParallelEmbedding(ParallelStyle):
     """An embedding of which each rank has some rows: (...) token numbers -> (..., hidden), equal on all ranks."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         first = first_row(module.weight.shape[0], device_mesh)
-        _split_parameter(module, "weight", device_mesh, Shard(0))
+        _shard_parameter(module, "weight", device_mesh, Shard(0))
         group = device_mesh.get_group()
 
         def forward(embedding: nn.Module, tokens: Tensor) -> Tensor:
             weight = _local(embedding.weight)
             rows, is_mine = on_this_rank(tokens, first, len(weight))
             found = F.embedding(rows, weight).masked_fill_(~is_mine.unsqueeze(-1), 0.0)
-            embedded: Tensor = _SummedOutput.apply(found, group)
+            embedded: Tensor = _ReduceFromModelParallel.apply(found, group)
             return embedded
 
         return _with_forward(module, forward)
 
 
-class SplitTokenLoss(ParallelStyle):
+class VocabParallelLoss(ParallelStyle):
     """The summed cross-entropy of a head of which each rank computes the logits of some tokens."""
 
     def __init__(self, vocabulary: int) -> None:
@@ -152,13 +152,13 @@ class SplitTokenLoss(ParallelStyle):
         first, group = first_row(self._vocabulary, device_mesh), device_mesh.get_group()
 
         def forward(_module: nn.Module, head: nn.Module, hidden: Tensor, label_ids: Tensor) -> Tensor:
-            loss: Tensor = _SplitCrossEntropy.apply(head(hidden).float(), label_ids, first, group)
+            loss: Tensor = _VocabParallelCrossEntropy.apply(head(hidden).float(), label_ids, first, group)
             return loss
 
         return _with_forward(module, forward)
 
 
-class SplitChunkedHead(ParallelStyle):
+class ChunkedHeadLoss(ParallelStyle):
     """A head that computes the loss itself, a chunk of labels at a time, of which each rank has some tokens."""
 
     def __init__(self, chunk_tokens: int) -> None:
@@ -167,7 +167,7 @@ class SplitChunkedHead(ParallelStyle):
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         first, group = first_row(module.weight.shape[0], device_mesh), device_mesh.get_group()
-        _split_parameter(module, "weight", device_mesh, Shard(0))
+        _shard_parameter(module, "weight", device_mesh, Shard(0))
 
         def forward(layer: nn.Module, hidden: Tensor, label_ids: Tensor) -> Tensor:
             return chunked_loss(hidden, _local(layer.weight), label_ids, self._chunk_tokens, first=first, group=group)
@@ -209,7 +209,7 @@ def sum_output(module: nn.Module, add_up: Callable[[Tensor], Tensor]) -> nn.Modu
     return module
 
 
-def _split_parameter(module: nn.Module, name: str, mesh: DeviceMesh, placement: Placement) -> None:
+def _shard_parameter(module: nn.Module, name: str, mesh: DeviceMesh, placement: Placement) -> None:
     whole = module.get_parameter(name)
     if not isinstance(whole, DTensor):  # a tied one is split already
         split = nn.Parameter(_distributed(whole.detach(), mesh, placement), requires_grad=whole.requires_grad)
@@ -248,7 +248,7 @@ def _local(parameter: Tensor) -> Tensor:
     return parameter.to_local()
 
 
-class _EqualInput(torch.autograd.Function):
+class _CopyToModelParallel(torch.autograd.Function):
     """As it is forward; the gradients of all ranks summed. What takes it are linear layers, whose gradient nobody else
     holds: it may be summed in place."""
 
@@ -264,7 +264,7 @@ class _EqualInput(torch.autograd.Function):
         return gradient, None
 
 
-class _SummedOutput(torch.autograd.Function):
+class _ReduceFromModelParallel(torch.autograd.Function):
     """Summed over ranks forward, in place; each rank's part has the gradient of the sum."""
 
     @staticmethod
@@ -278,7 +278,7 @@ class _SummedOutput(torch.autograd.Function):
         return gradient, None
 
 
-class _SplitCrossEntropy(torch.autograd.Function):
+class _VocabParallelCrossEntropy(torch.autograd.Function):
     """Every rank returns the whole loss and gives its own logits their gradient."""
 
     @staticmethod

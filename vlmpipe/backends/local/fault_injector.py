@@ -20,7 +20,7 @@ CHAOS_LOG = "chaos.jsonl"  # in the run's folder
 POLL_S = 0.05
 
 
-class ChaosLog:
+class FaultLog:
     """`chaos.jsonl` of a run: one JSON object for each event and each restart, in order, over all attempts."""
 
     def __init__(self, folder: Path) -> None:
@@ -34,7 +34,7 @@ class ChaosLog:
             file.write(line + "\n")
 
 
-class Monkey:
+class FaultInjector:
     """Waits for each event to be due, one after the other, and does it, in a thread of its own.
 
     `steps_done(since_s)` says how many steps training has made, by its own record, or None while there is no record of
@@ -48,7 +48,7 @@ class Monkey:
         *,
         ranks_per_node: int,
         steps_done: Callable[[float], int | None],
-        log: ChaosLog,
+        log: FaultLog,
     ) -> None:
         if not Path("/proc/self/environ").exists():
             raise ConfigError("--chaos is given", expected="a system with /proc, such as Linux, to find processes in")

@@ -54,7 +54,7 @@ class Event:
         return text + (f",delay={self.delay_s:g}s" if self.delay_s else "")
 
 
-def parse_chaos(texts: Sequence[str], *, nodes: int, ranks_per_node: int) -> list[Event]:
+def parse_faults(texts: Sequence[str], *, nodes: int, ranks_per_node: int) -> list[Event]:
     """The events of these texts, each of which may hold several, separated by `;`. In the order in which they are due.
 
     Raises ConfigError that names what was found and expected, also for a node or rank that the job does not have.

@@ -32,11 +32,11 @@ from vlmpipe.backends.local.environment import (
     replicas,
     take_addresses,
 )
-from vlmpipe.backends.local.fault_injector import ChaosLog, Monkey
-from vlmpipe.backends.local.fault_spec import parse_chaos
+from vlmpipe.backends.local.fault_injector import FaultInjector, FaultLog
+from vlmpipe.backends.local.fault_spec import parse_faults
 from vlmpipe.backends.local.replica import Process
 from vlmpipe.backends.local.restart_history import RestartHistory, steps_done
-from vlmpipe.backends.local.restart_policy import CHAOS_VARIABLE, restart_policy
+from vlmpipe.backends.local.restart_policy import FAULTS_VARIABLE, restart_policy
 from vlmpipe.backends.local.supervisor import Supervisor
 from vlmpipe.backends.step_record import close_record, open_record
 from vlmpipe.job_spec.parse import parse_job_spec
@@ -45,7 +45,7 @@ from vlmpipe.job_spec.worker_pools import REDUCTION_SERVER_POOL, STEP_LABEL
 TRAIN_STEP = "train"  # the job that chaos is for
 
 
-def run_local_job(
+def run_job(
     display_name: str,
     job_spec: Mapping[str, Any],
     *,
@@ -69,8 +69,8 @@ def run_local_job(
         with os_errors(f"creating {log_folder}"):
             log_folder.mkdir(parents=True, exist_ok=True)
         processes = _processes(job, log_folder, project)
-        chaos = os.environ.get(CHAOS_VARIABLE, "") if step == TRAIN_STEP else ""
-        log = ChaosLog(store.root) if chaos else None
+        chaos = os.environ.get(FAULTS_VARIABLE, "") if step == TRAIN_STEP else ""
+        log = FaultLog(store.root) if chaos else None
         history = RestartHistory(store, step, meaning, log)
         with _chaos(chaos, job, processes, store, log) as let_alone:
             verdict = Supervisor(
@@ -92,15 +92,15 @@ def run_local_job(
 
 @contextlib.contextmanager
 def _chaos(
-    texts: str, job: api.CustomJobSpec, processes: list[Process], store: LocalStorage, log: ChaosLog | None
+    texts: str, job: api.CustomJobSpec, processes: list[Process], store: LocalStorage, log: FaultLog | None
 ) -> Iterator[Callable[[], None]]:
     """The events that are ordered happen while the block runs; yields what to call when they must not any more."""
     if log is None:
         yield lambda: None
         return
     ranks = processes_of(job.worker_pool_specs[0])
-    events = parse_chaos([texts], nodes=len(processes), ranks_per_node=ranks)
-    monkey = Monkey(
+    events = parse_faults([texts], nodes=len(processes), ranks_per_node=ranks)
+    monkey = FaultInjector(
         events,
         processes,
         ranks_per_node=ranks,

@@ -14,7 +14,7 @@ from typing import IO
 from trainer.errors import os_errors
 from trainer.redaction import Redactor
 from vlmpipe.backends.error_line import ErrorLines
-from vlmpipe.backends.local.subreaper import contained
+from vlmpipe.backends.local.subreaper import run_in_subreaper
 
 CONTAINER_GRACE_S = 60.0  # longer than any grace given here: it counts only when this process has died
 
@@ -48,7 +48,7 @@ class Process:
             self._log = self._log_path.open("ab", buffering=0)
         self.last_error, self.reclaimed, self._asked = "", False, False
         self._process = subprocess.Popen(
-            contained(self._command, grace_s=CONTAINER_GRACE_S),
+            run_in_subreaper(self._command, grace_s=CONTAINER_GRACE_S),
             env=self._environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 
 from trainer.checkpoint.attempts import order_of, step_of
 from trainer.storage.local import LocalStorage
-from vlmpipe.backends.local.fault_injector import ChaosLog
+from vlmpipe.backends.local.fault_injector import FaultLog
 from vlmpipe.backends.local.restart_policy import Restart
 from vlmpipe.backends.local.supervisor import Verdict
 
@@ -29,7 +29,7 @@ class Restarted:
 class RestartHistory:
     """Keeps a job's restarts, says each on stdout, and writes each to the chaos log if there is one."""
 
-    def __init__(self, store: LocalStorage, step: str, meaning: Callable[[int], str], log: ChaosLog | None) -> None:
+    def __init__(self, store: LocalStorage, step: str, meaning: Callable[[int], str], log: FaultLog | None) -> None:
         self._store, self._step, self._meaning, self._log = store, step, meaning, log
         self._since_s = 0.0
         self.restarts: list[Restarted] = []

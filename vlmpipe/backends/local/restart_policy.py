@@ -16,7 +16,7 @@ from trainer.errors import CAUSES, ConfigError, ExitCode
 
 # Set by `vlmpipe run` for the steps of a local run; never on Vertex AI.
 RETRIES_VARIABLE = "VLMPIPE_LOCAL_RETRIES"
-CHAOS_VARIABLE = "VLMPIPE_CHAOS"
+FAULTS_VARIABLE = "VLMPIPE_CHAOS"
 
 PERMANENT = CAUSES - {ExitCode.STALLED}
 """Exit codes after which nothing is started again: the next start would meet the same. A stall may well pass."""
@@ -69,7 +69,7 @@ def restart_policy(scheduling: Scheduling, environment: Mapping[str, str] = os.e
             raise ConfigError(f"{RETRIES_VARIABLE} is {asked!r}", expected="a whole number of restarts, 0 or more")
         policy = RestartPolicy(worker_restarts=int(asked), spot_restarts=int(asked))
     else:
-        policy = PLATFORM if environment.get(CHAOS_VARIABLE) else RestartPolicy()
+        policy = PLATFORM if environment.get(FAULTS_VARIABLE) else RestartPolicy()
     if scheduling.disable_retries:
         return RestartPolicy(worker_restarts=policy.worker_restarts)
     return RestartPolicy(

@@ -31,7 +31,7 @@ CANNOT_START = 127  # as a shell says it
 DEFAULT_GRACE_S = 30.0
 
 
-def contained(command: Iterable[str], *, grace_s: float = DEFAULT_GRACE_S) -> list[str]:
+def run_in_subreaper(command: Iterable[str], *, grace_s: float = DEFAULT_GRACE_S) -> list[str]:
     """The command line that runs `command` contained, for a child of this process.
 
     Start it from the main thread: Linux sends the parent's death signal when the *thread* that started a child ends.

@@ -31,7 +31,7 @@ class Attempt:
         return {name: value for name, value in asdict(self).items() if name != "token"}
 
 
-def parse_rungs(content: Mapping[str, Any], of_run: str) -> tuple[Attempt, ...]:
+def parse_attempts(content: Mapping[str, Any], of_run: str) -> tuple[Attempt, ...]:
     """The rungs in a ladder.json, in the order in which they were tried.
 
     Args:

@@ -22,8 +22,8 @@ from requests.exceptions import RequestException
 
 from trainer.errors import ExitCode, UserError
 from trainer.storage import open_storage
-from vlmpipe.backends.vertex.capacity_attempts import FILE, Attempt, parse_rungs
-from vlmpipe.backends.vertex.client import Place, in_words, job_client
+from vlmpipe.backends.vertex.capacity_attempts import FILE, Attempt, parse_attempts
+from vlmpipe.backends.vertex.client import Place, job_client, translate_errors
 from vlmpipe.backends.vertex.pipeline_job import PASSING, REQUEST_TIMEOUT_S, SUBMISSION_LABEL, retrying
 from vlmpipe.config.infrastructure import duration_s
 from vlmpipe.job_spec.parse import parse_job_spec
@@ -43,7 +43,7 @@ NO_CAPACITY = re.compile(
 REQUESTS = re.compile(r"per minute|per second", re.I)  # a quota of requests, not of machines
 
 
-def climb(settings: Mapping[str, Any], job_spec: Mapping[str, Any]) -> str:
+def run_with_fallback(settings: Mapping[str, Any], job_spec: Mapping[str, Any]) -> str:
     """Train on the first rung that finds machines; its `gcp_resources`.
 
     Args:
@@ -53,12 +53,12 @@ def climb(settings: Mapping[str, Any], job_spec: Mapping[str, Any]) -> str:
     Raises UserError: UNAVAILABLE when no rung found machines, PREEMPTED when cluster.max_spend_usd was reached or the
     job was cancelled, UNEXPECTED when training failed for another reason.
     """
-    ladder = Ladder(settings, job_spec)
-    with in_words(ladder.place, what="custom job"):
+    ladder = CapacityFallback(settings, job_spec)
+    with translate_errors(ladder.place, what="custom job"):
         return ladder.climb()
 
 
-class Ladder:
+class CapacityFallback:
     """The rungs of one run. `now` and `sleep` are the clock, in seconds."""
 
     def __init__(
@@ -261,7 +261,7 @@ class Ladder:
     def _kept(self) -> list[Attempt]:
         if self._store.stat(FILE) is None:
             return []
-        rungs = parse_rungs(json.loads(self._store.read(FILE)), self._of_run)
+        rungs = parse_attempts(json.loads(self._store.read(FILE)), self._of_run)
         return [one for one in rungs if one.cancelled_for != "stop"]
 
     def _keep(self) -> None:

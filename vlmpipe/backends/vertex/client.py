@@ -130,7 +130,9 @@ def operations_client(location: str) -> AbstractOperationsClient:
 
 
 @contextlib.contextmanager
-def in_words(place: Place, *, role: str = "roles/aiplatform.user", what: str = "pipeline job") -> Iterator[None]:
+def translate_errors(
+    place: Place, *, role: str = "roles/aiplatform.user", what: str = "pipeline job"
+) -> Iterator[None]:
     """Re-raise what the client library raises inside the block as a UserError that says what to do.
 
     `role` is the one that the block needs on the project, `what` the kind of resource that it speaks of.

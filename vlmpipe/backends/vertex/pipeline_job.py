@@ -24,7 +24,7 @@ from requests.exceptions import ConnectTimeout, ProxyError, RequestException, SS
 from urllib3.exceptions import NewConnectionError
 
 from trainer.errors import ExitCode, UserError
-from vlmpipe.backends.vertex.client import Place, in_words
+from vlmpipe.backends.vertex.client import Place, translate_errors
 from vlmpipe.backends.vertex.pipeline_yaml import documents
 from vlmpipe.config.run_config import run_uri
 
@@ -125,7 +125,7 @@ def send(submission: Submission, client: PipelineServiceClient) -> PipelineJob:
     job may be there.
     """
     faults: list[Exception] = []
-    with in_words(submission.place):
+    with translate_errors(submission.place):
         try:
             try:
                 return retrying(faults, lambda: _create(client, submission))

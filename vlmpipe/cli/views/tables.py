@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from vlmpipe.job_spec.rules import Violation
     from vlmpipe.runs.local.state import RunState
     from vlmpipe.runs.local.summary import RunReport
-    from vlmpipe.runs.vertex.names import Note
+    from vlmpipe.runs.vertex.names import RunRecord
 
 PIPE_WIDTH = 160
 FINDING_LOOKS = {
@@ -107,7 +107,7 @@ def print_runs(runs: Sequence[RunReport], root: str) -> None:
     console.print(table)
 
 
-def print_submitted(submitted: Mapping[str, Note]) -> None:
+def print_submitted(submitted: Mapping[str, RunRecord]) -> None:
     """The runs that were submitted to Vertex AI from this folder. How they stand, only the service knows."""
     table = Table(header_style="bold", box=None, padding=(0, 2, 0, 0))
     for column in ("submitted to Vertex AI", "at", "planned", "to see how it stands"):

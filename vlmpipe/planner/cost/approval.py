@@ -76,7 +76,7 @@ def refuse_red(plan: Spending, *, force: bool) -> None:
         )
 
 
-def require_consent(
+def require_approval(
     plan: Spending, *, confirm_above_usd: float, force: bool, yes: bool, ask: Callable[[str], bool] | None
 ) -> None:
     """Return only if `plan` may be submitted.
@@ -91,7 +91,7 @@ def require_consent(
     Raises ConfigError for a red plan and for a question that nobody can answer, UserError (exit 130) after a no.
     """
     refuse_red(plan, force=force)
-    needs = what_needs_a_yes(plan, confirm_above_usd)
+    needs = reasons_to_confirm(plan, confirm_above_usd)
     if not needs or yes:
         return
     if ask is None:
@@ -104,7 +104,7 @@ def require_consent(
         raise UserError("not submitted: the answer was no; nothing was sent", code=ExitCode.INTERRUPTED)
 
 
-def what_needs_a_yes(plan: Spending, confirm_above_usd: float) -> str:
+def reasons_to_confirm(plan: Spending, confirm_above_usd: float) -> str:
     """What a person must know before the run is submitted, as a clause; empty when it may go without a question."""
     hours = "hours not known" if plan.hours is None else f"about {plan.hours:,.1f} h"
     where = f"{hours}, {plan.machines}, {plan.term}"
@@ -121,7 +121,7 @@ def dollars(usd: float) -> str:
     return f"${usd:,.2f}" if usd < 100 else f"${usd:,.0f}"
 
 
-def terminal_question() -> Callable[[str], bool] | None:
+def terminal_confirm() -> Callable[[str], bool] | None:
     """A function that asks in the terminal, on stderr so that stdout stays the answer's; None without a terminal."""
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         return None

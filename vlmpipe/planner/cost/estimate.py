@@ -20,10 +20,10 @@ from vlmpipe.planner.cost.cron import runs_per_month
 from vlmpipe.planner.parallel_layout import Layout
 from vlmpipe.planner.time.communication import FP32_BYTES
 from vlmpipe.planner.time.feature_cache import GIB, CacheAdvice
-from vlmpipe.planner.time.goodput import LostTime, lost_time, mean_time_between_preemptions_s, young_daly_s
+from vlmpipe.planner.time.goodput import GoodputLoss, goodput_loss, mean_time_between_preemptions_s, young_daly_s
 from vlmpipe.planner.time.other_jobs import cache_features_hours, evaluate_hours
 from vlmpipe.planner.time.step_time import Time
-from vlmpipe.planner.workload import RowLoad
+from vlmpipe.planner.workload import Workload
 
 if TYPE_CHECKING:
     from vlmpipe.catalog.prices import Prices
@@ -57,7 +57,7 @@ class TermCost:
     why_not: str
     steps: tuple[StepCost, ...]
     train_hours: float | None  # with the expected loss
-    lost: LostTime | None
+    lost: GoodputLoss | None
     usd: float | None
     missing: tuple[str, ...]  # prices that are not known
     old: bool  # some price is more than 90 days old
@@ -88,7 +88,7 @@ def estimate_cost(
     config: RunConfig,
     shape: ModelShape,
     layout: Layout,
-    load: RowLoad,
+    load: Workload,
     time: Time,
     cache: CacheAdvice,
     machine: Machine,
@@ -135,7 +135,7 @@ def estimate_cost(
 
 
 def hours_beside_training(
-    config: RunConfig, shape: ModelShape, layout: Layout, load: RowLoad, cache: CacheAdvice, gpu: Gpu | None
+    config: RunConfig, shape: ModelShape, layout: Layout, load: Workload, cache: CacheAdvice, gpu: Gpu | None
 ) -> dict[str, float | None]:
     """Of the other jobs that take GPUs. 0: there is no such job. None: not known."""
     return {
@@ -169,7 +169,7 @@ def term_cost(
 ) -> TermCost:
     """The run on one term. `hours`: see `hours_beside_training`."""
     cluster = config.cluster
-    lost = lost_time(config, time, preemptible=term == "spot")
+    lost = goodput_loss(config, time, preemptible=term == "spot")
     train_hours = None
     if time.train_hours is not None and lost is not None:
         train_hours = time.train_hours + lost.rework_hours + lost.restarts_hours  # saves are in the step's time
@@ -234,14 +234,14 @@ def _usd_per_hour(
     return total, missing, old
 
 
-def _best_interval(config: RunConfig, time: Time) -> tuple[float | None, int | None, LostTime | None]:
+def _best_interval(config: RunConfig, time: Time) -> tuple[float | None, int | None, GoodputLoss | None]:
     rate = config.plan.preemptions_per_node_hour
     if time.step_s is None or time.save_s is None or not rate:
         return None, None, None
     every_s = young_daly_s(time.save_s, mean_time_between_preemptions_s(config))
     work_step_s = time.step_s - time.save_s / config.train.checkpoint_every_steps
     steps = max(1, round(every_s / work_step_s))
-    return every_s, steps, lost_time(config, time, preemptible=True, every_s=steps * work_step_s)
+    return every_s, steps, goodput_loss(config, time, preemptible=True, every_s=steps * work_step_s)
 
 
 def _assumptions(config: RunConfig, time: Time, chosen: TermCost, runs: float | None, *, old: bool) -> Iterator[str]:

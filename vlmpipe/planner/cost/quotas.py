@@ -5,7 +5,7 @@ from __future__ import annotations
 from trainer.storage.base import join_uri
 from vlmpipe.catalog.machines import load_catalog
 from vlmpipe.config.run_config import RunConfig
-from vlmpipe.job_spec.build import JOBS, job_spec, rungs
+from vlmpipe.job_spec.build import JOBS, capacity_options, job_spec
 
 # As error messages and quota requests of others spell them, read on 2026-11-22. Of other GPUs none was seen.
 GPU_NAMES = {
@@ -27,7 +27,7 @@ def quotas(config: RunConfig) -> dict[str, int]:
     needed: dict[str, int] = {}
     uri = join_uri(config.root_uri("vertex"), "runs", config.name)
     for job in JOBS:
-        for rung in rungs(config, job):
+        for rung in capacity_options(config, job):
             spec = job_spec(rung, job, uri)
             one: dict[str, int] = {}
             kind = "preemptible_" if spec["scheduling"].get("strategy") in PREEMPTIBLE else ""

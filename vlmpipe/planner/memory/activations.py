@@ -15,9 +15,9 @@ from trainer.models.layers.recompute_policy import Recompute
 from trainer.sizing.model_shape import ModelShape
 from trainer.sizing.trace_results import Held, StepTrace
 from vlmpipe.config.run_config import RunConfig
-from vlmpipe.planner.disk_cache import kept
+from vlmpipe.planner.disk_cache import disk_cached
 from vlmpipe.planner.parallel_layout import SHARDED_BY_FSDP, layout_of
-from vlmpipe.planner.shardable import require_splittable
+from vlmpipe.planner.shardable import require_shardable
 from vlmpipe.planner.workload import is_cached
 
 WEIGHT_COPIES = "weight copies"
@@ -117,14 +117,14 @@ def tower_ahead_bytes(config: RunConfig, shape: ModelShape) -> int:
     return _traced_tower(config.model.model_dump_json(), shape.vocabulary, rows=rows, compute=compute)
 
 
-@kept
+@disk_cached
 def _traced_tower(model: str, vocabulary: int, *, rows: tuple[int, int, int], compute: str) -> int:
     from trainer.config.model import ModelConfig
-    from trainer.tracing.fake_inputs import RowShape
+    from trainer.tracing.fake_inputs import SequenceShape
     from trainer.tracing.step import trace_tower
 
     num_rows, row_tokens, images = rows
-    shape = RowShape(num_rows, row_tokens, num_rows * images, 1)
+    shape = SequenceShape(num_rows, row_tokens, num_rows * images, 1)
     config = ModelConfig.model_validate_json(model)
     return trace_tower(config, shape, vocabulary=vocabulary, compute=compute)  # type: ignore[arg-type]
 
@@ -133,7 +133,7 @@ def require_degree(config: RunConfig) -> None:
     """Raises ConfigError for a model that train.tensor_parallel ranks cannot split."""
     if config.train.tensor_parallel > 1:
         ranks, sequence = config.train.tensor_parallel, config.train.sequence_parallel
-        require_splittable(config.model, ranks, cached=is_cached(config), sequence=sequence)
+        require_shardable(config.model, ranks, cached=is_cached(config), sequence=sequence)
 
 
 def computing_of(config: RunConfig) -> Computing:
@@ -146,7 +146,7 @@ def computing_of(config: RunConfig) -> Computing:
     return compute, strategy == "zero3", in_slices, config.train.tensor_parallel, config.train.sequence_parallel
 
 
-@kept
+@disk_cached
 def _traced(
     model: str,
     vocabulary: int,
@@ -159,14 +159,14 @@ def _traced(
 ) -> StepTrace:
     """`model` is the model section as JSON; `rows` are their number and of one row tokens, images and label tokens."""
     from trainer.config.model import ModelConfig
-    from trainer.tracing.fake_inputs import RowShape
+    from trainer.tracing.fake_inputs import SequenceShape
     from trainer.tracing.step import trace_step
 
     compute, gathered, sliced, tensor_parallel, sequence_parallel = computing
     num_rows, row_tokens, images, label_tokens = rows
     return trace_step(
         ModelConfig.model_validate_json(model),
-        RowShape(num_rows, row_tokens, num_rows * images, num_rows * label_tokens),
+        SequenceShape(num_rows, row_tokens, num_rows * images, num_rows * label_tokens),
         vocabulary=vocabulary,
         cached=cached,
         compute=compute,  # type: ignore[arg-type]

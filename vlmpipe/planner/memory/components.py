@@ -140,4 +140,4 @@ class Run:
     zero: ZeroSettings
 
 
-Moment = Literal["forward", "turn", "backward", "end", "rest", "step"]
+Phase = Literal["forward", "turn", "backward", "end", "rest", "step"]

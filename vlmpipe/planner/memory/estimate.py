@@ -14,13 +14,13 @@ from vlmpipe.config.yaml_loader import apply_overrides
 from vlmpipe.planner.memory.activations import activations, tower_ahead_bytes
 from vlmpipe.planner.memory.components import MemoryPart, Setting
 from vlmpipe.planner.memory.host import CPU_SHARE, PROCESS_BYTES, host_memory
-from vlmpipe.planner.memory.phases import run_moments
+from vlmpipe.planner.memory.phases import run_phases
 from vlmpipe.planner.memory.pipeline_partition import planned_stages
-from vlmpipe.planner.memory.pipeline_stage import stage_moments
+from vlmpipe.planner.memory.pipeline_stage import stage_phases
 from vlmpipe.planner.memory.rank import GIB, Memory, device_parts, fullest
 from vlmpipe.planner.model_architecture import Architecture
 from vlmpipe.planner.parallel_layout import Layout, layout_of
-from vlmpipe.planner.workload import RowLoad, is_cached
+from vlmpipe.planner.workload import Workload, is_cached
 
 NEAREST = 3
 
@@ -31,16 +31,16 @@ def estimate_memory(
     machine: Machine,
     gpu: Gpu | None,
     *,
-    load: RowLoad | None = None,
+    load: Workload | None = None,
     nearest: bool = True,
 ) -> Memory:
     """Memory of the fullest rank of the training job. `load` decides where a pipeline is cut; None takes rows as
     assumed."""
     layout = layout_of(config)
     if layout.pipeline_parallel > 1:
-        moments = _stage_moments(config, model, layout, load or RowLoad.assumed(config, model.shape))
+        moments = _stage_phases(config, model, layout, load or Workload.assumed(config, model.shape))
     else:
-        moments = _moments(config, model, layout)
+        moments = _phases(config, model, layout)
     moment, held = fullest(moments)
     parts = [part for part in held if part.place == "device"]
     disk_bytes = layout.ranks_per_node * sum(part.bytes for part in held if part.place == "disk")
@@ -62,10 +62,10 @@ def estimate_memory(
     return memory
 
 
-def _moments(config: RunConfig, model: Architecture, layout: Layout) -> dict[str, list[MemoryPart]]:
+def _phases(config: RunConfig, model: Architecture, layout: Layout) -> dict[str, list[MemoryPart]]:
     train = config.train
     whole = config.model_copy(update={"model": model.model})
-    return run_moments(
+    return run_phases(
         whole,
         model.shape,
         layout,
@@ -77,8 +77,8 @@ def _moments(config: RunConfig, model: Architecture, layout: Layout) -> dict[str
     )
 
 
-def _stage_moments(
-    config: RunConfig, model: Architecture, layout: Layout, load: RowLoad
+def _stage_phases(
+    config: RunConfig, model: Architecture, layout: Layout, load: Workload
 ) -> dict[str, list[MemoryPart]]:
     train = config.train
     whole = config.model_copy(update={"model": model.model})
@@ -87,12 +87,12 @@ def _stage_moments(
     return {
         f"{moment} of stage {number + 1}": parts
         for number in range(layout.pipeline_parallel)
-        for moment, parts in stage_moments(whole, model.shape, stages, number, passes=passes).items()
+        for moment, parts in stage_phases(whole, model.shape, stages, number, passes=passes).items()
     }
 
 
 def _nearest(
-    config: RunConfig, model: Architecture, machine: Machine, gpu: Gpu | None, load: RowLoad | None
+    config: RunConfig, model: Architecture, machine: Machine, gpu: Gpu | None, load: Workload | None
 ) -> Iterator[Setting]:
     """Changes that make it fit, those first that leave most as it is. None changes what the model learns."""
     for change in _changes(config):

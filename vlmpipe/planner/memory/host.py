@@ -99,7 +99,7 @@ def host_memory(parts: Sequence[MemoryPart], layout: Layout, machine: Machine) -
 
 def _staged_share(part: str, layout: Layout) -> float:
     """Of one rank's part, what each rank of the fullest node copies for a checkpoint: see
-    `trainer.strategies.torch_base.OnTorch`; DeepSpeed writes weights that all ranks hold from the first alone."""
+    `trainer.strategies.torch_base.TorchStrategy`; DeepSpeed writes weights that all ranks hold from the first alone."""
     if layout.strategy in ("ddp", *PIPELINE_PARALLEL) and part != ERRORS:  # each rank has its own
         return 1 / layout.data_parallel
     if layout.strategy in ("zero1", "zero2") and part == WEIGHTS:

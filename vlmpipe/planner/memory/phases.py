@@ -6,12 +6,12 @@ from trainer.sizing.model_shape import ModelShape
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.planner.memory.activations import Activations
 from vlmpipe.planner.memory.components import MemoryPart
-from vlmpipe.planner.memory.rank import training_moments
+from vlmpipe.planner.memory.rank import training_phases
 from vlmpipe.planner.memory.zero_persistence import persistent_elements
 from vlmpipe.planner.parallel_layout import Layout
 
 
-def run_moments(
+def run_phases(
     config: RunConfig,
     shape: ModelShape,
     layout: Layout,
@@ -22,9 +22,9 @@ def run_moments(
     on_gpu: bool = True,
     ahead_bytes: int = 0,
 ) -> dict[str, list[MemoryPart]]:
-    """All that torch allocates. Arguments as `training_moments` has them; `held`: the activations."""
+    """All that torch allocates. Arguments as `training_phases` has them; `held`: the activations."""
     train = config.train
-    return training_moments(
+    return training_phases(
         shape,
         layout,
         held,

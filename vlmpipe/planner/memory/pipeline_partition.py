@@ -5,25 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from trainer.sizing.flops import RowFlops, flops_per_row
+from trainer.sizing.flops import SequenceFlops, flops_per_sequence
 from trainer.sizing.model_shape import ModelShape, Part
 from trainer.sizing.pipeline_partition import Stage, stages_of
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.planner.parallel_layout import Layout
-from vlmpipe.planner.workload import RowLoad
+from vlmpipe.planner.workload import Workload
 
 
 def planned_stages(
-    config: RunConfig, shape: ModelShape, layout: Layout, load: RowLoad, *, cached: bool
+    config: RunConfig, shape: ModelShape, layout: Layout, load: Workload, *, cached: bool
 ) -> tuple[Stage, ...]:
     """Where the trainer will cut the model for rows like these. Raises ConfigError for more stages than layers."""
     row = row_flops(config, load.sized(shape), load, cached=cached)
     return tuple(stages_of(shape.language.layers, layout.stages, row, image_layers=shape.image_layers))
 
 
-def row_flops(config: RunConfig, shape: ModelShape, load: RowLoad, *, cached: bool) -> RowFlops:
+def row_flops(config: RunConfig, shape: ModelShape, load: Workload, *, cached: bool) -> SequenceFlops:
     """What the hardware computes for a row of this run."""
-    return flops_per_row(
+    return flops_per_sequence(
         shape,
         row_tokens=load.row_tokens,
         images=load.images_per_row,

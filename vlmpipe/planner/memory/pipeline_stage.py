@@ -16,7 +16,7 @@ from trainer.sizing.model_shape import ModelShape
 from trainer.sizing.pipeline_partition import Stage, schedule_passes
 from trainer.sizing.trace_results import Held, StageTrace
 from vlmpipe.config.run_config import RunConfig
-from vlmpipe.planner.disk_cache import kept
+from vlmpipe.planner.disk_cache import disk_cached
 from vlmpipe.planner.memory.activations import WEIGHT_COPIES, require_degree, worst_rows
 from vlmpipe.planner.memory.components import FP32_BYTES, MemoryPart, average_parts
 from vlmpipe.planner.memory.pipeline_partition import StageWeights
@@ -35,7 +35,7 @@ NAMES = {
 }
 
 
-def stage_moments(
+def stage_phases(
     config: RunConfig,
     shape: ModelShape,
     stages: Sequence[Stage],
@@ -205,7 +205,7 @@ def _traced_stage(
     )
 
 
-@kept
+@disk_cached
 def _traced(
     model: str,
     vocabulary: int,
@@ -220,13 +220,13 @@ def _traced(
 ) -> StageTrace:
     """`model` is the model section as JSON; `rows` are their number and of one row tokens, images and label tokens."""
     from trainer.config.model import ModelConfig
-    from trainer.tracing.fake_inputs import RowShape
+    from trainer.tracing.fake_inputs import SequenceShape
     from trainer.tracing.pipeline_stage import trace_stage
 
     num_rows, row_tokens, images, label_tokens = rows
     return trace_stage(
         ModelConfig.model_validate_json(model),
-        RowShape(num_rows, row_tokens, num_rows * images, num_rows * label_tokens),
+        SequenceShape(num_rows, row_tokens, num_rows * images, num_rows * label_tokens),
         stage,
         vocabulary=vocabulary,
         cached=cached,

@@ -17,7 +17,7 @@ from vlmpipe.planner.memory.components import (
     BF16_BYTES,
     FP32_BYTES,
     MemoryPart,
-    Moment,
+    Phase,
     Run,
     Setting,
     Weights,
@@ -86,7 +86,7 @@ class Memory:
         }
 
 
-def training_moments(
+def training_phases(
     shape: ModelShape,
     layout: Layout,
     activations: Activations,
@@ -140,10 +140,10 @@ def training_moments(
     moving = moving_parts(shape, held, reducers=reducers) if rank else {}
     run = Run(weights, layout, precision, passes, checkpointing, on_gpu, offload, rounded, moving, zero)
     moments = {
-        "forward": _moment(activations.forward, layout, _extra(run, "forward")),
-        "backward, before its first gradient": _moment(activations.turn, layout, _extra(run, "turn")),
-        "backward": _moment(activations.backward, layout, _extra(run, "backward")),
-        "backward, at its end": _moment(
+        "forward": _phase(activations.forward, layout, _extra(run, "forward")),
+        "backward, before its first gradient": _phase(activations.turn, layout, _extra(run, "turn")),
+        "backward": _phase(activations.backward, layout, _extra(run, "backward")),
+        "backward, at its end": _phase(
             {} if reduces_once(run) else activations.backward_end, layout, _extra(run, "end")
         ),
         "step": _extra(run, "step"),
@@ -191,7 +191,7 @@ def _frozen(weights: Weights, layout: Layout) -> MemoryPart:
     return MemoryPart("frozen weights", FP32_BYTES * weights.frozen, "fp32, whole on every rank")
 
 
-def _extra(run: Run, when: Moment) -> list[MemoryPart]:
+def _extra(run: Run, when: Phase) -> list[MemoryPart]:
     """Gradients and what the strategy needs at a moment: forward, turn (backward before its first gradient), backward
     (after it), end (of backward), rest (of gradients is reduced), step."""
     weights, layout = run.weights, run.layout
@@ -236,7 +236,7 @@ def _moving_rest(run: Run, compute_bytes: int) -> MemoryPart:
     return MemoryPart("gradients on their way", copied + beside, "of all outside of layers, in fp32")
 
 
-def _moment(held: Mapping[str, int], layout: Layout, extra: list[MemoryPart]) -> list[MemoryPart]:
+def _phase(held: Mapping[str, int], layout: Layout, extra: list[MemoryPart]) -> list[MemoryPart]:
     """Traced bytes, divided where pipeline parallelism divides the language model. What tensor parallelism divides is
     traced so."""
     names = {

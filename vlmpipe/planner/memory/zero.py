@@ -12,10 +12,10 @@ from vlmpipe.planner.memory.components import BF16_BYTES, FP32_BYTES, MemoryPart
 from vlmpipe.planner.memory.host import NODE_WEIGHTS
 
 if TYPE_CHECKING:
-    from vlmpipe.planner.memory.components import Moment, Run
+    from vlmpipe.planner.memory.components import Phase, Run
 
 
-def partitioned(run: Run, when: Moment) -> list[MemoryPart]:
+def partitioned(run: Run, when: Phase) -> list[MemoryPart]:
     """ZeRO-1 and 2: an fp32 copy of the rank's partition, and buckets while gradients travel.
 
     Buckets are made when a backward pass has its first gradient, and go with it, when what they hold is reduced: at its
@@ -58,7 +58,7 @@ def partitioned(run: Run, when: Moment) -> list[MemoryPart]:
     return [*parts, summed] if summed not in lasting and (run.passes > 1 or when in ("end", "rest")) else parts
 
 
-def gathered(run: Run, when: Moment) -> list[MemoryPart]:
+def gathered(run: Run, when: Phase) -> list[MemoryPart]:
     """ZeRO-3: the partition once more for the optimizer, room for its gradients and one set of buckets from the start.
 
     Weights are gathered parameter by parameter, as far ahead as two layers; embedding and head are there whole where

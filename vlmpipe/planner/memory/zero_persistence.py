@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from trainer.sizing.model_shape import ModelShape
 from vlmpipe.config.run_config import RunConfig
-from vlmpipe.planner.disk_cache import kept
+from vlmpipe.planner.disk_cache import disk_cached
 from vlmpipe.planner.workload import is_cached
 
 
@@ -21,7 +21,7 @@ def persistent_elements(config: RunConfig, shape: ModelShape) -> int:
     return one + (shape.language.layers - 1) * (two - one)
 
 
-@kept
+@disk_cached
 def _small(model: str, vocabulary: int, language_layers: int, threshold: int, *, cached: bool) -> int:
     import torch
 

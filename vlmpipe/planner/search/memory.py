@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.planner.memory.activations import Activations, Computing, activations, computing_of
 from vlmpipe.planner.memory.components import MemoryPart
-from vlmpipe.planner.memory.phases import run_moments
+from vlmpipe.planner.memory.phases import run_phases
 from vlmpipe.planner.memory.pipeline_partition import StageWeights, by_rank, planned_stages
-from vlmpipe.planner.memory.pipeline_stage import lasting_parts, stage_moments
+from vlmpipe.planner.memory.pipeline_stage import lasting_parts, stage_phases
 from vlmpipe.planner.memory.rank import device_parts, fullest
 from vlmpipe.planner.model_architecture import Architecture
 from vlmpipe.planner.parallel_layout import Layout, layout_of
-from vlmpipe.planner.workload import RowLoad
+from vlmpipe.planner.workload import Workload
 
 NOTHING = Activations({}, {}, {}, {}, 0)
 
@@ -27,7 +27,7 @@ class SearchMemory:
     """Bytes of the fullest GPU, for ways to train one model on rows of one kind."""
 
     model: Architecture
-    load: RowLoad
+    load: Workload
     cached: bool
     _traces: dict[tuple[Computing, str], tuple[Activations, Activations]] = field(default_factory=dict)
     _least: dict[tuple[Layout, str], int] = field(default_factory=dict)
@@ -73,7 +73,7 @@ class SearchMemory:
         return self._of_ranks(config, layout, NOTHING, passes=1)
 
     def _of_ranks(self, config: RunConfig, layout: Layout, held: Activations, passes: int) -> int:
-        moments = run_moments(config, self.model.shape, layout, held, cached=self.cached, passes=passes)
+        moments = run_phases(config, self.model.shape, layout, held, cached=self.cached, passes=passes)
         return _on_device([part for part in fullest(moments)[1] if part.place == "device"], layout)
 
     def _of_stages(self, config: RunConfig, layout: Layout) -> int:
@@ -82,7 +82,7 @@ class SearchMemory:
         return max(
             _on_device(parts, layout)
             for number in range(layout.pipeline_parallel)
-            for parts in stage_moments(config, shape, stages, number, passes=passes, from_one_row=True).values()
+            for parts in stage_phases(config, shape, stages, number, passes=passes, from_one_row=True).values()
         )
 
 

@@ -29,11 +29,11 @@ from vlmpipe.planner.memory.rank import GIB
 from vlmpipe.planner.model_architecture import Architecture
 from vlmpipe.planner.parallel_layout import layout_of
 from vlmpipe.planner.search.memory import SearchMemory
-from vlmpipe.planner.search.space import Cluster, Degrees, clusters, ways
+from vlmpipe.planner.search.space import Cluster, Degrees, candidates, clusters
 from vlmpipe.planner.time import feature_cache
 from vlmpipe.planner.time.feature_cache import CacheAdvice
 from vlmpipe.planner.time.step_time import estimate_time
-from vlmpipe.planner.workload import RowLoad
+from vlmpipe.planner.workload import Workload
 
 CHECKPOINTING_WORDS = {"none": (), "selective": ("selective checkpointing",), "full": ("checkpointing",)}
 _GOAL = re.compile(r"^(?P<kind>cheapest|fastest|under|by)(:(?P<bound>[0-9]+(\.[0-9]+)?))?$")
@@ -54,12 +54,12 @@ class Goal:
             raise ConfigError(f"--suggest is {text!r}", expected="cheapest, fastest, under:USD or by:HOURS")
         return cls(found["kind"], float(found["bound"]) if found["bound"] else None)
 
-    def order(self, one: _Way) -> tuple[float, float]:
+    def order(self, one: _Candidate) -> tuple[float, float]:
         """Sorting key: the best first."""
         by_hours, by_usd = (one.hours, one.usd), (one.usd, one.hours)
         return by_hours if self.kind in ("fastest", "under") else by_usd
 
-    def allows(self, one: _Way) -> bool:
+    def allows(self, one: _Candidate) -> bool:
         """Whether it keeps to the bound."""
         if self.bound is None:
             return True
@@ -85,13 +85,13 @@ class Suggestion:
 class _Search:
     config: RunConfig
     model: Architecture
-    load: RowLoad
+    load: Workload
     cache: CacheAdvice
     prices: Prices
 
 
 @dataclass(frozen=True)
-class _Way:
+class _Candidate:
     """A suggestion whose memory is not known yet. `config` is unchecked: there are thousands."""
 
     cluster: Cluster
@@ -115,7 +115,7 @@ class _Way:
 
 
 def suggest(
-    config: RunConfig, model: Architecture, load: RowLoad, prices: Prices, goal: Goal, *, most: int = 5
+    config: RunConfig, model: Architecture, load: Workload, prices: Prices, goal: Goal, *, most: int = 5
 ) -> list[Suggestion]:
     """The best `most` ways on the run file's region and term of capacity, the best first.
 
@@ -144,7 +144,7 @@ def suggest(
     return best
 
 
-def _ways(search: _Search, memory: SearchMemory) -> Iterator[_Way]:
+def _candidates(search: _Search, memory: SearchMemory) -> Iterator[_Candidate]:
     """All that may fit, with their time and price."""
     base = search.config
     places = list(clusters(base, load_catalog(), search.prices))
@@ -152,7 +152,7 @@ def _ways(search: _Search, memory: SearchMemory) -> Iterator[_Way]:
     degrees = Degrees.of(search.model, places, cached=memory.cached, sequence=sequence)
     for place in places:
         in_place = place.change(base)
-        for change in ways(base, place, degrees):
+        for change in candidates(base, place, degrees):
             config = _with(base, in_place | change)
             if memory.least_bytes(config) <= place.gpu.memory_gib * GIB:
                 way = _priced(search, place, in_place | change, config)
@@ -170,7 +170,7 @@ def _with(config: RunConfig, change: dict[str, Any]) -> RunConfig:
     return config.model_copy(update=updated)
 
 
-def _priced(search: _Search, place: Cluster, change: dict[str, Any], config: RunConfig) -> _Way | None:
+def _priced(search: _Search, place: Cluster, change: dict[str, Any], config: RunConfig) -> _Candidate | None:
     layout, shape, cache = layout_of(config), search.load.sized(search.model.shape), search.cache
     time = estimate_time(config, shape, layout, search.load, place.machine, place.gpu, cached=cache.state == "on")
     others = cost.hours_beside_training(config, shape, layout, search.load, cache, place.gpu)
@@ -178,13 +178,15 @@ def _priced(search: _Search, place: Cluster, change: dict[str, Any], config: Run
     price = cost.term_cost(config, time, others, place.machine, place.gpu, search.prices, term)
     if time.step_s is None or time.mfu is None or price.train_hours is None or price.usd is None:
         return None
-    return _Way(place, change, config, time.step_s, time.mfu, price.train_hours, price.usd)
+    return _Candidate(place, change, config, time.step_s, time.mfu, price.train_hours, price.usd)
 
 
 def _fitting(search: _Search, memory: SearchMemory, goal: Goal) -> Iterator[Suggestion]:
     """Those that fit, the best first: of each kind one."""
     shown = set()
-    queue = [(goal.order(way), number, way) for number, way in enumerate(_ways(search, memory)) if goal.allows(way)]
+    queue = [
+        (goal.order(way), number, way) for number, way in enumerate(_candidates(search, memory)) if goal.allows(way)
+    ]
     heapq.heapify(queue)
     while queue:
         _, number, way = heapq.heappop(queue)
@@ -213,7 +215,7 @@ def _more_checkpointing(config: RunConfig) -> str:
     return "full" if train.activation_checkpointing != "full" else ""
 
 
-def _suggestion(search: _Search, way: _Way) -> Suggestion | None:
+def _suggestion(search: _Search, way: _Candidate) -> Suggestion | None:
     """With its memory traced anew, as a plan of it does; None where that or its jobs are refused.
 
     Raises ConfigError where the run file with the change is not valid.

@@ -15,7 +15,7 @@ from vlmpipe.catalog.prices import Prices
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.planner.model_architecture import Architecture
 from vlmpipe.planner.parallel_layout import STRATEGIES
-from vlmpipe.planner.shardable import require_splittable
+from vlmpipe.planner.shardable import require_shardable
 
 NODES = (1, 2, 4, 8, 16)
 MICRO_BATCH_ROWS = (1, 2, 4, 8)
@@ -84,7 +84,7 @@ class Degrees:
             # nodes it takes ten times as long and more. The trainer takes only those of one node as well.
             tensor=_accepted(
                 {degree for place in places for degree in _divisors(place.gpus_per_node)},
-                lambda ranks: require_splittable(model.model, ranks, cached=cached, sequence=sequence),
+                lambda ranks: require_shardable(model.model, ranks, cached=cached, sequence=sequence),
             ),
             pipeline=_accepted(
                 {degree for place in places for degree in _divisors(place.gpus)},
@@ -93,7 +93,7 @@ class Degrees:
         )
 
 
-def ways(config: RunConfig, cluster: Cluster, degrees: Degrees) -> Iterator[dict[str, Any]]:
+def candidates(config: RunConfig, cluster: Cluster, degrees: Degrees) -> Iterator[dict[str, Any]]:
     """Every strategy that the trainer has and how it may run on the cluster, as fields of the run file.
 
     All without activation checkpointing, which saves memory and makes the same way slower.

@@ -18,7 +18,7 @@ from vlmpipe.config.run_config import RunConfig
 from vlmpipe.planner.memory.pipeline_partition import row_flops
 from vlmpipe.planner.parallel_layout import Layout
 from vlmpipe.planner.time.step_time import SAVE_BYTES_PER_S, compute_seconds, reached
-from vlmpipe.planner.workload import RowLoad
+from vlmpipe.planner.workload import Workload
 
 if TYPE_CHECKING:
     from vlmpipe.catalog.prices import Prices
@@ -55,7 +55,7 @@ def feature_bytes(shape: ModelShape) -> int:
 
 
 def advise(
-    config: RunConfig, shape: ModelShape, layout: Layout, load: RowLoad, gpu: Gpu | None, prices: Prices
+    config: RunConfig, shape: ModelShape, layout: Layout, load: Workload, gpu: Gpu | None, prices: Prices
 ) -> CacheAdvice:
     """`features.cache: auto` becomes what pays; `on` and `off` stay, with what the numbers say about them.
 
@@ -106,7 +106,7 @@ def advise(
 
 
 def _per_image(
-    config: RunConfig, shape: ModelShape, layout: Layout, load: RowLoad, gpu: Gpu | None
+    config: RunConfig, shape: ModelShape, layout: Layout, load: Workload, gpu: Gpu | None
 ) -> tuple[float, _PerImage | None]:
     online, cached = (row_flops(config, shape, load, cached=value) for value in (False, True))
     if gpu is None or not load.images_per_row:
@@ -119,7 +119,7 @@ def _per_image(
     return online_s / cached_s, _PerImage((online_s - cached_s) * gpus / load.images_per_row, encode_s)
 
 
-def _by_passes(load: RowLoad) -> tuple[bool, str]:
+def _by_passes(load: Workload) -> tuple[bool, str]:
     """On CPUs, where no time is known, the tower's passes decide."""
     if load.passes > 1:
         return True, f"the tower runs once per image instead of {load.passes:g} times"

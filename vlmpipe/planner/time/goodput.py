@@ -10,7 +10,7 @@ from vlmpipe.planner.time.step_time import Time
 
 
 @dataclass(frozen=True)
-class LostTime:
+class GoodputLoss:
     """Expected over a whole run, at one interval between checkpoints."""
 
     every_s: float  # of training between checkpoints
@@ -38,7 +38,7 @@ def mean_time_between_preemptions_s(config: RunConfig) -> float:
     return 3600 / rate_per_hour if rate_per_hour else math.inf
 
 
-def expected_loss(work_s: float, save_s: float, every_s: float, mtbf_s: float, restart_s: float) -> LostTime | None:
+def expected_loss(work_s: float, save_s: float, every_s: float, mtbf_s: float, restart_s: float) -> GoodputLoss | None:
     """Loss of a run that computes `work_s`, saving each `every_s`. None: it would lose more than it gains, without end.
 
     While it lasts T, it is stopped T / mtbf times and loses half an interval and a restart each time:
@@ -49,12 +49,14 @@ def expected_loss(work_s: float, save_s: float, every_s: float, mtbf_s: float, r
     if lost_share >= 1:
         return None
     preemptions = (work_s + saves_s) / (1 - lost_share) / mtbf_s
-    return LostTime(
+    return GoodputLoss(
         every_s, saves_s / 3600, preemptions * every_s / 2 / 3600, preemptions * restart_s / 3600, preemptions
     )
 
 
-def lost_time(config: RunConfig, time: Time, *, preemptible: bool, every_s: float | None = None) -> LostTime | None:
+def goodput_loss(
+    config: RunConfig, time: Time, *, preemptible: bool, every_s: float | None = None
+) -> GoodputLoss | None:
     """Of the training job, at the run file's interval or at `every_s`. None where it is not known, or has no end."""
     if time.step_s is None or time.steps is None or time.save_s is None:
         return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from trainer.sizing.flops import flops_per_row
+from trainer.sizing.flops import flops_per_sequence
 from trainer.sizing.model_shape import ModelShape
 from vlmpipe.catalog.machines import Gpu
 from vlmpipe.config.run_config import RunConfig
@@ -12,7 +12,7 @@ from vlmpipe.planner.parallel_layout import Layout
 from vlmpipe.planner.time.communication import FP32_BYTES
 from vlmpipe.planner.time.feature_cache import CacheAdvice
 from vlmpipe.planner.time.step_time import reached
-from vlmpipe.planner.workload import RowLoad
+from vlmpipe.planner.workload import Workload
 
 
 def cache_features_hours(config: RunConfig, cache: CacheAdvice) -> float | None:
@@ -25,7 +25,7 @@ def cache_features_hours(config: RunConfig, cache: CacheAdvice) -> float | None:
 
 
 def evaluate_hours(
-    config: RunConfig, shape: ModelShape, layout: Layout, load: RowLoad, gpu: Gpu | None, *, cached: bool
+    config: RunConfig, shape: ModelShape, layout: Layout, load: Workload, gpu: Gpu | None, *, cached: bool
 ) -> float | None:
     """Answers to one question a sample, for the sample's own image and for each control, and the held-out loss.
 
@@ -38,7 +38,7 @@ def evaluate_hours(
     evaluate, cluster = config.evaluate, config.cluster
     asked = min(samples, evaluate.max_samples or samples)
     rounds = 1 + len(evaluate.controls)
-    sample = flops_per_row(
+    sample = flops_per_sequence(
         shape,
         row_tokens=load.useful_tokens_per_row / load.samples_per_row,
         images=load.images_per_row / load.samples_per_row,
@@ -55,7 +55,7 @@ def evaluate_hours(
     return (forward_s / ranks + batches * evaluate.max_new_tokens * token_s) / 3600
 
 
-def held_out_samples(config: RunConfig, load: RowLoad) -> int | None:
+def held_out_samples(config: RunConfig, load: Workload) -> int | None:
     """Samples kept for evaluation, as far as the training split tells; None where neither is known."""
     share = config.data.held_out_fraction
     if load.samples is not None and share < 1:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from trainer.config.train import PIPELINE_PARALLEL
 from trainer.sizing.checkpoint_size import checkpoint_bytes
-from trainer.sizing.flops import RowFlops, model_flops_per_row
+from trainer.sizing.flops import SequenceFlops, model_flops_per_sequence
 from trainer.sizing.model_shape import ModelShape
 from trainer.sizing.pipeline_partition import stages_of
 from vlmpipe.catalog.machines import Gpu, Machine
@@ -16,7 +16,7 @@ from vlmpipe.planner.memory.pipeline_partition import by_rank, planned_stages, r
 from vlmpipe.planner.parallel_layout import SHARDED_BY_FSDP, Layout
 from vlmpipe.planner.time.communication import Transfer, Work, pipeline_bubble, seconds, traffic
 from vlmpipe.planner.time.optimizer_step import update_sentences, update_times
-from vlmpipe.planner.workload import RowLoad
+from vlmpipe.planner.workload import Workload
 
 # Share of the peak that computing reaches, recomputation and padding included. Read: 39-43 % of an H100's bf16 peak in
 # NeMo AutoModel and torchtitan, 30-40 % with packed images on A800 in lmms-engine, 41-48 % in Megatron-LM.
@@ -88,7 +88,7 @@ def estimate_time(
     config: RunConfig,
     shape: ModelShape,
     layout: Layout,
-    load: RowLoad,
+    load: Workload,
     machine: Machine,
     gpu: Gpu | None,
     *,
@@ -127,7 +127,7 @@ def _time_of_steps(
     config: RunConfig,
     shape: ModelShape,
     layout: Layout,
-    load: RowLoad,
+    load: Workload,
     machine: Machine,
     gpu: Gpu | None,
     *,
@@ -171,7 +171,7 @@ def _time_of_steps(
         parts.append(TimePart(OVERLAPPED, hidden_s, hidden=True))
 
     rows = load.rows_per_step
-    useful = rows * model_flops_per_row(
+    useful = rows * model_flops_per_sequence(
         shape,
         useful_tokens=load.useful_tokens_per_row,
         samples=load.samples_per_row,
@@ -198,7 +198,7 @@ def _time_of_steps(
     )
 
 
-def work_of(config: RunConfig, shape: ModelShape, layout: Layout, load: RowLoad, *, cached: bool) -> Work:
+def work_of(config: RunConfig, shape: ModelShape, layout: Layout, load: Workload, *, cached: bool) -> Work:
     """One rank's share of a step."""
     train = config.train
     piped = layout.pipeline_parallel > 1
@@ -249,7 +249,7 @@ def reached(config: RunConfig, shape: ModelShape, layout: Layout, gpu: Gpu, *, c
     return Rates(peak * efficiency, frozen * efficiency, fp32 * efficiency, peak), said
 
 
-def compute_seconds(row: RowFlops, shape: ModelShape, layout: Layout, rates: Rates) -> float:
+def compute_seconds(row: SequenceFlops, shape: ModelShape, layout: Layout, rates: Rates) -> float:
     """One rank's time for one row, of a pipeline that of the stage that takes longest. Tensor parallelism cuts
     all but the projector and one of each adapter's matrices."""
     language_rate = rates.frozen if "language_layers" in shape.left_whole else rates.trained

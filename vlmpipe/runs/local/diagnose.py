@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from vlmpipe.runs.diagnosis import STALL_IDS, Diagnosis, Text, decide, last_lines, rank_ends
-from vlmpipe.runs.local.fault_summary import read_chaos
+from vlmpipe.runs.local.fault_summary import read_faults
 from vlmpipe.runs.local.run import LOG, MARKER, is_running, read_marker
 from vlmpipe.runs.local.state import ATTEMPT_LINE, STOPPED, Step, read_json, read_state
 from vlmpipe.runs.stack_dumps import read_stall
@@ -52,7 +52,7 @@ def diagnose_folder(folder: Path) -> Diagnosis:
         stall = read_stall(folder, world_size=_world_size(folder), since_s=since_s)
     chaos = [
         str(line["chaos"])
-        for line in read_chaos(folder, since_s=since_s)
+        for line in read_faults(folder, since_s=since_s)
         if "chaos" in line and line["event"] != "missed"
     ]
     return Diagnosis(

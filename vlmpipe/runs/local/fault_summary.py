@@ -14,7 +14,7 @@ from vlmpipe.runs.local.state import RunState
 NAMES = {"preempt": "preemption", "kill": "kill", "stop": "stop of a node"}
 
 
-def read_chaos(folder: Path, *, since_s: float) -> list[dict[str, Any]]:
+def read_faults(folder: Path, *, since_s: float) -> list[dict[str, Any]]:
     """The lines of the run's chaos.jsonl from this attempt on; none for a run without chaos."""
     path = folder / CHAOS_LOG
     if not path.exists():
@@ -23,7 +23,7 @@ def read_chaos(folder: Path, *, since_s: float) -> list[dict[str, Any]]:
     return [line for line in lines if line["time_s"] >= since_s]
 
 
-def chaos_lines(lines: Iterable[dict[str, Any]], *, survived: bool) -> list[str]:
+def fault_lines(lines: Iterable[dict[str, Any]], *, survived: bool) -> list[str]:
     """One sentence on what happened, and one for each event that did not come about.
 
     The number of repeated steps is a lower bound: what training did after the last word of its record is not known.

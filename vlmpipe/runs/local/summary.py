@@ -10,7 +10,7 @@ from typing import Any
 
 from trainer.errors import ConfigError, ExitCode, UserError
 from trainer.storage.base import join_uri
-from vlmpipe.runs.local.fault_summary import chaos_lines, read_chaos, restart_lines
+from vlmpipe.runs.local.fault_summary import fault_lines, read_faults, restart_lines
 from vlmpipe.runs.local.run import (
     DEFAULT_ROOT,
     LOG,
@@ -95,7 +95,7 @@ class RunReport:
             "evaluation": read_json(self.folder / "evaluate.json") or None,
             "decision": read_json(self.folder / "decision.json") or None,
             "registered": read_json(self.folder / "registered.json") or None,
-            "chaos": read_chaos(self.folder, since_s=self.marker.started_s) or None,
+            "chaos": read_faults(self.folder, since_s=self.marker.started_s) or None,
         }
 
     def as_dict(self) -> dict[str, Any]:
@@ -266,8 +266,8 @@ def _said(report: RunReport) -> list[str]:
 
 def notes(report: RunReport) -> list[str]:
     """What came otherwise than expected and the run went on: mishaps, restarts, a damaged checkpoint passed over."""
-    chaos = read_chaos(report.folder, since_s=report.marker.started_s)
+    chaos = read_faults(report.folder, since_s=report.marker.started_s)
     found = [f"note: {note}" for step in report.state.steps for note in step.detail.get("notes") or []]
-    found += chaos_lines(chaos, survived=report.outcome == "done")
+    found += fault_lines(chaos, survived=report.outcome == "done")
     found += [f"note: {line}" for line in restart_lines(report.state)] if not chaos else []
     return ["", *found] if found else []

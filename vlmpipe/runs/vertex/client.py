@@ -8,7 +8,7 @@ from google.api_core import exceptions
 
 from trainer.errors import ConfigError, ExitCode, UserError
 from trainer.storage.base import join_uri
-from vlmpipe.backends.vertex.client import Place, in_words, pipeline_client
+from vlmpipe.backends.vertex.client import Place, pipeline_client, translate_errors
 from vlmpipe.backends.vertex.pipeline_job import REQUEST_TIMEOUT_S, retrying
 from vlmpipe.runs.vertex.names import Address
 
@@ -30,7 +30,7 @@ class Runs:
     def get(self, address: Address) -> PipelineJob:
         """Raises UserError (exit 66) where there is no run of that name."""
         try:
-            with in_words(self._place, role=VIEWER):
+            with translate_errors(self._place, role=VIEWER):
                 return self._get(address)
         except UserError as error:
             said = error.__cause__
@@ -48,7 +48,7 @@ class Runs:
             return False
         self._refuse_over(address, job)
         try:
-            with in_words(self._place, role=USER):
+            with translate_errors(self._place, role=USER):
                 request = {"name": address.resource_name}
                 retrying([], lambda: self._client.cancel_pipeline_job(request, retry=None, timeout=REQUEST_TIMEOUT_S))
         except UserError as error:  # it may have ended, or been cancelled by our own first request, meanwhile

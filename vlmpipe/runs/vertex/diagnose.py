@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from trainer.checkpoint.attempts import order_of
 from trainer.errors import ExitCode, UserError
 from trainer.storage import open_storage
-from vlmpipe.backends.vertex.client import in_words, job_client
+from vlmpipe.backends.vertex.client import job_client, translate_errors
 from vlmpipe.backends.vertex.pipeline_job import REQUEST_TIMEOUT_S, retrying
 from vlmpipe.runs.diagnosis import STALL_IDS, Diagnosis, Text, decide, last_lines, rank_ends
 from vlmpipe.runs.local.fault_summary import restart_lines
@@ -98,7 +98,7 @@ def _custom_jobs(address: Address, names: Iterable[str], notes: list[str]) -> li
     found: list[CustomJob] = []
     try:
         client = job_client(address.place.location)
-        with in_words(address.place, role=VIEWER, what="custom job"):
+        with translate_errors(address.place, role=VIEWER, what="custom job"):
             for name in names:
                 found.append(_get(client, name))
     except UserError as error:

@@ -17,7 +17,7 @@ from google.api_core import exceptions
 from google.protobuf import json_format
 
 from trainer.errors import UserError
-from vlmpipe.backends.vertex.client import Place, credentials_for, endpoint, in_words, is_local
+from vlmpipe.backends.vertex.client import Place, credentials_for, endpoint, is_local, translate_errors
 from vlmpipe.backends.vertex.pipeline_job import REQUEST_TIMEOUT_S, retrying
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def _post(place: Place, request: dict[str, Any]) -> dict[str, Any]:
 
     vertex = endpoint(place.location)
     address = vertex if is_local(vertex) else LOGGING  # a test server answers for both
-    with in_words(place, role=ROLE), AuthorizedSession(credentials_for(address)) as session:
+    with translate_errors(place, role=ROLE), AuthorizedSession(credentials_for(address)) as session:
 
         def ask() -> dict[str, Any]:
             answer = session.post(f"{address}/v2/entries:list", json=request, timeout=REQUEST_TIMEOUT_S)

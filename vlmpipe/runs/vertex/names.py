@@ -25,7 +25,7 @@ _JOB_ID = re.compile(r"[a-z][-a-z0-9]{0,127}")
 
 
 @dataclass(frozen=True)
-class Note:
+class RunRecord:
     """What `vlmpipe submit` leaves in build/submitted/<job id>.json. None: the plan could not say."""
 
     resource_name: str
@@ -55,10 +55,10 @@ def continue_with(job_id: str, run_id: str, *, template_uri: str, pipeline: str)
     )
 
 
-def notes() -> dict[str, Note]:
+def run_records() -> dict[str, RunRecord]:
     """The runs submitted from this folder by the names of their jobs, oldest first."""
     found = {path.stem: read_json(path) for path in SUBMITTED.glob("*.json")}
-    known = {name: Note(**raw) for name, raw in found.items() if raw.get("version") == 1}
+    known = {name: RunRecord(**raw) for name, raw in found.items() if raw.get("version") == 1}
     return dict(sorted(known.items(), key=lambda item: item[1].submitted_s))
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from trainer.errors import ExitCode, UserError
 from trainer.storage import open_storage
 from vlmpipe.backends.vertex.capacity_attempts import FILE as LADDER
-from vlmpipe.backends.vertex.capacity_attempts import Attempt, parse_rungs, waiting_message
+from vlmpipe.backends.vertex.capacity_attempts import Attempt, parse_attempts, waiting_message
 from vlmpipe.job_spec.build import JOBS, step_of
 from vlmpipe.planner.cost.approval import dollars
 from vlmpipe.runs.failure_patterns import Hit, hits
@@ -231,7 +231,7 @@ def read_files(run_uri: str, *, since_s: float) -> RunFiles:
     results = {name: contents[name] for name in RESULTS if name in contents}
     if "notify" not in fresh and "decide" not in fresh:  # results of an earlier attempt of the same run
         results = {name: value for name, value in results.items() if name == "plan.json"}
-    rungs = parse_rungs(contents.get(LADDER) or {}, run_file.version if run_file else "")
+    rungs = parse_attempts(contents.get(LADDER) or {}, run_file.version if run_file else "")
     return RunFiles(fresh, results, rungs)
 
 

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainer.config.job import JobConfig
-from trainer.data.malloc_trim import give_back
+from trainer.data.malloc_trim import trim_memory
 from trainer.data.prepare.chunks.chunk import Report, build_chunk
 from trainer.data.prepare.chunks.plan import Chunk
 from trainer.data.prepare.chunks.store import ChunkStore
-from trainer.data.prepare.validate_sample import Entry, Examination, final_entry
+from trainer.data.prepare.validate_sample import Entry, SampleValidator, final_entry
 from trainer.data.rejects import Reject
 from trainer.data.sample import Sample
 from trainer.data.sources import Source
@@ -39,7 +39,7 @@ class ChunkMaker:
         """`part_starts`: number of each part's first record. `settings`: what fingerprints stand for beside records."""
         self._config, self._settings, self._threads = config, settings, threads
         self._parts, self._part_starts = source.parts(), part_starts
-        self._examine = Examination(config, tokenizer)
+        self._examine = SampleValidator(config, tokenizer)
         self._store = ChunkStore(config.run.chunks_root)
         self._records: Iterator[Sample | Reject] = iter(())
         self._position = -1  # of the next record; nothing is open yet
@@ -57,7 +57,7 @@ class ChunkMaker:
                 report=report,
             )
             self._store.put(chunk.fingerprint(self._settings), Path(scratch))
-        give_back()
+        trim_memory()
 
     def _entries(self, chunk: Chunk) -> Iterator[Entry | Reject]:
         records, position = records_from(self._parts, self._part_starts, chunk.start)

@@ -21,7 +21,7 @@ from trainer.data.prepare.preview import ContactSheet
 from trainer.data.prepare.statistics import sample_digest
 from trainer.data.prepare.thread_map import map_in_order
 from trainer.data.prepare.thumbnails import write_reject_pictures
-from trainer.data.prepare.validate_sample import Accepted, Entry, Examination
+from trainer.data.prepare.validate_sample import Accepted, Entry, SampleValidator
 from trainer.data.rejects import Ledger, Reject, RejectCode
 from trainer.data.sample import SPLITS
 from trainer.data.shards.index import IndexWriter
@@ -41,7 +41,7 @@ def build_chunk(
     entries: Iterable[Entry | Reject],
     folder: Path,
     config: DataConfig,
-    examine: Examination,
+    examine: SampleValidator,
     *,
     threads: int,
     repeats: frozenset[str] = frozenset(),

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from trainer.config.job import DataConfig
-from trainer.data.malloc_trim import give_back
+from trainer.data.malloc_trim import trim_memory
 from trainer.data.prepare.chunks.chunk import ANSWERS, REJECTS, SUMMARY, write_json
 from trainer.data.prepare.preview import ContactSheet
 from trainer.data.prepare.statistics import Counts, describe
@@ -80,7 +80,7 @@ def merge(
             counts.dropped += summary["dropped"]
             sheet.add_sheet(part.files)
             first.update(summary["shards"])
-            give_back()
+            trim_memory()
     ledger.check()
     lines.write(folder)
     sheet.write(folder)

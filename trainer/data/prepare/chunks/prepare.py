@@ -17,7 +17,7 @@ from trainer.data.prepare.chunks.merge import Part
 from trainer.data.prepare.chunks.plan import Chunk, Places, read_plan, write_plan
 from trainer.data.prepare.chunks.store import ChunkStore
 from trainer.data.prepare.chunks.worker_pool import make_in_processes
-from trainer.data.prepare.deduplicate import SeenContent
+from trainer.data.prepare.deduplicate import ContentIndex
 from trainer.data.prepare.thread_map import cores, threads_for
 from trainer.data.sample import stable_digest
 from trainer.data.shards.index import NAME
@@ -41,7 +41,7 @@ NOT_IN_A_CHUNK = {
 }  # fmt: skip
 
 
-class Planned:
+class ChunkedPreparation:
     """The chunks of one source. `folder` holds the plan, with the tokenizer in it."""
 
     def __init__(self, config: JobConfig, source: Source, folder: Path, format_version: int) -> None:
@@ -79,7 +79,7 @@ class Planned:
 
     def without_repeats(self) -> tuple[Chunk, ...]:
         """The chunks without the samples that chunks before them have. Those as planned must be done."""
-        seen = SeenContent()
+        seen = ContentIndex()
         return tuple(chunk.without(self._met(chunk, seen)) for chunk in self.chunks)
 
     def parts(self, chunks: Iterable[Chunk]) -> Iterator[Part]:
@@ -89,7 +89,7 @@ class Planned:
             name = chunk.fingerprint(self._settings)
             yield Part(name, self._store.files(name), places.of(chunk))
 
-    def _met(self, chunk: Chunk, seen: SeenContent) -> set[str]:
+    def _met(self, chunk: Chunk, seen: ContentIndex) -> set[str]:
         """The chunk's contents that were seen before it; all of them are seen then."""
         path = self._store.files(chunk.fingerprint(self._settings)).fetch(NAME)
         columns = (column.to_pylist() for column in pq.read_table(path, columns=["content", "split"]).columns)
