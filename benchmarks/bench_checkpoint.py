@@ -63,7 +63,7 @@ def stall(report: Report, worker: ProcessContext, folder: Path, rounds: int, *, 
 
         return timed
 
-    sides = {"async": save(trained.saver(asynchronous=True)), "sync": save(trained.saver(asynchronous=False))}
+    sides = {"async": save(trained.saver(async_save=True)), "sync": save(trained.saver(async_save=False))}
     found = interleaved(sides, rounds)
     size_mib = 3 * layers * WIDTH * WIDTH * 4 / MIB
     report.require(newest_good(trained.store)[0] is not None, "the last save verifies")
@@ -78,7 +78,7 @@ def overhead(report: Report, worker: ProcessContext, folder: Path, rounds: int, 
     """A run that saves every 100 steps beside the same run that never saves."""
     every = min(100, steps // 2)
     trained = Trained(RUN_LAYERS, folder, worker)
-    saver = trained.saver(asynchronous=True)
+    saver = trained.saver(async_save=True)
     numbers = iter(range(1, 10**6))
 
     def run(saves: bool) -> Callable[[], float]:

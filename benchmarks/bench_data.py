@@ -76,7 +76,7 @@ def main() -> None:
 
 def lengths_of(load: Workload) -> Lengths:
     split, data = load.split(), load.online.data
-    return Lengths(split.tokens, split.image_count, data.row_tokens, data.row_images)
+    return Lengths(split.tokens, split.image_count, data.sequence_length, data.max_images_per_sequence)
 
 
 def synthetic_lengths(samples: int) -> Lengths:
@@ -86,7 +86,7 @@ def synthetic_lengths(samples: int) -> Lengths:
     sizes = random.choice([144, 256, 400, 576, 1024], (samples, 3))
     image_tokens = np.where(np.arange(3) < images[:, None], sizes, 0).sum(1)
     text = np.clip(random.lognormal(np.log(120), 0.8, samples), 10, 1000).astype(np.int64)
-    return Lengths(image_tokens + text, images, row_tokens=4096, row_images=18)
+    return Lengths(image_tokens + text, images, sequence_length=4096, max_images_per_sequence=18)
 
 
 def packing(report: Report, name: str, lengths: Lengths, epochs: int) -> None:
@@ -100,8 +100,8 @@ def packing(report: Report, name: str, lengths: Lengths, epochs: int) -> None:
         plan = plan_packing(
             lengths.tokens,
             lengths.images,
-            row_tokens=lengths.row_tokens,
-            row_images=lengths.row_images,
+            sequence_length=lengths.sequence_length,
+            max_images_per_sequence=lengths.max_images_per_sequence,
             seed=0,
             epoch=epoch,
         )
@@ -110,12 +110,12 @@ def packing(report: Report, name: str, lengths: Lengths, epochs: int) -> None:
         order = np.random.default_rng(epoch).permutation(len(lengths.tokens))
         best_fit.append(100 * plan.fill)
         padded.append(100 * useful / padded_slots(order, lengths, PADDED_BATCH))
-        first_come.append(100 * useful / (first_come_rows(order, lengths) * lengths.row_tokens))
+        first_come.append(100 * useful / (first_come_rows(order, lengths) * lengths.sequence_length))
         clock = Clock()
         rows = first_fit_rows(order, lengths, GREEDY_WINDOW)
         greedy.append(clock.stop(len(lengths.tokens)))
-        first_fit.append(100 * useful / (rows * lengths.row_tokens))
-    ours, unit = Side(f"rows of {lengths.row_tokens} tokens, best fit", best_fit), "% of slots"
+        first_fit.append(100 * useful / (rows * lengths.sequence_length))
+    ours, unit = Side(f"rows of {lengths.sequence_length} tokens, best fit", best_fit), "% of slots"
     baseline = Side(f"padded to the longest of {PADDED_BATCH}", padded)
     report.compare("fill: packed or padded", name, unit, ours, baseline)
     report.compare("fill: best fit or first come", name, unit, ours, Side("first come, first served", first_come))
@@ -154,14 +154,14 @@ def reading(report: Report, load: Workload, rounds: int) -> None:
 def our_rows(loader: PackedLoader, load: Workload) -> Iterator[RowContent]:
     """One epoch."""
     for step in range(load.num_steps):
-        for row in loader.rows_for_step(step, 0, 1):
+        for row in loader.sequences_for_step(step, 0, 1):
             yield row.sample_ids, row.images
 
 
 def images_of_steps(report: Report, load: Workload, rounds: int) -> None:
     """What a step needs of its images: stored features, or pixels, for which the tower then still has to run."""
     loader = load.loader()
-    rows = [row for step in range(load.num_steps) for row in loader.rows_for_step(step, 0, 1)]
+    rows = [row for step in range(load.num_steps) for row in loader.sequences_for_step(step, 0, 1)]
     images = {sha256: image for row in rows for sha256, image in zip(row.image_sha256, row.images, strict=True)}
     model, features_uri = load.online.model, load.cached.pointers().features_uri
     name, image = next(iter(images.items()))

@@ -29,7 +29,7 @@ from trainer.setup import mean_sequence_flops
 TOLERANCE = 1e-4  # relative, of losses in fp32; sums in another order differ by less
 LINES_STEPS, LINES_ROUNDS = 20, 3  # more steps than rows are read ahead of, and those of one line of the log at least
 OUTSIDE = "outside forward, backward, optimizer"
-QUICK = {"digits": ("digits", ("train.global_batch_rows=4", "train.micro_batch_rows=2", "data.max_samples=600"))}
+QUICK = {"digits": ("digits", ("train.global_batch_size=4", "train.micro_batch_size=2", "data.max_samples=600"))}
 WIDE_TOWER = ("hidden_size=256", "intermediate_size=1024", "num_hidden_layers=6")  # a fifth of an online step
 FULL = {
     "digits": ("digits", ()),
@@ -153,7 +153,10 @@ def layouts(report: Report, load: Workload, worker: ProcessContext, steps: int, 
     found = interleaved(sides, rounds, warm_up=False)
     same = all(same_losses(found["packed"], found[other]) for other in ("padded", "masked"))
     report.require(same, "the loss of each step is the same for packed and padded samples, and under a mask")
-    labels = {"packed": f"rows of {load.cached.data.row_tokens} tokens", "padded": "padded to the longest of a batch"}
+    labels = {
+        "packed": f"rows of {load.cached.data.sequence_length} tokens",
+        "padded": "padded to the longest of a batch",
+    }
     rates = [(label, measured(found[name])) for name, label in labels.items()]
     report.compare_rates("step: packed or padded", load.name, "useful tokens", *rates)
     masks = [("by sample", measured(found["packed"])), ("under a mask", measured(found["masked"]))]

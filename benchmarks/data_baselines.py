@@ -31,8 +31,8 @@ class Lengths:
 
     tokens: Int64Array  # (samples,)
     images: Int64Array  # (samples,)
-    row_tokens: int
-    row_images: int
+    sequence_length: int
+    max_images_per_sequence: int
 
 
 def padded_slots(order: Int64Array, lengths: Lengths, batch: int) -> int:
@@ -47,7 +47,7 @@ def first_come_rows(order: Int64Array, lengths: Lengths) -> int:
     rows, free_tokens, free_images = 0, 0, 0
     for tokens, images in zip(lengths.tokens[order].tolist(), lengths.images[order].tolist(), strict=True):
         if tokens > free_tokens or images > free_images:
-            rows, free_tokens, free_images = rows + 1, lengths.row_tokens, lengths.row_images
+            rows, free_tokens, free_images = rows + 1, lengths.sequence_length, lengths.max_images_per_sequence
         free_tokens, free_images = free_tokens - tokens, free_images - images
     return rows
 
@@ -61,7 +61,7 @@ def first_fit_rows(order: Int64Array, lengths: Lengths, window: int) -> int:
         for size, count in zip(tokens[start : start + window], images[start : start + window], strict=True):
             row = next((row for row in free if row[0] >= size and row[1] >= count), None)
             if row is None:
-                row = [lengths.row_tokens, lengths.row_images]
+                row = [lengths.sequence_length, lengths.max_images_per_sequence]
                 free.append(row)
             row[0] -= size
             row[1] -= count
@@ -92,7 +92,7 @@ def decoded_by_hand(images: Sequence[bytes], model: ModelConfig) -> Tensor:
 def webdataset_rows(load: Workload) -> Iterator[RowContent]:
     """One epoch from webdataset's own reader: the same parsing and tokenizing, packed as a stream can be."""
     job, tokenizer = load.online, load.tokenizer
-    counts, length = [load.image_tokens], job.data.row_tokens
+    counts, length = [load.image_tokens], job.data.sequence_length
     shards = sorted(str(path) for path in Path(job.pointers().prepared_uri, FOLDER).glob("train-*.tar"))
     ids: list[str] = []
     images: list[bytes] = []

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from benchmarks.measure_memory import row_batch
+from benchmarks.measure_memory import packed_batch
 from benchmarks.memory_cases import Case
 from trainer.distributed.process import start_worker
 from trainer.models.registry import family_of
@@ -109,7 +109,7 @@ def train(chosen: argparse.Namespace) -> None:
     module = family.training_module(job.model, model, cached=True).train()
     parameters = sum(each.numel() for each in module.parameters() if each.requires_grad)
     strategy: Any = build_strategy(job.train, module, family.blocks(module), worker)
-    batch = row_batch(job.model, case.rows, case.vocabulary, cached=True)
+    batch = packed_batch(job.model, case.rows, case.vocabulary, cached=True)
     losses, steps_s, most = [], [], Most()
     for _ in range(STEPS[form]):
         started_s = time.perf_counter()

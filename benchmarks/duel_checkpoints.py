@@ -157,7 +157,7 @@ def _committed(store: LocalStorage, step: int, nodes: list[Path]) -> None:
         attempt=1,
         epoch=0,
         step=step,
-        rows_consumed=0,
+        sequences_consumed=0,
         world_size=len(nodes),
         num_nodes=len(nodes),
         strategy="",

@@ -103,7 +103,7 @@ def counted(config: ModelConfig, *, cached: bool, checkpointing: Checkpointing) 
     module = family.training_module(config, model, cached=cached).train()
     Recompute(layers=checkpointing).apply(family, module)
     inputs = inputs_of(
-        config, SequenceShape(ROWS, ROW_TOKENS, IMAGES, ROWS * LABELS), 300, cached=cached, row_samples=ROW_SAMPLES
+        config, SequenceShape(ROWS, ROW_TOKENS, IMAGES, ROWS * LABELS), 300, cached=cached, sequence_samples=ROW_SAMPLES
     )
     inputs["label_index"] = torch.arange(ROWS * LABELS)
     # The CPU's fused attention kernel has no formula in torch's counter: it would count as nothing.
@@ -116,7 +116,7 @@ def by_formula(config: ModelConfig, *, cached: bool, checkpointing: Any) -> floa
     """The same FLOPs from the model's sizes."""
     row = flops_per_sequence(
         family_of(config).shape(config),
-        row_tokens=ROW_TOKENS,
+        sequence_length=ROW_TOKENS,
         images=IMAGES / ROWS,
         label_tokens=LABELS,
         cached=cached,

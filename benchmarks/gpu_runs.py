@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from benchmarks.measure_memory import row_batch
+from benchmarks.measure_memory import packed_batch
 from benchmarks.memory_cases import Case
 from trainer.dataloading.batches import PackedBatch
 from trainer.distributed.process import ProcessContext
@@ -70,7 +70,8 @@ class Run:
         Recompute.of(self.job.train).apply(family, module)
         self.strategy: Strategy = build_strategy(self.job.train, module, family.blocks(module), worker)
         batch = filled(
-            row_batch(self.job.model, case.rows, case.vocabulary, cached=case.cached, row_samples=size.samples), case
+            packed_batch(self.job.model, case.rows, case.vocabulary, cached=case.cached, sequence_samples=size.samples),
+            case,
         )
         self.batches = [batch.pinned() if worker.device.type == "cuda" else batch] * case.passes
         self._label_tokens = case.passes * len(batch.label_ids)

@@ -31,14 +31,14 @@ class PlannedRows(Dataset[PackedSequence]):
         sequence = load.sequence()
         for step in range(steps):
             batch = sequence.batch(step)
-            assert len(batch) == sequence.global_batch_rows, "too few samples: the last batch of an epoch is short"
+            assert len(batch) == sequence.global_batch_size, "too few samples: the last batch of an epoch is short"
             self._rows += [sequence.plan(batch.epoch).row(row).tolist() for row in range(batch.start, batch.stop)]
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def __getitem__(self, number: int) -> PackedSequence:
-        return self._loader.build_row(self._rows[number])
+        return self._loader.pack_sequence(self._rows[number])
 
 
 class StepClock(TrainerCallback):
@@ -77,11 +77,11 @@ def hugging_face_trainer(load: Workload, length: Length, scratch: Path) -> Train
         return batch | {"pixel_values": pixels([image for row in rows for image in row.images])}
 
     settings = job.train
-    accumulation = settings.global_batch_rows // settings.micro_batch_rows
+    accumulation = settings.global_batch_size // settings.micro_batch_size
     arguments = TrainingArguments(
         output_dir=str(scratch),
         max_steps=length.end + 1,
-        per_device_train_batch_size=settings.micro_batch_rows,
+        per_device_train_batch_size=settings.micro_batch_size,
         gradient_accumulation_steps=accumulation,
         max_grad_norm=settings.clip_grad_norm,
         train_sampling_strategy="sequential",

@@ -83,7 +83,7 @@ def measure(case: Case, worker: ProcessContext) -> dict[str, int]:
         disk = getattr(strategy, "_disk", None)
         if disk:
             scales.on_disk = disk.addresses
-        batches = [row_batch(job.model, case.rows, case.vocabulary, cached=case.cached) for _ in range(case.passes)]
+        batches = [packed_batch(job.model, case.rows, case.vocabulary, cached=case.cached) for _ in range(case.passes)]
         if not replica_of(job.train, worker).takes_images:
             batches = [replace(batch, images=torch.empty(0)) for batch in batches]
         begins = job.train.powersgd.start_step if job.train.gradient_rank else 0
@@ -130,11 +130,11 @@ def draw(model: nn.Module) -> None:
         nn.init.normal_(parameter, std=0.02)
 
 
-def row_batch(
-    model: ModelConfig, rows: SequenceShape, vocabulary: int, *, cached: bool, row_samples: int = 2
+def packed_batch(
+    model: ModelConfig, rows: SequenceShape, vocabulary: int, *, cached: bool, sequence_samples: int = 2
 ) -> PackedBatch:
     """Packed rows."""
-    inputs = inputs_of(model, rows, vocabulary, cached=cached, row_samples=row_samples)
+    inputs = inputs_of(model, rows, vocabulary, cached=cached, sequence_samples=sequence_samples)
     inputs["label_index"] = torch.arange(rows.label_tokens)
     return PackedBatch(**inputs)
 

@@ -22,31 +22,31 @@ LLAVA: dict[str, Any] = {
 # Images of 4 x 4 tokens, which are 4 windows of Qwen2.5-VL.
 NATIVE: dict[str, Any] = {
     "model.max_pixels": 1024,
-    "model.whole.config.text_config.num_hidden_layers": 5,
-    "model.whole.config.text_config.hidden_size": 128,
-    "model.whole.config.text_config.intermediate_size": 256,
-    "model.whole.config.text_config.rope_parameters.mrope_section": [4, 6, 6],
-    "model.whole.config.vision_config.depth": 4,
-    "model.whole.config.vision_config.hidden_size": 32,
-    "model.whole.config.vision_config.intermediate_size": 48,
-    "model.whole.config.vision_config.out_hidden_size": 128,
+    "model.pretrained.config.text_config.num_hidden_layers": 5,
+    "model.pretrained.config.text_config.hidden_size": 128,
+    "model.pretrained.config.text_config.intermediate_size": 256,
+    "model.pretrained.config.text_config.rope_parameters.mrope_section": [4, 6, 6],
+    "model.pretrained.config.vision_config.depth": 4,
+    "model.pretrained.config.vision_config.hidden_size": 32,
+    "model.pretrained.config.vision_config.intermediate_size": 48,
+    "model.pretrained.config.vision_config.out_hidden_size": 128,
 }
 OF_FAMILY: dict[str, dict[str, Any]] = {
-    "qwen2_5_vl": NATIVE | {"model.whole.config.vision_config.fullatt_block_indexes": [1, 3]},
+    "qwen2_5_vl": NATIVE | {"model.pretrained.config.vision_config.fullatt_block_indexes": [1, 3]},
     "qwen3_vl": NATIVE
     | {
-        "model.whole.config.text_config.head_dim": 32,
-        "model.whole.config.vision_config.deepstack_visual_indexes": [0, 2],
+        "model.pretrained.config.text_config.head_dim": 32,
+        "model.pretrained.config.vision_config.deepstack_visual_indexes": [0, 2],
     },
     "smolvlm": {
         "model.image_size": 32,
-        "model.whole.config.text_config.num_hidden_layers": 5,
-        "model.whole.config.text_config.hidden_size": 128,
-        "model.whole.config.text_config.intermediate_size": 256,
-        "model.whole.config.vision_config.image_size": 32,
-        "model.whole.config.vision_config.num_hidden_layers": 4,
-        "model.whole.config.vision_config.hidden_size": 32,
-        "model.whole.config.vision_config.intermediate_size": 48,
+        "model.pretrained.config.text_config.num_hidden_layers": 5,
+        "model.pretrained.config.text_config.hidden_size": 128,
+        "model.pretrained.config.text_config.intermediate_size": 256,
+        "model.pretrained.config.vision_config.image_size": 32,
+        "model.pretrained.config.vision_config.num_hidden_layers": 4,
+        "model.pretrained.config.vision_config.hidden_size": 32,
+        "model.pretrained.config.vision_config.intermediate_size": 48,
     },
 }
 # Images of 64 x 64 pixels or less, which are cut into four tiles and one of the whole.
@@ -74,7 +74,7 @@ class Case:
     @property
     def nodes(self) -> int:
         """Nodes that share the processes: what hybrid sharding and a node's copy of the weights are about."""
-        return 2 if self.strategy == "hsdp" or "train.zero_node_weights" in self.changes else 1
+        return 2 if self.strategy == "hsdp" or "train.zero_hpz" in self.changes else 1
 
     def config(self, world_size: int) -> RunConfig:
         """The run file of this case."""
@@ -90,10 +90,10 @@ class Case:
                     "model.tokenizer": f"train:{self.vocabulary}",
                     **model,
                     **strategy_changes(self.strategy),
-                    "train.micro_batch_rows": self.rows.rows,
-                    "train.global_batch_rows": self.rows.rows * self.passes * copies,
-                    "data.row_tokens": self.rows.tokens,
-                    "data.row_images": self.rows.images // self.rows.rows,
+                    "train.micro_batch_size": self.rows.rows,
+                    "train.global_batch_size": self.rows.rows * self.passes * copies,
+                    "data.sequence_length": self.rows.tokens,
+                    "data.max_images_per_sequence": self.rows.images // self.rows.rows,
                     "cluster.replica_count": self.nodes,
                     "cluster.processes_per_replica": world_size // self.nodes,
                     **self.changes,
@@ -284,7 +284,7 @@ NATIVE_CASES = {
     }.items()
 }
 CASES |= NATIVE_CASES
-NODE_WEIGHTS: dict[str, Any] = {"train.zero_node_weights": True}
+NODE_WEIGHTS: dict[str, Any] = {"train.zero_hpz": True}
 CASES |= {
     f"smolvlm_tiles {name}": replace(case, family="smolvlm_tiles", rows=TILED_ROWS)
     for name, case in {

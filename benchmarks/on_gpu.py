@@ -71,7 +71,7 @@ SPEED: dict[str, tuple[dict[str, Any], bool]] = {
     "cached, selective checkpointing": (BF16 | {"train.activation_checkpointing": "selective"}, True),
     "cached, full checkpointing": (BF16 | CHECKPOINTING, True),
     "tower online": (BF16 | ONLINE, False),
-    "tower online, on its own stream": (BF16 | ONLINE | {"train.tower_stream": True}, False),
+    "tower online, on its own stream": (BF16 | ONLINE | {"train.overlap_vision_encoder": True}, False),
 }
 
 

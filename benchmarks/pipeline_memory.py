@@ -70,7 +70,7 @@ SPLIT_CASES = {
 
 
 # Of Qwen-VL, of which the first stage has the layers that DeepStack adds to.
-LAYERS = "model.whole.config.text_config.num_hidden_layers"
+LAYERS = "model.pretrained.config.text_config.num_hidden_layers"
 BF16: dict[str, Any] = {"train.precision": "bf16"}
 ONLINE: dict[str, Any] = {"features.cache": "off"}
 TOWER_TRAINED: dict[str, Any] = {"model.freeze": [], **ONLINE}

@@ -29,13 +29,13 @@ def plain_loop(load: Workload, length: Length) -> Trained:
     optimizer = build_optimizer(module, job.train.optimizer)
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
     images = cached_images(FeatureReader.open(job.pointers().features_uri), family.feature_shape(job.model))
-    loader, size = load.loader(images=False), job.train.micro_batch_rows
+    loader, size = load.loader(images=False), job.train.micro_batch_size
     losses: list[float] = []
     tokens, clock = 0, Clock()
     for step in range(length.end):
         if step == length.warm_up:
             tokens, clock = 0, Clock()
-        rows = loader.rows_for_step(step, 0, 1)
+        rows = loader.sequences_for_step(step, 0, 1)
         label_tokens, step_loss = loader.total_label_tokens(step), 0.0
         for start in range(0, len(rows), size):
             batch = collate(rows[start : start + size], images)

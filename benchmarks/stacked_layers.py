@@ -18,7 +18,7 @@ from trainer.strategies.ddp import Ddp
 
 WIDTH = 1024  # a layer is 4 MiB of weights, three times that with Adam's moments
 TRAIN = TrainConfig(
-    global_batch_rows=1, optimizer=OptimizerConfig(learning_rate=1e-3), precision="fp32", clip_grad_norm=0.0
+    global_batch_size=1, optimizer=OptimizerConfig(learning_rate=1e-3), precision="fp32", clip_grad_norm=0.0
 )
 
 
@@ -57,6 +57,6 @@ class Trained:
         self.strategy.forward_backward([PackedBatch(none, none, none, none, torch.ones(1, self._width))], 1)
         self.strategy.step(1.0)
 
-    def saver(self, *, asynchronous: bool) -> CheckpointSaver:
+    def saver(self, *, async_save: bool) -> CheckpointSaver:
         """A saver that keeps one checkpoint."""
-        return CheckpointSaver(self.store, self.strategy, self.worker, Retention(1), asynchronous=asynchronous)
+        return CheckpointSaver(self.store, self.strategy, self.worker, Retention(1), async_save=async_save)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from benchmarks.common import Clock, Measured
-from benchmarks.measure_memory import row_batch
+from benchmarks.measure_memory import packed_batch
 from benchmarks.tiny_runs import TINY, merged
 from trainer.distributed.process import ProcessContext
 from trainer.models.layers.recompute_policy import Recompute
@@ -52,10 +52,10 @@ class StepCase:
             )
             content = merged(content, flat)
         rows = {
-            "train.global_batch_rows": self.rows.rows,
-            "train.micro_batch_rows": self.rows.rows,
-            "data.row_tokens": self.rows.tokens,
-            "data.row_images": self.rows.images // self.rows.rows,
+            "train.global_batch_size": self.rows.rows,
+            "train.micro_batch_size": self.rows.rows,
+            "data.sequence_length": self.rows.tokens,
+            "data.max_images_per_sequence": self.rows.images // self.rows.rows,
         }
         return parse_run_config(merged(content, rows), "step case")
 
@@ -101,7 +101,7 @@ class RealSteps:
         module = family.training_module(job.model, model, cached=cached).train()
         Recompute.of(job.train).apply(family, module)
         self._strategy = build_strategy(job.train, module, family.blocks(module), worker)
-        self._batch = row_batch(job.model, case.rows, VOCABULARY, cached=cached)
+        self._batch = packed_batch(job.model, case.rows, VOCABULARY, cached=cached)
 
     def __call__(self) -> tuple[Measured, Measured]:
         clock = Clock()
@@ -128,14 +128,14 @@ def planned(case: StepCase, device: Gpu) -> StepSeconds:
     shape = family_of(config.model).shape(config.model)
     rows = case.rows
     load = Workload(
-        rows_per_step=rows.rows,
-        row_tokens=rows.tokens,
+        sequences_per_step=rows.rows,
+        sequence_length=rows.tokens,
         fill=1.0,
-        samples_per_row=2,
-        sample_pairs_per_row=rows.tokens**2 / 2,
-        images_per_row=rows.images / rows.rows,
-        label_tokens_per_row=rows.label_tokens / rows.rows,
-        rows_per_epoch=None,
+        samples_per_sequence=2,
+        sample_pairs_per_sequence=rows.tokens**2 / 2,
+        images_per_sequence=rows.images / rows.rows,
+        label_tokens_per_sequence=rows.label_tokens / rows.rows,
+        sequences_per_epoch=None,
         steps=None,
         samples=None,
         epochs=1,

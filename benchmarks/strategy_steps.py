@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from benchmarks.common import Clock, Measured, interleaved
-from benchmarks.measure_memory import row_batch
+from benchmarks.measure_memory import packed_batch
 from benchmarks.memory_cases import Case
 from benchmarks.processes import announced
 from benchmarks.strategy_cases import GROUPS, MICRO_BATCHES, Group
@@ -129,7 +129,7 @@ def drawn_batches(model: ModelConfig, case: Case, *, seed: int) -> Sequence[Pack
     """All micro-batches of a global step, the same in every process."""
     generator, found = torch.Generator().manual_seed(seed), []
     for _ in range(MICRO_BATCHES):
-        batch = row_batch(model, case.rows, case.vocabulary, cached=True)
+        batch = packed_batch(model, case.rows, case.vocabulary, cached=True)
         drawn = torch.randint(case.vocabulary - 1, batch.input_ids.shape, generator=generator)
         is_image = batch.input_ids == case.vocabulary - 1
         found.append(

@@ -50,4 +50,4 @@ def model_section(family: str, **changes: Any) -> dict[str, Any]:
     sizes = {"min_pixels": 256, "max_pixels": 2048} if family in GRID_FAMILIES else {"image_size": 16}
     if family.endswith(TILES):
         sizes["longest_edge"] = 32
-    return {"family": family.removesuffix(TILES), "whole": whole, "tokenizer": "train:300", **sizes} | changes
+    return {"family": family.removesuffix(TILES), "pretrained": whole, "tokenizer": "train:300", **sizes} | changes

@@ -165,16 +165,18 @@ def bare_steps(job: JobConfig, worker: ProcessContext, steps: Sequence[ReadyStep
 
 def ready_steps(load: Workload, image_source: ImageSource, steps: int) -> tuple[list[ReadyStep], list[ReadyStep]]:
     """The first steps twice: packed as planned, and with the samples of each micro-batch one to a row."""
-    loader, sequence, size = load.loader(), load.sequence(), load.online.train.micro_batch_rows
+    loader, sequence, size = load.loader(), load.sequence(), load.online.train.micro_batch_size
     packed, padded = [], []
     for step in range(steps):
         batch = sequence.batch(step)
         rows = [sequence.plan(batch.epoch).row(number).tolist() for number in range(batch.start, batch.stop)]
         micro_batches = [rows[start : start + size] for start in range(0, len(rows), size)]
-        tokens = sum(loader.build_row(row).tokens for row in rows)
-        packed_batches = [collate([loader.build_row(row) for row in micro], image_source) for micro in micro_batches]
+        tokens = sum(loader.pack_sequence(row).tokens for row in rows)
+        packed_batches = [
+            collate([loader.pack_sequence(row) for row in micro], image_source) for micro in micro_batches
+        ]
         packed.append(ReadyStep(packed_batches, tokens))
-        singles = [[loader.build_row([sample]) for row in micro for sample in row] for micro in micro_batches]
+        singles = [[loader.pack_sequence([sample]) for row in micro for sample in row] for micro in micro_batches]
         padded.append(ReadyStep([_padded(micro, image_source) for micro in singles], tokens))
     return packed, padded
 

@@ -28,7 +28,7 @@ from vlmpipe.config.run_config import load_run_file
 
 CONFIGS = Path(__file__).parent.parent / "configs"
 # One process; every run from the start; a constant rate, so that the other side of a comparison needs no schedule.
-SETTINGS = ("cluster.replica_count=1", "train.resume=never", "train.schedule=constant", "train.warmup_fraction=0")
+SETTINGS = ("cluster.replica_count=1", "train.resume=never", "train.lr_schedule=constant", "train.warmup_fraction=0")
 
 
 @dataclass(frozen=True)
@@ -62,10 +62,10 @@ class Workload:
         job = self.online
         return PackedBatchSampler(
             self.split(),
-            row_tokens=job.data.row_tokens,
-            row_images=job.data.row_images,
+            sequence_length=job.data.sequence_length,
+            max_images_per_sequence=job.data.max_images_per_sequence,
             seed=job.train.seed,
-            global_batch_rows=job.train.global_batch_rows,
+            global_batch_size=job.train.global_batch_size,
             shuffle_shards=job.data.shuffle_shards,
         )
 

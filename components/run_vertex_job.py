@@ -1,4 +1,5 @@
-"""Step: training on Vertex AI by cluster.ladder. The inputs and the output are those of CustomTrainingJobOp."""
+"""Step: training on Vertex AI by cluster.capacity_fallback. The inputs and the output are those of
+CustomTrainingJobOp."""
 
 from typing import Any, NamedTuple
 
@@ -23,13 +24,13 @@ def run_vertex_job(
     max_wait_duration: str = "86400s",
     psc_interface_config: dict[str, Any] = {},  # noqa: B006
 ) -> NamedTuple("Outputs", [("gcp_resources", str)]):  # type: ignore[valid-type]
-    """Start the job on the first rung, watch it, and go to the next one when no machines are found.
+    """Start the job on the first option, watch it, and go to the next one when no machines are found.
 
     Args:
-        display_name: Name of the jobs, to which each rung adds its own.
+        display_name: Name of the jobs, to which each option adds its own.
         worker_pool_specs: The API's WorkerPoolSpecs.
-        base_output_directory: The run's folder; its run.json says the rungs, its plan.json their prices.
-        strategy: Unused here, as max_wait_duration: the rungs say it.
+        base_output_directory: The run's folder; its run.json says the options, its plan.json their prices.
+        strategy: Unused here, as max_wait_duration: the options say it.
     """
     from components.runtime.step_context import exit_on_error, stop_as_error
     from vlmpipe.backends.vertex.capacity_fallback import run_with_fallback

@@ -69,7 +69,11 @@ def exit_code(findings: list[Finding]) -> int:
 
 def _model(config: RunConfig) -> Iterator[Finding]:
     model = config.model
-    parts = {"model": model.whole} if model.whole else {"tower": model.tower, "language model": model.language_model}
+    parts = (
+        {"model": model.pretrained}
+        if model.pretrained
+        else {"tower": model.tower, "language model": model.language_model}
+    )
     for name, part in parts.items():
         yield _weights(name, part)
     tokenizer = model.tokenizer
@@ -116,44 +120,45 @@ def _hub_cache() -> Path:
 
 def _image_tokens(model: ModelConfig, data: DataConfig) -> Iterator[Finding]:
     """Compare sizes, for a tower whose configuration is in the run file: that of pretrained weights is not at hand."""
-    row_tokens = data.row_tokens
+    sequence_length = data.sequence_length
     if model.family in GRID_FAMILIES:
-        yield from _most_image_tokens(model, row_tokens)
+        yield from _most_image_tokens(model, sequence_length)
         return
-    content = stated(model.tower) if model.whole else model.tower.config
-    tower = vision_of(content) if model.whole else content
-    patch_size, scale_factor = tower.get("patch_size"), content.get("scale_factor") if model.whole else 1
+    content = stated(model.tower) if model.pretrained else model.tower.config
+    tower = vision_of(content) if model.pretrained else content
+    patch_size, scale_factor = tower.get("patch_size"), content.get("scale_factor") if model.pretrained else 1
     if not isinstance(patch_size, int) or not isinstance(scale_factor, int) or min(patch_size, scale_factor) < 1:
         return
     own_size, token_side = tower.get("image_size", model.image_size), patch_size * scale_factor
-    is_taken = own_size == model.image_size or (model.whole and model.image_size < own_size)
+    is_taken = own_size == model.image_size or (model.pretrained and model.image_size < own_size)
     if not is_taken:
         text = f"model.image_size is {model.image_size}, but the tower's image_size is {own_size}"
         yield Finding("image tokens", "failed", text, ExitCode.CONFIG)
     elif model.image_size % token_side:
-        side = f"patch_size x scale_factor {token_side}" if model.whole else f"patch_size {token_side}"
+        side = f"patch_size x scale_factor {token_side}" if model.pretrained else f"patch_size {token_side}"
         text = f"model.image_size {model.image_size} is not a multiple of the tower's {side}"
         yield Finding("image tokens", "failed", text, ExitCode.CONFIG)
     elif tiles := image_form_of(model).tiles:
         text = (
-            f"at most {tiles.most * tiles.tokens} per image, in {tiles.most} tiles of {tiles.tokens}; data.row_tokens "
-            f"is {row_tokens}, data.row_images, which counts tiles, {data.row_images}"
+            f"at most {tiles.most * tiles.tokens} per image, in {tiles.most} tiles of {tiles.tokens}; "
+            "data.sequence_length "
+            f"is {sequence_length}, data.max_images_per_sequence, which counts tiles, {data.max_images_per_sequence}"
         )
-        if tiles.most * tiles.tokens < row_tokens and tiles.most <= data.row_images:
+        if tiles.most * tiles.tokens < sequence_length and tiles.most <= data.max_images_per_sequence:
             yield Finding("image tokens", "ok", text)
         else:
             yield Finding("image tokens", "failed", f"{text}: the largest image fits into no row", ExitCode.CONFIG)
     else:
         tokens = (model.image_size // token_side) ** 2
-        fits = tokens < row_tokens
-        text = f"{tokens} per image, data.row_tokens is {row_tokens}"
+        fits = tokens < sequence_length
+        text = f"{tokens} per image, data.sequence_length is {sequence_length}"
         if fits:
             yield Finding("image tokens", "ok", text)
         else:
             yield Finding("image tokens", "failed", f"{text}: no image fits into a row", ExitCode.CONFIG)
 
 
-def _most_image_tokens(model: ModelConfig, row_tokens: int) -> Iterator[Finding]:
+def _most_image_tokens(model: ModelConfig, sequence_length: int) -> Iterator[Finding]:
     """Of a model whose images differ in tokens: the largest must fit, so far as its configuration is at hand."""
     if model.tower.weights and not Path(model.tower.weights).expanduser().is_dir():
         return
@@ -162,11 +167,12 @@ def _most_image_tokens(model: ModelConfig, row_tokens: int) -> Iterator[Finding]
     side = grids.patch * grids.merge
     most = grids.most_tokens
     text = (
-        f"at most {most} per image (model.max_pixels, {side} x {side} pixels a token), data.row_tokens is {row_tokens}"
+        f"at most {most} per image (model.max_pixels, {side} x {side} pixels a token), data.sequence_length "
+        f"is {sequence_length}"
     )
     if model.max_pixels < side**2:
         yield Finding("image tokens", "failed", f"model.max_pixels is less than a token's {side**2}", ExitCode.CONFIG)
-    elif most < row_tokens:
+    elif most < sequence_length:
         yield Finding("image tokens", "ok", text)
     else:
         yield Finding("image tokens", "failed", f"{text}: the largest image fits into no row", ExitCode.CONFIG)
@@ -200,13 +206,13 @@ def _data(config: RunConfig) -> Iterator[Finding]:
 
 def _batch(config: RunConfig) -> Iterator[Finding]:
     cluster, train = config.cluster, config.train
-    step_rows = cluster.world_size // train.model_ranks * train.micro_batch_rows
+    step_sequences = cluster.world_size // train.model_ranks * train.micro_batch_size
     each = f" / {train.model_ranks} for each copy of the model" if train.model_ranks > 1 else ""
     yield Finding(
         "batch",
         "ok",
-        f"{train.global_batch_rows} rows a step: nodes {cluster.replica_count} x processes {cluster.processes}{each} x "
-        f"train.micro_batch_rows {train.micro_batch_rows} x passes {train.global_batch_rows // step_rows}",
+        f"{train.global_batch_size} rows a step: nodes {cluster.replica_count} x processes {cluster.processes}{each} x "
+        f"train.micro_batch_size {train.micro_batch_size} x passes {train.global_batch_size // step_sequences}",
     )
 
 
@@ -276,11 +282,11 @@ def _missing_for_vertex(config: RunConfig) -> Iterator[str]:
 
 
 def _tuning(config: RunConfig) -> Iterator[Finding]:
-    if config.tuning:
+    if config.tune:
         from pipelines.tune.search import require_tuning
 
         names = ", ".join(require_tuning(config).parameters)
-        yield Finding("tuning", "ok", f"{config.tuning.max_trial_count} trials over {names}")
+        yield Finding("tuning", "ok", f"{config.tune.max_trial_count} trials over {names}")
 
 
 def _vertex(config: RunConfig) -> Iterator[Finding]:

@@ -126,10 +126,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--retries", help="restarts of each replica of a job that fails; see vlmpipe/backends/local/restart_policy.py"
     )
-    parser.add_argument("--chaos", help="mishaps of the training job; see vlmpipe/backends/local/fault_spec.py")
+    parser.add_argument("--inject-fault", help="faults of the training job; see vlmpipe/backends/local/fault_spec.py")
     options = parser.parse_args(arguments)
     # kfp.local's steps inherit the environment; a step's inputs are those of the step on Vertex AI.
-    for variable, value in ((RETRIES_VARIABLE, options.retries), (FAULTS_VARIABLE, options.chaos)):
+    for variable, value in ((RETRIES_VARIABLE, options.retries), (FAULTS_VARIABLE, options.inject_fault)):
         os.environ.pop(variable, None)
         if value:
             os.environ[variable] = value

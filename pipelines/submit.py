@@ -20,8 +20,8 @@ from vlmpipe.backends.vertex.pipeline_job import Submission, job_id_at, prepare,
 from vlmpipe.planner.cost.approval import (
     Spending,
     dollars,
+    fail_on_error,
     reasons_to_confirm,
-    refuse_red,
     require_approval,
     spending_of,
 )
@@ -132,7 +132,7 @@ def submit_run(
     config.require_data_in_cloud()
     address = endpoint(config.gcp.location)
     spending = spending_of(config, plan_run(config))
-    refuse_red(spending, force=force)  # before compiling, which would name only the jobs' errors
+    fail_on_error(spending, force=force)  # before compiling, which would name only the jobs' errors
     limit_usd = config.plan.confirm_above_usd
     if template:
         compiled, template_uri = template.compiled, template.address

@@ -126,7 +126,7 @@ def build(config: RunConfig, target: TargetName) -> BaseComponent:
             seed: Seed of the data order (train.seed).
             resume: auto continues from the newest good checkpoint, never starts anew (train.resume).
             min_exact_match: Share of held-out questions that must be answered exactly (gate.min_exact_match).
-            overrides: Any other fields, as a JSON object of dotted keys, such as {"train.micro_batch_rows": 2}.
+            overrides: Any other fields, as a JSON object of dotted keys, such as {"train.micro_batch_size": 2}.
         """
         closing = steps.add(notify, run_id=run_id, job_name=job_name, root_uri=root_uri, webhook=config.notify.webhook)
         with dsl.ExitHandler(closing, name="run"):
@@ -202,5 +202,5 @@ class _Steps:
         named.component_spec = copy.copy(component.component_spec)
         named.component_spec.name = name
         task = named(**inputs).set_caching_options(False)
-        self._target.dress(task, name)
+        self._target.configure_task(task, name)
         return task

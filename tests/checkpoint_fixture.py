@@ -15,7 +15,7 @@ def record(attempt: int = 1, step: int = 1, **changes: Any) -> CommitRecord:
         "attempt": attempt,
         "epoch": 0,
         "step": step,
-        "rows_consumed": 8 * step,
+        "sequences_consumed": 8 * step,
         "world_size": NODES,
         "num_nodes": NODES,
         "strategy": "ddp",

@@ -86,9 +86,9 @@ def job_config(root: Path, *, image_size: int = 32, tokenizer: str = "train:300"
                 "tokenizer": tokenizer,
                 "image_size": image_size,
             },
-            "data": {"row_tokens": 256, "held_out_fraction": 0.2, "max_reject_fraction": 0.0} | data,
+            "data": {"sequence_length": 256, "validation_fraction": 0.2, "max_reject_fraction": 0.0} | data,
             "features": {},
-            "train": {"global_batch_rows": 4, "optimizer": {"learning_rate": 0.001}},
+            "train": {"global_batch_size": 4, "optimizer": {"learning_rate": 0.001}},
             "evaluate": {},
         }
     )

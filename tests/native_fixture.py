@@ -32,4 +32,9 @@ def write_data(folder: Path, samples: int = 24) -> dict[str, Any]:
         turns = [{"from": "human", "value": question}, {"from": "gpt", "value": f"it is {number}"}]
         records.append({"id": f"sample-{number:02}", "conversations": turns} | ({"image": names} if names else {}))
     (folder / "records.json").write_text(json.dumps(records))
-    return {"source": str(folder / "records.json"), "image_folder": str(folder), "row_tokens": 256, "shard_samples": 20}
+    return {
+        "source": str(folder / "records.json"),
+        "image_folder": str(folder),
+        "sequence_length": 256,
+        "shard_samples": 20,
+    }

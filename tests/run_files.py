@@ -19,8 +19,8 @@ SMALL: dict[str, Any] = {
         "tokenizer": "train:300",
         "image_size": 32,
     },
-    "data": {"source": "builtin:digits", "row_tokens": 256},
-    "train": {"global_batch_rows": 8, "optimizer": {"learning_rate": 0.001}},
+    "data": {"source": "builtin:digits", "sequence_length": 256},
+    "train": {"global_batch_size": 8, "optimizer": {"learning_rate": 0.001}},
 }
 
 

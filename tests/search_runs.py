@@ -10,7 +10,7 @@ from pipelines.tune.search import Search, open_search
 from vlmpipe.config.run_config import RunConfig, load_run_file
 
 DIGITS = Path(__file__).parents[1] / "configs/digits.yaml"
-RATE, ROWS, PRECISION = "train.optimizer.learning_rate", "train.micro_batch_rows", "train.precision"
+RATE, ROWS, PRECISION = "train.optimizer.learning_rate", "train.micro_batch_size", "train.precision"
 LOG = {"double_value_spec": {"min_value": 1e-4, "max_value": 1e-2}, "scale_type": "UNIT_LOG_SCALE"}
 PARAMETERS: dict[str, Any] = {
     RATE: LOG,
@@ -21,7 +21,7 @@ PARAMETERS: dict[str, Any] = {
 
 def config(**tuning: Any) -> RunConfig:
     section = {"parameters": PARAMETERS, "max_trial_count": 6, "parallel_trial_count": 2, **tuning}
-    wanted = ["cluster.replica_count=1", "gcp.project=test-project", f"tuning={json.dumps(section)}"]
+    wanted = ["cluster.replica_count=1", "gcp.project=test-project", f"tune={json.dumps(section)}"]
     return load_run_file(DIGITS, wanted)
 
 

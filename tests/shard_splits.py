@@ -30,6 +30,6 @@ def split_of(shard_numbers: list[int], shards: list[str]) -> Any:
     )
 
 
-def sequence_of(split: Any, shuffle_shards: int, global_batch_rows: int = 4) -> PackedBatchSampler:
-    budget = {"row_tokens": 100, "row_images": 4, "seed": 5, "global_batch_rows": global_batch_rows}
+def sequence_of(split: Any, shuffle_shards: int, global_batch_size: int = 4) -> PackedBatchSampler:
+    budget = {"sequence_length": 100, "max_images_per_sequence": 4, "seed": 5, "global_batch_size": global_batch_size}
     return PackedBatchSampler(split, shuffle_shards=shuffle_shards, **budget)

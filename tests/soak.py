@@ -30,7 +30,7 @@ from trainer.checkpoint.commit import Listing, inspect, newest_good
 from trainer.config.job import JobConfig
 from trainer.errors import UserError
 from trainer.storage import open_storage
-from vlmpipe.backends.local.fault_injector import CHAOS_LOG
+from vlmpipe.backends.local.fault_injector import FAULTS_FILE
 from vlmpipe.backends.local.fault_spec import Event
 from vlmpipe.backends.local.job import run_job
 from vlmpipe.backends.local.restart_policy import FAULTS_VARIABLE, RETRIES_VARIABLE
@@ -42,7 +42,7 @@ LONGEST_START_S = 8.0  # a kill drawn for the start comes this long after it, at
 CHANGES = {
     "train.max_steps": NUM_STEPS,
     "train.epochs": 1000,
-    "train.global_batch_rows": 16,  # steps long enough to be hit
+    "train.global_batch_size": 16,  # steps long enough to be hit
     "train.checkpoint_every_steps": CHECKPOINT_EVERY_STEPS,
     "features.cache": "off",
 }
@@ -61,7 +61,7 @@ class Round:
     """One disturbed run. `difference` says how it differs from the undisturbed one; empty when it does not."""
 
     number: int
-    chaos: str
+    faults: str
     kills: list[int | None]  # steps that training had made at each; None while it was starting
     restarts: int
     steps_repeated: int
@@ -69,8 +69,8 @@ class Round:
     difference: str
 
 
-def train(root: Path, run_id: str, chaos: str = "", *, ranks_per_node: int = 1) -> JobConfig:
-    """Train a run to its end as a local job of two nodes, with the given mishaps. What it says goes to <run_id>.log."""
+def train(root: Path, run_id: str, faults: str = "", *, ranks_per_node: int = 1) -> JobConfig:
+    """Train a run to its end as a local job of two nodes, with the given faults. What it says goes to <run_id>.log."""
     processes = str(ranks_per_node)
     job = make_run(root, run_id, CHANGES, features="off")
     pool = {
@@ -88,7 +88,7 @@ def train(root: Path, run_id: str, chaos: str = "", *, ranks_per_node: int = 1) 
         "scheduling": {"restart_job_on_worker_restart": True},
     }
     before = {name: os.environ.pop(name, None) for name in (FAULTS_VARIABLE, RETRIES_VARIABLE)}
-    os.environ |= {FAULTS_VARIABLE: chaos} if chaos else {}
+    os.environ |= {FAULTS_VARIABLE: faults} if faults else {}
     try:
         with (root / f"{run_id}.log").open("w") as log, contextlib.redirect_stdout(log):
             run_job(run_id, spec, labels={"vlmpipe-step": "train"})
@@ -136,21 +136,21 @@ def kills(seed: int, number: int, *, ranks_per_node: int = 1) -> str:
     return ";".join(map(str, events))
 
 
-def disturbed(root: Path, number: int, chaos: str, expected: Result, *, ranks_per_node: int = 1) -> Round:
+def disturbed(root: Path, number: int, faults: str, expected: Result, *, ranks_per_node: int = 1) -> Round:
     """One round, compared with the undisturbed run. A job that fails counts as a difference."""
     run_id, started_s = f"round-{number}", time.monotonic()
     try:
-        found = difference(result_of(train(root, run_id, chaos, ranks_per_node=ranks_per_node)), expected)
+        found = difference(result_of(train(root, run_id, faults, ranks_per_node=ranks_per_node)), expected)
     except UserError as error:
         found = error.found
-    lines = [json.loads(line) for line in (root / "runs" / run_id / CHAOS_LOG).read_text().splitlines()]
+    lines = [json.loads(line) for line in (root / "runs" / run_id / FAULTS_FILE).read_text().splitlines()]
     restarts = [line for line in lines if line["event"] == "restart"]
     killed = [line["said_steps"] for line in lines if line["event"] == "kill"]
     if not found and len(restarts) < min(1, len(killed)):
         found = "a kill was followed by no restart"
     return Round(
         number,
-        chaos,
+        faults,
         kills=killed,
         restarts=len(restarts),
         steps_repeated=sum(line["steps_repeated"] for line in restarts),
@@ -165,7 +165,7 @@ def table(rounds: Sequence[Round]) -> list[str]:
     for one in rounds:
         steps = ", ".join("start" if step is None else str(step) for step in one.kills)
         counts = f"{one.number:5} {steps:>15} {one.restarts:8} {one.steps_repeated:14} {one.wall_s:7.1f}"
-        lines.append(f"{counts}  {one.difference or 'same'}   [{one.chaos}]")
+        lines.append(f"{counts}  {one.difference or 'same'}   [{one.faults}]")
     return lines
 
 
@@ -184,12 +184,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         expected = result_of(train(root, "undisturbed", ranks_per_node=RANKS_PER_NODE))
         rounds: list[Round] = []
         for number in range(1, options.rounds + 1):
-            chaos = kills(options.seed, number, ranks_per_node=RANKS_PER_NODE)
-            rounds.append(disturbed(root, number, chaos, expected, ranks_per_node=RANKS_PER_NODE))
+            faults = kills(options.seed, number, ranks_per_node=RANKS_PER_NODE)
+            rounds.append(disturbed(root, number, faults, expected, ranks_per_node=RANKS_PER_NODE))
             print("\n".join(table(rounds)[-1:] if number > 1 else table(rounds)), flush=True)
     wrong = sum(bool(one.difference) for one in rounds)
     landed = [step for one in rounds for step in one.kills]
-    drawn = sum(len(one.chaos.split(";")) for one in rounds)
+    drawn = sum(len(one.faults.split(";")) for one in rounds)
     same = f"{len(rounds) - wrong} of {len(rounds)} rounds the same as undisturbed"
     starting = f"{landed.count(None)} while training was starting"
     print(f"soak: {same}, {len(landed)} of {drawn} kills came about ({starting}), seed {options.seed}")

@@ -48,12 +48,13 @@ def course(vertex: FakeVertex, *moves: Move, begun: int = 0) -> None:
 
 
 def put_ladder(bucket: FakeGcs, *strategies: str, **last: Any) -> None:
-    """run.json, and the ladder.json of that attempt: no rung but the last, which has these fields, found machines."""
+    """run.json, and the capacity_fallback.json of that attempt: no option but the last, which has these fields, found
+    machines."""
     put(bucket, "run.json", {})
     run_file = bucket.client().bucket("example-bucket").get_blob(f"vlmpipe/runs/{JOB}/run.json")
     why = "no machines within 600 s, job PENDING"
-    rungs: list[dict[str, Any]] = [
+    options: list[dict[str, Any]] = [
         {"strategy": name, "token": "t", "outcome": "no capacity", "why": why, "usd": 0.0} for name in strategies[:-1]
     ]
-    rungs.append({"strategy": strategies[-1], "token": "t", "usd": 9.5, **last})
-    put(bucket, "ladder.json", {"of_run": str(run_file.generation), "attempts": rungs})
+    options.append({"strategy": strategies[-1], "token": "t", "usd": 9.5, **last})
+    put(bucket, "capacity_fallback.json", {"of_run": str(run_file.generation), "attempts": options})

@@ -187,7 +187,7 @@ def _exit_code(exit_folder: Path, ended: TorchrunEnd) -> int:
 
 
 def _killed(rank: int, number: int) -> UserError:
-    memory = "if that was for lack of memory, lower train.micro_batch_rows or data.row_tokens; "
+    memory = "if that was for lack of memory, lower train.micro_batch_size or data.sequence_length; "
     return UserError(
         f"the process of rank {rank} was ended by {signal.Signals(number).name}",
         fix=f"{memory if number == signal.SIGKILL else ''}start again: the run continues from what it has saved",

@@ -38,7 +38,7 @@ def train(job: JobConfig, worker: ProcessContext, stop: StopRequest) -> ExitCode
     stream = PrefetchingLoader(
         loader,
         parts.image_source,
-        micro_batch_rows=settings.micro_batch_rows,
+        micro_batch_size=settings.micro_batch_size,
         first_step=first_step,
         end_step=parts.total_steps,
         rank=parts.replica.index,
@@ -68,7 +68,7 @@ def train(job: JobConfig, worker: ProcessContext, stop: StopRequest) -> ExitCode
             report.count(unread.rest())
             report.flush()
             with watchdog.pause():
-                checkpoints.save(done, data.epoch, loader.rows_consumed(done), report.last_loss, stop)
+                checkpoints.save(done, data.epoch, loader.sequences_consumed(done), report.last_loss, stop)
             report.checkpoint_stalled(time.perf_counter() - started)
         if stopping:
             break

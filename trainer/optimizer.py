@@ -48,7 +48,7 @@ def rate_factor(config: TrainConfig, step: int, total_steps: int) -> float:
     if step < warmup_steps:
         return config.rate_scale * (step + 1) / warmup_steps
     progress = (step - warmup_steps) / max(1, total_steps - warmup_steps)
-    match config.schedule:
+    match config.lr_schedule:
         case "constant":
             falling = 1.0
         case "linear":

@@ -78,7 +78,7 @@ def build_training(job: JobConfig, worker: ProcessContext) -> TrainingSetup:
         split,
         job.data,
         seed=job.train.seed,
-        global_batch_rows=job.train.global_batch_rows,
+        global_batch_size=job.train.global_batch_size,
         tile_tokens=form.tile_tokens,
     )
     total_steps = sequence.num_steps(job.train.epochs, at_most=job.train.max_steps)
@@ -88,11 +88,11 @@ def build_training(job: JobConfig, worker: ProcessContext) -> TrainingSetup:
 
         shares = job.train.sequence_parallel
         require_shardable(job.model, job.train.tensor_parallel, cached=cached, sequence=shares)
-    row_flops = None
+    sequence_flops = None
     if job.train.pipeline_parallel > 1:
         shape = family.shape(job.model)
-        row_flops = mean_sequence_flops(job, shape, split, sequence, cached=cached)
-        stages_of(shape.language.layers, job.train.stages, row_flops, image_layers=shape.image_layers)
+        sequence_flops = mean_sequence_flops(job, shape, split, sequence, cached=cached)
+        stages_of(shape.language.layers, job.train.stages, sequence_flops, image_layers=shape.image_layers)
     model = family.build(job.model, tokenizer)
     torch.manual_seed(replica.count * job.train.seed + replica.index)  # copies do not drop out alike, their ranks do
     tower = family.tower(model)
@@ -113,7 +113,7 @@ def build_training(job: JobConfig, worker: ProcessContext) -> TrainingSetup:
     images = replica.takes_images and not cached
     module = family.training_module(job.model, model, cached=cached).train()
     Recompute.of(job.train).apply(family, module)
-    blocks = dataclasses.replace(family.blocks(module), row_flops=row_flops)
+    blocks = dataclasses.replace(family.blocks(module), sequence_flops=sequence_flops)
     if job.train.compile:
         from trainer.models.layers.compile import compile_layers  # torch's compiler takes seconds to import
 
@@ -164,17 +164,17 @@ def _settings_warnings(settings: TrainConfig, total_steps: int) -> Iterator[str]
 def require_divisible(job: JobConfig, replica: DataParallelRank) -> None:
     """Every rank runs the same number of equal micro-batches."""
     settings = job.train
-    if settings.global_batch_rows % (settings.micro_batch_rows * replica.count):
+    if settings.global_batch_size % (settings.micro_batch_size * replica.count):
         copies = "processes" if settings.model_ranks == 1 else f"copies of the model on {settings.model_ranks} each"
         raise ConfigError(
-            f"train.global_batch_rows {settings.global_batch_rows} does not divide over {replica.count} {copies} "
-            f"with train.micro_batch_rows {settings.micro_batch_rows}",
-            expected=f"a multiple of {settings.micro_batch_rows * replica.count}",
+            f"train.global_batch_size {settings.global_batch_size} does not divide over {replica.count} {copies} "
+            f"with train.micro_batch_size {settings.micro_batch_size}",
+            expected=f"a multiple of {settings.micro_batch_size * replica.count}",
         )
-    if settings.sequence_parallel and job.data.row_tokens % settings.tensor_parallel:
+    if settings.sequence_parallel and job.data.sequence_length % settings.tensor_parallel:
         raise ConfigError(
-            f"train.sequence_parallel: {settings.tensor_parallel} ranks cannot share data.row_tokens "
-            f"{job.data.row_tokens}",
+            f"train.sequence_parallel: {settings.tensor_parallel} ranks cannot share data.sequence_length "
+            f"{job.data.sequence_length}",
             expected="tokens of a row that are a multiple of train.tensor_parallel",
         )
 
@@ -183,18 +183,18 @@ def mean_sequence_flops(
     job: JobConfig, shape: ModelShape, split: SplitIndex, sequence: PackedBatchSampler, *, cached: bool
 ) -> SequenceFlops:
     """What a row of the first epoch takes, in the mean."""
-    rows = sequence.num_rows(0)
+    rows = sequence.num_sequences(0)
     label_tokens = int(split.label_tokens.sum()) / rows
     if images := int(split.image_count.sum()):  # where they differ, the mean one
         shape = shape.of_images(max(1, round(int(split.image_tokens.sum()) / images)))
     return flops_per_sequence(
         shape,
-        row_tokens=job.data.row_tokens,
+        sequence_length=job.data.sequence_length,
         images=int(split.tiles(image_form_of(job.model).tile_tokens).sum()) / rows,
         label_tokens=label_tokens,
         cached=cached,
         activation_checkpointing=job.train.activation_checkpointing,
-        loss_chunks=job.train.loss_chunks(job.train.micro_batch_rows * label_tokens),
+        loss_chunks=job.train.loss_chunks(job.train.micro_batch_size * label_tokens),
         feature_layer=job.model.feature_layer,
         sample_pairs=split.pairs / rows,
     )
@@ -215,7 +215,7 @@ def _image_source(job: JobConfig, family: Family, features: FeatureReader | None
 
 def _plan_sha256(pointers: DataPointers, sequence: PackedBatchSampler) -> str:
     """Digest of everything that decides which rows a step reads. Prepared data is addressed by content."""
-    decides = [pointers.prepared_uri.rpartition("/")[2], sequence.global_batch_rows, sequence.plan(0).digest()]
+    decides = [pointers.prepared_uri.rpartition("/")[2], sequence.global_batch_size, sequence.plan(0).digest()]
     return hashlib.sha256(json.dumps(decides).encode()).hexdigest()
 
 
@@ -226,7 +226,7 @@ def _record(
         attempt=0,
         epoch=0,
         step=0,
-        rows_consumed=0,
+        sequences_consumed=0,
         world_size=worker.world_size,
         num_nodes=worker.num_nodes,
         strategy=job.train.strategy,

@@ -19,7 +19,7 @@ from trainer import launch
 from trainer.config.job import JobConfig
 from trainer.distributed.cluster_env import read_cluster
 from trainer.errors import ConfigError, run_main
-from trainer.monitoring.hypertune import HELD_OUT_LOSS, TRIAL_VARIABLE, WATCHED_VARIABLE
+from trainer.monitoring.hypertune import TRIAL_VARIABLE, VALIDATION_LOSS, WATCHED_VARIABLE
 from trainer.monitoring.hypertune import report as report_to_service
 from trainer.storage import open_storage
 
@@ -31,20 +31,20 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the trial on this node; its exit code."""
     parser = argparse.ArgumentParser(prog="trainer.tune_trial", description=__doc__)
     parser.add_argument("--config", required=True, help="URI of the search's run.json")
-    parser.add_argument("--metric", required=True, help="number in evaluate.json, or held_out_loss")
+    parser.add_argument("--metric", required=True, help="number in evaluate.json, or validation_loss")
     parser.add_argument("--nproc-per-node", default="auto", help="see trainer.launch")
     options, values = parser.parse_known_args(arguments)
     cluster = read_cluster(os.environ)
     job = open_trial(options.config, parse_values(values), os.environ.get(TRIAL_VARIABLE, ""))
     config = f"{job.run.run_uri}/run.json"
-    if options.metric == HELD_OUT_LOSS:
-        os.environ[WATCHED_VARIABLE] = HELD_OUT_LOSS  # training reports after each validation
+    if options.metric == VALIDATION_LOSS:
+        os.environ[WATCHED_VARIABLE] = VALIDATION_LOSS  # training reports after each validation
     processes = ["--nproc-per-node", options.nproc_per_node, "--"]
     if code := launch.main([*processes, "trainer.train", "--config", config]):
         return code
     if cluster and cluster.node_rank:
         return 0  # the chief goes on alone: one node evaluates
-    if options.metric == HELD_OUT_LOSS:  # which training has measured: nothing is exported or evaluated
+    if options.metric == VALIDATION_LOSS:  # which training has measured: nothing is exported or evaluated
         report(job, options.metric)
         return 0
     from trainer.checkpoint.sync import sync_run
@@ -100,7 +100,7 @@ def open_trial(config_uri: str, values: dict[str, Any], trial: str) -> JobConfig
 def report(job: JobConfig, metric: str) -> float:
     """Tell the service the trial's number, in the form of google/cloudml-hypertune. Raises ConfigError without one."""
     store = open_storage(job.run.run_uri)
-    if metric == HELD_OUT_LOSS:
+    if metric == VALIDATION_LOSS:
         lines = [json.loads(line) for line in store.read(METRICS).decode().splitlines()]
         measured = [(line[metric], line["step"]) for line in lines if metric in line]
         found, step = measured[-1] if measured else (None, 0)
@@ -108,7 +108,7 @@ def report(job: JobConfig, metric: str) -> float:
         found = json.loads(store.read("evaluate.json")).get(metric)
         step = json.loads(store.read("summary.json")).get("steps", 0)
     if not isinstance(found, int | float):
-        raise ConfigError(f"the trial has measured no number {metric}", fix="correct tuning.metric")
+        raise ConfigError(f"the trial has measured no number {metric}", fix="correct tune.metric")
     report_to_service(metric, float(found), int(step))
     print(f"trial: {metric} {found}", flush=True)
     return float(found)

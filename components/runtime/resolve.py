@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 # Settings that a compiled pipeline holds outside the run file: changing them for one run would change nothing.
 FIXED = (
-    "name", "output", "gcp", "notify", "cluster.timeout", "cluster.strategy", "cluster.max_wait_duration",
-    "cluster.restart_job_on_worker_restart", "cluster.ladder",
+    "name", "output", "gcp", "notify", "cluster.timeout", "cluster.scheduling_strategy", "cluster.max_wait_duration",
+    "cluster.restart_job_on_worker_restart", "cluster.capacity_fallback",
 )  # fmt: skip
 PARAMETER_FIELDS = {
     "data_uri": "data.source",
@@ -98,9 +98,9 @@ def resolve(
     on_vertex, elsewhere = settings["target"] == "vertex", settings["target"] != "local"
     # On this machine nothing is paid for, and planning takes seconds: only where something depends on it.
     plan = _planned(config) if elsewhere or config.features.cache == "auto" else None
-    if not elsewhere or config.plan.refuse_red:
+    if not elsewhere or config.plan.fail_on_error:
         check_jobs(config, uri)
-    if plan and elsewhere and config.plan.refuse_red:
+    if plan and elsewhere and config.plan.fail_on_error:
         _require_not_red(plan)
     if plan and on_vertex and config.cluster.max_spend_usd:
         require_prices(plan)
@@ -132,19 +132,24 @@ def _require_not_red(plan: Plan) -> None:
         raise ConfigError(
             "\n".join(["the plan is red: this run would fail", *(f"  {error}" for error in plan.errors)]),
             expected="a plan without errors, before machines are paid for",
-            fix=f"for example {' '.join(nearest)}" if nearest else "see vlmpipe plan; plan.refuse_red=false goes on",
+            fix=f"for example {' '.join(nearest)}" if nearest else "see vlmpipe plan; plan.fail_on_error=false goes on",
         )
 
 
 def require_prices(plan: Plan) -> None:
-    """Raise ConfigError where what a rung of the ladder spends could not be told, so that no limit could hold."""
-    steps = {term: plan.cost.by_term[term].steps for term in plan.cost.ladder} if plan.cost else {"any rung": ()}
+    """Raise ConfigError where what an option of the capacity fallback spends could not be told, so that no limit could
+    hold."""
+    steps = (
+        {term: plan.cost.by_term[term].steps for term in plan.cost.capacity_fallback}
+        if plan.cost
+        else {"any option": ()}
+    )
     if open_terms := [
         term for term, found in steps.items() if not any(one.job == "train" and one.usd_per_hour for one in found)
     ]:
         raise ConfigError(
             f"cluster.max_spend_usd is set, and what an hour of training costs on {', '.join(open_terms)} is not known",
-            expected="a price for every rung of cluster.ladder",
+            expected="a price for every option of cluster.capacity_fallback",
             fix="give prices with plan.prices_file, or leave cluster.max_spend_usd out",
         )
 

@@ -21,7 +21,7 @@ from trainer.storage.base import Storage
 from vlmpipe.backends.vertex.client import Place, credentials_for, endpoint, translate_errors
 
 SECTIONS = ("model", "data", "features", "train", "evaluate")
-CLUSTER = ("machine_type", "accelerator_type", "accelerator_count", "replica_count", "strategy")
+CLUSTER = ("machine_type", "accelerator_type", "accelerator_count", "replica_count", "scheduling_strategy")
 STATES = {"SUCCEEDED": "COMPLETE", "FAILED": "FAILED", "CANCELLED": "CANCELLED", "stopped": "CANCELLED"}
 LONGEST_ID_CHARS = 121  # of experiment, dash and run: the SDK's limit, by the service's 128 for its own suffix
 LONGEST_VALUE_CHARS = 500

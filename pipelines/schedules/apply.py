@@ -19,8 +19,8 @@ from vlmpipe.backends.vertex.pipeline_job import prepare
 from vlmpipe.planner.cost.approval import (
     Spending,
     dollars,
+    fail_on_error,
     reasons_to_confirm,
-    refuse_red,
     require_approval,
     spending_of,
 )
@@ -114,7 +114,7 @@ def plan_schedule(
             expected="schedule.cron at least, for example schedule.cron='0 3 * * 1'",
         )
     spending = spending_of(config, plan_run(config))
-    refuse_red(spending, force=False)
+    fail_on_error(spending, force=False)
     job = config.model_copy(update={"schedule": None})  # when runs start changes nothing of what they do
     if template:
         compiled, template_uri = template.compiled, template.address

@@ -36,7 +36,7 @@ class Target(Protocol):
     def mail_step(self, config: RunConfig) -> BaseComponent | None:
         """The component that writes to notify.email when the run has ended; None where nobody is written to."""
 
-    def dress(self, task: PipelineTask, step: str) -> None:
+    def configure_task(self, task: PipelineTask, step: str) -> None:
         """Say what the service should know of the step: its display name, its machine, its retries."""
 
 

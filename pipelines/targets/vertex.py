@@ -1,4 +1,5 @@
-"""Vertex AI Pipelines: a job step is Google's CustomTrainingJobOp, or, for training with cluster.ladder, our own."""
+"""Vertex AI Pipelines: a job step is Google's CustomTrainingJobOp, or, for training with cluster.capacity_fallback,
+our own."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from google_cloud_pipeline_components.v1.custom_job import CustomTrainingJobOp
 from kfp import dsl
 
 from components.run_vertex_job import run_vertex_job
+from pipelines.targets.cloud import configure_task as configure_task
 
 if TYPE_CHECKING:
     from kfp.dsl.base_component import BaseComponent
@@ -34,7 +36,7 @@ def base_image(config: RunConfig) -> str:
 
 
 def job_step(config: RunConfig, job: Job) -> BaseComponent:
-    if job == "train" and config.cluster.ladder:
+    if job == "train" and config.cluster.capacity_fallback:
         return dsl.component(run_vertex_job, base_image=config.gcp.pipeline_image, install_kfp_package=False)
     return CustomTrainingJobOp
 

@@ -23,11 +23,11 @@ from pipelines.tune.status import SEARCH_FILE
 from pipelines.tune.trials import TABLE, Trial, ranked
 from trainer.config.job import RunPaths
 from trainer.errors import ConfigError, UserError
-from trainer.monitoring.hypertune import HELD_OUT_LOSS
+from trainer.monitoring.hypertune import VALIDATION_LOSS
 from trainer.storage import open_storage
 from trainer.storage.base import Storage, join_uri
 from vlmpipe.config.run_config import RunConfig, parse_run_config
-from vlmpipe.config.tune import ParameterSpec, TuningConfig, Value
+from vlmpipe.config.tune import ParameterSpec, TuneConfig, Value
 from vlmpipe.config.yaml_loader import apply_overrides
 from vlmpipe.job_spec.build import check_job_spec, job_settings, job_spec
 
@@ -43,7 +43,7 @@ class Search:
     """A search that is about to start, and what its trials share."""
 
     config: RunConfig
-    tuning: TuningConfig
+    tune: TuneConfig
     search_id: str
     uri: str
     files: Mapping[str, bytes]  # of its folder
@@ -55,21 +55,21 @@ class Search:
             store.write(name, data)
 
 
-def require_tuning(config: RunConfig) -> TuningConfig:
+def require_tuning(config: RunConfig) -> TuneConfig:
     """The section, once every end of every range makes a run file that holds. Raises ConfigError."""
-    if config.tuning is None:
-        raise ConfigError("the run file has no section tuning", fix="add one: docs/how-to/tune.md")
-    if config.tuning.metric == HELD_OUT_LOSS and not config.train.validate_every_steps:
+    if config.tune is None:
+        raise ConfigError("the run file has no section tune", fix="add one: docs/how-to/tune.md")
+    if config.tune.metric == VALIDATION_LOSS and not config.train.validate_every_steps:
         raise ConfigError(
-            f"tuning.metric is {HELD_OUT_LOSS}, and train.validate_every_steps is 0, so nothing measures it",
+            f"tune.metric is {VALIDATION_LOSS}, and train.validate_every_steps is 0, so nothing measures it",
             fix="set train.validate_every_steps",
         )
-    for name, spec in config.tuning.parameters.items():
+    for name, spec in config.tune.parameters.items():
         points = spec.points
         for value in dict.fromkeys((points[0], points[-1]) if spec.range else points):
             content = apply_overrides(config.to_dict(), {name: value})
-            parse_run_config(content, f"run file with tuning.parameters {name}={value}")
-    return config.tuning
+            parse_run_config(content, f"run file with tune.parameters {name}={value}")
+    return config.tune
 
 
 def open_search(config: RunConfig, from_run: str, search_id: str, root_uri: str) -> Search:
@@ -81,7 +81,7 @@ def open_search(config: RunConfig, from_run: str, search_id: str, root_uri: str)
     for text in (from_run, search_id):
         if not RUN_ID.fullmatch(text):
             raise ConfigError(f"{text!r} cannot be a run's id", expected="letters, digits, dots, dashes, underscores")
-    config = config.model_copy(update={"cluster": config.cluster.model_copy(update={"ladder": ()})})
+    config = config.model_copy(update={"cluster": config.cluster.model_copy(update={"capacity_fallback": ()})})
     base = open_storage(join_uri(root_uri, "runs", from_run))
     if base.stat("prepared.json") is None or base.stat("summary.json") is None:
         raise ConfigError(
@@ -106,7 +106,7 @@ def open_search(config: RunConfig, from_run: str, search_id: str, root_uri: str)
     return Search(config, tuning, search_id, paths.run_uri, files)
 
 
-def _search_file(tuning: TuningConfig) -> bytes:
+def _search_file(tuning: TuneConfig) -> bytes:
     """What `vlmpipe status` needs to read the table of trials."""
     content = {"metric": tuning.metric, "goal": tuning.goal, "max_failed_trial_count": tuning.max_failed_trial_count}
     return json.dumps({**content, "num_trials": num_points(tuning)}, indent=1).encode()
@@ -121,7 +121,7 @@ def trial_spec(search: Search) -> dict[str, Any]:
             **pool["container_spec"],
             "command": ["python", "-m", "trainer.tune_trial"],
             "args": [
-                "--config", join_uri(search.uri, "run.json"), "--metric", search.tuning.metric,
+                "--config", join_uri(search.uri, "run.json"), "--metric", search.tune.metric,
                 "--nproc-per-node", str(cluster.processes),
             ],
         }  # fmt: skip
@@ -136,7 +136,7 @@ def tuning_job(search: Search, *, token: str = "") -> api.HyperparameterTuningJo
     from vlmpipe.backends.vertex.pipeline_job import SUBMISSION_LABEL
     from vlmpipe.job_spec.parse import parse_job_spec
 
-    tuning, settings = search.tuning, job_settings(search.config, "train")
+    tuning, settings = search.tune, job_settings(search.config, "train")
     key = settings.get("encryption_spec_key_name")
     return api.HyperparameterTuningJob(
         display_name=search.search_id,
@@ -191,7 +191,7 @@ def run_search(search: Search) -> list[Trial]:
     finally:
         if lock is not None:
             os.close(lock)
-    return ranked(table, search.tuning.goal)
+    return ranked(table, search.tune.goal)
 
 
 def _run_trials(search: Search, store: Storage, table: list[Trial]) -> None:
@@ -199,7 +199,7 @@ def _run_trials(search: Search, store: Storage, table: list[Trial]) -> None:
     from vlmpipe.backends.local.job import run_job
     from vlmpipe.job_spec.worker_pools import STEP_LABEL
 
-    for number, values in enumerate(points(search.tuning), start=1):
+    for number, values in enumerate(points(search.tune), start=1):
         spec, folder = trial_spec(search), join_uri(search.uri, f"trial-{number}")
         metric_file = join_uri(folder, "metric.json")
         for pool in spec["worker_pool_specs"][:2]:
@@ -216,31 +216,31 @@ def _run_trials(search: Search, store: Storage, table: list[Trial]) -> None:
         try:
             run_job(f"{search.search_id}-trial-{number}", spec, labels={STEP_LABEL: "trial"})
             line = json.loads(open_storage(folder).read("metric.json").splitlines()[-1])
-            metric = float(line[search.tuning.metric])
+            metric = float(line[search.tune.metric])
         except UserError as failure:
             error = failure.found.splitlines()[0]
         state = "failed" if metric is None else "done"
         table.append(Trial(number, values, metric, error, state, round(time.monotonic() - begun_s, 1)))
         store.write(TABLE, json.dumps([dataclasses.asdict(one) for one in table], indent=1).encode())
         failed = sum(one.metric is None for one in table)
-        if search.tuning.max_failed_trial_count and failed >= search.tuning.max_failed_trial_count:
+        if search.tune.max_failed_trial_count and failed >= search.tune.max_failed_trial_count:
             break
 
 
-def num_points(tuning: TuningConfig) -> int:
+def num_points(tuning: TuneConfig) -> int:
     """Trials that there are to be: a small grid has fewer points than `max_trial_count`."""
     if tuning.algorithm != "GRID_SEARCH":
         return tuning.max_trial_count
     return min(tuning.max_trial_count, math.prod(len(one.points) for one in tuning.parameters.values()))
 
 
-def points(tuning: TuningConfig) -> Iterator[dict[str, Value]]:
+def points(tuning: TuneConfig) -> Iterator[dict[str, Value]]:
     """The values of each trial on this machine. Raises ConfigError for an algorithm that only Vertex AI has."""
     if tuning.algorithm == "ALGORITHM_UNSPECIFIED":
         raise ConfigError(
-            "tuning.algorithm is ALGORITHM_UNSPECIFIED, which is Vertex AI's own search",
+            "tune.algorithm is ALGORITHM_UNSPECIFIED, which is Vertex AI's own search",
             expected="GRID_SEARCH or RANDOM_SEARCH on this machine",
-            fix="add tuning.algorithm=RANDOM_SEARCH, or --target vertex",
+            fix="add tune.algorithm=RANDOM_SEARCH, or --target vertex",
         )
     if tuning.algorithm == "GRID_SEARCH":
         names, choices = list(tuning.parameters), [one.points for one in tuning.parameters.values()]
@@ -270,7 +270,7 @@ def value_at(spec: ParameterSpec, share: float) -> Value:
     return round(value) if spec.integer_value_spec else value
 
 
-def _stopping(tuning: TuningConfig) -> dict[str, Any]:
+def _stopping(tuning: TuneConfig) -> dict[str, Any]:
     """By steps, not by time: a trial's machines may be slower than another's."""
     names = {"median": "median_automated_stopping_spec", "decay_curve": "decay_curve_stopping_spec"}
     return {names[tuning.stopping]: {"use_elapsed_duration": False}} if tuning.stopping in names else {}

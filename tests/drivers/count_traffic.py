@@ -32,7 +32,7 @@ MARK = "traffic: "
 # Beside each strategy by itself: changes of the model section, and of the train section.
 OTHERS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "ddp powersgd": ("ddp", {}, {"gradient_compression": "powersgd", "powersgd": {"rank": 3, "start_step": 2}}),
-    "zero3 node weights": ("zero3", {}, {"zero_node_weights": True}),
+    "zero3 node weights": ("zero3", {}, {"zero_hpz": True}),
     "zero3 after them": ("zero3", {}, {}),  # in the same process, of which DeepSpeed keeps the groups
     "tp adapters": ("tp", {"lora": {"rank": 4}}, {}),
     "tp shared tokens": ("tp", {}, {"sequence_parallel": True}),
@@ -58,8 +58,8 @@ def count(name: str, worker: ProcessContext) -> dict[str, int]:
         {
             **changes,
             **of_train,
-            "global_batch_rows": MICRO_STEPS * MICRO_ROWS * copies,
-            "micro_batch_rows": MICRO_ROWS,
+            "global_batch_size": MICRO_STEPS * MICRO_ROWS * copies,
+            "micro_batch_size": MICRO_ROWS,
             "precision": "fp32",
             "optimizer": {"learning_rate": 1e-3},
             "clip_grad_norm": 0.0,

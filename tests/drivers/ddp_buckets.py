@@ -50,8 +50,8 @@ def trained(worker: ProcessContext) -> dict[str, Any]:
     """Losses of all steps on this rank, and bytes of each bucket."""
     torch.manual_seed(0)
     settings = {
-        "global_batch_rows": 4,
-        "micro_batch_rows": 2,
+        "global_batch_size": 4,
+        "micro_batch_size": 2,
         "precision": "fp32",
         "clip_grad_norm": 0.0,
         "optimizer": {"learning_rate": 1e-4},

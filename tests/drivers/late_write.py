@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from benchmarks.measure_memory import row_batch
+from benchmarks.measure_memory import packed_batch
 from benchmarks.memory_cases import Case
 from trainer.distributed.process import ProcessContext, run_worker, start_worker
 from trainer.models.registry import family_of
@@ -36,7 +36,7 @@ def build(case: Case, worker: ProcessContext, *, seed: int) -> Strategy:
 
 
 def train(strategy: Strategy, case: Case, worker: ProcessContext, steps: int) -> list[float]:
-    batch = row_batch(case.config(worker.world_size).model, case.rows, case.vocabulary, cached=True)
+    batch = packed_batch(case.config(worker.world_size).model, case.rows, case.vocabulary, cached=True)
     losses = []
     for _ in range(steps):
         loss = strategy.forward_backward([batch], len(batch.label_ids) * worker.world_size)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from benchmarks.measure_memory import row_batch
+from benchmarks.measure_memory import packed_batch
 from benchmarks.memory_cases import Case
 from tests.drivers.late_write import build
 from trainer.distributed.process import ProcessContext, run_worker, start_worker
@@ -31,7 +31,9 @@ def run(name: str, folder: Path, worker: ProcessContext) -> dict[str, Any]:
     strategy_name, _, offload = name.partition(":")
     changes = {"train.offload": offload or "none", "train.precision": "fp16", **SMALL}
     case = Case(strategy_name, changes, passes=1, rows=SequenceShape(rows=1, tokens=48, images=1, label_tokens=20))
-    batches = [row_batch(case.config(worker.world_size).model, case.rows, case.vocabulary, cached=True)] * case.passes
+    batches = [
+        packed_batch(case.config(worker.world_size).model, case.rows, case.vocabulary, cached=True)
+    ] * case.passes
     total = 2 * sum(len(batch.label_ids) for batch in batches)
     group = dist.new_group(backend="gloo")
     strategy = build(case, worker, seed=0)

@@ -58,7 +58,7 @@ class Batch:
 def build(worker: ProcessContext, compression: str, *, rank: int = 2, start_step: int = START, **more: Any) -> Ddp:
     torch.manual_seed(0)
     settings: dict[str, Any] = {
-        "global_batch_rows": 2 * worker.world_size,
+        "global_batch_size": 2 * worker.world_size,
         "precision": "fp32",
         "optimizer": {"learning_rate": 1e-3},
         "gradient_compression": compression,

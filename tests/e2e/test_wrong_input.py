@@ -1,4 +1,4 @@
-"""What a person gets for a mistake or a mishap: a sentence, an exit code, and a second run that goes on from there.
+"""What a person gets for a mistake or a fault: a sentence, an exit code, and a second run that goes on from there.
 
 Each command is a real one in a terminal of its own. The training is tiny but real: two nodes, a process each.
 """
@@ -91,10 +91,10 @@ def committed_steps(run: Path) -> list[int]:
     [
         ([RUN_FILE, "train.global_batch_row=8"], ["train.global_batch_row: unknown key, did you mean train.global"]),
         (["tini.yaml"], ["no run file tini.yaml", "expected: the path of a YAML run file"]),
-        ([RUN_FILE, "train.micro_batch_rows=3"], ["global_batch_rows 8 must be a multiple of micro_batch_rows 3"]),
+        ([RUN_FILE, "train.micro_batch_size=3"], ["global_batch_size 8 must be a multiple of micro_batch_size 3"]),
         (
             [RUN_FILE, "cluster.replica_count=3"],
-            ["train.global_batch_rows: found 8, expected a multiple of 6", "cluster.replica_count 3"],
+            ["train.global_batch_size: found 8, expected a multiple of 6", "cluster.replica_count 3"],
         ),
         (
             [RUN_FILE, f"output.root_uri={RUN_FILE}/runs"],
@@ -174,7 +174,7 @@ def test_too_many_bad_samples_end_the_run_with_examples_and_nothing_prepared(pla
     assert not list(place.glob("runs/prepared/*/DONE"))
 
 
-# Mishaps in the middle of a run
+# Faults in the middle of a run
 
 
 @dataclass(frozen=True)
@@ -189,7 +189,7 @@ class Attempt:
 
 
 class Story:
-    """A run that meets several mishaps, one after the other, and is started again with the same command each time."""
+    """A run that meets several faults, one after the other, and is started again with the same command each time."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.attempts = folder, dict[str, Attempt]()
@@ -295,7 +295,7 @@ def test_a_killed_worker_fails_the_run_in_words(interrupted: Story) -> None:
         128 + signal.SIGKILL,
         "step train failed with exit code 137",
         "the process of rank 1 was ended by SIGKILL",
-        "if that was for lack of memory, lower train.micro_batch_rows or data.row_tokens",
+        "if that was for lack of memory, lower train.micro_batch_size or data.sequence_length",
         "logs/train/workerpool1-0.log",
         f"continue: vlmpipe run {RUN_FILE}",
     )

@@ -1,4 +1,4 @@
-"""Real training under mishaps ends as if nothing had happened. This is the short form of `make soak`."""
+"""Real training under faults ends as if nothing had happened. This is the short form of `make soak`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SEED = 37  # one kill, of rank 0, after the reclaim
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("chaos")
+    return tmp_path_factory.mktemp("faults")
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def undisturbed(root: Path) -> Result:
 def test_a_reclaimed_node_and_a_kill_change_nothing_and_the_notice_is_used(root: Path, undisturbed: Result) -> None:
     one = disturbed(root, 1, f"{RECLAIMED};{kills(SEED, 1)}", undisturbed)
     assert one.difference == "" and len(one.kills) == 1, "\n".join(table([one]))
-    lines = (root / "runs/round-1/chaos.jsonl").read_text().splitlines()
+    lines = (root / "runs/round-1/faults.jsonl").read_text().splitlines()
     reclaim, after_reclaim, kill, after_kill = map(json.loads, lines)
     assert [reclaim["event"], kill["event"]] == ["preempt", "kill"]
     assert after_reclaim["exit_code"] == 75 and after_reclaim["steps_repeated"] == 0, "it saved before it went"

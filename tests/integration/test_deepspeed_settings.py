@@ -32,8 +32,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, JobConfig]:
     root = tmp_path_factory.mktemp("settings")
     common = {"train.max_steps": 4, "features.cache": "off"}
     # Validated is the average, after whose losses the nodes' copies must be of the weights again.
-    zero = {"train.strategy": "zero3", "train.micro_batch_rows": 1, "train.ema_decay": 0.6, **HELD_OUT}
-    own = {"train.zero_node_weights": True, "train.deepspeed": GIVEN}
+    zero = {"train.strategy": "zero3", "train.micro_batch_size": 1, "train.ema_decay": 0.6, **HELD_OUT}
+    own = {"train.zero_hpz": True, "train.deepspeed": GIVEN}
     changes = {"reference": common, "plain": common | zero, "given": common | zero | own}
     jobs = {name: make_run(root, name, each, features="off") for name, each in changes.items()}
     train_runs([jobs["reference"]], processes=1)
@@ -47,7 +47,8 @@ def test_with_a_copy_in_each_node_and_settings_of_a_users_own_zero3_equals_one_p
 ) -> None:
     assert losses(runs[name]) == pytest.approx(losses(runs["reference"]), rel=1e-5)
     validated, expected = (
-        [line["held_out_loss"] for line in metrics(runs[each]) if "held_out_loss" in line] for each in (name, "plain")
+        [line["validation_loss"] for line in metrics(runs[each]) if "validation_loss" in line]
+        for each in (name, "plain")
     )
     assert expected and validated == pytest.approx(expected, rel=1e-5)
 
@@ -66,7 +67,7 @@ def test_the_file_says_what_was_used(runs: dict[str, JobConfig]) -> None:
 def settings(strategy: str, deepspeed: dict[str, Any]) -> TrainConfig:
     optimizer = {"learning_rate": 1e-3}
     return TrainConfig.model_validate(
-        {"global_batch_rows": 2, "optimizer": optimizer, "strategy": strategy, "deepspeed": deepspeed}
+        {"global_batch_size": 2, "optimizer": optimizer, "strategy": strategy, "deepspeed": deepspeed}
     )
 
 
@@ -90,7 +91,7 @@ QUANTIZED = {"zero_quantized_weights": True, "zero_quantized_gradients": True}
 
 
 def zero3(**changes: Any) -> TrainConfig:
-    base = {"global_batch_rows": 2, "optimizer": {"learning_rate": 1e-3}, "strategy": "zero3", "precision": "fp16"}
+    base = {"global_batch_size": 2, "optimizer": {"learning_rate": 1e-3}, "strategy": "zero3", "precision": "fp16"}
     return TrainConfig.model_validate(base | changes)
 
 
@@ -108,8 +109,8 @@ def test_deepspeeds_own_class_takes_what_is_derived_for_zero_plus_plus() -> None
         ({"zero_quantized_weights": True, "strategy": "zero2"}, "zero_quantized_weights does not work with .* zero2"),
         ({"zero_quantized_gradients": True, "precision": "bf16"}, "does not work with precision bf16"),
         (
-            {"zero_node_weights": True, "strategy": "hsdp"},
-            "zero_node_weights does not work with strategy hsdp: use zero3",
+            {"zero_hpz": True, "strategy": "hsdp"},
+            "zero_hpz does not work with strategy hsdp: use zero3",
         ),
     ],
 )

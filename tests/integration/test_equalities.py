@@ -33,7 +33,7 @@ WHOLE_SET_ROWS = 64  # more rows than there are samples: one step reads the whol
 STOP_STEP = 3
 LOW_RANK_STEP = 2  # whose update is the first that shows, in the loss behind it
 ALL_LOGITS = {"train.loss_chunk_tokens": 0}  # at once
-HELD_OUT = {"train.validate_every_steps": STOP_STEP, "train.validate_rows": 3}
+HELD_OUT = {"train.validate_every_steps": STOP_STEP, "train.validation_sequences": 3}
 AVERAGED = {"train.ema_decay": 0.6}
 TOWER_TRAINED = {"model.freeze": [], "features.cache": "off"}
 
@@ -79,7 +79,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def reference(root: Path) -> JobConfig:
     every_step = {"train.checkpoint_every_steps": 1, "train.keep_checkpoints": 100}
-    job = make_run(root, "reference", {"train.micro_batch_rows": 8, **ALL_LOGITS, **AVERAGED, **every_step})
+    job = make_run(root, "reference", {"train.micro_batch_size": 8, **ALL_LOGITS, **AVERAGED, **every_step})
     train_runs([job], processes=1)
     return job
 
@@ -87,7 +87,7 @@ def reference(root: Path) -> JobConfig:
 @pytest.fixture(scope="module")
 def reference_of_tower(root: Path) -> JobConfig:
     job = make_run(
-        root, "reference-tower", {"train.micro_batch_rows": 8, **ALL_LOGITS, **TOWER_TRAINED}, features="off"
+        root, "reference-tower", {"train.micro_batch_size": 8, **ALL_LOGITS, **TOWER_TRAINED}, features="off"
     )
     train_runs([job], processes=1)
     return job
@@ -141,7 +141,7 @@ def _train(root: Path, strategies: Sequence[str]) -> dict[str, Runs]:
 
 def _base(strategy: str) -> dict[str, Any]:
     rows = 2 // NODES.get(strategy, 1)  # two micro-batches a step on any number of processes
-    return {**strategy_changes(strategy), "train.micro_batch_rows": rows}
+    return {**strategy_changes(strategy), "train.micro_batch_size": rows}
 
 
 def _jobs(root: Path, strategy: str) -> dict[str, JobConfig]:
@@ -172,7 +172,7 @@ def _jobs(root: Path, strategy: str) -> dict[str, JobConfig]:
         jobs["powersgd gradients"] = make_run(root, "ddp-powersgd-gradients", base | low_rank)
     if strategy not in THOROUGH:
         return jobs
-    whole = {**base, "train.global_batch_rows": WHOLE_SET_ROWS, "train.micro_batch_rows": 8}
+    whole = {**base, "train.global_batch_size": WHOLE_SET_ROWS, "train.micro_batch_size": 8}
     changes: dict[str, dict[str, Any]] = {
         "packed": whole,
         "unpacked": {**whole, "data.pack": False},
@@ -280,7 +280,7 @@ def test_activation_checkpointing_changes_no_number(strategy: str, runs_of: Call
 def test_compiled_layers_change_no_number(strategy: str, runs_of: Callable[[str], Runs]) -> None:
     job, eager = (runs_of(strategy)[name] for name in ("compiled", "accumulated"))
     assert losses(job) == pytest.approx(losses(eager)[:STOP_STEP], rel=RELATIVE)
-    validated, expected = (metrics(run)[STOP_STEP - 1]["held_out_loss"] for run in (job, eager))
+    validated, expected = (metrics(run)[STOP_STEP - 1]["validation_loss"] for run in (job, eager))
     assert validated == pytest.approx(expected, rel=RELATIVE)
     assert metrics(job)[-1]["compiled_graphs"] > 0
 

@@ -332,7 +332,7 @@ def commit_untrained(job: JobConfig, staging: Path) -> int:
         attempt=0,
         epoch=0,
         step=1,
-        rows_consumed=1,
+        sequences_consumed=1,
         world_size=1,
         num_nodes=1,
         strategy="ddp",

@@ -76,7 +76,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, JobConfig]:
     encode_features(make_run(root, "features"))
 
     def run(name: str, choice: str, strategy: str, more: Mapping[str, Any] | None = None) -> JobConfig:
-        rows = {"train.micro_batch_rows": 8 if strategy == "one" else 2 // NODES.get(strategy, 1)}
+        rows = {"train.micro_batch_size": 8 if strategy == "one" else 2 // NODES.get(strategy, 1)}
         of_strategy = {} if strategy == "one" else strategy_changes(strategy)
         changes = {**DEEP, "train.max_steps": STEPS, **rows, **of_strategy, **CHOICES[choice].changes, **(more or {})}
         return make_run(root, name.replace(" ", "-"), changes, features=CHOICES[choice].features)

@@ -19,11 +19,11 @@ from trainer.setup import build_training
 from trainer.strategies.registry import strategy_names
 
 NUM_STEPS = 5
-RUN = {"train.max_steps": NUM_STEPS, "features.cache": "off", "data.pack": False, "data.held_out_fraction": 0.2}
+RUN = {"train.max_steps": NUM_STEPS, "features.cache": "off", "data.pack": False, "data.validation_fraction": 0.2}
 # 5 rows: the copies' last micro-batches are partly empty. Checkpoints are taken where weights were just gathered.
 VALIDATING = {
     "train.validate_every_steps": 2,
-    "train.validate_rows": 5,
+    "train.validation_sequences": 5,
     "train.checkpoint_every_steps": 2,
     "train.ema_decay": 0.6,
 }
@@ -51,14 +51,14 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, JobConfig]:
     train_runs(list(done.values()), processes=1)
     for nodes in sorted(set(STRATEGIES.values())):
         names = [name for name in STRATEGIES if STRATEGIES[name] == nodes]
-        rows = {"train.micro_batch_rows": 2 // nodes}
+        rows = {"train.micro_batch_size": 2 // nodes}
         done |= {name: job(name, VALIDATING | strategy_changes(name) | rows) for name in names}
         train_runs([done[name] for name in names], processes=2, nodes=nodes)
     return done
 
 
 def held_out(job: JobConfig) -> dict[int, float]:
-    return {line["step"]: line["held_out_loss"] for line in metrics(job) if "held_out_loss" in line}
+    return {line["step"]: line["validation_loss"] for line in metrics(job) if "validation_loss" in line}
 
 
 def test_it_is_taken_at_its_interval_and_at_the_end(runs: dict[str, JobConfig]) -> None:
@@ -96,6 +96,6 @@ def test_every_strategy_finds_the_same_and_trains_on_the_same(strategy: str, run
 
 
 def test_a_run_that_cannot_validate_is_refused(tmp_path: Path) -> None:
-    job = make_run(tmp_path, "nothing-held-out", VALIDATING | {"data.held_out_fraction": 0.0}, features="off")
+    job = make_run(tmp_path, "nothing-held-out", VALIDATING | {"data.validation_fraction": 0.0}, features="off")
     with pytest.raises(ConfigError, match=r"validate_every_steps 2, but no sample is held out"):
         build_training(job, ProcessContext(0, 1, 0, 1, torch.device("cpu")))

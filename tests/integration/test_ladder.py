@@ -1,4 +1,5 @@
-"""cluster.ladder: Google's client against the strict local server, with stockouts, waits, lost answers and a limit."""
+"""cluster.capacity_fallback: Google's client against the strict local server, with stockouts, waits, lost answers and
+a limit."""
 
 from __future__ import annotations
 
@@ -28,11 +29,12 @@ from vlmpipe.job_spec.build import check_jobs, job_settings, worker_pools
 
 ROOT = Path(__file__).parents[2]
 SPOT_FILE = ROOT / "configs/llava-7b-zero2-spot.yaml"
-LADDER = (
-    "cluster.ladder=[{strategy: spot, wait: 600s}, {strategy: flex_start, wait: 1200s}, {strategy: standard, wait: 0s}]"
+FALLBACK = (
+    "cluster.capacity_fallback=[{scheduling_strategy: spot, wait: 600s}, {scheduling_strategy: "
+    "flex_start, wait: 1200s}, {scheduling_strategy: standard, wait: 0s}]"
 )
 SETTINGS = [
-    LADDER, "cluster.reduction_server=null", "plan.samples=100000", "plan.sample_tokens=700",
+    FALLBACK, "cluster.reduction_server=null", "plan.samples=100000", "plan.sample_tokens=700",
     "gcp.project=test-project", "gcp.location=us-central1",
 ]  # fmt: skip
 WAITS = [Step("QUEUED"), Step("PENDING")]
@@ -72,13 +74,13 @@ def climb(server: FakeVertex, run: Path) -> str:
         "scheduling": {"timeout": wanted.cluster.timeout, "restart_job_on_worker_restart": True},
         "base_output_directory": {"output_uri_prefix": str(run)},
     }
-    ladder = CapacityFallback(settings, spec, now=lambda: server.floor.now, sleep=server.floor.sleep)
-    with translate_errors(ladder.place, what="custom job"):
-        return ladder.climb()
+    fallback = CapacityFallback(settings, spec, now=lambda: server.floor.now, sleep=server.floor.sleep)
+    with translate_errors(fallback.place, what="custom job"):
+        return fallback.run()
 
 
 def tried(run: Path) -> list[tuple[str, str]]:
-    attempts = json.loads((run / "ladder.json").read_text())["attempts"]
+    attempts = json.loads((run / "capacity_fallback.json").read_text())["attempts"]
     return [(one["strategy"], one["outcome"]) for one in attempts]
 
 
@@ -109,7 +111,7 @@ def test_each_rung_that_finds_none_leads_to_the_next_with_the_same_folder(server
         tuple(pool.container_spec.args) for job in (spot, flex, standard) for pool in job.job_spec.worker_pool_specs
     }
     assert (folders, len(arguments)) == ({str(run)}, 1)
-    why = [one["why"] for one in json.loads((run / "ladder.json").read_text())["attempts"]]
+    why = [one["why"] for one in json.loads((run / "capacity_fallback.json").read_text())["attempts"]]
     assert why[0] == "no machines within 600 s, job PENDING"
     assert why[1].startswith("Resources are insufficient")
 
@@ -124,7 +126,7 @@ def test_a_quota_that_is_used_up_and_a_preemption_for_good_lead_on_too(server: F
 
 def test_when_no_rung_finds_machines_the_step_says_what_was_tried(server: FakeVertex, run: Path) -> None:
     server.floor.courses = [[STOCKOUT]] * 3
-    with pytest.raises(UserError, match=r"no rung of cluster.ladder found machines") as caught:
+    with pytest.raises(UserError, match=r"no option of cluster.capacity_fallback found machines") as caught:
         climb(server, run)
     assert caught.value.code == ExitCode.UNAVAILABLE
     assert "standard: Resources are insufficient" in caught.value.found
@@ -146,7 +148,7 @@ def test_the_limit_stops_training_over_all_rungs(server: FakeVertex, run: Path) 
         climb(server, run)
     assert caught.value.code == ExitCode.PREEMPTED
     assert tried(run) == [("spot", "no capacity"), ("flex_start", "stopped")]
-    spent = [one["usd"] for one in json.loads((run / "ladder.json").read_text())["attempts"]]
+    spent = [one["usd"] for one in json.loads((run / "capacity_fallback.json").read_text())["attempts"]]
     assert spent[0] == pytest.approx(0.6) and 1.5 <= sum(spent) < 1.5 + 2 * 0.4 + 1e-9
 
 
@@ -184,7 +186,7 @@ def test_too_many_requests_are_no_lack_of_machines(server: FakeVertex, run: Path
     server.faults.append(Fault("status", code=429, message=message, times=3))
     with pytest.raises(UserError, match="per minute"):
         climb(server, run)
-    assert not server.floor.jobs, "the next rung would have cost more"
+    assert not server.floor.jobs, "the next option would have cost more"
 
 
 def test_a_job_that_cannot_be_cancelled_is_named(
@@ -273,12 +275,15 @@ def test_the_graph_is_the_same_on_both_targets_and_the_step_is_ours(tmp_path: Pa
 
 
 REFUSALS = {
-    "one rung": ("cluster.ladder=[spot]", "two or three different"),
-    "a rung twice": ("cluster.ladder=[spot, spot]", "two or three different"),
-    "an endless wait before others": ("cluster.ladder=[{strategy: spot, wait: 0s}, standard]", "only the last rung"),
-    "nothing to resume": ("train.resume=never", "whose next rung continues"),
+    "one option": ("cluster.capacity_fallback=[spot]", "two or three different"),
+    "a option twice": ("cluster.capacity_fallback=[spot, spot]", "two or three different"),
+    "an endless wait before others": (
+        "cluster.capacity_fallback=[{scheduling_strategy: spot, wait: 0s}, standard]",
+        "only the last option",
+    ),
+    "nothing to resume": ("train.resume=never", "whose next option continues"),
     "persistent machines": ("gcp.persistent_resource_id=mine", "machines are there already"),
-    "reducers": ("cluster.reduction_server={replica_count: 2}", "cluster.ladder flex_start"),
+    "reducers": ("cluster.reduction_server={replica_count: 2}", "cluster.capacity_fallback flex_start"),
     "too long for flex_start": ("cluster.timeout=700000s", "at most 604800s with flex_start"),
     "no GPU": ("cluster.accelerator_count=0", "flex_start without GPUs"),
 }
@@ -296,7 +301,7 @@ def test_every_rung_obeys_the_rules_for_job_specs_and_a_limit_a_ladder() -> None
     with pytest.raises(ConfigError, match="VP402"):  # a GPU that flex_start does not offer
         check_jobs(config("cluster.machine_type=n1-standard-8", "cluster.accelerator_type=NVIDIA_TESLA_V100",
                           "cluster.accelerator_count=8"), "gs://bucket/run")  # fmt: skip
-    with pytest.raises(RunFileError, match="watched by a ladder only"):
+    with pytest.raises(RunFileError, match="watched by a capacity_fallback only"):
         load_run_file(SPOT_FILE, ["cluster.max_spend_usd=5"])
 
 

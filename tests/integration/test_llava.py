@@ -58,7 +58,7 @@ def picture(seed: int) -> bytes:
     return buffer.getvalue()
 
 
-def row_loss(module: torch.nn.Module, samples: list[list[int]], labels_from: int, images: torch.Tensor) -> float:
+def sequence_loss(module: torch.nn.Module, samples: list[list[int]], labels_from: int, images: torch.Tensor) -> float:
     """Loss of one row that holds these samples one after another."""
     ids = torch.tensor([token for sample in samples for token in sample])
     positions = torch.cat([torch.arange(len(sample)) for sample in samples])
@@ -89,8 +89,8 @@ def test_packed_samples_do_not_see_each_other(tokenizer: PreTrainedTokenizerFast
     pixels = PixelPreparer(config)([picture(1), picture(2)])
     samples = [prompt(question, [16], tokenizer) for question in ("what digit is this?", "is it even?")]
     with torch.no_grad():
-        together = row_loss(module, samples, 17, pixels)
-        apart = sum(row_loss(module, [sample], 17, pixels[n : n + 1]) for n, sample in enumerate(samples))
+        together = sequence_loss(module, samples, 17, pixels)
+        apart = sum(sequence_loss(module, [sample], 17, pixels[n : n + 1]) for n, sample in enumerate(samples))
     assert together == pytest.approx(apart, rel=1e-5)
 
 

@@ -52,7 +52,7 @@ def restarts(tmp_path: Path) -> list[str]:
 
 
 def chaos_log(tmp_path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (tmp_path / "run/chaos.jsonl").read_text().splitlines()]
+    return [json.loads(line) for line in (tmp_path / "run/faults.jsonl").read_text().splitlines()]
 
 
 @pytest.fixture
@@ -192,7 +192,7 @@ signal.pause()
     assert starts(tmp_path) == {"workerpool0-0": 2} and record(tmp_path)["state"] == "stopped"
 
 
-# Ordered mishaps
+# Ordered faults
 
 SAVES_ON_SIGTERM = """
 signal.signal(signal.SIGTERM, lambda *_: ((here / f"{name}.saved").touch(), sys.exit(75)))
@@ -305,7 +305,7 @@ signal.pause()
 def test_only_training_meets_what_is_ordered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(FAULTS_VARIABLE, "kill:node=0,after_step=0")
     run_job("x", spec(tmp_path, starting(tmp_path, "")), labels={"vlmpipe-step": "evaluate"})
-    assert not (tmp_path / "run/chaos.jsonl").exists()
+    assert not (tmp_path / "run/faults.jsonl").exists()
 
 
 def test_a_user_who_stops_the_run_is_left_alone_by_chaos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

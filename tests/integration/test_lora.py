@@ -58,7 +58,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory, base: Path) -> dict[str, JobC
     def run(name: str, changes: dict[str, Any]) -> JobConfig:
         return make_run(root, name, {**common, **changes}, features="off")
 
-    reference, dropping = run("reference", {"train.micro_batch_rows": 8}), run("reference-dropping", DROPPING)
+    reference, dropping = run("reference", {"train.micro_batch_size": 8}), run("reference-dropping", DROPPING)
     train_runs([reference, dropping], processes=1)
     made: dict[str, JobConfig] = {}
     for strategy in STRATEGIES:

@@ -84,7 +84,7 @@ def positions_of(config: ModelConfig, tokens: list[int], sizes: list[tuple[int, 
     return np.arange(len(tokens))
 
 
-def row_of(config: ModelConfig, samples: Sequence[Sequence[Picture]]) -> tuple[torch.Tensor, torch.Tensor]:
+def sequence_of(config: ModelConfig, samples: Sequence[Sequence[Picture]]) -> tuple[torch.Tensor, torch.Tensor]:
     """Tokens (1, tokens) and positions (1, tokens) or (axes, 1, tokens) of samples in one row."""
     sizes = [[size for _, size in sample] for sample in samples]
     ids = [sample_ids(config, each) for each in sizes]
@@ -118,7 +118,7 @@ def test_a_packed_row_gives_each_sample_what_plain_transformers_gives_it_alone(f
         for weight in plain.parameters():
             weight.mul_(4 if weight.ndim > 1 else 1)  # so large that attention tells tokens apart, and so positions
         for sample, images in zip(ROW, pictures, strict=True):
-            input_ids, _ = row_of(config, [sample])
+            input_ids, _ = sequence_of(config, [sample])
             given = as_plain_transformers_takes(prepare(images), input_ids, plain.config.image_token_id)
             expected.append(plain(input_ids=input_ids, **given).logits[0])
         all_images = prepare([one for sample in pictures for one in sample])
@@ -131,7 +131,7 @@ def test_a_packed_row_gives_each_sample_what_plain_transformers_gives_it_alone(f
                     tower, all_images.values, sizes_of(tower, all_images.grids, torch.device("cpu"))
                 )
             )
-        row, places = row_of(config, ROW)
+        row, places = sequence_of(config, ROW)
         module = family.training_module(config, plain, cached=cached).eval()
         found: list[torch.Tensor] = []
         module.token_loss.forward = lambda head, hidden, label_ids: found.append(head(hidden)) or torch.zeros(())
@@ -156,8 +156,8 @@ def test_a_packed_row_gives_the_loss_and_the_gradients_of_its_samples_alone(fami
         module.zero_grad()
         total = 0.0
         for samples in rows:
-            ids, places = row_of(config, samples)
-            lengths = [row_of(config, [sample])[0].shape[1] for sample in samples]
+            ids, places = sequence_of(config, samples)
+            lengths = [sequence_of(config, [sample])[0].shape[1] for sample in samples]
             stops = np.cumsum(lengths)
             index = torch.cat([torch.arange(end - one, end - 1, 2) for end, one in zip(stops, lengths, strict=True)])
             images = prepare([picture(*one) for sample in samples for one in sample])
@@ -180,7 +180,7 @@ def test_a_row_without_an_image_gives_every_trained_part_a_gradient(family_name:
     config = config_of(family_name, freeze=frozen)
     family = family_of(config)
     module = family.training_module(config, family.build(config, tokenizer_of(family_name)), cached=False).train()
-    ids, places = row_of(config, [[]])
+    ids, places = sequence_of(config, [[]])
     made = image_preparer(config)([])
     module(ids, places, torch.arange(3), ids[0, 1:4], *given_to_module(made)).backward()
     without = [name for name, each in module.named_parameters() if each.requires_grad and each.grad is None]
@@ -206,7 +206,7 @@ def test_pretrained_weights_are_kept(family_name: str, names: str, tmp_path: Pat
     drawn.config.save_pretrained(tmp_path)
     save_file(stored, tmp_path / "model.safetensors")
     family.image_processor(config_of(family_name)).save_pretrained(tmp_path)
-    config = config_of(family_name, whole={"weights": str(tmp_path)})
+    config = config_of(family_name, pretrained={"weights": str(tmp_path)})
     longer = trained_tokenizer("train:310", ["USER: what is this? ASSISTANT: it is seven or eight or nine"], config)
     model = family.build(config, longer)
     for name, tensor in drawn.state_dict().items():
@@ -220,7 +220,7 @@ def test_pretrained_weights_are_kept(family_name: str, names: str, tmp_path: Pat
 
 
 def test_a_model_of_another_family_is_refused() -> None:
-    config = config_of("qwen2_5_vl", whole={"config": {"model_type": "qwen2_vl"}})
+    config = config_of("qwen2_5_vl", pretrained={"config": {"model_type": "qwen2_vl"}})
     with pytest.raises(ConfigError, match=r"model\.whole is a qwen2_vl model, and model\.family is qwen2_5_vl"):
         family_of(config).build(config, tokenizer_of("qwen2_5_vl"))
 
@@ -231,16 +231,16 @@ def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     root = tmp_path_factory.mktemp(request.param)
     base = {
         "model": model_section(request.param),
-        "data": {**write_data(root / "data"), "pack": False, "held_out_fraction": 0.3},
-        "train.global_batch_rows": 4, "train.micro_batch_rows": 1, "train.max_steps": 4,
+        "data": {**write_data(root / "data"), "pack": False, "validation_fraction": 0.3},
+        "train.global_batch_size": 4, "train.micro_batch_size": 1, "train.max_steps": 4,
     }  # fmt: skip
-    whole = {**base, "train.micro_batch_rows": 4, "train.loss_chunk_tokens": 0}
-    packed = {**base, "data.pack": True, "train.global_batch_rows": 16, "train.max_steps": 1}
+    whole = {**base, "train.micro_batch_size": 4, "train.loss_chunk_tokens": 0}
+    packed = {**base, "data.pack": True, "train.global_batch_size": 16, "train.max_steps": 1}
     encode_features(make_run(root, "features", base))
     alone = {
         "reference": make_run(root, "reference", whole),
         "packed": make_run(root, "packed", packed),
-        "unpacked": make_run(root, "unpacked", packed | {"data.pack": False, "train.global_batch_rows": 32}),
+        "unpacked": make_run(root, "unpacked", packed | {"data.pack": False, "train.global_batch_size": 32}),
         "reference-tower": make_run(root, "reference-tower", whole | TOWER_TRAINED, features="off"),
     }
     if WHOLE:

@@ -18,7 +18,7 @@ from transformers import AutoModelForImageTextToText
 from benchmarks.tiny_native import model_section
 from benchmarks.tiny_runs import TINY, strategy_changes
 from tests.integration.test_equalities import RELATIVE, RELATIVE_BF16, trained_weights
-from tests.integration.test_native_models import TOWER_TRAINED, as_plain_transformers_takes, config_of, row_of
+from tests.integration.test_native_models import TOWER_TRAINED, as_plain_transformers_takes, config_of, sequence_of
 from tests.native_fixture import SIZES, picture, write_data
 from tests.short_form import WHOLE, chosen, only_whole
 from tests.trainer_runs import encode_features, losses, make_run, metrics, summary, train_runs
@@ -35,15 +35,15 @@ Content = dict[str, Any]  # changes of the run file
 STEPS, STOP_STEP = 4, 2
 # Of Qwen3-VL two levels of the tower reach the first two of five layers, so that four stages can be cut.
 DEEP: Content = TOWER_TRAINED | {
-    "model.whole.config.text_config.num_hidden_layers": 5,
-    "model.whole.config.vision_config.depth": 3,
+    "model.pretrained.config.text_config.num_hidden_layers": 5,
+    "model.pretrained.config.vision_config.depth": 3,
     "train.validate_every_steps": 2,
-    "train.validate_rows": 2,
+    "train.validation_sequences": 2,
 }
-LEVELS = {"model.whole.config.vision_config.deepstack_visual_indexes": [0, 1]}
+LEVELS = {"model.pretrained.config.vision_config.deepstack_visual_indexes": [0, 1]}
 INTERLEAVED: Content = {"train.virtual_stages": 2}
 # Each sample is a row and a micro-batch: some have no image.
-UNPACKED: Content = {"data.pack": False, "train.global_batch_rows": 4}
+UNPACKED: Content = {"data.pack": False, "train.global_batch_size": 4}
 ADAPTED: Content = {"model.lora": {"rank": 4, "alpha": 8.0}}
 SHARED: Content = {"train.sequence_parallel": True}
 BF16, RECOMPUTED = {"train.precision": "bf16"}, {"train.activation_checkpointing": "full"}
@@ -161,8 +161,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
 
 def base_of(root: Path, family: str) -> Content:
     return {
-        "model": model_section(family), "data": {**write_data(root / family), "held_out_fraction": 0.1},
-        "features.cache": "off", "train.global_batch_rows": 2, "train.micro_batch_rows": 1, "train.max_steps": STEPS,
+        "model": model_section(family), "data": {**write_data(root / family), "validation_fraction": 0.1},
+        "features.cache": "off", "train.global_batch_size": 2, "train.micro_batch_size": 1, "train.max_steps": STEPS,
     }  # fmt: skip
 
 
@@ -191,7 +191,7 @@ def test_ranks_that_hold_a_model_together_equal_one_process(family: str, name: s
 
 
 def held_out_losses(job: JobConfig) -> list[float]:
-    return [line["held_out_loss"] for line in metrics(job) if "held_out_loss" in line]
+    return [line["validation_loss"] for line in metrics(job) if "validation_loss" in line]
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -230,7 +230,7 @@ def test_checkpoints_go_from_one_layout_to_another(family: str, name: str, runs:
 @pytest.mark.parametrize("family", GRID_FAMILIES)
 def test_an_export_gives_the_logits_of_one_process_in_plain_transformers(family: str, runs: Runs) -> None:
     sample = [(1, SIZES[2]), (2, SIZES[1])]
-    input_ids, _ = row_of(config_of(family), [sample])
+    input_ids, _ = sequence_of(config_of(family), [sample])
     images = image_preparer(config_of(family))([picture(*one) for one in sample])
     logits = []
     for name in ("trained tower", "tp", "pp"):
@@ -257,7 +257,7 @@ def test_a_fused_product_of_an_unknown_class_is_refused(monkeypatch: pytest.Monk
 @only_whole
 def test_slices_of_unequal_length_of_a_fused_weight_equal_one_process(tmp_path: Path) -> None:
     """Two ranks have 24 of the 48 rows of queries, keys and values each, and five slice these."""
-    base = base_of(tmp_path, "qwen2_5_vl") | TOWER_TRAINED | {"train.global_batch_rows": 10, "train.max_steps": 2}
+    base = base_of(tmp_path, "qwen2_5_vl") | TOWER_TRAINED | {"train.global_batch_size": 10, "train.max_steps": 2}
     one, ten = (
         make_run(tmp_path, name.replace("+", "-"), {**base, **strategy_changes(name)}, features="off")
         for name in ("ddp", "tp+fsdp")

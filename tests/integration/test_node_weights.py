@@ -23,8 +23,8 @@ pytestmark = only_whole
 AVERAGED = {"train.ema_decay": 0.6}
 ONLINE = {"features.cache": "off"}
 # Two micro-batches a step on each of four ranks. What is validated is the average: other weights, for a while.
-BASE: dict[str, Any] = {"train.strategy": "zero3", "train.micro_batch_rows": 1, **ONLINE, **HELD_OUT, **AVERAGED}
-NODE_WEIGHTS = {"train.zero_node_weights": True}
+BASE: dict[str, Any] = {"train.strategy": "zero3", "train.micro_batch_size": 1, **ONLINE, **HELD_OUT, **AVERAGED}
+NODE_WEIGHTS = {"train.zero_hpz": True}
 NODES, RANKS = 2, 2
 STEPS = {"train.max_steps": STOP_STEP + 2}
 STOPPED = {"train.max_steps": STOP_STEP}
@@ -51,7 +51,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def reference(root: Path) -> JobConfig:
-    job = make_run(root, "reference", {"train.micro_batch_rows": 8, **ONLINE, **STEPS}, features="off")
+    job = make_run(root, "reference", {"train.micro_batch_size": 8, **ONLINE, **STEPS}, features="off")
     train_runs([job], processes=1)
     return job
 
@@ -89,7 +89,7 @@ def _require_equal(job: JobConfig, other: JobConfig) -> None:
 
 
 def _held_out(job: JobConfig) -> list[float]:
-    return [line["held_out_loss"] for line in metrics(job) if "held_out_loss" in line]
+    return [line["validation_loss"] for line in metrics(job) if "validation_loss" in line]
 
 
 def test_it_changes_no_number(runs: Mapping[str, JobConfig], reference: JobConfig) -> None:
@@ -132,7 +132,7 @@ def test_it_changes_no_number_beside(name: str, others: Mapping[tuple[str, bool]
 
 def test_ranks_that_do_not_divide_a_tensor_change_no_number(root: Path) -> None:
     """Two nodes of three: slices are filled up."""
-    rows = {"train.global_batch_rows": 12, **STOPPED}
+    rows = {"train.global_batch_size": 12, **STOPPED}
     jobs = [_run(root, f"three {copied}", copied, rows) for copied in (True, False)]
     train_runs(jobs, processes=3, nodes=2)
     _require_equal(*jobs)

@@ -25,7 +25,7 @@ from trainer.storage import open_storage
 pytestmark = pytest.mark.slow
 
 PAIR = {"train.strategy": "pp", "train.pipeline_parallel": 2}
-TWO_BY_TWO = {**PAIR, "train.micro_batch_rows": 1}
+TWO_BY_TWO = {**PAIR, "train.micro_batch_size": 1}
 FOUR = {"train.strategy": "pp", "train.pipeline_parallel": 4}
 SPLIT = {"train.strategy": "tp+pp+dp", "train.pipeline_parallel": 2, "train.tensor_parallel": 2}
 INTERLEAVED = {"train.virtual_stages": 2}
@@ -34,7 +34,7 @@ PROJECTOR_ONLY = {"model.freeze": ["tower", "language_model"]}
 MODELS: dict[str, dict[str, Any]] = {
     "plain": {},
     "tower": TOWER_TRAINED,
-    "tied": {**TIED, "train.validate_every_steps": STOP_STEP, "train.validate_rows": 5},
+    "tied": {**TIED, "train.validate_every_steps": STOP_STEP, "train.validation_sequences": 5},
     "projector": PROJECTOR_ONLY,
     "hard to split": {**HARD_TO_SPLIT, "train.max_steps": 2 * STOP_STEP},
     "adapters": {"model.lora": {"rank": 4, "alpha": 8.0}},
@@ -47,7 +47,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "2 stages, 2 copies, tied": ("tied", TWO_BY_TWO),
     "4 stages, tied": ("tied", FOUR),
     "4 stages, three of them frozen": ("projector", FOUR),
-    "4 stages, 2 micro-batches": ("uneven", {**FOUR, "train.micro_batch_rows": 4}),
+    "4 stages, 2 micro-batches": ("uneven", {**FOUR, "train.micro_batch_size": 4}),
     "2 x 2 stages, 2 copies": ("tied", {**TWO_BY_TWO, **INTERLEAVED}),
     "2 x 2 stages, 2 copies, projector": ("projector", {**TWO_BY_TWO, **INTERLEAVED}),
     "2 x 2 stages, 2 copies, uneven": ("uneven", {**TWO_BY_TWO, **INTERLEAVED}),
@@ -55,7 +55,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "2 stages of 2 ranks": ("hard to split", SPLIT),
     "2 stages of 2 ranks, adapters": ("adapters", SPLIT),
     "2 stages of 2 ranks, shared tokens": ("hard to split", {**SPLIT, "train.sequence_parallel": True}),
-    "2 stages of 2 ranks, 2 copies": ("hard to split", {**SPLIT, "train.micro_batch_rows": 1}),
+    "2 stages of 2 ranks, 2 copies": ("hard to split", {**SPLIT, "train.micro_batch_size": 1}),
 }
 PROCESSES = {"2 stages of 2 ranks, 2 copies": 8}  # 4 for all others
 LONG_FORM = (
@@ -102,7 +102,7 @@ def make(root: Path, name: str, changes: dict[str, Any]) -> JobConfig:
 def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, JobConfig]:
     """All runs by name. Those on the same number of processes share a process group, which is what takes the time."""
     root = tmp_path_factory.mktemp("pipeline")
-    jobs = {model: make(root, model, {**changes, "train.micro_batch_rows": 8}) for model, changes in REFERENCES.items()}
+    jobs = {model: make(root, model, {**changes, "train.micro_batch_size": 8}) for model, changes in REFERENCES.items()}
     train_runs(list(jobs.values()), processes=1)
     cases = {name: make(root, name, {**MODELS[model], **changes}) for name, (model, changes) in RUN.items()}
     jobs |= cases
@@ -128,7 +128,7 @@ def begin_in_the_middle(job: JobConfig, begun: JobConfig) -> None:
 
 
 def held_out(job: JobConfig) -> list[float]:
-    return [line["held_out_loss"] for line in metrics(job) if "held_out_loss" in line]
+    return [line["validation_loss"] for line in metrics(job) if "validation_loss" in line]
 
 
 def require_equal(job: JobConfig, reference: JobConfig) -> None:
@@ -165,5 +165,7 @@ def test_whoever_continues_gets_the_same(name: str, trained: dict[str, JobConfig
 def test_the_last_micro_batch_of_an_epoch_is_not_full(trained: dict[str, JobConfig]) -> None:
     """Else the case for it would show nothing."""
     job = trained["4 stages, 2 micro-batches"]
-    rows = [round(line["tokens_per_s"] * line["step_s"] / line["fill"] / job.data.row_tokens) for line in metrics(job)]
-    assert any(number % job.train.micro_batch_rows for number in rows)
+    rows = [
+        round(line["tokens_per_s"] * line["step_s"] / line["fill"] / job.data.sequence_length) for line in metrics(job)
+    ]
+    assert any(number % job.train.micro_batch_size for number in rows)

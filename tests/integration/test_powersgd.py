@@ -147,7 +147,7 @@ def test_a_resumed_run_repeats_every_loss_and_weight(runs: dict[str, JobConfig])
 def test_a_run_goes_on_with_another_number_of_processes(processes: int, root: Path, runs: dict[str, JobConfig]) -> None:
     name = f"moved-{processes}"
     train_runs([make_run(root, name, powersgd(1) | {"train.max_steps": STOP_STEP})], processes=2)
-    job = make_run(root, name, powersgd(1) | ({"train.micro_batch_rows": 1} if processes == 4 else {}))
+    job = make_run(root, name, powersgd(1) | ({"train.micro_batch_size": 1} if processes == 4 else {}))
     said = run_ranks("tests.drivers.train_many", ["--configs", f"{job.run.run_uri}/run.json"], processes=processes)
     assert ("what PowerSGD has left out of gradients so far is dropped" in said) == (processes == 1)
     expected = losses(runs["rank 1"])

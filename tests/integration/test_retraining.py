@@ -76,7 +76,7 @@ def carry_out(root: Path, run_id: str, data: Path, **gate: Any) -> str:
     changes = {
         "data": {**TINY["data"], "source": str(data), "image_folder": str(data.parent / "images"), "max_samples": 0},
         "data.chunk_samples": CHUNK, "model.tokenizer": fixed_tokenizer(root / "tokenizer"),
-        "data.held_out_fraction": 0.2,
+        "data.validation_fraction": 0.2,
         "train.epochs": 1, "gate": {"max_regression": 1.0} | gate, "register": {"model_name": "", "alias": "champion"},
         "run": {"run_id": run_id, "root_uri": str(root)},
     }  # fmt: skip
@@ -129,7 +129,7 @@ def test_the_same_through_vlmpipe_run(tmp_path: Path) -> None:
         source = add_data(tmp_path / "data", count)
         settings = [
             f"data.source={source}", f"data.image_folder={source.parent / 'images'}", f"output.root_uri={root}",
-            "data.held_out_fraction=0.2", "train.max_steps=4", "gate={max_regression: 1.0}",
+            "data.validation_fraction=0.2", "train.max_steps=4", "gate={max_regression: 1.0}",
             "model.tokenizer=train:300",
         ]  # fmt: skip
         command = [sys.executable, "-m", "vlmpipe.cli.app", "run", "configs/llava-local.yaml", "--fresh", *settings]

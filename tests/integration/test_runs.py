@@ -63,15 +63,15 @@ def test_the_rungs_of_a_ladder_are_shown_with_what_became_of_them(
     course(started, *TRAINING, begun=4)
     put_ladder(bucket, "spot", "flex_start", job="projects/p/locations/l/customJobs/9002")
     said = vlmpipe("status", RUN).out
-    assert "  rung      spot: no capacity, $0.00: no machines within 600 s, job PENDING\n" in said
-    assert "  rung      flex_start: under way, $9.50\n" in said
+    assert "  option      spot: no capacity, $0.00: no machines within 600 s, job PENDING\n" in said
+    assert "  option      flex_start: under way, $9.50\n" in said
     answer = vlmpipe("status", RUN, "--json")
-    assert [(one["strategy"], one["outcome"], one["usd"]) for one in answer.json["ladder"]] == [
+    assert [(one["strategy"], one["outcome"], one["usd"]) for one in answer.json["capacity_fallback"]] == [
         ("spot", "no capacity", 0.0), ("flex_start", "", 9.5),
     ]  # fmt: skip
     assert steps_of(answer)["train"].message == "spot: no capacity; flex_start: machines are being found or started"
     put(bucket, "run.json", {"of": "the next attempt"})
-    assert vlmpipe("status", RUN, "--json").json["ladder"] is None
+    assert vlmpipe("status", RUN, "--json").json["capacity_fallback"] is None
 
 
 def test_a_failed_step_says_its_own_words_and_gives_its_code(
@@ -179,7 +179,7 @@ def test_run_on_vertex_submits_and_watches(
     assert (answer.code, "resolve-run: running" in answer.out) == (64, True)
     assert answer.out.startswith(f"{JOB} is started on Vertex AI")
     assert len(vertex.jobs) == 1
-    for options in (["--fresh"], ["--retries", "1"], ["--chaos", "kill:rank=0,after_step=7"]):
+    for options in (["--fresh"], ["--retries", "1"], ["--inject-fault", "kill:rank=0,after_step=7"]):
         refused = run(*options)
         assert (refused.code, f"{options[0]} is only for runs on this machine" in refused.err) == (64, True)
 

@@ -44,7 +44,12 @@ class Fixture:
         self.sizes = {shard: self.local.path(shard).stat().st_size for shard in self.split.shards}
 
         self.sequence = PackedBatchSampler(
-            self.split, row_tokens=256, row_images=8, seed=3, global_batch_rows=1, shuffle_shards=SHUFFLE_SHARDS
+            self.split,
+            sequence_length=256,
+            max_images_per_sequence=8,
+            seed=3,
+            global_batch_size=1,
+            shuffle_shards=SHUFFLE_SHARDS,
         )
 
     def loader(self, storage: Storage, cache_bytes: int) -> PackedLoader:
@@ -57,7 +62,7 @@ class Fixture:
         loader = self.loader(storage, cache_bytes)
         try:
             steps = range(first_step, self.sequence.num_steps(EPOCHS))
-            rows = [row for step in steps for row in loader.rows_for_step(step, 0, 1)]
+            rows = [row for step in steps for row in loader.sequences_for_step(step, 0, 1)]
         finally:
             loader.close()
         return [(row.sample_ids, row.input_ids.tolist(), row.images) for row in rows]
@@ -111,7 +116,7 @@ def test_a_bucket_that_does_not_answer_is_told_as_such(data: Fixture) -> None:
     loader = data.loader(remote, sum(data.sizes.values()))
     data.server.faults.append(Fault("status", path="/o/", times=10_000))
     with pytest.raises(UserError, match="did not answer") as caught:
-        loader.rows_for_step(0, 0, 1)
+        loader.sequences_for_step(0, 0, 1)
     loader.close()
     assert caught.value.code == ExitCode.UNAVAILABLE
 

@@ -193,7 +193,7 @@ def test_the_planners_own_errors_send_nothing_and_force_does_not_help(
     assert vertex.requests == []
 
 
-TOO_MUCH_MEMORY = ("train.activation_checkpointing=none", "train.micro_batch_rows=8", "train.global_batch_rows=256")
+TOO_MUCH_MEMORY = ("train.activation_checkpointing=none", "train.micro_batch_size=8", "train.global_batch_size=256")
 
 
 def test_too_little_memory_sends_nothing_unless_forced(vertex: FakeVertex, vlmpipe_submit: Submit) -> None:

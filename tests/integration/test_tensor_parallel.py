@@ -164,9 +164,9 @@ def test_checkpoints_go_from_one_layout_to_another(run: str, runs: dict[str, Job
 
 
 def test_a_row_that_ranks_cannot_share_is_refused(root: Path) -> None:
-    uneven = {**MODEL, **strategy_changes("tp"), **SHARED, "data.row_tokens": 255}
+    uneven = {**MODEL, **strategy_changes("tp"), **SHARED, "data.sequence_length": 255}
     job = make_run(root, "uneven", uneven, features="off")
-    with pytest.raises(ConfigError, match=r"2 ranks cannot share data\.row_tokens 255"):
+    with pytest.raises(ConfigError, match=r"2 ranks cannot share data\.sequence_length 255"):
         require_divisible(job, DataParallelRank(index=0, count=2, leads=True, takes_images=True))
 
 

@@ -36,9 +36,9 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, bool], li
                 **strategy_changes(strategy),
                 "features.cache": "off",
                 "train.max_steps": STEPS,
-                "train.micro_batch_rows": 1,
+                "train.micro_batch_size": 1,
                 "train.log_every_steps": 1,
-                "train.tower_stream": ahead,
+                "train.overlap_vision_encoder": ahead,
                 **changes,
             }
             jobs[name, ahead] = make_run(root, f"{name}-{ahead}".replace(" ", "-").lower(), settings, features="off")

@@ -26,8 +26,8 @@ WORK = Work(
     ROW_TOKENS,
     precision="fp32",
     activation_checkpointing="none",
-    row_images=1 / MICRO_ROWS,
-    row_label_tokens=LABELS / MICRO_ROWS,
+    max_images_per_sequence=1 / MICRO_ROWS,
+    sequence_label_tokens=LABELS / MICRO_ROWS,
 )
 SENT_AS = {"reduce_scatter": "all_reduce"}  # on CPUs it is carried out so
 MORE = chosen(OTHERS, lambda name: name in ("ddp powersgd", "tp qwen2.5-vl"))
@@ -66,7 +66,7 @@ def test_strategies_send_what_the_planner_says(name: str, counted: dict[str, dic
         *_ranks(name),
         tensor_parallel=tensor,
         pipeline_parallel=stages,
-        node_weights=of_work.pop("zero_node_weights", False),
+        node_weights=of_work.pop("zero_hpz", False),
     )
     transfers = traffic(layout, shape, dataclasses.replace(WORK, **of_work))
     assert transfers

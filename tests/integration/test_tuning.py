@@ -37,7 +37,7 @@ from vlmpipe.backends.local import job as local_job
 from vlmpipe.backends.vertex import pipeline_job as vertex_job
 from vlmpipe.backends.vertex.client import ENDPOINT_VARIABLE
 from vlmpipe.config.run_config import load_run_file
-from vlmpipe.config.tune import ParameterSpec, TuningConfig
+from vlmpipe.config.tune import ParameterSpec, TuneConfig
 from vlmpipe.config.validation_errors import RunFileError
 
 
@@ -88,14 +88,14 @@ def test_the_request_says_ranges_metric_and_trials_in_the_apis_terms(server: Fak
 def test_trials_are_stopped_early_by_what_training_measures(
     server: FakeVertex, tmp_path: Path, stopping: str, field: str
 ) -> None:
-    wanted = config(metric="held_out_loss", goal="MINIMIZE", stopping=stopping)
+    wanted = config(metric="validation_loss", goal="MINIMIZE", stopping=stopping)
     with pytest.raises(ConfigError, match="validate_every_steps is 0"):
         opened(wanted, tmp_path)
     train = wanted.train.model_copy(update={"validate_every_steps": 5})
     submit_search(opened(wanted.model_copy(update={"train": train}), tmp_path))
     (job,) = server.searches.jobs
     study = json_format.MessageToDict(api.StudySpec.pb(job.study_spec))
-    assert study[field] == {} and study["metrics"] == [{"metricId": "held_out_loss", "goal": "MINIMIZE"}]
+    assert study[field] == {} and study["metrics"] == [{"metricId": "validation_loss", "goal": "MINIMIZE"}]
 
 
 @pytest.mark.parametrize(("action", "jobs"), [("drop_after", 1), ("drop_before", 0)])
@@ -146,9 +146,11 @@ REFUSALS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "falling values": ({"parameters": {ROWS: {"discrete_value_spec": {"values": [2, 1]}}}}, "rising order"),
     "a grid of real numbers": ({"algorithm": "GRID_SEARCH"}, "takes no double_value_spec"),
-    "data": ({"parameters": {"data.row_tokens": {"discrete_value_spec": {"values": [64]}}}}, "only fields of train"),
-    "stopping by what is measured once": ({"stopping": "median"}, "set metric to held_out_loss"),
-    "the largest loss": ({"metric": "held_out_loss"}, "set goal to MINIMIZE"),
+    "data": (
+        {"parameters": {"data.sequence_length": {"discrete_value_spec": {"values": [64]}}}}, "only fields of train"
+    ),
+    "stopping by what is measured once": ({"stopping": "median"}, "set metric to validation_loss"),
+    "the largest loss": ({"metric": "validation_loss"}, "set goal to MINIMIZE"),
     "more at once than in all": ({"parallel_trial_count": 7}, "more than max_trial_count"),
 }  # fmt: skip
 
@@ -161,16 +163,16 @@ def test_a_section_that_cannot_work_is_refused_in_words(name: str) -> None:
 
 
 def test_every_end_must_make_a_run_file_and_the_run_must_have_trained(tmp_path: Path) -> None:
-    with pytest.raises(RunFileError, match=r"tuning.parameters train.micro_batch_rows=3"):
+    with pytest.raises(RunFileError, match=r"tune.parameters train.micro_batch_size=3"):
         require_tuning(config(parameters={ROWS: {"integer_value_spec": {"min_value": 1, "max_value": 3}}}))
     with pytest.raises(RunFileError, match=r"train.optimizer.rate"):
         require_tuning(config(parameters={"train.optimizer.rate": LOG}))
-    with pytest.raises(ConfigError, match="no section tuning"):
+    with pytest.raises(ConfigError, match="no section tune"):
         require_tuning(load_run_file(DIGITS))
     with pytest.raises(ConfigError, match="has not trained"):
         open_search(config(), "base", "s", str(tmp_path))
     found = opened(config(), tmp_path)
-    other = found.config.model_copy(update={"data": found.config.data.model_copy(update={"row_tokens": 128})})
+    other = found.config.model_copy(update={"data": found.config.data.model_copy(update={"sequence_length": 128})})
     with pytest.raises(ConfigError, match="section data differs from that of run base"):
         open_search(other, "base", "s", str(tmp_path))
 
@@ -234,7 +236,7 @@ def test_a_trial_that_is_watched_reports_after_each_validation_and_evaluates_not
     def launched(arguments: list[str]) -> int:
         ran.append(arguments[3])
         log = MetricsLog(str(Path(arguments[-1]).parent), resumed_from_step=0)
-        for step, values in ((5, {"held_out_loss": 2.0}), (6, {"loss": 1.9}), (10, {"held_out_loss": 1.5})):
+        for step, values in ((5, {"validation_loss": 2.0}), (6, {"loss": 1.9}), (10, {"validation_loss": 1.5})):
             log.write(step, values)
         log.close()
         return 0
@@ -243,11 +245,11 @@ def test_a_trial_that_is_watched_reports_after_each_validation_and_evaluates_not
     monkeypatch.setenv(TRIAL_VARIABLE, "4")
     monkeypatch.setenv(METRIC_FILE_VARIABLE, str(tmp_path / "output.metrics"))
     monkeypatch.setenv(WATCHED_VARIABLE, "")
-    arguments = ["--config", f"{search.uri}/run.json", "--metric", "held_out_loss", "--nproc-per-node", "1"]
+    arguments = ["--config", f"{search.uri}/run.json", "--metric", "validation_loss", "--nproc-per-node", "1"]
     assert trial_module.main(arguments) == 0
     assert ran == ["trainer.train"]
     lines = [json.loads(line) for line in (tmp_path / "output.metrics").read_text().splitlines()]
-    assert [(one["trial"], one["held_out_loss"], one["global_step"]) for one in lines] == [
+    assert [(one["trial"], one["validation_loss"], one["global_step"]) for one in lines] == [
         ("4", "2.0", "5"), ("4", "1.5", "10"),
     ]  # fmt: skip
 
@@ -277,14 +279,14 @@ def test_a_grid_goes_through_every_point_and_chance_is_repeatable() -> None:
         "train.seed": {"integer_value_spec": {"min_value": 1, "max_value": 3}},
         PRECISION: PARAMETERS[PRECISION],
     }
-    grid = TuningConfig.model_validate({"algorithm": "GRID_SEARCH", "parameters": parameters})
+    grid = TuneConfig.model_validate({"algorithm": "GRID_SEARCH", "parameters": parameters})
     found = [tuple(point.values()) for point in points(grid)]
     assert found == [(seed, precision) for seed in (1, 2, 3) for precision in ("fp32", "bf16")]
-    by_chance = TuningConfig.model_validate({"algorithm": "RANDOM_SEARCH", "parameters": PARAMETERS, "seed": 3})
+    by_chance = TuneConfig.model_validate({"algorithm": "RANDOM_SEARCH", "parameters": PARAMETERS, "seed": 3})
     assert list(points(by_chance)) == list(points(by_chance))
     assert list(points(by_chance)) != list(points(by_chance.model_copy(update={"seed": 4})))
     with pytest.raises(ConfigError, match="Vertex AI's own search"):
-        points(TuningConfig.model_validate({"parameters": PARAMETERS}))
+        points(TuneConfig.model_validate({"parameters": PARAMETERS}))
 
 
 def test_the_search_here_writes_a_table_best_first_and_a_failed_trial_is_a_line(

@@ -141,7 +141,7 @@ def test_a_training_that_was_stopped_for_money_names_the_rungs(
     put_record(bucket, "train", "failed", detail={"exit_code": 75, "error": error})
     found = vlmpipe("diagnose", RUN, "--json").json
     assert (found["id"], found["exit_code"]) == ("spend-limit", 75)
-    assert "rung spot: no capacity, $0.00: no machines within 600 s, job PENDING" in found["notes"]
+    assert "option spot: no capacity, $0.00: no machines within 600 s, job PENDING" in found["notes"]
 
 
 def test_a_training_that_waits_for_machines_is_said_to_wait(

@@ -22,7 +22,7 @@ STEPS, ROWS = 20, 32
 RELATIVE = 1e-5  # fp32 sums in another order
 TWO_NODES = {"hsdp", "tp+fsdp", "tp+pp+dp"}  # where ranks of a node are told from those of another
 RANKS_OF_A_COPY = {"tp": 2, "tp+fsdp": 2, "pp": 2, "tp+pp+dp": 4}
-DATA = {"data.max_samples": 600, "train.epochs": 100, "train.max_steps": STEPS, "train.global_batch_rows": ROWS}
+DATA = {"data.max_samples": 600, "train.epochs": 100, "train.max_steps": STEPS, "train.global_batch_size": ROWS}
 KINDS: dict[str, dict[str, Any]] = {
     "": {},
     " adapters": {"model.lora": {"rank": 4}},
@@ -61,7 +61,7 @@ def run_of(root: Path, name: str, kind: str, changes: dict[str, Any]) -> JobConf
 def references(root: Path) -> dict[str, JobConfig]:
     """Of one process, by kind."""
     kinds = {kind_of(name) for name in TRIED}
-    jobs = {kind: run_of(root, f"one process{kind}", kind, {"train.micro_batch_rows": 8}) for kind in sorted(kinds)}
+    jobs = {kind: run_of(root, f"one process{kind}", kind, {"train.micro_batch_size": 8}) for kind in sorted(kinds)}
     train_runs(list(jobs.values()), processes=1)
     return jobs
 
@@ -81,7 +81,7 @@ def trained(root: Path) -> Callable[[str], JobConfig]:
             for other in beside:
                 strategy, processes, passes, kind = CASES[other]
                 copies = processes // RANKS_OF_A_COPY.get(strategy, 1)
-                rows = {"train.micro_batch_rows": ROWS // copies // passes}
+                rows = {"train.micro_batch_size": ROWS // copies // passes}
                 jobs[other] = run_of(root, other, kind, strategy_changes(strategy) | rows)
             processes, nodes, *_ = place(name)
             train_runs([jobs[other] for other in beside], processes=processes // nodes, nodes=nodes, timeout_s=600)

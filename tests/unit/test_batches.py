@@ -46,7 +46,7 @@ class Loader:
     def __init__(self, fails_at: int | None = None) -> None:
         self.fails_at, self.asked = fails_at, []
 
-    def rows_for_step(self, step: int, rank: int, world_size: int) -> list[PackedSequence]:
+    def sequences_for_step(self, step: int, rank: int, world_size: int) -> list[PackedSequence]:
         self.asked.append(step)
         if step == self.fails_at:
             raise DataError("this step cannot be read")
@@ -63,7 +63,7 @@ def stream(loader: Loader, end_step: int, first_step: int = 0, device: str = "cp
     return PrefetchingLoader(
         loader,  # type: ignore[arg-type]
         no_images,
-        micro_batch_rows=2,
+        micro_batch_size=2,
         first_step=first_step,
         end_step=end_step,
         rank=0,

@@ -1,4 +1,4 @@
-"""What --chaos takes and what follows from it, and how far a restart budget goes."""
+"""What --inject-fault takes and what follows from it, and how far a restart budget goes."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_several_events_come_in_the_order_in_which_they_are_due() -> None:
 @pytest.mark.parametrize(
     ("text", "found", "expected"),
     [
-        ("", "an event of --chaos is empty", EXAMPLES["kill"]),
+        ("", "an event of --inject-fault is empty", EXAMPLES["kill"]),
         ("kil:rank=0,after_step=1", "'kil' is no kind of event", EXAMPLES["random"]),
         ("kill", "rank or node is missing", EXAMPLES["kill"]),
         ("kill:rank=0,node=1,after_step=1", "rank and node are given", EXAMPLES["kill"]),
@@ -128,14 +128,14 @@ def test_without_being_asked_nothing_is_started_again() -> None:
 
 
 def test_chaos_implies_the_platforms_budget_and_a_number_of_retries_overrides_it() -> None:
-    chaos = {"VLMPIPE_CHAOS": "kill:rank=0,after_step=1"}
-    assert restart_policy(Scheduling(), chaos) == RestartPolicy(5, 3, 6, whole_job=True)
-    assert restart_policy(Scheduling(), {**chaos, "VLMPIPE_LOCAL_RETRIES": "0"}).restarts is False
+    faults = {"VLMPIPE_FAULTS": "kill:rank=0,after_step=1"}
+    assert restart_policy(Scheduling(), faults) == RestartPolicy(5, 3, 6, whole_job=True)
+    assert restart_policy(Scheduling(), {**faults, "VLMPIPE_LOCAL_RETRIES": "0"}).restarts is False
     assert restart_policy(Scheduling(False), {"VLMPIPE_LOCAL_RETRIES": "2"}) == RestartPolicy(2, 0, 2)
 
 
 def test_disable_retries_leaves_only_restarts_in_place() -> None:
-    policy = restart_policy(Scheduling(disable_retries=True), {"VLMPIPE_CHAOS": "x"})
+    policy = restart_policy(Scheduling(disable_retries=True), {"VLMPIPE_FAULTS": "x"})
     assert policy == RestartPolicy(worker_restarts=5, whole_job=False)
 
 
@@ -183,17 +183,17 @@ def test_a_named_cause_is_permanent_but_a_stall_or_a_preemption_is_not() -> None
 
 def test_the_report_counts_what_happened_in_this_attempt_and_what_did_not(tmp_path: Path) -> None:
     lines = [
-        {"event": "kill", "time_s": 1, "chaos": "of an earlier attempt"},
+        {"event": "kill", "time_s": 1, "faults": "of an earlier attempt"},
         {"event": "preempt", "time_s": 10},
         {"event": "restart", "time_s": 11, "steps_repeated": 0},
         {"event": "kill", "time_s": 12},
         {"event": "preempt", "time_s": 13},
         {"event": "restart", "time_s": 14, "steps_repeated": 31},
-        {"event": "missed", "time_s": 15, "chaos": "kill:rank=0,after_step=99"},
+        {"event": "missed", "time_s": 15, "faults": "kill:rank=0,after_step=99"},
     ]
-    (tmp_path / "chaos.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (tmp_path / "faults.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert fault_lines(read_faults(tmp_path, since_s=5), survived=True) == [
-        "survived 2 preemptions, 1 kill: 2 restarts, at least 31 steps made twice (chaos.jsonl)",
+        "survived 2 preemptions, 1 kill: 2 restarts, at least 31 steps made twice (faults.jsonl)",
         "did not come about: kill:rank=0,after_step=99",
     ]
     assert fault_lines(read_faults(tmp_path, since_s=13), survived=False)[0].startswith("met 1 preemption: 1 restart,")
@@ -205,7 +205,7 @@ def test_the_command_line_refuses_a_wrong_event_before_anything_is_written(
 ) -> None:
     config = Path(__file__).parents[2] / "configs/digits.yaml"
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.argv", ["vlmpipe", "run", str(config), "--chaos", "kill:node=2,after_step=1"])
+    monkeypatch.setattr("sys.argv", ["vlmpipe", "run", str(config), "--inject-fault", "kill:node=2,after_step=1"])
     with pytest.raises(SystemExit) as caught:
         cli.main()
     assert caught.value.code == ExitCode.CONFIG
@@ -231,7 +231,7 @@ def test_what_is_ordered_travels_in_the_environment_of_the_local_pipelines_steps
     (tmp_path / RUN_FILE_COPY).write_text(json.dumps(config.to_dict()))
     events = ["kill:rank=0,after_step=1", "kill:rank=1,after_step=2"]
 
-    assert local.main(pipeline_command(run, retries=2, chaos=events)[3:]) == 0
+    assert local.main(pipeline_command(run, retries=2, faults=events)[3:]) == 0
     assert seen == {FAULTS_VARIABLE: ";".join(events), RETRIES_VARIABLE: "2"}
     assert local.main(pipeline_command(run)[3:]) == 0
     assert seen == {FAULTS_VARIABLE: None, RETRIES_VARIABLE: None}

@@ -63,7 +63,7 @@ def test_a_run_on_kubeflow_is_refused_with_the_commands_that_start_it(vlmpipe: V
 def test_what_has_no_effect_on_kubeflow_is_said_when_it_is_compiled(vlmpipe: Vlmpipe, tmp_path: Path) -> None:
     answer = vlmpipe("compile", "configs/llava-7b-lora.yaml", "--target", "kubeflow", "--output", str(tmp_path))
     assert answer.code == 0 and (tmp_path / "llava-7b-lora.kubeflow.yaml").exists()
-    assert "  cluster.strategy: spot: has no effect on Kubeflow" in answer.out
+    assert "  cluster.scheduling_strategy: spot: has no effect on Kubeflow" in answer.out
 
 
 def test_loading_the_command_line_loads_nothing_slow() -> None:
@@ -142,7 +142,7 @@ def test_check_prints_a_line_for_each_check(vlmpipe: Vlmpipe) -> None:
     [
         ("data.source=nowhere.json", "data", 64),
         ("model.image_size=32", "image tokens", 64),
-        ("data.row_tokens=4", "image tokens", 64),
+        ("data.sequence_length=4", "image tokens", 64),
         ("output.root_uri=README.md/runs", "output", 64),
     ],
 )
@@ -326,7 +326,7 @@ def whole_model(tmp_path: Path) -> str:
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(CONFIGS["qwen2_5_vl"]))
     content = dict(read_run_file(ROOT / DIGITS))
-    content["model"] = model_section("qwen2_5_vl", whole={"weights": str(folder)})
+    content["model"] = model_section("qwen2_5_vl", pretrained={"weights": str(folder)})
     (tmp_path / "run.yaml").write_text(json.dumps(content))
     return str(tmp_path / "run.yaml")
 
@@ -336,7 +336,7 @@ def test_check_counts_the_tokens_of_the_largest_image(
     vlmpipe: Vlmpipe, whole_model: str, pixels: int, state: str
 ) -> None:
     """A token is 8 x 8 pixels; a row has 256."""
-    overrides = [f"model.max_pixels={pixels}", "model.min_pixels=30", "data.row_tokens=256"]
+    overrides = [f"model.max_pixels={pixels}", "model.min_pixels=30", "data.sequence_length=256"]
     checks = vlmpipe("check", whole_model, *overrides, "--json").json["checks"]
     assert [check["state"] for check in checks if check["subject"] == "image tokens"] == [state]
 
@@ -356,6 +356,6 @@ def test_plan_answers_for_a_whole_model(vlmpipe: Vlmpipe, whole_model: str) -> N
 def test_suggest_answers_for_a_whole_model(vlmpipe: Vlmpipe, whole_model: str) -> None:
     gpus = {"machine_type": "a2-ultragpu-8g", "accelerator_type": "NVIDIA_A100_80GB", "accelerator_count": 8}
     cluster = [f"cluster.{name}={value}" for name, value in (gpus | {"processes_per_replica": "auto"}).items()]
-    sizes = [*SIZES, "gcp.location=us-central1", "train.global_batch_rows=32"]
+    sizes = [*SIZES, "gcp.location=us-central1", "train.global_batch_size=32"]
     answer = vlmpipe("plan", whole_model, *sizes, *cluster, "--suggest", "cheapest", "--json")
     assert answer.json["suggestions"]

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.device_mesh import init_device_mesh
 
-from benchmarks.measure_memory import draw, row_batch
+from benchmarks.measure_memory import draw, packed_batch
 from benchmarks.memory_cases import Case
 from tests.short_form import chosen, only_whole
 from trainer.config.train import CompileBackend
@@ -75,7 +75,7 @@ def steps(checkpointing: str, *, backend: CompileBackend | None, sharded: bool =
     kept: list[int] = []
     for rows, images in ROWS_AND_IMAGES:
         shape = SequenceShape(rows, tokens=128, images=images, label_tokens=90)
-        batch = row_batch(job.model, shape, VOCABULARY, cached=not online, row_samples=1 + len(losses))
+        batch = packed_batch(job.model, shape, VOCABULARY, cached=not online, sequence_samples=1 + len(losses))
         sizes: dict[int, int] = {}
 
         def keep(tensor: torch.Tensor, sizes: dict[int, int] = sizes) -> torch.Tensor:

@@ -63,8 +63,8 @@ def test_an_unknown_key_far_from_all_others_is_answered_with_the_section_keys() 
 
 
 def test_all_problems_are_listed_at_once() -> None:
-    problems = problems_of(train__epochs=0, train__strategy="dpp", data__row_tokens="x", gate__max_loss=-1)
-    assert set(problems) == {"train.epochs", "train.strategy", "data.row_tokens", "gate.max_loss"}
+    problems = problems_of(train__epochs=0, train__strategy="dpp", data__sequence_length="x", gate__max_loss=-1)
+    assert set(problems) == {"train.epochs", "train.strategy", "data.sequence_length", "gate.max_loss"}
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_all_problems_are_listed_at_once() -> None:
         ("train.epochs", 1.5, "found 1.5, expected a whole number"),
         ("train.strategy", "ddpp", 'found "ddpp", expected one of ddp, '),
         ("train.strategy", "ddpp", "; did you mean ddp?"),
-        ("data.row_tokens", "many", 'found "many", expected a whole number'),
+        ("data.sequence_length", "many", 'found "many", expected a whole number'),
         ("data.pack", "maybe", 'found "maybe", expected true or false'),
         ("cluster.processes_per_replica", "all", 'found "all", expected auto or a whole number'),
         ("cluster.reduction_server", 3, "found 3, expected a section with keys of its own"),
@@ -107,8 +107,8 @@ def test_a_missing_field_is_named_with_its_purpose() -> None:
     [
         ({"features__cache": "on", "model__freeze": []}, "features.cache"),
         ({"gate__min_scores": {"cider_d": 1}, "evaluate__cider_d": "off"}, "gate.min_scores.cider_d"),
-        ({"train__global_batch_rows": 6, "cluster__replica_count": 4}, "train.global_batch_rows"),
-        ({"train__micro_batch_rows": 3}, "train"),
+        ({"train__global_batch_size": 6, "cluster__replica_count": 4}, "train.global_batch_size"),
+        ({"train__micro_batch_size": 3}, "train"),
         ({"train__strategy": "zero3", "train__activation_checkpointing": "selective"}, "train"),
         (
             {
@@ -127,7 +127,7 @@ def test_a_missing_field_is_named_with_its_purpose() -> None:
             "train.powersgd.start_step",
         ),
         ({"train__gradient_compression": "bf16", "train__powersgd": {"rank": 2}}, "train"),
-        ({"train__zero_node_weights": True, "train__strategy": "zero2"}, "train"),
+        ({"train__zero_hpz": True, "train__strategy": "zero2"}, "train"),
         ({"train__strategy": "tp+pp+dp", "train__tensor_parallel": 2}, "train"),
         ({"train__virtual_stages": 2}, "train"),
         (
@@ -135,7 +135,7 @@ def test_a_missing_field_is_named_with_its_purpose() -> None:
                 "train__strategy": "tp+pp+dp",
                 "train__tensor_parallel": 2,
                 "train__pipeline_parallel": 2,
-                "train__global_batch_rows": 64,
+                "train__global_batch_size": 64,
                 "cluster__replica_count": 3,
             },
             "train.tensor_parallel",
@@ -146,14 +146,14 @@ def test_a_missing_field_is_named_with_its_purpose() -> None:
                 "train__strategy": "tp",
                 "train__tensor_parallel": 2,
                 "train__sequence_parallel": True,
-                "data__row_tokens": 255,
+                "data__sequence_length": 255,
             },
             "train.sequence_parallel",
         ),
-        ({"train__schedule": "wsd", "train__warmup_fraction": 0.5, "train__decay_fraction": 0.6}, "train"),
+        ({"train__lr_schedule": "wsd", "train__warmup_fraction": 0.5, "train__decay_fraction": 0.6}, "train"),
         ({"cluster__reduction_server": {"replica_count": 2}}, "cluster.reduction_server"),
         ({"cluster__accelerator_type": "NVIDIA_L4"}, "cluster"),
-        ({"cluster__strategy": "flex_start"}, "cluster.strategy"),
+        ({"cluster__scheduling_strategy": "flex_start"}, "cluster.scheduling_strategy"),
         ({"gcp__network": "n", "gcp__psc_interface_config": {"network_attachment": "a"}}, "gcp"),
     ],
 )
@@ -231,8 +231,11 @@ def test_data_of_this_machine_cannot_be_read_from_vertex() -> None:
         ({"data__image_folder": "x"}, "data.image_folder"),
         ({"train__decay_fraction": 0.1}, "train.decay_fraction"),
         ({"cluster__max_wait_duration": "5s"}, "cluster.max_wait_duration"),
-        ({"cluster__strategy": "spot", "cluster__replica_count": 2}, "cluster.restart_job_on_worker_restart"),
-        ({"train__strategy": "zero3", "train__zero_node_weights": True}, "train.zero_node_weights"),
+        (
+            {"cluster__scheduling_strategy": "spot", "cluster__replica_count": 2},
+            "cluster.restart_job_on_worker_restart",
+        ),
+        ({"train__strategy": "zero3", "train__zero_hpz": True}, "train.zero_hpz"),
         ({"cluster__image_uri": "example.com/a/b:v1"}, "cluster.image_uri"),
     ],
 )

@@ -72,19 +72,19 @@ def test_terms_are_compared_side_by_side() -> None:
 
 
 def test_the_run_files_term_is_the_runs_cost() -> None:
-    cost, _ = estimated(cluster__strategy="spot")
+    cost, _ = estimated(cluster__scheduling_strategy="spot")
     assert cost.term == "spot" and cost.usd == cost.by_term["spot"].usd
 
 
-LADDER = [{"strategy": "spot", "wait": "600s"}, "standard"]
+FALLBACK = [{"scheduling_strategy": "spot", "wait": "600s"}, "standard"]
 
 
 def test_a_ladder_is_priced_by_rung_and_asked_about_as_its_dearest() -> None:
-    cost, _ = estimated(cluster__strategy="spot", cluster__ladder=LADDER)
-    assert (cost.ladder, cost.term) == (("spot", "standard"), "standard")
+    cost, _ = estimated(cluster__scheduling_strategy="spot", cluster__capacity_fallback=FALLBACK)
+    assert (cost.capacity_fallback, cost.term) == (("spot", "standard"), "standard")
     assert cost.usd == cost.by_term["standard"].usd
     assert any("Training tries spot for 600s, then standard for 3600s" in line for line in cost.assumptions)
-    unknown, _ = estimated(RoundPrices(unknown=frozenset({"a2-ultragpu-8g"})), cluster__ladder=LADDER)
+    unknown, _ = estimated(RoundPrices(unknown=frozenset({"a2-ultragpu-8g"})), cluster__capacity_fallback=FALLBACK)
     assert unknown.usd is None
 
 
@@ -92,13 +92,15 @@ def test_a_rung_that_is_not_to_be_had_makes_the_plan_red_and_a_limit_needs_price
     def planned(cost: Cost) -> Plan:
         return Plan("a", (), {}, None, None, None, None, None, None, cost, ())
 
-    cost, _ = estimated(node=machine(spot=False), cluster__ladder=LADDER)
-    assert planned(cost).errors == ["cluster.ladder: spot is not possible: a2-ultragpu-8g is not offered as Spot"]
+    cost, _ = estimated(node=machine(spot=False), cluster__capacity_fallback=FALLBACK)
+    assert planned(cost).errors == [
+        "cluster.capacity_fallback: spot is not possible: a2-ultragpu-8g is not offered as Spot"
+    ]
     require_prices(planned(cost))
-    unknown, _ = estimated(RoundPrices(unknown=frozenset({"a2-ultragpu-8g"})), cluster__ladder=LADDER)
+    unknown, _ = estimated(RoundPrices(unknown=frozenset({"a2-ultragpu-8g"})), cluster__capacity_fallback=FALLBACK)
     with pytest.raises(ConfigError, match="training costs on spot, standard is not known"):
         require_prices(planned(unknown))
-    with pytest.raises(ConfigError, match="training costs on any rung is not known"):
+    with pytest.raises(ConfigError, match="training costs on any option is not known"):
         require_prices(dataclasses.replace(planned(cost), cost=None))
 
 
@@ -220,20 +222,24 @@ def test_the_young_daly_interval_loses_least(save_s: float, mtbf_hours: float, r
 
 
 def test_spot_names_the_best_interval_and_what_it_would_lose() -> None:
-    cost, time = estimated(cluster__strategy="spot", cluster__replica_count=4, train__checkpoint_every_steps=10)
+    cost, time = estimated(
+        cluster__scheduling_strategy="spot", cluster__replica_count=4, train__checkpoint_every_steps=10
+    )
     assert time.save_s is not None
     assert cost.checkpoint_every_s == pytest.approx(math.sqrt(2 * time.save_s * 3600 / (4 * 0.02)))
     assert cost.expected_lost_hours is not None and cost.least_lost_hours is not None
     assert cost.least_lost_hours < cost.expected_lost_hours
     best = estimated(
-        cluster__strategy="spot", cluster__replica_count=4, train__checkpoint_every_steps=cost.checkpoint_every_steps
+        cluster__scheduling_strategy="spot",
+        cluster__replica_count=4,
+        train__checkpoint_every_steps=cost.checkpoint_every_steps,
     )[0]
     assert best.expected_lost_hours == pytest.approx(cost.least_lost_hours, rel=1e-6)
     assert any("0.02 times an hour" in sentence for sentence in cost.assumptions)
 
 
 def test_a_hopeless_rate_is_said() -> None:
-    cost, _ = estimated(cluster__strategy="spot", plan__preemptions_per_node_hour=30)
+    cost, _ = estimated(cluster__scheduling_strategy="spot", plan__preemptions_per_node_hour=30)
     assert cost.usd is None and cost.expected_lost_hours is None
     assert any("loses more than it computes" in sentence for sentence in cost.assumptions)
 
@@ -290,7 +296,9 @@ def test_a_schedule_costs_its_runs() -> None:
 
 
 def test_costs_are_plain_data_for_json() -> None:
-    cost, _ = estimated(cluster__strategy="spot", plan__preemptions_per_node_hour=0, schedule={"cron": "0 3 * * 1"})
+    cost, _ = estimated(
+        cluster__scheduling_strategy="spot", plan__preemptions_per_node_hour=0, schedule={"cron": "0 3 * * 1"}
+    )
     written = json.loads(json.dumps(dataclasses.asdict(cost), allow_nan=False))
     assert written["by_term"]["spot"]["usd"] == written["usd"] == cost.usd
 

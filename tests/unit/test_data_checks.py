@@ -21,7 +21,7 @@ from trainer.data.rejects import RejectCode, RejectedError, Repair
 
 
 def check(data: bytes, *, name: str = "", **limits: Any) -> CheckedImage:
-    config = DataConfig(source="builtin:digits", row_tokens=100, **{"max_image_pixels": 10_000} | limits)
+    config = DataConfig(source="builtin:digits", sequence_length=100, **{"max_image_pixels": 10_000} | limits)
     return check_image(data, config, name=name)
 
 

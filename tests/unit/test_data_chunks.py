@@ -201,7 +201,7 @@ def test_changed_and_gone_samples_are_counted_and_rejects_keep_their_places(data
 
 def test_other_settings_prepare_all_chunks_anew_and_say_who_moved(data: ChunkedSet) -> None:
     before = run_prepare(data.config())
-    after = run_prepare(data.config(held_out_fraction=0.6))
+    after = run_prepare(data.config(validation_fraction=0.6))
     assert after.chunks and after.chunks.prepared == after.chunks.total
     old, new = splits_of(before.uri), splits_of(after.uri)
     assert after.changes and after.changes.same == RECORDS

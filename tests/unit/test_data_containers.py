@@ -22,7 +22,7 @@ from trainer.errors import DataError
 
 
 def read(source: Path | str, **data: Any) -> list[Sample | Reject]:
-    return list(open_source(DataConfig(source=str(source), row_tokens=100, **data)))
+    return list(open_source(DataConfig(source=str(source), sequence_length=100, **data)))
 
 
 def samples_in(source: Path | str, **data: Any) -> list[Sample]:
@@ -173,7 +173,7 @@ def test_captions_of_one_image_stay_in_one_split(tmp_path: Path) -> None:
     (tmp_path / "metadata.csv").write_text("\n".join(["file_name,text", *lines]))
     for source in ("coco.json", "metadata.csv"):
         splits: dict[str, set[str | None]] = {}
-        for sample in samples_in(tmp_path / source, held_out_fraction=0.3):
+        for sample in samples_in(tmp_path / source, validation_fraction=0.3):
             splits.setdefault(sample.images[0].name, set()).add(sample.split)
         assert all(len(found) == 1 for found in splits.values())
         assert set().union(*splits.values()) == {"train", "eval"}

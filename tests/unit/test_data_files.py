@@ -91,11 +91,11 @@ def test_a_format_that_cannot_be_told_is_a_sentence(
 ) -> None:
     tree(tmp_path, *names)
     with pytest.raises(ConfigError, match=message):
-        open_source(DataConfig(source=f"{tmp_path}/{source}", row_tokens=100))
+        open_source(DataConfig(source=f"{tmp_path}/{source}", sequence_length=100))
 
 
 def test_tars_in_a_pattern_are_read_in_the_order_of_their_names(tmp_path: Path) -> None:
     samples = captioned(6)
     write_source("webdataset", tmp_path / "set", samples)
-    source = open_source(DataConfig(source=f"{tmp_path}/set/part-00000{{1,0}}.tar", row_tokens=100))
+    source = open_source(DataConfig(source=f"{tmp_path}/set/part-00000{{1,0}}.tar", sequence_length=100))
     assert [sample.id for sample in source] == [sample.name for sample in samples]

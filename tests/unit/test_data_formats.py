@@ -27,7 +27,7 @@ BUCKET = "gs://bucket/sets"
 
 
 def opened(source: str) -> Source:
-    return open_source(DataConfig(source=source, row_tokens=100))
+    return open_source(DataConfig(source=source, sequence_length=100))
 
 
 def content(source: str) -> list[tuple[str, tuple[Turn, ...], list[bytes]]]:
@@ -128,7 +128,7 @@ def test_every_format_prepares_to_the_same_shards(tmp_path: Path) -> None:
     for name in FORMATS:
         source = write_source(name, tmp_path / name, samples)
         # Captions of one picture stay together, so some formats split by the picture: hold nothing out here.
-        prepared = run_prepare(job_config(tmp_path / "root" / name, source=source, held_out_fraction=0.0))
+        prepared = run_prepare(job_config(tmp_path / "root" / name, source=source, validation_fraction=0.0))
         index, reader = Index.load(prepared.uri), ShardReader.open(open_storage(prepared.uri))
         split = index.split("train")
         found[name] = [

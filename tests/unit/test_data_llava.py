@@ -17,7 +17,7 @@ from trainer.errors import ConfigError, DataError, UserError
 
 
 def read(path: Path, folder: Path | str = "") -> list[Sample | Reject]:
-    return list(open_source(DataConfig(source=str(path), image_folder=str(folder), row_tokens=100)))
+    return list(open_source(DataConfig(source=str(path), image_folder=str(folder), sequence_length=100)))
 
 
 def test_json_and_json_lines_give_the_same_samples(tmp_path: Path) -> None:
@@ -57,14 +57,22 @@ def test_optional_keys_set_slice_and_split_and_ids_may_be_missing_or_numbers(tmp
 def test_a_fingerprint_follows_records_and_images(tmp_path: Path) -> None:
     images, records = llava_folder(tmp_path, 3)
     path = write_json(tmp_path / "a.json", records)
-    prints = [open_source(DataConfig(source=str(path), image_folder=str(images), row_tokens=100)).fingerprint()]
-    prints.append(open_source(DataConfig(source=str(path), image_folder=str(images), row_tokens=100)).fingerprint())
+    prints = [open_source(DataConfig(source=str(path), image_folder=str(images), sequence_length=100)).fingerprint()]
+    prints.append(
+        open_source(DataConfig(source=str(path), image_folder=str(images), sequence_length=100)).fingerprint()
+    )
     (images / "1.png").write_bytes(png(99, side=30))
-    prints.append(open_source(DataConfig(source=str(path), image_folder=str(images), row_tokens=100)).fingerprint())
+    prints.append(
+        open_source(DataConfig(source=str(path), image_folder=str(images), sequence_length=100)).fingerprint()
+    )
     write_json(path, records[:2])
-    prints.append(open_source(DataConfig(source=str(path), image_folder=str(images), row_tokens=100)).fingerprint())
+    prints.append(
+        open_source(DataConfig(source=str(path), image_folder=str(images), sequence_length=100)).fingerprint()
+    )
     (images / "not-referenced.png").write_bytes(png(5))
-    prints.append(open_source(DataConfig(source=str(path), image_folder=str(images), row_tokens=100)).fingerprint())
+    prints.append(
+        open_source(DataConfig(source=str(path), image_folder=str(images), sequence_length=100)).fingerprint()
+    )
     assert [prints.index(value) for value in prints] == [0, 0, 2, 3, 3]
 
 

@@ -33,14 +33,19 @@ class Fixture:
             line["conversations"] += conversation("More?", "word " * (number % 9 + 1))
         records.append({"id": "text", "split": "train", "conversations": conversation("No image?", "None.")})
         source = write_json(folder / "data.json", records)
-        config = job_config(folder / "root", source=str(source), image_folder=str(images), row_tokens=ROW_TOKENS)
+        config = job_config(folder / "root", source=str(source), image_folder=str(images), sequence_length=ROW_TOKENS)
         self.uri = run_prepare(config).uri
         self.storage = open_storage(self.uri)
         self.split: SplitIndex = Index.load(self.uri).split("train")
         self.tokenizer = load_tokenizer(self.storage)
 
     def sequence(self, **options: Any) -> PackedBatchSampler:
-        budget = {"row_tokens": ROW_TOKENS, "row_images": 8, "seed": 3, "global_batch_rows": GLOBAL_BATCH}
+        budget = {
+            "sequence_length": ROW_TOKENS,
+            "max_images_per_sequence": 8,
+            "seed": 3,
+            "global_batch_size": GLOBAL_BATCH,
+        }
         return PackedBatchSampler(self.split, **budget | options)
 
     def loader(self, *, images: bool = False, **options: Any) -> PackedLoader:
@@ -63,7 +68,7 @@ def test_a_step_has_the_same_rows_whatever_the_world_size(data: Fixture) -> None
         by_rank = []
         for rank in range(world_size):
             loader = data.loader()
-            by_rank.append(loader.rows_for_step(step, rank, world_size))
+            by_rank.append(loader.sequences_for_step(step, rank, world_size))
         assert len({len(of_rank) for of_rank in by_rank}) == 1, "every rank makes as many micro steps"
         dealt = [of_rank[turn] for turn in range(len(by_rank[0])) for of_rank in by_rank]
         return [content(row) for row in dealt if row.sample_ids]
@@ -79,7 +84,7 @@ def test_each_sample_is_read_once_an_epoch(data: Fixture) -> None:
     loader = data.loader()
     for epoch in range(2):
         first = sequence.num_steps(epoch)
-        rows = [row for step in range(first, first + steps) for row in loader.rows_for_step(step, 0, 1)]
+        rows = [row for step in range(first, first + steps) for row in loader.sequences_for_step(step, 0, 1)]
         seen = Counter(identity for row in rows for identity in row.sample_ids)
         assert seen == Counter(data.split.ids)
 
@@ -103,41 +108,41 @@ def test_epochs_have_unlike_orders(data: Fixture) -> None:
 
 @given(rows=st.lists(st.integers(1, 9), min_size=1, max_size=6), batch=st.integers(1, 5), world_size=st.integers(1, 4))
 def test_one_integer_is_the_whole_state(rows: list[int], batch: int, world_size: int) -> None:
-    """Walking from any saved `rows_consumed` meets the same batches as never having stopped."""
+    """Walking from any saved `sequences_consumed` meets the same batches as never having stopped."""
 
     class Planned(PackedBatchSampler):
         def __init__(self) -> None:
-            self.global_batch_rows = batch
+            self.global_batch_size = batch
 
-        def num_rows(self, epoch: int) -> int:
+        def num_sequences(self, epoch: int) -> int:
             return rows[epoch % len(rows)]
 
     sequence = Planned()
     straight = [sequence.batch(step) for step in range(12)]
     for step, here in enumerate(straight):
-        resumed = [sequence.batch_at(here.rows_consumed)]
+        resumed = [sequence.batch_at(here.sequences_consumed)]
         while len(resumed) < len(straight) - step:
-            resumed.append(sequence.batch_at(resumed[-1].rows_consumed + len(resumed[-1])))
+            resumed.append(sequence.batch_at(resumed[-1].sequences_consumed + len(resumed[-1])))
         assert resumed == straight[step:]
         assert 0 < len(here) <= batch and here.stop <= rows[here.epoch % len(rows)]
-        dealt = [here.rows_of(rank, world_size) for rank in range(world_size)]
+        dealt = [here.sequences_of(rank, world_size) for rank in range(world_size)]
         assert sorted(row for ranks in dealt for row in ranks if row is not None) == list(range(here.start, here.stop))
 
 
 def test_resuming_at_a_step_equals_continuing(data: Fixture) -> None:
     steps = data.sequence().num_steps(2)
     loader = data.loader()
-    straight = [[content(row) for row in loader.rows_for_step(step, 1, 2)] for step in range(steps)]
+    straight = [[content(row) for row in loader.sequences_for_step(step, 1, 2)] for step in range(steps)]
     for start in (1, steps // 2, steps - 1):
         resumed = data.loader()
-        rest = [[content(row) for row in resumed.rows_for_step(step, 1, 2)] for step in range(start, steps)]
+        rest = [[content(row) for row in resumed.sequences_for_step(step, 1, 2)] for step in range(start, steps)]
         assert rest == straight[start:]
 
 
 def test_label_tokens_of_a_step_are_known_without_reading(data: Fixture) -> None:
     loader = data.loader()
     for step in range(data.sequence().num_steps(2)):
-        rows = loader.rows_for_step(step, 0, 1)
+        rows = loader.sequences_for_step(step, 0, 1)
         assert loader.total_label_tokens(step) == sum(row.label_tokens for row in rows)
         assert all(row.label_tokens == int((row.labels != IGNORED).sum()) for row in rows)
 
@@ -145,7 +150,7 @@ def test_label_tokens_of_a_step_are_known_without_reading(data: Fixture) -> None
 def test_a_row_is_its_samples_one_after_another(data: Fixture) -> None:
     reader, number_of = ShardReader.open(data.storage), {identity: n for n, identity in enumerate(data.split.ids)}
     loader = data.loader(images=True)
-    row = next(row for row in loader.rows_for_step(0, 0, 1) if len(row.sample_ids) > 1)
+    row = next(row for row in loader.sequences_for_step(0, 0, 1) if len(row.sample_ids) > 1)
     start, images = 0, []
     for identity in row.sample_ids:
         place = data.split.sample_location(number_of[identity])
@@ -166,14 +171,14 @@ def test_a_row_is_its_samples_one_after_another(data: Fixture) -> None:
 
 def test_a_row_without_samples_is_all_padding(data: Fixture) -> None:
     loader = data.loader()
-    empty = loader.build_row([])
+    empty = loader.pack_sequence([])
     assert (empty.tokens, empty.label_tokens, empty.sample_ids, empty.image_sha256) == (0, 0, (), ())
     assert empty.position_ids.tolist() == list(range(ROW_TOKENS))
 
 
 def test_images_are_read_only_when_asked_for(data: Fixture) -> None:
     without, with_images = data.loader(images=False), data.loader(images=True)
-    bare, full = without.rows_for_step(0, 0, 1)[0], with_images.rows_for_step(0, 0, 1)[0]
+    bare, full = without.sequences_for_step(0, 0, 1)[0], with_images.sequences_for_step(0, 0, 1)[0]
     assert bare.images == () and len(full.images) == len(full.image_sha256) == len(bare.image_sha256) > 0
 
 
@@ -184,21 +189,25 @@ def test_a_damaged_shard_stops_the_step_again_and_again(tmp_path: Path) -> None:
     loader = data.loader()
     for _ in range(2):
         with pytest.raises(DataError, match="is damaged"):
-            loader.rows_for_step(0, 0, 1)
+            loader.sequences_for_step(0, 0, 1)
 
 
 def test_another_tokenizer_is_noticed(tmp_path: Path) -> None:
     data = Fixture(tmp_path)
     data.tokenizer.add_tokens(["picture"])
     with pytest.raises(DataError, match="the index says"):
-        data.loader().rows_for_step(0, 0, 1)
+        data.loader().sequences_for_step(0, 0, 1)
 
 
 def test_an_empty_split_is_refused(tmp_path: Path) -> None:
-    _, prepared = prepare_llava(tmp_path, count=3, held_out_fraction=0.0)
+    _, prepared = prepare_llava(tmp_path, count=3, validation_fraction=0.0)
     with pytest.raises(DataError, match="no samples"):
         PackedBatchSampler(
-            Index.load(prepared.uri).split("eval"), row_tokens=10, row_images=1, seed=0, global_batch_rows=1
+            Index.load(prepared.uri).split("eval"),
+            sequence_length=10,
+            max_images_per_sequence=1,
+            seed=0,
+            global_batch_size=1,
         )
 
 

@@ -103,7 +103,7 @@ def test_damage_is_refused_or_counted(
     for number, damage in victims:
         path = files[number % len(files)]
         path.write_bytes(damage(path.read_bytes()))
-    config = job_config(work / "root", source=str(folder / relative), held_out_fraction=0.0, max_reject_fraction=1.0)
+    config = job_config(work / "root", source=str(folder / relative), validation_fraction=0.0, max_reject_fraction=1.0)
     try:
         uri = run_prepare(config).uri
     except UserError as error:

@@ -56,7 +56,7 @@ def test_a_llava_file_comes_back_as_it_was(tmp_path: Path) -> None:
             assert turns == [message["value"] for message in records[identity]["conversations"]]
             file = Path(config.data.image_folder, records[identity]["image"])
             assert reader.images(place) == [file.read_bytes()]
-            assert split_of(identity, config.data.held_out_fraction) == name
+            assert split_of(identity, config.data.validation_fraction) == name
             seen.add(identity)
     assert seen == set(records)
     assert prepared.counts == {
@@ -141,7 +141,7 @@ LINES = st.lists(st.tuples(st.sampled_from(SPLITS), st.integers(1, 64), st.integ
 def test_lengths_are_described_from_pieces_as_from_the_whole(
     lines: list[tuple[str, int, int]], at_once: int, group: int
 ) -> None:
-    data = job_config(Path("unused"), source="unused", row_tokens=64, row_images=4).data
+    data = job_config(Path("unused"), source="unused", sequence_length=64, max_images_per_sequence=4).data
     lines.sort(key=lambda line: line[0])
     columns = {
         "split": [split for split, _, _ in lines],
@@ -165,11 +165,11 @@ def test_lengths_are_described_from_pieces_as_from_the_whole(
             assert value == pytest.approx(np.percentile(tokens, int(percent)) if len(tokens) else 0.0, abs=0.0501)
         bars, _ = np.histogram(tokens, 24, (0, tokens.max(initial=1)))
         assert found["sample_tokens_histogram"]["samples"] == bars.tolist()
-        rows = len(plan_packing(tokens, images, row_tokens=64, row_images=4, seed=0, epoch=0))
-        assert found["packed_rows"] == rows or at_once < len(tokens)
-        assert tokens.sum() <= 64 * found["packed_rows"]
+        rows = len(plan_packing(tokens, images, sequence_length=64, max_images_per_sequence=4, seed=0, epoch=0))
+        assert found["packed_sequences"] == rows or at_once < len(tokens)
+        assert tokens.sum() <= 64 * found["packed_sequences"]
         if rows:
-            assert found["packed_fill"] == round(int(tokens.sum()) / (found["packed_rows"] * 64), 4)
+            assert found["packed_fill"] == round(int(tokens.sum()) / (found["packed_sequences"] * 64), 4)
 
 
 def test_stats_say_what_guessing_scores(tmp_path: Path) -> None:
@@ -205,11 +205,11 @@ def test_max_samples_uses_the_first_ones(tmp_path: Path) -> None:
 
 def test_an_empty_split_is_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="0 held out"):
-        prepare_llava(tmp_path, count=5, held_out_fraction=0.0001)
+        prepare_llava(tmp_path, count=5, validation_fraction=0.0001)
 
 
 def test_nothing_held_out_is_allowed_when_asked_for(tmp_path: Path) -> None:
-    _, prepared = prepare_llava(tmp_path, count=5, held_out_fraction=0.0)
+    _, prepared = prepare_llava(tmp_path, count=5, validation_fraction=0.0)
     assert (prepared.counts["train"], prepared.counts["eval"]) == (5, 0)
 
 
@@ -243,7 +243,7 @@ def test_other_content_under_a_used_id_is_kept_apart_in_the_same_split(tmp_path:
     config = job_config(tmp_path / "root", source=str(source), image_folder=str(images))
     prepared = run_prepare(config)
     index = Index.load(prepared.uri)
-    ids = index.split(split_of("sample-1", config.data.held_out_fraction)).ids
+    ids = index.split(split_of("sample-1", config.data.validation_fraction)).ids
     assert sum(identity == "sample-1" or identity.startswith("sample-1~") for identity in ids) == 2
     assert prepared.counts["repaired"] == 1
 
@@ -262,7 +262,12 @@ def test_truncate_drops_the_last_turns_and_their_images(tmp_path: Path) -> None:
     turns = conversation("<image>\nWhat?", "A picture.", "<image>\nAnd this?", "word " * 40)
     lines = [record(n, image=["0.png", "1.png"], conversations=turns) for n in range(20)]
     source = write_json(tmp_path / "a.json", lines)
-    settings = {"source": str(source), "image_folder": str(images), "row_tokens": 70, "over_long": "truncate"}
+    settings = {
+        "source": str(source),
+        "image_folder": str(images),
+        "sequence_length": 70,
+        "overlong_policy": "truncate",
+    }
     prepared = run_prepare(job_config(tmp_path / "root", **settings))
     split = Index.load(prepared.uri).split("train")
     assert set(split.turns.tolist()) == {1} and set(split.image_count.tolist()) == {1}

@@ -107,7 +107,7 @@ LIMITS = {
     "max_reject_fraction": 0.5,
     "max_image_pixels": 5000,
     "max_image_aspect": 20,
-    "row_images": 2,
+    "max_images_per_sequence": 2,
     "animated": "reject",
     "duplicates": "drop",
 }
@@ -188,7 +188,7 @@ def test_an_odd_member_is_rejected_and_the_samples_around_it_are_not(
         add_member(tar, "first.txt", b"One.")
         add(tar)
         add_member(tar, "last.txt", b"Two.")
-    first, bad, last = open_source(DataConfig(source=str(tmp_path / "data.tar"), row_tokens=100))
+    first, bad, last = open_source(DataConfig(source=str(tmp_path / "data.tar"), sequence_length=100))
     assert isinstance(bad, Reject) and bad.code == code
     assert (first.id, last.id) == ("first", "last")
 

@@ -72,8 +72,8 @@ def test_a_full_disk_is_a_sentence_and_the_same_command_then_continues(
     [
         ({}, True),
         ({"pack": False}, True),
-        ({"held_out_fraction": 0.3}, False),
-        ({"row_tokens": 300}, False),
+        ({"validation_fraction": 0.3}, False),
+        ({"sequence_length": 300}, False),
         ({"max_samples": 5}, False),
         ({"max_reject_fraction": 0.5}, False),
         ({"image_size": 64}, False),

@@ -17,7 +17,13 @@ SAMPLES = st.lists(st.tuples(st.integers(1, ROW_TOKENS), st.integers(0, ROW_IMAG
 
 def plan(samples: list[tuple[int, int]], **options: Any) -> PackingPlan:
     tokens, images = np.array(samples, np.int32).reshape(-1, 2).T
-    settings = {"row_tokens": ROW_TOKENS, "row_images": ROW_IMAGES, "seed": 0, "epoch": 0, "window": 16} | options
+    settings = {
+        "sequence_length": ROW_TOKENS,
+        "max_images_per_sequence": ROW_IMAGES,
+        "seed": 0,
+        "epoch": 0,
+        "window": 16,
+    } | options
     return plan_packing(tokens, images, **settings)
 
 
@@ -115,7 +121,7 @@ def test_packing_fills_rows_of_mixed_lengths() -> None:
 def test_few_lengths_are_packed_as_well_as_they_come() -> None:
     """Of two lengths, four long ones leave a gap that no short one fits into: all rows of longest first are such."""
     lengths = np.random.default_rng(0).choice([40, 55], 2000, p=[1 / 3, 2 / 3])
-    made = plan([(int(length), 0) for length in lengths], window=1024, row_tokens=256)
+    made = plan([(int(length), 0) for length in lengths], window=1024, sequence_length=256)
     assert sorted(made.members) == list(range(2000))
     assert made.fill > 0.91
 

@@ -20,7 +20,7 @@ from trainer.errors import ConfigError, ExitCode, UserError
 
 
 def samples_of(name: str, count: int | None = None) -> list[Sample]:
-    source = open_source(DataConfig(source=f"builtin:{name}", row_tokens=100))
+    source = open_source(DataConfig(source=f"builtin:{name}", sequence_length=100))
     return [sample for sample in islice(source, count) if isinstance(sample, Sample)]
 
 
@@ -125,7 +125,7 @@ def test_openmoji_pictures_have_their_unicode_name() -> None:
 def test_a_missing_package_is_named(name: str, module: str, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(UserError, match=f"pip install {package}") as caught:
-        next(iter(open_source(DataConfig(source=f"builtin:{name}", row_tokens=100))))
+        next(iter(open_source(DataConfig(source=f"builtin:{name}", sequence_length=100))))
     assert caught.value.code == ExitCode.UNAVAILABLE
 
 
@@ -135,12 +135,12 @@ def test_a_missing_package_is_named_before_anything_is_read(monkeypatch: pytest.
 
     monkeypatch.setattr("importlib.metadata.version", version)
     with pytest.raises(UserError, match="pip install scikit-learn"):
-        open_source(DataConfig(source="builtin:digits", row_tokens=100)).fingerprint()
+        open_source(DataConfig(source="builtin:digits", sequence_length=100)).fingerprint()
 
 
 def test_an_unknown_built_in_set_lists_the_known_ones() -> None:
     with pytest.raises(ConfigError, match="builtin:digits, builtin:easy-vqa, builtin:openmoji"):
-        open_source(DataConfig(source="builtin:imagenet", row_tokens=100))
+        open_source(DataConfig(source="builtin:imagenet", sequence_length=100))
 
 
 def test_the_split_of_an_id_does_not_move() -> None:

@@ -177,12 +177,12 @@ def test_only_the_last_attempt_of_the_pipeline_counts_and_lines_are_numbered_as_
 
 def test_ordered_mishaps_are_noted(run: Run) -> None:
     events = [
-        {"event": "kill", "time_s": STARTED_S + 2, "chaos": "kill:rank=0,after_step=7"},
-        {"event": "missed", "time_s": STARTED_S + 3, "chaos": "kill:rank=1,after_step=99"},
+        {"event": "kill", "time_s": STARTED_S + 2, "faults": "kill:rank=0,after_step=7"},
+        {"event": "missed", "time_s": STARTED_S + 3, "faults": "kill:rank=1,after_step=99"},
     ]
-    chaos = "".join(json.dumps(event) + "\n" for event in events)
-    found = diagnose_folder(run(logs={"workerpool0-0": example("killed")}, files={"chaos.jsonl": chaos}))
-    assert found.notes == ("ordered by --chaos: kill:rank=0,after_step=7",)
+    faults = "".join(json.dumps(event) + "\n" for event in events)
+    found = diagnose_folder(run(logs={"workerpool0-0": example("killed")}, files={"faults.jsonl": faults}))
+    assert found.notes == ("ordered by --inject-fault: kill:rank=0,after_step=7",)
 
 
 def test_a_run_that_is_done_needs_nothing(run: Run) -> None:

@@ -11,7 +11,7 @@ from tests.planner_fixture import A100_80, LLAVA_7B, RoundPrices, run_config
 from trainer.sizing.model_shape import ModelShape, Stack
 from vlmpipe.planner.parallel_layout import layout_of
 from vlmpipe.planner.time.feature_cache import CacheAdvice, advise, feature_bytes
-from vlmpipe.planner.time.step_time import Workload, row_flops
+from vlmpipe.planner.time.step_time import Workload, sequence_flops
 
 # so400m/384 + Qwen3-0.6B with 81 pooled tokens, and SigLIP-B/224 + SmolLM2-135M.
 SO400M = Stack(27, 1152, 16, 16, 72, 4304, False, 15_230_000)
@@ -32,7 +32,7 @@ def advised(
 ) -> CacheAdvice:
     settings: dict[str, Any] = {
         "features__cache": "auto",
-        "data__row_images": 64,
+        "data__max_images_per_sequence": 64,
         "plan__sample_tokens": 200,
         "plan__sample_images": 1,
         "plan__samples": 558_000,
@@ -53,9 +53,9 @@ def test_bytes_of_an_image_are_tokens_times_width_in_bf16() -> None:
 
 def test_speedup_is_the_towers_share_of_a_row() -> None:
     config = run_config(train__activation_checkpointing="none")
-    row = row_flops(config, LLAVA_7B, Workload.assumed(config, LLAVA_7B), cached=False)
+    row = sequence_flops(config, LLAVA_7B, Workload.assumed(config, LLAVA_7B), cached=False)
     others = row.total - row.tower.total
-    advice = advised(LLAVA_7B, plan__sample_tokens=740, plan__sample_images=0.94, data__row_images=7)
+    advice = advised(LLAVA_7B, plan__sample_tokens=740, plan__sample_images=0.94, data__max_images_per_sequence=7)
     assert advice.speedup == pytest.approx((row.tower.forward + others) / others)
     assert 1.01 <= advice.speedup <= 1.02  # CLIP-L with a 7B model: not for speed
 

@@ -48,7 +48,12 @@ def test_attention_is_part_of_what_torch_counts() -> None:
 
 def test_caching_saves_exactly_the_tower() -> None:
     shape = LlavaFamily().shape(model_config())
-    sizes: dict[str, Any] = {"row_tokens": 100, "images": 5, "label_tokens": 10, "activation_checkpointing": "none"}
+    sizes: dict[str, Any] = {
+        "sequence_length": 100,
+        "images": 5,
+        "label_tokens": 10,
+        "activation_checkpointing": "none",
+    }
     online, cached = (flops_per_sequence(shape, **sizes, cached=value) for value in (False, True))
     assert online.total - cached.total == 5 * tower_flops_per_image(shape) > 0
 
@@ -56,11 +61,11 @@ def test_caching_saves_exactly_the_tower() -> None:
 def test_model_flops_count_neither_padding_nor_other_samples_nor_recomputation() -> None:
     shape = LlavaFamily().shape(model_config())
     alone = flops_per_sequence(
-        shape, row_tokens=40, images=1, label_tokens=5, cached=False, activation_checkpointing="none"
+        shape, sequence_length=40, images=1, label_tokens=5, cached=False, activation_checkpointing="none"
     ).total
     packed = model_flops_per_sequence(shape, useful_tokens=120, samples=3, images=3, label_tokens=15, cached=False)
     computed = flops_per_sequence(
-        shape, row_tokens=160, images=3, label_tokens=15, cached=False, activation_checkpointing="full"
+        shape, sequence_length=160, images=3, label_tokens=15, cached=False, activation_checkpointing="full"
     ).total
     assert packed == pytest.approx(3 * alone)
     assert packed < computed
@@ -69,6 +74,6 @@ def test_model_flops_count_neither_padding_nor_other_samples_nor_recomputation()
 def test_a_row_is_counted_in_whole_numbers() -> None:
     shape = LlavaFamily().shape(model_config())
     row = flops_per_sequence(
-        shape, row_tokens=100, images=2, label_tokens=10, cached=False, activation_checkpointing="full"
+        shape, sequence_length=100, images=2, label_tokens=10, cached=False, activation_checkpointing="full"
     )
     assert all(isinstance(number, int) for _, part in row.parts() for number in (part.forward, part.backward))

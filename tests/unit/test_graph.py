@@ -269,7 +269,8 @@ def test_what_has_no_effect_on_kubeflow_is_said(tmp_path: Path) -> None:
     config = load_run_file(ROOT / "configs/llava-7b-zero2-spot.yaml", ["notify.email=[a@b.org]"])
     found = compile_pipeline(config, "kubeflow", tmp_path / "p.yaml").unused
     assert {one.field for one in found} == {
-        "cluster.strategy", "cluster.reduction_server", "cluster.restart_job_on_worker_restart", "notify.email"
+        "cluster.scheduling_strategy", "cluster.reduction_server", "cluster.restart_job_on_worker_restart", "
+        ""notify.email"
     }  # fmt: skip
     assert all("has no effect on Kubeflow: " in one.text for one in found)
     assert compile_pipeline(config, "vertex", tmp_path / "p.yaml").unused == ()
@@ -314,7 +315,7 @@ def load_run_file_text(text: str, folder: Path) -> RunConfig:
 
 def test_settings_of_the_run_file_reach_the_job_step(tmp_path: Path) -> None:
     overrides = [
-        "cluster.strategy=flex_start",
+        "cluster.scheduling_strategy=flex_start",
         "cluster.machine_type=g2-standard-8",
         "cluster.accelerator_type=NVIDIA_L4",
         "cluster.accelerator_count=1",

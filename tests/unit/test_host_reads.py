@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from benchmarks.measure_memory import row_batch
+from benchmarks.measure_memory import packed_batch
 from benchmarks.memory_cases import ONLINE, ROWS, Case
 from trainer.distributed.process import ProcessContext
 from trainer.errors import DataError
@@ -73,7 +73,7 @@ def step_of(case: Case) -> Step:
         module = family.training_module(job.model, model, cached=case.cached).train()
     Recompute.of(job.train).apply(family, module)
     strategy = build_strategy(job.train, module, family.blocks(module), ProcessContext(0, 1, 0, 1, META))
-    batches = [row_batch(job.model, ROWS, VOCABULARY, cached=case.cached) for _ in range(2)]
+    batches = [packed_batch(job.model, ROWS, VOCABULARY, cached=case.cached) for _ in range(2)]
 
     def step() -> tuple[Tensor, Any]:
         loss = strategy.forward_backward(batches, 2 * ROWS.label_tokens)
@@ -209,6 +209,6 @@ def test_the_host_compares_what_images_give_with_what_rows_have_places_for(famil
     config = case.config(1).model
     with META:
         module = model.training_module(config, model.skeleton(config, vocabulary=VOCABULARY), cached=True)
-    batch = row_batch(config, ROWS, VOCABULARY, cached=True)
+    batch = packed_batch(config, ROWS, VOCABULARY, cached=True)
     with pytest.raises(DataError, match=r"the images of a micro-batch give \d+ tokens, .* places for 1\n"):
         module(**replace(batch, image_tokens=1).to(META))

@@ -58,7 +58,7 @@ def test_the_count_of_smolvlm_is_that_of_its_connector(side: int, left_out: str,
     whole = without(left_out, CONFIGS["smolvlm"])
     (tmp_path / "config.json").write_text(json.dumps(whole))
     for source in ({"config": whole}, {"weights": str(tmp_path)}):
-        config = ModelConfig.model_validate(model_section("smolvlm", whole=source, image_size=side))
+        config = ModelConfig.model_validate(model_section("smolvlm", pretrained=source, image_size=side))
         family = family_of(config)
         with torch.device("meta"):
             model = family.skeleton(config, vocabulary=300)

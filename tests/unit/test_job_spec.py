@@ -102,7 +102,7 @@ def test_flex_start_needs_the_same_machine_in_all_pools() -> None:
 
 
 def test_pools_follow_the_number_of_nodes() -> None:
-    overrides = ["cluster.replica_count=4", "cluster.evaluate_replica_count=2", "train.global_batch_rows=64"]
+    overrides = ["cluster.replica_count=4", "cluster.evaluate_replica_count=2", "train.global_batch_size=64"]
     config = load_run_file(ROOT / "configs/digits.yaml", overrides)
     counts = {
         job: [pool["replica_count"] for pool in worker_pools(config, job, "r")]
@@ -144,7 +144,7 @@ def test_a_spec_holds_nothing_that_was_not_set() -> None:
     assert set(spec["scheduling"]) == {"timeout", "strategy", "restart_job_on_worker_restart"}
 
 
-LADDER = "cluster.ladder=[{strategy: spot}, {strategy: standard}]"
+FALLBACK = "cluster.capacity_fallback=[{scheduling_strategy: spot}, {scheduling_strategy: standard}]"
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ LADDER = "cluster.ladder=[{strategy: spot}, {strategy: standard}]"
     [
         ("digits", [], {"cpus": 16}),  # two n1-standard-8
         ("llava-7b-lora", [], {"preemptible_nvidia_a100_gpus": 8}),
-        ("llava-7b-zero2-spot", [LADDER], {
+        ("llava-7b-zero2-spot", [FALLBACK], {
             "preemptible_nvidia_a100_80gb_gpus": 32, "preemptible_cpus": 208,  # 13 reducers of 16
             "nvidia_a100_80gb_gpus": 32, "cpus": 208,
         }),

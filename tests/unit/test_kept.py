@@ -136,7 +136,7 @@ def test_another_configuration_in_the_same_folder_is_another_model(tmp_path: Pat
         }
         (tmp_path / "config.json").write_text(json.dumps(tower))
         model = Case("ddp", family="qwen2_5_vl").config(2).model.model_dump(mode="json")
-        model["whole"] = {"weights": str(tmp_path)}
+        model["pretrained"] = {"weights": str(tmp_path)}
         for part in ("tower", "language_model"):
             model.pop(part, None)
         section = ModelConfig.model_validate(model)

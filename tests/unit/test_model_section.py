@@ -9,12 +9,12 @@ import pytest
 from tests.run_files import SMALL, problems_of, small
 from vlmpipe.config.run_config import parse_run_config
 
-WHOLE_MODEL = {"family": "qwen2_5_vl", "whole": {"config": {"model_type": "qwen2_5_vl"}}, "tokenizer": "train:300"}
+WHOLE_MODEL = {"family": "qwen2_5_vl", "pretrained": {"config": {"model_type": "qwen2_5_vl"}}, "tokenizer": "train:300"}
 
 
 def test_a_whole_model_is_where_tower_and_language_model_are_from_and_is_written_as_it_was_given() -> None:
     config = small(model=WHOLE_MODEL | {"max_pixels": 50_000})
-    assert config.model.tower == config.model.language_model == config.model.whole
+    assert config.model.tower == config.model.language_model == config.model.pretrained
     dumped = config.to_dict()
     assert "tower" not in dumped["model"] and parse_run_config(dumped, "again") == config
 
@@ -23,7 +23,7 @@ def test_a_whole_model_is_where_tower_and_language_model_are_from_and_is_written
     ("model", "sentence"),
     [
         ({}, "family qwen2_5_vl needs max_pixels"),
-        ({"whole": None, "max_pixels": 50_000}, "family qwen2_5_vl needs whole"),
+        ({"pretrained": None, "max_pixels": 50_000}, "family qwen2_5_vl needs pretrained"),
         ({"tower": {"weights": "x"}, "max_pixels": 50_000}, "has no tower of its own: whole is where"),
         ({"image_size": 32, "max_pixels": 50_000}, "image_size has no meaning for family qwen2_5_vl"),
         ({"longest_edge": 64, "max_pixels": 50_000}, "longest_edge has no meaning for family qwen2_5_vl"),
@@ -34,7 +34,7 @@ def test_what_has_no_meaning_for_a_whole_model_is_refused(model: dict[str, Any],
     assert sentence in problems_of(model=WHOLE_MODEL | model)["model"]
 
 
-SMOLVLM = {"family": "smolvlm", "whole": {"config": {"model_type": "smolvlm"}}, "tokenizer": "train:300"}
+SMOLVLM = {"family": "smolvlm", "pretrained": {"config": {"model_type": "smolvlm"}}, "tokenizer": "train:300"}
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from vlmpipe.planner.parallel_layout import STRATEGIES, Layout, make_layout
 from vlmpipe.planner.time.communication import LINK_SHARE, NIC_SHARE, Transfer, Work, pipeline_bubble, seconds, traffic
 
 TRAINABLE = LLAVA_7B.trainable_parameters
-WORK = Work(micro_steps=4, micro_batch_rows=1, row_tokens=4096, precision="bf16", activation_checkpointing="full")
+WORK = Work(micro_steps=4, micro_batch_size=1, sequence_length=4096, precision="bf16", activation_checkpointing="full")
 NODES, RANKS = st.sampled_from([1, 2, 4, 8]), st.sampled_from([1, 2, 4, 8])
 STRATEGY = st.sampled_from(sorted(STRATEGIES))
 
@@ -199,7 +199,7 @@ def test_ranks_that_share_tokens_send_what_their_sums_would(ranks: int, checkpoi
         )
         for shares in (False, True)
     )
-    numbers = work.micro_steps * work.row_tokens * LLAVA_7B.language.hidden
+    numbers = work.micro_steps * work.sequence_length * LLAVA_7B.language.hidden
     more = 2 + (32 if checkpointing == "full" else 0)
     assert shared - plain == pytest.approx((ranks - 1) / ranks * numbers * more * 4)
 
@@ -232,5 +232,5 @@ def test_interleaved_stages_send_more(ranks: int, virtual: int, sends: int) -> N
     """Of the rank that sends most, in each micro-batch."""
     layout = make_layout("pp", 1, ranks, pipeline_parallel=ranks, virtual_stages=virtual)
     (found,) = [t for t in traffic(layout, LLAVA_7B, WORK) if t.collective == "send"]
-    hidden_bytes = WORK.micro_batch_rows * WORK.row_tokens * LLAVA_7B.language.hidden * 4
+    hidden_bytes = WORK.micro_batch_size * WORK.sequence_length * LLAVA_7B.language.hidden * 4
     assert found.payload_bytes == sends * hidden_bytes * max(WORK.micro_steps, ranks)

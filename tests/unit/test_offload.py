@@ -17,7 +17,7 @@ from vlmpipe.planner.memory.rank import Memory
 from vlmpipe.planner.model_architecture import architecture
 
 RUN_FILE = Path(__file__).parents[2] / "configs/llava-7b-zero2-spot.yaml"
-TRAIN = {"global_batch_rows": 8, "optimizer": {"learning_rate": 1e-3}}
+TRAIN = {"global_batch_size": 8, "optimizer": {"learning_rate": 1e-3}}
 
 
 @pytest.mark.parametrize(

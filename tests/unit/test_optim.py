@@ -22,7 +22,7 @@ from trainer.optimizer import build_optimizer, rate_factor, set_rates
 
 
 def settings_of(**changes: object) -> TrainConfig:
-    return TrainConfig.model_validate({"global_batch_rows": 1, "optimizer": {"learning_rate": 1e-3}, **changes})
+    return TrainConfig.model_validate({"global_batch_size": 1, "optimizer": {"learning_rate": 1e-3}, **changes})
 
 
 @given(
@@ -102,12 +102,12 @@ def test_every_family_has_its_parts_and_their_rates(family: str) -> None:
 
 def test_rates_follow_the_batch_only_where_the_run_file_says_how() -> None:
     def factor(**optimizer: object) -> float:
-        settings = {"optimizer": {"learning_rate": 1e-3, **optimizer}, "global_batch_rows": 64}
+        settings = {"optimizer": {"learning_rate": 1e-3, **optimizer}, "global_batch_size": 64}
         return rate_factor(settings_of(**settings, schedule="constant", warmup_fraction=0), 3, 10)
 
     assert factor() == 1
-    assert factor(batch_scaling="linear", reference_batch_rows=16) == pytest.approx(4)
-    assert factor(batch_scaling="sqrt", reference_batch_rows=16) == pytest.approx(2)
-    for half in ({"batch_scaling": "sqrt"}, {"reference_batch_rows": 16}):
+    assert factor(batch_scaling="linear", reference_batch_size=16) == pytest.approx(4)
+    assert factor(batch_scaling="sqrt", reference_batch_size=16) == pytest.approx(2)
+    for half in ({"batch_scaling": "sqrt"}, {"reference_batch_size": 16}):
         with pytest.raises(ValidationError, match="give both, or none and 0"):
             factor(**half)

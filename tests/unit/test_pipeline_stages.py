@@ -26,7 +26,7 @@ from trainer.models.registry import family_of
 from trainer.setup import mean_sequence_flops
 from trainer.sizing.pipeline_partition import Costs, Stage, cut, end_costs, schedule_passes, stages_of
 from trainer.tracing.fake_inputs import SequenceShape, inputs_of
-from vlmpipe.planner.memory.pipeline_partition import row_flops
+from vlmpipe.planner.memory.pipeline_partition import sequence_flops
 from vlmpipe.planner.workload import Workload
 
 VOCABULARY = 300
@@ -81,13 +81,13 @@ def test_the_trainer_cuts_for_the_mean_image_as_the_plan_does() -> None:
     split: Any = SimpleNamespace(
         image_count=images, image_tokens=of_images, label_tokens=labels, pairs=14_000, tiles=lambda _tile_tokens: images
     )
-    job, sequence = cast(JobConfig, config), Mock(num_rows=Mock(return_value=2))
+    job, sequence = cast(JobConfig, config), Mock(num_sequences=Mock(return_value=2))
     load = Workload.from_index(
         config, samples=3, tokens=200, pairs=14_000, images=3, image_tokens=21, label_tokens=150, rows=2, steps=1
     )
-    planned = row_flops(config, load.sized(shape), load, cached=False)
+    planned = sequence_flops(config, load.sized(shape), load, cached=False)
     assert mean_sequence_flops(job, shape, split, sequence, cached=False) == planned
-    assert planned != row_flops(config, shape, load, cached=False), "the largest image is another one"
+    assert planned != sequence_flops(config, shape, load, cached=False), "the largest image is another one"
 
 
 @pytest.mark.parametrize("model", MODELS)

@@ -113,7 +113,7 @@ def test_few_layers_say_what_many_hold(precision: str, freeze: list[str]) -> Non
     found = activations(config, shape, mixes=[(2, 40)])
     whole = trace_step(
         ModelConfig.model_validate(config.model.model_dump()),
-        SequenceShape(config.train.micro_batch_rows, config.data.row_tokens, 4, 80),
+        SequenceShape(config.train.micro_batch_size, config.data.sequence_length, 4, 80),
         vocabulary=shape.vocabulary,
         cached=False,
         compute="autocast" if precision == "bf16" else "fp32",
@@ -133,7 +133,7 @@ def test_few_layers_of_a_native_model_say_what_many_hold(family: str) -> None:
     found = activations(config, shape, mixes=[(2, 40)])
     whole = trace_step(
         config.model,
-        SequenceShape(config.train.micro_batch_rows, config.data.row_tokens, 4, 80),
+        SequenceShape(config.train.micro_batch_size, config.data.sequence_length, 4, 80),
         vocabulary=shape.vocabulary,
         cached=False,
         compute="fp32",
@@ -148,14 +148,14 @@ def test_few_layers_of_a_native_model_say_what_many_hold(family: str) -> None:
 @pytest.mark.parametrize("family", [pytest.param("qwen2_5_vl", marks=only_whole), "qwen3_vl"])
 def test_few_layers_of_a_native_models_first_stage_say_what_many_hold(family: str) -> None:
     """Two levels are added to the first layers of Qwen3-VL."""
-    deep = {"features.cache": "off", "model.whole.config.text_config.num_hidden_layers": 8}
+    deep = {"features.cache": "off", "model.pretrained.config.text_config.num_hidden_layers": 8}
     config = Case("pp", deep, cached=False, family=family).config(2)
     shape = architecture(config).shape
     stage = Stage(range(7), is_first=True, is_last=False)
     found = stage_memory._Stage.traced(config, shape, stage, (2, 40), from_one_row=False)
     whole = trace_stage(
         config.model,
-        SequenceShape(config.train.micro_batch_rows, config.data.row_tokens, 4, 80),
+        SequenceShape(config.train.micro_batch_size, config.data.sequence_length, 4, 80),
         stage,
         vocabulary=shape.vocabulary,
         cached=False,
@@ -261,8 +261,8 @@ def _small(
         update={
             "model": config.model.model_copy(update={**changed, "freeze": tuple(freeze)}),
             "features": config.features.model_copy(update={"cache": "off"}),
-            "train": config.train.model_copy(update={"micro_batch_rows": rows, "precision": precision}),
-            "data": config.data.model_copy(update={"row_tokens": 512}),
+            "train": config.train.model_copy(update={"micro_batch_size": rows, "precision": precision}),
+            "data": config.data.model_copy(update={"sequence_length": 512}),
         }
     )
 

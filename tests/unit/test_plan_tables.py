@@ -92,9 +92,9 @@ def test_a_price_by_the_hour_is_said_where_hours_are_not_known() -> None:
 
 def test_a_ladder_marks_its_rungs_in_order() -> None:
     plan = amber()
-    plan["cost"]["ladder"] = ["spot", "standard"]
+    plan["cost"]["capacity_fallback"] = ["spot", "standard"]
     header = line_with(printed(plan), "cost ")
-    assert "spot ◂ rung 1" in header and "standard ◂ rung 2" in header and "run file" not in header
+    assert "spot ◂ option 1" in header and "standard ◂ option 2" in header and "run file" not in header
 
 
 def test_without_gpus_there_is_no_time_and_the_reason_stands_beside_it() -> None:

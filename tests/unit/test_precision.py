@@ -37,7 +37,7 @@ def batch(number: float) -> PackedBatch:
 
 
 def strategy(precision: str) -> Ddp:
-    settings = {"global_batch_rows": 1, "optimizer": {"learning_rate": 1e-2}, "precision": precision}
+    settings = {"global_batch_size": 1, "optimizer": {"learning_rate": 1e-2}, "precision": precision}
     return Ddp(TrainConfig.model_validate(settings), Scaled(), ALONE)
 
 

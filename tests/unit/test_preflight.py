@@ -164,7 +164,7 @@ def test_the_lock_of_a_killed_build_is_a_warning(tmp_path: Path, age_s: float, w
     assert [str(lock) in warning for warning in check_node("", node=0).warnings] == ([True] if warned else [])
 
 
-SETTINGS = TrainConfig(global_batch_rows=8, optimizer=OptimizerConfig(learning_rate=1e-3))
+SETTINGS = TrainConfig(global_batch_size=8, optimizer=OptimizerConfig(learning_rate=1e-3))
 
 
 def parts(num_trainable: int) -> TrainingSetup:
@@ -200,7 +200,7 @@ def test_a_folder_of_this_machine_needs_room_for_all_of_it(tmp_path: Path, monke
 
 def test_what_a_run_keeps_beside_weights_and_moments_takes_its_room_too() -> None:
     more = {"ema_decay": 0.9, "gradient_compression": "powersgd"}
-    settings = TrainConfig(global_batch_rows=8, optimizer=OptimizerConfig(learning_rate=1e-3), **more)
+    settings = TrainConfig(global_batch_size=8, optimizer=OptimizerConfig(learning_rate=1e-3), **more)
     assert checkpoint_bytes(10, SETTINGS, 4) == 120
     assert checkpoint_bytes(10, settings, 4) == 120 + 40 + 4 * 40, "errors are each rank's own"
     assert checkpoint_bytes(10, settings, 1) == 120 + 40, "one rank compresses nothing"

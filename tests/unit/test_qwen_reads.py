@@ -49,7 +49,7 @@ def patches_of(module: Any, grids: list[Grid]) -> Tensor:
     return torch.randn(sum(rows * columns for _, rows, columns in grids), numbers)
 
 
-def rows_of(grids: list[Grid]) -> dict[str, Tensor]:
+def sequences_of(grids: list[Grid]) -> dict[str, Tensor]:
     """Two rows of two samples each; all images are in the first, some in each sample."""
     input_ids = torch.randint(VOCABULARY - 1, (2, ROW_TOKENS))
     tokens = sum(rows * columns for _, rows, columns in grids) // 4
@@ -95,7 +95,7 @@ def gradients(module: Any, loss: Tensor) -> dict[str, Tensor | None]:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_loss_and_gradients_are_the_librarys(family: str, images: str) -> None:
     grids, module = IMAGES[images], module_of(family)
-    rows = rows_of(grids)
+    rows = sequences_of(grids)
     patches = patches_of(module, grids or GRIDS[:1])
     mine = module(**rows, images=patches if grids else patches[:0], image_grids=grids)
     mine, of_mine = mine.detach(), gradients(module, mine)

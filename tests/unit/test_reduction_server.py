@@ -106,7 +106,7 @@ def test_only_strategies_that_all_reduce_may_have_it(strategy: str) -> None:
     ("changes", "reason"),
     [
         ({"cluster__replica_count": 1}, "one node"),
-        ({"cluster__strategy": "flex_start"}, "same machine in all pools"),
+        ({"cluster__scheduling_strategy": "flex_start"}, "same machine in all pools"),
         ({"train__strategy": "fsdp"}, "no gradients by all-reduce"),
         ({"cluster__accelerator_type": "", "cluster__accelerator_count": 0}, "needs GPUs"),
         ({"node": machine("a3-megagpu-8g", 1600)}, "plugin of its own"),

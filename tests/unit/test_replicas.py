@@ -21,7 +21,7 @@ def train_config(tensor: int, stages: int) -> TrainConfig:
     return TrainConfig.model_construct(
         tensor_parallel=tensor,
         pipeline_parallel=stages,
-        global_batch_rows=1,
+        global_batch_size=1,
         optimizer=OptimizerConfig(learning_rate=1e-3),
     )
 

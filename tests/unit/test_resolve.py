@@ -43,14 +43,14 @@ def test_empty_zero_and_negative_parameters_leave_the_run_file_as_it_is(config: 
 
 
 def test_parameters_and_overrides_take_the_place_of_the_run_files_values(config: RunConfig) -> None:
-    overrides = json.dumps({"train.micro_batch_rows": 1, "evaluate": {"max_new_tokens": 5}})
+    overrides = json.dumps({"train.micro_batch_size": 1, "evaluate": {"max_new_tokens": 5}})
     answer = resolved(
         config, data_uri="builtin:easy-vqa", epochs=2, max_steps=5, learning_rate=0.5, seed=3, resume="never",
         min_exact_match=0.25, overrides=overrides,
     ).config  # fmt: skip
     assert (answer.data.source, answer.train.epochs, answer.train.max_steps) == ("builtin:easy-vqa", 2, 5)
     assert (answer.train.optimizer.learning_rate, answer.train.seed, answer.train.resume) == (0.5, 3, "never")
-    assert (answer.gate.min_exact_match, answer.train.micro_batch_rows) == (0.25, 1)
+    assert (answer.gate.min_exact_match, answer.train.micro_batch_size) == (0.25, 1)
     assert answer.evaluate.max_new_tokens == 5
 
 
@@ -146,7 +146,7 @@ def test_a_run_from_the_console_that_does_not_fit_ends_in_its_first_step(tmp_pat
 
 
 def test_a_red_plan_can_be_let_through(tmp_path: Path) -> None:
-    overrides = {"train.strategy": "ddp", "plan.refuse_red": False}
+    overrides = {"train.strategy": "ddp", "plan.fail_on_error": False}
     answer = resolved(on_vertex(tmp_path), "vertex", overrides=json.dumps(overrides))
     assert json.loads(Path(answer.run_uri, "plan.json").read_text())["state"] == "red"
 

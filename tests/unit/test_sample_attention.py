@@ -48,7 +48,7 @@ ROWS = [[5, 10, 3], [24], [1, 22]]
 Lengths = Sequence[Sequence[int]]
 
 
-def lengths_of_rows() -> st.SearchStrategy[list[list[int]]]:
+def sequence_lengths() -> st.SearchStrategy[list[list[int]]]:
     """Samples of one to three rows that have room for them."""
     row = st.lists(st.integers(1, TOKENS), max_size=5).map(
         lambda lengths: [
@@ -106,7 +106,7 @@ def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
 def test_output_and_gradients_are_those_under_a_mask(kv_heads: int) -> None:
     @settings(max_examples=25, deadline=None)
-    @given(rows=lengths_of_rows())
+    @given(rows=sequence_lengths())
     def law(rows: list[list[int]]) -> None:
         inputs, samples = tensors(len(rows), kv_heads), CuSeqlens.of(rows, TOKENS)
         gradient = torch.randn(len(rows), TOKENS, HEADS, HEAD_DIM, dtype=torch.float64)
@@ -159,7 +159,7 @@ def test_padding_attends_to_some_of_it() -> None:
     assert max(lengths) == PADDING_PIECE and sum(lengths) == 2 * (3 * PADDING_PIECE + 5)
 
 
-@given(rows=lengths_of_rows())
+@given(rows=sequence_lengths())
 def test_bounds_are_those_of_positions(rows: list[list[int]]) -> None:
     """What the loader gives as positions and what it says of samples is the same."""
     samples = CuSeqlens.of(rows, TOKENS)

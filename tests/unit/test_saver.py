@@ -101,7 +101,7 @@ def test_training_goes_on_while_the_state_of_the_step_is_written(store: LocalSto
 
 
 def test_without_async_it_is_committed_when_save_returns(store: LocalStorage) -> None:
-    saver_of(store, Counter(), asynchronous=False).save(at(1))
+    saver_of(store, Counter(), async_save=False).save(at(1))
     assert len(committed(store)) == 1
 
 
@@ -201,7 +201,7 @@ def _checkpoints(store: LocalStorage) -> Checkpoints:
 
     content = {**TINY, "run": {"run_id": "r", "root_uri": store.root_uri}}
     job = JobConfig.model_validate(content).model_copy(
-        update={"checkpoint": CheckpointConfig(asynchronous=True, preemption_notice_s=30)}
+        update={"checkpoint": CheckpointConfig(async_save=True, preemption_notice_s=30)}
     )
     return Checkpoints(job, store, Counter(), at(1), WORKER)  # type: ignore[arg-type]
 

@@ -31,7 +31,7 @@ def run_file(**language: Any) -> RunConfig:
     sizes = {"hidden_size": 96, "num_attention_heads": 12, "num_key_value_heads": 6, "num_hidden_layers": 7, **language}
     base = load_run_file(ROOT / "configs/digits.yaml").to_dict()
     changes = {f"{LANGUAGE}.{name}": value for name, value in sizes.items()}
-    changes |= {"train.global_batch_rows": 64, "model.tower.config.num_attention_heads": 4}
+    changes |= {"train.global_batch_size": 64, "model.tower.config.num_attention_heads": 4}
     return parse_run_config(merged(base, changes), "test")
 
 
@@ -78,7 +78,7 @@ def test_layers_that_images_are_added_behind_count_as_one_of_a_stack() -> None:
 
 def native(family: str, changes: dict[str, Any] | None = None) -> Architecture:
     content = load_run_file(ROOT / "configs/digits.yaml").to_dict() | {"model": model_section(family)}
-    inside = {f"model.whole.config.{name}": value for name, value in (changes or {}).items()}
+    inside = {f"model.pretrained.config.{name}": value for name, value in (changes or {}).items()}
     return architecture(parse_run_config(merged(content, inside), "test"))
 
 
@@ -90,10 +90,14 @@ SHARED_TOKENS = {"train.strategy": "tp", "train.tensor_parallel": 2, "train.sequ
     [
         {"train.strategy": "zero1"},
         {"train.strategy": "zero1", "train.offload": "optimizer"},
-        {"train.strategy": "zero3", "train.zero_node_weights": True},
+        {"train.strategy": "zero3", "train.zero_hpz": True},
         {"train.strategy": "zero1", "train.offload": "optimizer", "train.nvme_path": "/mnt/disk"},
-        {"train.tower_stream": True, "features.cache": "off"},
-        {**SHARED_TOKENS, "cluster.processes_per_replica": 2, "data.row_tokens": 508},  # which 8 ranks cannot share
+        {"train.overlap_vision_encoder": True, "features.cache": "off"},
+        {
+            **SHARED_TOKENS,
+            "cluster.processes_per_replica": 2,
+            "data.sequence_length": 508,
+        },  # which 8 ranks cannot share
     ],
 )
 def test_every_way_is_a_valid_run_file(start: dict[str, Any]) -> None:
@@ -114,11 +118,11 @@ def test_every_way_is_a_valid_run_file(start: dict[str, Any]) -> None:
 
 def test_the_printed_command_has_what_was_given_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     """But for what the suggestion changes: it is the way of the table that is planned then."""
-    change = {"train.strategy": "fsdp", "train.micro_batch_rows": 2}
+    change = {"train.strategy": "fsdp", "train.micro_batch_size": 2}
     found = [Suggestion(change, "1 x a", "fsdp", 1.0, 2.0, 3.0, 0.4, 5.0, 6.0)]
     given = ["train.strategy=ddp", "features.cache=off"]
     print_suggestions(found, Goal("cheapest"), run_file(), "run.yaml", given)
-    command = "vlmpipe plan run.yaml features.cache=off train.strategy=fsdp train.micro_batch_rows=2\n"
+    command = "vlmpipe plan run.yaml features.cache=off train.strategy=fsdp train.micro_batch_size=2\n"
     assert command in capsys.readouterr().out
 
 

@@ -21,7 +21,7 @@ from vlmpipe.planner.time.step_time import (
     Time,
     Workload,
     estimate_time,
-    row_flops,
+    sequence_flops,
 )
 
 NODE = machine()
@@ -40,7 +40,7 @@ def part(time: Time, name: str) -> float:
 
 def test_llava_7b_takes_somewhat_less_than_the_ten_hours_of_the_unpacked_original() -> None:
     """haotian-liu/LLaVA: 665K samples in 10 h on 8 A100 80 GB, ZeRO-3 with checkpointing, at 21-24 % MFU."""
-    time = timed(run_config(train__global_batch_rows=24, train__checkpoint_every_steps=1000))
+    time = timed(run_config(train__global_batch_size=24, train__checkpoint_every_steps=1000))
     print(f"LLaVA-1.5 7B packed: {time.train_hours:.2f} h, MFU {time.mfu:.3f}")
     assert time.train_hours == pytest.approx(10, rel=0.25) and time.train_hours < 10
     assert time.mfu is not None and 0.24 < time.mfu < 0.30
@@ -50,10 +50,10 @@ def test_llama_8b_trains_at_about_torchtitans_rate() -> None:
     """torchtitan: 6,667 tokens/s/GPU on 8 H100, FSDP2, compiled, selective checkpointing, 2 rows of 8192."""
     changes: dict[str, Any] = {
         "train__strategy": "fsdp",
-        "train__global_batch_rows": 16,
-        "train__micro_batch_rows": 2,
+        "train__global_batch_size": 16,
+        "train__micro_batch_size": 2,
         "train__checkpoint_every_steps": 10_000,
-        "data__row_tokens": 8192,
+        "data__sequence_length": 8192,
         "plan__sample_tokens": 8192,
         "plan__sample_images": 0,
     }
@@ -75,7 +75,7 @@ def test_parts_that_are_not_hidden_make_the_step() -> None:
 def test_computing_is_flops_over_the_reached_rate() -> None:
     config = run_config()
     load = Workload.assumed(config, LLAVA_7B)
-    flops = row_flops(config, LLAVA_7B, load, cached=False).total
+    flops = sequence_flops(config, LLAVA_7B, load, cached=False).total
     assert part(timed(config), "computing") == pytest.approx(8 * flops / (312e12 * ASSUMED_EFFICIENCY))
     assert part(timed(run_config(plan__efficiency=0.8)), "computing") == pytest.approx(8 * flops / (312e12 * 0.8))
 
@@ -127,7 +127,7 @@ def test_fsdp_hides_its_traffic_until_the_network_is_slower_than_computing() -> 
 
 
 def test_tensor_parallelism_hides_no_sum_of_activations() -> None:
-    config = run_config(train__global_batch_rows=32)
+    config = run_config(train__global_batch_size=32)
     layout = make_layout("tp", 1, 8, tensor_parallel=8)
     load = Workload.assumed(config, LLAVA_7B)
     time = estimate_time(config, LLAVA_7B, layout, load, NODE, A100_80, cached=False)
@@ -188,7 +188,7 @@ def test_offloaded_weights_come_back_whenever_they_are_gathered() -> None:
     optimizer, weights = (
         timed(run_config(train__strategy="zero3", train__offload=what)) for what in ("optimizer", "optimizer+weights")
     )
-    micro_steps = run_config().train.global_batch_rows // (8 * run_config().train.micro_batch_rows)
+    micro_steps = run_config().train.global_batch_size // (8 * run_config().train.micro_batch_size)
     assert part(weights, COPIES) == pytest.approx(part(optimizer, COPIES) * (1 + 2 * micro_steps) / 2)
 
 
@@ -213,7 +213,7 @@ def test_a_disk_reads_and_writes_the_state_of_a_nodes_ranks(decay: float, moved:
 
 
 def test_a_pipeline_waits_in_its_bubble() -> None:
-    config = run_config(train__global_batch_rows=32)
+    config = run_config(train__global_batch_size=32)
     layout = make_layout("pp", 1, 8, pipeline_parallel=4)
     load = Workload.assumed(config, LLAVA_7B)
     time = estimate_time(config, LLAVA_7B, layout, load, NODE, A100_80, cached=False)
@@ -262,22 +262,26 @@ def test_without_samples_a_step_is_known_and_the_run_is_not() -> None:
 
 def test_load_from_the_plan_section() -> None:
     load = Workload.assumed(run_config(plan__sample_tokens=1000, plan__samples=8192, train__epochs=2), LLAVA_7B)
-    assert load.rows_per_epoch == 2041  # 8192 samples of 1000 tokens in rows of 0.98 x 4096
+    assert load.sequences_per_epoch == 2041  # 8192 samples of 1000 tokens in rows of 0.98 x 4096
     assert load.steps == 2 * 32
-    assert load.images_per_row == pytest.approx(0.94 * 0.98 * 4.096)
-    assert load.label_tokens_per_row == pytest.approx(load.useful_tokens_per_row - 576 * load.images_per_row)
+    assert load.images_per_sequence == pytest.approx(0.94 * 0.98 * 4.096)
+    assert load.label_tokens_per_sequence == pytest.approx(
+        load.useful_tokens_per_sequence - 576 * load.images_per_sequence
+    )
     assert load.passes == 2
 
 
 def test_a_rows_image_budget_bounds_its_samples() -> None:
-    load = Workload.assumed(run_config(plan__sample_tokens=580, plan__sample_images=1, data__row_images=4), LLAVA_7B)
-    assert load.images_per_row == 4
+    load = Workload.assumed(
+        run_config(plan__sample_tokens=580, plan__sample_images=1, data__max_images_per_sequence=4), LLAVA_7B
+    )
+    assert load.images_per_sequence == 4
     assert load.fill == pytest.approx(4 * 580 / 4096)
 
 
 def test_load_of_nothing_known_is_the_most_a_row_can_hold() -> None:
     load = Workload.assumed(run_config(plan__sample_tokens=0), LLAVA_7B)
-    assert load.images_per_row == 7 and load.steps is None and load.rows_per_epoch is None
+    assert load.images_per_sequence == 7 and load.steps is None and load.sequences_per_epoch is None
     assert "not known" in load.origin
 
 
@@ -290,11 +294,11 @@ def test_max_steps_and_max_samples_bound_the_load() -> None:
 
 def test_pairs_of_assumed_rows_are_those_of_equal_samples_and_the_most_where_none_are_known() -> None:
     known = Workload.assumed(run_config(plan__sample_tokens=256, plan__sample_images=0.5), LLAVA_7B)
-    assert known.samples_per_row > 1
-    sample_tokens = known.useful_tokens_per_row / known.samples_per_row
-    assert known.sample_pairs_per_row == pytest.approx(known.samples_per_row * sample_tokens**2)
+    assert known.samples_per_sequence > 1
+    sample_tokens = known.useful_tokens_per_sequence / known.samples_per_sequence
+    assert known.sample_pairs_per_sequence == pytest.approx(known.samples_per_sequence * sample_tokens**2)
     unknown = Workload.assumed(run_config(plan__sample_tokens=0), LLAVA_7B)
-    assert unknown.sample_pairs_per_row == pytest.approx(unknown.useful_tokens_per_row**2)
+    assert unknown.sample_pairs_per_sequence == pytest.approx(unknown.useful_tokens_per_sequence**2)
 
 
 def test_load_from_prepared_data() -> None:
@@ -309,9 +313,9 @@ def test_load_from_prepared_data() -> None:
         rows=200,
         steps=4,
     )
-    assert (load.fill, load.samples_per_row, load.images_per_row) == (0.5, 1.5, 0.75)
-    assert (load.label_tokens_per_row, load.steps, load.images_per_epoch) == (20, 4, 150)
-    assert load.sample_pairs_per_row == 2_500_000
+    assert (load.fill, load.samples_per_sequence, load.images_per_sequence) == (0.5, 1.5, 0.75)
+    assert (load.label_tokens_per_sequence, load.steps, load.images_per_epoch) == (20, 4, 150)
+    assert load.sample_pairs_per_sequence == 2_500_000
 
 
 POWERSGD: dict[str, Any] = {
@@ -319,7 +323,7 @@ POWERSGD: dict[str, Any] = {
     "train__gradient_compression": "powersgd",
     "train__powersgd": {"rank": 4, "start_step": 100},
     "cluster__replica_count": 4,
-    "train__global_batch_rows": 64,
+    "train__global_batch_size": 64,
 }
 LAYERS = replace(LLAVA_7B, trained_matrices=(Matrices(11008, 4096, 96), Matrices(4096, 4096, 128)))
 
@@ -350,8 +354,8 @@ def test_nothing_hides_what_powersgd_sends() -> None:
 
 def test_gathers_inside_nodes_take_their_time_beside_the_one_between_them() -> None:
     """Two collectives, one after the other, not two scopes of one."""
-    changes: dict[str, Any] = {"train__strategy": "zero3", "cluster__replica_count": 4, "train__global_batch_rows": 64}
-    plain, copied = (timed(run_config(**changes, train__zero_node_weights=on)) for on in (False, True))
+    changes: dict[str, Any] = {"train__strategy": "zero3", "cluster__replica_count": 4, "train__global_batch_size": 64}
+    plain, copied = (timed(run_config(**changes, train__zero_hpz=on)) for on in (False, True))
     gathers = 2 * 64 // 32
     whole, name = part(plain, "all-gather of weights"), "all-gather of weights"
     assert part(copied, name) == pytest.approx(whole / gathers)  # but for the tower all is trained

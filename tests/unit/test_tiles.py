@@ -175,7 +175,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> tuple[JobConfig, str]:
     records[0]["split"] = "eval"
     source = write_json(folder / "records.json", records)
     base = job_config(
-        folder / "root", source=str(source), image_folder=str(folder), row_tokens=512, row_images=12,
+        folder / "root", source=str(source), image_folder=str(folder), sequence_length=512, max_images_per_sequence=12,
         max_reject_fraction=0.5,
     )  # fmt: skip
     config = base.model_copy(update={"model": config_of(tokenizer="train:400")})
@@ -185,20 +185,28 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> tuple[JobConfig, str]:
 def test_a_sample_of_more_tiles_than_a_row_may_have_is_rejected_in_a_sentence(prepared: tuple[JobConfig, str]) -> None:
     rejects = open_storage(prepared[1]).read("rejects.jsonl").decode()
     assert rejects.count("\n") == 1
-    assert "2 images in 20 tiles, more than data.row_images 12" in rejects and "conv.too_many_images" in rejects
+    assert (
+        "2 images in 20 tiles, more than data.max_images_per_sequence 12" in rejects
+        and "conv.too_many_images" in rejects
+    )
 
 
-def rows_of(prepared: tuple[JobConfig, str]) -> Iterator[tuple[PackedSequence, int]]:
+def sequences_of(prepared: tuple[JobConfig, str]) -> Iterator[tuple[PackedSequence, int]]:
     """The rows of an epoch, and the image tokens in each."""
     config, uri = prepared
     split, form = Index.load(uri).split("train"), image_form_of(config.model)
     sequence = PackedBatchSampler(
-        split, row_tokens=512, row_images=12, seed=0, global_batch_rows=4, tile_tokens=form.tile_tokens
+        split,
+        sequence_length=512,
+        max_images_per_sequence=12,
+        seed=0,
+        global_batch_size=4,
+        tile_tokens=form.tile_tokens,
     )
     reader, tokenizer = ShardReader.open(open_storage(uri)), load_tokenizer(open_storage(uri))
     loader = PackedLoader(split, sequence, tokenizer, reader, images=True, form=form)
     for step in range(sequence.num_steps(1)):
-        for row in loader.rows_for_step(step, 0, 1):
+        for row in loader.sequences_for_step(step, 0, 1):
             yield row, int((row.input_ids == tokenizer.convert_tokens_to_ids(IMAGE_TOKEN)).sum())
 
 
@@ -207,20 +215,20 @@ def test_a_row_has_no_more_tiles_than_it_may(prepared: tuple[JobConfig, str]) ->
     config, uri = prepared
     split, form = Index.load(uri).split("train"), image_form_of(config.model)
     prepare, seen = image_preparer(config.model), []
-    for row, image_tokens in rows_of(prepared):
+    for row, image_tokens in sequences_of(prepared):
         tiles = prepare(row.images).tiles or ()
         assert sum(tiles) == row.tiles == image_tokens // form.tile_tokens <= 12
         seen.append(row.tiles)
     assert sum(seen) == split.tiles(form.tile_tokens).sum() and max(seen) > 10, "rows hold several images"
     stats = open_storage(uri).read("stats.json").decode()
-    assert f'"packed_rows": {len([tiles for tiles in seen if tiles])}' in stats
+    assert f'"packed_sequences": {len([tiles for tiles in seen if tiles])}' in stats
 
 
 def test_rows_that_are_traced_and_weighed_have_the_tiles_of_rows_that_are_read(
     prepared: tuple[JobConfig, str],
 ) -> None:
     model = prepared[0].model
-    for row, image_tokens in rows_of(prepared):
+    for row, image_tokens in sequences_of(prepared):
         as_read = image_preparer(model)(row.images).values
         inputs = inputs_of(model, SequenceShape(1, 512, row.tiles, row.label_tokens), 400, cached=False)
         assert inputs["images"].shape == as_read.shape
@@ -234,17 +242,21 @@ def test_a_plan_without_data_takes_each_image_for_as_many_tiles_as_its_sample_ha
         Workload.assumed(small(plan={"samples": 100, "sample_tokens": tokens, "sample_images": 2}), shape)
         for tokens in (200, 24)
     )
-    assert long.images_per_row / long.samples_per_row == pytest.approx(20)
-    assert short.images_per_row / short.samples_per_row == pytest.approx(6)
+    assert long.images_per_sequence / long.samples_per_sequence == pytest.approx(20)
+    assert short.images_per_sequence / short.samples_per_sequence == pytest.approx(6)
     assert "at most 10 tiles" in long.origin
 
 
 @pytest.mark.parametrize(
-    ("row_tokens", "row_images", "state"), [(256, 64, "ok"), (40, 64, "failed"), (256, 9, "failed")]
+    ("sequence_length", "max_images_per_sequence", "state"), [(256, 64, "ok"), (40, 64, "failed"), (256, 9, "failed")]
 )
-def test_check_says_whether_the_largest_image_fits_into_a_row(row_tokens: int, row_images: int, state: str) -> None:
+def test_check_says_whether_the_largest_image_fits_into_a_row(
+    sequence_length: int, max_images_per_sequence: int, state: str
+) -> None:
     model = model_section("smolvlm", longest_edge=EDGE)
-    config = small(model=model, data__row_tokens=row_tokens, data__row_images=row_images)
+    config = small(
+        model=model, data__sequence_length=sequence_length, data__max_images_per_sequence=max_images_per_sequence
+    )
     found = [each for each in check_run(config) if each.subject == "image tokens"]
     assert [each.state for each in found] == [state]
     assert "at most 40 per image, in 10 tiles of 4" in found[0].text

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from benchmarks.measure_memory import Scales, draw, row_batch
+from benchmarks.measure_memory import Scales, draw, packed_batch
 from benchmarks.memory_cases import ONLINE, ROWS, Case
 from benchmarks.tiny_runs import TINY, merged
 from trainer.config.train import TrainConfig
@@ -24,13 +24,13 @@ from trainer.strategies.vision_prefetch import VisionPrefetch, micro_batches
 from trainer.tracing.fake_inputs import tensors_of
 from vlmpipe.catalog.machines import load_catalog
 from vlmpipe.config.run_config import load_run_file, parse_run_config
-from vlmpipe.planner.memory.activations import tower_ahead_bytes, worst_rows
+from vlmpipe.planner.memory.activations import largest_sequences, tower_ahead_bytes
 from vlmpipe.planner.memory.estimate import estimate_memory
 from vlmpipe.planner.model_architecture import architecture
 
 CPU = torch.device("cpu")
 RUN_FILE = Path(__file__).parents[2] / "configs/llava-7b-zero2-spot.yaml"
-TRAIN = {"global_batch_rows": 8, "optimizer": {"learning_rate": 1e-3}}
+TRAIN = {"global_batch_size": 8, "optimizer": {"learning_rate": 1e-3}}
 
 
 class Device:
@@ -115,7 +115,7 @@ def test_the_next_micro_batch_is_encoded_on_its_own_stream_before_this_one_compu
 
 @pytest.mark.parametrize("asked", [True, False])
 def test_a_module_without_a_frozen_tower_gets_its_images(asked: bool) -> None:
-    config = TrainConfig.model_validate({**TRAIN, "tower_stream": asked})
+    config = TrainConfig.model_validate({**TRAIN, "overlap_vision_encoder": asked})
     (arguments,) = micro_batches(config, nn.Linear(1, 1), CPU)([batch(1)])
     assert arguments["images"].item() == 1 and "encoded" not in arguments
 
@@ -123,8 +123,8 @@ def test_a_module_without_a_frozen_tower_gets_its_images(asked: bool) -> None:
 @pytest.mark.parametrize("strategy", ["zero3", "tp", "pp"])
 def test_strategies_whose_ranks_wait_in_the_tower_are_refused(strategy: str) -> None:
     degrees = {"tp": {"tensor_parallel": 2}, "pp": {"pipeline_parallel": 2}}.get(strategy, {})
-    with pytest.raises(ValueError, match=f"tower_stream does not work with strategy {strategy}"):
-        TrainConfig.model_validate({**TRAIN, **degrees, "strategy": strategy, "tower_stream": True})
+    with pytest.raises(ValueError, match=f"overlap_vision_encoder does not work with strategy {strategy}"):
+        TrainConfig.model_validate({**TRAIN, **degrees, "strategy": strategy, "overlap_vision_encoder": True})
 
 
 @pytest.mark.parametrize(
@@ -135,8 +135,8 @@ def test_strategies_whose_ranks_wait_in_the_tower_are_refused(strategy: str) -> 
     ],
 )
 def test_a_tower_that_cannot_run_ahead_is_refused(changes: dict[str, Any], why: str) -> None:
-    with pytest.raises(ConfigError, match=r"train\.tower_stream.*" + why):
-        parse_run_config(merged(TINY, {"train.tower_stream": True, **changes}), "a run file")
+    with pytest.raises(ConfigError, match=r"train\.overlap_vision_encoder.*" + why):
+        parse_run_config(merged(TINY, {"train.overlap_vision_encoder": True, **changes}), "a run file")
 
 
 def real_peak_bytes(case: Case) -> int:
@@ -147,7 +147,7 @@ def real_peak_bytes(case: Case) -> int:
         model = family.skeleton(config, vocabulary=case.vocabulary)
         draw(model)
         module: Any = family.training_module(config, model, cached=False).train()
-        batch = row_batch(config, replace(ROWS, label_tokens=1), case.vocabulary, cached=False)
+        batch = packed_batch(config, replace(ROWS, label_tokens=1), case.vocabulary, cached=False)
         images = batch.images_to(CPU)
         gc.collect()
         scales.peak_bytes = before = scales.held_bytes()
@@ -158,10 +158,10 @@ def real_peak_bytes(case: Case) -> int:
 
 @pytest.mark.parametrize("family", ["llava", "smolvlm", "qwen2_5_vl", "qwen3_vl"])
 def test_a_plan_has_what_a_tower_holds_for_the_next_micro_batch(family: str) -> None:
-    case = Case("ddp", ONLINE | {"train.tower_stream": True}, cached=False, family=family)
+    case = Case("ddp", ONLINE | {"train.overlap_vision_encoder": True}, cached=False, family=family)
     config = case.config(1)
     shape = family_of(config.model).shape(config.model)
-    images, _ = max(worst_rows(config, shape))
+    images, _ = max(largest_sequences(config, shape))
     assert images == ROWS.images // ROWS.rows
     assert tower_ahead_bytes(config, shape) == pytest.approx(real_peak_bytes(case), rel=0.02)
 
@@ -170,7 +170,7 @@ def test_a_plan_has_what_a_tower_holds_for_the_next_micro_batch(family: str) -> 
 def test_the_tower_is_ahead_in_steps_of_several_micro_batches_only(passes: int, ahead: bool) -> None:
     rows = 8 * 4 * passes
     config = load_run_file(
-        RUN_FILE, ["train.tower_stream=true", "features.cache=off", f"train.global_batch_rows={rows}"]
+        RUN_FILE, ["train.overlap_vision_encoder=true", "features.cache=off", f"train.global_batch_size={rows}"]
     )
     catalog = load_catalog()
     machine, gpu = catalog.machines["a2-ultragpu-8g"], catalog.gpus["NVIDIA_A100_80GB"]

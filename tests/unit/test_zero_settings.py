@@ -24,7 +24,7 @@ def parts(strategy: str, *, node_weights: bool = False, **given: Any) -> dict[st
     fields = {
         "train.strategy": strategy,
         "cluster.reduction_server": None,
-        "train.zero_node_weights": node_weights,
+        "train.zero_hpz": node_weights,
         "train.deepspeed": {"zero_optimization": given},
     }
     config = load_run_file(RUN_FILE, [f"{name}={json.dumps(value)}" for name, value in fields.items()])

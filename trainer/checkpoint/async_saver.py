@@ -63,11 +63,11 @@ class CheckpointSaver:
         worker: ProcessContext,
         retention: Retention,
         *,
-        asynchronous: bool = True,
+        async_save: bool = True,
         key: bytes = b"",
     ) -> None:
         self._store, self._strategy, self._worker, self._retention = store, strategy, worker, retention
-        self._asynchronous, self._key = asynchronous, key
+        self._async_save, self._key = async_save, key
         # DCP plans a save together: on a group of its own, so that it may run beside training's collectives.
         self._group = dist.new_group(backend="gloo")
         self._thread: threading.Thread | None = None
@@ -113,7 +113,7 @@ class CheckpointSaver:
             daemon=True,
         )
         self._thread.start()
-        if not self._asynchronous:
+        if not self._async_save:
             self.finish()
 
     def finish(self) -> Saved:

@@ -52,7 +52,7 @@ class CommitRecord:
     attempt: int  # start of the training job that saved it
     epoch: int
     step: int
-    rows_consumed: int
+    sequences_consumed: int
     world_size: int
     num_nodes: int
     strategy: str

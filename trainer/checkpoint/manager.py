@@ -40,7 +40,7 @@ class Checkpoints:
             strategy,
             worker,
             Retention.of(job),
-            asynchronous=self._settings.asynchronous,
+            async_save=self._settings.async_save,
             key=self._key,
         )
 
@@ -56,7 +56,7 @@ class Checkpoints:
         self._on_first(lambda: begin_at(self._store, self._mine, step, most=most))
         return resumed
 
-    def save(self, step: int, epoch: int, rows_consumed: int, loss: float, stop: StopRequest) -> None:
+    def save(self, step: int, epoch: int, sequences_consumed: int, loss: float, stop: StopRequest) -> None:
         """Begin to save this step; a save that a stop request leaves no time for is not begun."""
         if agree(self._no_time_left(stop)):
             if self._worker.is_first:
@@ -66,7 +66,7 @@ class Checkpoints:
                 )
             return
         self._saver.save(
-            dataclasses.replace(self._record, step=step, epoch=epoch, rows_consumed=rows_consumed, loss=loss)
+            dataclasses.replace(self._record, step=step, epoch=epoch, sequences_consumed=sequences_consumed, loss=loss)
         )
 
     def finish(self, ended: str) -> str:

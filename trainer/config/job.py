@@ -36,7 +36,7 @@ class DataConfig(Section):
         "Describe this image.", min_length=1, description="What is asked about an image that comes with a caption only."
     )
     max_samples: int = Field(0, ge=0, description="Use only the first N samples of the source; 0 is all.")
-    held_out_fraction: Fraction = Field(
+    validation_fraction: Fraction = Field(
         0.1, description="Share of samples, chosen by id hash, kept for evaluation (if the source has no own split)."
     )
     max_reject_fraction: Fraction = Field(0.02, description="The step fails when a larger share of samples is bad.")
@@ -63,9 +63,10 @@ class DataConfig(Section):
     tasks: Positive = Field(
         1, description="Pipeline tasks, each on a machine of its own, that share the pieces between them."
     )
-    row_tokens: Positive = Field(description="Tokens per packed row.")
-    row_images: Positive = Field(
-        64, description="Most images in one row, or tiles of images that are cut; with row_tokens it bounds memory."
+    sequence_length: Positive = Field(description="Tokens per packed row.")
+    max_images_per_sequence: Positive = Field(
+        64,
+        description="Most images in one row, or tiles of images that are cut; with sequence_length it bounds memory.",
     )
     pack: bool = Field(True, description="Pack several samples into a row; false gives each sample its own row.")
     shuffle_shards: Positive = Field(
@@ -78,8 +79,8 @@ class DataConfig(Section):
         description="Disk of each machine for shards from gs://, in GiB; 0 takes up to four fifths of what is free "
         "beside a checkpoint.",
     )
-    over_long: Literal["reject", "truncate"] = Field(
-        "reject", description="What happens to a sample longer than row_tokens: truncate drops its last turns."
+    overlong_policy: Literal["reject", "truncate"] = Field(
+        "reject", description="What happens to a sample longer than sequence_length: truncate drops its last turns."
     )
 
 
@@ -97,7 +98,7 @@ class FeaturesConfig(Section):
 class CheckpointConfig(Section):
     """How checkpoints are written and kept. How often is train.checkpoint_every_steps."""
 
-    asynchronous: bool = Field(
+    async_save: bool = Field(
         True, description="Training goes on while a checkpoint is written and uploaded; false waits for its COMMIT."
     )
     keep_every_steps: int = Field(

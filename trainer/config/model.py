@@ -8,7 +8,7 @@ from pydantic import ConfigDict, Field, SerializerFunctionWrapHandler, model_ser
 
 from trainer.config.base import Positive, Section
 
-# Families whose tower and language model come together: `model.whole` is where both are from.
+# Families whose tower and language model come together: `model.pretrained` is where both are from.
 WHOLE_FAMILIES = ("qwen2_5_vl", "qwen3_vl", "smolvlm")
 # Families whose images keep their shape, and so differ in tokens; those of the others are resized to one square.
 GRID_FAMILIES = ("qwen2_5_vl", "qwen3_vl")
@@ -68,7 +68,7 @@ class ModelConfig(Section):
         "llava",
         description="Model family. llava joins any tower and any language_model, the others are a model as a whole.",
     )
-    whole: WeightsConfig | None = Field(
+    pretrained: WeightsConfig | None = Field(
         None, description="The whole model, in place of tower and language_model. Not for llava."
     )
     tower: WeightsConfig = Field(description="Vision encoder. For llava.")
@@ -123,19 +123,19 @@ class ModelConfig(Section):
         """A whole model is where its tower and its language model come from."""
         if not isinstance(content, dict) or content.get("family", "llava") not in WHOLE_FAMILIES:
             return content
-        family, whole = content["family"], content.get("whole")
-        if whole is None:
-            raise ValueError(f"family {family} needs whole, with weights or config: its parts come together")
+        family, pretrained = content["family"], content.get("pretrained")
+        if pretrained is None:
+            raise ValueError(f"family {family} needs pretrained, with weights or config: its parts come together")
         if given := [name for name in ("tower", "language_model") if name in content]:
             raise ValueError(
-                f"family {family} has no {' and no '.join(given)} of its own: whole is where both are from"
+                f"family {family} has no {' and no '.join(given)} of its own: pretrained is where both are from"
             )
         if family == "smolvlm" and "do_image_splitting" in content:
             raise ValueError(
                 "do_image_splitting is no field: each image is one tile, the square of image_size, unless longest_edge "
                 "says how large it is made before it is cut into such tiles"
             )
-        return {**content, "tower": whole, "language_model": whole}
+        return {**content, "tower": pretrained, "language_model": pretrained}
 
     @model_serializer(mode="wrap")
     def _as_given(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -160,9 +160,9 @@ class ModelConfig(Section):
             if (self.min_pixels or 0) > self.max_pixels:
                 raise ValueError(f"min_pixels {self.min_pixels} is more than max_pixels {self.max_pixels}")
             return self
-        alien, own = {"whole", "longest_edge"}, "tower, language_model, image_size"
+        alien, own = {"pretrained", "longest_edge"}, "tower, language_model, image_size"
         if self.family in WHOLE_FAMILIES:
-            alien, own = {"feature_layer", "feature_select"}, "whole, image_size, longest_edge"
+            alien, own = {"feature_layer", "feature_select"}, "pretrained, image_size, longest_edge"
         if found := sorted({"min_pixels", "max_pixels", *alien} & _changed(self)):
             raise ValueError(f"{found[0]} has no meaning for family {self.family}, which has {own}")
         if not self.image_size:

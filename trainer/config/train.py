@@ -16,17 +16,17 @@ PIPELINE_PARALLEL = ("pp", "tp+pp+dp")  # and those in which they split the stac
 NOT_SELECTIVE = dict.fromkeys(TENSOR_PARALLEL, "sums products over ranks in place") | {
     "zero3": "gathers weights inside of a block, and in another order when it is computed again"
 }
-WITH_TOWER_STREAM = ("ddp", "fsdp", "hsdp", "zero1", "zero2")  # a frozen tower is whole on each rank
+OVERLAPPING = ("ddp", "fsdp", "hsdp", "zero1", "zero2")  # a frozen tower is whole on each rank
 COMPILING = ("ddp", "fsdp", "hsdp")  # strategies under which compiled layers were seen to give the same losses
 OFFLOADING = {"optimizer": ("zero1", "zero2", "zero3"), "optimizer+weights": ("zero3", "fsdp", "hsdp")}
 # Keys of DeepSpeed's configuration, and the fields of the run file that decide them.
 DECIDED_HERE = {
-    "train_batch_size": "train.global_batch_rows",
-    "train_micro_batch_size_per_gpu": "train.micro_batch_rows",
-    "gradient_accumulation_steps": "train.global_batch_rows and micro_batch_rows",
+    "train_batch_size": "train.global_batch_size",
+    "train_micro_batch_size_per_gpu": "train.micro_batch_size",
+    "gradient_accumulation_steps": "train.global_batch_size and micro_batch_size",
     "gradient_clipping": "train.clip_grad_norm",
     "optimizer": "train.optimizer",
-    "scheduler": "train.schedule",
+    "scheduler": "train.lr_schedule",
     "fp16": "train.precision",
     "bf16": "train.precision",
     "amp": "train.precision",
@@ -37,7 +37,7 @@ DECIDED_HERE = {
     "zero_optimization.stage": "train.strategy",
     "zero_optimization.zero_quantized_weights": "train.zero_quantized_weights",
     "zero_optimization.zero_quantized_gradients": "train.zero_quantized_gradients",
-    "zero_optimization.zero_hpz_partition_size": "train.zero_node_weights",
+    "zero_optimization.zero_hpz_partition_size": "train.zero_hpz",
     "zero_optimization.offload_optimizer": "train.offload",
     "zero_optimization.offload_param": "train.offload",
 }
@@ -56,10 +56,10 @@ class OptimizerConfig(Section):
     tower_learning_rate: float = Field(0.0, ge=0, description="Own peak rate of a trained tower; 0 uses the common.")
     batch_scaling: Literal["none", "sqrt", "linear"] = Field(
         "none",
-        description="Scales all rates by global_batch_rows / reference_batch_rows, or by its square root, which suits "
+        description="Scales all rates by global_batch_size / reference_batch_size, or by its square root, which suits "
         "AdamW. none leaves them as they are, whatever the batch.",
     )
-    reference_batch_rows: int = Field(0, ge=0, description="Rows of a step that the rates are meant for; see above.")
+    reference_batch_size: int = Field(0, ge=0, description="Rows of a step that the rates are meant for; see above.")
     weight_decay: float = Field(0.0, ge=0, description="Decay of matrices; biases and norms are not decayed.")
     betas: tuple[float, float] = Field((0.9, 0.95), description="Moment decay rates.")
     eps: float = Field(1e-8, gt=0, description="Denominator offset.")
@@ -100,10 +100,10 @@ class TrainConfig(Section):
     )
     epochs: Positive = Field(1, description="Passes over the training split.")
     max_steps: int = Field(0, ge=0, description="Stop after N optimizer steps; 0 trains all epochs.")
-    global_batch_rows: Positive = Field(description="Rows per optimizer step over all ranks.")
-    micro_batch_rows: Positive = Field(1, description="Rows per forward pass on one rank.")
+    global_batch_size: Positive = Field(description="Rows per optimizer step over all ranks.")
+    micro_batch_size: Positive = Field(1, description="Rows per forward pass on one rank.")
     optimizer: OptimizerConfig = Field(description="AdamW settings.")
-    schedule: Literal["cosine", "linear", "constant", "wsd"] = Field(
+    lr_schedule: Literal["cosine", "linear", "constant", "wsd"] = Field(
         "cosine", description="Learning rate after warm-up; wsd stays at the peak and falls at the end."
     )
     warmup_fraction: Fraction = Field(0.03, description="Share of steps in which the rate rises linearly from 0.")
@@ -144,7 +144,7 @@ class TrainConfig(Section):
         description="What torch.compile makes of a layer: inductor's fused kernels, or with aot_eager the same "
         "operations as without, to find out what goes wrong.",
     )
-    tower_stream: bool = Field(
+    overlap_vision_encoder: bool = Field(
         False,
         description="A frozen tower that runs online does so on a CUDA stream of its own, for the next micro-batch "
         "while this one trains: more memory, and nothing gained in steps of one micro-batch. For ddp, fsdp, hsdp, "
@@ -168,7 +168,7 @@ class TrainConfig(Section):
         description="Gradients travel in 4 bits a number between nodes, for zero3 on GPUs with train.precision fp16 "
         "(ZeRO++'s qgZ): sums of coarsely rounded numbers. Never run by this project.",
     )
-    zero_node_weights: bool = Field(
+    zero_hpz: bool = Field(
         False,
         description="Each node keeps a copy of all weights, in slices on its own ranks, for zero3 on several nodes "
         "(ZeRO++'s hpZ): weights travel between nodes once a step instead of twice a micro-batch. A rank takes 4 bytes "
@@ -183,9 +183,11 @@ class TrainConfig(Section):
     seed: int = Field(0, description="Seed of the data order.")
     log_every_steps: Positive = Field(10, description="Steps between lines of metrics.jsonl.")
     validate_every_steps: int = Field(
-        0, ge=0, description="Steps between losses on held-out rows (held_out_loss in metrics.jsonl); 0 takes none."
+        0, ge=0, description="Steps between losses on held-out rows (validation_loss in metrics.jsonl); 0 takes none."
     )
-    validate_rows: Positive = Field(64, description="Rows of the held-out split that are validated on, the same ones.")
+    validation_sequences: Positive = Field(
+        64, description="Rows of the held-out split that are validated on, the same ones."
+    )
     checkpoint_every_steps: Positive = Field(100, description="Steps between checkpoints.")
     keep_checkpoints: Positive = Field(2, description="Newest committed checkpoints to keep.")
     resume: Literal["auto", "never"] = Field("auto", description="auto continues from the newest good checkpoint.")
@@ -265,10 +267,11 @@ class TrainConfig(Section):
 
     @model_validator(mode="after")
     def _tower_stream_works(self) -> TrainConfig:
-        if self.tower_stream and self.strategy not in WITH_TOWER_STREAM:
+        if self.overlap_vision_encoder and self.strategy not in OVERLAPPING:
             raise ValueError(
-                f"tower_stream does not work with strategy {self.strategy}, under which ranks wait for each other in "
-                f"the tower: use one of {', '.join(WITH_TOWER_STREAM)}, or leave tower_stream out"
+                f"overlap_vision_encoder does not work with strategy {self.strategy}, under which ranks wait for "
+                "each other in "
+                f"the tower: use one of {', '.join(OVERLAPPING)}, or leave overlap_vision_encoder out"
             )
         return self
 
@@ -308,7 +311,7 @@ class TrainConfig(Section):
 
     @model_validator(mode="after")
     def _zero_plus_plus_works(self) -> TrainConfig:
-        for name in (*self.quantized, *(["zero_node_weights"] if self.zero_node_weights else [])):
+        for name in (*self.quantized, *(["zero_hpz"] if self.zero_hpz else [])):
             if self.strategy != "zero3":
                 raise ValueError(f"{name} does not work with strategy {self.strategy}: use zero3, or set it to false")
         if self.zero_quantized_gradients and self.precision != "fp16":
@@ -335,7 +338,7 @@ class TrainConfig(Section):
 
     @model_validator(mode="after")
     def _schedule_fits(self) -> TrainConfig:
-        if self.schedule == "wsd" and self.warmup_fraction + self.decay_fraction > 1:
+        if self.lr_schedule == "wsd" and self.warmup_fraction + self.decay_fraction > 1:
             raise ValueError(
                 f"warmup_fraction {self.warmup_fraction} and decay_fraction {self.decay_fraction} are more than all "
                 "steps: they share 1 between them"
@@ -367,24 +370,24 @@ class TrainConfig(Section):
         """
         if self.optimizer.batch_scaling == "none":
             return 1.0
-        ratio = self.global_batch_rows / self.optimizer.reference_batch_rows
+        ratio = self.global_batch_size / self.optimizer.reference_batch_size
         return ratio if self.optimizer.batch_scaling == "linear" else math.sqrt(ratio)
 
     @model_validator(mode="after")
     def _scaling_has_a_reference(self) -> TrainConfig:
-        scaling, reference = self.optimizer.batch_scaling, self.optimizer.reference_batch_rows
+        scaling, reference = self.optimizer.batch_scaling, self.optimizer.reference_batch_size
         if (scaling == "none") != (reference == 0):
             raise ValueError(
-                f"optimizer.batch_scaling {scaling} and optimizer.reference_batch_rows {reference}: give both, or none "
+                f"optimizer.batch_scaling {scaling} and optimizer.reference_batch_size {reference}: give both, or none "
                 "and 0"
             )
         return self
 
     @model_validator(mode="after")
     def _divisible(self) -> TrainConfig:
-        if self.global_batch_rows % self.micro_batch_rows:
+        if self.global_batch_size % self.micro_batch_size:
             raise ValueError(
-                f"global_batch_rows {self.global_batch_rows} must be a multiple of micro_batch_rows "
-                f"{self.micro_batch_rows}"
+                f"global_batch_size {self.global_batch_size} must be a multiple of micro_batch_size "
+                f"{self.micro_batch_size}"
             )
         return self

@@ -27,9 +27,11 @@ if TYPE_CHECKING:
 class PackedSequence:
     """One packed row. Samples follow each other; the rest is padding, a document of its own."""
 
-    input_ids: Int64Array  # (row_tokens,)
-    labels: Int64Array  # (row_tokens,), -100 where a token does not count in the loss
-    position_ids: Int64Array  # (row_tokens,) or (axes, row_tokens), restart at 0 for each sample and for the padding
+    input_ids: Int64Array  # (sequence_length,)
+    labels: Int64Array  # (sequence_length,), -100 where a token does not count in the loss
+    position_ids: (
+        Int64Array  # (sequence_length,) or (axes, sequence_length), restart at 0 for each sample and for the padding
+    )
     image_sha256: tuple[str, ...]  # in order of appearance
     image_token_counts: tuple[int, ...]  # of each image
     tiles: int  # of all images; as many as images where these are not cut
@@ -66,7 +68,7 @@ class PackedLoader:
         self._images, self._ahead, self._form = images, ahead, form
         self._image_token = tokenizer.convert_tokens_to_ids(IMAGE_TOKEN)
 
-    def rows_for_step(self, step: int, rank: int, world_size: int) -> list[PackedSequence]:
+    def sequences_for_step(self, step: int, rank: int, world_size: int) -> list[PackedSequence]:
         """This rank's rows of an optimizer step: rows rank, rank + world_size, ... of the global batch.
 
         Every rank gets equally many; where the batch has no row left it is empty, all padding and no image. Raises
@@ -76,8 +78,8 @@ class PackedLoader:
             ahead.advance(step)
         batch = self._sequence.batch(step)
         plan = self._sequence.plan(batch.epoch)
-        rows = batch.rows_of(rank, world_size)
-        return [self.build_row([] if row is None else plan.row(row).tolist()) for row in rows]
+        rows = batch.sequences_of(rank, world_size)
+        return [self.pack_sequence([] if row is None else plan.row(row).tolist()) for row in rows]
 
     def total_label_tokens(self, step: int) -> int:
         """Label tokens of the step over all ranks; known everywhere without communication."""
@@ -87,18 +89,18 @@ class PackedLoader:
         """The epoch that a step belongs to."""
         return self._sequence.batch(step).epoch
 
-    def rows_consumed(self, step: int) -> int:
+    def sequences_consumed(self, step: int) -> int:
         """Rows before this step: the state to save when `step` is the next one."""
-        return self._sequence.batch(step).rows_consumed
+        return self._sequence.batch(step).sequences_consumed
 
     def close(self) -> None:
         """Stop fetching ahead."""
         for ahead in self._ahead:
             ahead.close()
 
-    def build_row(self, samples: list[int]) -> PackedSequence:
+    def pack_sequence(self, samples: list[int]) -> PackedSequence:
         """The row that holds these samples, by number in the split; none gives the empty row."""
-        length = self._sequence.row_tokens
+        length = self._sequence.sequence_length
         input_ids = np.full(length, self._tokenizer.pad_token_id, np.int64)
         labels = np.full(length, IGNORED, np.int64)
         position_ids = np.empty((AXES, length) if self._form.grids else length, np.int64)

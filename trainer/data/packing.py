@@ -52,8 +52,8 @@ def plan_packing(
     tokens: NDArray[np.integer],
     images: NDArray[np.integer],
     *,
-    row_tokens: int,
-    row_images: int,
+    sequence_length: int,
+    max_images_per_sequence: int,
     seed: int,
     epoch: int,
     pack: bool = True,
@@ -68,8 +68,10 @@ def plan_packing(
     lies in, from 0; without them, or with at most `shuffle_shards`, all are one group. Raises ValueError when a sample
     exceeds a row's budget by itself: preparation rejects such samples.
     """
-    if len(tokens) and (int(tokens.max()) > row_tokens or int(images.max()) > row_images):
-        raise ValueError(f"a sample needs more than one row's {row_tokens} tokens or {row_images} images")
+    if len(tokens) and (int(tokens.max()) > sequence_length or int(images.max()) > max_images_per_sequence):
+        raise ValueError(
+            f"a sample needs more than one row's {sequence_length} tokens or {max_images_per_sequence} images"
+        )
     order = _shuffled(len(tokens), seed, epoch, "samples")
     groups = np.zeros_like(order) if shards is None else _groups(shards, shuffle_shards, seed, epoch)
     order = _gathered(order, groups)
@@ -77,7 +79,7 @@ def plan_packing(
         # Arrays at once: a million samples as lists of lists would take 200 bytes each.
         members, lengths = np.empty_like(order), [np.empty(0, np.int64)]
         for start, stop in _windows(groups, window):
-            rows = _packed(order[start:stop], tokens, images, row_tokens, row_images)
+            rows = _packed(order[start:stop], tokens, images, sequence_length, max_images_per_sequence)
             members[start:stop] = [sample for row in rows for sample in row]
             lengths.append(np.array([len(row) for row in rows], np.int64))
         sizes = np.concatenate(lengths)
@@ -90,7 +92,7 @@ def plan_packing(
     offsets = np.zeros(len(sizes) + 1, np.int64)
     np.cumsum(sizes[shuffled], out=offsets[1:])
     members = members[np.repeat(starts - offsets[:-1], sizes[shuffled]) + np.arange(len(members))]
-    fill = float(tokens.sum()) / (len(sizes) * row_tokens) if len(sizes) else 0.0
+    fill = float(tokens.sum()) / (len(sizes) * sequence_length) if len(sizes) else 0.0
     return PackingPlan(offsets, members, fill)
 
 
@@ -120,15 +122,15 @@ def _packed(
     samples: Int64Array,
     tokens: NDArray[np.integer],
     images: NDArray[np.integer],
-    row_tokens: int,
-    row_images: int,
+    sequence_length: int,
+    max_images_per_sequence: int,
 ) -> list[list[int]]:
     """The rows of one window. Longest first does badly where few lengths are there, and several long ones leave a gap
     that no short one fits into: there, samples as they come are tried too, and the fewer rows taken."""
     longest_first = samples[np.argsort(-tokens[samples].astype(np.int64), kind="stable")]
-    rows = _best_fit(longest_first, tokens, images, row_tokens, row_images)
-    if int(tokens[samples].sum()) < WELL_FILLED * len(rows) * row_tokens:
-        others = _best_fit(samples, tokens, images, row_tokens, row_images)
+    rows = _best_fit(longest_first, tokens, images, sequence_length, max_images_per_sequence)
+    if int(tokens[samples].sum()) < WELL_FILLED * len(rows) * sequence_length:
+        others = _best_fit(samples, tokens, images, sequence_length, max_images_per_sequence)
         rows = min(rows, others, key=len)
     return rows
 
@@ -137,8 +139,8 @@ def _best_fit(
     samples: Int64Array,
     tokens: NDArray[np.integer],
     images: NDArray[np.integer],
-    row_tokens: int,
-    row_images: int,
+    sequence_length: int,
+    max_images_per_sequence: int,
 ) -> list[list[int]]:
     """Put each sample, in this order, into the row that it leaves least room in."""
     sizes, counts = tokens[samples].tolist(), images[samples].tolist()
@@ -150,9 +152,9 @@ def _best_fit(
         while place < len(open_rows) and free_images[_sequence_of(open_rows[place])] < count:
             place += 1
         if place == len(open_rows):
-            row, free_tokens = len(rows), row_tokens
+            row, free_tokens = len(rows), sequence_length
             rows.append([])
-            free_images.append(row_images)
+            free_images.append(max_images_per_sequence)
         else:
             entry = open_rows.pop(place)
             row, free_tokens = _sequence_of(entry), entry >> ROW_BITS

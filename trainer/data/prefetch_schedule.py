@@ -72,9 +72,9 @@ class ShardSchedule:
 
     def _uses_of(self, epoch: int) -> Int64Array:
         """Each (shard, step of the epoch) that belong together, as shard * steps of the epoch + step, sorted."""
-        plan, rows_per_step = self._sequence.plan(epoch), self._sequence.global_batch_rows
+        plan, sequences_per_step = self._sequence.plan(epoch), self._sequence.global_batch_size
         num_steps = self._sequence.num_steps(epoch + 1) - self._sequence.num_steps(epoch)
-        steps = np.repeat(np.arange(len(plan)) // rows_per_step, np.diff(plan.offsets))
+        steps = np.repeat(np.arange(len(plan)) // sequences_per_step, np.diff(plan.offsets))
         numbers, counts = self._needs.of(plan.members)
         uses: Int64Array = np.unique(numbers * num_steps + np.repeat(steps, counts))
         return uses

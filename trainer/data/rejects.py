@@ -33,8 +33,8 @@ class RejectCode(StrEnum):
     SAMPLE_DUPLICATE = "sample.duplicate"  # the same images with the same text came before (data.duplicates=drop)
     CONV_ROLES = "conv.roles"  # turns do not alternate human, gpt
     CONV_IMAGE_COUNT = "conv.image_count"  # <image> marks and images differ in number, or a mark is in an answer
-    CONV_TOO_LONG = "conv.too_long"  # more tokens than data.row_tokens
-    CONV_TOO_MANY_IMAGES = "conv.too_many_images"  # more images than data.row_images
+    CONV_TOO_LONG = "conv.too_long"  # more tokens than data.sequence_length
+    CONV_TOO_MANY_IMAGES = "conv.too_many_images"  # more images than data.max_images_per_sequence
     TEXT_EMPTY = "text.empty"  # no turns, or an empty question or answer
     TEXT_SPECIAL_TOKEN = "text.special_token"  # the text spells one of the tokenizer's control tokens
     REF_MISSING = "ref.missing"  # the image file does not exist or cannot be read
@@ -64,7 +64,7 @@ class Repair(StrEnum):
     FIRST_FRAME = "first_frame"  # first frame of an animation
     FORMAT_CONVERTED = "format_converted"  # stored as PNG instead of WebP, GIF, BMP or TIFF
     EXTENSION_MISMATCH = "extension_mismatch"  # the name promises another format than the bytes hold
-    TURNS_DROPPED = "turns_dropped"  # last turns dropped to fit row_tokens (data.over_long=truncate)
+    TURNS_DROPPED = "turns_dropped"  # last turns dropped to fit sequence_length (data.overlong_policy=truncate)
     ID_SUFFIXED = "id_suffixed"  # the id was taken by other content; a suffix tells them apart
 
 

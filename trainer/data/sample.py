@@ -61,10 +61,10 @@ class Sample:
         return stable_digest(*((t.question, t.answer, t.slice) for t in self.turns), *(i.name for i in self.images))
 
 
-def split_of(identity: str, held_out_fraction: float) -> Split:
+def split_of(identity: str, validation_fraction: float) -> Split:
     """The split of an id: a pure function of the id, so samples never move when data is added."""
     share = int(stable_digest("split", identity)[:16], 16) / 2**64
-    return "eval" if share < held_out_fraction else "train"
+    return "eval" if share < validation_fraction else "train"
 
 
 def stable_digest(*parts: object) -> str:

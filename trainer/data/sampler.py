@@ -1,8 +1,9 @@
 """The endless sequence of rows that a run reads, and how a position in it is one integer.
 
-Rows of epoch 0, then of epoch 1, and so on, each epoch planned anew. A global batch is the next `global_batch_rows`
-rows; the last one of an epoch may be short, so that epochs do not mix. `rows_consumed`, the number of rows before a
-batch, is all the state there is: epoch and position follow from it, and the number of processes does not matter.
+Rows of epoch 0, then of epoch 1, and so on, each epoch planned anew. A global batch is the next `global_batch_size`
+rows; the last one of an epoch may be short, so that epochs do not mix. `sequences_consumed`, the number of rows
+before a batch, is all the state there is: epoch and position follow from it, and the number of processes does not
+matter.
 """
 
 from __future__ import annotations
@@ -25,16 +26,16 @@ class GlobalBatch:
     epoch: int
     start: int
     stop: int
-    rows_consumed: int  # before this batch
+    sequences_consumed: int  # before this batch
 
     def __len__(self) -> int:
         return self.stop - self.start
 
-    def rows_of(self, rank: int, world_size: int) -> list[int | None]:
+    def sequences_of(self, rank: int, world_size: int) -> list[int | None]:
         """Row numbers of one rank: equally many on every rank, None where the batch has no row left."""
         rows: list[int | None] = list(range(self.start + rank, self.stop, world_size))
-        rows_per_rank = -(-len(self) // world_size)
-        return rows + [None] * (rows_per_rank - len(rows))
+        sequences_per_rank = -(-len(self) // world_size)
+        return rows + [None] * (sequences_per_rank - len(rows))
 
 
 class PackedBatchSampler:
@@ -44,35 +45,40 @@ class PackedBatchSampler:
         self,
         split: SplitIndex,
         *,
-        row_tokens: int,
-        row_images: int,
+        sequence_length: int,
+        max_images_per_sequence: int,
         seed: int,
-        global_batch_rows: int,
+        global_batch_size: int,
         pack: bool = True,
         shuffle_shards: int = SHUFFLE_SHARDS,
         tile_tokens: int = 0,
     ) -> None:
-        """`tile_tokens`: of each tile of images that are cut; `row_images` then counts tiles."""
+        """`tile_tokens`: of each tile of images that are cut; `max_images_per_sequence` then counts tiles."""
         if not len(split):
             raise DataError(f"the {split.name} split has no samples", expected="at least one sample to make rows of")
         self._split, self._tiles = split, split.tiles(tile_tokens)
-        self.row_tokens, self.row_images, self.pack, self.seed = row_tokens, row_images, pack, seed
-        self.global_batch_rows, self.shuffle_shards = global_batch_rows, shuffle_shards
+        self.sequence_length, self.max_images_per_sequence, self.pack, self.seed = (
+            sequence_length,
+            max_images_per_sequence,
+            pack,
+            seed,
+        )
+        self.global_batch_size, self.shuffle_shards = global_batch_size, shuffle_shards
         self._plans: dict[int, PackingPlan] = {}
-        self._num_rows: list[int] = []
-        self._lock = threading.RLock()  # num_rows holds it while it plans
+        self._num_sequences: list[int] = []
+        self._lock = threading.RLock()  # num_sequences holds it while it plans
 
     @classmethod
     def of(
-        cls, split: SplitIndex, data: DataConfig, *, seed: int, global_batch_rows: int, tile_tokens: int
+        cls, split: SplitIndex, data: DataConfig, *, seed: int, global_batch_size: int, tile_tokens: int
     ) -> PackedBatchSampler:
         """Of a run with this data section."""
         return cls(
             split,
-            row_tokens=data.row_tokens,
-            row_images=data.row_images,
+            sequence_length=data.sequence_length,
+            max_images_per_sequence=data.max_images_per_sequence,
             seed=seed,
-            global_batch_rows=global_batch_rows,
+            global_batch_size=global_batch_size,
             pack=data.pack,
             shuffle_shards=data.shuffle_shards,
             tile_tokens=tile_tokens,
@@ -85,8 +91,8 @@ class PackedBatchSampler:
                 self._plans[epoch] = plan_packing(
                     self._split.tokens,
                     self._tiles,
-                    row_tokens=self.row_tokens,
-                    row_images=self.row_images,
+                    sequence_length=self.sequence_length,
+                    max_images_per_sequence=self.max_images_per_sequence,
                     seed=self.seed,
                     epoch=epoch,
                     pack=self.pack,
@@ -98,12 +104,12 @@ class PackedBatchSampler:
                         del self._plans[old]
             return self._plans[epoch]
 
-    def num_rows(self, epoch: int) -> int:
+    def num_sequences(self, epoch: int) -> int:
         """Rows in an epoch; epochs differ a little, as each packs another order."""
         with self._lock:
-            while len(self._num_rows) <= epoch:
-                self._num_rows.append(len(self.plan(len(self._num_rows))))
-            return self._num_rows[epoch]
+            while len(self._num_sequences) <= epoch:
+                self._num_sequences.append(len(self.plan(len(self._num_sequences))))
+            return self._num_sequences[epoch]
 
     def num_steps(self, epochs: int, *, at_most: int = 0) -> int:
         """Optimizer steps in the first `epochs` epochs; with `at_most`, epochs behind so many steps are not planned."""
@@ -114,23 +120,23 @@ class PackedBatchSampler:
                 return at_most
         return steps
 
-    def batch_at(self, rows_consumed: int) -> GlobalBatch:
-        """The global batch that follows `rows_consumed` rows."""
-        epoch, start = 0, rows_consumed
-        while start >= self.num_rows(epoch):
-            start -= self.num_rows(epoch)
+    def batch_at(self, sequences_consumed: int) -> GlobalBatch:
+        """The global batch that follows `sequences_consumed` rows."""
+        epoch, start = 0, sequences_consumed
+        while start >= self.num_sequences(epoch):
+            start -= self.num_sequences(epoch)
             epoch += 1
-        stop = min(start + self.global_batch_rows, self.num_rows(epoch))
-        return GlobalBatch(epoch, start, stop, rows_consumed)
+        stop = min(start + self.global_batch_size, self.num_sequences(epoch))
+        return GlobalBatch(epoch, start, stop, sequences_consumed)
 
     def batch(self, step: int) -> GlobalBatch:
         """The global batch of an optimizer step, counted from 0."""
-        epoch = rows_before = 0
+        epoch = sequences_before = 0
         while step >= self._steps_of(epoch):
             step -= self._steps_of(epoch)
-            rows_before += self.num_rows(epoch)
+            sequences_before += self.num_sequences(epoch)
             epoch += 1
-        return self.batch_at(rows_before + step * self.global_batch_rows)
+        return self.batch_at(sequences_before + step * self.global_batch_size)
 
     def members(self, batch: GlobalBatch) -> Int64Array:
         """Sample numbers of a whole global batch."""
@@ -142,4 +148,4 @@ class PackedBatchSampler:
         return int(self._split.label_tokens[self.members(batch)].sum())
 
     def _steps_of(self, epoch: int) -> int:
-        return -(-self.num_rows(epoch) // self.global_batch_rows)
+        return -(-self.num_sequences(epoch) // self.global_batch_size)

@@ -235,7 +235,7 @@ def _pretrained(name: str, around: list[str], *, has_mark: bool) -> Any:
     if has_mark and lacking:
         raise ConfigError(
             f"model.tokenizer {name!r} lacks {_few(lacking)}, which the model sees an image by",
-            expected="a tokenizer with these tokens, such as that of model.whole",
+            expected="a tokenizer with these tokens, such as that of model.pretrained",
         )
     missing = {"pad_token": PAD, "eos_token": EOS}
     tokenizer.add_special_tokens({kind: token for kind, token in missing.items() if getattr(tokenizer, kind) is None})

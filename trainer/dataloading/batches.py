@@ -130,7 +130,7 @@ class PrefetchingLoader:
         loader: PackedLoader,
         image_source: ImageSource,
         *,
-        micro_batch_rows: int,
+        micro_batch_size: int,
         first_step: int,
         end_step: int,
         rank: int,
@@ -139,7 +139,7 @@ class PrefetchingLoader:
     ) -> None:
         self.waited_s = 0.0
         self._device = device
-        self._loader, self._image_source, self._micro_rows = loader, image_source, micro_batch_rows
+        self._loader, self._image_source, self._micro_rows = loader, image_source, micro_batch_size
         self._steps = range(first_step, end_step)
         self._rank, self._world_size = rank, world_size
         self._queue: queue.Queue[StepBatches | BaseException | None] = queue.Queue(maxsize=STEPS_AHEAD)
@@ -181,7 +181,7 @@ class PrefetchingLoader:
             self._queue.put(error)
 
     def _make(self, step: int) -> StepBatches:
-        rows = self._loader.rows_for_step(step, self._rank, self._world_size)
+        rows = self._loader.sequences_for_step(step, self._rank, self._world_size)
         size = self._micro_rows
         batches = [collate(rows[i : i + size], self._image_source) for i in range(0, len(rows), size)]
         return StepBatches(

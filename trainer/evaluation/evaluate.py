@@ -79,7 +79,7 @@ def evaluate(job: JobConfig, worker: ProcessContext) -> None:
             if progress:
                 asked = sum(len(predictions) for predictions in answered.values())
                 progress.update(asked, len(mine) * len(rounds), unit="questions", message=control)
-    loss = held_out_loss(job, subject, worker)
+    loss = validation_loss(job, subject, worker)
     everyone: list[Any] = [None] * worker.world_size
     dist.all_gather_object(everyone, answered)
     if not progress:
@@ -123,7 +123,7 @@ def load_subject(job: JobConfig, worker: ProcessContext) -> Subject:
         raise DataError(
             "the held-out split has no samples",
             expected="at least one sample to evaluate on",
-            fix="raise data.held_out_fraction",
+            fix="raise data.validation_fraction",
         )
     family = family_of(job.model)
     run = open_storage(job.run.run_uri)
@@ -219,14 +219,14 @@ def image_features(job: JobConfig, subject: Subject, samples: Sequence[int], wor
     return join_features([features[sha256] for _, sha256 in order], shape).to(worker.device)
 
 
-def held_out_loss(job: JobConfig, subject: Subject, worker: ProcessContext) -> float:
+def validation_loss(job: JobConfig, subject: Subject, worker: ProcessContext) -> float:
     """Mean loss over all label tokens of the held-out split, in packed rows. Collective."""
     form = image_form_of(job.model)
     sequence = PackedBatchSampler.of(
         subject.split,
         job.data,
         seed=0,
-        global_batch_rows=LOSS_ROWS_PER_RANK * worker.world_size,
+        global_batch_size=LOSS_ROWS_PER_RANK * worker.world_size,
         tile_tokens=form.tile_tokens,
     )
     cached = subject.features is not None
@@ -240,7 +240,7 @@ def held_out_loss(job: JobConfig, subject: Subject, worker: ProcessContext) -> f
     loader = PackedLoader(subject.split, sequence, subject.tokenizer, subject.shards, images=not cached, form=form)
     with torch.inference_mode():
         for step in range(sequence.num_steps(1)):
-            rows = loader.rows_for_step(step, worker.rank, worker.world_size)
+            rows = loader.sequences_for_step(step, worker.rank, worker.world_size)
             batch = collate(rows, source)
             total[0] += module(**batch.to(worker.device))
             total[1] += len(batch.label_ids)

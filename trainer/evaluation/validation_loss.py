@@ -1,7 +1,8 @@
 """The loss on held-out rows while training goes on: does the model still learn what it has not seen?
 
-The same rows each time, and the same whatever the number of processes: the first `train.validate_rows` rows of the
-held-out split, packed as training packs. Neither dropout nor random numbers: training goes on as if nothing had been.
+The same rows each time, and the same whatever the number of processes: the first `train.validation_sequences` rows
+of the held-out split, packed as training packs. Neither dropout nor random numbers: training goes on as if nothing
+had been.
 """
 
 from __future__ import annotations
@@ -37,14 +38,14 @@ class Validation:
     loader: PackedLoader
     image_source: ImageSource
     rows: list[list[int]]  # sample numbers of each row, none for an empty one; equally many for every copy
-    micro_batch_rows: int
+    micro_batch_size: int
     label_tokens: int
 
     @cached_property
     def batches(self) -> list[PackedBatch]:
         """Made once and kept: reading them again would push shards that training needs out of the cache."""
-        rows = [self.loader.build_row(samples) for samples in self.rows]
-        size = self.micro_batch_rows
+        rows = [self.loader.pack_sequence(samples) for samples in self.rows]
+        size = self.micro_batch_size
         return [collate(rows[start : start + size], self.image_source) for start in range(0, len(rows), size)]
 
     def loss(self, strategy: Strategy, replica: DataParallelRank, worker: ProcessContext) -> float:
@@ -77,19 +78,21 @@ def validation_of(
         raise ConfigError(
             f"train.validate_every_steps {settings.validate_every_steps}, but no sample is held out",
             expected="samples in the held-out split",
-            fix="raise data.held_out_fraction, or set train.validate_every_steps to 0",
+            fix="raise data.validation_fraction, or set train.validate_every_steps to 0",
         )
-    step_rows = settings.micro_batch_rows * replica.count
-    sequence = PackedBatchSampler.of(split, job.data, seed=0, global_batch_rows=step_rows, tile_tokens=form.tile_tokens)
+    step_sequences = settings.micro_batch_size * replica.count
+    sequence = PackedBatchSampler.of(
+        split, job.data, seed=0, global_batch_size=step_sequences, tile_tokens=form.tile_tokens
+    )
     plan = sequence.plan(0)
-    count = min(len(plan), settings.validate_rows)
+    count = min(len(plan), settings.validation_sequences)
     mine = [start + replica.index + replica.count * place
-            for start in range(0, count, step_rows) for place in range(settings.micro_batch_rows)]  # fmt: skip
+            for start in range(0, count, step_sequences) for place in range(settings.micro_batch_size)]  # fmt: skip
     members = [plan.row(row).tolist() if row < count else [] for row in mine]
     return Validation(
         PackedLoader(split, sequence, tokenizer, reader, images=images, form=form),
         image_source,
         members,
-        settings.micro_batch_rows,
+        settings.micro_batch_size,
         label_tokens=int(split.label_tokens[plan.members[: plan.offsets[count]]].sum()),
     )

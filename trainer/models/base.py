@@ -32,7 +32,7 @@ class ShardingUnits:
     reduce_to: Callable[[Stage], None]  # makes a stage of the module: lets go of all else
     view: Callable[[Stage], nn.Module]  # a module that is this stage, with the same weights
     image_layers: int = 0  # behind so many first language layers images are added, by the places of whole rows
-    row_flops: SequenceFlops | None = None  # of a mean row, where the data is known: what stages are balanced by
+    sequence_flops: SequenceFlops | None = None  # of a mean row, where the data is known: what stages are balanced by
 
     @property
     def is_tied(self) -> bool:

@@ -75,7 +75,8 @@ class TilePreparer:
         processor = family_of(config).image_processor(config)
         if type(processor) is not SmolVLMImageProcessorPil:
             raise ConfigError(
-                f"the image processor of model.whole is a {type(processor).__name__}, whose tiles are not known here",
+                f"the image processor of model.pretrained is a {type(processor).__name__}, whose tiles are not "
+                "known here",
                 expected="SmolVLM's own, or none in the folder",
                 fix="take model.longest_edge out: images are then one tile each",
             )

@@ -15,7 +15,7 @@ TRIAL_VARIABLE = "CLOUD_ML_TRIAL_ID"
 METRIC_FILE_VARIABLE = "CLOUD_ML_HP_METRIC_FILE"
 METRIC_FILE = "/tmp/hypertune/output.metrics"  # where the service reads
 WATCHED_VARIABLE = "VLMPIPE_TRIAL_METRIC"  # what the log of metrics reports each time that it is measured
-HELD_OUT_LOSS = "held_out_loss"
+VALIDATION_LOSS = "validation_loss"
 MOST_LINES = 100  # as the library keeps
 
 

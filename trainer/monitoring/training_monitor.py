@@ -177,9 +177,9 @@ class TrainingMonitor:
         assert self._last_loss is not None
         return self._last_loss
 
-    def validated(self, held_out_loss: float, seconds: float) -> None:
+    def validated(self, validation_loss: float, seconds: float) -> None:
         """Take the loss on held-out rows after the step that is counted next; its time is no part of that step's."""
-        self._validated = {"held_out_loss": held_out_loss, "validation_s": seconds, **_of_average(self._job)}
+        self._validated = {"validation_loss": validation_loss, "validation_s": seconds, **_of_average(self._job)}
         self._window_started += seconds
 
     def flush(self) -> None:
@@ -244,7 +244,7 @@ class TrainingMonitor:
                 "samples_per_s": window["samples"] / seconds,
                 **self._utilisation(seconds),
                 "label_tokens": window["label_tokens"],
-                "rows": window["steps"] * self._job.train.global_batch_rows,
+                "rows": window["steps"] * self._job.train.global_batch_size,
                 "fill": window["tokens"] / max(1, window["slots"]),
                 "step_s": seconds / window["steps"],
                 "data_wait_s": max(  # of the rank that waited longest: all others wait for it

@@ -28,8 +28,8 @@ def engine_settings(config: TrainConfig, *, stage: int, micro_steps: int, sizes:
     """DeepSpeed's configuration. Every value that its defaults would set behind our back is named."""
     bucket_elements = min(LARGEST_BUCKET_ELEMENTS, sizes.trainable)  # allocated whole, however small the model is
     settings: dict[str, Any] = {
-        "train_batch_size": config.global_batch_rows,
-        "train_micro_batch_size_per_gpu": config.micro_batch_rows,
+        "train_batch_size": config.global_batch_size,
+        "train_micro_batch_size_per_gpu": config.micro_batch_size,
         "gradient_accumulation_steps": micro_steps,
         "gradient_clipping": config.clip_grad_norm,  # left out, DeepSpeed clips at 1.0
         "zero_optimization": {
@@ -69,13 +69,13 @@ def node_weights(config: TrainConfig, *, nodes: int, node_ranks: int) -> dict[st
 
     DeepSpeed makes groups of so many ranks as they are numbered, which are those of a node.
     """
-    if not config.zero_node_weights or not has_node_weights(nodes=nodes, node_ranks=node_ranks):
+    if not config.zero_hpz or not uses_hpz(nodes=nodes, node_ranks=node_ranks):
         return {}
     return {"zero_hpz_partition_size": node_ranks}
 
 
-def has_node_weights(*, nodes: int, node_ranks: int) -> bool:
-    """Whether `train.zero_node_weights` means something: one node has all weights anyhow, and DeepSpeed takes one rank
+def uses_hpz(*, nodes: int, node_ranks: int) -> bool:
+    """Whether `train.zero_hpz` means something: one node has all weights anyhow, and DeepSpeed takes one rank
     a node for none."""
     return nodes > 1 and node_ranks > 1
 

@@ -78,7 +78,7 @@ class SequenceFlops:
 def flops_per_sequence(
     shape: ModelShape,
     *,
-    row_tokens: float,
+    sequence_length: float,
     images: float,
     label_tokens: float,
     cached: bool,
@@ -87,7 +87,7 @@ def flops_per_sequence(
     feature_layer: int = -1,
     sample_pairs: float | None = None,
 ) -> SequenceFlops:
-    """What the hardware computes for one row of `row_tokens` slots with `images` images and `label_tokens` labels.
+    """What the hardware computes for one row of `sequence_length` slots with `images` images and `label_tokens` labels.
 
     `sample_pairs`: pairs of two tokens of one sample, which is the sum of the squares of the samples' lengths; without
     it the row is one sample.
@@ -106,16 +106,18 @@ def flops_per_sequence(
     head_products = int(reaches_language) + int("head" not in shape.frozen)
 
     language = shape.language
-    layers = language.layers * row_tokens * _weight_flops_per_token(language)
-    pairs = row_tokens**2 if sample_pairs is None else sample_pairs
+    layers = language.layers * sequence_length * _weight_flops_per_token(language)
+    pairs = sequence_length**2 if sample_pairs is None else sample_pairs
     attention = language.layers * _attention_flops(language, pairs)
-    adapters = language.layers * row_tokens * 2 * sum(shape.adapters.values())
+    adapters = language.layers * sequence_length * 2 * sum(shape.adapters.values())
     reached = 1 - shape.first_reached_layer(cached=cached) / language.layers if reaches_language else 0  # of the layers
     again = reached if activation_checkpointing == "full" else 0
-    last_products, last_of_adapters = (language.layers * row_tokens * each for each in _last_products(shape))
+    last_products, last_of_adapters = (language.layers * sequence_length * each for each in _last_products(shape))
     # Where nothing is trained before the first layer, its query, key and value need no gradient of their input.
     only_matrices = shape.chosen is None or not shape.chosen.language.has_vectors_first  # else perhaps the norm before
-    unreached = row_tokens * _input_flops_per_token(language) if reached and not reaches_layers and only_matrices else 0
+    unreached = (
+        sequence_length * _input_flops_per_token(language) if reached and not reaches_layers and only_matrices else 0
+    )
     own_products = _trained_share(shape) * layers  # for the gradients of weights
     head = 2 * label_tokens * language.hidden * shape.vocabulary
     again_in_head = head * (loss_chunks - 1) / loss_chunks if head_products and loss_chunks > 1 else 0
@@ -143,7 +145,7 @@ def model_flops_per_sequence(
     return (
         flops_per_sequence(
             shape,
-            row_tokens=useful_tokens / samples,
+            sequence_length=useful_tokens / samples,
             images=images / samples,
             label_tokens=label_tokens / samples,
             cached=cached,

@@ -192,7 +192,7 @@ class ModelShape:
         return self.language.layers if first is None else first
 
     @property
-    def whole_adapters(self) -> int:
+    def unsharded_adapters(self) -> int:
         """Adapter parameters of one language layer that are whole on ranks which split it: of each adapter the matrix
         with an end at the hidden states, which all ranks have."""
         return len(self.adapters) * self.adapter_rank * self.language.hidden
@@ -206,7 +206,7 @@ class ModelShape:
         divided = {
             "tower": self.tower.layers * self.tower.matrices,
             "language_layers": self.language.layers * self.language.matrices,
-            "adapters": self.parameters["adapters"] - self.language.layers * self.whole_adapters,
+            "adapters": self.parameters["adapters"] - self.language.layers * self.unsharded_adapters,
             "embedding": self.parameters["embedding"],
             "head": self.parameters["head"],
         }

@@ -22,7 +22,7 @@ MicroBatches = Callable[[Sequence[PackedBatch]], Iterator[dict[str, Any]]]
 
 def micro_batches(config: TrainConfig, module: nn.Module, device: torch.device) -> MicroBatches:
     """Gives the module's arguments for each of a step's micro-batches. `module`: a family's, before it is wrapped."""
-    if not config.tower_stream or not getattr(module, "runs_frozen_tower", False):
+    if not config.overlap_vision_encoder or not getattr(module, "runs_frozen_tower", False):
         return lambda batches: (batch.to(device) for batch in batches)
     # FSDP leaves frozen parts as they are, in fp32.
     precision: Precision = "fp32" if config.strategy in ("fsdp", "hsdp") else config.precision

@@ -46,12 +46,12 @@ def image_grids(config: ModelConfig, shape: SequenceShape) -> list[TokenGrid]:
 
 
 def inputs_of(
-    config: ModelConfig, shape: SequenceShape, vocabulary: int, *, cached: bool, row_samples: int = 2
+    config: ModelConfig, shape: SequenceShape, vocabulary: int, *, cached: bool, sequence_samples: int = 2
 ) -> dict[str, Any]:
     """Inputs of the training module with the right shapes: zeros, and image tokens where images are.
 
-    row_samples: of each row, nearly equally long. With more than one, models that cannot attend by sample have their
-    mask; what the others hold is the same for any number.
+    sequence_samples: of each row, nearly equally long. With more than one, models that cannot attend by sample have
+    their mask; what the others hold is the same for any number.
     """
     if config.family in GRID_FAMILIES:
         images, image_tokens = _images_of_any_shape(config, shape, cached=cached)
@@ -59,7 +59,7 @@ def inputs_of(
     else:
         images, image_tokens = _square_images(config, shape, cached=cached)
         axes = ()
-    lengths = equal_lengths(shape.tokens, row_samples)
+    lengths = equal_lengths(shape.tokens, sequence_samples)
     input_ids = torch.zeros(shape.rows * shape.tokens, dtype=torch.int64)
     input_ids[:image_tokens] = vocabulary - 1
     return {

@@ -59,13 +59,13 @@ class PipelineProcess:
         self._process.terminate()
 
 
-def pipeline_command(run: LocalRun, *, retries: int | None = None, chaos: Sequence[str] = ()) -> list[str]:
-    """The command line of the pipeline on this machine. `retries` and `chaos` are what `vlmpipe run` takes."""
+def pipeline_command(run: LocalRun, *, retries: int | None = None, faults: Sequence[str] = ()) -> list[str]:
+    """The command line of the pipeline on this machine. `retries` and `faults` are what `vlmpipe run` takes."""
     config = str(run.folder / RUN_FILE_COPY)
     command = [sys.executable, "-m", "pipelines.local_runner", "--config", config, "--run-id", run.marker.run_id]
     if retries is not None:
         command += ["--retries", str(retries)]
-    return [*command, "--chaos", ";".join(chaos)] if chaos else command
+    return [*command, "--inject-fault", ";".join(faults)] if faults else command
 
 
 def execute(run: LocalRun, view: View, command: Sequence[str] | None = None) -> int:

@@ -41,15 +41,16 @@ def run(
             min=0,
             metavar="N",
             help="How often each replica of a job is started again when it fails without a named cause; default 0, "
-            "with --chaos as often as on Vertex AI.",
+            "with --inject-fault as often as on Vertex AI.",
             show_default=False,
         ),
     ] = None,
-    chaos: Annotated[
+    faults: Annotated[
         list[str] | None,
         typer.Option(
+            "--inject-fault",
             metavar="EVENT",
-            help="Let training meet a mishap: preempt:node=1,after_step=20,notice=5s, kill:rank=0,after_step=7, "
+            help="Let training meet a fault: preempt:node=1,after_step=20,notice=5s, kill:rank=0,after_step=7, "
             "kill:node=..., stop:node=1,after_step=3,for=2s or random:seed=7,every_steps=15,count=4. Repeatable.",
             show_default=False,
         ),
@@ -62,7 +63,7 @@ def run(
     detach: Annotated[bool, _flag(*DETACH, WITH_VERTEX)] = False,
 ) -> None:
     """Run the whole pipeline on this machine. A last run of the same run file that did not finish is continued."""
-    here = {"--fresh": fresh, "--retries": retries is not None, "--chaos": bool(chaos)}
+    here = {"--fresh": fresh, "--retries": retries is not None, "--inject-fault": bool(faults)}
     there = {"--force": force, "--yes": yes, "--dry-run": dry_run, "--detach": detach}
     if target == TargetOption.kubeflow:
         _refuse_kubeflow(load(config, overrides), [str(config), *(overrides or [])])
@@ -77,16 +78,16 @@ def run(
     from vlmpipe.runs.local.summary import report_of
 
     settings = load(config, overrides)
-    if chaos:
+    if faults:
         from vlmpipe.backends.local.fault_spec import parse_faults
 
-        parse_faults(chaos, nodes=settings.cluster.replica_count, ranks_per_node=settings.cluster.processes)
+        parse_faults(faults, nodes=settings.cluster.replica_count, ranks_per_node=settings.cluster.processes)
     this = open_run(settings, [str(config), *(overrides or [])], run_id=run_id, fresh=fresh)
     say = to_stderr if as_json else print
     for line in this.introduction():
         say(line)
     view = view_for(plain=plain or as_json, say=say)
-    code = execute(this, view, pipeline_command(this, retries=retries, chaos=chaos or ()))
+    code = execute(this, view, pipeline_command(this, retries=retries, faults=faults or ()))
     found = report_of(this.folder, this.marker)
     if as_json:
         print_json(found.as_json())

@@ -36,7 +36,7 @@ def tune(
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask, whatever it costs.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Search over fields of train as the section tuning says. On this machine the table of trials is printed."""
+    """Search over fields of train as the section tune says. On this machine the table of trials is printed."""
     from pipelines.tune import search as tuning
 
     settings = load(config, overrides)
@@ -45,7 +45,7 @@ def tune(
     usd: float | None = None
     if target == TuneTarget.local:
         if found.stopping != "none":
-            to_stderr(f"note: tuning.stopping {found.stopping} is Vertex AI's; here every trial runs to its end")
+            to_stderr(f"note: tune.stopping {found.stopping} is Vertex AI's; here every trial runs to its end")
         tuning.points(found)  # an algorithm that is not here is refused before anything is written
     else:
         settings.require_vertex()
@@ -70,9 +70,9 @@ def _approval(settings: RunConfig, *, yes: bool) -> float | None:
     from vlmpipe.planner.cost.approval import require_approval, spending_of, terminal_confirm
     from vlmpipe.planner.plan import plan_run
 
-    assert settings.tuning
+    assert settings.tune
     one = spending_of(settings, plan_run(settings))
-    trials = settings.tuning.max_trial_count
+    trials = settings.tune.max_trial_count
     whole = dataclasses.replace(
         one,
         name=f"{trials} trials of {one.name}",
@@ -107,5 +107,5 @@ def _run(search: Search, *, as_json: bool) -> None:
     if as_json:
         print_json({"search_id": search.search_id, "uri": search.uri, "trials": [vars(one) for one in trials]})
     else:
-        print_lines([*table_lines(trials, search.tuning.metric), f"table: {search.uri}/{TABLE}"])
+        print_lines([*table_lines(trials, search.tune.metric), f"table: {search.uri}/{TABLE}"])
     raise typer.Exit(ExitCode.OK if best else ExitCode.UNEXPECTED)

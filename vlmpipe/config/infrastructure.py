@@ -110,14 +110,15 @@ Strategy = Literal["standard", "spot", "flex_start"]
 class CapacityOption(Section):
     """One way to get the training job's machines, tried for a while."""
 
-    strategy: Strategy = Field(description="How capacity is obtained; see cluster.strategy.")
+    scheduling_strategy: Strategy = Field(description="How capacity is obtained; see cluster.scheduling_strategy.")
     wait: Duration = Field(
-        "3600s", description="Longest wait for machines before the next rung, in seconds; 0s, in the last, for no end."
+        "3600s",
+        description="Longest wait for machines before the next option, in seconds; 0s, in the last, for no end.",
     )
 
 
 def _capacity_option(value: object) -> object:
-    return {"strategy": value} if isinstance(value, str) else value
+    return {"scheduling_strategy": value} if isinstance(value, str) else value
 
 
 class ClusterConfig(Section):
@@ -137,22 +138,24 @@ class ClusterConfig(Section):
     )
     boot_disk_size_gb: int = Field(100, ge=100, le=64000, description="Size of the boot disk, in GB; lost after a job.")
     image_uri: str = Field("", description="Trainer image, best by digest (...@sha256:...). Not used on this machine.")
-    strategy: Strategy = Field(
+    scheduling_strategy: Strategy = Field(
         "standard",
         description="How capacity is obtained: on demand, preemptible, or queued (Dynamic Workload Scheduler).",
     )
-    ladder: tuple[
+    capacity_fallback: tuple[
         Annotated[CapacityOption, BeforeValidator(_capacity_option, json_schema_input_type=CapacityOption | Strategy)],
         ...,
     ] = Field(
         (),
         description="Strategies of the training job, the next one tried when the one before finds no machines in time, "
-        "for example [spot, flex_start, {strategy: standard, wait: 0s}]; empty takes strategy. Vertex AI only.",
+        "for example [spot, flex_start, {scheduling_strategy: standard, wait: 0s}]; empty takes strategy. Vertex "
+        "AI only.",
     )
     max_spend_usd: float | None = Field(
         None,
         gt=0,
-        description="Of a ladder: US dollars, at the plan's prices, at which training is stopped; null for no limit.",
+        description="Of capacity fallback: US dollars, at the plan's prices, at which training is stopped; null "
+        "for no limit.",
     )
     timeout: Duration = Field("604800s", description="Longest time a job may run, in seconds, for example 86400s.")
     max_wait_duration: Duration = Field(
@@ -177,7 +180,11 @@ class ClusterConfig(Section):
     @property
     def strategies(self) -> tuple[Strategy, ...]:
         """Every way in which some job may get its machines."""
-        return tuple(dict.fromkeys((self.strategy, *(rung.strategy for rung in self.ladder))))
+        return tuple(
+            dict.fromkeys(
+                (self.scheduling_strategy, *(option.scheduling_strategy for option in self.capacity_fallback))
+            )
+        )
 
     @property
     def processes(self) -> int:
@@ -192,14 +199,20 @@ class ClusterConfig(Section):
         return self.replica_count * self.processes
 
     @model_validator(mode="after")
-    def _rungs(self) -> ClusterConfig:
-        names = [rung.strategy for rung in self.ladder]
+    def _options(self) -> ClusterConfig:
+        names = [option.scheduling_strategy for option in self.capacity_fallback]
         if len(names) == 1 or len(set(names)) < len(names):
-            raise ValueError(f"ladder {names} takes two or three different strategies; for a single one set strategy")
-        if any(not duration_s(rung.wait) for rung in self.ladder[:-1]):
-            raise ValueError("ladder: only the last rung may wait without end (0s), or none behind it is ever tried")
-        if self.max_spend_usd is not None and not self.ladder:
-            raise ValueError("max_spend_usd is watched by a ladder only: set ladder, or leave it out")
+            raise ValueError(
+                f"capacity_fallback {names} takes two or three different strategies; for a single one set strategy"
+            )
+        if any(not duration_s(option.wait) for option in self.capacity_fallback[:-1]):
+            raise ValueError(
+                "capacity_fallback: only the last option may wait without end (0s), or none behind it is ever tried"
+            )
+        if self.max_spend_usd is not None and not self.capacity_fallback:
+            raise ValueError(
+                "max_spend_usd is watched by a capacity_fallback only: set capacity_fallback, or leave it out"
+            )
         return self
 
     @model_validator(mode="after")
@@ -286,7 +299,7 @@ class PlanConfig(Section):
         ge=0,
         description="vlmpipe submit asks before it starts a run that is planned to cost more, in US dollars.",
     )
-    refuse_red: bool = Field(
+    fail_on_error: bool = Field(
         True, description="End a run on Vertex AI in its first step when the plan says that it would fail."
     )
     prices_file: str = Field(

@@ -38,7 +38,7 @@ def unused_on_kubeflow(config: RunConfig) -> list[Problem]:
     found = []
     if config.cluster.strategies != ("standard",):
         named = ", ".join(config.cluster.strategies)
-        path = "cluster.ladder" if config.cluster.ladder else "cluster.strategy"
+        path = "cluster.capacity_fallback" if config.cluster.capacity_fallback else "cluster.scheduling_strategy"
         text = f"{named}: has no effect on Kubeflow: kubeflow.node_selector says which nodes to take"
         found.append(Problem(path, text))
     for path, instead in NOT_THERE.items():

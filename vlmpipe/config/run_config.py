@@ -21,7 +21,7 @@ from trainer.config.model import GRID_FAMILIES, MOST_ASPECT, ModelConfig
 from trainer.config.train import TrainConfig
 from trainer.errors import ConfigError
 from trainer.secret_detection import known_form
-from trainer.sizing.deepspeed_config import has_node_weights
+from trainer.sizing.deepspeed_config import uses_hpz
 from vlmpipe.config.gate import GateConfig
 from vlmpipe.config.infrastructure import (
     FLEX_START_MOST_TIMEOUT_S,
@@ -35,7 +35,7 @@ from vlmpipe.config.infrastructure import (
 )
 from vlmpipe.config.kubeflow import KubeflowConfig
 from vlmpipe.config.notify import NotifyConfig
-from vlmpipe.config.tune import TuningConfig
+from vlmpipe.config.tune import TuneConfig
 from vlmpipe.config.validation_errors import (
     Problem,
     ProblemsError,
@@ -89,7 +89,7 @@ class RunConfig(Section):
         default_factory=RegisterConfig, alias="register", description="How an accepted model is registered."
     )
     schedule: ScheduleConfig | None = Field(None, description="Recurring runs on Vertex AI; null for none.")
-    tuning: TuningConfig | None = Field(None, description="A search over fields of train; null for none.")
+    tune: TuneConfig | None = Field(None, description="A search over fields of train; null for none.")
     notify: NotifyConfig = Field(default_factory=NotifyConfig, description="Who hears how a run ended.")
     plan: PlanConfig = Field(
         default_factory=PlanConfig, description="What vlmpipe plan assumes, and what needs asking."
@@ -163,20 +163,24 @@ def warnings(config: RunConfig) -> list[Problem]:
     cluster, data = config.cluster, config.data
     if data.image_folder and (data.source.startswith("builtin:") or data.source.endswith(".tar")):
         found.append(Problem("data.image_folder", f"has no effect: {data.source} brings its own pictures"))
-    if cluster.ladder and "strategy" not in cluster.model_fields_set:
-        text = "is left at standard, which features and evaluation take: cluster.ladder is the training job's"
-        found.append(Problem("cluster.strategy", text))
-    if "max_wait_duration" in cluster.model_fields_set and cluster.strategy != "flex_start":
-        found.append(Problem("cluster.max_wait_duration", "has no effect: only cluster.strategy flex_start waits"))
-    if "decay_fraction" in config.train.model_fields_set and config.train.schedule != "wsd":
-        found.append(Problem("train.decay_fraction", "has no effect: only train.schedule wsd has a decay of its own"))
-    if config.train.zero_node_weights and not has_node_weights(
-        nodes=cluster.replica_count, node_ranks=cluster.processes
-    ):
+    if cluster.capacity_fallback and "scheduling_strategy" not in cluster.model_fields_set:
+        text = (
+            "is left at standard, which features and evaluation take: cluster.capacity_fallback is the training job's"
+        )
+        found.append(Problem("cluster.scheduling_strategy", text))
+    if "max_wait_duration" in cluster.model_fields_set and cluster.scheduling_strategy != "flex_start":
+        found.append(
+            Problem("cluster.max_wait_duration", "has no effect: only cluster.scheduling_strategy flex_start waits")
+        )
+    if "decay_fraction" in config.train.model_fields_set and config.train.lr_schedule != "wsd":
+        found.append(
+            Problem("train.decay_fraction", "has no effect: only train.lr_schedule wsd has a decay of its own")
+        )
+    if config.train.zero_hpz and not uses_hpz(nodes=cluster.replica_count, node_ranks=cluster.processes):
         why = "one node has all weights anyhow"
         if cluster.replica_count > 1:
             why = "with one process a node its copy would be whole, which is strategy zero2"
-        found.append(Problem("train.zero_node_weights", f"has no effect: {why}"))
+        found.append(Problem("train.zero_hpz", f"has no effect: {why}"))
     if cluster.replica_count > 1 and not cluster.restart_job_on_worker_restart:
         found.append(
             Problem(
@@ -214,24 +218,25 @@ def _cross_section_problems(config: RunConfig) -> Iterator[Problem]:
             "features.cache",
             "found on, but the tower is trained, so its output changes; expected tower in model.freeze, or off",
         )
-    if train.tower_stream and ("tower" not in model.freeze or config.features.cache == "on"):
+    if train.overlap_vision_encoder and ("tower" not in model.freeze or config.features.cache == "on"):
         state = "is trained" if "tower" not in model.freeze else "does not run: features.cache is on"
         yield Problem(
-            "train.tower_stream", f"found true, but the tower {state}; expected tower in model.freeze and cache off"
+            "train.overlap_vision_encoder",
+            f"found true, but the tower {state}; expected tower in model.freeze and cache off",
         )
     if model.family in GRID_FAMILIES:
         yield from _grid_family_problems(config)
     if train.model_ranks > 1:
         yield from _parallel_problems(config)
     copies = max(1, cluster.world_size // train.model_ranks)
-    step_rows = copies * train.micro_batch_rows
-    if train.global_batch_rows % step_rows:
+    step_sequences = copies * train.micro_batch_size
+    if train.global_batch_size % step_sequences:
         each = f", {train.model_ranks} for each copy of the model" if train.model_ranks > 1 else ""
         yield Problem(
-            "train.global_batch_rows",
-            f"found {train.global_batch_rows}, expected a multiple of {step_rows} = {copies} "
+            "train.global_batch_size",
+            f"found {train.global_batch_size}, expected a multiple of {step_sequences} = {copies} "
             f"{'copies' if each else 'ranks'} (cluster.replica_count {cluster.replica_count} x {cluster.processes} "
-            f"processes{each}) x train.micro_batch_rows {train.micro_batch_rows}",
+            f"processes{each}) x train.micro_batch_size {train.micro_batch_size}",
         )
     yield from _cluster_problems(config)
     if "cider_d" in config.gate.min_scores and config.evaluate.cider_d == "off":
@@ -270,10 +275,11 @@ def _parallel_problems(config: RunConfig) -> Iterator[Problem]:
             f"found {train.tensor_parallel}, expected a divisor of the {cluster.processes} processes of a node: layers "
             "are split inside a node",
         )
-    if train.sequence_parallel and config.data.row_tokens % train.tensor_parallel:
+    if train.sequence_parallel and config.data.sequence_length % train.tensor_parallel:
         yield Problem(
             "train.sequence_parallel",
-            f"found with data.row_tokens {config.data.row_tokens}, expected a multiple of train.tensor_parallel "
+            f"found with data.sequence_length {config.data.sequence_length}, expected a multiple of "
+            "train.tensor_parallel "
             f"{train.tensor_parallel}: so many ranks share the tokens of a row",
         )
     if cluster.world_size % train.model_ranks:
@@ -289,13 +295,17 @@ def _cluster_problems(config: RunConfig) -> Iterator[Problem]:
     if not cluster.accelerator_count:
         for name in train.quantized:
             yield Problem(f"train.{name}", "found without GPUs, expected GPU nodes (its kernels are CUDA's), or false")
-    flex_start = "cluster.strategy" if cluster.strategy == "flex_start" else ""
-    if any(rung.strategy == "flex_start" for rung in cluster.ladder):
-        flex_start = "cluster.ladder"
-    if cluster.ladder and train.resume == "never":
-        yield Problem("train.resume", "found never with cluster.ladder, whose next rung continues; expected auto")
-    if cluster.ladder and config.gcp.persistent_resource_id:
-        yield Problem("cluster.ladder", "found with gcp.persistent_resource_id, whose machines are there already")
+    flex_start = "cluster.scheduling_strategy" if cluster.scheduling_strategy == "flex_start" else ""
+    if any(option.scheduling_strategy == "flex_start" for option in cluster.capacity_fallback):
+        flex_start = "cluster.capacity_fallback"
+    if cluster.capacity_fallback and train.resume == "never":
+        yield Problem(
+            "train.resume", "found never with cluster.capacity_fallback, whose next option continues; expected auto"
+        )
+    if cluster.capacity_fallback and config.gcp.persistent_resource_id:
+        yield Problem(
+            "cluster.capacity_fallback", "found with gcp.persistent_resource_id, whose machines are there already"
+        )
     if cluster.reduction_server:
         if cluster.replica_count < 2:
             yield Problem(

@@ -1,4 +1,4 @@
-"""The run file's section tuning: which fields of train are searched, in the terms of Vertex AI's StudySpec."""
+"""The run file's section tune: which fields of train are searched, in the terms of Vertex AI's StudySpec."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from trainer.config.base import Positive, Section
-from trainer.monitoring.hypertune import HELD_OUT_LOSS
+from trainer.monitoring.hypertune import VALIDATION_LOSS
 
 Value = float | int | str
 Scale = Literal["UNIT_LINEAR_SCALE", "UNIT_LOG_SCALE", "UNIT_REVERSE_LOG_SCALE"]
@@ -79,12 +79,13 @@ class ParameterSpec(Section):
         return self
 
 
-class TuningConfig(Section):
+class TuneConfig(Section):
     """A search for good settings: many short trainings on the data of one run."""
 
     metric: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")] = Field(
         "exact_match",
-        description="Number in evaluate.json that is searched for, for example exact_match or loss; or held_out_loss, "
+        description="Number in evaluate.json that is searched for, for example exact_match or loss; or "
+        "validation_loss, "
         "which training measures every train.validate_every_steps steps.",
     )
     goal: Literal["MAXIMIZE", "MINIMIZE"] = Field("MAXIMIZE", description="Whether more of it is better.")
@@ -102,12 +103,12 @@ class TuningConfig(Section):
     stopping: Literal["none", "median", "decay_curve"] = Field(
         "none",
         description="Ends trials early that will hardly win, on Vertex AI: by the median of those before, or by where "
-        "each one's curve leads. Takes metric held_out_loss.",
+        "each one's curve leads. Takes metric validation_loss.",
     )
     seed: int = Field(0, ge=0, description="Seed of a random search on this machine.")
 
     @model_validator(mode="after")
-    def _search(self) -> TuningConfig:
+    def _search(self) -> TuneConfig:
         if others := [name for name in self.parameters if not name.startswith("train.")]:
             raise ValueError(
                 f"parameters {', '.join(others)}: a trial shares data and features with the others, so only fields of "
@@ -116,13 +117,13 @@ class TuningConfig(Section):
         ranges = [name for name, one in self.parameters.items() if one.double_value_spec]
         if self.algorithm == "GRID_SEARCH" and ranges:
             raise ValueError(f"GRID_SEARCH takes no double_value_spec, which {', '.join(ranges)} has: give values")
-        if self.stopping != "none" and self.metric != HELD_OUT_LOSS:
+        if self.stopping != "none" and self.metric != VALIDATION_LOSS:
             raise ValueError(
                 f"stopping {self.stopping} needs a number that is measured while training goes on: set metric to "
-                f"{HELD_OUT_LOSS}, not {self.metric}"
+                f"{VALIDATION_LOSS}, not {self.metric}"
             )
-        if self.metric == HELD_OUT_LOSS and self.goal != "MINIMIZE":
-            raise ValueError(f"a {HELD_OUT_LOSS} is the better the smaller it is: set goal to MINIMIZE")
+        if self.metric == VALIDATION_LOSS and self.goal != "MINIMIZE":
+            raise ValueError(f"a {VALIDATION_LOSS} is the better the smaller it is: set goal to MINIMIZE")
         if self.parallel_trial_count > self.max_trial_count:
             raise ValueError(f"parallel_trial_count is more than max_trial_count {self.max_trial_count}")
         return self

@@ -26,17 +26,35 @@ MAY_HOLD_SECRETS = ("cluster.env",)
 # Names that other tools give to a field of ours.
 OTHER_NAMES = {
     "lr": "learning_rate",
-    "batch_size": "global_batch_rows",
-    "per_device_train_batch_size": "micro_batch_rows",
+    "batch_size": "global_batch_size",
+    "per_device_train_batch_size": "micro_batch_size",
     "num_train_epochs": "epochs",
     "max_grad_norm": "clip_grad_norm",
     "gradient_checkpointing": "activation_checkpointing",
     "warmup_ratio": "warmup_fraction",
-    "max_seq_length": "row_tokens",
+    "max_seq_length": "sequence_length",
     "num_nodes": "replica_count",
     "gpus": "accelerator_count",
     "vision_tower": "tower",
     "llm": "language_model",
+    "lr_scheduler_type": "lr_schedule",
+    "gradient_accumulation_steps": "global_batch_size",
+    # Names of fields before 0.1.0.
+    "row_tokens": "sequence_length",
+    "row_images": "max_images_per_sequence",
+    "over_long": "overlong_policy",
+    "held_out_fraction": "validation_fraction",
+    "global_batch_rows": "global_batch_size",
+    "micro_batch_rows": "micro_batch_size",
+    "reference_batch_rows": "reference_batch_size",
+    "validate_rows": "validation_sequences",
+    "tower_stream": "overlap_vision_encoder",
+    "zero_node_weights": "zero_hpz",
+    "whole": "pretrained",
+    "ladder": "capacity_fallback",
+    "refuse_red": "fail_on_error",
+    "asynchronous": "async_save",
+    "tuning": "tune",
 }
 
 

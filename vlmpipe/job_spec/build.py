@@ -74,7 +74,7 @@ def job_settings(config: RunConfig, job: Job) -> dict[str, Any]:
     """
     config = capacity_options(config, job)[0]
     cluster, gcp = config.cluster, config.gcp
-    strategy = cluster.strategy.upper()
+    strategy = cluster.scheduling_strategy.upper()
     settings = {
         "display_name": f"{config.name}-{step_of(job)}",
         "project": gcp.project,
@@ -96,19 +96,24 @@ def job_settings(config: RunConfig, job: Job) -> dict[str, Any]:
 
 
 def capacity_options(config: RunConfig, job: Job) -> list[RunConfig]:
-    """The run file as each rung of cluster.ladder means it for the job; the run file alone where there is no ladder."""
+    """The run file as each option of cluster.capacity_fallback means it for the job; the run file alone where there is
+    no capacity fallback."""
     cluster = config.cluster
-    if not cluster.ladder or job != "train":
+    if not cluster.capacity_fallback or job != "train":
         return [config]
     return [
         config.model_copy(
             update={
                 "cluster": cluster.model_copy(
-                    update={"strategy": rung.strategy, "max_wait_duration": rung.wait, "ladder": ()}
+                    update={
+                        "scheduling_strategy": option.scheduling_strategy,
+                        "max_wait_duration": option.wait,
+                        "capacity_fallback": (),
+                    }
                 )
             }
         )
-        for rung in cluster.ladder
+        for option in cluster.capacity_fallback
     ]
 
 
@@ -133,8 +138,8 @@ def job_violations(config: RunConfig, job: Job, run_uri: str) -> list[Violation]
     """Everything that is wrong with the job, in its region where the run file names a project."""
     found = [
         one
-        for rung in capacity_options(config, job)
-        for one in _violations(job_spec(rung, job, run_uri), _region(config))
+        for option in capacity_options(config, job)
+        for one in _violations(job_spec(option, job, run_uri), _region(config))
     ]
     return list(dict.fromkeys(found))
 
@@ -153,11 +158,11 @@ def check_job_spec(spec: Mapping[str, Any], *, region: str = "") -> api.CustomJo
 def check_jobs(config: RunConfig, run_uri: str) -> None:
     """Check every job of the pipeline. Raises ConfigError that lists all that Vertex AI would not take."""
     specs = {
-        f"job {step_of(job)}" + (f" on {rung.cluster.strategy}" if rung is not config else ""): job_spec(
-            rung, job, run_uri
+        f"job {step_of(job)}" + (f" on {option.cluster.scheduling_strategy}" if option is not config else ""): job_spec(
+            option, job, run_uri
         )
         for job in JOBS
-        for rung in capacity_options(config, job)
+        for option in capacity_options(config, job)
     }
     region = _region(config)
     _raise_errors({name: _violations(spec, region) for name, spec in specs.items()})

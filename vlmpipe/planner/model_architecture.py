@@ -39,8 +39,8 @@ def architecture(config: RunConfig) -> Architecture:
     """
     tower, tower_from = _configuration(config.model.tower)
     language, language_from = _configuration(config.model.language_model)
-    whole = tower if config.model.whole else None
-    model = config.model.model_copy(update={"tower": tower, "language_model": language, "whole": whole})
+    whole = tower if config.model.pretrained else None
+    model = config.model.model_copy(update={"tower": tower, "language_model": language, "pretrained": whole})
     origins = dict.fromkeys((tower_from, language_from))
     shape = _shape(model.model_dump_json())
     require_something_trained(model, shape.trainable_parameters)

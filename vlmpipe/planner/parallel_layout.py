@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from trainer.sizing.deepspeed_config import has_node_weights
+from trainer.sizing.deepspeed_config import uses_hpz
 from vlmpipe.config.run_config import RunConfig
 
 SHARDED_BY_FSDP = ("fsdp", "hsdp", "tp+fsdp")
@@ -93,7 +93,7 @@ def layout_of(config: RunConfig) -> Layout:
         tensor_parallel=config.train.tensor_parallel,
         pipeline_parallel=config.train.pipeline_parallel,
         virtual_stages=config.train.virtual_stages,
-        node_weights=config.train.zero_node_weights,
+        node_weights=config.train.zero_hpz,
     )
 
 
@@ -110,6 +110,6 @@ def make_layout(
     """Raises KeyError for a strategy that is not in STRATEGIES; the ranks must divide by the model's."""
     bare = Layout(strategy, nodes, ranks_per_node, tensor_parallel, pipeline_parallel, virtual_stages)
     assert bare.world_size % bare.model_ranks == 0, bare
-    if node_weights and strategy == "zero3" and has_node_weights(nodes=nodes, node_ranks=ranks_per_node):
+    if node_weights and strategy == "zero3" and uses_hpz(nodes=nodes, node_ranks=ranks_per_node):
         bare = replace(bare, copy_shards=ranks_per_node)
     return STRATEGIES[strategy](bare)

@@ -68,9 +68,9 @@ class Plan:
                 f"does not fit: {need:,.1f} GiB on {self.memory.device} with {there:,.1f} GiB; "
                 f"the largest part is {self.memory.binding}"
             )
-        for term in self.cost.ladder if self.cost else ():
+        for term in self.cost.capacity_fallback if self.cost else ():
             if why := self.cost and self.cost.by_term[term].why_not:
-                found.append(f"cluster.ladder: {term} is not possible: {why}")
+                found.append(f"cluster.capacity_fallback: {term} is not possible: {why}")
         return found
 
     @property
@@ -212,7 +212,7 @@ def _prepared(config: RunConfig, paths: RunPaths) -> Workload | None:
         return None
     split, tile_tokens = Index.load(uri).split("train"), image_form_of(job.model).tile_tokens
     sequence = PackedBatchSampler.of(
-        split, job.data, seed=job.train.seed, global_batch_rows=job.train.global_batch_rows, tile_tokens=tile_tokens
+        split, job.data, seed=job.train.seed, global_batch_size=job.train.global_batch_size, tile_tokens=tile_tokens
     )
     return Workload.from_index(
         config,

@@ -19,14 +19,14 @@ class Workload:
     Of images that are cut into tiles, each tile is an image here, as it is to all that computes.
     """
 
-    rows_per_step: int
-    row_tokens: int
+    sequences_per_step: int
+    sequence_length: int
     fill: float  # share of a row's slots that hold a sample's token
-    samples_per_row: float
-    sample_pairs_per_row: float  # of two tokens of one sample: squares of the samples' lengths
-    images_per_row: float
-    label_tokens_per_row: float
-    rows_per_epoch: int | None
+    samples_per_sequence: float
+    sample_pairs_per_sequence: float  # of two tokens of one sample: squares of the samples' lengths
+    images_per_sequence: float
+    label_tokens_per_sequence: float
+    sequences_per_epoch: int | None
     steps: int | None  # of the whole run
     samples: int | None
     epochs: int
@@ -34,20 +34,20 @@ class Workload:
     image_tokens: int | None = None  # of an image, in the mean; None where all have what the model's shape says
 
     @property
-    def useful_tokens_per_row(self) -> float:
-        return self.fill * self.row_tokens
+    def useful_tokens_per_sequence(self) -> float:
+        return self.fill * self.sequence_length
 
     @property
     def images_per_epoch(self) -> float | None:
         """Images that an epoch shows, the same picture counted each time."""
-        return None if self.rows_per_epoch is None else self.rows_per_epoch * self.images_per_row
+        return None if self.sequences_per_epoch is None else self.sequences_per_epoch * self.images_per_sequence
 
     @property
     def passes(self) -> float:
         """Epochs that are really trained: fewer than asked for when max_steps ends the run early."""
-        if self.steps is None or self.rows_per_epoch is None:
+        if self.steps is None or self.sequences_per_epoch is None:
             return float(self.epochs)
-        return min(float(self.epochs), self.steps * self.rows_per_step / self.rows_per_epoch)
+        return min(float(self.epochs), self.steps * self.sequences_per_step / self.sequences_per_epoch)
 
     def sized(self, shape: ModelShape) -> ModelShape:
         """The model with images of these rows' size: what time and cost are reckoned with."""
@@ -70,14 +70,14 @@ class Workload:
         """From the prepared data's index: sums over the training split (`pairs`: of the squares of
         samples' tokens), rows of its first epoch, steps of the run."""
         return cls(
-            rows_per_step=config.train.global_batch_rows,
-            row_tokens=config.data.row_tokens,
-            fill=tokens / (rows * config.data.row_tokens),
-            samples_per_row=samples / rows,
-            sample_pairs_per_row=pairs / rows,
-            images_per_row=images / rows,
-            label_tokens_per_row=label_tokens / rows,
-            rows_per_epoch=rows,
+            sequences_per_step=config.train.global_batch_size,
+            sequence_length=config.data.sequence_length,
+            fill=tokens / (rows * config.data.sequence_length),
+            samples_per_sequence=samples / rows,
+            sample_pairs_per_sequence=pairs / rows,
+            images_per_sequence=images / rows,
+            label_tokens_per_sequence=label_tokens / rows,
+            sequences_per_epoch=rows,
             steps=steps,
             samples=samples,
             epochs=config.train.epochs,
@@ -97,25 +97,25 @@ class Workload:
         samples = min(plan.samples, data.max_samples or plan.samples) or None
         image_tokens, sample_tiles = shape.image_tokens, plan.sample_images
         if not plan.sample_tokens:
-            image_tokens = min(image_tokens, data.row_tokens) if shape.images_differ else image_tokens
-            images = min(data.row_images, data.row_tokens // image_tokens)
-            samples_per_row, images_per_row, fill = float(max(1, images)), float(images), ASSUMED_FILL
+            image_tokens = min(image_tokens, data.sequence_length) if shape.images_differ else image_tokens
+            images = min(data.max_images_per_sequence, data.sequence_length // image_tokens)
+            samples_per_sequence, images_per_sequence, fill = float(max(1, images)), float(images), ASSUMED_FILL
             origin = f"How long samples are is not known: a row is one sample with {images} images, the most."
             rows = None
         else:
-            sample_tokens = min(plan.sample_tokens, data.row_tokens)
+            sample_tokens = min(plan.sample_tokens, data.sequence_length)
             if shape.images_differ and plan.sample_images:
                 image_tokens = max(1, min(image_tokens, int(sample_tokens / plan.sample_images)))
-            samples_per_row = ASSUMED_FILL * data.row_tokens / sample_tokens if data.pack else 1.0
+            samples_per_sequence = ASSUMED_FILL * data.sequence_length / sample_tokens if data.pack else 1.0
             if plan.sample_images:
                 most_tiles = max(1.0, sample_tokens / plan.sample_images // image_tokens)
                 sample_tiles *= min(shape.most_tiles, most_tiles)
-                samples_per_row = min(samples_per_row, data.row_images / sample_tiles)
-            images_per_row, fill = (
-                samples_per_row * sample_tiles,
-                samples_per_row * sample_tokens / data.row_tokens,
+                samples_per_sequence = min(samples_per_sequence, data.max_images_per_sequence / sample_tiles)
+            images_per_sequence, fill = (
+                samples_per_sequence * sample_tiles,
+                samples_per_sequence * sample_tokens / data.sequence_length,
             )
-            rows = math.ceil(samples / samples_per_row) if samples else None
+            rows = math.ceil(samples / samples_per_sequence) if samples else None
             origin = (
                 f"Each sample is taken as {plan.sample_tokens:,} tokens with {plan.sample_images:g} images (plan "
                 f"section), a row as {fill:.0%} filled" + (f": {samples:,} samples in {rows:,} rows." if rows else ".")
@@ -129,18 +129,19 @@ class Workload:
             origin += f" Images are cut into at most {shape.most_tiles} tiles; a tile is taken as an image here{each}."
         if shape.images_differ:
             origin += f" An image is taken as {image_tokens:,} tokens, the most that it can have."
-        steps = train.epochs * math.ceil(rows / train.global_batch_rows) if rows else train.max_steps or None
+        steps = train.epochs * math.ceil(rows / train.global_batch_size) if rows else train.max_steps or None
         if steps and train.max_steps:
             steps = min(steps, train.max_steps)
         return cls(
-            rows_per_step=train.global_batch_rows,
-            row_tokens=data.row_tokens,
+            sequences_per_step=train.global_batch_size,
+            sequence_length=data.sequence_length,
             fill=fill,
-            samples_per_row=samples_per_row,
-            sample_pairs_per_row=(fill * data.row_tokens) ** 2 / (samples_per_row if plan.sample_tokens else 1),
-            images_per_row=images_per_row,
-            label_tokens_per_row=max(0.0, fill * data.row_tokens - images_per_row * image_tokens),
-            rows_per_epoch=rows,
+            samples_per_sequence=samples_per_sequence,
+            sample_pairs_per_sequence=(fill * data.sequence_length) ** 2
+            / (samples_per_sequence if plan.sample_tokens else 1),
+            images_per_sequence=images_per_sequence,
+            label_tokens_per_sequence=max(0.0, fill * data.sequence_length - images_per_sequence * image_tokens),
+            sequences_per_epoch=rows,
             steps=steps,
             samples=samples,
             epochs=train.epochs,

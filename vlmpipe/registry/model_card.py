@@ -77,7 +77,7 @@ image_text += f"\\n{around}<global-img>{tile}{around}\"""",
 
 def loading(model: ModelConfig) -> str:
     """Code that loads the model and asks it about picture.png, as Markdown."""
-    if not model.whole:
+    if not model.pretrained:
         return LOADING
     process, tokens, answer = OF_GRIDS if model.family in GRID_FAMILIES else OF_SQUARES
     if model.longest_edge:
@@ -113,7 +113,7 @@ def model_card(config: JobConfig, evaluation: Mapping[str, Any], summary: Mappin
 
 
 def _metadata(config: JobConfig, evaluation: Mapping[str, Any], model: str) -> dict[str, Any]:
-    parts = [config.model.whole] if config.model.whole else [config.model.tower, config.model.language_model]
+    parts = [config.model.pretrained] if config.model.pretrained else [config.model.tower, config.model.language_model]
     metadata: dict[str, Any] = {
         "library_name": "transformers",
         "pipeline_tag": "image-text-to-text",
@@ -139,8 +139,8 @@ def _metadata(config: JobConfig, evaluation: Mapping[str, Any], model: str) -> d
 def _training(config: JobConfig, summary: Mapping[str, Any]) -> str:
     train, model = config.train, config.model
     origins = {"Vision tower": _origin(model.tower), "Language model": _origin(model.language_model)}
-    if model.whole:
-        origins = {"Model": _origin(model.whole)}
+    if model.pretrained:
+        origins = {"Model": _origin(model.pretrained)}
     facts = {
         "Data": f"`{config.data.source}`",
         **origins,
@@ -149,8 +149,8 @@ def _training(config: JobConfig, summary: Mapping[str, Any]) -> str:
         "Trained parameters": _count(summary.get("trainable_parameters")),
         "Optimizer steps": _count(summary.get("steps")),
         "Tokens": _count(summary.get("tokens")),
-        "Rows per step": f"{train.global_batch_rows} of {config.data.row_tokens} tokens",
-        "Peak learning rate": f"{train.optimizer.learning_rate:g}, {train.schedule}",
+        "Rows per step": f"{train.global_batch_size} of {config.data.sequence_length} tokens",
+        "Peak learning rate": f"{train.optimizer.learning_rate:g}, {train.lr_schedule}",
         "Weights": f"exponential moving average over the steps, decay {train.ema_decay:g}" if train.ema_decay else "",
         "Precision": train.precision,
         "Strategy": f"{train.strategy} on {summary.get('world_size', 'an unrecorded number of')} process(es)",
@@ -188,7 +188,7 @@ def _limits(config: JobConfig, evaluation: Mapping[str, Any]) -> str:
         "nothing is known.",
         "It gives an answer to every question, also to one that the picture does not settle.",
         f"Pictures are resized to {_size(config.model)}: smaller detail is lost.",
-        f"A sample, its images included, has at most {config.data.row_tokens} tokens.",
+        f"A sample, its images included, has at most {config.data.sequence_length} tokens.",
     ]
     scored = {name: value["exact_match"] for name, value in slices.items() if value.get("exact_match") is not None}
     if len(scored) > 1:

@@ -114,7 +114,7 @@ def _charts(files: RunFiles) -> list[Chart]:
     held_out = number(files.evaluation.get("loss"))
     wanted = [
         ("loss", "Loss", "nats a label token", False),
-        ("held_out_loss", "Loss on held-out rows while training", "nats a label token", False),
+        ("validation_loss", "Loss on held-out rows while training", "nats a label token", False),
         ("tokens_per_s", "Throughput", "tokens per second", True),
         ("mfu", "Model FLOPs utilisation", "share of the GPUs' peak", True),
         ("learning_rate", "Learning rate", "as applied at the step", True),

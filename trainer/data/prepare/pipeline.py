@@ -187,7 +187,9 @@ def _build_at_once(config: JobConfig, source: Source, scratch: Path, records: in
     where: list[str] = []
 
     def entries() -> Iterator[Entry | Reject]:
-        for entry, _ in with_unique_ids(islice(source, config.data.max_samples or None), config.data.held_out_fraction):
+        for entry, _ in with_unique_ids(
+            islice(source, config.data.max_samples or None), config.data.validation_fraction
+        ):
             where.append(entry.where if isinstance(entry, Reject) else entry.sample.where)
             yield entry
 
@@ -217,7 +219,7 @@ def _tokenizer(config: JobConfig, source: Source, progress: Progress) -> tuple[A
         read = taken = 0
         for read, sample in enumerate(islice(source, config.data.max_samples or None), 1):
             progress.update(read, unit="samples", message="reading texts")
-            if isinstance(sample, Sample) and final_split(sample, config.data.held_out_fraction) == "train":
+            if isinstance(sample, Sample) and final_split(sample, config.data.validation_fraction) == "train":
                 yield from sample.turns
                 taken += 1
                 if taken == TOKENIZER_SAMPLES:

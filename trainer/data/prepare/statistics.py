@@ -77,8 +77,8 @@ class _SplitNumbers:
 
     def __init__(self, config: DataConfig, tile_tokens: int) -> None:
         self._config, self._tile_tokens = config, tile_tokens
-        self._lengths = np.zeros(config.row_tokens + 1, np.int64)  # how many samples have each number of tokens
-        self._images = np.zeros(config.row_images + 1, np.int64)  # and each number of images
+        self._lengths = np.zeros(config.sequence_length + 1, np.int64)  # how many samples have each number of tokens
+        self._images = np.zeros(config.max_images_per_sequence + 1, np.int64)  # and each number of images
         self._turns = self._label_tokens = self._rows = 0
         self._unpacked: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = []  # tokens and tiles of samples
 
@@ -105,7 +105,7 @@ class _SplitNumbers:
         tokens = int(self._lengths @ values)
         longest = max(1, int(values[self._lengths > 0].max(initial=1)))
         bars, edges = np.histogram(values, HISTOGRAM_BINS, (0, longest), weights=self._lengths)
-        row_tokens = self._config.row_tokens
+        sequence_length = self._config.sequence_length
         return {
             "samples": samples,
             "turns": self._turns,
@@ -119,9 +119,9 @@ class _SplitNumbers:
                 "samples": bars.astype(int).tolist(),
             },
             "images_per_sample": _up_to_the_last(self._images, MOST_IMAGES_COUNTED),
-            "packed_rows": self._rows,
-            "packed_fill": round(tokens / (self._rows * row_tokens), 4) if self._rows else 0.0,
-            "unpacked_fill": round(tokens / samples / row_tokens, 4) if samples else 0.0,
+            "packed_sequences": self._rows,
+            "packed_fill": round(tokens / (self._rows * sequence_length), 4) if self._rows else 0.0,
+            "unpacked_fill": round(tokens / samples / sequence_length, 4) if samples else 0.0,
         }
 
     def _pack(self) -> None:
@@ -129,8 +129,18 @@ class _SplitNumbers:
         with a row or two that are not full."""
         if self._unpacked:
             tokens, tiles = (np.concatenate(arrays) for arrays in zip(*self._unpacked, strict=True))
-            row_tokens, row_images = self._config.row_tokens, self._config.row_images
-            rows = plan_packing(tokens, tiles, row_tokens=row_tokens, row_images=row_images, seed=0, epoch=0)
+            sequence_length, max_images_per_sequence = (
+                self._config.sequence_length,
+                self._config.max_images_per_sequence,
+            )
+            rows = plan_packing(
+                tokens,
+                tiles,
+                sequence_length=sequence_length,
+                max_images_per_sequence=max_images_per_sequence,
+                seed=0,
+                epoch=0,
+            )
             self._rows += len(rows)
             self._unpacked = []
 

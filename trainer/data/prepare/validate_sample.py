@@ -45,7 +45,7 @@ class Accepted:
 
 
 def with_unique_ids(
-    source: Iterable[Sample | Reject], held_out_fraction: float
+    source: Iterable[Sample | Reject], validation_fraction: float
 ) -> Iterator[tuple[Entry | Reject, Met]]:
     """The samples with their final ids and splits, and whether each one's id was met before."""
     seen = SeenIds()
@@ -53,10 +53,10 @@ def with_unique_ids(
         met: Met = "new"
         if isinstance(sample, Sample) and not _unsafe(sample.id):
             met = seen.add(sample.id, sample.content_digest())
-        yield final_entry(sample, met, held_out_fraction), met
+        yield final_entry(sample, met, validation_fraction), met
 
 
-def final_entry(sample: Sample | Reject, met: Met, held_out_fraction: float) -> Entry | Reject:
+def final_entry(sample: Sample | Reject, met: Met, validation_fraction: float) -> Entry | Reject:
     """Reject a repeated sample. Give other content under a used id a suffix: LLaVA's own sets repeat ids.
 
     The split follows the id before the suffix, so samples that share an id, as a rule about one image, stay together.
@@ -69,7 +69,7 @@ def final_entry(sample: Sample | Reject, met: Met, held_out_fraction: float) -> 
     if met == "same":
         message = "the same id with the same content came before"
         return Reject(sample.where, sample.id, RejectCode.ID_DUPLICATE, message, image)
-    split = final_split(sample, held_out_fraction)
+    split = final_split(sample, validation_fraction)
     if met == "other":
         renamed = replace(sample, id=f"{sample.id}~{sample.content_digest()[:12]}")
         return Entry(renamed, split, (Repair.ID_SUFFIXED,))
@@ -87,8 +87,8 @@ def _unsafe(identity: str) -> str:
     return ""
 
 
-def final_split(sample: Sample, held_out_fraction: float) -> Split:
-    return sample.split or split_of(sample.id, held_out_fraction)
+def final_split(sample: Sample, validation_fraction: float) -> Split:
+    return sample.split or split_of(sample.id, validation_fraction)
 
 
 class SampleValidator:
@@ -112,8 +112,11 @@ class SampleValidator:
     def _accept(self, entry: Entry) -> Accepted:
         sample, repairs = entry.sample, list(entry.repairs)
         check_turns(sample.turns, len(sample.images), self._special_tokens)
-        if len(sample.images) > self._data.row_images:
-            message = f"{len(sample.images)} images, more than data.row_images {self._data.row_images}"
+        if len(sample.images) > self._data.max_images_per_sequence:
+            message = (
+                f"{len(sample.images)} images, more than data.max_images_per_sequence "
+                f"{self._data.max_images_per_sequence}"
+            )
             raise RejectedError(RejectCode.CONV_TOO_MANY_IMAGES, message)
         images = []
         for reference in sample.images:
@@ -122,14 +125,19 @@ class SampleValidator:
             repairs += image.repairs
         sizes = [(image.width, image.height) for image in images]
         counts, marks = [self._image_tokens(*size) for size in sizes], self._form.marks(sizes)
-        if (tiles := self._form.num_tiles(counts)) > self._data.row_images:
-            message = f"{len(images)} images in {tiles} tiles, more than data.row_images {self._data.row_images}"
+        if (tiles := self._form.num_tiles(counts)) > self._data.max_images_per_sequence:
+            message = (
+                f"{len(images)} images in {tiles} tiles, more than data.max_images_per_sequence "
+                f"{self._data.max_images_per_sequence}"
+            )
             raise RejectedError(RejectCode.CONV_TOO_MANY_IMAGES, message)
         turns = sample.turns
         encoded = encode_sample(turns, counts, self._tokenizer, marks)
-        while len(encoded.input_ids) > self._data.row_tokens:
-            if self._data.over_long == "reject" or len(turns) == 1:
-                message = f"{len(encoded.input_ids)} tokens, more than data.row_tokens {self._data.row_tokens}"
+        while len(encoded.input_ids) > self._data.sequence_length:
+            if self._data.overlong_policy == "reject" or len(turns) == 1:
+                message = (
+                    f"{len(encoded.input_ids)} tokens, more than data.sequence_length {self._data.sequence_length}"
+                )
                 raise RejectedError(RejectCode.CONV_TOO_LONG, message)
             turns = turns[:-1]
             kept = sum(turn.question.count(IMAGE_TOKEN) for turn in turns)

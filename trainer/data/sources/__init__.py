@@ -70,14 +70,14 @@ def _open_files(config: DataConfig) -> Source:
         return ParquetSource(files.ending(suffix), config.image_folder, config.caption_question)
     if suffix == ".csv":
         files = files.named(METADATA) if files.is_folder else files
-        return ImageFolderSource(files, config.image_folder, config.caption_question, config.held_out_fraction)
+        return ImageFolderSource(files, config.image_folder, config.caption_question, config.validation_fraction)
     if len(files.infos) > 1:
         raise ConfigError(
             f"data.source {config.source!r} names {len(files.infos)} {suffix} files",
             expected="one file: only tars and Parquet files may be many",
         )
     if suffix == ".json" and _begins_object(files):
-        return CocoSource(files, config.image_folder, config.caption_question, config.held_out_fraction)
+        return CocoSource(files, config.image_folder, config.caption_question, config.validation_fraction)
     return LlavaSource(files, config.image_folder, config.caption_question)
 
 
@@ -121,7 +121,7 @@ def _builtin_sources() -> dict[str, Callable[[DataConfig], Source]]:
     from trainer.data.sources.openmoji import OpenMojiSource
 
     return {
-        "digits": lambda config: DigitsSource(config.held_out_fraction),
+        "digits": lambda config: DigitsSource(config.validation_fraction),
         "easy-vqa": lambda config: EasyVqaSource(),
         "openmoji": lambda config: OpenMojiSource(),
     }

@@ -23,9 +23,9 @@ EXAMPLE = """{"images": [{"id": 1, "file_name": "cats/1.jpg"}],
 class CocoSource(OnePart):
     """One sample a caption. The image decides the split, so that its captions stay together."""
 
-    def __init__(self, files: Files, image_folder: str, caption_question: str, held_out_fraction: float) -> None:
+    def __init__(self, files: Files, image_folder: str, caption_question: str, validation_fraction: float) -> None:
         self._files, self._caption_question = files, caption_question
-        self._held_out_fraction = held_out_fraction
+        self._validation_fraction = validation_fraction
         self._name = files.names[0]
         self._path = files.storage.fetch(self._name)
         self._images = open_image_files(image_folder, files.storage)
@@ -65,7 +65,7 @@ class CocoSource(OnePart):
             raise RejectedError(RejectCode.REF_MISSING, f"no image with the id {image_id!r} in the file")
         image = self._images.reference(found[0])
         turns = turns_of(record, 1, self._caption_question, ("caption",))
-        split = split_named(record) or split_of(f"coco-image-{image_id}", self._held_out_fraction)
+        split = split_named(record) or split_of(f"coco-image-{image_id}", self._validation_fraction)
         return Sample(identity_of(record, f"coco-{where.rpartition(' ')[2]}"), turns, (image,), where, split)
 
     def _members(self, wanted: str) -> Iterator[Any]:

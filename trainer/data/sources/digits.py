@@ -30,8 +30,8 @@ SCAN_MAX = 16  # scikit-learn's grey levels are 0 to 16
 class DigitsSource(OnePart):
     """Three records a scan: the scan alone, and as the left digit of two canvases."""
 
-    def __init__(self, held_out_fraction: float) -> None:
-        self._held_out_fraction = held_out_fraction
+    def __init__(self, validation_fraction: float) -> None:
+        self._validation_fraction = validation_fraction
 
     def fingerprint(self) -> str:
         return f"digits {GENERATOR_VERSION} scikit-learn {installed_version('sklearn', 'scikit-learn')}"
@@ -43,7 +43,7 @@ class DigitsSource(OnePart):
                 yield self._pair(scan, partner)
 
     def split_of_scan(self, scan: int) -> Split:
-        return split_of(f"digits-scan-{scan}", self._held_out_fraction)
+        return split_of(f"digits-scan-{scan}", self._validation_fraction)
 
     @cached_property
     def _dataset(self) -> tuple[np.ndarray, list[int]]:

@@ -21,9 +21,9 @@ TEXT_COLUMNS = ("question", "caption", "text")
 class ImageFolderSource(OnePart):
     """One sample a line. The picture decides the split, so that all lines about it stay together."""
 
-    def __init__(self, files: Files, image_folder: str, caption_question: str, held_out_fraction: float) -> None:
+    def __init__(self, files: Files, image_folder: str, caption_question: str, validation_fraction: float) -> None:
         self._files, self._caption_question = files, caption_question
-        self._held_out_fraction = held_out_fraction
+        self._validation_fraction = validation_fraction
         self._name = files.names[0]
         self._path = files.storage.fetch(self._name)
         self._images = open_image_files(image_folder, files.storage)
@@ -51,7 +51,7 @@ class ImageFolderSource(OnePart):
             raise RejectedError(RejectCode.RECORD_FORM, "nothing under 'file_name'")
         image = self._images.reference(row["file_name"])
         turns = turns_of(row, 1, self._caption_question, TEXT_COLUMNS)
-        split = split_named(row) or split_of(f"image-{image.name}", self._held_out_fraction)
+        split = split_named(row) or split_of(f"image-{image.name}", self._validation_fraction)
         return Sample(identity_of(row, stable_digest(sorted(row.items()))[:16]), turns, (image,), where, split)
 
     def _rows(self) -> Iterator[tuple[int, dict[Any, Any]]]:

@@ -24,12 +24,12 @@ class CuSeqlens:
     packed: bool  # some row holds more than one sample, or padding
 
     @classmethod
-    def of(cls, rows: Sequence[Sequence[int]], row_tokens: int) -> CuSeqlens:
-        """Rows of `row_tokens` slots, each with samples of so many tokens; the rest of a row is padding."""
-        pieces = [piece for row in rows for piece in (*row, *_padding(row_tokens - sum(row)))]
+    def of(cls, rows: Sequence[Sequence[int]], sequence_length: int) -> CuSeqlens:
+        """Rows of `sequence_length` slots, each with samples of so many tokens; the rest of a row is padding."""
+        pieces = [piece for row in rows for piece in (*row, *_padding(sequence_length - sum(row)))]
         starts = [0, *itertools.accumulate(pieces)]
         starts += [starts[-1]] * (-len(starts) % BOUNDS_BY)
-        packed = any(len(row) != 1 or row[0] != row_tokens for row in rows)
+        packed = any(len(row) != 1 or row[0] != sequence_length for row in rows)
         bounds = torch.tensor(starts, dtype=torch.int32)
         return cls(bounds, bounds, packed)
 

@@ -24,7 +24,7 @@ def pretrained_config(config: ModelConfig) -> PreTrainedConfig:
     whole = copy.deepcopy(part_config(config.tower))
     if whole.model_type != config.family:
         raise ConfigError(
-            f"model.whole is a {whole.model_type} model, and model.family is {config.family}",
+            f"model.pretrained is a {whole.model_type} model, and model.family is {config.family}",
             expected=f"a configuration with model_type {config.family}",
         )
     return whole

@@ -44,7 +44,7 @@ class Pipeline(TorchStrategy):
     def __init__(self, config: TrainConfig, module: nn.Module, blocks: ShardingUnits, worker: ProcessContext) -> None:
         self._config, self._worker = config, worker
         layers = len(blocks.language_layers)
-        stages = stages_of(layers, config.stages, blocks.row_flops, image_layers=blocks.image_layers)
+        stages = stages_of(layers, config.stages, blocks.sequence_flops, image_layers=blocks.image_layers)
         is_tied, hidden = blocks.is_tied, int(blocks.embedding.weight.shape[1])
         self._groups = Groups(config.pipeline_parallel, config.tensor_parallel, worker, ends=is_tied)
         own = stages[self._groups.stage :: config.pipeline_parallel]
@@ -72,7 +72,7 @@ class Pipeline(TorchStrategy):
         self._schedule: Schedule1F1B | ScheduleInterleaved1F1B | None = None
         self._loss_factor = 1.0
         # An epoch's last step may have fewer micro-batches, and the schedule wants one for each stage: some are empty.
-        in_a_step = config.global_batch_rows // (config.micro_batch_rows * self._groups.num_copies)
+        in_a_step = config.global_batch_size // (config.micro_batch_size * self._groups.num_copies)
         self._passes = schedule_passes(in_a_step, config.pipeline_parallel, config.virtual_stages)
 
     def forward_backward(self, batches: Sequence[PackedBatch], total_label_tokens: int) -> Tensor:
@@ -163,14 +163,14 @@ class StageRunner(nn.Module):
     def take(self, batches: Sequence[PackedBatch], passes: int) -> None:
         """Take the micro-batches of a step; what is missing of `passes` is empty."""
         self._batches = deque([*batches, *[None] * (passes - len(batches))])
-        self.shape = (self._config.micro_batch_rows, batches[0].input_ids.shape[1], self._hidden)
+        self.shape = (self._config.micro_batch_size, batches[0].input_ids.shape[1], self._hidden)
 
     def forward(self, *received: Tensor) -> Tensor:
         """Of the next micro-batch: its summed loss in the last stage, else hidden states of `shape` in fp32.
 
         received: nothing in the first stage, else one tensor of `shape`. Rows that a micro-batch lacks are zeros.
         """
-        batch, most_rows = self._batches.popleft(), self._config.micro_batch_rows
+        batch, most_rows = self._batches.popleft(), self._config.micro_batch_size
         if batch is None:
             return self._pass_nothing(*received)
         rows = len(batch.input_ids)

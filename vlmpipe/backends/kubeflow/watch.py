@@ -197,7 +197,9 @@ class Watch:
             return UserError(found, fix=f"read {log}", code=ExitCode.UNEXPECTED)
         reason = self._log.last_error(ended.pod)
         if ended.reason == OUT_OF_MEMORY:
-            reason = f"{ended.pod} was killed for lack of memory: raise kubeflow.memory_gib, or lower data.row_tokens"
+            reason = (
+                f"{ended.pod} was killed for lack of memory: raise kubeflow.memory_gib, or lower data.sequence_length"
+            )
         return failure(ended.code, ended.pod, reason, log=log, restarts=0)
 
     def _end(self, why: str) -> None:

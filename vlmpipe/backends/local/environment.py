@@ -27,7 +27,7 @@ HOST = "localhost"
 STARTED_POOLS = (CHIEF_POOL, WORKER_POOL)
 TF_ROLES = ("chief", "worker", "ps")  # by pool; evaluators are not in TF_CONFIG
 # Set by this machine's own jobs or by whatever started this process; a container would not see them.
-_FOREIGN_PREFIXES = ("TORCHELASTIC_", "AIP_", "CLOUD_ML_", "_KFP_", "VLMPIPE_LOCAL_RETRIES", "VLMPIPE_CHAOS")
+_FOREIGN_PREFIXES = ("TORCHELASTIC_", "AIP_", "CLOUD_ML_", "_KFP_", "VLMPIPE_LOCAL_RETRIES", "VLMPIPE_FAULTS")
 _FOREIGN = {
     "CLUSTER_SPEC", "TF_CONFIG", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK",
     "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",

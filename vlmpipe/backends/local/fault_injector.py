@@ -16,15 +16,15 @@ from vlmpipe.backends.local.fault_spec import Event
 from vlmpipe.backends.local.process_tree import descendants, send, worker_of_rank
 from vlmpipe.backends.local.replica import Process
 
-CHAOS_LOG = "chaos.jsonl"  # in the run's folder
+FAULTS_FILE = "faults.jsonl"  # in the run's folder
 POLL_S = 0.05
 
 
 class FaultLog:
-    """`chaos.jsonl` of a run: one JSON object for each event and each restart, in order, over all attempts."""
+    """`faults.jsonl` of a run: one JSON object for each event and each restart, in order, over all attempts."""
 
     def __init__(self, folder: Path) -> None:
-        self._path = folder / CHAOS_LOG
+        self._path = folder / FAULTS_FILE
         self._lock = threading.Lock()
 
     def write(self, event: str, **fields: Any) -> None:
@@ -51,11 +51,13 @@ class FaultInjector:
         log: FaultLog,
     ) -> None:
         if not Path("/proc/self/environ").exists():
-            raise ConfigError("--chaos is given", expected="a system with /proc, such as Linux, to find processes in")
+            raise ConfigError(
+                "--inject-fault is given", expected="a system with /proc, such as Linux, to find processes in"
+            )
         self._events, self._processes, self._ranks_per_node = list(events), list(processes), ranks_per_node
         self._steps_done, self._log = steps_done, log
         self._over, self._since_s = threading.Event(), 0.0
-        self._thread = threading.Thread(target=self._run, name="chaos", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="faults", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
@@ -69,8 +71,8 @@ class FaultInjector:
         self._over.set()
         self._thread.join()
         for event in self._events:
-            print(f"chaos: {event} did not come about", flush=True)
-            self._log.write("missed", chaos=str(event))
+            print(f"fault injection: {event} did not come about", flush=True)
+            self._log.write("missed", faults=str(event))
         return self._events
 
     def _run(self) -> None:
@@ -79,7 +81,7 @@ class FaultInjector:
                 if self._do(self._events[0]):
                     self._events.pop(0)
         except UserError as error:  # of the log, on a full disk: the run itself says so, and ends
-            print(f"chaos: over, because of {error.found}", flush=True)
+            print(f"fault injection: over, because of {error.found}", flush=True)
 
     def _wait_until_due(self, event: Event) -> bool:
         """Whether it is due; False once the job is over."""
@@ -134,5 +136,5 @@ class FaultInjector:
 
     def _tell(self, event: Event, process: Process) -> None:
         steps = self._steps_done(self._since_s)
-        print(f"chaos: {event} (training said {steps} steps)", flush=True)
-        self._log.write(event.kind, chaos=str(event), replica=process.name, said_steps=steps)
+        print(f"fault injection: {event} (training said {steps} steps)", flush=True)
+        self._log.write(event.kind, faults=str(event), replica=process.name, said_steps=steps)

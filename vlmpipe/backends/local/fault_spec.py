@@ -1,4 +1,4 @@
-"""Mishaps to order: what `vlmpipe run --chaos` takes, and which events follow from it.
+"""Faults to order: what `vlmpipe run --inject-fault` takes, and which events follow from it.
 
     preempt:node=1,after_step=20,notice=5s     SIGTERM to the replica, SIGKILL after the notice, as Spot machines go
     kill:rank=0,after_step=7                   SIGKILL to one training process
@@ -35,7 +35,7 @@ _Value = int | float
 
 @dataclass(frozen=True)
 class Event:
-    """One mishap. It is due once training has said that it made `after_step` steps, and `delay_s` later."""
+    """One fault. It is due once training has said that it made `after_step` steps, and `delay_s` later."""
 
     kind: str  # preempt | kill | stop
     after_step: int
@@ -62,7 +62,7 @@ def parse_faults(texts: Sequence[str], *, nodes: int, ranks_per_node: int) -> li
     events: list[Event] = []
     for text in (part.strip() for given in texts for part in given.split(";")):
         if not text:
-            raise ConfigError("an event of --chaos is empty", expected=_all_examples())
+            raise ConfigError("an event of --inject-fault is empty", expected=_all_examples())
         events += _parse(text, nodes, ranks_per_node)
     return sorted(events, key=lambda event: (event.after_step, event.delay_s))
 
@@ -70,7 +70,7 @@ def parse_faults(texts: Sequence[str], *, nodes: int, ranks_per_node: int) -> li
 def _parse(text: str, nodes: int, ranks_per_node: int) -> list[Event]:
     kind, _, rest = text.partition(":")
     if kind not in EXAMPLES:
-        raise ConfigError(f"--chaos {text!r}: {kind!r} is no kind of event", expected=_all_examples())
+        raise ConfigError(f"--inject-fault {text!r}: {kind!r} is no kind of event", expected=_all_examples())
     fields = _fields(text, kind, rest)
     if kind == "random":
         return random_events(
@@ -83,7 +83,9 @@ def _parse(text: str, nodes: int, ranks_per_node: int) -> list[Event]:
     event = Event(kind, **fields)  # type: ignore[arg-type]
     for what, number, count in (("node", event.node, nodes), ("rank", event.rank, nodes * ranks_per_node)):
         if number is not None and number >= count:
-            raise ConfigError(f"--chaos {text!r}: training has no {what} {number}", expected=f"{what}=0 to {count - 1}")
+            raise ConfigError(
+                f"--inject-fault {text!r}: training has no {what} {number}", expected=f"{what}=0 to {count - 1}"
+            )
     return [event]
 
 
@@ -114,18 +116,18 @@ def _fields(text: str, kind: str, rest: str) -> dict[str, _Value]:
         name, equals, value = (part.strip() for part in pair.partition("="))
         if not equals or name not in known:
             raise ConfigError(
-                f"--chaos {text!r}: {pair.strip()!r} is nothing that {kind} takes",
+                f"--inject-fault {text!r}: {pair.strip()!r} is nothing that {kind} takes",
                 expected=f"{', '.join(f'{field}=...' for field in known)}, for example {EXAMPLES[kind]}",
             )
         target, read = known[name]
         if target in found:
-            raise ConfigError(f"--chaos {text!r}: {name} is given twice", expected=EXAMPLES[kind])
+            raise ConfigError(f"--inject-fault {text!r}: {name} is given twice", expected=EXAMPLES[kind])
         found[target] = read(text, name, value)
     for alternatives in required:
         given = [name for name in alternatives if known[name][0] in found]
         if len(given) != 1:
             problem = f"{' and '.join(given)} are given" if given else f"{' or '.join(alternatives)} is missing"
-            raise ConfigError(f"--chaos {text!r}: {problem}", expected=EXAMPLES[kind])
+            raise ConfigError(f"--inject-fault {text!r}: {problem}", expected=EXAMPLES[kind])
     return found
 
 
@@ -133,7 +135,7 @@ def _whole(at_least: int) -> Callable[[str, str, str], _Value]:
     def read(text: str, name: str, value: str) -> _Value:
         if not (value.isascii() and value.isdigit()) or int(value) < at_least:
             raise ConfigError(
-                f"--chaos {text!r}: {name} is {value!r}", expected=f"a whole number of at least {at_least}"
+                f"--inject-fault {text!r}: {name} is {value!r}", expected=f"a whole number of at least {at_least}"
             )
         return int(value)
 
@@ -144,7 +146,7 @@ def _seconds(at_most: float) -> Callable[[str, str, str], _Value]:
     def read(text: str, name: str, value: str) -> _Value:
         match = _SECONDS.match(value)
         if match is None or float(match[1]) > at_most:
-            raise ConfigError(f"--chaos {text!r}: {name} is {value!r}", expected=f"seconds, 0s to {at_most:g}s")
+            raise ConfigError(f"--inject-fault {text!r}: {name} is {value!r}", expected=f"seconds, 0s to {at_most:g}s")
         return float(match[1])
 
     return read

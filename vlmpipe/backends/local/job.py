@@ -42,7 +42,7 @@ from vlmpipe.backends.step_record import close_record, open_record
 from vlmpipe.job_spec.parse import parse_job_spec
 from vlmpipe.job_spec.worker_pools import REDUCTION_SERVER_POOL, STEP_LABEL
 
-TRAIN_STEP = "train"  # the job that chaos is for
+TRAIN_STEP = "train"  # the job that faults is for
 
 
 def run_job(
@@ -69,10 +69,10 @@ def run_job(
         with os_errors(f"creating {log_folder}"):
             log_folder.mkdir(parents=True, exist_ok=True)
         processes = _processes(job, log_folder, project)
-        chaos = os.environ.get(FAULTS_VARIABLE, "") if step == TRAIN_STEP else ""
-        log = FaultLog(store.root) if chaos else None
+        faults = os.environ.get(FAULTS_VARIABLE, "") if step == TRAIN_STEP else ""
+        log = FaultLog(store.root) if faults else None
         history = RestartHistory(store, step, meaning, log)
-        with _chaos(chaos, job, processes, store, log) as let_alone:
+        with _injected_faults(faults, job, processes, store, log) as let_alone:
             verdict = Supervisor(
                 processes,
                 timeout_s=job.scheduling.timeout.total_seconds(),
@@ -91,7 +91,7 @@ def run_job(
 
 
 @contextlib.contextmanager
-def _chaos(
+def _injected_faults(
     texts: str, job: api.CustomJobSpec, processes: list[Process], store: LocalStorage, log: FaultLog | None
 ) -> Iterator[Callable[[], None]]:
     """The events that are ordered happen while the block runs; yields what to call when they must not any more."""

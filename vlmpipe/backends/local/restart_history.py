@@ -27,7 +27,7 @@ class Restarted:
 
 
 class RestartHistory:
-    """Keeps a job's restarts, says each on stdout, and writes each to the chaos log if there is one."""
+    """Keeps a job's restarts, says each on stdout, and writes each to the faults log if there is one."""
 
     def __init__(self, store: LocalStorage, step: str, meaning: Callable[[int], str], log: FaultLog | None) -> None:
         self._store, self._step, self._meaning, self._log = store, step, meaning, log

@@ -16,7 +16,7 @@ from trainer.errors import CAUSES, ConfigError, ExitCode
 
 # Set by `vlmpipe run` for the steps of a local run; never on Vertex AI.
 RETRIES_VARIABLE = "VLMPIPE_LOCAL_RETRIES"
-FAULTS_VARIABLE = "VLMPIPE_CHAOS"
+FAULTS_VARIABLE = "VLMPIPE_FAULTS"
 
 PERMANENT = CAUSES - {ExitCode.STALLED}
 """Exit codes after which nothing is started again: the next start would meet the same. A stall may well pass."""
@@ -59,7 +59,7 @@ PLATFORM = RestartPolicy(worker_restarts=5, job_retries=3, spot_restarts=6)
 def restart_policy(scheduling: Scheduling, environment: Mapping[str, str] = os.environ) -> RestartPolicy:
     """The policy of a local job: none unless the run asks for one.
 
-    VLMPIPE_LOCAL_RETRIES is a number of restarts for each replica and for reclaimed ones; under chaos without a number
+    VLMPIPE_LOCAL_RETRIES is a number of restarts for each replica and for reclaimed ones; under faults without a number
     the platform's own budget holds. disable_retries switches retries of the job off and with them
     restart_job_on_worker_restart, which it overrides (API: Scheduling.disable_retries).
     """

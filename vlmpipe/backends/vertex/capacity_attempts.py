@@ -1,4 +1,5 @@
-"""What a run has tried on its `cluster.ladder`: the record in `<run>/ladder.json`, and how it is told."""
+"""What a run has tried on its `cluster.capacity_fallback`: the record in `<run>/capacity_fallback.json`, and how it is
+told."""
 
 from __future__ import annotations
 
@@ -6,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-FILE = "ladder.json"
+FILE = "capacity_fallback.json"
 
 
 @dataclass
 class Attempt:
-    """What became of one rung."""
+    """What became of one option."""
 
     strategy: str
     token: str  # label by which its job is found again
@@ -32,7 +33,7 @@ class Attempt:
 
 
 def parse_attempts(content: Mapping[str, Any], of_run: str) -> tuple[Attempt, ...]:
-    """The rungs in a ladder.json, in the order in which they were tried.
+    """The options in a capacity_fallback.json, in the order in which they were tried.
 
     Args:
         of_run: the version of `<run>/run.json`; a run that is continued writes it anew, and climbs anew.
@@ -42,9 +43,9 @@ def parse_attempts(content: Mapping[str, Any], of_run: str) -> tuple[Attempt, ..
     return tuple(Attempt(**one) for one in content["attempts"])
 
 
-def waiting_message(rungs: Sequence[Attempt]) -> str:
-    """What the training step is doing while no machine of it has said anything; "" without a ladder."""
-    if not rungs or rungs[-1].outcome:
+def waiting_message(options: Sequence[Attempt]) -> str:
+    """What the training step is doing while no machine of it has said anything; "" without capacity fallback."""
+    if not options or options[-1].outcome:
         return ""
-    tried = [f"{one.strategy}: {one.outcome}" for one in rungs[:-1]]
-    return "; ".join([*tried, f"{rungs[-1].strategy}: machines are being found or started"])
+    tried = [f"{one.strategy}: {one.outcome}" for one in options[:-1]]
+    return "; ".join([*tried, f"{options[-1].strategy}: machines are being found or started"])

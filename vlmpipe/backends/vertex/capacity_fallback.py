@@ -1,8 +1,9 @@
-"""The training job on a ladder: spot, flex_start, standard, in the run file's order, until one finds machines.
+"""The training job with capacity fallback: spot, flex_start, standard, in the run file's order, until one finds
+machines.
 
-Every rung is a CustomJob with the same worker pools and the same output folder, so each goes on from the newest
-checkpoint. What was tried is kept in `<run>/ladder.json` before it is sent: a step that begins again takes up the job
-that it finds there, and a lost answer starts no second one.
+Every option is a CustomJob with the same worker pools and the same output folder, so each goes on from the newest
+checkpoint. What was tried is kept in `<run>/capacity_fallback.json` before it is sent: a step that begins again
+takes up the job that it finds there, and a lost answer starts no second one.
 """
 
 from __future__ import annotations
@@ -44,22 +45,22 @@ REQUESTS = re.compile(r"per minute|per second", re.I)  # a quota of requests, no
 
 
 def run_with_fallback(settings: Mapping[str, Any], job_spec: Mapping[str, Any]) -> str:
-    """Train on the first rung that finds machines; its `gcp_resources`.
+    """Train on the first option that finds machines; its `gcp_resources`.
 
     Args:
         settings: display_name, project, location, labels and encryption_spec_key_name of the job.
         job_spec: the CustomJobSpec without strategy and max_wait_duration, snake_case.
 
-    Raises UserError: UNAVAILABLE when no rung found machines, PREEMPTED when cluster.max_spend_usd was reached or the
+    Raises UserError: UNAVAILABLE when no option found machines, PREEMPTED when cluster.max_spend_usd was reached or the
     job was cancelled, UNEXPECTED when training failed for another reason.
     """
-    ladder = CapacityFallback(settings, job_spec)
-    with translate_errors(ladder.place, what="custom job"):
-        return ladder.climb()
+    fallback = CapacityFallback(settings, job_spec)
+    with translate_errors(fallback.place, what="custom job"):
+        return fallback.run()
 
 
 class CapacityFallback:
-    """The rungs of one run. `now` and `sleep` are the clock, in seconds."""
+    """The options of one run. `now` and `sleep` are the clock, in seconds."""
 
     def __init__(
         self,
@@ -73,7 +74,7 @@ class CapacityFallback:
         self._settings, self._spec, self._now, self._sleep = settings, job_spec, now, sleep
         self._store = open_storage(job_spec["base_output_directory"]["output_uri_prefix"])
         cluster = json.loads(self._store.read("run.json"))["cluster"]
-        self._rungs: list[dict[str, str]] = cluster["ladder"]
+        self._options: list[dict[str, str]] = cluster["capacity_fallback"]
         self._max_spend_usd: float | None = cluster["max_spend_usd"]
         self._prices = _prices(json.loads(self._store.read("plan.json")))
         self._client: JobServiceClient = job_client(self.place.location)
@@ -81,43 +82,43 @@ class CapacityFallback:
         self._of_run = info.version if info else ""  # a run that is continued writes run.json anew, and climbs anew
         self.attempts = self._kept()
 
-    def climb(self) -> str:
+    def run(self) -> str:
         """See `climb`."""
-        for rung in self._rungs:
-            attempt = self._attempt(rung["strategy"])
+        for option in self._options:
+            attempt = self._attempt(option["scheduling_strategy"])
             if not attempt.outcome:
-                self._try(attempt, rung)
+                self._try(attempt, option)
                 self._keep()
             if attempt.outcome == "done":
                 return self._resources(attempt)
         tried = [f"  {one.strategy}: {one.why}" for one in self.attempts]
         raise UserError(
-            "\n".join(["no rung of cluster.ladder found machines", *tried]),
-            expected="machines within the wait of one rung",
+            "\n".join(["no option of cluster.capacity_fallback found machines", *tried]),
+            expected="machines within the wait of one option",
             fix="continue the run later (--run-id), wait longer, or try another machine or region "
             "(vlmpipe plan --suggest cheapest)",
             code=ExitCode.UNAVAILABLE,
         )
 
-    def _try(self, attempt: Attempt, rung: Mapping[str, str]) -> None:
-        """Start the rung's job, or take it up, and watch it to its end. Sets the outcome, or raises."""
+    def _try(self, attempt: Attempt, option: Mapping[str, str]) -> None:
+        """Start the option's job, or take it up, and watch it to its end. Sets the outcome, or raises."""
         try:
             try:
-                job = self._started(attempt, rung)
+                job = self._started(attempt, option)
             except exceptions.TooManyRequests as error:
                 if REQUESTS.search(error.message):
-                    raise  # says nothing of machines; the next rung may cost more
+                    raise  # says nothing of machines; the next option may cost more
                 attempt.outcome, attempt.why = "no capacity", _first_line(error.message)
                 self._say(attempt)
                 return
-            self._watch(attempt, duration_s(rung["wait"]), job)
+            self._watch(attempt, duration_s(option["wait"]), job)
         except BaseException:  # stopped, or Vertex AI no longer answers: nothing may go on unwatched
             if not attempt.outcome:
                 self._abandon(attempt)
             raise
 
     def _abandon(self, attempt: Attempt) -> None:
-        """Cancel the rung's job, also one whose creation was not answered; say it where that fails."""
+        """Cancel the option's job, also one whose creation was not answered; say it where that fails."""
         try:
             if not attempt.job and (found := self._find(attempt.token)):
                 attempt.job = found.name
@@ -184,10 +185,10 @@ class CapacityFallback:
 
     # ---- the service
 
-    def _started(self, attempt: Attempt, rung: Mapping[str, str]) -> api.CustomJob:
+    def _started(self, attempt: Attempt, option: Mapping[str, str]) -> api.CustomJob:
         if attempt.job:
             return self._get(attempt.job)
-        request = self._request(attempt, rung)
+        request = self._request(attempt, option)
         fault: Exception | None = None
         for number in range(ATTEMPTS):
             if found := self._find(attempt.token):
@@ -213,10 +214,10 @@ class CapacityFallback:
         print(f"{attempt.strategy}: {found.name}", flush=True)
         return found
 
-    def _request(self, attempt: Attempt, rung: Mapping[str, str]) -> api.CustomJob:
+    def _request(self, attempt: Attempt, option: Mapping[str, str]) -> api.CustomJob:
         scheduling = {**self._spec["scheduling"], "strategy": attempt.strategy.upper()}
         if attempt.strategy == "flex_start":
-            scheduling["max_wait_duration"] = rung["wait"]
+            scheduling["max_wait_duration"] = option["wait"]
         key = self._settings["encryption_spec_key_name"]
         return api.CustomJob(
             display_name=f"{self._settings['display_name']}-{attempt.strategy.replace('_', '-')}",
@@ -261,8 +262,8 @@ class CapacityFallback:
     def _kept(self) -> list[Attempt]:
         if self._store.stat(FILE) is None:
             return []
-        rungs = parse_attempts(json.loads(self._store.read(FILE)), self._of_run)
-        return [one for one in rungs if one.cancelled_for != "stop"]
+        options = parse_attempts(json.loads(self._store.read(FILE)), self._of_run)
+        return [one for one in options if one.cancelled_for != "stop"]
 
     def _keep(self) -> None:
         content = {"of_run": self._of_run, "attempts": [asdict(one) for one in self.attempts]}

@@ -172,8 +172,14 @@ def _cost(cost: Mapping[str, Any]) -> Iterator[RenderableType]:
     table.add_column("cost", no_wrap=True)
     for term in terms:
         chosen = term == cost["term"]
-        rungs = list(cost.get("ladder") or ())  # plans of earlier releases have none
-        mark = f" ◂ rung {rungs.index(term) + 1}" if term in rungs else " ◂ run file" if chosen and not rungs else ""
+        options = list(cost.get("capacity_fallback") or ())  # plans of earlier releases have none
+        mark = (
+            f" ◂ option {options.index(term) + 1}"
+            if term in options
+            else " ◂ run file"
+            if chosen and not options
+            else ""
+        )
         table.add_column(f"{term}{mark}", justify="right", style="bold" if chosen else "")
     table.add_row("whole run", *(_amount(found["usd"]) if found["possible"] else "–" for found in terms.values()))
     for job in dict.fromkeys(step["job"] for found in terms.values() for step in found["steps"]):

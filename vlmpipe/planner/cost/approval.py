@@ -39,7 +39,7 @@ def spending_of(config: RunConfig, plan: Plan) -> Spending:
         usd=cost.usd if cost else None,
         hours=sum(hours) if cost and len(hours) == len(cost.steps) else None,
         machines=machines_of(config),
-        term=cost.term if cost else config.cluster.strategy,
+        term=cost.term if cost else config.cluster.scheduling_strategy,
         unknown=_why_not_known(plan),
     )
 
@@ -65,7 +65,7 @@ def machines_of(config: RunConfig) -> str:
     return " + ".join(pools)
 
 
-def refuse_red(plan: Spending, *, force: bool) -> None:
+def fail_on_error(plan: Spending, *, force: bool) -> None:
     """Raise ConfigError for a plan with errors, unless forced."""
     if plan.state == "red" and not force:
         raise ConfigError(
@@ -90,7 +90,7 @@ def require_approval(
 
     Raises ConfigError for a red plan and for a question that nobody can answer, UserError (exit 130) after a no.
     """
-    refuse_red(plan, force=force)
+    fail_on_error(plan, force=force)
     needs = reasons_to_confirm(plan, confirm_above_usd)
     if not needs or yes:
         return

@@ -68,7 +68,7 @@ class Cost:
     """Of one run, and of its schedule. None: not known, and `missing` or `assumptions` says why."""
 
     by_term: dict[Term, TermCost]
-    term: Term  # the run file's; of a ladder the dearest
+    term: Term  # the run file's; of capacity fallback the dearest
     usd: float | None
     steps: tuple[StepCost, ...]
     storage_bytes: int
@@ -81,7 +81,7 @@ class Cost:
     least_lost_hours: float | None  # with the interval by Young and Daly
     assumptions: tuple[str, ...]
     missing: tuple[str, ...]
-    ladder: tuple[Term, ...] = ()  # the training job's rungs in order; empty without a ladder
+    capacity_fallback: tuple[Term, ...] = ()  # the training job's options in order; empty without capacity fallback
 
 
 def estimate_cost(
@@ -98,7 +98,7 @@ def estimate_cost(
     """The run on every term. The run file's own is `term`."""
     hours = hours_beside_training(config, shape, layout, load, cache, gpu)
     by_term = {term: term_cost(config, time, hours, machine, gpu, prices, term) for term in TERMS}
-    # With a ladder any rung may be the one that runs: what is asked about is the dearest.
+    # With capacity fallback any option may be the one that runs: what is asked about is the dearest.
     chosen = max(
         (by_term[term] for term in config.cluster.strategies),
         key=lambda found: math.inf if found.usd is None else found.usd,
@@ -116,7 +116,7 @@ def estimate_cost(
     return Cost(
         by_term=by_term,
         term=chosen.term,
-        ladder=tuple(rung.strategy for rung in config.cluster.ladder),
+        capacity_fallback=tuple(option.scheduling_strategy for option in config.cluster.capacity_fallback),
         usd=chosen.usd,
         steps=chosen.steps,
         storage_bytes=storage_bytes,
@@ -246,11 +246,14 @@ def _best_interval(config: RunConfig, time: Time) -> tuple[float | None, int | N
 
 def _assumptions(config: RunConfig, time: Time, chosen: TermCost, runs: float | None, *, old: bool) -> Iterator[str]:
     plan = config.plan
-    if config.cluster.ladder:
-        steps = ", then ".join(f"{rung.strategy} for {rung.wait}" for rung in config.cluster.ladder)
+    if config.cluster.capacity_fallback:
+        steps = ", then ".join(
+            f"{option.scheduling_strategy} for {option.wait}" for option in config.cluster.capacity_fallback
+        )
         yield (
-            f"Training tries {steps} (cluster.ladder; 0s waits without end). The cost is that of the dearest, "
-            f"{chosen.term}; waiting costs nothing, and what an earlier rung trained is not trained again."
+            f"Training tries {steps} (cluster.capacity_fallback; 0s waits without end). The cost is that of the "
+            "dearest, "
+            f"{chosen.term}; waiting costs nothing, and what an earlier option trained is not trained again."
         )
     if "spot" in config.cluster.strategies:
         yield (

@@ -27,8 +27,8 @@ def quotas(config: RunConfig) -> dict[str, int]:
     needed: dict[str, int] = {}
     uri = join_uri(config.root_uri("vertex"), "runs", config.name)
     for job in JOBS:
-        for rung in capacity_options(config, job):
-            spec = job_spec(rung, job, uri)
+        for option in capacity_options(config, job):
+            spec = job_spec(option, job, uri)
             one: dict[str, int] = {}
             kind = "preemptible_" if spec["scheduling"].get("strategy") in PREEMPTIBLE else ""
             for pool in filter(None, spec["worker_pool_specs"]):

@@ -56,18 +56,18 @@ class Activations:
         )
 
 
-def worst_rows(config: RunConfig, shape: ModelShape) -> list[tuple[int, int]]:
+def largest_sequences(config: RunConfig, shape: ModelShape) -> list[tuple[int, int]]:
     """(images, label tokens) of the rows that can be fullest: text that is all labels, and as many images as fit."""
-    row_tokens, most_images = config.data.row_tokens, config.data.row_images
+    sequence_length, most_images = config.data.sequence_length, config.data.max_images_per_sequence
     if shape.images_differ:  # the last image may be smaller, so images can fill a row
-        in_images = min(row_tokens, most_images * shape.image_tokens)
-        return [(0, row_tokens), (-(-in_images // shape.image_tokens), row_tokens - in_images)]
-    most_images = min(most_images, row_tokens // shape.image_tokens)
-    return [(0, row_tokens), (most_images, row_tokens - most_images * shape.image_tokens)]
+        in_images = min(sequence_length, most_images * shape.image_tokens)
+        return [(0, sequence_length), (-(-in_images // shape.image_tokens), sequence_length - in_images)]
+    most_images = min(most_images, sequence_length // shape.image_tokens)
+    return [(0, sequence_length), (most_images, sequence_length - most_images * shape.image_tokens)]
 
 
 def activations(config: RunConfig, shape: ModelShape, mixes: Sequence[tuple[int, int]] = ()) -> Activations:
-    """Of the fullest of `mixes`, (images, label tokens) of one row; by default `worst_rows`.
+    """Of the fullest of `mixes`, (images, label tokens) of one row; by default `largest_sequences`.
 
     Imports torch and transformers, which takes seconds. Raises ConfigError for a model that train.tensor_parallel ranks
     cannot split.
@@ -79,7 +79,7 @@ def activations(config: RunConfig, shape: ModelShape, mixes: Sequence[tuple[int,
         return _traced(
             config.model.model_dump_json(),
             shape.vocabulary,
-            rows=(train.micro_batch_rows, data.row_tokens, images, labels),
+            rows=(train.micro_batch_size, data.sequence_length, images, labels),
             cached=is_cached(config),
             computing=computing_of(config),
             recompute=Recompute.of(train),
@@ -95,7 +95,7 @@ def activations(config: RunConfig, shape: ModelShape, mixes: Sequence[tuple[int,
         trace = traced(*mix, few)
         return max(each.total_bytes for each in (trace.forward, trace.turn, trace.backward))
 
-    mix = max(mixes or worst_rows(config, shape), key=fullest)
+    mix = max(mixes or largest_sequences(config, shape), key=fullest)
     one, more = traced(*mix, few), traced(*mix, min(few + 1, layers))
     return Activations(
         forward=_extended(one.forward, more.forward, layers - few),
@@ -107,13 +107,13 @@ def activations(config: RunConfig, shape: ModelShape, mixes: Sequence[tuple[int,
 
 
 def tower_ahead_bytes(config: RunConfig, shape: ModelShape) -> int:
-    """Of `train.tower_stream`: the images of one micro-batch, and the most that a frozen tower holds for them. 0 where
-    the tower does not run."""
+    """Of `train.overlap_vision_encoder`: the images of one micro-batch, and the most that a frozen tower holds for
+    them. 0 where the tower does not run."""
     if is_cached(config):
         return 0
-    images, _ = max(worst_rows(config, shape))
+    images, _ = max(largest_sequences(config, shape))
     compute = "fp32" if config.train.strategy in SHARDED_BY_FSDP else computing_of(config)[0]
-    rows = (config.train.micro_batch_rows, config.data.row_tokens, images)
+    rows = (config.train.micro_batch_size, config.data.sequence_length, images)
     return _traced_tower(config.model.model_dump_json(), shape.vocabulary, rows=rows, compute=compute)
 
 
@@ -123,8 +123,8 @@ def _traced_tower(model: str, vocabulary: int, *, rows: tuple[int, int, int], co
     from trainer.tracing.fake_inputs import SequenceShape
     from trainer.tracing.step import trace_tower
 
-    num_rows, row_tokens, images = rows
-    shape = SequenceShape(num_rows, row_tokens, num_rows * images, 1)
+    num_sequences, sequence_length, images = rows
+    shape = SequenceShape(num_sequences, sequence_length, num_sequences * images, 1)
     config = ModelConfig.model_validate_json(model)
     return trace_tower(config, shape, vocabulary=vocabulary, compute=compute)  # type: ignore[arg-type]
 
@@ -163,10 +163,10 @@ def _traced(
     from trainer.tracing.step import trace_step
 
     compute, gathered, sliced, tensor_parallel, sequence_parallel = computing
-    num_rows, row_tokens, images, label_tokens = rows
+    num_sequences, sequence_length, images, label_tokens = rows
     return trace_step(
         ModelConfig.model_validate_json(model),
-        SequenceShape(num_rows, row_tokens, num_rows * images, num_rows * label_tokens),
+        SequenceShape(num_sequences, sequence_length, num_sequences * images, num_sequences * label_tokens),
         vocabulary=vocabulary,
         cached=cached,
         compute=compute,  # type: ignore[arg-type]

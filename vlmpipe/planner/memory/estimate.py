@@ -71,9 +71,9 @@ def _phases(config: RunConfig, model: Architecture, layout: Layout) -> dict[str,
         layout,
         activations(whole, model.shape),
         cached=is_cached(config),
-        passes=train.global_batch_rows // (layout.data_parallel * train.micro_batch_rows),
+        passes=train.global_batch_size // (layout.data_parallel * train.micro_batch_size),
         on_gpu=bool(config.cluster.accelerator_count),
-        ahead_bytes=tower_ahead_bytes(whole, model.shape) if train.tower_stream else 0,
+        ahead_bytes=tower_ahead_bytes(whole, model.shape) if train.overlap_vision_encoder else 0,
     )
 
 
@@ -83,7 +83,7 @@ def _stage_phases(
     train = config.train
     whole = config.model_copy(update={"model": model.model})
     stages = planned_stages(config, model.shape, layout, load, cached=is_cached(config))
-    passes = train.global_batch_rows // (layout.data_parallel * train.micro_batch_rows)
+    passes = train.global_batch_size // (layout.data_parallel * train.micro_batch_size)
     return {
         f"{moment} of stage {number + 1}": parts
         for number in range(layout.pipeline_parallel)
@@ -113,14 +113,14 @@ def _changes(config: RunConfig) -> Iterator[dict[str, Any]]:
         checkpointing = {"train.activation_checkpointing": "full"}
     if train.activation_checkpointing == "none" and train.strategy not in NOT_SELECTIVE:
         selective = {"train.activation_checkpointing": "selective"}
-    smaller: dict[str, Any] = {"train.micro_batch_rows": 1} if train.micro_batch_rows > 1 else {}
+    smaller: dict[str, Any] = {"train.micro_batch_size": 1} if train.micro_batch_size > 1 else {}
     partly: dict[str, Any] = {"train.strategy": "zero2"} if train.strategy == "ddp" else {}
     sharded: dict[str, Any] = {"train.strategy": "fsdp"} if train.strategy not in ("fsdp", "zero3") else {}
     frozen_too = {"train.strategy": "zero3"}  # which shards frozen weights as well
     offload = {"train.offload": "optimizer" if train.strategy.startswith("zero") else "optimizer+weights"}
     if train.model_ranks > 1:
         sharded |= {"train.tensor_parallel": 1, "train.pipeline_parallel": 1, "train.virtual_stages": 1}
-    without_copy: dict[str, Any] = {"train.zero_node_weights": False} if train.zero_node_weights else {}
+    without_copy: dict[str, Any] = {"train.zero_hpz": False} if train.zero_hpz else {}
     fullest = checkpointing | smaller | sharded
     singles = [without_copy, selective, checkpointing, smaller, partly, sharded]
     pairs = [checkpointing | smaller, checkpointing | partly, checkpointing | sharded, smaller | sharded]

@@ -17,22 +17,22 @@ def planned_stages(
     config: RunConfig, shape: ModelShape, layout: Layout, load: Workload, *, cached: bool
 ) -> tuple[Stage, ...]:
     """Where the trainer will cut the model for rows like these. Raises ConfigError for more stages than layers."""
-    row = row_flops(config, load.sized(shape), load, cached=cached)
+    row = sequence_flops(config, load.sized(shape), load, cached=cached)
     return tuple(stages_of(shape.language.layers, layout.stages, row, image_layers=shape.image_layers))
 
 
-def row_flops(config: RunConfig, shape: ModelShape, load: Workload, *, cached: bool) -> SequenceFlops:
+def sequence_flops(config: RunConfig, shape: ModelShape, load: Workload, *, cached: bool) -> SequenceFlops:
     """What the hardware computes for a row of this run."""
     return flops_per_sequence(
         shape,
-        row_tokens=load.row_tokens,
-        images=load.images_per_row,
-        label_tokens=load.label_tokens_per_row,
+        sequence_length=load.sequence_length,
+        images=load.images_per_sequence,
+        label_tokens=load.label_tokens_per_sequence,
         cached=cached,
         activation_checkpointing=config.train.activation_checkpointing,
-        loss_chunks=config.train.loss_chunks(config.train.micro_batch_rows * load.label_tokens_per_row),
+        loss_chunks=config.train.loss_chunks(config.train.micro_batch_size * load.label_tokens_per_sequence),
         feature_layer=config.model.feature_layer,
-        sample_pairs=load.sample_pairs_per_row,
+        sample_pairs=load.sample_pairs_per_sequence,
     )
 
 

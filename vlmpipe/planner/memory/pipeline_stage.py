@@ -17,7 +17,7 @@ from trainer.sizing.pipeline_partition import Stage, schedule_passes
 from trainer.sizing.trace_results import Held, StageTrace
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.planner.disk_cache import disk_cached
-from vlmpipe.planner.memory.activations import WEIGHT_COPIES, require_degree, worst_rows
+from vlmpipe.planner.memory.activations import WEIGHT_COPIES, largest_sequences, require_degree
 from vlmpipe.planner.memory.components import FP32_BYTES, MemoryPart, average_parts
 from vlmpipe.planner.memory.pipeline_partition import StageWeights
 from vlmpipe.planner.memory.pipeline_schedule import Pass, operations
@@ -51,7 +51,7 @@ def stage_phases(
 
     Args:
         passes: micro-batches of a step.
-        mixes: what rows may hold; the fullest counts. By default `worst_rows`.
+        mixes: what rows may hold; the fullest counts. By default `largest_sequences`.
         from_one_row: trace a micro-batch of one row and take the others as its multiples, for a search.
     """
     require_degree(config)
@@ -63,7 +63,7 @@ def stage_phases(
     neighbours = [(not stage.is_first) + (not stage.is_last) for stage in own]
     traced = [
         _Rank([_Stage.traced(config, shape, stage, mix, from_one_row) for stage in own], neighbours, order)
-        for mix in mixes or worst_rows(config, shape)
+        for mix in mixes or largest_sequences(config, shape)
     ]
     rank = max(traced, key=lambda one: one.total_bytes)
     one = rank.stages[0]
@@ -123,13 +123,13 @@ class _Stage:
         Before these come the layers behind which images are added, and the one during which the library still holds
         what the last of them gave.
         """
-        layers, rows = len(stage.layers), config.train.micro_batch_rows
+        layers, rows = len(stage.layers), config.train.micro_batch_size
         differ = config.model.has_patterns
         few = layers if differ else min(layers, shape.image_layers + 2 if stage.is_first and shape.image_layers else 1)
-        traced_rows = 1 if from_one_row else rows
-        times = rows // traced_rows
+        traced_sequences = 1 if from_one_row else rows
+        times = rows // traced_sequences
         one, two = (
-            _traced_stage(config, shape, stage, mix, traced_rows, None if differ else min(layers, number))
+            _traced_stage(config, shape, stage, mix, traced_sequences, None if differ else min(layers, number))
             for number in (few, few + 1)
         )
 
@@ -196,7 +196,7 @@ def _traced_stage(
         config.model.model_dump_json(),
         shape.vocabulary,
         Stage(tuple(stage.layers) if layers is None else range(layers), stage.is_first, stage.is_last),
-        rows=(rows, config.data.row_tokens, *mix),
+        rows=(rows, config.data.sequence_length, *mix),
         cached=is_cached(config),
         in_bf16=train.precision != "fp32",
         recompute=Recompute.of(train),
@@ -223,10 +223,10 @@ def _traced(
     from trainer.tracing.fake_inputs import SequenceShape
     from trainer.tracing.pipeline_stage import trace_stage
 
-    num_rows, row_tokens, images, label_tokens = rows
+    num_sequences, sequence_length, images, label_tokens = rows
     return trace_stage(
         ModelConfig.model_validate_json(model),
-        SequenceShape(num_rows, row_tokens, num_rows * images, num_rows * label_tokens),
+        SequenceShape(num_sequences, sequence_length, num_sequences * images, num_sequences * label_tokens),
         stage,
         vocabulary=vocabulary,
         cached=cached,

@@ -53,11 +53,11 @@ class SearchMemory:
         if key not in self._traces:
             self._traces[key] = self._traced(whole, 1), self._traced(whole, 2)
         of_one, of_two = self._traces[key]
-        held = of_one.of_rows(config.train.micro_batch_rows, of_two)
+        held = of_one.of_rows(config.train.micro_batch_size, of_two)
         return self._of_ranks(config, layout, held, _passes(config, layout))
 
     def _traced(self, config: RunConfig, rows: int) -> Activations:
-        train = config.train.model_copy(update={"micro_batch_rows": rows})
+        train = config.train.model_copy(update={"micro_batch_size": rows})
         return activations(config.model_copy(update={"train": train}), self.model.shape)
 
     def _without_rows(self, config: RunConfig, layout: Layout) -> int:
@@ -87,7 +87,7 @@ class SearchMemory:
 
 
 def _passes(config: RunConfig, layout: Layout) -> int:
-    return config.train.global_batch_rows // (layout.data_parallel * config.train.micro_batch_rows)
+    return config.train.global_batch_size // (layout.data_parallel * config.train.micro_batch_size)
 
 
 def _on_device(parts: list[MemoryPart], layout: Layout) -> int:

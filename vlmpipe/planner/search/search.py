@@ -136,10 +136,11 @@ def suggest(
     if not best:
         bound = {"under": f" for ${goal.bound:,.0f}", "by": f" in {goal.bound:g} hours"} if goal.bound else {}
         raise ConfigError(
-            f"nothing on {config.cluster.strategy} capacity in {config.gcp.location} that has a price trains this"
+            f"nothing on {config.cluster.scheduling_strategy} capacity in {config.gcp.location} that has a price "
+            "trains this"
             f"{bound.get(goal.kind, '')}",
             expected="a bound that some machines meet",
-            fix="raise it, or change cluster.strategy, gcp.location or plan.prices_file",
+            fix="raise it, or change cluster.scheduling_strategy, gcp.location or plan.prices_file",
         )
     return best
 
@@ -174,7 +175,7 @@ def _priced(search: _Search, place: Cluster, change: dict[str, Any], config: Run
     layout, shape, cache = layout_of(config), search.load.sized(search.model.shape), search.cache
     time = estimate_time(config, shape, layout, search.load, place.machine, place.gpu, cached=cache.state == "on")
     others = cost.hours_beside_training(config, shape, layout, search.load, cache, place.gpu)
-    term = config.cluster.strategy
+    term = config.cluster.scheduling_strategy
     price = cost.term_cost(config, time, others, place.machine, place.gpu, search.prices, term)
     if time.step_s is None or time.mfu is None or price.train_hours is None or price.usd is None:
         return None
@@ -242,7 +243,7 @@ def _suggestion(search: _Search, way: _Candidate) -> Suggestion | None:
 
 def _in_words(config: RunConfig) -> str:
     train = config.train
-    rows = f"{train.micro_batch_rows} row{'' if train.micro_batch_rows == 1 else 's'}"
+    rows = f"{train.micro_batch_size} row{'' if train.micro_batch_size == 1 else 's'}"
     return ", ".join(
         [
             train.strategy,

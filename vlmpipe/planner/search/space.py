@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from trainer.config.train import COMPILING, OFFLOADING, PIPELINE_PARALLEL, TENSOR_PARALLEL, WITH_TOWER_STREAM
+from trainer.config.train import COMPILING, OFFLOADING, OVERLAPPING, PIPELINE_PARALLEL, TENSOR_PARALLEL
 from trainer.errors import ConfigError
 from trainer.sizing.pipeline_partition import stages_of
 from vlmpipe.catalog.machines import Catalog, Gpu, Machine
@@ -51,7 +51,7 @@ class Cluster:
 
 def clusters(config: RunConfig, catalog: Catalog, prices: Prices) -> Iterator[Cluster]:
     """Those that the run file's region sells on its term, that compute in its precision, and that have a price."""
-    region, term = config.gcp.location, config.cluster.strategy
+    region, term = config.gcp.location, config.cluster.scheduling_strategy
     for machine in catalog.machines.values():
         sold = {"spot": machine.spot, "standard": machine.on_demand, "flex_start": True}[term]
         if machine.needs_reservation or not sold:
@@ -114,18 +114,18 @@ def candidates(config: RunConfig, cluster: Cluster, degrees: Degrees) -> Iterato
             change["train.offload"] = "none"
         if train.nvme_path and strategy not in OFFLOADING["optimizer"]:
             change["train.nvme_path"] = ""
-        if train.zero_node_weights and strategy != "zero3":
-            change["train.zero_node_weights"] = False
-        if train.tower_stream and strategy not in WITH_TOWER_STREAM:
-            change["train.tower_stream"] = False
+        if train.zero_hpz and strategy != "zero3":
+            change["train.zero_hpz"] = False
+        if train.overlap_vision_encoder and strategy not in OVERLAPPING:
+            change["train.overlap_vision_encoder"] = False
         if train.compile and strategy not in COMPILING:
             change["train.compile"] = False
-        if train.sequence_parallel and (strategy not in TENSOR_PARALLEL or config.data.row_tokens % tensor):
+        if train.sequence_parallel and (strategy not in TENSOR_PARALLEL or config.data.sequence_length % tensor):
             change["train.sequence_parallel"] = False
         for rows in MICRO_BATCH_ROWS:
-            if train.global_batch_rows % (copies * rows):
+            if train.global_batch_size % (copies * rows):
                 continue
-            yield change | {"train.micro_batch_rows": rows, "train.activation_checkpointing": "none"}
+            yield change | {"train.micro_batch_size": rows, "train.activation_checkpointing": "none"}
 
 
 def _strategies(cluster: Cluster, degrees: Degrees) -> Iterator[tuple[str, int, int]]:

@@ -57,12 +57,12 @@ class Work:
     """What a rank computes in one step, as far as its traffic depends on it."""
 
     micro_steps: int  # forward and backward passes before an update
-    micro_batch_rows: int
-    row_tokens: int
+    micro_batch_size: int
+    sequence_length: int
     precision: Precision
     activation_checkpointing: Checkpointing
-    row_images: float = 0.0  # that the tower runs on in the step; none when features are cached
-    row_label_tokens: float = 0.0
+    max_images_per_sequence: float = 0.0  # that the tower runs on in the step; none when features are cached
+    sequence_label_tokens: float = 0.0
     rounds_gradients: bool = False
     gradient_rank: int = 0  # of PowerSGD's factors; 0 without
     quantized_weights: bool = False
@@ -232,7 +232,7 @@ def _fullest_stage(layout: Layout, shape: ModelShape, work: Work) -> Stage:
 
 def _stage_gradients(layout: Layout, shape: ModelShape, work: Work, stage: Stage) -> float:
     """Bytes on one rank of a stage."""
-    cached = not work.row_images
+    cached = not work.max_images_per_sequence
     weights = StageWeights.of(shape, stage, cached=cached, tensor_parallel=layout.tensor_parallel)
     return FP32_BYTES * weights.trainable
 
@@ -253,14 +253,14 @@ def _tensor_sums(layout: Layout, shape: ModelShape, work: Work, stage: Stage) ->
     def bytes_of(part: Part) -> int:
         return FP32_BYTES if by_weights and part in shape.left_whole else work.compute_bytes
 
-    tokens, labels = work.micro_batch_rows * work.row_tokens, work.micro_batch_rows * work.row_label_tokens
+    tokens, labels = work.micro_batch_size * work.sequence_length, work.micro_batch_size * work.sequence_label_tokens
     again = work.activation_checkpointing == "full"
     layer_bytes = (2 + again) * bytes_of("language_layers") + 2 * gradient_bytes
     language = (len(stage.layers) - _num_shared(shape, work, stage)) * layer_bytes
     embedding = (bytes_of("embedding") if by_weights else FP32_BYTES) * stage.is_first
     tower_bytes = 2 * bytes_of("tower") + (2 * gradient_bytes if shape.trained["tower"] else 0)
     tower_layers = shape.tower.layers * stage.is_first
-    tower = work.micro_batch_rows * work.row_images * shape.tower_tokens * tower_layers * tower_bytes
+    tower = work.micro_batch_size * work.max_images_per_sequence * shape.tower_tokens * tower_layers * tower_bytes
     head = stage.is_last * labels * (shape.language.hidden * gradient_bytes + 3 * FP32_BYTES)
     return tokens * shape.language.hidden * (language + embedding) + tower * shape.tower.hidden + head
 
@@ -282,7 +282,7 @@ def _shared_layers(layout: Layout, shape: ModelShape, work: Work, stage: Stage) 
         return 0.0, 0.0
     by_weights = layout.strategy in SHARDED_BY_FSDP
     number_bytes = FP32_BYTES if by_weights and "language_layers" in shape.left_whole else work.compute_bytes
-    numbers = work.micro_batch_rows * work.row_tokens * shape.language.hidden
+    numbers = work.micro_batch_size * work.sequence_length * shape.language.hidden
     again = work.activation_checkpointing == "full"
     scattered = (4 + again) * number_bytes * layers
     gathered = (4 + 2 * again) * number_bytes * layers + 2 * (number_bytes if by_weights else FP32_BYTES)
@@ -298,13 +298,13 @@ def _between_parts(layout: Layout, shape: ModelShape, work: Work, stage: Stage) 
         yield from tensor.collective("activations", "reduce_scatter", scattered)
         yield from tensor.collective("activations", "all_gather", gathered)
     if shape.adapters:
-        whole = shape.whole_adapters * len(stage.layers) / layout.weight_shards
+        whole = shape.unsharded_adapters * len(stage.layers) / layout.weight_shards
         yield from tensor.collective("gradients", "all_reduce", FP32_BYTES * whole)
     stages = layout.pipeline_parallel
     if stages > 1:
         # In fp32, to the next stage forward and to the one before backward; the first of all has none before it and the
         # last none behind it, and with two ranks each has one of these.
-        hidden_bytes = work.micro_batch_rows * work.row_tokens * shape.language.hidden * FP32_BYTES
+        hidden_bytes = work.micro_batch_size * work.sequence_length * shape.language.hidden * FP32_BYTES
         passes = schedule_passes(work.micro_steps, stages, layout.virtual_stages)
         payload = (2 * layout.virtual_stages - (stages == 2)) * hidden_bytes * passes
         stage_ranks = layout.tensor_parallel * layout.data_parallel

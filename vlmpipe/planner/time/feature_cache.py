@@ -15,7 +15,7 @@ from trainer.sizing.flops import tower_flops_per_image
 from trainer.sizing.model_shape import ModelShape
 from vlmpipe.catalog.machines import Gpu
 from vlmpipe.config.run_config import RunConfig
-from vlmpipe.planner.memory.pipeline_partition import row_flops
+from vlmpipe.planner.memory.pipeline_partition import sequence_flops
 from vlmpipe.planner.parallel_layout import Layout
 from vlmpipe.planner.time.step_time import SAVE_BYTES_PER_S, compute_seconds, reached
 from vlmpipe.planner.workload import Workload
@@ -73,7 +73,7 @@ def advise(
         monthly = images * size / GIB * storage.usd_per_gb_month
     total = None if images is None else images * size
     speedup, each = _per_image(config, shape, layout, load, gpu)
-    if not load.images_per_row:
+    if not load.images_per_sequence:
         return CacheAdvice("off", False, 1.0, size, 0, 0.0, 0.0, 0.0, "rows have no images")
     if each is None:
         pays, why = _by_passes(load)
@@ -99,7 +99,9 @@ def advise(
         bytes_per_image=size,
         bytes=total,
         encode_gpu_hours=None if images is None else images * each.encode_s / 3600,
-        saved_gpu_hours=None if images is None else load.images_per_row * (load.rows_per_epoch or 0) * saved_s / 3600,
+        saved_gpu_hours=None
+        if images is None
+        else load.images_per_sequence * (load.sequences_per_epoch or 0) * saved_s / 3600,
         usd_per_month=monthly,
         why=why,
     )
@@ -108,15 +110,15 @@ def advise(
 def _per_image(
     config: RunConfig, shape: ModelShape, layout: Layout, load: Workload, gpu: Gpu | None
 ) -> tuple[float, _PerImage | None]:
-    online, cached = (row_flops(config, shape, load, cached=value) for value in (False, True))
-    if gpu is None or not load.images_per_row:
+    online, cached = (sequence_flops(config, shape, load, cached=value) for value in (False, True))
+    if gpu is None or not load.images_per_sequence:
         return online.total / cached.total, None
     rates, _ = reached(config, shape, layout, gpu, cached=False)
     online_s, cached_s = (compute_seconds(row, shape, layout, rates) for row in (online, cached))
     gpus = layout.model_ranks  # that compute a row together
     write_s = feature_bytes(shape) / SAVE_BYTES_PER_S * layout.ranks_per_node
     encode_s = tower_flops_per_image(shape) / rates.fp32 + write_s
-    return online_s / cached_s, _PerImage((online_s - cached_s) * gpus / load.images_per_row, encode_s)
+    return online_s / cached_s, _PerImage((online_s - cached_s) * gpus / load.images_per_sequence, encode_s)
 
 
 def _by_passes(load: Workload) -> tuple[bool, str]:
@@ -139,6 +141,6 @@ def _usd_per_gpu_second(config: RunConfig, prices: Prices) -> float | None:
         cluster.accelerator_type,
         cluster.accelerator_count,
         config.gcp.location,
-        cluster.strategy,
+        cluster.scheduling_strategy,
     )
     return None if quote.usd_per_hour is None else quote.usd_per_hour / cluster.accelerator_count / 3600

@@ -40,8 +40,8 @@ def evaluate_hours(
     rounds = 1 + len(evaluate.controls)
     sample = flops_per_sequence(
         shape,
-        row_tokens=load.useful_tokens_per_row / load.samples_per_row,
-        images=load.images_per_row / load.samples_per_row,
+        sequence_length=load.useful_tokens_per_sequence / load.samples_per_sequence,
+        images=load.images_per_sequence / load.samples_per_sequence,
         label_tokens=0,
         cached=cached,
         activation_checkpointing="none",
@@ -57,7 +57,7 @@ def evaluate_hours(
 
 def held_out_samples(config: RunConfig, load: Workload) -> int | None:
     """Samples kept for evaluation, as far as the training split tells; None where neither is known."""
-    share = config.data.held_out_fraction
+    share = config.data.validation_fraction
     if load.samples is not None and share < 1:
         return round(load.samples * share / (1 - share))
     return config.evaluate.max_samples or None

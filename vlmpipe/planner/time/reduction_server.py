@@ -110,9 +110,9 @@ def _weigh(
     cluster, region = config.cluster, config.gcp.location
     reducer_type = cluster.reduction_server.machine_type if cluster.reduction_server else DEFAULT_REDUCER
     node = prices.machine(
-        cluster.machine_type, cluster.accelerator_type, cluster.accelerator_count, region, cluster.strategy
+        cluster.machine_type, cluster.accelerator_type, cluster.accelerator_count, region, cluster.scheduling_strategy
     )
-    reducer = prices.machine(reducer_type, "", 0, region, cluster.strategy)
+    reducer = prices.machine(reducer_type, "", 0, region, cluster.scheduling_strategy)
     extra = None if reducer.usd_per_hour is None else reducers * reducer.usd_per_hour
     saved = None if node.usd_per_hour is None else layout.nodes * node.usd_per_hour * (speedup - 1)
     what = f"{reducers} reducers make a step {speedup:.2f} times as fast ({ELIGIBLE[layout.strategy]})"

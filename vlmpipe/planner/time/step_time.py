@@ -12,7 +12,7 @@ from trainer.sizing.model_shape import ModelShape
 from trainer.sizing.pipeline_partition import stages_of
 from vlmpipe.catalog.machines import Gpu, Machine
 from vlmpipe.config.run_config import RunConfig
-from vlmpipe.planner.memory.pipeline_partition import by_rank, planned_stages, row_flops
+from vlmpipe.planner.memory.pipeline_partition import by_rank, planned_stages, sequence_flops
 from vlmpipe.planner.parallel_layout import SHARDED_BY_FSDP, Layout
 from vlmpipe.planner.time.communication import Transfer, Work, pipeline_bubble, seconds, traffic
 from vlmpipe.planner.time.optimizer_step import update_sentences, update_times
@@ -139,8 +139,8 @@ def _time_of_steps(
         return Time(None, (), None, "", load.steps, None, None, None, 0.0, (why, load.origin))
     rates, assumptions = reached(config, shape, layout, gpu, cached=cached)
     work = work_of(config, shape, layout, load, cached=cached)
-    row = row_flops(config, shape, load, cached=cached)
-    rank_rows = work.micro_steps * work.micro_batch_rows
+    row = sequence_flops(config, shape, load, cached=cached)
+    rank_rows = work.micro_steps * work.micro_batch_size
     compute_s = rank_rows * compute_seconds(row, shape, layout, rates)
     transfers = traffic(layout, shape, work)
     backward_s = compute_s * (1 - row.forward / row.total)
@@ -170,13 +170,13 @@ def _time_of_steps(
     if hidden_s > 0:
         parts.append(TimePart(OVERLAPPED, hidden_s, hidden=True))
 
-    rows = load.rows_per_step
+    rows = load.sequences_per_step
     useful = rows * model_flops_per_sequence(
         shape,
-        useful_tokens=load.useful_tokens_per_row,
-        samples=load.samples_per_row,
-        images=load.images_per_row,
-        label_tokens=load.label_tokens_per_row,
+        useful_tokens=load.useful_tokens_per_sequence,
+        samples=load.samples_per_sequence,
+        images=load.images_per_sequence,
+        label_tokens=load.label_tokens_per_sequence,
         cached=cached,
     )
     return Time(
@@ -186,7 +186,7 @@ def _time_of_steps(
         binds=max((part for part in parts if not part.hidden), key=lambda part: part.s).name,
         steps=load.steps,
         train_hours=None if load.steps is None else load.steps * step_s / 3600,
-        tokens_per_s_per_gpu=rows * load.useful_tokens_per_row / step_s / layout.world_size,
+        tokens_per_s_per_gpu=rows * load.useful_tokens_per_sequence / step_s / layout.world_size,
         save_s=save_s,
         exposed_all_reduce_s=sum(each.s for each in exposed if each.between_nodes and each.all_reduce),
         assumptions=(
@@ -203,13 +203,13 @@ def work_of(config: RunConfig, shape: ModelShape, layout: Layout, load: Workload
     train = config.train
     piped = layout.pipeline_parallel > 1
     return Work(
-        micro_steps=max(1, train.global_batch_rows // (layout.data_parallel * train.micro_batch_rows)),
-        micro_batch_rows=train.micro_batch_rows,
-        row_tokens=config.data.row_tokens,
+        micro_steps=max(1, train.global_batch_size // (layout.data_parallel * train.micro_batch_size)),
+        micro_batch_size=train.micro_batch_size,
+        sequence_length=config.data.sequence_length,
         precision=train.precision,
         activation_checkpointing=train.activation_checkpointing,
-        row_images=0.0 if cached else load.images_per_row,
-        row_label_tokens=load.label_tokens_per_row,
+        max_images_per_sequence=0.0 if cached else load.images_per_sequence,
+        sequence_label_tokens=load.label_tokens_per_sequence,
         rounds_gradients=train.rounds_gradients,
         gradient_rank=train.gradient_rank,
         quantized_weights=train.zero_quantized_weights,

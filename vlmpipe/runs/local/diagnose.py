@@ -50,10 +50,10 @@ def diagnose_folder(folder: Path) -> Diagnosis:
     stall = None
     if pattern and pattern.id in STALL_IDS:
         stall = read_stall(folder, world_size=_world_size(folder), since_s=since_s)
-    chaos = [
-        str(line["chaos"])
+    faults = [
+        str(line["faults"])
         for line in read_faults(folder, since_s=since_s)
-        if "chaos" in line and line["event"] != "missed"
+        if "faults" in line and line["event"] != "missed"
     ]
     return Diagnosis(
         run=folder.resolve().name,
@@ -65,7 +65,7 @@ def diagnose_folder(folder: Path) -> Diagnosis:
         also=tuple(also),
         ends=tuple(ends),
         stall=stall,
-        notes=tuple(f"ordered by --chaos: {text}" for text in chaos),
+        notes=tuple(f"ordered by --inject-fault: {text}" for text in faults),
         last_lines=last_lines(texts) if bad and pattern is None else (),
         command=shlex.join(marker.command) if marker else "",
     )

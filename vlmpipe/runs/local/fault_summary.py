@@ -1,4 +1,4 @@
-"""What is said at the end of a run that met mishaps, ordered (`vlmpipe run --chaos`) or not."""
+"""What is said at the end of a run that met faults, ordered (`vlmpipe run --inject-fault`) or not."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from vlmpipe.backends.local.fault_injector import CHAOS_LOG
+from vlmpipe.backends.local.fault_injector import FAULTS_FILE
 from vlmpipe.runs.local.state import RunState
 
 NAMES = {"preempt": "preemption", "kill": "kill", "stop": "stop of a node"}
 
 
 def read_faults(folder: Path, *, since_s: float) -> list[dict[str, Any]]:
-    """The lines of the run's chaos.jsonl from this attempt on; none for a run without chaos."""
-    path = folder / CHAOS_LOG
+    """The lines of the run's faults.jsonl from this attempt on; none for a run without faults."""
+    path = folder / FAULTS_FILE
     if not path.exists():
         return []
     lines = [json.loads(line) for line in path.read_text().splitlines()]
@@ -34,8 +34,8 @@ def fault_lines(lines: Iterable[dict[str, Any]], *, survived: bool) -> list[str]
     said = []
     if events:
         cost = f"{_count(found['restart'], 'restart')}, at least {_count(repeated, 'step')} made twice"
-        said.append(f"{'survived' if survived else 'met'} {events}: {cost} ({CHAOS_LOG})")
-    return said + [f"did not come about: {line['chaos']}" for line in lines if line["event"] == "missed"]
+        said.append(f"{'survived' if survived else 'met'} {events}: {cost} ({FAULTS_FILE})")
+    return said + [f"did not come about: {line['faults']}" for line in lines if line["event"] == "missed"]
 
 
 def restart_lines(state: RunState) -> list[str]:

@@ -95,7 +95,7 @@ class RunReport:
             "evaluation": read_json(self.folder / "evaluate.json") or None,
             "decision": read_json(self.folder / "decision.json") or None,
             "registered": read_json(self.folder / "registered.json") or None,
-            "chaos": read_faults(self.folder, since_s=self.marker.started_s) or None,
+            "faults": read_faults(self.folder, since_s=self.marker.started_s) or None,
         }
 
     def as_dict(self) -> dict[str, Any]:
@@ -265,9 +265,9 @@ def _said(report: RunReport) -> list[str]:
 
 
 def notes(report: RunReport) -> list[str]:
-    """What came otherwise than expected and the run went on: mishaps, restarts, a damaged checkpoint passed over."""
-    chaos = read_faults(report.folder, since_s=report.marker.started_s)
+    """What came otherwise than expected and the run went on: faults, restarts, a damaged checkpoint passed over."""
+    faults = read_faults(report.folder, since_s=report.marker.started_s)
     found = [f"note: {note}" for step in report.state.steps for note in step.detail.get("notes") or []]
-    found += fault_lines(chaos, survived=report.outcome == "done")
-    found += [f"note: {line}" for line in restart_lines(report.state)] if not chaos else []
+    found += fault_lines(faults, survived=report.outcome == "done")
+    found += [f"note: {line}" for line in restart_lines(report.state)] if not faults else []
     return ["", *found] if found else []

@@ -89,7 +89,7 @@ def _job_names(address: Address, job: PipelineJob, status: VertexStatus, step: S
     """The step's custom jobs, the one that did its work first."""
     names = [f"{address.place.parent}/customJobs/{number}" for number in job_numbers(job, step.name)]
     if step.name == "train":
-        names += [rung.job for rung in status.files.rungs if rung.job]
+        names += [option.job for option in status.files.options if option.job]
     return list(dict.fromkeys(reversed(names)))
 
 
@@ -164,7 +164,7 @@ def _logs(
 
 
 def _notes(status: VertexStatus) -> list[str]:
-    """What helps to judge: how far training came, what is saved, the rungs, where to look on."""
+    """What helps to judge: how far training came, what is saved, the options, where to look on."""
     train = status.state.step("train")
     notes = []
     if train.done:
@@ -175,7 +175,7 @@ def _notes(status: VertexStatus) -> list[str]:
         step = _newest_checkpoint_step(status.run_uri)
         if step is not None:
             notes.append(f"a checkpoint at step {step} is saved: a run that is continued goes on from there")
-    notes += [f"rung {rung.line()}" for rung in status.files.rungs]
+    notes += [f"option {option.line()}" for option in status.files.options]
     notes += restart_lines(status.state)
     if status.files.unreadable:
         notes.append(f"the run's records are missing, because {status.files.unreadable}")

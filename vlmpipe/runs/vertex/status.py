@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainer.errors import ExitCode, UserError
 from trainer.storage import open_storage
-from vlmpipe.backends.vertex.capacity_attempts import FILE as LADDER
+from vlmpipe.backends.vertex.capacity_attempts import FILE as FALLBACK
 from vlmpipe.backends.vertex.capacity_attempts import Attempt, parse_attempts, waiting_message
 from vlmpipe.job_spec.build import JOBS, step_of
 from vlmpipe.planner.cost.approval import dollars
@@ -52,7 +52,7 @@ class RunFiles:
 
     records: Mapping[str, StepRecord] = field(default_factory=dict)
     contents: Mapping[str, Any] = field(default_factory=dict)
-    rungs: tuple[Attempt, ...] = ()  # of cluster.ladder, as far as they were tried
+    options: tuple[Attempt, ...] = ()  # of cluster.capacity_fallback, as far as they were tried
     unreadable: str = ""
 
     def content(self, name: str) -> dict[str, Any]:
@@ -119,7 +119,7 @@ class VertexStatus:
             table["log"] = f"vlmpipe logs {self.address.argument} --follow"
             table["to stop"] = f"vlmpipe cancel {self.address.argument}"
         lines += [f"  {name:<9} {value}" for name, value in table.items() if value]
-        lines += [f"  rung      {rung.line()}" for rung in self.files.rungs]
+        lines += [f"  option      {option.line()}" for option in self.files.options]
         if self.outcome == "done":
             lines += ["", *result_lines(*map(self.files.content, RESULTS[1:]))]
         notes = [note for step in self.state.steps for note in step.detail.get("notes") or []]
@@ -148,7 +148,7 @@ class VertexStatus:
             "evaluation": evaluation or None,
             "decision": decision or None,
             "registered": registered or None,
-            "ladder": [rung.as_json() for rung in self.files.rungs] or None,
+            "capacity_fallback": [option.as_json() for option in self.files.options] or None,
             "unreadable": self.files.unreadable or None,
         }
 
@@ -221,7 +221,7 @@ def read_files(run_uri: str, *, since_s: float) -> RunFiles:
         store = open_storage(run_uri)
         found = [info.name for info in store.list("steps")]
         contents = {name: json_object(store.read(name)) for name in found}
-        contents |= {name: json_object(store.read(name)) for name in (*RESULTS, LADDER) if store.stat(name)}
+        contents |= {name: json_object(store.read(name)) for name in (*RESULTS, FALLBACK) if store.stat(name)}
         run_file = store.stat("run.json")
     except UserError as error:
         return RunFiles(unreadable=error.found.splitlines()[0])
@@ -231,8 +231,8 @@ def read_files(run_uri: str, *, since_s: float) -> RunFiles:
     results = {name: contents[name] for name in RESULTS if name in contents}
     if "notify" not in fresh and "decide" not in fresh:  # results of an earlier attempt of the same run
         results = {name: value for name, value in results.items() if name == "plan.json"}
-    rungs = parse_attempts(contents.get(LADDER) or {}, run_file.version if run_file else "")
-    return RunFiles(fresh, results, rungs)
+    options = parse_attempts(contents.get(FALLBACK) or {}, run_file.version if run_file else "")
+    return RunFiles(fresh, results, options)
 
 
 def _step(
@@ -265,7 +265,7 @@ def _step(
     message = said.message
     if state == "running" and record is None:
         message = "machines are being found or started" if name in JOB_STEPS else "its machine is being started"
-        message = (name == "train" and waiting_message(files.rungs)) or message
+        message = (name == "train" and waiting_message(files.options)) or message
     if state == "running" and "CANCEL" in task.state.name:
         message = "it is being stopped"
     detail = dict(said.detail)

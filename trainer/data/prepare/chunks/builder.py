@@ -66,7 +66,7 @@ class ChunkMaker:
         for _ in islice(self._records, chunk.start - self._position):
             pass
         self._position = chunk.start
-        held_out_fraction = self._config.data.held_out_fraction
+        validation_fraction = self._config.data.validation_fraction
         for place in range(chunk.records):
             record = next(self._records, None)
             if record is None:
@@ -77,4 +77,4 @@ class ChunkMaker:
                     fix="run again: what is prepared then is what is there then",
                 )
             self._position += 1
-            yield final_entry(record, chunk.met.get(place, "new"), held_out_fraction)
+            yield final_entry(record, chunk.met.get(place, "new"), validation_fraction)

@@ -77,10 +77,10 @@ def records_of_one_chunk(source: Iterable[object], chunk_samples: int) -> int | 
 
 
 def write_plan(
-    source: Iterable[Sample | Reject], folder: Path, *, held_out_fraction: float, chunk_samples: int, threads: int
+    source: Iterable[Sample | Reject], folder: Path, *, validation_fraction: float, chunk_samples: int, threads: int
 ) -> Iterator[int]:
     """Read the source once, write `chunks.jsonl` and `where.parquet`; yields how many records were read so far."""
-    entries = with_unique_ids(source, held_out_fraction)
+    entries = with_unique_ids(source, validation_fraction)
     records = map_in_order(lambda entry: (*entry, _digest(entry[0])), entries, threads)
     with (folder / CHUNKS).open("w") as chunks, pq.ParquetWriter(folder / WHERE, WHERE_SCHEMA) as places:
         number = start = 0

@@ -129,7 +129,7 @@ def make_plan(config: JobConfig, source: Source, identity: str, folder: Path, pr
     reading = write_plan(
         islice(counted(source.parts(), part_starts), config.data.max_samples or None),
         folder,
-        held_out_fraction=config.data.held_out_fraction,
+        validation_fraction=config.data.validation_fraction,
         chunk_samples=config.data.chunk_samples,
         threads=threads_for(1),
     )
