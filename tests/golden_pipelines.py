@@ -19,6 +19,7 @@ from typing import Any
 import yaml
 
 from pipelines.compile import compile_pipeline
+from tests.support.paths import ROOT
 from vlmpipe.backends.kubeflow.job import placement, without_reducers
 from vlmpipe.backends.kubeflow.manifest import train_job
 from vlmpipe.backends.vertex.pipeline_yaml import documents
@@ -27,7 +28,6 @@ from vlmpipe.job_spec.build import JOBS, job_spec
 from vlmpipe.job_spec.parse import parse_job_spec
 from vlmpipe.job_spec.worker_pools import STEP_LABEL
 
-ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "tests/fixtures/pipelines"
 RUN_URI = "gs://example-bucket/vlmpipe/runs/RUN"
 LEFT_OUT = ("run_file", "compiled")  # the run file in one form or another

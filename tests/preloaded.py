@@ -21,10 +21,11 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from pathlib import Path
 from typing import Any
 
-REPOSITORY = Path(__file__).parent.parent
+from tests.support.paths import ROOT
+
+REPOSITORY = ROOT
 MODULES = (
     "torch._dynamo",
     "torch.distributed.checkpoint.state_dict", "torch.distributed.fsdp", "torch.distributed.pipelining",

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.tune.search import Search, open_search
+from tests.support.paths import ROOT
 from vlmpipe.config.run_config import RunConfig, load_run_file
 
-DIGITS = Path(__file__).parents[1] / "configs/digits.yaml"
+DIGITS = ROOT / "configs/digits.yaml"
 RATE, ROWS, PRECISION = "train.optimizer.learning_rate", "train.micro_batch_size", "train.precision"
 LOG = {"double_value_spec": {"min_value": 1e-4, "max_value": 1e-2}, "scale_type": "UNIT_LOG_SCALE"}
 PARAMETERS: dict[str, Any] = {

@@ -18,12 +18,13 @@ from pipelines import submit
 from pipelines.schedules import apply as schedule_plan
 from tests.fakes.gcs import FakeGcs
 from tests.fakes.vertex import FakeVertex
+from tests.support.paths import ROOT
 from vlmpipe.backends.vertex import client as vertex_api
 from vlmpipe.backends.vertex import pipeline_job as vertex_job
 from vlmpipe.cli import app as cli
 from vlmpipe.planner.cost.approval import Spending
 
-CONFIG = str(Path(__file__).parents[1] / "configs" / "llava-7b-zero2-spot.yaml")
+CONFIG = str(ROOT / "configs" / "llava-7b-zero2-spot.yaml")
 MINE = "gcp.project=test-project"
 CHEAP = Spending("llava-7b-zero2-spot", "green", (), 20.0, 2.0, "1 x a2-highgpu-1g", "spot")
 DEAR = replace(CHEAP, usd=412.0)

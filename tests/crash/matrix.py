@@ -9,11 +9,12 @@ import importlib
 import os
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
-FOLDER = Path(__file__).parent
+from tests.support.paths import ROOT
+
+FOLDER = ROOT / "tests/crash"
 BUDGET_S = 180.0
 
 

@@ -14,6 +14,7 @@ import pytest
 
 from tests.crash.cases import FULL, case
 from tests.crash.world import after_a_fault, loaded, run_once, save, upload
+from tests.support.paths import ROOT
 from trainer.checkpoint.attempts import claim_attempt
 from trainer.checkpoint.commit import checkpoint_name, committed
 from trainer.checkpoint.fault_points import POINTS, VARIABLE
@@ -21,7 +22,6 @@ from trainer.errors import ExitCode
 from trainer.storage.base import Storage
 from trainer.storage.local import LocalStorage
 
-ROOT = Path(__file__).parents[2]
 OF_THE_SAVER = ("snapshot taken", "files written")  # before anything is uploaded: they need tensors and a process group
 COMMITTED_FROM = POINTS.index("after COMMIT")
 

@@ -9,8 +9,9 @@ from pathlib import Path
 
 from tests.crash.cases import CASES, GROUPS
 from tests.crash.matrix import documented, registered
+from tests.support.paths import ROOT
 
-PAGE = Path(__file__).parents[2] / "docs/reference/what-survives-what.md"
+PAGE = ROOT / "docs/reference/what-survives-what.md"
 HEADER = "| | what happens | what comes of it | proof |\n|---|---|---|---|\n"
 
 

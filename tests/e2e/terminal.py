@@ -18,7 +18,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from tests.support.paths import ROOT
+
 COLUMNS, ROWS = 100, 50
 TAG_VARIABLE = "VLMPIPE_TEST_TAG"  # inherited by everything that the command starts
 POLL_S = 0.02

@@ -10,10 +10,10 @@ from typer.testing import CliRunner
 
 from tests.data_fixture import job_config, run_prepare
 from tests.e2e.commands import FENCE
+from tests.support.paths import ROOT
 from vlmpipe.cli.app import app
 from vlmpipe.config.run_config import load_run_file
 
-ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "how-to" / "bring-your-own-data.md"
 
 

@@ -16,11 +16,11 @@ from PIL import Image
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from tests.short_form import WHOLE, only_whole
+from tests.support.paths import ROOT
 from trainer.data.shards.index import Index
 from trainer.data.shards.tar import ShardReader
 from trainer.storage import open_storage
 
-ROOT = Path(__file__).parents[2]
 STEPS = {
     "resolve-run", "prepare-data", "cache-features", "train", "sync-checkpoint", "evaluate", "decide", "register-model",
     "notify",

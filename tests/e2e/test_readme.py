@@ -14,10 +14,10 @@ import pytest
 import typer
 
 from tests.e2e.commands import command_lines
+from tests.support.paths import ROOT
 from vlmpipe.cli.app import app
 from vlmpipe.config.run_config import load_run_file
 
-ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 COMMANDS = [(page, line) for page in PAGES for line in command_lines(page)]
 MAKE_TARGETS = set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from tests.report_fixture import make_run
+from tests.support.paths import ROOT
 from vlmpipe.report.build import write_report
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="the package playwright is not installed")
@@ -28,7 +28,7 @@ FLAGS = [
     "--disable-component-update",
     "--disable-sync",
 ]
-SCREENSHOTS = Path(__file__).parents[2] / "build" / "report"
+SCREENSHOTS = ROOT / "build" / "report"
 NUM_PICTURES = 8 + 8 + 1 + 1  # wrong and right answers, rejected samples, accepted samples
 WIDTHS = [400, 1400]
 SCHEMES = ["light", "dark"]

@@ -16,8 +16,8 @@ import pytest
 
 from tests.e2e.commands import FENCE
 from tests.short_form import only_whole
+from tests.support.paths import ROOT
 
-ROOT = Path(__file__).parents[2]
 TUTORIAL = ROOT / "docs" / "tutorial.md"
 INSTALLATION = ("make install", "source .venv/bin/activate")  # what this test runs in
 CUT_SHORT = [

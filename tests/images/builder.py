@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from tests.images.pip_settings import pip_settings
+from tests.support.paths import ROOT
 from trainer.errors import ExitCode, UserError
 
-ROOT = Path(__file__).parents[2]
 BASE = "localhost/vlmpipe-base"
 RELEASE = "bookworm"  # Debian's release with Python 3.11
 # What the recipes expect of python:3.11-slim: Python with its headers, and certificates.

@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.fakes.gcs import FakeGcs
-from trainer.storage.gcs import RETRY, GcsStorage
+from tests.support.gcs import QUICK_RETRY
+from trainer.storage.gcs import GcsStorage
 from vlmpipe.backends.local import supervisor as local_supervisor
-
-QUICK_RETRY = RETRY.with_delay(initial=0.01, maximum=0.05).with_timeout(5.0)
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ import pytest
 
 from benchmarks.report import Report, Side, UnfairError
 from tests.short_form import chosen, only_whole
+from tests.support.paths import ROOT
 
-ROOT = Path(__file__).parents[2]
 IMAGES = "600 x 400 JPEG, 224 pixels"
 
 FOUR = ("hsdp", "tp+fsdp", "tp+pp+dp")  # strategies that need four processes, or two nodes

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.paths import ROOT
 from tests.trainer_runs import make_run, metrics, run_ranks, summary
 from trainer.distributed.collective_benchmark import CPU_SIZES_BYTES, FILE, PASSES
 
@@ -33,6 +34,6 @@ def test_two_nodes_of_two_ranks_are_measured_before_they_train(tmp_path: Path) -
     (line,) = metrics(job)
     assert len(found["peak_memory_gib"]) == 4 and max(found["peak_memory_gib"]) == line["peak_memory_gib"] > 0.1
     assert 1 <= line["straggler_spread"] < 4 and line["slowest_rank"] in range(4)
-    page = (Path(__file__).parents[2] / "docs" / "reference" / "metrics.md").read_text()
+    page = (ROOT / "docs" / "reference" / "metrics.md").read_text()
     assert {name for name in found | line if f"`{name}`" not in page} == set(), "each is documented"
     assert 0 < found["goodput"] <= 1 and line["samples_per_s"] > 0

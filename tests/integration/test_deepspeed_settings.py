@@ -12,7 +12,7 @@ from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 from pydantic import ValidationError
 from torch import nn
 
-from tests.integration.test_equalities import HELD_OUT
+from tests.support.equalities import HELD_OUT
 from tests.trainer_runs import losses, make_run, metrics, train_runs
 from trainer.config.job import JobConfig
 from trainer.config.train import DECIDED_HERE, TrainConfig

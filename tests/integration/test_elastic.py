@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from tests.integration.test_equalities import trained_weights
 from tests.short_form import only_whole
+from tests.support.equalities import trained_weights
 from tests.trainer_runs import encode_features, losses, make_run, run_ranks, summary, train_runs
 from trainer.checkpoint.attempts import read_attempts
 from trainer.checkpoint.commit import committed, newest_good

@@ -9,7 +9,6 @@ and interrupted; the losses of every step must be the same.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,22 +19,25 @@ import torch
 
 from benchmarks.tiny_runs import strategy_changes
 from tests.short_form import WHOLE, chosen, only_whole
+from tests.support.equalities import (
+    AVERAGED,
+    HELD_OUT,
+    NODES,
+    RELATIVE,
+    RELATIVE_BF16,
+    STOP_STEP,
+    TOWER_TRAINED,
+    trained_weights,
+)
 from tests.trainer_runs import encode_features, losses, make_run, metrics, summary, train_runs
-from trainer.checkpoint.commit import Checkpoint, committed, fetch_folder, newest_good, read_record
-from trainer.checkpoint.weight_reader import open_weights
+from trainer.checkpoint.commit import committed
 from trainer.config.job import JobConfig
 from trainer.storage import open_storage
 from trainer.strategies.registry import strategy_names
 
-RELATIVE = 1e-5  # fp32 sums in another order
-RELATIVE_BF16 = 5e-3
 WHOLE_SET_ROWS = 64  # more rows than there are samples: one step reads the whole split, packed or not
-STOP_STEP = 3
 LOW_RANK_STEP = 2  # whose update is the first that shows, in the loss behind it
 ALL_LOGITS = {"train.loss_chunk_tokens": 0}  # at once
-HELD_OUT = {"train.validate_every_steps": STOP_STEP, "train.validation_sequences": 3}
-AVERAGED = {"train.ema_decay": 0.6}
-TOWER_TRAINED = {"model.freeze": [], "features.cache": "off"}
 
 
 # The others share their code with one of these; those with True have selective checkpointing too, which zero3 refuses.
@@ -52,9 +54,6 @@ COMPILED: dict[str, dict[str, Any]] = chosen(
 )
 KINDS = ("bf16", "fp16") if WHOLE else ("bf16",)  # of compressed gradients
 MOVES = (("fsdp", "hsdp"), ("hsdp", "ddp"))  # who begins a run, and who goes on with it
-# 2 nodes with 2 processes each: hsdp tells ranks of a node from those of another, tp+fsdp needs ranks to slice over,
-# tp+pp+dp has two stages of two ranks.
-NODES = {"hsdp": 2, "tp+fsdp": 2, "tp+pp+dp": 2}
 
 
 @dataclass(frozen=True)
@@ -335,18 +334,6 @@ def test_resumed_equals_uninterrupted(strategy: str, runs_of: Callable[[str], Ru
     for averaged in (False, True):
         resumed, straight = (trained_weights(runs[name], averaged=averaged) for name in ("resumed", "accumulated"))
         assert all(torch.equal(resumed[name], straight[name]) for name in straight)
-
-
-def trained_weights(job: JobConfig, name: str = "", *, averaged: bool = False) -> dict[str, torch.Tensor]:
-    """The trained parameters of a checkpoint, by default the newest, or their averages, as its export reads them."""
-    store = open_storage(job.run.run_uri)
-    checkpoint, passed_over = newest_good(store)
-    assert checkpoint is not None and not passed_over
-    checkpoint = Checkpoint(name, read_record(store, name)) if name else checkpoint
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = fetch_folder(store, checkpoint, Path(scratch))
-        weights = open_weights(folder, checkpoint.record.checkpoint_format, averaged=averaged)
-        return {name: weights.read(name).clone() for name in weights.names}
 
 
 @pytest.mark.parametrize(("begins", "goes_on"), MOVES)

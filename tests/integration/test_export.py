@@ -30,9 +30,9 @@ from transformers import (
 )
 
 from benchmarks.tiny_runs import TINY
-from tests.integration.test_equalities import trained_weights
 from tests.preloaded import REPOSITORY
 from tests.short_form import only_whole
+from tests.support.equalities import trained_weights
 from tests.trainer_runs import make_run, summary, train_runs
 from trainer.checkpoint.commit import (
     Checkpoint,

@@ -15,7 +15,7 @@ import yaml
 
 from tests.fakes.kubernetes_api import TOKEN, FakeKubernetes
 from tests.fakes.train_job_pods import Course, Scene
-from tests.unit.test_train_job import made, pools
+from tests.support.train_jobs import made, pools
 
 PATH = "/apis/trainer.kubeflow.org/v1alpha1/namespaces/team/trainjobs"
 Change = Callable[[dict[str, Any]], object]

@@ -12,8 +12,9 @@ import torch
 from transformers import AutoModelForImageTextToText
 
 from benchmarks.tiny_runs import strategy_changes
-from tests.integration.test_lora import built_model, trained_weights
 from tests.short_form import chosen
+from tests.support.adapters import built_model
+from tests.support.equalities import trained_weights
 from tests.trainer_runs import encode_features, losses, make_run, run_ranks, summary
 from trainer.checkpoint.sync import sync_run
 from trainer.config.job import JobConfig

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from benchmarks.tiny_runs import strategy_changes
-from tests.integration.test_equalities import NODES, RELATIVE, trained_weights
 from tests.short_form import chosen
+from tests.support.equalities import NODES, RELATIVE, trained_weights
 from tests.trainer_runs import losses, make_run, metrics, summary, train_runs
 from trainer.config.job import JobConfig
 from trainer.distributed.process import ProcessContext

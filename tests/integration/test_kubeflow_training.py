@@ -22,13 +22,13 @@ from pipelines.compile import compile_pipeline
 from tests.fakes.kubernetes_api import FakeKubernetes
 from tests.kubeflow_steps import IMAGE, inputs, run_folder, start_step, step_record
 from tests.short_form import only_whole
+from tests.support.paths import ROOT
 from tests.trainer_runs import make_run, metrics
 from trainer.errors import ExitCode
 from vlmpipe.config.run_config import load_run_file
 
 pytestmark = pytest.mark.timeout(300)
 
-ROOT = Path(__file__).parents[2]
 CHANGES = {"train.max_steps": 2}
 
 

@@ -17,7 +17,8 @@ from components.run_vertex_job import run_vertex_job
 from pipelines.compile import compile_pipeline
 from tests.fakes.vertex import FakeVertex, Fault
 from tests.fakes.vertex_jobs import Step
-from tests.unit.test_graph import all_tasks, shape, steps
+from tests.support.graphs import all_tasks, shape, steps
+from tests.support.paths import ROOT
 from trainer.errors import ConfigError, ExitCode, UserError
 from trainer.storage.local import LocalStorage
 from vlmpipe.backends.vertex import pipeline_job as vertex_job
@@ -27,7 +28,6 @@ from vlmpipe.config.run_config import RunConfig, load_run_file
 from vlmpipe.config.validation_errors import RunFileError
 from vlmpipe.job_spec.build import check_jobs, job_settings, worker_pools
 
-ROOT = Path(__file__).parents[2]
 SPOT_FILE = ROOT / "configs/llava-7b-zero2-spot.yaml"
 FALLBACK = (
     "cluster.capacity_fallback=[{scheduling_strategy: spot, wait: 600s}, {scheduling_strategy: "

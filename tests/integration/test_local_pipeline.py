@@ -20,11 +20,11 @@ from pipelines.local_runner import print_put_back, run_local
 from tests.fakes.receiver import Receiver
 from tests.fakes.steps import replace_steps
 from tests.short_form import only_whole
+from tests.support.paths import ROOT
 from trainer.errors import ExitCode
 from vlmpipe.backends.local.subreaper import run_in_subreaper
 from vlmpipe.config.run_config import RunConfig, load_run_file
 
-ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.timeout(120)
 
 BEFORE = ["prepare-data"]

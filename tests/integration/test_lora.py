@@ -4,25 +4,23 @@ their base."""
 from __future__ import annotations
 
 import dataclasses
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch import nn
 from transformers import AutoModelForImageTextToText, Qwen2Config, Qwen2ForCausalLM
 
 from benchmarks.tiny_runs import strategy_changes
 from tests.short_form import chosen
+from tests.support.adapters import built_model
+from tests.support.equalities import trained_weights
 from tests.trainer_runs import losses, make_run, metrics, summary, train_runs
-from trainer.checkpoint.commit import committed, fetch_folder, newest_good
+from trainer.checkpoint.commit import newest_good
 from trainer.checkpoint.hf_export import export_checkpoint
 from trainer.checkpoint.sync import sync_run
-from trainer.checkpoint.weight_reader import open_weights
 from trainer.config.job import JobConfig
-from trainer.data.tokenize import load_tokenizer
 from trainer.errors import ConfigError
 from trainer.models.layers.freeze import is_adapter
 from trainer.models.registry import family_of
@@ -184,19 +182,3 @@ def test_adapters_are_not_exported_onto_another_base(runs: dict[str, JobConfig],
         file.write_bytes(content)
     assert store.list("export") == before
     assert sync_run(job)["reused"], "onto its own base"
-
-
-def built_model(job: JobConfig) -> nn.Module:
-    """What training starts with."""
-    return family_of(job.model).build(job.model, load_tokenizer(open_storage(job.pointers().prepared_uri)))
-
-
-def trained_weights(job: JobConfig) -> dict[str, torch.Tensor]:
-    """Of the newest checkpoint, as an export reads them."""
-    store = open_storage(job.run.run_uri)
-    checkpoint, passed_over = newest_good(store)
-    assert checkpoint is not None and not passed_over and committed(store)
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = fetch_folder(store, checkpoint, Path(scratch))
-        weights = open_weights(folder, checkpoint.record.checkpoint_format)
-        return {name: weights.read(name).clone() for name in weights.names}

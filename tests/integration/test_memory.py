@@ -11,6 +11,7 @@ import pytest
 from benchmarks.memory_cases import CASES, HYBRID_CASES, Case
 from benchmarks.planned_memory import predicted
 from tests.short_form import chosen
+from tests.support.memory_bounds import COUNTED, PEAK
 from tests.trainer_runs import run_ranks
 
 PROCESSES = 2  # on each node
@@ -25,9 +26,7 @@ SHORT = {
 }  # fmt: skip
 OF_ONE_NODE = chosen(CASES, SHORT.__contains__)
 OF_TWO_NODES = chosen(HYBRID_CASES, lambda name: name == "hsdp")
-COUNTED = 0.02  # largest error of a part that can be counted, relative
 TOGETHER = 40
-PEAK = 0.035  # and of the fullest moment of a step, in which gloo's thread may hold what it has sent a moment longer
 
 
 class Measured:

@@ -6,10 +6,9 @@ import pytest
 import torch
 
 from benchmarks.tiny_runs import strategy_changes
-from tests.integration.test_equalities import AVERAGED, RELATIVE, trained_weights
-from tests.integration.test_native_models import TOWER_TRAINED
-from tests.integration.test_native_parallel import base_of, train
 from tests.short_form import only_whole
+from tests.support.equalities import AVERAGED, RELATIVE, TOWER_TRAINED, trained_weights
+from tests.support.native_runs import base_of, train
 from tests.trainer_runs import losses, make_run
 from trainer.config.job import JobConfig
 from trainer.config.model import GRID_FAMILIES

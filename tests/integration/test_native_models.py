@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import io
 import json
 from collections.abc import Sequence
@@ -13,18 +12,25 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import AutoImageProcessor, AutoModelForImageTextToText, AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoImageProcessor, AutoModelForImageTextToText, AutoTokenizer
 
-from benchmarks.tiny_native import CONFIGS, TILES, model_section
+from benchmarks.tiny_native import CONFIGS, model_section
 from benchmarks.tiny_runs import strategy_changes
 from tests.native_fixture import SIZES, picture, write_data
 from tests.short_form import WHOLE, only_whole
+from tests.support.equalities import TOWER_TRAINED
+from tests.support.native_sequences import (
+    Picture,
+    as_plain_transformers_takes,
+    config_of,
+    sequence_of,
+    tokenizer_of,
+    trained_tokenizer,
+)
 from tests.trainer_runs import encode_features, losses, make_run, metrics, run_ranks, summary, train_runs
 from trainer.checkpoint.sync import sync_run
 from trainer.config.job import JobConfig
-from trainer.config.model import GRID_FAMILIES, IMAGE_TOKEN, ModelConfig
-from trainer.data.sample import Turn
-from trainer.data.tokenize import encode_sample, make_tokenizer
+from trainer.config.model import GRID_FAMILIES, IMAGE_TOKEN
 from trainer.distributed.process import ProcessContext
 from trainer.errors import ConfigError
 from trainer.evaluation.evaluate import load_subject
@@ -46,60 +52,7 @@ RELATIVE = 1e-5  # fp32 sums in another order
 STOP_STEP = 2
 SPLIT = ("tp", "pp")
 ADAPTERS = {"model.lora": {"rank": 4}}
-TOWER_TRAINED = {"model.freeze": [], "features.cache": "off"}
-Picture = tuple[int, tuple[int, int]]  # seed and size
 ROW: tuple[list[Picture], ...] = ([(1, SIZES[2]), (2, SIZES[1])], [], [(3, SIZES[3])], [(4, SIZES[4])])
-
-
-def config_of(family: str, **changes: Any) -> ModelConfig:
-    return ModelConfig.model_validate(model_section(family, **changes))
-
-
-@functools.cache
-def tokenizer_of(family: str) -> PreTrainedTokenizerFast:
-    return trained_tokenizer("train:300", ["USER: what is this? ASSISTANT:", " 7"], config_of(family))
-
-
-def trained_tokenizer(name: str, texts: list[str], config: ModelConfig) -> PreTrainedTokenizerFast:
-    form = image_form_of(config)
-    return make_tokenizer(name, texts, form.mark, control_tokens=form.control_tokens)
-
-
-def sample_ids(config: ModelConfig, sizes: list[tuple[int, int]]) -> list[int]:
-    count, tokenizer = image_tokens_of(config), tokenizer_of(name_of(config))
-    turns = [Turn(f"{IMAGE_TOKEN}\n" * len(sizes) + "what is this?", " it is 7")]
-    marks = image_form_of(config).marks(sizes)
-    return encode_sample(turns, [count(*size) for size in sizes], tokenizer, marks).input_ids
-
-
-def name_of(config: ModelConfig) -> str:
-    return config.family + (TILES if config.longest_edge else "")
-
-
-def positions_of(config: ModelConfig, tokens: list[int], sizes: list[tuple[int, int]]) -> np.ndarray:
-    """(tokens,) or (axes, tokens)."""
-    if grids := image_form_of(config).grids:
-        image_token = tokenizer_of(config.family).convert_tokens_to_ids(IMAGE_TOKEN)
-        return grids.positions(np.array(tokens) == image_token, sizes)
-    return np.arange(len(tokens))
-
-
-def sequence_of(config: ModelConfig, samples: Sequence[Sequence[Picture]]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens (1, tokens) and positions (1, tokens) or (axes, 1, tokens) of samples in one row."""
-    sizes = [[size for _, size in sample] for sample in samples]
-    ids = [sample_ids(config, each) for each in sizes]
-    places = [positions_of(config, tokens, each) for tokens, each in zip(ids, sizes, strict=True)]
-    return torch.tensor([[token for sample in ids for token in sample]]), torch.from_numpy(
-        np.expand_dims(np.concatenate(places, axis=-1), -2)
-    )
-
-
-def as_plain_transformers_takes(made: Images, input_ids: torch.Tensor, image_token: int) -> dict[str, torch.Tensor]:
-    if made.grids is None:
-        return {"pixel_values": made.values[None]} if len(made.values) else {}
-    given = {"mm_token_type_ids": (input_ids == image_token).int()}
-    grids = torch.tensor(made.grids)
-    return given | ({"pixel_values": made.values, "image_grid_thw": grids} if made.grids else {})
 
 
 @pytest.mark.parametrize("cached", [False, True], ids=["online", "cached"])

@@ -6,22 +6,19 @@ In the short form two ranks hold one copy of each family's model and train all o
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from transformers import AutoModelForImageTextToText
 
-from benchmarks.tiny_native import model_section
 from benchmarks.tiny_runs import TINY, strategy_changes
-from tests.integration.test_equalities import RELATIVE, RELATIVE_BF16, trained_weights
-from tests.integration.test_native_models import TOWER_TRAINED, as_plain_transformers_takes, config_of, sequence_of
-from tests.native_fixture import SIZES, picture, write_data
+from tests.native_fixture import SIZES, picture
 from tests.short_form import WHOLE, chosen, only_whole
-from tests.trainer_runs import encode_features, losses, make_run, metrics, summary, train_runs
+from tests.support.equalities import RELATIVE, RELATIVE_BF16, TOWER_TRAINED, trained_weights
+from tests.support.native_runs import STOP_STEP, Content, base_of, train
+from tests.support.native_sequences import as_plain_transformers_takes, config_of, sequence_of
+from tests.trainer_runs import encode_features, losses, make_run, metrics, summary
 from trainer.checkpoint.sync import sync_run
 from trainer.config.job import JobConfig
 from trainer.config.model import GRID_FAMILIES
@@ -31,8 +28,6 @@ from trainer.storage import open_storage
 from trainer.strategies.tensor_parallel import plan as split
 from trainer.strategies.tensor_parallel.plan import require_shardable
 
-Content = dict[str, Any]  # changes of the run file
-STEPS, STOP_STEP = 4, 2
 # Of Qwen3-VL two levels of the tower reach the first two of five layers, so that four stages can be cut.
 DEEP: Content = TOWER_TRAINED | {
     "model.pretrained.config.text_config.num_hidden_layers": 5,
@@ -157,22 +152,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
             ended.append((processes, done[family, name]))
     train(ended)
     return done
-
-
-def base_of(root: Path, family: str) -> Content:
-    return {
-        "model": model_section(family), "data": {**write_data(root / family), "validation_fraction": 0.1},
-        "features.cache": "off", "train.global_batch_size": 2, "train.micro_batch_size": 1, "train.max_steps": STEPS,
-    }  # fmt: skip
-
-
-def train(jobs: Iterable[tuple[int, JobConfig]]) -> None:
-    """Runs by the number of processes that they need."""
-    by_processes: dict[int, list[JobConfig]] = defaultdict(list)
-    for processes, job in jobs:
-        by_processes[processes].append(job)
-    for processes, several in by_processes.items():
-        train_runs(several, processes=processes)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.integration.test_equalities import HELD_OUT, RELATIVE, STOP_STEP, TOWER_TRAINED, trained_weights
 from tests.short_form import only_whole
+from tests.support.equalities import HELD_OUT, RELATIVE, STOP_STEP, TOWER_TRAINED, trained_weights
 from tests.trainer_runs import losses, make_run, metrics, summary, train_runs
 from trainer.config.job import JobConfig
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from benchmarks.pipeline_memory import CASES, SPLIT_CASES, STAGES, predicted
-from tests.integration.test_memory import COUNTED, PEAK
 from tests.short_form import chosen
+from tests.support.memory_bounds import COUNTED, PEAK
 from tests.trainer_runs import run_ranks
 
 pytestmark = pytest.mark.slow

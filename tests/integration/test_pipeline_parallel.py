@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from tests.integration.test_equalities import RELATIVE, STOP_STEP, TOWER_TRAINED, trained_weights
-from tests.integration.test_tensor_parallel import MODEL as HARD_TO_SPLIT
 from tests.short_form import WHOLE, chosen
+from tests.support.equalities import RELATIVE, STOP_STEP, TOWER_TRAINED, trained_weights
+from tests.support.hard_to_shard import MODEL as HARD_TO_SPLIT
 from tests.trainer_runs import losses, make_run, metrics, summary, train_runs
 from trainer.checkpoint.commit import committed
 from trainer.config.job import JobConfig

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from tests.drivers.powersgd import MARK, START, STEPS
-from tests.integration.test_equalities import trained_weights
 from tests.short_form import only_whole
+from tests.support.equalities import trained_weights
 from tests.trainer_runs import encode_features, losses, make_run, metrics, run_ranks, summary, train_runs
 from trainer.config.job import JobConfig
 

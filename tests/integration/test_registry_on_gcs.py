@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.fakes.gcs import FakeGcs
-from tests.integration.conftest import QUICK_RETRY
+from tests.support.gcs import QUICK_RETRY
 from trainer.errors import UserError
 from trainer.storage.base import Storage
 from trainer.storage.gcs import GcsStorage

@@ -11,18 +11,17 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch.distributed as dist
 
+from tests.support.paths import ROOT
 from trainer.distributed.cluster_env import Cluster
 from trainer.distributed.rendezvous import TIMEOUT_VARIABLE, meet, rendezvous_timeout_s
 from trainer.errors import ConfigError, ExitCode, UserError
 
 pytestmark = pytest.mark.timeout(90)
 
-ROOT = Path(__file__).parents[2]
 PATIENCE_S = 30.0
 Outcome = UserError | None
 

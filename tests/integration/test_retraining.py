@@ -16,6 +16,7 @@ from components.runtime.step_logic import prepare_run
 from tests.chunk_fixture import fixed_tokenizer
 from tests.data_fixture import conversation, llava_folder, record, write_json
 from tests.short_form import only_whole
+from tests.support.paths import ROOT
 from tests.trainer_runs import run_ranks, train_runs
 from trainer.checkpoint.sync import sync_run
 from trainer.config.job import JobConfig
@@ -25,7 +26,6 @@ from trainer.storage import open_storage
 from vlmpipe.registry.folder import FolderRegistry
 from vlmpipe.registry.release import decide_run, register_run
 
-ROOT = Path(__file__).parents[2]
 BEFORE, AFTER = 60, 80  # records
 CHUNK = 16  # records
 

@@ -12,9 +12,9 @@ import pytest
 
 from tests.fakes.replicas import pool, run_failing, spec
 from tests.short_form import chosen
+from tests.support.paths import ROOT
 from trainer.redaction import HIDDEN
 
-ROOT = Path(__file__).parents[2]
 TOKEN = "hf_" + "aB3dE5fG7hI9jK1lM3nO5pQ7rS9tU1vW3x"
 
 # Loaded by every step of the run; data preparation then prints the token, to both streams, and fails with it.

@@ -12,7 +12,7 @@ import pytest
 
 from tests.data_fixture import prepare_llava
 from tests.fakes.gcs import FakeGcs, Fault
-from tests.integration.conftest import QUICK_RETRY
+from tests.support.gcs import QUICK_RETRY
 from tests.trainer_runs import encode_features, losses, make_run, train_runs
 from trainer.data.loader import PackedLoader
 from trainer.data.sampler import PackedBatchSampler

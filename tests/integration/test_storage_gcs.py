@@ -9,7 +9,7 @@ import pytest
 from google.cloud import storage
 
 from tests.fakes.gcs import FakeGcs, Fault
-from tests.integration.conftest import QUICK_RETRY
+from tests.support.gcs import QUICK_RETRY
 from trainer.errors import ConfigError, ExitCode, UserError
 from trainer.storage import gcs as storage_gcs
 from trainer.storage import open_storage

@@ -16,9 +16,10 @@ import torch
 from benchmarks.memory_cases import SPLIT_CASES
 from benchmarks.planned_memory import predicted
 from benchmarks.tiny_runs import TINY, strategy_changes
-from tests.integration.test_equalities import RELATIVE, RELATIVE_BF16, STOP_STEP, trained_weights
-from tests.integration.test_memory import COUNTED, PEAK
 from tests.short_form import chosen
+from tests.support.equalities import RELATIVE, RELATIVE_BF16, STOP_STEP, trained_weights
+from tests.support.hard_to_shard import MODEL
+from tests.support.memory_bounds import COUNTED, PEAK
 from tests.trainer_runs import losses, make_run, metrics, run_ranks, summary, train_runs
 from trainer.config.job import JobConfig
 from trainer.config.model import ModelConfig
@@ -30,15 +31,6 @@ from trainer.strategies.tensor_parallel.plan import require_shardable
 STRATEGIES = ("tp", "tp+fsdp")
 PROCESSES = 4
 WEIGHED = chosen(SPLIT_CASES, lambda name: name in ("tp bf16 one pass", "tp+fsdp"))
-MODEL = {
-    "model.language_model.config.model_type": "qwen3",
-    "model.language_model.config.head_dim": 8,
-    "model.language_model.config.tie_word_embeddings": True,
-    "model.tower.config.model_type": "clip_vision_model",
-    "model.tokenizer": "train:301",
-    "model.freeze": [],
-    "features.cache": "off",
-}
 ADAPTED = {"model.lora": {"rank": 4, "alpha": 8.0}, "model.freeze": ["tower"]}
 SHARED = {"train.sequence_parallel": True}
 # What else is trained: a strategy, changes of the run file, and the run of one process that it equals.

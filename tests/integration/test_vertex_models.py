@@ -17,8 +17,9 @@ from components.runtime.resolve import compiled_settings, resolve
 from pipelines.check import check_run
 from tests.fakes.gcs import FakeGcs
 from tests.fakes.vertex import FakeVertex, Fault
-from tests.integration.conftest import QUICK_RETRY
 from tests.report_fixture import make_run
+from tests.support.gcs import QUICK_RETRY
+from tests.support.paths import ROOT
 from trainer.errors import ConfigError, UserError
 from trainer.storage.base import Storage
 from trainer.storage.gcs import GcsStorage
@@ -34,7 +35,7 @@ from vlmpipe.registry.folder import Candidate, FolderRegistry
 from vlmpipe.registry.release import decide_run, register_run
 from vlmpipe.registry.vertex import VertexRegistry
 
-ROOT = "gs://bucket/root/registry"
+REGISTRY_ROOT = "gs://bucket/root/registry"
 PLACE = Place("test-project", "us-central1")
 PARENT = PLACE.parent
 SERVING = {
@@ -42,7 +43,7 @@ SERVING = {
     "port": 8080, "predict_route": "/v1/chat/completions", "health_route": "/health", "env": {"A": "b"},
 }  # fmt: skip
 ON_VERTEX = ["register.registry=vertex://digits", f"register.serving={json.dumps(SERVING)}"]
-DIGITS = Path(__file__).parents[2] / "configs/digits.yaml"
+DIGITS = ROOT / "configs/digits.yaml"
 
 
 @pytest.fixture
@@ -66,7 +67,9 @@ def server(gcs_server: FakeGcs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def registry(alias: str = "champion", **changes: Any) -> VertexRegistry:
-    return VertexRegistry(PLACE, "digits", ROOT, alias=alias, serving={**SERVING, **changes}, labels={"team": "vision"})
+    return VertexRegistry(
+        PLACE, "digits", REGISTRY_ROOT, alias=alias, serving={**SERVING, **changes}, labels={"team": "vision"}
+    )
 
 
 def candidate(folder: Path, run_id: str, checkpoint: str = "c1", exact_match: float = 0.9) -> Candidate:
@@ -90,7 +93,7 @@ def test_a_version_says_where_its_files_are_and_what_serves_them(server: FakeVer
     (made,) = server.shelf.models["digits"]
     assert sum("/models/digits/operations/1" in request for request in server.requests) == 2  # under way, then done
     assert (entry.version, entry.resource) == (1, f"{PARENT}/models/digits@1")
-    assert made.artifact_uri == entry.model_uri == f"{ROOT}/digits/Run.1/model"
+    assert made.artifact_uri == entry.model_uri == f"{REGISTRY_ROOT}/digits/Run.1/model"
     assert dict(made.labels) == {"team": "vision", "vlmpipe-run": "run-1", "vlmpipe-data": "f3a9"}
     assert list(made.version_aliases) == ["default"]  # the service's own; ours comes with the promotion
     container = made.container_spec
@@ -152,7 +155,7 @@ def test_what_the_service_refuses_comes_in_words_and_leaves_nothing(server: Fake
     with pytest.raises(ConfigError, match=r"refuses the model: .*cannot read the bucket"):
         registry().register("digits", candidate(tmp_path, "a"), "")
     assert not server.shelf.models.get("digits")
-    assert vertex_models.open_storage(f"{ROOT}/digits/a").stat("SENT") is None
+    assert vertex_models.open_storage(f"{REGISTRY_ROOT}/digits/a").stat("SENT") is None
     server.faults.append(Fault("status", code=403, message="aiplatform.models.upload"))
     with pytest.raises(UserError, match="no permission in project test-project"):
         registry().register("digits", candidate(tmp_path, "a"), "")
@@ -173,7 +176,7 @@ def test_a_champion_that_somebody_else_uploaded_is_not_compared_with(server: Fak
 def test_of_concurrent_promotions_one_wins_and_a_dead_one_holds_nobody(server: FakeVertex, tmp_path: Path) -> None:
     for run_id in "abc":
         registry().register("digits", candidate(tmp_path, run_id), "")
-    store = vertex_models.open_storage(f"{ROOT}/digits")
+    store = vertex_models.open_storage(f"{REGISTRY_ROOT}/digits")
     store.create("MOVING-champion", json.dumps({"version": 9, "until_s": 0.0}).encode())
     registry().promote("digits", 1, instead_of=None)
     store.create("MOVING-champion", json.dumps({"version": 9, "until_s": 1e12}).encode())
@@ -218,7 +221,7 @@ def test_the_gate_asks_the_alias_and_both_answers_are_acted_on(
     (run / "export/config.json").write_text("{}")
     use_vertex(run)
     of = VertexRegistry.of
-    monkeypatch.setattr(VertexRegistry, "of", lambda settings, _root_uri: of(settings, ROOT))
+    monkeypatch.setattr(VertexRegistry, "of", lambda settings, _root_uri: of(settings, REGISTRY_ROOT))
     assert decide_run(str(run)).accepted
     entry = register_run(str(run))
     assert register_run(str(run)) == entry  # a repeated step changes nothing

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from benchmarks.tiny_runs import TINY, strategy_changes
-from tests.integration.test_equalities import trained_weights
 from tests.short_form import chosen
+from tests.support.equalities import trained_weights
 from tests.trainer_runs import encode_features, losses, make_run, summary, train_runs
 from trainer.config.job import JobConfig
 from trainer.strategies.registry import strategy_names

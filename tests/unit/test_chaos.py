@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines import local_runner as local
+from tests.support.paths import ROOT
 from trainer.errors import CAUSES, ConfigError, ExitCode
 from vlmpipe.backends.local.fault_spec import EXAMPLES, Event, parse_faults, random_events
 from vlmpipe.backends.local.restart_policy import (
@@ -203,7 +204,7 @@ def test_the_report_counts_what_happened_in_this_attempt_and_what_did_not(tmp_pa
 def test_the_command_line_refuses_a_wrong_event_before_anything_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config = Path(__file__).parents[2] / "configs/digits.yaml"
+    config = ROOT / "configs/digits.yaml"
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", ["vlmpipe", "run", str(config), "--inject-fault", "kill:node=2,after_step=1"])
     with pytest.raises(SystemExit) as caught:
@@ -227,7 +228,7 @@ def test_what_is_ordered_travels_in_the_environment_of_the_local_pipelines_steps
         monkeypatch.setenv(name, "of whoever started this")
     marker = Marker("r", "digest", (), 0.0)
     run = LocalRun(tmp_path, marker, None, lock=0)
-    config = load_run_file(Path(__file__).parents[2] / "configs/digits.yaml")
+    config = load_run_file(ROOT / "configs/digits.yaml")
     (tmp_path / RUN_FILE_COPY).write_text(json.dumps(config.to_dict()))
     events = ["kill:rank=0,after_step=1", "kill:rank=1,after_step=2"]
 

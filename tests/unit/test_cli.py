@@ -13,13 +13,13 @@ import pytest
 
 from benchmarks.tiny_native import CONFIGS, model_section
 from tests.short_form import only_whole
+from tests.support.paths import ROOT
 from vlmpipe.cli import app as cli
 from vlmpipe.cli import local_process
 from vlmpipe.config.yaml_loader import read_run_file
 from vlmpipe.runs.local.run import LocalRun
 from vlmpipe.runs.vertex import names as addresses
 
-ROOT = Path(__file__).parents[2]
 DIGITS = "configs/digits.yaml"
 
 

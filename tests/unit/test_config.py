@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.run_files import SMALL, problems_of, small
+from tests.support.paths import ROOT
 from trainer.config.job import JobConfig, RunPaths
 from trainer.errors import ConfigError
 from vlmpipe.config import json_schema as schema
@@ -20,7 +21,6 @@ from vlmpipe.config.validation_errors import RunFileError, closest_field, fields
 from vlmpipe.config.yaml_loader import LARGEST_FILE_BYTES, apply_overrides, parse_overrides, parse_yaml
 from vlmpipe.runs.local.run import DEFAULT_ROOT
 
-ROOT = Path(__file__).parents[2]
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import io
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from tests.support.paths import ROOT
 from trainer.errors import ExitCode, UserError
 from vlmpipe.config.run_config import load_run_file
 from vlmpipe.planner.cost.approval import Spending, dollars, require_approval, spending_of, terminal_confirm
@@ -19,7 +19,7 @@ PLAN = Spending("llava", "green", (), 412.0, 11.25, "4 x a2-ultragpu-8g", "spot"
 RED = dataclasses.replace(PLAN, state="red", errors=("VP101 machine_type: no such machine", "memory: 12 GiB too much"))
 UNKNOWN = dataclasses.replace(PLAN, usd=None, hours=None, unknown="no price of a4x-highgpu-4g")
 
-CONFIG = load_run_file(Path(__file__).parents[2] / "configs" / "llava-7b-zero2-spot.yaml")
+CONFIG = load_run_file(ROOT / "configs" / "llava-7b-zero2-spot.yaml")
 
 
 class Person:

@@ -20,7 +20,6 @@ from trainer.data.tokenize import IGNORED, encode_sample, load_tokenizer
 from trainer.errors import DataError
 from trainer.storage import open_storage
 
-ROOT = Path(__file__).parents[2]
 ROW_TOKENS, GLOBAL_BATCH = 256, 3
 
 

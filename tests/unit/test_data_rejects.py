@@ -27,6 +27,7 @@ from tests.data_fixture import (
     run_prepare,
 )
 from tests.data_formats import add_member
+from tests.support.paths import ROOT
 from trainer.config.job import DataConfig
 from trainer.data.rejects import Ledger, Reject, RejectCode
 from trainer.data.sample import SPLITS
@@ -34,7 +35,6 @@ from trainer.data.shards.index import Index
 from trainer.data.sources import open_source
 from trainer.errors import DataError, ExitCode
 
-ROOT = Path(__file__).parents[2]
 Line = dict[str, Any] | bytes
 
 

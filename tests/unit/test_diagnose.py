@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
+from tests.support.paths import ROOT
 from vlmpipe.cli import app as cli
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.runs.diagnosis import NOT_RECOGNISED, Diagnosis
@@ -20,7 +21,6 @@ from vlmpipe.runs.local.diagnose import diagnose_folder
 from vlmpipe.runs.local.run import Marker
 from vlmpipe.runs.stack_dumps import main_frames, read_stall
 
-ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "tests/fixtures/failures"
 STARTED_S = 1_763_667_000.0
 Run = Callable[..., Path]

@@ -8,13 +8,11 @@ import os
 import re
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
+from tests.support.paths import ROOT
 from trainer.errors import ConfigError, DataError, ExitCode, UserError, os_errors, run_main
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize(

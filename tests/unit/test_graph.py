@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
 
@@ -19,12 +18,13 @@ from pipelines.compile import check_file, compile_pipeline
 from pipelines.targets.base import TargetName
 from pipelines.training import build
 from tests import golden_pipelines
+from tests.support.graphs import Spec, all_tasks, shape, steps
+from tests.support.paths import ROOT
 from trainer.errors import ConfigError
 from vlmpipe.backends.vertex.pipeline_yaml import documents
 from vlmpipe.config.run_config import RunConfig, load_run_file
 from vlmpipe.job_spec.build import JOBS, check_job_spec, job_spec, worker_pools
 
-ROOT = Path(__file__).parents[2]
 RUN_FILES = [
     path for path in sorted((ROOT / "configs").glob("*.yaml")) if "service_account:" in path.read_text()
 ]  # those that may be compiled for Vertex AI
@@ -33,8 +33,6 @@ DIGITS = ROOT / "configs/digits.yaml"
 RUN_URI = "gs://example-bucket/vlmpipe/runs/r1"
 
 TARGETS: tuple[TargetName, ...] = get_args(TargetName)
-
-Spec = dict[str, Any]
 
 
 @pytest.fixture
@@ -65,51 +63,6 @@ def test_a_strict_reader_finds_the_pipeline_that_was_written(path: Path, target:
     config = load_run_file(path)
     read = json_format.ParseDict(compiled(config, target, tmp_path), pipeline_spec_pb2.PipelineSpec())
     assert read == build(config, target).pipeline_spec
-
-
-def all_tasks(spec: Spec) -> Iterator[tuple[str, Spec, Spec]]:
-    """(path of the task in the graph, the task, its component), groups such as conditions too."""
-
-    def walk(dag: Spec, above: str) -> Iterator[tuple[str, Spec, Spec]]:
-        for name, task in dag["tasks"].items():
-            component = spec["components"][task["componentRef"]["name"]]
-            yield f"{above}/{name}", task, component
-            if "dag" in component:
-                yield from walk(component["dag"], f"{above}/{name}")
-
-    yield from walk(spec["root"]["dag"], "")
-
-
-def steps(spec: Spec) -> dict[str, Spec]:
-    """Tasks that run something, by name."""
-    return {path.rpartition("/")[2]: task for path, task, component in all_tasks(spec) if "executorLabel" in component}
-
-
-def shape(spec: Spec) -> dict[str, Any]:
-    """What must not depend on the target: each task's place, dependencies, and where its inputs come from."""
-
-    def source(given: Spec) -> Any:
-        return "constant" if "runtimeValue" in given else given
-
-    def names(definitions: Spec) -> dict[str, list[str]]:
-        return {
-            kind: sorted(
-                f"{name}: {content.get('parameterType') or content['artifactType']['schemaTitle']}"
-                for name, content in group.items()
-            )
-            for kind, group in definitions.items()
-        }
-
-    return {
-        path: {
-            "after": task.get("dependentTasks", []),
-            "inputs": {name: source(given) for name, given in task.get("inputs", {}).get("parameters", {}).items()},
-            "condition": task.get("triggerPolicy"),
-            "input names": names(component.get("inputDefinitions", {})),
-            "output names": names(component.get("outputDefinitions", {})),
-        }
-        for path, task, component in all_tasks(spec)
-    }
 
 
 def constants(task: Spec) -> Spec:
@@ -269,9 +222,11 @@ def test_what_has_no_effect_on_kubeflow_is_said(tmp_path: Path) -> None:
     config = load_run_file(ROOT / "configs/llava-7b-zero2-spot.yaml", ["notify.email=[a@b.org]"])
     found = compile_pipeline(config, "kubeflow", tmp_path / "p.yaml").unused
     assert {one.field for one in found} == {
-        "cluster.scheduling_strategy", "cluster.reduction_server", "cluster.restart_job_on_worker_restart", "
-        ""notify.email"
-    }  # fmt: skip
+        "cluster.scheduling_strategy",
+        "cluster.reduction_server",
+        "cluster.restart_job_on_worker_restart",
+        "notify.email",
+    }
     assert all("has no effect on Kubeflow: " in one.text for one in found)
     assert compile_pipeline(config, "vertex", tmp_path / "p.yaml").unused == ()
 

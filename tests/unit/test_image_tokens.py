@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.tiny_native import CONFIGS, model_section
+from tests.support.paths import ROOT
 from trainer.config.model import GRID_FAMILIES, ModelConfig
 from trainer.errors import ConfigError
 from trainer.feature_cache.store import features_key
@@ -21,7 +22,6 @@ from trainer.models.image_tokens import image_form_of, image_rule, image_tokens_
 from trainer.models.registry import family_of
 from trainer.sizing.image_grids import ImageGrids, near_square
 
-ROOT = Path(__file__).parents[2]
 CLIP = {"model_type": "clip_vision_model", "hidden_size": 32, "num_attention_heads": 2, "patch_size": 7}
 SIGLIP = CLIP | {"model_type": "siglip_vision_model"}
 DUAL = {"model_type": "siglip", "vision_config": SIGLIP}

@@ -7,11 +7,10 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.support.paths import ROOT
 
 # What a package may not import when a module of it is loaded. Imports inside functions are free: a KFP step's body runs
 # as a program of its own, and a command imports what it needs when it is called.

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from pipelines.check import check_run
 from tests.job_specs import CASES, CPU, HUB_TOKEN, ONE, REDUCED, TPU, WHOLE, Case, Spec, changed, job, leaves, pool
+from tests.support.paths import ROOT
 from trainer.errors import ConfigError
 from trainer.secret_detection import form_of_secret, is_secret_name, may_be_secret
 from vlmpipe.catalog.machines import Machine, load_catalog
@@ -26,7 +27,6 @@ from vlmpipe.job_spec.parse import api_fields
 from vlmpipe.job_spec.rules import RULES, Violation, check_spec, markdown
 from vlmpipe.job_spec.schema import FIELDS_FILE, load_fields
 
-ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "docs/reference/job-spec-rules.md"
 RUN_FILES = sorted((ROOT / "configs").glob("*.yaml"))
 CATALOG = load_catalog()

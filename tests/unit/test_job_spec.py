@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import copy
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.paths import ROOT
 from trainer.errors import ConfigError
 from vlmpipe.config.run_config import load_run_file
 from vlmpipe.job_spec.build import JOBS, check_job_spec, job_spec, job_violations, worker_pools
 from vlmpipe.job_spec.parse import parse_job_spec
 from vlmpipe.planner.cost.quotas import quotas
 
-ROOT = Path(__file__).parents[2]
 REDUCERS = "us-docker.pkg.dev/vertex-ai-restricted/training/reductionserver:latest"
 
 Pool = dict[str, Any]

@@ -15,6 +15,7 @@ import pytest
 
 from benchmarks.memory_cases import Case
 from benchmarks.tiny_native import CONFIGS
+from tests.support.paths import ROOT
 from trainer.config.model import ModelConfig, WeightsConfig
 from trainer.errors import ConfigError
 from trainer.models import registry as table
@@ -31,7 +32,6 @@ from vlmpipe.planner.parallel_layout import layout_of
 from vlmpipe.planner.search.memory import planned_stages
 from vlmpipe.planner.workload import Workload
 
-ROOT = Path(__file__).parents[2]
 KEPT: tuple[Any, ...] = (
     activations._traced,
     stage_memory._traced,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Any
 
 import yaml
@@ -11,11 +10,11 @@ from kubeflow_trainer_api.models import TrainerV1alpha1ClusterTrainingRuntime as
 
 from tests.fakes.kubernetes_api import ALL_VERBS
 from tests.fakes.train_job_rules import unknown_in
+from tests.support.paths import ROOT
 from vlmpipe.backends.kubeflow.manifest import NODE
 from vlmpipe.config.kubeflow import KubeflowConfig
 from vlmpipe.config.run_config import load_run_file
 
-ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/how-to/run-on-kubeflow.md").read_text()
 BLOCKS = [list(yaml.safe_load_all(text)) for text in re.findall(r"```yaml\n(.*?)```", PAGE, re.S)]
 

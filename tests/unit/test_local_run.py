@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.paths import ROOT
 from trainer.errors import ConfigError, ExitCode, UserError
 from vlmpipe.cli.local_process import execute
 from vlmpipe.config.run_config import RunConfig, load_run_file
@@ -31,7 +32,6 @@ from vlmpipe.runs.local.run import (
 from vlmpipe.runs.local.state import RunState, newest_checkpoint_step
 from vlmpipe.runs.local.summary import report_of
 
-ROOT = Path(__file__).parents[2]
 NOW = datetime(2026, 11, 20, 15, 30, 0)
 ARGUMENTS = ["configs/digits.yaml", "train.epochs=2"]
 

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import date
-from pathlib import Path
 
 import pytest
 
 from tests.planner_fixture import run_config
+from tests.support.paths import ROOT
 from vlmpipe.catalog import nccl
 from vlmpipe.catalog.machines import load_catalog
 from vlmpipe.catalog.nccl import Misfit, Network, Variable, expected, load_misfits, load_networks, markdown
 from vlmpipe.job_spec.build import JOBS, worker_pools
 from vlmpipe.job_spec.rules import RULES
 
-PAGE = Path(__file__).parents[2] / "docs/reference/nccl.md"
+PAGE = ROOT / "docs/reference/nccl.md"
 NODES = {"cluster__machine_type": "a2-ultragpu-8g", "cluster__replica_count": 2}
 GPUS = {"cluster__accelerator_type": "NVIDIA_A100_80GB", "cluster__accelerator_count": 8}
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
+from tests.support.paths import ROOT
 from trainer.config.train import TrainConfig
 from vlmpipe.catalog.machines import load_catalog
 from vlmpipe.config.run_config import load_run_file
@@ -16,7 +16,7 @@ from vlmpipe.planner.memory.estimate import estimate_memory
 from vlmpipe.planner.memory.rank import Memory
 from vlmpipe.planner.model_architecture import architecture
 
-RUN_FILE = Path(__file__).parents[2] / "configs/llava-7b-zero2-spot.yaml"
+RUN_FILE = ROOT / "configs/llava-7b-zero2-spot.yaml"
 TRAIN = {"global_batch_size": 8, "optimizer": {"learning_rate": 1e-3}}
 
 

@@ -32,9 +32,9 @@ from vlmpipe.planner.workload import Workload
 VOCABULARY = 300
 # Of Qwen3-VL two inner layers of the tower reach the first two of the language model's four.
 DEEP: dict[str, Any] = {
-    "whole.config.text_config.num_hidden_layers": 4,
-    "whole.config.vision_config.depth": 3,
-    "whole.config.vision_config.deepstack_visual_indexes": [0, 1],
+    "pretrained.config.text_config.num_hidden_layers": 4,
+    "pretrained.config.vision_config.depth": 3,
+    "pretrained.config.vision_config.deepstack_visual_indexes": [0, 1],
 }
 CONFIGS = {"llava": model_config(), "llava, tied": model_config()} | {
     family: ModelConfig.model_validate(merged(model_section(family), DEEP)) for family in GRID_FAMILIES

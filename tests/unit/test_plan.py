@@ -6,13 +6,13 @@ import dataclasses
 import json
 import socket
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from benchmarks.memory_cases import Case
 from tests.short_form import only_whole
+from tests.support.paths import ROOT
 from trainer.config.model import ModelConfig
 from trainer.models.layers.recompute_policy import Recompute
 from trainer.sizing.pipeline_partition import Stage
@@ -30,7 +30,6 @@ from vlmpipe.planner.model_architecture import architecture
 from vlmpipe.planner.parallel_layout import STRATEGIES, make_layout
 from vlmpipe.planner.plan import Plan, plan_run
 
-ROOT = Path(__file__).parents[2]
 SEVEN_B = ROOT / "configs/llava-7b-zero2-spot.yaml"
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,12 +13,13 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from tests.plan_fixture import GIB, PLANS, amber, make_plan, red, sizes_unknown, without_gpu
+from tests.support.paths import ROOT
 from vlmpipe.cli.views.memory_bar import cells, merged_parts
 from vlmpipe.cli.views.plan import print_plan_tables
 from vlmpipe.config.run_config import load_run_file
 from vlmpipe.planner.plan import plan_run
 
-CONFIGS = Path(__file__).parents[2] / "configs"
+CONFIGS = ROOT / "configs"
 WIDTHS = [80, 120]
 
 

@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 
 from components.runtime.resolve import Resolved, compiled_settings, resolve
+from tests.support.paths import ROOT
 from trainer.config.job import JobConfig
 from trainer.errors import ConfigError
 from vlmpipe.config.run_config import RunConfig, load_run_file
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture

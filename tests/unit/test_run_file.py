@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from tests.support.paths import ROOT
 from vlmpipe.config.yaml_loader import _Loader, compose
 
-ROOT = Path(__file__).parents[2]
 FILES = [*sorted((ROOT / "configs").glob("*.yaml")), *sorted((ROOT / "vlmpipe/catalog").glob("*.yaml"))]
 STRANGE = """# é 🎉
 name: größe 🎉 x   # of the file

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.job_specs import CASES, CLUSTER, IMAGE, ONE, REDUCED, Case, a100, changed, leaves
+from tests.support.paths import ROOT
 from trainer.errors import ConfigError
 from vlmpipe.catalog.machines import load_catalog
 from vlmpipe.cli import app as cli
@@ -21,7 +22,6 @@ from vlmpipe.job_spec.file import LARGEST_FILE_BYTES, SpecFile, read_spec_file, 
 from vlmpipe.job_spec.rules import Violation
 from vlmpipe.job_spec.schema import camel_case
 
-ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "tests/fixtures/job-specs"
 CATALOG = load_catalog()
 EIGHT = ["VP101", "VP101", "VP108", "VP203", "VP207", "VP303", "VP602", "VP701"]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from benchmarks.tiny_native import model_section
+from tests.support.paths import ROOT
 from tests.trainer_runs import merged
 from trainer.config.model import GRID_FAMILIES
 from vlmpipe.catalog.machines import load_catalog
@@ -19,7 +19,6 @@ from vlmpipe.planner.model_architecture import Architecture, architecture
 from vlmpipe.planner.search.search import Goal, Suggestion
 from vlmpipe.planner.search.space import Cluster, Degrees, candidates
 
-ROOT = Path(__file__).parents[2]
 MACHINE = load_catalog().machines["a2-ultragpu-8g"]
 GPU = load_catalog().gpus["NVIDIA_A100_80GB"]
 PLACES = [Cluster(MACHINE, GPU, gpus, nodes) for gpus in (1, 8) for nodes in (1, 4)]

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from lark import UnexpectedInput
 
+from tests.support.paths import ROOT
 from tests.terraform_files import Module, read_schema
 from vlmpipe.config.infrastructure import GcpConfig, PscInterfaceConfig
 
-ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "terraform"
 SCHEMA = read_schema(ROOT / "tests/fixtures/terraform/google-7.45.0.json")
 GUIDE = ROOT / "docs/how-to/first-run-on-vertex.md"

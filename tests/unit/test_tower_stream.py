@@ -6,7 +6,6 @@ import contextlib
 import gc
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 from benchmarks.measure_memory import Scales, draw, packed_batch
 from benchmarks.memory_cases import ONLINE, ROWS, Case
 from benchmarks.tiny_runs import TINY, merged
+from tests.support.paths import ROOT
 from trainer.config.train import TrainConfig
 from trainer.dataloading.batches import PackedBatch
 from trainer.errors import ConfigError
@@ -29,7 +29,7 @@ from vlmpipe.planner.memory.estimate import estimate_memory
 from vlmpipe.planner.model_architecture import architecture
 
 CPU = torch.device("cpu")
-RUN_FILE = Path(__file__).parents[2] / "configs/llava-7b-zero2-spot.yaml"
+RUN_FILE = ROOT / "configs/llava-7b-zero2-spot.yaml"
 TRAIN = {"global_batch_size": 8, "optimizer": {"learning_rate": 1e-3}}
 
 

@@ -8,35 +8,10 @@ import pytest
 
 from tests.fakes.train_job_pods import condition, pod
 from tests.fakes.train_job_rules import denials, pod_name_violation, unknown_fields, violations
+from tests.support.train_jobs import IMAGE, PLACEMENT, RUN_URI, made, pools
 from trainer.errors import ConfigError
-from vlmpipe.backends.kubeflow.manifest import LONGEST_NAME, Placement, job_name, train_job
+from vlmpipe.backends.kubeflow.manifest import LONGEST_NAME, Placement, job_name
 from vlmpipe.backends.kubeflow.status import Ended, cause, job_state, nodes_of
-from vlmpipe.job_spec.parse import parse_job_spec
-
-RUN_URI = "gs://bucket/runs/r"
-IMAGE = "registry.example.com/vlmpipe/trainer:1"
-PLACEMENT = Placement(
-    service_account="trainer",
-    queue="team-queue",
-    node_selector={"cloud.google.com/gke-accelerator": "nvidia-l4"},
-    tolerations=[{"key": "team", "value": "vision", "effect": "NoSchedule"}],
-    cpus=7.5,
-    memory_gib=24.0,
-)
-
-
-def pools(*counts: float, gpus: int = 0, **container: Any) -> list[dict[str, Any]]:
-    args = ["--nproc-per-node", str(max(1, gpus)), "--", "trainer.train", "--config", f"{RUN_URI}/run.json"]
-    machine = {"machine_type": "g2-standard-24" if gpus else "n1-standard-8"}
-    if gpus:
-        machine |= {"accelerator_type": "NVIDIA_L4", "accelerator_count": float(gpus)}  # as a compiled pipeline has it
-    spec = {"image_uri": IMAGE, "command": ["python", "-m", "trainer.launch"], "args": args, **container}
-    return [{"machine_spec": machine, "replica_count": count, "container_spec": spec} for count in counts]
-
-
-def made(worker_pools: list[dict[str, Any]], placement: Placement = PLACEMENT, **spec: Any) -> dict[str, Any]:
-    job = parse_job_spec({"worker_pool_specs": worker_pools, "scheduling": {"timeout": "3600s"}, **spec})
-    return train_job("digits-train-12345678", job, placement, labels={"vlmpipe-step": "train"}, run_uri=RUN_URI)
 
 
 def pod_of(job: dict[str, Any]) -> dict[str, Any]:

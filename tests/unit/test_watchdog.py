@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.support.paths import ROOT
 from trainer.config.job import JobConfig, RunPaths
 from trainer.distributed.process import ProcessContext
 from trainer.distributed.watchdog import STACKS_FOLDER, Watchdog
 from trainer.errors import ExitCode
 
-ROOT = Path(__file__).parents[2]
 FIRES_S = 20.0  # far longer than any limit here
 QUIET_LIMITS = 4  # a watchdog that has not fired after so many limits does not
 

@@ -12,11 +12,12 @@ import pytest
 
 from components.runtime import webhook
 from tests.fakes.receiver import Receiver
+from tests.support.paths import ROOT
 from trainer.errors import ConfigError
 from trainer.progress import StepRecord
 from vlmpipe.config.run_config import load_run_file
 
-DIGITS = Path(__file__).parents[2] / "configs/digits.yaml"
+DIGITS = ROOT / "configs/digits.yaml"
 SECRET = "projects/my-project/secrets/chat"
 
 

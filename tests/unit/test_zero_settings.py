@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.paths import ROOT
 from vlmpipe.catalog.machines import load_catalog
 from vlmpipe.config.run_config import load_run_file
 from vlmpipe.planner.memory.estimate import estimate_memory
@@ -15,7 +15,7 @@ from vlmpipe.planner.memory.host import NODE_WEIGHTS
 from vlmpipe.planner.model_architecture import architecture
 from vlmpipe.planner.plan import plan_run
 
-RUN_FILE = Path(__file__).parents[2] / "configs/llava-7b-zero2-spot.yaml"
+RUN_FILE = ROOT / "configs/llava-7b-zero2-spot.yaml"
 GIVEN = 2_000_000_000  # so many that the moment that has them is the fullest
 
 

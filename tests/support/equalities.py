@@ -1,0 +1,47 @@
+"""What tests of equal training share: bounds, settings, and the weights that a run trained."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import torch
+
+from trainer.checkpoint.commit import Checkpoint, fetch_folder, newest_good, read_record
+from trainer.checkpoint.weight_reader import open_weights
+from trainer.config.job import JobConfig
+from trainer.storage import open_storage
+
+RELATIVE = 1e-5  # fp32 sums in another order
+
+
+RELATIVE_BF16 = 5e-3
+
+
+STOP_STEP = 3
+
+
+HELD_OUT = {"train.validate_every_steps": STOP_STEP, "train.validation_sequences": 3}
+
+
+AVERAGED = {"train.ema_decay": 0.6}
+
+
+TOWER_TRAINED = {"model.freeze": [], "features.cache": "off"}
+
+
+# 2 nodes with 2 processes each: hsdp tells ranks of a node from those of another, tp+fsdp needs ranks to slice over,
+# tp+pp+dp has two stages of two ranks.
+NODES = {"hsdp": 2, "tp+fsdp": 2, "tp+pp+dp": 2}
+
+
+def trained_weights(job: JobConfig, name: str = "", *, averaged: bool = False) -> dict[str, torch.Tensor]:
+    """The trained parameters of a checkpoint, by default the newest, or their averages, as its export reads them."""
+    store = open_storage(job.run.run_uri)
+    checkpoint, passed_over = newest_good(store)
+    assert checkpoint is not None and not passed_over
+    checkpoint = Checkpoint(name, read_record(store, name)) if name else checkpoint
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = fetch_folder(store, checkpoint, Path(scratch))
+        weights = open_weights(folder, checkpoint.record.checkpoint_format, averaged=averaged)
+        return {name: weights.read(name).clone() for name in weights.names}

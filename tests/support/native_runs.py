@@ -1,0 +1,32 @@
+"""Runs of native models over several ranks."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from benchmarks.tiny_native import model_section
+from tests.native_fixture import write_data
+from tests.trainer_runs import train_runs
+from trainer.config.job import JobConfig
+
+Content = dict[str, Any]  # changes of the run file
+STEPS, STOP_STEP = 4, 2
+
+
+def base_of(root: Path, family: str) -> Content:
+    return {
+        "model": model_section(family), "data": {**write_data(root / family), "validation_fraction": 0.1},
+        "features.cache": "off", "train.global_batch_size": 2, "train.micro_batch_size": 1, "train.max_steps": STEPS,
+    }  # fmt: skip
+
+
+def train(jobs: Iterable[tuple[int, JobConfig]]) -> None:
+    """Runs by the number of processes that they need."""
+    by_processes: dict[int, list[JobConfig]] = defaultdict(list)
+    for processes, job in jobs:
+        by_processes[processes].append(job)
+    for processes, several in by_processes.items():
+        train_runs(several, processes=processes)
