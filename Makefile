@@ -89,7 +89,7 @@ submit: $(INSTALLED)  ## start a run on Vertex AI; asks before much is spent: ma
 
 .PHONY: rehearse
 rehearse: $(INSTALLED_DEV)  ## a strict Vertex AI on this machine, to submit a run file to: make rehearse config=configs/x.yaml
-	@$(BIN)/python -m tests.fakes.rehearsal $(config) $(GCP_FIELDS) $(args)
+	@$(BIN)/python -m tests.fakes.vertex.rehearsal $(config) $(GCP_FIELDS) $(args)
 
 .PHONY: build
 build:  ## build and push the container images, and put their digests into config=FILE (builder=docker or gcloud)
@@ -133,7 +133,7 @@ reference: $(INSTALLED_DEV)  ## write the run file's reference and JSON Schema f
 
 .PHONY: golden
 golden: $(INSTALLED_DEV)  ## write the outlines of the shipped run files' pipelines anew, which a test compares
-	@$(BIN)/python -m tests.golden_pipelines
+	@$(BIN)/python -m tests.support.golden_pipelines
 
 .PHONY: bench-data
 bench-data: $(INSTALLED_DEV)  ## benchmarks of the data path, as ratios measured side by side
@@ -167,12 +167,12 @@ duel: $(INSTALLED_DEV)  ## the same damage before torch DCP, torch.load, safeten
 soak: N ?= 10
 soak: SEED ?= 1
 soak: $(INSTALLED_DEV)  ## real training under SIGKILL at random times, N rounds: make soak N=50 SEED=1
-	@$(BIN)/python -m tests.soak --rounds $(N) --seed $(SEED) $(args)
+	@$(BIN)/python -m tests.crash.soak --rounds $(N) --seed $(SEED) $(args)
 
 .PHONY: fuzz-data
 fuzz-data: N ?= 10000
 fuzz-data: $(INSTALLED_DEV)  ## damaged files of every format through data preparation, other damage each time: make fuzz-data N=10000
-	VLMPIPE_FUZZ_EXAMPLES=$(N) $(BIN)/python -m pytest tests/unit/test_data_mutations.py -q $(args)
+	VLMPIPE_FUZZ_EXAMPLES=$(N) $(BIN)/python -m pytest tests/unit/trainer/data/prepare/test_mutations.py -q $(args)
 
 .PHONY: clean
 clean:  ## remove build outputs and tool caches; keeps .venv and runs/

@@ -24,7 +24,7 @@ from trainer.models.layers.compile import CACHE_VARIABLE
 from trainer.models.registry import family_of
 from trainer.setup import build_training
 
-TOLERANCE = 1e-4  # relative: fused kernels round elsewhere (tests/integration/test_inductor.py)
+TOLERANCE = 1e-4  # relative: fused kernels round elsewhere (tests/integration/trainer/models/test_compile.py)
 WARM_UP = 2  # steps, of which the first is compiled; a later one must not be
 NOTE = (
     "Compiled: kernels that inductor makes for this processor, one thread. What it gains on a GPU is another figure. "

@@ -15,7 +15,7 @@ ROWS = SequenceShape(rows=2, tokens=256, images=4, label_tokens=192)  # of a mic
 QUICK_ROWS = SequenceShape(rows=2, tokens=64, images=2, label_tokens=48)
 VOCABULARY, LARGE_VOCABULARY = 300, 8000
 EQUAL = 1e-5  # relative: fp32 sums in another order
-ROUNDED = 5e-3  # gradients of bf16, as in tests/integration/test_equalities.py
+ROUNDED = 5e-3  # gradients of bf16, as in tests/integration/trainer/strategies/test_equalities.py
 START_STEP = 2  # of PowerSGD: the fewest that it takes
 
 LANGUAGE = "model.language_model.config"

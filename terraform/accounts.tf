@@ -1,5 +1,5 @@
 # Four accounts, each with what its part of vlmpipe calls and no more. No account has a key. Every grant says why it is there,
-# and tests/unit/test_terraform.py knows each by name.
+# and tests/project/test_terraform.py knows each by name.
 #
 # Images are pulled by Vertex AI's own service agent, so no account reads their registry.
 

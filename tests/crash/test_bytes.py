@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from tests.checkpoint_fixture import record
 from tests.crash.cases import case
 from tests.crash.world import (
     after_a_fault,
@@ -27,6 +26,7 @@ from tests.crash.world import (
     tamper,
     two_committed,
 )
+from tests.support.checkpoints import record
 from trainer.checkpoint import commit as protocol
 from trainer.checkpoint.attempts import FILE, claim_attempt, read_attempts
 from trainer.checkpoint.commit import FOLDER, checkpoint_name, committed, newest_good

@@ -101,7 +101,7 @@ def test_the_saver_killed_at_a_point(point: str, savers: tuple[Path, dict[str, A
     "the next start deletes them, before it looks for room; those of a living process stay",
 )
 def test_staging_folders_of_killed_processes_are_swept(savers: tuple[Path, dict[str, Any]]) -> None:
-    """Of a living process: tests/unit/test_saver.py."""
+    """Of a living process: tests/unit/trainer/checkpoint/test_async_saver.py."""
     before, swept, after = savers[1]["staging"]
     assert before == swept > 0 and after == 0
 
@@ -178,7 +178,8 @@ def test_a_folder_that_is_no_checkpoint(savers: tuple[Path, dict[str, Any]]) -> 
 
 
 def test_another_number_of_ranks_is_welcome_in_dcp(savers: tuple[Path, dict[str, Any]]) -> None:
-    """Its files are by parameter name. The real reshard is in tests/integration/test_elastic.py."""
+    """Its files are by parameter name. The real reshard is in
+    tests/integration/trainer/checkpoint/test_elastic_resume.py."""
     assert savers[1]["other_ranks_in_dcp"] == 3
 
 

@@ -20,7 +20,7 @@ from tests.crash.world import (
     two_committed,
     upload,
 )
-from tests.e2e.disk import small_disk
+from tests.support.disk import small_disk
 from trainer.checkpoint.commit import FOLDER, checkpoint_name, committed
 from trainer.errors import ExitCode, UserError
 from trainer.storage import base as storage

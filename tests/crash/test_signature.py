@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.checkpoint_fixture import record
 from tests.crash.cases import case
 from tests.crash.world import after_a_fault, contents, loaded, put, save, sealed, tamper, upload
+from tests.support.checkpoints import record
 from trainer.checkpoint.attempts import claim_attempt
 from trainer.checkpoint.commit import (
     FOLDER,

@@ -15,12 +15,12 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, precondition, rule
 
-from tests.checkpoint_fixture import record
 from tests.conftest import MEMORY
 from tests.crash.cases import FULL, case
 from tests.crash.conftest import IMPATIENT
 from tests.crash.world import Meanwhile, flip, half, tamper, upload
-from tests.fakes.gcs import FakeGcs
+from tests.fakes.gcs.server import FakeGcs
+from tests.support.checkpoints import record
 from trainer.checkpoint import commit as protocol
 from trainer.checkpoint import retention as clearing
 from trainer.checkpoint.attempts import Attempts, begin_at, claim_attempt, note_end, read_attempts

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from tests.data_fixture import job_config, run_prepare
-from tests.e2e.commands import FENCE
+from tests.support.commands import FENCE
+from tests.support.data.prepared import job_config, run_prepare
 from tests.support.paths import ROOT
 from vlmpipe.cli.app import app
 from vlmpipe.config.run_config import load_run_file

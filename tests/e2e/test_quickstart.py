@@ -15,8 +15,8 @@ import torch
 from PIL import Image
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
-from tests.short_form import WHOLE, only_whole
 from tests.support.paths import ROOT
+from tests.support.short_form import WHOLE, only_whole
 from trainer.data.shards.index import Index
 from trainer.data.shards.tar import ShardReader
 from trainer.storage import open_storage

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from tests.e2e.commands import command_lines
+from tests.support.commands import command_lines
 from tests.support.paths import ROOT
 from vlmpipe.cli.app import app
 from vlmpipe.config.run_config import load_run_file

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.report_fixture import make_run
 from tests.support.paths import ROOT
+from tests.support.reports import make_run
 from vlmpipe.report.build import write_report
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="the package playwright is not installed")

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.commands import FENCE
-from tests.short_form import only_whole
+from tests.support.commands import FENCE
 from tests.support.paths import ROOT
+from tests.support.short_form import only_whole
 
 TUTORIAL = ROOT / "docs" / "tutorial.md"
 INSTALLATION = ("make install", "source .venv/bin/activate")  # what this test runs in

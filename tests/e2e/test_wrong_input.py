@@ -20,11 +20,11 @@ from typing import Any
 
 import pytest
 
-from tests.data_fixture import llava_folder, record, write_json
-from tests.e2e.disk import small_disk
-from tests.e2e.terminal import Answer, Terminal, vlmpipe
-from tests.short_form import chosen, only_whole
-from tests.trainer_runs import TINY, merged
+from tests.support.data.prepared import llava_folder, record, write_json
+from tests.support.disk import small_disk
+from tests.support.short_form import chosen, only_whole
+from tests.support.terminal import Answer, Terminal, vlmpipe
+from tests.support.trainer_runs import TINY, merged
 from trainer.checkpoint.commit import REJECTED
 from trainer.errors import ExitCode
 

@@ -2,7 +2,7 @@
 
 Activations are traced from the real code (`activations.py`); weights, gradients and optimizer state are counted from
 the model's shape; what a strategy adds was found by weighing every storage of real runs, to which
-tests/integration/test_memory.py holds these numbers.
+tests/integration/vlmpipe/planner/test_memory.py holds these numbers.
 """
 
 from __future__ import annotations

@@ -112,19 +112,20 @@ class _Group:
 def traffic(layout: Layout, shape: ModelShape, work: Work) -> list[Transfer]:
     """All traffic of one training step.
 
-    What is sent is what `trainer/strategies` does; tests/integration/test_traffic.py counts it. DDP all-reduces fp32
-    gradients once a step, or half of their bytes where they are rounded, or PowerSGD's factors. ZeRO-2 does so after
-    each micro-batch, matrices in the autocast type (DeepSpeed 0.19, stage_1_and_2.py,
-    `reduce_ready_partitions_and_remove_grads`), and then gathers fp32 weights once. FSDP2 gathers the layers' weights
-    in the compute type twice a micro-batch, those outside layers once, and reduce-scatters fp32 gradients after each;
-    parts in which nothing is trained stay whole. Hybrid does so inside a node and all-reduces a shard's gradients
-    across nodes once a step. ZeRO-1 sends its gradients once a step. ZeRO-3 gathers all weights, frozen ones too, for
-    each forward and each backward pass; with ZeRO++ (Wang et al. 2023, arXiv 2306.10209) in 8 bits, and sums gradients
-    between nodes in 4 bits, by two all-to-alls that send what a hierarchical reduce-scatter would. With a copy in each
-    node (hpZ) it gathers trained weights over all ranks once a step, and else inside nodes. Ranks that split layers sum
-    activations, see `_tensor_sums`, and once a step the gradients of what is whole of adapters. Of a pipeline's stages,
-    which all-reduce their own gradients and sum their own activations, the one that sends most is given. Where patterns
-    choose what is trained, these count layers that no gradient reaches as the others.
+    What is sent is what `trainer/strategies` does; tests/integration/trainer/strategies/test_traffic.py counts it.
+    DDP all-reduces fp32 gradients once a step, or half of their bytes where they are rounded, or PowerSGD's factors.
+    ZeRO-2 does so after each micro-batch, matrices in the autocast type (DeepSpeed 0.19, stage_1_and_2.py,
+    `reduce_ready_partitions_and_remove_grads`), and then gathers fp32 weights once. FSDP2 gathers the layers'
+    weights in the compute type twice a micro-batch, those outside layers once, and reduce-scatters fp32 gradients
+    after each; parts in which nothing is trained stay whole. Hybrid does so inside a node and all-reduces a shard's
+    gradients across nodes once a step. ZeRO-1 sends its gradients once a step. ZeRO-3 gathers all weights, frozen
+    ones too, for each forward and each backward pass; with ZeRO++ (Wang et al. 2023, arXiv 2306.10209) in 8 bits,
+    and sums gradients between nodes in 4 bits, by two all-to-alls that send what a hierarchical reduce-scatter
+    would. With a copy in each node (hpZ) it gathers trained weights over all ranks once a step, and else inside
+    nodes. Ranks that split layers sum activations, see `_tensor_sums`, and once a step the gradients of what is
+    whole of adapters. Of a pipeline's stages, which all-reduce their own gradients and sum their own activations,
+    the one that sends most is given. Where patterns choose what is trained, these count layers that no gradient
+    reaches as the others.
     """
     strategy = layout.strategy
     stage = _fullest_stage(layout, shape, work)

@@ -1,0 +1,397 @@
+"""A small, strict stand-in for Google Cloud Storage's JSON API, for tests.
+
+It enforces what our guarantees rest on and what public emulators skip: generation preconditions (412) and CRC32C on
+upload (400). Whatever it does not know is answered 501, never guessed. Fault rules break chosen requests on purpose.
+
+    with FakeGcs(buckets=["bucket"]) as server:
+        server.places["bucket"] = {"location": "US", "locationType": "multi-region"}
+        server.granted["bucket"] = {"storage.objects.get"}  # of a bucket's metadata and no more is that heeded
+        client = server.client()
+        server.faults.append(Fault("drop_after", method="POST"))
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import threading
+import time
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+import google_crc32c
+from google.auth.credentials import AnonymousCredentials
+from google.cloud import storage
+
+from tests.fakes.gcs.faults import Fault
+
+TRICKLE_PIECES, TRICKLE_S = 8, 0.05  # pieces of a body, and the pause before each
+
+
+@dataclass
+class StoredObject:
+    """One live object. GCS keeps no older generation unless the bucket is versioned."""
+
+    data: bytes
+    generation: int
+    metadata: dict[str, str]
+    _summed: tuple[bytes, str] | None = None  # these bytes and their sum: a test may put others there
+
+    def crc32c(self) -> str:
+        if self._summed is None or self._summed[0] is not self.data:
+            self._summed = self.data, base64.b64encode(google_crc32c.value(self.data).to_bytes(4, "big")).decode()
+        return self._summed[1]
+
+
+@dataclass
+class ResumableUpload:
+    """A session: what the first request asked for, and the bytes so far; none once it is finished."""
+
+    bucket: str
+    resource: dict[str, Any]
+    query: dict[str, str]
+    data: bytearray = field(default_factory=bytearray)
+    finished: dict[str, Any] | None = None  # asking a finished session again gives the same answer
+
+
+class ApiError(Exception):
+    """An answer that is not 200."""
+
+    def __init__(self, code: int, message: str, headers: dict[str, str] | None = None) -> None:
+        super().__init__(message)
+        self.code, self.message, self.headers = code, message, headers or {}
+
+
+class FakeGcs:
+    """The server: state in memory, one thread a connection, one lock around each request's effect."""
+
+    def __init__(self, buckets: list[str], page_size: int = 1000) -> None:
+        self.buckets: dict[str, dict[str, StoredObject]] = {name: {} for name in buckets}
+        self.places: dict[str, dict[str, Any]] = {}  # of a bucket's metadata; else it lies in us-central1
+        self.granted: dict[str, set[str]] = {}  # what the caller may, for buckets where that is not everything
+        self.uploads: dict[str, ResumableUpload] = {}
+        self.faults: list[Fault] = []
+        self.requests: list[str] = []  # "METHOD path?query" of every request that arrived
+        self.ranges: list[str] = []  # what each download asked for; empty is the whole
+        self.arrivals_s: list[float] = []  # when it did, by the monotonic clock
+        self.closing = threading.Event()
+        self.page_size = page_size
+        self.lock = threading.Lock()
+        self._generation = 1000
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler_class(self))
+        self._server.daemon_threads = True
+        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01})
+
+    def __enter__(self) -> FakeGcs:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.closing.set()
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    @property
+    def endpoint(self) -> str:
+        return f"http://127.0.0.1:{self._server.server_port}"
+
+    def client(self) -> storage.Client:
+        """The real client library, talking to this server."""
+        return storage.Client(
+            project="test", credentials=AnonymousCredentials(), client_options={"api_endpoint": self.endpoint}
+        )
+
+    def take_fault(self, method: str, path: str, body: bytes) -> Fault | None:
+        with self.lock:
+            fault = next((fault for fault in self.faults if fault.matches(method, path, body)), None)
+            if fault:
+                fault.times -= 1
+            return fault
+
+    def objects(self, bucket: str) -> dict[str, StoredObject]:
+        if bucket not in self.buckets:
+            raise ApiError(404, "The specified bucket does not exist.")
+        return self.buckets[bucket]
+
+    def metadata(self, bucket: str) -> dict[str, Any]:
+        """A bucket's own resource."""
+        self.objects(bucket)
+        if "storage.buckets.get" not in self.granted.get(bucket, {"storage.buckets.get"}):
+            denied = "Permission 'storage.buckets.get' denied on resource (or it may not exist)."
+            raise ApiError(403, f"caller does not have storage.buckets.get access. {denied}")
+        place = self.places.get(bucket, {"location": "US-CENTRAL1", "locationType": "region"})
+        return {"kind": "storage#bucket", "name": bucket, "id": bucket, **place}
+
+    def permissions(self, bucket: str, asked: list[str]) -> dict[str, Any]:
+        """Those asked for that the caller has; the question itself needs none."""
+        self.objects(bucket)
+        has = [name for name in asked if name in self.granted.get(bucket, asked)]
+        return {"kind": "storage#testIamPermissionsResponse", **({"permissions": has} if has else {})}
+
+    def get(self, bucket: str, name: str, query: dict[str, str]) -> StoredObject:
+        found = self.objects(bucket).get(name)
+        if found is None or query.get("generation", str(found.generation)) != str(found.generation):
+            raise ApiError(404, f"No such object: {bucket}/{name}")
+        self._check_precondition(found, query)
+        return found
+
+    def insert(
+        self, bucket: str, resource: dict[str, Any], query: dict[str, str], data: bytes
+    ) -> tuple[str, StoredObject]:
+        """Store an object if its precondition and its CRC32C hold; its name and what is stored."""
+        name = resource.get("name") or query.get("name", "")
+        if not name or len(name.encode()) > 1024 or "\r" in name or "\n" in name:
+            raise ApiError(400, f"Invalid object name: {name!r}")
+        objects = self.objects(bucket)
+        self._check_precondition(objects.get(name), query)
+        self._generation += 1
+        stored = StoredObject(data, self._generation, resource.get("metadata") or {})
+        claimed = resource.get("crc32c")
+        if claimed and claimed != stored.crc32c():
+            raise ApiError(400, f'Provided CRC32C "{claimed}" doesn\'t match calculated CRC32C "{stored.crc32c()}".')
+        objects[name] = stored
+        return name, stored
+
+    def delete(self, bucket: str, name: str, query: dict[str, str]) -> None:
+        self.get(bucket, name, query)
+        del self.buckets[bucket][name]
+
+    def _check_precondition(self, found: StoredObject | None, query: dict[str, str]) -> None:
+        wanted = query.get("ifGenerationMatch")
+        if wanted is not None and int(wanted) != (found.generation if found else 0):
+            raise ApiError(412, "At least one of the pre-conditions you specified did not hold.")
+
+
+# Query parameters that change nothing here. Any other unknown one is refused, so that no test rests on a thing ignored.
+IGNORED_QUERY = {"projection", "prettyPrint", "alt"}
+KNOWN_QUERY = {
+    "ifGenerationMatch",
+    "generation",
+    "uploadType",
+    "name",
+    "prefix",
+    "pageToken",
+    "maxResults",
+    "fields",
+    "permissions",
+}
+
+
+def _handler_class(server: FakeGcs) -> type[BaseHTTPRequestHandler]:
+    class Handler(_Handler):
+        fake = server
+
+    return Handler
+
+
+class _Handler(BaseHTTPRequestHandler):
+    fake: FakeGcs
+    protocol_version = "HTTP/1.1"  # keep-alive, as the real service
+    disable_nagle_algorithm = True  # else each answer waits 40 ms for the client's delayed ACK
+    fault: Fault | None = None
+
+    def _serve(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        self.fake.requests.append(f"{self.command} {self.path}")
+        self.fake.arrivals_s.append(time.monotonic())
+        self.fault = self.fake.take_fault(self.command, self.path, body)
+        if self.fault and self.fault.action in ("drop_before", "stall"):
+            self._hang_up()
+            return
+        try:
+            if self.fault and self.fault.action == "status":
+                wait_s = self.fault.retry_after_s
+                raise ApiError(self.fault.code, "fault rule", {"Retry-After": str(wait_s)} if wait_s else {})
+            url = urlsplit(self.path)
+            query = {key: values[0] for key, values in parse_qs(url.query, keep_blank_values=True).items()}
+            if unknown := query.keys() - KNOWN_QUERY - IGNORED_QUERY - {"upload_id"}:
+                raise ApiError(501, f"query parameters unknown to this fake: {sorted(unknown)}")
+            with self.fake.lock:
+                self._route(url.path, query, body)
+        except ApiError as error:
+            self._answer_json({"error": {"code": error.code, "message": error.message}}, error.code, error.headers)
+        if self.fault and self.fault.action == "stall_midway":
+            self._hang_up()
+
+    def _hang_up(self) -> None:
+        """Close the connection; after a stall not before the server itself closes."""
+        if self.fault and self.fault.action.startswith("stall"):
+            self.fake.closing.wait()
+        self.close_connection = True
+
+    def _received(self, data: bytes) -> bytes:
+        if self.fault and self.fault.action == "corrupt_request" and data:
+            return data[:-1] + bytes([data[-1] ^ 1])
+        return data
+
+    do_GET = do_POST = do_PUT = do_DELETE = do_PATCH = _serve
+
+    def _route(self, path: str, query: dict[str, str], body: bytes) -> None:
+        if copied := re.fullmatch(r"/storage/v1/b/([^/]+)/o/([^/]+)/rewriteTo/b/([^/]+)/o/([^/]+)", path):
+            bucket, name, to_bucket, to_name = map(unquote, copied.groups())
+            return self._rewrite(bucket, name, to_bucket, to_name, query)
+        if asked := re.fullmatch(r"/storage/v1/b/([^/]+)/iam/testPermissions", path):
+            wanted = parse_qs(urlsplit(self.path).query).get("permissions", [])
+            return self._answer_json(self.fake.permissions(unquote(asked[1]), wanted))
+        match = re.fullmatch(r"(/upload|/download|)/storage/v1/b/([^/]+)(?:/o(?:/([^/]+))?)?", path)
+        if not match:
+            raise ApiError(501, f"no such route in this fake: {self.command} {path}")
+        area, bucket, name = match[1], unquote(match[2]), unquote(match[3] or "")
+        listing = path.endswith("/o")
+        if area == "/upload" and listing:
+            self._upload(bucket, query, body)
+        elif area == "/download" and name and self.command == "GET":
+            self._answer_media(self.fake.get(bucket, name, query))
+        elif area == "" and name and self.command == "GET":
+            self._answer_json(_resource(bucket, name, self.fake.get(bucket, name, query)))
+        elif area == "" and name and self.command == "DELETE":
+            self.fake.delete(bucket, name, query)
+            self._answer(204, b"")
+        elif area == "" and listing and self.command == "GET":
+            self._list(bucket, query)
+        elif area == "" and self.command == "GET":
+            self._answer_json(self.fake.metadata(bucket))
+        else:
+            raise ApiError(501, f"no such route in this fake: {self.command} {path}")
+
+    def _list(self, bucket: str, query: dict[str, str]) -> None:
+        prefix, start = query.get("prefix", ""), query.get("pageToken", "")
+        objects = self.fake.objects(bucket)
+        names = sorted(name for name in objects if name.startswith(prefix) and name > start)
+        size = min(int(query.get("maxResults", self.fake.page_size)), self.fake.page_size)
+        items = [_resource(bucket, name, objects[name]) for name in names[:size]]
+        if "fields" in query:
+            items = [{key: item[key] for key in _item_fields(query["fields"])} for item in items]
+        answer: dict[str, Any] = {"items": items}
+        if len(names) > size:
+            answer["nextPageToken"] = names[size - 1]
+        self._answer_json(answer)
+
+    def _rewrite(self, bucket: str, name: str, to_bucket: str, to_name: str, query: dict[str, str]) -> None:
+        """Copy within the service. Small objects, as those of a test, take one request of the several it may take."""
+        if conditions := [name for name in query if name.startswith("if")]:
+            raise ApiError(501, f"conditions of a copy are unknown to this fake: {conditions}")
+        data = self.fake.get(bucket, name, query).data
+        there = _resource(to_bucket, *self.fake.insert(to_bucket, {"name": to_name}, {}, data))
+        size = {"totalBytesRewritten": str(len(data)), "objectSize": str(len(data))}
+        self._answer_json({"kind": "storage#rewriteResponse", "done": True, "resource": there} | size)
+
+    def _upload(self, bucket: str, query: dict[str, str], body: bytes) -> None:
+        kind = query.get("uploadType")
+        if self.command == "POST" and kind == "multipart":
+            resource, data = _split_multipart(self.headers["Content-Type"], body)
+            self._answer_json(_resource(bucket, *self.fake.insert(bucket, resource, query, self._received(data))))
+        elif self.command == "POST" and kind == "resumable":
+            self.fake.objects(bucket)
+            session = f"session-{len(self.fake.uploads)}"
+            self.fake.uploads[session] = ResumableUpload(bucket, json.loads(body or b"{}"), query)
+            where = f"{self.fake.endpoint}/upload/storage/v1/b/{bucket}/o?uploadType=resumable&upload_id={session}"
+            self._answer(200, b"", {"Location": where})
+        elif self.command == "PUT" and kind == "resumable":
+            self._resume(query.get("upload_id", ""), body)
+        else:
+            raise ApiError(501, f"upload type unknown to this fake: {self.command} {kind}")
+
+    def _resume(self, session: str, body: bytes) -> None:
+        upload = self.fake.uploads.get(session)
+        if upload is None:
+            raise ApiError(404, "No such upload session.")
+        span = re.fullmatch(r"bytes (?:(\d+)-(\d+)|\*)/(\d+|\*)", self.headers.get("Content-Range", ""))
+        if not span:
+            raise ApiError(400, "Invalid Content-Range")
+        if upload.finished is not None:
+            return self._answer_json(upload.finished)
+        if span[1] is not None:
+            last = span[3] != "*" and int(span[2]) + 1 == int(span[3])
+            if not last and len(body) % (256 << 10):
+                raise ApiError(400, "A chunk that is not the last must be a multiple of 256 KiB.")
+            known = len(upload.data) - int(span[1])  # bytes sent before: ignored, as the real service does
+            if known < 0 or int(span[2]) - int(span[1]) + 1 != len(body):
+                raise ApiError(400, "The chunk does not continue what is stored, or has not the size it names.")
+            upload.data += self._received(body[known:])
+        if span[3] == "*" or len(upload.data) < int(span[3]):
+            received = {"Range": f"bytes=0-{len(upload.data) - 1}"} if upload.data else {}
+            self._answer(308, b"", received)
+            return
+        stored = self.fake.insert(upload.bucket, upload.resource, upload.query, bytes(upload.data))
+        upload.data, upload.finished = bytearray(), _resource(upload.bucket, *stored)
+        self._answer_json(upload.finished)
+
+    def _answer_media(self, stored: StoredObject) -> None:
+        data, status, headers = stored.data, 200, {"X-Goog-Hash": f"crc32c={stored.crc32c()}"}
+        headers["X-Goog-Generation"] = str(stored.generation)
+        self.fake.ranges.append(self.headers.get("Range", ""))
+        if span := re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", "")):
+            start, end = int(span[1]), min(int(span[2] or len(data)), len(data) - 1)
+            if start >= len(data):
+                raise ApiError(416, "Requested range not satisfiable")
+            headers["Content-Range"] = f"bytes {start}-{end}/{len(data)}"
+            data, status = data[start : end + 1], 206
+        self._answer(status, data, headers)
+
+    def _answer_json(self, answer: dict[str, Any], code: int = 200, headers: dict[str, str] | None = None) -> None:
+        self._answer(code, json.dumps(answer).encode(), {"Content-Type": "application/json", **(headers or {})})
+
+    def _answer(self, code: int, body: bytes, headers: dict[str, str] | None = None) -> None:
+        action = self.fault.action if self.fault else None
+        if action == "drop_after":
+            self.close_connection = True
+            return
+        self.send_response(code)
+        for key, value in (headers or {}).items():
+            self.send_header(key, value)
+        if code != 204:
+            self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if action in ("truncate", "stall_midway"):
+            self.close_connection = True
+            body = body[: len(body) // 2]
+        if action == "corrupt" and body:
+            body = bytes([body[0] ^ 1]) + body[1:]
+        if action == "trickle":
+            size_bytes = -(-len(body) // TRICKLE_PIECES)
+            for start in range(0, len(body), size_bytes):
+                self.fake.closing.wait(TRICKLE_S)
+                self.wfile.write(body[start : start + size_bytes])
+            return
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Requests are kept in `FakeGcs.requests`; printing them would drown the tests' output."""
+
+
+def _resource(bucket: str, name: str, stored: StoredObject) -> dict[str, Any]:
+    return {
+        "kind": "storage#object",
+        "bucket": bucket,
+        "name": name,
+        "size": str(len(stored.data)),
+        "generation": str(stored.generation),
+        "metageneration": "1",
+        "crc32c": stored.crc32c(),
+        "metadata": stored.metadata,
+    }
+
+
+def _item_fields(fields: str) -> list[str]:
+    """What a listing asks for of each object: the real service leaves out everything else."""
+    match = re.search(r"items\(([^)]*)\)", fields)
+    if not match:
+        raise ApiError(501, f"fields unknown to this fake: {fields}")
+    return match[1].split(",")
+
+
+def _split_multipart(content_type: str, body: bytes) -> tuple[dict[str, Any], bytes]:
+    """The two parts of multipart/related: the object's resource as JSON, and its bytes."""
+    match = re.search(r'boundary="?([^";]+)"?', content_type)
+    if not match:
+        raise ApiError(400, "multipart body without a boundary")
+    parts = body.split(b"--" + match[1].encode())
+    if len(parts) != 4 or parts[3].strip() != b"--":
+        raise ApiError(400, "expected exactly two parts")
+    resource, data = (part.partition(b"\r\n\r\n")[2][:-2] for part in parts[1:3])
+    return json.loads(resource), data

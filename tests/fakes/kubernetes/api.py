@@ -1,0 +1,259 @@
+"""A small, strict stand-in for a Kubernetes API with Kubeflow Trainer: TrainJobs, their pods and logs, over HTTP.
+
+A TrainJob is checked by the API's own types and the rules behind them (train_job_rules.py); whatever the fake does not
+know is answered 501, never guessed.
+
+    with FakeKubernetes() as cluster:
+        monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig(tmp_path)))
+        cluster.courses.append(Course([Scene(...)]))       # of the next TrainJob; without one its nodes run here
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl, urlsplit
+
+import yaml
+
+from tests.fakes.kubernetes.pods import Life, Processes
+from tests.fakes.kubernetes.train_job_rules import denials, pod_name_violation, unknown_fields, violations
+
+GROUP, VERSION, PLURAL = "trainer.kubeflow.org", "v1alpha1", "trainjobs"
+USER, TOKEN = "system:serviceaccount:team:pipeline-runner", "a-token"
+ALL_VERBS = frozenset(
+    {"create trainjobs", "get trainjobs", "delete trainjobs", "list pods", "get pods", "get pods/log"}
+)
+JOBS = re.compile(rf"/apis/{GROUP}/{VERSION}/namespaces/(?P<namespace>[^/]+)/{PLURAL}(/(?P<name>[^/]+))?")
+PODS = re.compile(r"/api/v1/namespaces/(?P<namespace>[^/]+)/pods(/(?P<name>[^/]+)(?P<log>/log)?)?")
+SELECTOR = re.compile(r"jobset\.sigs\.k8s\.io/jobset-name=([^,]+),jobset\.sigs\.k8s\.io/replicatedjob-name=node")
+REASONS = {400: "BadRequest", 401: "Unauthorized", 403: "Forbidden", 404: "NotFound", 409: "AlreadyExists",
+           422: "Invalid", 500: "InternalError", 501: "NotImplemented", 503: "ServiceUnavailable"}  # fmt: skip
+
+
+class Refused(Exception):
+    """An answer that is not 200; `plain` is one that is no Status object."""
+
+    def __init__(self, code: int, message: str, *, name: str = "", plain: bool = False) -> None:
+        super().__init__(message)
+        self.code, self.message, self.name, self.plain = code, message, name, plain
+
+
+class FakeKubernetes:
+    """The server: one namespace, state in memory, one lock around each request."""
+
+    def __init__(self, namespace: str = "team") -> None:
+        self.namespace = namespace
+        self.installed = True  # whether there is a CRD of TrainJobs
+        self.runtimes = {"torch-distributed"}
+        self.lacks: set[str] = set()  # fields of spec that an older Trainer does not have
+        self.allowed = set(ALL_VERBS)
+        self.jobs: dict[str, dict[str, Any]] = {}
+        self.lives: dict[str, Life] = {}
+        self.courses: list[Life] = []
+        self.step_pods: dict[str, dict[str, Any]] = {}  # pods of pipeline steps, with their owner
+        self.faults: list[tuple[str, int]] = []  # code of a method's next answer; 0: cut off after the work is done
+        self.deletions_take = 0  # GETs for which a deleted TrainJob is still there
+        self.requests: list[str] = []
+        self.lock = threading.Lock()
+        self._leaving: dict[str, int] = {}
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler_class(self))
+        self._server.daemon_threads = True
+        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01})
+
+    def __enter__(self) -> FakeKubernetes:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+        for life in self.lives.values():
+            life.end()
+
+    def kubeconfig(self, folder: Path) -> Path:
+        """A kubeconfig that leads here."""
+        server = {"server": f"http://127.0.0.1:{self._server.server_port}"}
+        context = {"cluster": "fake", "user": "runner", "namespace": self.namespace}
+        content = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "current-context": "fake",
+            "clusters": [{"name": "fake", "cluster": server}],
+            "users": [{"name": "runner", "user": {"token": TOKEN}}],
+            "contexts": [{"name": "fake", "context": context}],
+        }
+        path = folder / "kubeconfig.yaml"
+        path.write_text(yaml.safe_dump(content))
+        return path
+
+    def take_fault(self, method: str) -> int | None:
+        found = next((one for one in self.faults if one[0] == method), None)
+        if found:
+            self.faults.remove(found)
+        return found and found[1]
+
+    def answer(self, method: str, path: str, query: dict[str, str], body: bytes) -> Any:
+        """The answer's content: an object as JSON, or the text of a log. Raises Refused."""
+        if match := JOBS.fullmatch(path):
+            self._require(match["namespace"], {"POST": "create", "GET": "get", "DELETE": "delete"}, method, "trainjobs")
+            if not self.installed:
+                raise Refused(404, "404 page not found\n", plain=True)
+            if method == "POST" and not match["name"]:
+                return self._create(query, json.loads(body))
+            if method in ("GET", "DELETE") and match["name"]:
+                _only(query, {"propagationPolicy"} if method == "DELETE" else set())
+                return self._get(match["name"]) if method == "GET" else self._delete(match["name"])
+        if match := PODS.fullmatch(path):
+            verb = "get" if match["name"] else "list"
+            self._require(match["namespace"], {"GET": verb}, method, f"pods{match['log'] or ''}")
+            if match["log"]:
+                return self._log(match["name"], query)
+            return self._step_pod(match["name"], query) if match["name"] else self._pods(query)
+        raise Refused(501, f"{method} {path} is not known here")
+
+    def _require(self, namespace: str, verbs: dict[str, str], method: str, what: str) -> None:
+        if method not in verbs:
+            raise Refused(501, f"{method} of {what} is not known here")
+        verb, group = verbs[method], GROUP if what == "trainjobs" else ""
+        if f"{verb} {what}" not in self.allowed or namespace != self.namespace:
+            text = f'{what}{group and "." + group} is forbidden: User "{USER}" cannot {verb} resource "{what}" in API '
+            raise Refused(403, f'{text}group "{group}" in the namespace "{namespace}"')
+
+    def _create(self, query: dict[str, str], job: dict[str, Any]) -> dict[str, Any]:
+        _only(query, {"fieldValidation"})
+        if found := [*unknown_fields(job), *(f"spec.{name}" for name in sorted(self.lacks) if name in job["spec"])]:
+            if query.get("fieldValidation") == "Strict":
+                fields = ", ".join(f'unknown field "{one}"' for one in found)
+                raise Refused(400, f"TrainJob in version {VERSION!r} cannot be handled: strict decoding: {fields}")
+            raise Refused(501, f"{found} would be dropped in silence: ask for fieldValidation=Strict")
+        if (job.get("apiVersion"), job.get("kind")) != (f"{GROUP}/{VERSION}", "TrainJob"):
+            raise Refused(400, "the API version or kind in the data does not match the expected one")
+        name = job["metadata"]["name"]
+        if found := violations(job):
+            raise Refused(422, f'TrainJob.{GROUP} "{name}" is invalid: {"; ".join(found)}')
+        if found := denials(job, self.runtimes):
+            text = f'admission webhook "validator.trainjob.{GROUP}" denied the request: {"; ".join(found)}'
+            raise Refused(403, text)
+        if found := pod_name_violation(name, job["spec"]["trainer"]["numNodes"]):
+            raise Refused(422, found)
+        if name in self.jobs:
+            raise Refused(409, f'{PLURAL}.{GROUP} "{name}" already exists', name=name)
+        self.jobs[name] = job | {"metadata": job["metadata"] | {"namespace": self.namespace, "uid": f"uid-{name}"}}
+        self.lives[name] = self.courses.pop(0) if self.courses else Processes(job)
+        return self.jobs[name]
+
+    def _get(self, name: str) -> dict[str, Any]:
+        job = self._there(name)
+        if name in self._leaving:
+            self._leaving[name] -= 1
+            if self._leaving[name] <= 0:
+                self._gone(name)
+            return job | {"metadata": job["metadata"] | {"deletionTimestamp": "2026-11-22T20:00:00Z"}}
+        if not self.lives[name].look():
+            self._gone(name)
+            job = self._there(name)
+        status = self.lives[name].status()
+        return job | ({"status": status} if status else {})
+
+    def _delete(self, name: str) -> dict[str, Any]:
+        job = self._there(name)
+        self.lives[name].end()
+        if self.deletions_take:
+            self._leaving[name] = self.deletions_take
+            return job
+        self._gone(name)
+        return {"kind": "Status", "apiVersion": "v1", "status": "Success"}
+
+    def _gone(self, name: str) -> None:
+        del self.jobs[name], self.lives[name]
+        self._leaving.pop(name, None)
+
+    def _there(self, name: str) -> dict[str, Any]:
+        if name not in self.jobs:
+            raise Refused(404, f'{PLURAL}.{GROUP} "{name}" not found', name=name)
+        return self.jobs[name]
+
+    def _step_pod(self, name: str, query: dict[str, str]) -> dict[str, Any]:
+        _only(query, set())
+        if name not in self.step_pods:
+            raise Refused(404, f'pods "{name}" not found', name=name)
+        metadata = {"name": name, "ownerReferences": [self.step_pods[name]]}
+        return {"kind": "Pod", "apiVersion": "v1", "metadata": metadata}
+
+    def _pods(self, query: dict[str, str]) -> dict[str, Any]:
+        _only(query, {"labelSelector"})
+        match = SELECTOR.fullmatch(query.get("labelSelector", ""))
+        if not match:
+            raise Refused(501, f"labelSelector {query.get('labelSelector')!r} is not known here")
+        items = self.lives[match[1]].pods() if match[1] in self.lives else []
+        return {"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": items}
+
+    def _log(self, name: str, query: dict[str, str]) -> str:
+        _only(query, {"container", "timestamps", "sinceTime", "previous"})
+        if query.get("container") != "node" or query.get("timestamps") != "true":
+            raise Refused(400, f"container {query.get('container')} is not valid for pod {name}")
+        previous = query.get("previous") == "true"
+        for life in self.lives.values():
+            if name in [one["metadata"]["name"] for one in life.pods()]:
+                lines = life.log(name, previous)
+                if lines is None:
+                    raise Refused(400, f'previous terminated container "node" in pod "{name}" not found')
+                since = query.get("sinceTime", "")[: len("2026-11-22T20:00:00")]  # the API counts whole seconds
+                return "".join(f"{time} {line}\n" for time, line in lines if time >= since)
+        raise Refused(404, f'pods "{name}" not found', name=name)
+
+
+def _only(query: dict[str, str], known: set[str]) -> None:
+    if unknown := set(query) - known:
+        raise Refused(501, f"query parameters {sorted(unknown)} are not known here")
+
+
+def _handler_class(cluster: FakeKubernetes) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def _serve(self) -> None:
+            split = urlsplit(self.path)
+            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            with cluster.lock:
+                cluster.requests.append(f"{self.command} {self.path}")
+                fault = cluster.take_fault(self.command)
+                try:
+                    if fault:
+                        raise Refused(fault, "fault rule")
+                    if self.headers.get("Authorization") != f"Bearer {TOKEN}":
+                        raise Refused(401, "Unauthorized")
+                    code, content = 200, cluster.answer(self.command, split.path, dict(parse_qsl(split.query)), body)
+                except Refused as error:
+                    code, content = error.code, _status(error)
+            if fault == 0:
+                self.close_connection = True
+                self.connection.close()
+                return
+            data = content.encode() if isinstance(content, str) else json.dumps(content).encode()
+            self.send_response(code)
+            self.send_header("Content-Type", "text/plain" if isinstance(content, str) else "application/json")
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        do_GET = do_POST = do_DELETE = do_PUT = do_PATCH = _serve
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    return Handler
+
+
+def _status(error: Refused) -> Any:
+    if error.plain:
+        return error.message
+    details = {"name": error.name, "group": GROUP, "kind": PLURAL} if error.name else {}
+    status = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure"}
+    return {**status, "message": error.message, "reason": REASONS[error.code], "code": error.code, "details": details}

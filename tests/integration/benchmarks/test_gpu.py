@@ -1,0 +1,59 @@
+"""What `make bench-gpu` takes for granted, which a processor can show."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from benchmarks.on_gpu import ALONE, peak_flops
+from tests.support.drivers.train_alone import MARK
+from tests.support.short_form import chosen
+from tests.support.trainer_runs import run_ranks
+
+RUNS = {name: name for name in (*ALONE, "zero2:optimizer", "zero3:optimizer")}
+TRIED = chosen(RUNS, lambda name: name in ("ddp", "fsdp", "zero3"))
+
+
+def test_after_a_measurement_nothing_of_its_run_is_alive() -> None:
+    """Whether it came to its end or not."""
+    said = run_ranks("tests.support.drivers.train_alone", ["--runs", *TRIED], processes=1)
+    line = next(line for line in said.splitlines() if line.startswith(MARK))
+    assert json.loads(line.removeprefix(MARK)) == {name: [[], []] for name in TRIED}
+
+
+@pytest.mark.parametrize(
+    ("name", "tflops"),
+    [
+        ("NVIDIA H100 80GB HBM3", 989.5),
+        ("NVIDIA H200", 989.5),
+        ("NVIDIA A100-SXM4-40GB", 312),
+        ("NVIDIA A100-SXM4-80GB", 312),
+        ("NVIDIA A100-PCIE-40GB", 312),
+        ("NVIDIA A100 80GB PCIe", 312),
+        ("NVIDIA B200", 2250),
+        ("NVIDIA L4", 121),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", 467.8),
+    ],
+)
+def test_the_peak_of_a_gpu_is_the_catalogues(name: str, tflops: float) -> None:
+    assert peak_flops(name) == tflops * 1e12
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "NVIDIA H100 PCIe",
+        "NVIDIA H100 NVL",
+        "NVIDIA H200 NVL",
+        "NVIDIA H100 80GB HBM3 MIG 1g.10gb",
+        "NVIDIA GeForce RTX 4090",
+        "NVIDIA RTX 6000 Ada Generation",
+        "NVIDIA L40S",
+        "NVIDIA GH200 480GB",
+        "Tesla T4",
+        "Some GPU",
+    ],
+)
+def test_a_gpu_that_is_not_in_the_catalogue_has_no_peak(name: str) -> None:
+    assert peak_flops(name) is None

@@ -1,0 +1,140 @@
+"""The jobs as a run has them: features encoded once, a checkpoint exported, held-out questions answered."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support.trainer_runs import make_run, metrics, run_ranks, summary, train_runs
+from trainer.checkpoint.sync import sync_run
+from trainer.config.job import JobConfig
+from trainer.config.model import ModelConfig
+from trainer.data.shards.index import Index
+from trainer.errors import ConfigError, DataError
+from trainer.feature_cache.reader import FeatureReader, missing_images
+from trainer.feature_cache.store import features_key
+from trainer.models.registry import family_of
+from trainer.storage import open_storage
+from trainer.storage.local import LocalStorage
+from trainer.weights_digest import weights_sha256
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> JobConfig:
+    """A run whose features are encoded and whose model is trained a little, exported and evaluated."""
+    job = make_run(tmp_path_factory.mktemp("jobs"), "run", {"train.epochs": 1})
+    run_ranks("trainer.feature_cache.encode", ["--config", f"{job.run.run_uri}/run.json"], processes=2)
+    train_runs([job, job], processes=1)  # the second time nothing is left to do
+    sync_run(job)
+    run_ranks("trainer.evaluation.evaluate", ["--config", f"{job.run.run_uri}/run.json"], processes=2)
+    return job
+
+
+@pytest.fixture
+def result(job: JobConfig) -> dict[str, Any]:
+    return dict(json.loads(open_storage(job.run.run_uri).read("evaluate.json")))
+
+
+def predictions(job: JobConfig) -> Iterator[dict[str, Any]]:
+    for line in open_storage(job.run.run_uri).read("predictions.jsonl").decode().splitlines():
+        yield json.loads(line)
+
+
+def test_training_that_was_finished_before_is_left_as_it_is(job: JobConfig) -> None:
+    record = json.loads(open_storage(job.run.run_uri).read("steps/train.json"))
+    assert (record["state"], record["message"]) == ("reused", f"all {summary(job)['steps']} steps were made before")
+    assert summary(job)["resumed_from_step"] is None, "the summary is of the attempt that trained"
+    assert [line["step"] for line in metrics(job)] == list(range(1, summary(job)["steps"] + 1))
+
+
+def test_every_image_has_features_of_the_tower(job: JobConfig) -> None:
+    images = Index.load(job.pointers().prepared_uri).unique_images()
+    assert images and missing_images(job.pointers().features_uri, images) == []
+    features = FeatureReader.open(job.pointers().features_uri).read(next(iter(images)))
+    assert features.shape == (16, 32) and features.dtype == torch.bfloat16
+
+
+def test_encoding_again_does_nothing(job: JobConfig) -> None:
+    store = LocalStorage(job.pointers().features_uri)
+    before = store.list()
+    run_ranks("trainer.feature_cache.encode", ["--config", f"{job.run.run_uri}/run.json"], processes=1)
+    assert store.list() == before
+
+
+def test_the_features_key_covers_what_decides_the_numbers(job: JobConfig) -> None:
+    changes: list[dict[str, Any]] = [
+        {"seed": 1},
+        {"feature_layer": 0},
+        {"image_size": 64},
+        {"tower": {"config": {**job.model.tower.config, "hidden_size": 64}}},
+    ]
+    models = [ModelConfig.model_validate(job.model.model_dump() | change) for change in changes]
+    keys = {features_key(model) for model in (job.model, *models)}
+    assert len(keys) == 1 + len(changes)
+    other_tokenizer = job.model.model_copy(update={"tokenizer": "train:999"})
+    assert features_key(other_tokenizer) == features_key(job.model)
+
+
+def test_a_damaged_feature_shard_is_not_read(job: JobConfig, tmp_path: Path) -> None:
+    source = LocalStorage(job.pointers().features_uri)
+    copy = LocalStorage(tmp_path)
+    for info in source.list():
+        copy.write(info.name, source.read(info.name))
+    name = next(info.name for info in copy.list() if info.name.endswith(".safetensors"))
+    data = bytearray(copy.read(name))
+    data[-1] ^= 1
+    copy.write(name, bytes(data))
+    image = json.loads(copy.read(name.replace(".safetensors", ".json")))["images"][0]
+    with pytest.raises(DataError, match="is damaged"):
+        FeatureReader.open(copy.root_uri).read(image)
+
+
+def test_an_image_that_was_never_encoded_is_named(job: JobConfig) -> None:
+    with pytest.raises(DataError, match="no cached features for image 0000"):
+        FeatureReader.open(job.pointers().features_uri).read("0" * 64)
+
+
+def test_exporting_again_does_nothing_and_a_run_without_a_checkpoint_is_refused(job: JobConfig) -> None:
+    assert sync_run(job)["reused"]
+    empty = job.model_copy(update={"run": job.run.model_copy(update={"run_id": "never-trained"})})
+    with pytest.raises(ConfigError, match="no committed checkpoint"):
+        sync_run(empty)
+
+
+def test_the_export_is_the_checkpoint(job: JobConfig) -> None:
+    model = family_of(job.model).load(Path(job.run.run_uri, "export"))
+    marker = json.loads(open_storage(job.run.run_uri).read("export/vlmpipe.json"))
+    assert weights_sha256(model) == marker["weights_sha256"]
+
+
+def test_every_held_out_question_is_answered_once(job: JobConfig, result: dict[str, Any]) -> None:
+    held_out = Index.load(job.pointers().prepared_uri).split("eval")
+    asked = [(each["id"], each["turn"]) for each in predictions(job)]
+    assert len(asked) == len(set(asked)) == result["questions"] == int(held_out.turns.sum())
+    assert {identity for identity, _ in asked} == set(held_out.ids)
+
+
+def test_the_scores_are_those_of_the_predictions(job: JobConfig, result: dict[str, Any]) -> None:
+    right = [each["correct"] for each in predictions(job)]
+    assert result["exact_match"] == pytest.approx(sum(right) / len(right))
+    questions = sum(each["questions"] for each in result["slices"].values())
+    assert questions == len(right)
+    assert set(result["controls"]) == {"shuffled_image", "no_image"}
+    assert all(control["questions"] == len(right) for control in result["controls"].values())
+    assert 0 < result["loss"] < 10
+
+
+def test_evaluating_on_another_number_of_processes_gives_the_same_result(
+    job: JobConfig, result: dict[str, Any]
+) -> None:
+    run_ranks("trainer.evaluation.evaluate", ["--config", f"{job.run.run_uri}/run.json"], processes=1)
+    again = json.loads(open_storage(job.run.run_uri).read("evaluate.json"))
+    assert again["loss"] == pytest.approx(result["loss"], rel=1e-6)
+    assert {key: again[key] for key in ("exact_match", "slices", "held_out_sha256")} == {
+        key: result[key] for key in ("exact_match", "slices", "held_out_sha256")
+    }

@@ -1,0 +1,220 @@
+"""The real graph under the real kfp.local, with stand-ins for the steps that need data or a model."""
+
+from __future__ import annotations
+
+import builtins
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kfp import local
+from kfp.local.logging_utils import indented_print
+
+from pipelines.local_runner import print_put_back, run_local
+from tests.fakes.receiver import Receiver
+from tests.fakes.steps import replace_steps
+from tests.support.paths import ROOT
+from tests.support.short_form import only_whole
+from trainer.errors import ExitCode
+from vlmpipe.backends.local.subreaper import run_in_subreaper
+from vlmpipe.config.run_config import RunConfig, load_run_file
+
+pytestmark = pytest.mark.timeout(120)
+
+BEFORE = ["prepare-data"]
+ENCODING = ["cache-features", "collect-cache-features"]
+TRAINING = ["train", "collect-train", "sync-checkpoint", "evaluate", "collect-evaluate", "decide"]
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> RunConfig:
+    return load_run_file(ROOT / "configs/digits.yaml", [f"output.root_uri={tmp_path / 'out'}"])
+
+
+@pytest.fixture
+def trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where the stand-ins note that they ran. What `run_local` sets for its own process is put back."""
+    replace_steps(monkeypatch)
+    monkeypatch.setenv("TEST_TRACE", str(tmp_path / "trace"))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    before = signal.getsignal(signal.SIGTERM)
+    yield tmp_path / "trace"
+    signal.signal(signal.SIGTERM, before)
+    local.config.LocalExecutionConfig.instance = None
+
+
+def run(config: RunConfig, monkeypatch: pytest.MonkeyPatch, **answers: str) -> int:
+    for name, value in answers.items():
+        monkeypatch.setenv(f"TEST_{name.upper()}", value)
+    return run_local(config, run_id="r1")
+
+
+def step_record(config: RunConfig, step: str) -> dict[str, Any]:
+    path = Path(config.output.root_uri, "runs/r1/steps", f"{step}.json")
+    record: dict[str, Any] = json.loads(path.read_text())
+    return record
+
+
+def test_missing_features_are_encoded_before_training_and_an_accepted_model_is_registered(
+    config: RunConfig, trace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run(config, monkeypatch, features="encode", decision="accepted") == 0
+    expected = [*BEFORE, *ENCODING, *TRAINING, "register-model", "notify r1 SUCCEEDED"]
+    assert trace.read_text().splitlines() == expected
+    written = json.loads(Path(config.output.root_uri, "runs/r1/run.json").read_text())
+    assert written["run"] == {"run_id": "r1", "root_uri": config.output.root_uri}
+
+
+@pytest.mark.parametrize("tasks", [pytest.param(0, marks=only_whole), 3])
+def test_data_tasks_come_between_their_plan_and_what_puts_them_together(
+    tasks: int, config: RunConfig, trace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared = config.model_copy(update={"data": config.data.model_copy(update={"tasks": 3})})
+    assert run(shared, monkeypatch, features="reuse", decision="rejected", tasks=str(tasks)) == 0
+    plan, *lines = trace.read_text().splitlines()
+    assert plan == "plan-data"
+    assert sorted(lines[:tasks]) == [f"prepare-chunks {task} of 3 for r1" for task in range(tasks)]
+    assert lines[tasks:] == [*BEFORE, *TRAINING, "notify r1 SUCCEEDED"]
+
+
+def test_what_loops_in_kfp_do_to_print_ends_with_the_run() -> None:
+    plain_print, first, second = print, indented_print(), indented_print()
+    with print_put_back():
+        for start in (first, second):
+            start.__enter__()
+        for end in (first, second):  # two threads end in the order in which they began
+            end.__exit__(None, None, None)
+        assert builtins.print is not plain_print
+    assert builtins.print is plain_print
+
+
+def test_features_that_are_there_start_no_job_and_a_rejected_model_is_not_registered(
+    config: RunConfig, trace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run(config, monkeypatch, features="reuse", decision="rejected") == 0
+    assert trace.read_text().splitlines() == [*BEFORE, *TRAINING, "notify r1 SUCCEEDED"]
+    assert step_record(config, "cache-features")["state"] == "reused"
+
+
+def test_a_failing_job_ends_the_run_with_its_exit_code_and_notify_still_runs(
+    config: RunConfig, trace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run(config, monkeypatch, features="off", decision="accepted", fail="train") == ExitCode.DATA
+    assert trace.read_text().splitlines() == [*BEFORE, "train", "notify r1 FAILED"]
+    record = step_record(config, "train")
+    assert record["message"] == "the picture is upside down" and record["detail"]["exit_code"] == 65
+    assert "kfp" in os.listdir(Path(config.output.root_uri, "runs/r1")), "kfp's own files lie in the run's folder"
+
+
+def test_a_step_that_is_killed_fails_the_run_and_is_recorded_as_failed(
+    config: RunConfig, trace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run(config, monkeypatch, features="off", decision="killed") == ExitCode.UNEXPECTED
+    assert trace.read_text().splitlines() == [*BEFORE, *TRAINING, "notify r1 FAILED"]
+    assert step_record(config, "decide")["state"] == "failed" and "killed" in step_record(config, "decide")["message"]
+
+
+@pytest.mark.parametrize("state", ["done", "failed", pytest.param("receiver is down", marks=only_whole)])
+def test_the_real_notify_tells_the_webhook_and_never_changes_the_result(
+    state: str, config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trace: Path
+) -> None:
+    monkeypatch.undo()
+    replace_steps(monkeypatch, kept="notify")
+    monkeypatch.setenv("TEST_TRACE", str(trace))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    with Receiver() as receiver:
+        receiver.codes = [410] if state == "receiver is down" else []
+        told = load_run_file(
+            ROOT / "configs/digits.yaml", [f"output.root_uri={config.output.root_uri}",
+                                           f"notify.webhook={receiver.address}", "notify.email=[a@b.org]"])  # fmt: skip
+        fail = {"fail": "train"} if state == "failed" else {}
+        code = run(told, monkeypatch, features="off", decision="accepted", **fail)
+    assert code == (ExitCode.DATA if state == "failed" else 0)
+    found = [(one["outcome"], one.get("step"), one["run_id"]) for one in receiver.messages]
+    assert found == {"done": [("done", None, "r1")], "failed": [("failed", "train", "r1")]}.get(state, [])
+    message = step_record(told, "notify")["message"]
+    assert ("webhook NOT told: it answers 410" if state == "receiver is down" else "webhook told (200)") in message
+    assert Path(told.output.root_uri, "runs/r1/report.html").exists()
+
+
+PARENT = """
+import subprocess, sys
+from vlmpipe.backends.local.subreaper import contained
+sys.exit(subprocess.call(contained(sys.argv[1:])))
+"""
+PROGRAM = """
+import sys
+import pytest
+from pipelines import training
+from pipelines.targets import local
+from tests.fakes import steps
+steps.replace_steps(pytest.MonkeyPatch())
+training.prepare_data = steps.hold_data
+sys.exit(local.main())
+"""
+
+
+@pytest.fixture
+def alive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """Read end of a FIFO that the held step keeps open: it ends when the step is gone."""
+    os.mkfifo(tmp_path / "alive")
+    monkeypatch.setenv("TEST_ALIVE", str(tmp_path / "alive"))
+    reader = os.open(tmp_path / "alive", os.O_RDONLY | os.O_NONBLOCK)
+    os.set_blocking(reader, True)
+    yield reader
+    os.close(reader)
+
+
+def prepare(config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The command of the program that `vlmpipe run` starts; data preparation will hold."""
+    monkeypatch.setenv("TEST_TRACE", str(tmp_path / "trace"))
+    monkeypatch.setenv("PYTHONUNBUFFERED", "1")
+    (tmp_path / "run_file.json").write_text(json.dumps(config.to_dict()))
+    (tmp_path / "program.py").write_text(f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{PROGRAM}")
+    arguments = ["--config", str(tmp_path / "run_file.json"), "--run-id", "r1"]
+    return [sys.executable, str(tmp_path / "program.py"), *arguments]
+
+
+def start(command: list[str]) -> subprocess.Popen[str]:
+    """Start it, up to the moment when data preparation holds."""
+    process = subprocess.Popen(
+        command,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout
+    for line in process.stdout:
+        if line.strip() == "ready":
+            return process
+    raise AssertionError("data preparation did not start")
+
+
+def test_a_request_to_stop_ends_the_step_runs_notify_and_leaves_nothing(
+    config: RunConfig, tmp_path: Path, alive: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = start(run_in_subreaper(prepare(config, tmp_path, monkeypatch)))
+    program.terminate()
+    output, _ = program.communicate()
+    assert program.returncode == ExitCode.PREEMPTED, output
+    assert os.read(alive, 1) == b""
+    assert "error: prepare-data was stopped on request" in output and "Traceback" not in output
+    assert (tmp_path / "trace").read_text().splitlines() == ["notify r1 FAILED"]
+    assert step_record(config, "prepare-data")["state"] == "stopped"
+
+
+def test_nothing_is_left_when_whoever_started_the_program_is_killed(
+    config: RunConfig, tmp_path: Path, alive: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parent = start([sys.executable, "-c", PARENT, *prepare(config, tmp_path, monkeypatch)])
+    parent.kill()
+    parent.wait()
+    assert os.read(alive, 1) == b""

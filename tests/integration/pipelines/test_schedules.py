@@ -1,0 +1,212 @@
+"""`vlmpipe schedule` with Google's real client against the strict fake: what is live becomes what the run file says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from google.cloud.aiplatform_v1.types import Schedule
+
+from pipelines.compile import Compiled, compile_pipeline
+from pipelines.schedules import apply as schedule_plan
+from pipelines.schedules.client import Schedules
+from tests.fakes.vertex.server import FakeVertex, Fault
+from tests.support.vertex.submit_runs import CHEAP, DEAR, RED, Submit, running_vertex, scheduler
+from vlmpipe.config.run_config import RunConfig
+
+WEEKLY = "schedule.cron=0 3 * * 1"
+NAME = "llava-7b-zero2-spot"
+
+
+@pytest.fixture
+def vertex(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeVertex]:
+    with running_vertex(monkeypatch) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def compiled() -> dict[str, tuple[bytes, Compiled]]:
+    """What was compiled, by run file: compiling takes as long as all the rest of a command."""
+    return {}
+
+
+@pytest.fixture
+def schedule(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    compiled: dict[str, tuple[bytes, Compiled]],
+) -> Submit:
+    def compile_once(config: RunConfig, target: str, path: Path) -> Compiled:
+        key = config.model_dump_json()
+        if key not in compiled:
+            answer = compile_pipeline(config, target, path)
+            compiled[key] = path.read_bytes(), answer
+        content, answer = compiled[key]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+        return replace(answer, path=path)
+
+    monkeypatch.setattr(schedule_plan, "compile_pipeline", compile_once)
+    return scheduler(tmp_path, monkeypatch, capfd)
+
+
+def only(vertex: FakeVertex) -> Schedule:
+    (found,) = vertex.book.schedules.values()
+    return found
+
+
+def writes(vertex: FakeVertex) -> list[str]:
+    return [request for request in vertex.requests if not request.startswith("GET")]
+
+
+def test_it_is_made_once_and_says_what_a_month_is(vertex: FakeVertex, schedule: Submit) -> None:
+    before = schedule("plan", WEEKLY, "--json")
+    assert (before.code, before.json["action"], vertex.book.schedules) == (0, "create", {})
+    assert before.json["runs_per_month"] == pytest.approx(365.25 / 12 / 7)
+    assert before.json["usd_per_month"] == pytest.approx(CHEAP.usd * 365.25 / 12 / 7)
+    assert len(before.json["next_starts"]) == 3
+    made = schedule("apply", WEEKLY)
+    assert (made.code, "created" in made.out) == (0, True)
+    live = only(vertex)
+    assert (live.display_name, live.cron) == (NAME, "TZ=UTC 0 3 * * 1")
+    assert (live.max_concurrent_run_count, live.max_concurrent_active_run_count, live.allow_queueing) == (1, 1, False)
+    assert live.create_pipeline_job_request.pipeline_job.pipeline_spec["pipelineInfo"]["name"] == NAME
+    requests = len(writes(vertex))
+    again = schedule("apply", WEEKLY, "--json")
+    assert (again.json["action"], again.json["changes"], len(writes(vertex))) == ("nothing", [], requests)
+    assert "does nothing" in schedule("plan", WEEKLY).out
+
+
+@pytest.mark.parametrize(
+    ("setting", "fields"),
+    [
+        ("schedule.cron=30 4 * * *", ["cron"]),
+        ("schedule.timezone=Europe/Paris", ["cron"]),
+        ("schedule.max_concurrent_active_run_count=2",
+         ["max_concurrent_run_count", "max_concurrent_active_run_count"]),
+        ("schedule.allow_queueing=true", ["allow_queueing"]),
+        ("schedule.max_run_count=5", ["max_run_count"]),
+        ("schedule.end_time=2030-01-01T00:00:00Z", ["end_time"]),
+        ("schedule.start_time=2029-01-01T00:00:00Z", ["start_time"]),
+        ("train.epochs=7", ["create_pipeline_job_request"]),
+        ("gcp.labels={team: vision}", ["create_pipeline_job_request"]),
+    ],
+)  # fmt: skip
+def test_what_changes_in_the_run_file_and_nothing_else_is_changed(
+    vertex: FakeVertex, schedule: Submit, setting: str, fields: list[str]
+) -> None:
+    schedule("apply", WEEKLY)
+    name = only(vertex).name
+    settings = [setting] if setting.startswith("schedule.cron") else [WEEKLY, setting]
+    plan = schedule("plan", *settings, "--json")
+    assert [change["field"] for change in plan.json["changes"]] == fields
+    done = schedule("apply", *settings, "--yes")  # a run every day is dear
+    assert (done.code, only(vertex).name, "changed" in done.out) == (0, name, True)
+    (patch,) = (request for request in vertex.requests if request.startswith("PATCH"))
+    assert patch.count("%2C") + patch.count(",") == len(fields) - 1
+    assert schedule("plan", *settings, "--json").json["action"] == "nothing"
+    back = schedule("apply", WEEKLY, "--json")  # what was added is taken out again
+    assert back.json["action"] == ("nothing" if fields == ["start_time"] else "update")
+
+
+def test_what_somebody_changed_in_the_console_is_found(vertex: FakeVertex, schedule: Submit) -> None:
+    schedule("apply", WEEKLY)
+    only(vertex).create_pipeline_job_request.pipeline_job.service_account = "other@x.iam.gserviceaccount.com"
+    only(vertex).max_concurrent_active_run_count = 9
+    said = schedule("plan", WEEKLY).out
+    assert "max_concurrent_active_run_count: 9 -> 1" in said
+    assert "serviceAccount was changed by somebody" in said
+    schedule("apply", WEEKLY)
+    assert schedule("plan", WEEKLY, "--json").json["action"] == "nothing"
+
+
+def test_pause_resume_delete_and_list(vertex: FakeVertex, schedule: Submit) -> None:
+    for name in ("first", "second", "third"):  # more than a page of the fake's
+        assert schedule("apply", WEEKLY, f"name={name}").code == 0
+    foreign = Schedule(only_of(vertex, "first"))
+    foreign.name += "9"
+    del foreign.create_pipeline_job_request.pipeline_job.labels["vlmpipe-schedule"]
+    vertex.book.schedules[foreign.name] = foreign
+    assert [one["run_file"] for one in schedule("list", "--json").json["schedules"]] == ["first", "second", "third"]
+    for verb, state in (("pause", "paused"), ("pause", "paused"), ("resume", "active"), ("resume", "active")):
+        answer = schedule(verb, WEEKLY, "name=second")
+        assert (answer.code, f"schedule second is {state}" in answer.out) == (0, True)
+    schedule("pause", "name=second")
+    assert schedule("resume", "name=second", "--catch-up", "--json").json["catchUp"] is True
+    assert schedule("delete", "name=second").code == 0
+    assert sorted(one.display_name for one in vertex.book.schedules.values()) == ["first", "first", "third"]
+    for verb in ("pause", "resume", "delete"):
+        missing = schedule(verb, "name=second")
+        assert (missing.code, "has no schedule of second" in missing.err) == (64, True)
+    table = schedule("list").out
+    assert "third" in table and "TZ=UTC 0 3 * * 1" in table and "second" not in table
+
+
+def only_of(vertex: FakeVertex, name: str) -> Schedule:
+    return next(one for one in vertex.book.schedules.values() if one.display_name == name)
+
+
+def test_one_that_is_over_is_followed_by_a_new_one(vertex: FakeVertex, schedule: Submit) -> None:
+    schedule("apply", WEEKLY)
+    only(vertex).state = Schedule.State.COMPLETED
+    assert schedule("plan", WEEKLY, "--json").json["action"] == "create"
+    schedule("apply", WEEKLY)
+    assert sorted(one.state.name for one in vertex.book.schedules.values()) == ["ACTIVE", "COMPLETED"]
+    assert schedule("pause").code == 0
+
+
+def test_two_of_a_name_are_not_chosen_between(vertex: FakeVertex, schedule: Submit) -> None:
+    schedule("apply", WEEKLY)
+    twin = Schedule(only(vertex))
+    twin.name += "0"
+    vertex.book.schedules[twin.name] = twin
+    answer = schedule("apply", WEEKLY)
+    assert (answer.code, f"2 schedules of {NAME}" in answer.err, len(writes(vertex))) == (69, True, 1)
+
+
+@pytest.mark.parametrize("action", ["drop_before", "drop_after", "status", "reset"])
+def test_a_lost_answer_makes_no_second_schedule(vertex: FakeVertex, schedule: Submit, action: str) -> None:
+    vertex.faults.append(Fault(action))  # type: ignore[arg-type]
+    assert schedule("apply", WEEKLY).code == 0
+    assert only(vertex).cron == "TZ=UTC 0 3 * * 1"
+
+
+def test_an_answer_that_never_comes_is_said_to_be_unknown(
+    vertex: FakeVertex, schedule: Submit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vertex.faults += [Fault("drop_after"), Fault("status", method="GET", times=9999)]
+    with monkeypatch.context() as patched:
+        patched.setattr(Schedules, "find", lambda self, name: None)  # as it was before the faults began
+        answer = schedule("apply", WEEKLY)
+    assert (answer.code, "whether the schedule was made is not known" in answer.err) == (69, True)
+    vertex.faults.clear()
+    assert schedule("apply", WEEKLY, "--json").json["action"] == "nothing"
+    assert len(vertex.book.schedules) == 1
+
+
+def test_a_deletion_whose_answer_is_lost_is_a_deletion(vertex: FakeVertex, schedule: Submit) -> None:
+    schedule("apply", WEEKLY)
+    vertex.faults.append(Fault("drop_after", method="DELETE"))
+    assert (schedule("delete").code, vertex.book.schedules) == (0, {})
+
+
+def test_a_month_that_is_dear_needs_a_yes_and_a_red_plan_has_none(vertex: FakeVertex, schedule: Submit) -> None:
+    dear = schedule("apply", WEEKLY, "plan.confirm_above_usd=50")  # one run costs 20 dollars
+    assert (dear.code, "a month of" in dear.err, vertex.book.schedules) == (64, True, {})
+    assert schedule("apply", WEEKLY, plan=RED).code == 64
+    assert "a month of" in schedule("plan", WEEKLY, "--json", plan=DEAR).json["needs_a_yes"]
+    assert schedule("apply", WEEKLY, "plan.confirm_above_usd=50", "--yes").code == 0
+
+
+def test_a_run_file_without_a_schedule_says_how_to_write_one(vertex: FakeVertex, schedule: Submit) -> None:
+    answer = schedule("plan")
+    assert (answer.code, "has no schedule section" in answer.err, "schedule.cron" in answer.err) == (64, True, True)
+
+
+def test_no_permission_is_a_sentence(vertex: FakeVertex, schedule: Submit) -> None:
+    vertex.faults.append(Fault("status", method="GET", code=403, message="Permission 'x' denied"))
+    answer = schedule("plan", WEEKLY)
+    assert (answer.code, "Permission 'x' denied" in answer.err, "Traceback" in answer.err) == (77, True, False)

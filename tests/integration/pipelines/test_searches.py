@@ -1,0 +1,121 @@
+"""How a search stands: on Vertex AI, by its id, and here, by its table."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google.api_core.retry import Retry
+from google.cloud.aiplatform_v1 import types as api
+
+from pipelines.tune.search import Search, run_search, submit_search
+from tests.fakes.vertex.server import FakeVertex, Fault
+from tests.support.vertex.search_runs import PRECISION, RATE, ROWS, config, opened
+from tests.support.vertex.submit_runs import Submit, commander
+from trainer.errors import UserError
+from trainer.monitoring.hypertune import METRIC_FILE_VARIABLE
+from vlmpipe.backends.local import job as local_job
+from vlmpipe.backends.vertex import pipeline_job as vertex_job
+from vlmpipe.backends.vertex.client import ENDPOINT_VARIABLE
+from vlmpipe.runs.vertex.names import RunRecord
+
+
+@pytest.fixture
+def search(tmp_path: Path) -> Search:
+    """A search from a run that has trained."""
+    return opened(config(algorithm="RANDOM_SEARCH"), tmp_path)
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeVertex]:
+    monkeypatch.setattr(vertex_job, "RETRY", Retry(initial=0.01, maximum=0.05, timeout=5.0))
+    with FakeVertex() as running:
+        monkeypatch.setenv(ENDPOINT_VARIABLE, running.endpoint)
+        yield running
+
+
+@pytest.fixture
+def vlmpipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Submit:
+    monkeypatch.setattr("vlmpipe.runs.watch.VERTEX_POLL_S", 0.0)
+    return commander(tmp_path, monkeypatch, capfd)
+
+
+def trial(number: int, state: str, metric: float | None = None, reason: str = "") -> api.Trial:
+    """As the service tells of one, with a value for each of PARAMETERS."""
+    measured = [] if metric is None else [{"metric_id": "exact_match", "value": metric}]
+    values = {RATE: 1e-3 * number, ROWS: 2.0, PRECISION: "bf16"}
+    return api.Trial(
+        id=str(number),
+        state=state,
+        parameters=[{"parameter_id": name, "value": value} for name, value in values.items()],
+        final_measurement={"metrics": measured},
+        infeasible_reason=reason,
+    )
+
+
+def test_a_search_on_vertex_is_watched_by_its_id_and_shows_the_best_trial_first(
+    server: FakeVertex, search: Search, vlmpipe: Submit
+) -> None:
+    name = submit_search(search).name
+    RunRecord(name, search.uri, 1.0, 30.0).write(search.search_id)
+    whole = [trial(1, "SUCCEEDED", 0.4), trial(2, "SUCCEEDED", 0.7), trial(3, "INFEASIBLE", reason="exit code 1")]
+    server.searches.moves = [
+        ("RUNNING", []),
+        ("RUNNING", [trial(1, "SUCCEEDED", 0.4), trial(2, "ACTIVE")]),
+        ("SUCCEEDED", whole),
+    ]
+    answer = vlmpipe("status", search.search_id, "--watch", "--plain")
+    assert answer.code == 0
+    assert "trial-1: done 0.0 s. exact_match 0.4000, train.optimizer.learning_rate=0.001" in answer.out
+    lines = [line.split()[:2] for line in answer.out.split("ended", 1)[1].splitlines()[2:5]]
+    assert lines == [["2", "0.7000"], ["1", "0.4000"], ["3", "failed:"]]
+    assert f"training/{name.rpartition('/')[2]}?project=test-project" in answer.out
+    for known in (search.search_id, name):
+        found = vlmpipe("status", known, "--json").json
+        assert (found["outcome"], found["exit_code"], found["trials"][0]["metric"]) == ("done", 0, 0.7)
+        assert found["trials"][0]["values"] == {RATE: 2e-3, ROWS: 2.0, PRECISION: "bf16"}
+    over = vlmpipe("cancel", search.search_id)
+    assert (over.code, "nothing to cancel" in over.err) == (64, True)
+    assert (vlmpipe("logs", search.search_id).code, vlmpipe("diagnose", search.search_id).code) == (64, 64)
+
+
+def test_a_search_on_vertex_is_cancelled_once(server: FakeVertex, search: Search, vlmpipe: Submit) -> None:
+    name = submit_search(search).name
+    server.faults.append(Fault("drop_after", method="POST"))
+    assert vlmpipe("cancel", name).code == 0
+    again = vlmpipe("cancel", name, "--json")
+    assert (again.code, again.json["asked"]) == (0, False)
+    answer = vlmpipe("status", name, "--watch", "--json")
+    assert (answer.code, answer.json["outcome"]) == (75, "stopped")
+    assert sum(":cancel" in request for request in server.requests) == 2  # the first answer was lost
+    missing = vlmpipe("status", name.replace("/5001", "/5002"))
+    assert (missing.code, "does not exist" in missing.err) == (64, True)
+
+
+def test_a_search_here_is_read_from_its_table(
+    search: Search, vlmpipe: Submit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+
+    def run(name: str, spec: dict[str, Any], labels: dict[str, str]) -> None:
+        seen.append(vlmpipe("status", search.search_id, "--root", str(tmp_path), "--json").json)
+        if len(seen) == 2:
+            raise UserError("training is not finite")
+        env = {one["name"]: one["value"] for one in spec["worker_pool_specs"][0]["container_spec"]["env"]}
+        Path(env[METRIC_FILE_VARIABLE]).parent.mkdir(parents=True)
+        Path(env[METRIC_FILE_VARIABLE]).write_text(json.dumps({"exact_match": str(len(seen) / 10)}))
+
+    monkeypatch.setattr(local_job, "run_local_job", run)
+    run_search(search)
+    assert [(one["outcome"], len(one["trials"])) for one in seen] == [("running", number) for number in range(6)]
+    found = vlmpipe("status", search.uri, "--json").json
+    assert (found["outcome"], [one["trial"] for one in found["trials"]]) == ("done", [6, 5, 4, 3, 1, 2])
+    said = vlmpipe("status", search.uri).out
+    assert said.startswith(f"search {search.search_id}: done, 6 of 6 trials ended\n")
+    assert "failed: training is not finite" in said
+    (Path(search.uri) / "trials.json").write_text("[]")
+    assert vlmpipe("status", search.uri, "--json").json["outcome"] == "stopped"
+    assert "Ctrl-C" in vlmpipe("cancel", search.uri).err

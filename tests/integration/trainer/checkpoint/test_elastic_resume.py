@@ -1,0 +1,149 @@
+"""Resuming on another number of processes, and under another strategy of the same checkpoint format.
+
+Rows are a function of the step alone, and the loss is a sum over all ranks: whoever continues reads the same samples
+and gets the same loss, up to the order of sums.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+from tests.support.equalities import trained_weights
+from tests.support.short_form import only_whole
+from tests.support.trainer_runs import encode_features, losses, make_run, run_ranks, summary, train_runs
+from trainer.checkpoint.attempts import read_attempts
+from trainer.checkpoint.commit import committed, newest_good
+from trainer.checkpoint.mirror import mirror_checkpoint, mirror_of
+from trainer.config.job import JobConfig
+from trainer.storage import open_storage
+
+STOP_STEP = 3
+RELATIVE = 1e-5
+
+
+class Move(NamedTuple):
+    """Who begins and who goes on: strategy and processes."""
+
+    begins: tuple[str, int]
+    goes_on: tuple[str, int]
+
+    @property
+    def run_id(self) -> str:
+        return "-".join(map(str, (*self.begins, *self.goes_on)))
+
+
+MOVES = [
+    Move(("ddp", 2), ("ddp", 4)),
+    Move(("fsdp", 4), ("fsdp", 2)),
+    Move(("ddp", 4), ("fsdp", 2)),
+    Move(("fsdp", 2), ("ddp", 1)),
+]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("elastic")
+    encode_features(make_run(root, "features"))
+    return root
+
+
+@pytest.fixture(scope="module")
+def reference(root: Path) -> JobConfig:
+    job = make_run(root, "reference")
+    train_runs([job], processes=1)
+    return job
+
+
+@pytest.fixture(scope="module")
+def moved(root: Path) -> dict[Move, JobConfig]:
+    """All moves; those on the same number of processes in one process group, which is what takes the time."""
+    for processes in sorted({move.begins[1] for move in MOVES}):
+        moves = [move for move in MOVES if move.begins[1] == processes]
+        changes = {"train.max_steps": STOP_STEP}
+        train_runs([_job(root, move, move.begins[0], changes) for move in moves], processes=processes)
+    jobs = {move: _job(root, move, move.goes_on[0]) for move in MOVES}
+    for processes in sorted({move.goes_on[1] for move in MOVES}):
+        train_runs([jobs[move] for move in MOVES if move.goes_on[1] == processes], processes=processes)
+    return jobs
+
+
+def _job(root: Path, move: Move, strategy: str, changes: dict[str, Any] | None = None) -> JobConfig:
+    return make_run(root, move.run_id, {"train.strategy": strategy, **(changes or {})})
+
+
+@pytest.mark.parametrize("move", MOVES, ids=lambda move: move.run_id)
+def test_whoever_continues_gets_the_same_losses(move: Move, moved: dict[Move, JobConfig], reference: JobConfig) -> None:
+    job = moved[move]
+    said = summary(job)
+    assert (said["resumed_from_step"], said["world_size"]) == (STOP_STEP, move.goes_on[1])
+    assert len(losses(job)) == len(losses(reference)) > STOP_STEP
+    assert losses(job) == pytest.approx(losses(reference), rel=RELATIVE)
+
+
+def test_each_start_is_counted_and_its_checkpoints_outrank_those_before(moved: dict[Move, JobConfig]) -> None:
+    store = open_storage(moved[MOVES[0]].run.run_uri)
+    assert read_attempts(store).attempt == 2 and read_attempts(store).ended == "done"
+    assert [name.split("-")[0] for name in committed(store)] == ["0001", "0002"]
+
+
+def test_zero_on_another_number_of_processes_is_refused_in_words(root: Path) -> None:
+    """Its state is cut by the number of ranks."""
+    changes = {"train.strategy": "zero2", "train.max_steps": STOP_STEP}
+    train_runs([make_run(root, "zero2-moved", changes)], processes=2)
+    job = make_run(root, "zero2-moved", {"train.strategy": "zero2"})
+    said = _refusal(job, processes=1)
+    assert "the number of ranks (ZeRO state is cut by it) changed from 2 to 1" in said
+    assert len(committed(open_storage(job.run.run_uri))) == 1
+
+
+@only_whole
+@pytest.mark.parametrize("strategy", ["zero2", "zero3"])
+def test_zero_goes_on_from_a_checkpoint_without_an_average(strategy: str, root: Path) -> None:
+    """The average begins with the weights that were loaded, and a hardly moving one still is these at the end."""
+    stopped = make_run(root, f"{strategy}-begun", {"train.strategy": strategy, "train.max_steps": STOP_STEP})
+    train_runs([stopped], processes=2)
+    before = trained_weights(stopped)
+    job = make_run(root, f"{strategy}-begun", {"train.strategy": strategy, "train.ema_decay": 1 - 1e-9})
+    train_runs([job], processes=2)
+    assert summary(job)["resumed_from_step"] == STOP_STEP
+    averages, weights = trained_weights(job, averaged=True), trained_weights(job)
+    for name, tensor in before.items():
+        torch.testing.assert_close(averages[name], tensor, rtol=1e-5, atol=1e-7)
+    assert any(not torch.allclose(weights[name], tensor, atol=1e-4) for name, tensor in before.items())
+
+
+def test_another_model_is_refused_and_nothing_is_deleted(moved: dict[Move, JobConfig], root: Path) -> None:
+    move = MOVES[3]
+    before = committed(open_storage(moved[move].run.run_uri))
+    job = _job(root, move, "ddp", {"model.seed": 7})
+    assert "the model section of the run file changed" in _refusal(job, processes=1)
+    assert committed(open_storage(job.run.run_uri)) == before
+
+
+def _refusal(job: JobConfig, *, processes: int) -> str:
+    with pytest.raises(AssertionError) as caught:
+        run_ranks("tests.support.drivers.train_many", ["--configs", f"{job.run.run_uri}/run.json"], processes=processes)
+    return json.dumps(str(caught.value))
+
+
+def test_training_goes_on_from_the_mirror_when_the_first_location_is_lost(root: Path) -> None:
+    """Another region's bucket, say. What is saved after that outranks everything in the mirror."""
+    changes = {"checkpoint.mirror_uri": str(root / "mirror")}
+    job = make_run(root, "mirrored", {**changes, "train.max_steps": STOP_STEP})
+    train_runs([job], processes=1)
+    store = open_storage(job.run.run_uri)
+    checkpoint, _ = newest_good(store)
+    mirror = mirror_of(job)
+    assert checkpoint is not None and mirror is not None
+    mirror_checkpoint(store, mirror, checkpoint)
+    store.delete_folder("checkpoints")
+    job = make_run(root, "mirrored", changes)
+    train_runs([job], processes=1)
+    assert summary(job)["resumed_from_step"] == STOP_STEP
+    newest, _ = newest_good(store)
+    assert newest is not None and newest.name > checkpoint.name

@@ -1,0 +1,45 @@
+"""A checkpoint is as large as is said before training, under each engine that writes one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.short_form import chosen
+from tests.support.trainer_runs import encode_features, make_run, run_ranks
+from trainer.config.job import JobConfig
+from trainer.sizing.checkpoint_size import checkpoint_bytes
+
+RANKS = 2
+AVERAGED = {"train.ema_decay": 0.9}
+CASES: dict[str, dict[str, Any]] = {}
+for strategy in ("ddp", "fsdp", "zero1", "zero2", "zero3"):
+    CASES |= {strategy: {"train.strategy": strategy}, f"{strategy}, averaged": {"train.strategy": strategy} | AVERAGED}
+TRIED = chosen(CASES, lambda name: name in ("ddp", "zero2, averaged", "zero3"))
+WIDE = {"model.language_model.config.intermediate_size": 4096}  # so that little is beside the tensors' numbers
+BESIDE = 0.05  # of the numbers: descriptions of tensors, random numbers' state, DeepSpeed's scripts
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, JobConfig]:
+    """Of one process group."""
+    root = tmp_path_factory.mktemp("runs")
+    encode_features(make_run(root, "features"))
+    once = WIDE | {"train.checkpoint_every_steps": 2, "train.max_steps": 2}
+    made = {name: make_run(root, name.replace(", ", "-"), changes | once) for name, changes in TRIED.items()}
+    configs = [f"{job.run.run_uri}/run.json" for job in made.values()]
+    run_ranks("tests.support.drivers.train_many", ["--configs", *configs], processes=RANKS)
+    return made
+
+
+@pytest.mark.parametrize("name", TRIED)
+def test_a_checkpoint_is_as_large_as_is_said(name: str, runs: dict[str, JobConfig]) -> None:
+    job = runs[name]
+    checkpoints = [file for file in Path(job.run.run_uri, "checkpoints").rglob("*") if file.is_file()]
+    found = sum(file.stat().st_size for file in checkpoints)
+    trained = json.loads(Path(job.run.run_uri, "summary.json").read_text())["trainable_parameters"]
+    said = checkpoint_bytes(trained, job.train, RANKS)
+    assert said < found < (1 + BESIDE) * said

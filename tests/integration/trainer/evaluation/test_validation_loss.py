@@ -1,0 +1,101 @@
+"""The loss on held-out rows is the same whoever computes it, and training goes on as if nobody had."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.tiny_runs import strategy_changes
+from tests.support.equalities import NODES, RELATIVE, trained_weights
+from tests.support.short_form import chosen
+from tests.support.trainer_runs import losses, make_run, metrics, summary, train_runs
+from trainer.config.job import JobConfig
+from trainer.distributed.process import ProcessContext
+from trainer.errors import ConfigError
+from trainer.setup import build_training
+from trainer.strategies.registry import strategy_names
+
+NUM_STEPS = 5
+RUN = {"train.max_steps": NUM_STEPS, "features.cache": "off", "data.pack": False, "data.validation_fraction": 0.2}
+# 5 rows: the copies' last micro-batches are partly empty. Checkpoints are taken where weights were just gathered.
+VALIDATING = {
+    "train.validate_every_steps": 2,
+    "train.validation_sequences": 5,
+    "train.checkpoint_every_steps": 2,
+    "train.ema_decay": 0.6,
+}
+OF_THE_START = {"train.ema_decay": 1 - 1e-9}  # an average that hardly moves
+DROPPING = {"model.lora": {"rank": 4, "dropout": 0.2}}
+STRATEGIES = chosen(
+    {name: NODES.get(name, 1) for name in strategy_names()},
+    lambda name: name in ("ddp", "zero3", "pp"),
+)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, JobConfig]:
+    """`reference` and those that drop out on one process, each strategy on two, or on two nodes of two."""
+    root = tmp_path_factory.mktemp("held-out")
+
+    def job(name: str, changes: dict[str, Any]) -> JobConfig:
+        return make_run(root, name, RUN | changes, features="off")
+
+    done = {
+        "reference": job("reference", VALIDATING),
+        "dropping": job("dropping", DROPPING),
+        "dropping, validating": job("dropping-validating", DROPPING | VALIDATING | OF_THE_START),
+    }
+    train_runs(list(done.values()), processes=1)
+    for nodes in sorted(set(STRATEGIES.values())):
+        names = [name for name in STRATEGIES if STRATEGIES[name] == nodes]
+        rows = {"train.micro_batch_size": 2 // nodes}
+        done |= {name: job(name, VALIDATING | strategy_changes(name) | rows) for name in names}
+        train_runs([done[name] for name in names], processes=2, nodes=nodes)
+    return done
+
+
+def held_out(job: JobConfig) -> dict[int, float]:
+    return {line["step"]: line["validation_loss"] for line in metrics(job) if "validation_loss" in line}
+
+
+def test_it_is_taken_at_its_interval_and_at_the_end(runs: dict[str, JobConfig]) -> None:
+    found = held_out(runs["reference"])
+    assert list(found) == [2, 4, NUM_STEPS]
+    assert len(set(found.values())) == len(found), "the model learns between them"
+    assert held_out(runs["dropping"]) == {}
+
+
+def test_it_changes_no_bit_of_training(runs: dict[str, JobConfig]) -> None:
+    """Although training drops out by random numbers, and validation does not."""
+    validating, plain = runs["dropping, validating"], runs["dropping"]
+    assert losses(validating) == losses(plain)
+    weights, expected = trained_weights(validating), trained_weights(plain)
+    assert all(torch.equal(weights[name], expected[name]) for name in expected)
+
+
+def test_it_is_of_the_average_of_the_weights(runs: dict[str, JobConfig]) -> None:
+    """Which is that of the start here, while the weights themselves learn."""
+    job = runs["dropping, validating"]
+    assert len(held_out(job)) == 3
+    assert list(held_out(job).values()) == pytest.approx([held_out(job)[2]] * 3, rel=RELATIVE)
+    assert losses(job)[-1] < losses(job)[0] - 0.1
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_every_strategy_finds_the_same_and_trains_on_the_same(strategy: str, runs: dict[str, JobConfig]) -> None:
+    job, reference = runs[strategy], runs["reference"]
+    assert summary(job)["world_size"] == 2 * STRATEGIES[strategy]
+    assert held_out(job) == pytest.approx(held_out(reference), rel=RELATIVE)
+    assert losses(job) == pytest.approx(losses(reference), rel=RELATIVE)
+    weights = trained_weights(job)
+    for name, tensor in trained_weights(reference).items():
+        torch.testing.assert_close(weights[name], tensor, rtol=1e-4, atol=2e-5)
+
+
+def test_a_run_that_cannot_validate_is_refused(tmp_path: Path) -> None:
+    job = make_run(tmp_path, "nothing-held-out", VALIDATING | {"data.validation_fraction": 0.0}, features="off")
+    with pytest.raises(ConfigError, match=r"validate_every_steps 2, but no sample is held out"):
+        build_training(job, ProcessContext(0, 1, 0, 1, torch.device("cpu")))

@@ -1,0 +1,184 @@
+"""Adapters on a frozen language model: trained by every strategy as by one process, resumed, exported, and kept to
+their base."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForImageTextToText, Qwen2Config, Qwen2ForCausalLM
+
+from benchmarks.tiny_runs import strategy_changes
+from tests.support.adapters import built_model
+from tests.support.equalities import trained_weights
+from tests.support.short_form import chosen
+from tests.support.trainer_runs import losses, make_run, metrics, summary, train_runs
+from trainer.checkpoint.commit import newest_good
+from trainer.checkpoint.hf_export import export_checkpoint
+from trainer.checkpoint.sync import sync_run
+from trainer.config.job import JobConfig
+from trainer.errors import ConfigError
+from trainer.models.layers.freeze import is_adapter
+from trainer.models.registry import family_of
+from trainer.storage import open_storage
+
+STRATEGIES = ("ddp", "fsdp", "zero2", "tp")
+# One strategy of each checkpoint format, and one that splits each adapter.
+FORMATS = chosen(dict.fromkeys(("fsdp", "zero2", "tp")), lambda name: name != "zero2")
+COMPUTING = chosen(dict.fromkeys(STRATEGIES), lambda name: name == "fsdp")
+RELATIVE, RELATIVE_BF16 = 1e-5, 5e-3
+WEIGHT = 1e-4  # a two-hundredth of one update at this rate: AdamW makes a whole one of a gradient of rounding errors
+STOP_STEP = 2
+ADAPTED = {"model.lora": {"rank": 4, "alpha": 8.0}, "train.max_steps": 4, "train.optimizer.learning_rate": 0.02}
+DROPPING = {"model.lora": {"rank": 4, "alpha": 8.0, "dropout": 0.2}}
+TEXT = {"vocab_size": 280, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A pretrained language model, as on the hub."""
+    folder = tmp_path_factory.mktemp("base")
+    torch.manual_seed(0)
+    Qwen2ForCausalLM(Qwen2Config(**TEXT, num_key_value_heads=2)).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory, base: Path) -> dict[str, JobConfig]:
+    """By what is done: `reference` on one process, all others on two."""
+    root = tmp_path_factory.mktemp("lora")
+    common = {"model.language_model": {"weights": str(base)}, "features.cache": "off", **ADAPTED}
+
+    def run(name: str, changes: dict[str, Any]) -> JobConfig:
+        return make_run(root, name, {**common, **changes}, features="off")
+
+    reference, dropping = run("reference", {"train.micro_batch_size": 8}), run("reference-dropping", DROPPING)
+    train_runs([reference, dropping], processes=1)
+    made: dict[str, JobConfig] = {}
+    for strategy in STRATEGIES:
+        here = strategy_changes(strategy)
+        made[f"{strategy} accumulated"] = run(f"{strategy}-accumulated", here)
+    for strategy in COMPUTING:
+        here = strategy_changes(strategy)
+        made |= {
+            f"{strategy} bf16": run(f"{strategy}-bf16", {**here, "train.precision": "bf16"}),
+            f"{strategy} checkpointing": run(f"{strategy}-again", {**here, "train.activation_checkpointing": "full"}),
+        }
+    for strategy in FORMATS:
+        here = strategy_changes(strategy)
+        made |= {
+            f"{strategy} straight": run(f"{strategy}-straight", {**here, **DROPPING}),
+            f"{strategy} stopped": run(f"{strategy}-resumed", {**here, **DROPPING, "train.max_steps": STOP_STEP}),
+        }
+    train_runs(list(made.values()), processes=2)
+    resumed = {
+        f"{strategy} resumed": run(f"{strategy}-resumed", {**strategy_changes(strategy), **DROPPING})
+        for strategy in FORMATS
+    }
+    train_runs(list(resumed.values()), processes=2)
+    return {"reference": reference, "reference dropping": dropping, **made, **resumed}
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_adapters_trained_by_two_processes_equal_those_of_one(strategy: str, runs: dict[str, JobConfig]) -> None:
+    found, expected = runs[f"{strategy} accumulated"], runs["reference"]
+    assert summary(found)["world_size"] == 2
+    assert losses(found) == pytest.approx(losses(expected), rel=RELATIVE)
+    norms, expected_norms = ([line["grad_norm"] for line in metrics(job)] for job in (found, expected))
+    assert norms == pytest.approx(expected_norms, rel=1e-4)
+    weights, expected_weights = trained_weights(found), trained_weights(expected)
+    assert weights.keys() == expected_weights.keys()
+    for name, tensor in expected_weights.items():
+        torch.testing.assert_close(
+            weights[name], tensor, rtol=1e-4, atol=WEIGHT, msg=lambda text, n=name: f"{n}: {text}"
+        )
+
+
+@pytest.mark.parametrize("strategy", COMPUTING)
+def test_bf16_stays_close_and_activation_checkpointing_changes_no_number(
+    strategy: str, runs: dict[str, JobConfig]
+) -> None:
+    expected = losses(runs[f"{strategy} accumulated"])
+    assert losses(runs[f"{strategy} checkpointing"]) == pytest.approx(expected, rel=RELATIVE)
+    assert losses(runs[f"{strategy} bf16"]) == pytest.approx(expected, rel=RELATIVE_BF16)
+    assert losses(runs[f"{strategy} bf16"]) != expected
+
+
+@pytest.mark.parametrize("strategy", FORMATS)
+def test_a_resumed_run_drops_out_what_the_uninterrupted_one_does(strategy: str, runs: dict[str, JobConfig]) -> None:
+    """Bit for bit, weights and losses."""
+    straight, resumed = runs[f"{strategy} straight"], runs[f"{strategy} resumed"]
+    assert summary(resumed)["resumed_from_step"] == STOP_STEP
+    assert losses(resumed) == losses(straight)
+    found, expected = trained_weights(resumed), trained_weights(straight)
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    assert losses(straight)[1:] != pytest.approx(losses(runs[f"{strategy} accumulated"])[1:], rel=RELATIVE)
+
+
+def test_ranks_that_split_an_adapter_drop_out_what_one_process_does(runs: dict[str, JobConfig]) -> None:
+    """They draw the same numbers, and of those for an input that is split each takes its own."""
+    found, expected = losses(runs["tp straight"]), losses(runs["reference dropping"])
+    assert found == pytest.approx(expected, rel=RELATIVE)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_checkpoint_holds_adapters_and_projector_and_nothing_else(strategy: str, runs: dict[str, JobConfig]) -> None:
+    job = runs[f"{strategy} accumulated"]
+    weights = trained_weights(job)
+    built = built_model(job)
+    assert weights.keys() == {name for name, weight in built.named_parameters() if weight.requires_grad}
+    assert {is_adapter(name) or "multi_modal_projector" in name for name in weights} == {True}
+    assert sum(map(is_adapter, weights)) == 2 * 7 * 2, "two matrices for each of seven linear layers in two blocks"
+    assert not any(built.get_parameter(name).equal(weight) for name, weight in weights.items()), "all of it learns"
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_an_export_has_the_adapters_merged_and_answers_as_the_trained_module(
+    strategy: str, runs: dict[str, JobConfig], base: Path
+) -> None:
+    job = runs[f"{strategy} accumulated"]
+    sync_run(job)
+    exported = AutoModelForImageTextToText.from_pretrained(Path(job.run.run_uri, "export"), dtype=torch.float32).eval()
+    trained, untrained = built_model(job).eval(), built_model(job).eval()
+    with torch.no_grad():
+        for name, weight in trained_weights(job).items():
+            trained.get_parameter(name).copy_(weight)
+    side, tokens = job.model.image_size, family_of(job.model).image_tokens(job.model, 1, 1)
+    image_token = int(exported.config.image_token_id)
+    inputs = {
+        "input_ids": torch.tensor([[5, *[image_token] * tokens, 9, 2, 7, 30]]),
+        "pixel_values": torch.rand(1, 3, side, side, generator=torch.Generator().manual_seed(0)),
+    }
+    with torch.no_grad():
+        found, expected, before = (model(**inputs).logits for model in (exported, trained, untrained))
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    assert (expected - before).abs().max() > 0.01, "the adapters must have learned for that to mean anything"
+    own = dict(load_file(base / "model.safetensors"))["model.layers.0.mlp.up_proj.weight"]
+    merged = exported.get_parameter("model.language_model.layers.0.mlp.up_proj.weight")
+    assert torch.linalg.matrix_rank(merged.detach() - own, atol=1e-5) == 4
+
+
+def test_adapters_are_not_exported_onto_another_base(runs: dict[str, JobConfig], base: Path) -> None:
+    """A hub repository that is not pinned, or a folder, may hold other weights by then."""
+    job = runs["zero2 accumulated"]
+    store = open_storage(job.run.run_uri)
+    sync_run(job)
+    before = store.list("export")
+    checkpoint, _ = newest_good(store)
+    assert checkpoint is not None
+    newer = dataclasses.replace(checkpoint, name="9999-00000009-later")
+    file = base / "model.safetensors"
+    content = file.read_bytes()
+    other = {name: tensor * (1.01 if name == "model.norm.weight" else 1) for name, tensor in load_file(file).items()}
+    save_file(other, file, {"format": "pt"})
+    try:
+        with pytest.raises(ConfigError, match=r"frozen weights under checkpoint .* were others"):
+            export_checkpoint(job, store, newer, [])
+    finally:
+        file.write_bytes(content)
+    assert store.list("export") == before
+    assert sync_run(job)["reused"], "onto its own base"

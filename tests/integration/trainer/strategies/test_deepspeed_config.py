@@ -1,0 +1,134 @@
+"""DeepSpeed's configuration is derived from the run file, and takes what the run file does not decide."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
+from pydantic import ValidationError
+from torch import nn
+
+from tests.support.equalities import HELD_OUT
+from tests.support.trainer_runs import losses, make_run, metrics, train_runs
+from trainer.config.job import JobConfig
+from trainer.config.train import DECIDED_HERE, TrainConfig
+from trainer.distributed.process import ProcessContext
+from trainer.errors import ConfigError
+from trainer.setup import build_training
+from trainer.sizing.deepspeed_config import Sizes, engine_settings
+from trainer.strategies.deepspeed.requirements import require_fp16_gradients
+
+GIVEN = {"zero_optimization": {"overlap_comm": True}, "wall_clock_breakdown": True}
+NODES, RANKS = 2, 2
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, JobConfig]:
+    """On one process; under ZeRO-3 on two nodes of two; and there with all that is about DeepSpeed."""
+    root = tmp_path_factory.mktemp("settings")
+    common = {"train.max_steps": 4, "features.cache": "off"}
+    # Validated is the average, after whose losses the nodes' copies must be of the weights again.
+    zero = {"train.strategy": "zero3", "train.micro_batch_size": 1, "train.ema_decay": 0.6, **HELD_OUT}
+    own = {"train.zero_hpz": True, "train.deepspeed": GIVEN}
+    changes = {"reference": common, "plain": common | zero, "given": common | zero | own}
+    jobs = {name: make_run(root, name, each, features="off") for name, each in changes.items()}
+    train_runs([jobs["reference"]], processes=1)
+    train_runs([jobs["given"], jobs["plain"]], processes=RANKS, nodes=NODES)
+    return jobs
+
+
+@pytest.mark.parametrize("name", ["plain", "given"])
+def test_with_a_copy_in_each_node_and_settings_of_a_users_own_zero3_equals_one_process(
+    name: str, runs: dict[str, JobConfig]
+) -> None:
+    assert losses(runs[name]) == pytest.approx(losses(runs["reference"]), rel=1e-5)
+    validated, expected = (
+        [line["validation_loss"] for line in metrics(runs[each]) if "validation_loss" in line]
+        for each in (name, "plain")
+    )
+    assert expected and validated == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_file_says_what_was_used(runs: dict[str, JobConfig]) -> None:
+    with_it, without = (
+        json.loads(Path(runs[name].run.run_uri, "deepspeed.json").read_text()) for name in ("given", "plain")
+    )
+    assert with_it.pop("wall_clock_breakdown") and not without.pop("wall_clock_breakdown")
+    zero_with, zero_without = with_it.pop("zero_optimization"), without.pop("zero_optimization")
+    assert with_it == without
+    assert zero_with == zero_without | {"overlap_comm": True, "zero_hpz_partition_size": RANKS}
+    assert (without["train_batch_size"], zero_without["stage"]) == (8, 3)
+
+
+def settings(strategy: str, deepspeed: dict[str, Any]) -> TrainConfig:
+    optimizer = {"learning_rate": 1e-3}
+    return TrainConfig.model_validate(
+        {"global_batch_size": 2, "optimizer": optimizer, "strategy": strategy, "deepspeed": deepspeed}
+    )
+
+
+@pytest.mark.parametrize("key", DECIDED_HERE)
+def test_what_the_run_file_decides_is_refused_with_the_field_that_does(key: str) -> None:
+    outer, _, inner = key.partition(".")
+    with pytest.raises(ValidationError) as caught:
+        settings("zero2", {outer: {inner: 1} if inner else 1})
+    assert f"deepspeed.{key} is decided by {DECIDED_HERE[key]}" in str(caught.value)
+
+
+def test_it_is_for_deepspeed_alone() -> None:
+    assert settings("zero1", {"wall_clock_breakdown": True}).deepspeed
+    with pytest.raises(ValidationError, match="deepspeed has no meaning for strategy fsdp"):
+        settings("fsdp", {"wall_clock_breakdown": True})
+    with pytest.raises(ValidationError, match="found 3, expected a mapping"):
+        settings("zero1", {"zero_optimization": 3})
+
+
+QUANTIZED = {"zero_quantized_weights": True, "zero_quantized_gradients": True}
+
+
+def zero3(**changes: Any) -> TrainConfig:
+    base = {"global_batch_size": 2, "optimizer": {"learning_rate": 1e-3}, "strategy": "zero3", "precision": "fp16"}
+    return TrainConfig.model_validate(base | changes)
+
+
+def test_deepspeeds_own_class_takes_what_is_derived_for_zero_plus_plus() -> None:
+    derived = engine_settings(zero3(**QUANTIZED), stage=3, micro_steps=1, sizes=Sizes(1000, 100, 10))
+    taken = DeepSpeedZeroConfig(**derived["zero_optimization"])
+    assert taken.zero_quantized_weights and taken.zero_quantized_gradients
+    plain = engine_settings(zero3(), stage=3, micro_steps=1, sizes=Sizes(1000, 100, 10))
+    assert not any("quantized" in name for name in plain["zero_optimization"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"zero_quantized_weights": True, "strategy": "zero2"}, "zero_quantized_weights does not work with .* zero2"),
+        ({"zero_quantized_gradients": True, "precision": "bf16"}, "does not work with precision bf16"),
+        (
+            {"zero_hpz": True, "strategy": "hsdp"},
+            "zero_hpz does not work with strategy hsdp: use zero3",
+        ),
+    ],
+)
+def test_zero_plus_plus_is_refused_where_it_cannot_work(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValidationError, match=said):
+        zero3(**changes)
+
+
+@pytest.mark.parametrize("field", QUANTIZED)
+def test_on_cpus_it_is_refused_before_anything_is_built(field: str, tmp_path: Path) -> None:
+    job = make_run(tmp_path, field, {"train.strategy": "zero3", "train.precision": "fp16", f"train.{field}": True})
+    with pytest.raises(ConfigError, match=f"train.{field} needs GPUs, and this machine has none"):
+        build_training(job, ProcessContext(0, 1, 0, 1, torch.device("cpu")))
+
+
+def test_gradients_that_would_not_travel_in_fp16_are_not_quantized() -> None:
+    model = nn.Sequential(nn.Embedding(4, 4), nn.Linear(4, 4))
+    with pytest.raises(ConfigError, match="corrupt the gradient of 0"):
+        require_fp16_gradients(model)
+    model[0].requires_grad_(False)
+    require_fp16_gradients(model)

@@ -1,0 +1,350 @@
+"""The trainer's argument: five equalities, for every strategy of the table, over two real processes.
+
+The weights are averaged too (`train.ema_decay`), which changes no loss and must be equal as they are.
+
+The reference is one process, no accumulation, cached features, packed rows, all logits at once. Each strategy then
+trains the same run on two processes with accumulation, a few labels' logits at a time, with the tower online, unpacked,
+and interrupted; the losses of every step must be the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.tiny_runs import strategy_changes
+from tests.support.equalities import (
+    AVERAGED,
+    HELD_OUT,
+    NODES,
+    RELATIVE,
+    RELATIVE_BF16,
+    STOP_STEP,
+    TOWER_TRAINED,
+    trained_weights,
+)
+from tests.support.short_form import WHOLE, chosen, only_whole
+from tests.support.trainer_runs import encode_features, losses, make_run, metrics, summary, train_runs
+from trainer.checkpoint.commit import committed
+from trainer.config.job import JobConfig
+from trainer.storage import open_storage
+from trainer.strategies.registry import strategy_names
+
+WHOLE_SET_ROWS = 64  # more rows than there are samples: one step reads the whole split, packed or not
+LOW_RANK_STEP = 2  # whose update is the first that shows, in the loss behind it
+ALL_LOGITS = {"train.loss_chunk_tokens": 0}  # at once
+
+
+# The others share their code with one of these; those with True have selective checkpointing too, which zero3 refuses.
+THOROUGH = chosen({"ddp": True, "fsdp": True, "zero2": True, "zero3": False}, lambda name: name != "zero2")
+SELECTIVE = [name for name, takes_it in THOROUGH.items() if takes_it]
+# How they are compiled: all that train.compile takes, the last one in the long form only.
+COMPILED: dict[str, dict[str, Any]] = chosen(
+    {
+        "ddp": {},
+        "fsdp": {"train.activation_checkpointing": "full"},
+        "hsdp": {"train.activation_checkpointing": "selective"},
+    },
+    lambda name: name != "hsdp",
+)
+KINDS = ("bf16", "fp16") if WHOLE else ("bf16",)  # of compressed gradients
+MOVES = (("fsdp", "hsdp"), ("hsdp", "ddp"))  # who begins a run, and who goes on with it
+
+
+@dataclass(frozen=True)
+class Runs:
+    """Runs of one strategy by what is special about them, and what its stopped run left."""
+
+    jobs: Mapping[str, JobConfig]
+    stopped_steps: int
+    stopped_checkpoints: list[str]
+
+    def __getitem__(self, name: str) -> JobConfig:
+        return self.jobs[name]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("equalities")
+    encode_features(make_run(root, "features"))
+    return root
+
+
+@pytest.fixture(scope="module")
+def reference(root: Path) -> JobConfig:
+    every_step = {"train.checkpoint_every_steps": 1, "train.keep_checkpoints": 100}
+    job = make_run(root, "reference", {"train.micro_batch_size": 8, **ALL_LOGITS, **AVERAGED, **every_step})
+    train_runs([job], processes=1)
+    return job
+
+
+@pytest.fixture(scope="module")
+def reference_of_tower(root: Path) -> JobConfig:
+    job = make_run(
+        root, "reference-tower", {"train.micro_batch_size": 8, **ALL_LOGITS, **TOWER_TRAINED}, features="off"
+    )
+    train_runs([job], processes=1)
+    return job
+
+
+@pytest.fixture(scope="module")
+def runs_of(root: Path) -> Callable[[str], Runs]:
+    """Trains the runs of strategies that share an engine, when the first test asks for one of them."""
+    trained: dict[str, Runs] = {}
+
+    def runs(strategy: str) -> Runs:
+        if strategy not in trained:
+            trained.update(_train(root, [name for name in strategy_names() if _engine(name) == _engine(strategy)]))
+        return trained[strategy]
+
+    return runs
+
+
+def _engine(strategy: str) -> str:
+    return "deepspeed" if strategy.startswith("zero") else "torch"
+
+
+def _train(root: Path, strategies: Sequence[str]) -> dict[str, Runs]:
+    """As few process groups as there can be: starting one takes longer than these runs do."""
+    jobs = {strategy: _jobs(root, strategy) for strategy in strategies}
+    stopped = {
+        strategy: make_run(root, f"{strategy}-resumed", {**_base(strategy), **AVERAGED, "train.max_steps": STOP_STEP})
+        for strategy in strategies
+    }
+    moves = [move for move in MOVES if move[0] in strategies]
+    begun = {
+        move: make_run(root, "-".join(move), {**_base(move[0]), **AVERAGED, "train.max_steps": STOP_STEP})
+        for move in moves
+    }
+    _train_by_nodes(
+        {
+            name: [*jobs[name].values(), stopped[name], *(job for move, job in begun.items() if move[0] == name)]
+            for name in strategies
+        }
+    )
+    steps = {name: len(losses(job)) for name, job in stopped.items()}
+    checkpoints = {name: committed(open_storage(job.run.run_uri)) for name, job in stopped.items()}
+    later: dict[str, dict[str, JobConfig]] = {name: {} for name in strategies}
+    for name in strategies:
+        later[name]["resumed"] = make_run(root, f"{name}-resumed", _base(name) | AVERAGED)
+    for move in moves:
+        later[move[1]][f"from {move[0]}"] = make_run(root, "-".join(move), _base(move[1]) | AVERAGED)
+    _train_by_nodes({name: list(later[name].values()) for name in strategies})
+    return {name: Runs(jobs[name] | later[name], steps[name], checkpoints[name]) for name in strategies}
+
+
+def _base(strategy: str) -> dict[str, Any]:
+    rows = 2 // NODES.get(strategy, 1)  # two micro-batches a step on any number of processes
+    return {**strategy_changes(strategy), "train.micro_batch_size": rows}
+
+
+def _jobs(root: Path, strategy: str) -> dict[str, JobConfig]:
+    base = _base(strategy)
+    validating = HELD_OUT if strategy in COMPILED else {}
+    jobs = {"accumulated": make_run(root, f"{strategy}-accumulated", {**base, **AVERAGED, **validating})}
+    if strategy in COMPILED:
+        compiled = {
+            **base,
+            **AVERAGED,
+            **HELD_OUT,
+            **COMPILED[strategy],
+            "train.compile": True,
+            "train.max_steps": STOP_STEP,
+        }
+        # Of itself it is inductor, whose kernels take minutes to make: see
+        # tests/unit/trainer/models/layers/test_compile.py.
+        jobs["compiled"] = make_run(root, f"{strategy}-compiled", {**compiled, "train.compile_backend": "aot_eager"})
+    if strategy == "ddp":
+        jobs |= {
+            f"{kind} gradients": make_run(root, f"ddp-{kind}-gradients", base | {"train.gradient_compression": kind})
+            for kind in KINDS
+        }
+    if strategy == "ddp" and WHOLE:
+        low_rank = {
+            "train.gradient_compression": "powersgd",
+            "train.powersgd": {"rank": 7, "start_step": LOW_RANK_STEP},
+        }
+        jobs["powersgd gradients"] = make_run(root, "ddp-powersgd-gradients", base | low_rank)
+    if strategy not in THOROUGH:
+        return jobs
+    whole = {**base, "train.global_batch_size": WHOLE_SET_ROWS, "train.micro_batch_size": 8}
+    changes: dict[str, dict[str, Any]] = {
+        "packed": whole,
+        "unpacked": {**whole, "data.pack": False},
+        "checkpointing": {**base, "train.activation_checkpointing": "full"},
+        "bf16": {**base, "train.precision": "bf16"},
+    }
+    if strategy in SELECTIVE:
+        changes["selective"] = {**base, "train.activation_checkpointing": "selective"}
+    if WHOLE:
+        changes["fp16"] = {**base, "train.precision": "fp16"}
+    jobs |= {name: make_run(root, f"{strategy}-{name}", change) for name, change in changes.items()}
+    jobs["online"] = make_run(root, f"{strategy}-online", base, features="off")
+    jobs["tower"] = make_run(root, f"{strategy}-tower", {**base, **TOWER_TRAINED}, features="off")
+    return jobs
+
+
+def _train_by_nodes(jobs: Mapping[str, Sequence[JobConfig]]) -> None:
+    for nodes in sorted({NODES.get(strategy, 1) for strategy in jobs}):
+        train_runs(
+            [job for name in jobs if NODES.get(name, 1) == nodes for job in jobs[name]], processes=2, nodes=nodes
+        )
+
+
+@pytest.mark.parametrize("strategy", strategy_names())
+def test_strategy_equals_one_process(strategy: str, reference: JobConfig, runs_of: Callable[[str], Runs]) -> None:
+    """Also: the loss does not depend on accumulation or world size."""
+    job = runs_of(strategy)["accumulated"]
+    assert summary(job)["world_size"] == 2 * NODES.get(strategy, 1)
+    assert len(losses(reference)) > STOP_STEP
+    assert losses(job) == pytest.approx(losses(reference), rel=RELATIVE)
+    norms, expected = ([line["grad_norm"] for line in metrics(each)] for each in (job, reference))
+    assert norms == pytest.approx(expected, rel=1e-4)
+    assert max(expected) > reference.train.clip_grad_norm, "clipping must be active for its equality to mean anything"
+
+
+@pytest.mark.parametrize("strategy", strategy_names())
+def test_final_weights_equal_one_process(strategy: str, reference: JobConfig, runs_of: Callable[[str], Runs]) -> None:
+    weights, expected = trained_weights(runs_of(strategy)["accumulated"]), trained_weights(reference)
+    assert weights.keys() == expected.keys()
+    for name, tensor in expected.items():
+        torch.testing.assert_close(weights[name], tensor, rtol=1e-4, atol=2e-5, msg=lambda text, n=name: f"{n}: {text}")
+
+
+def test_an_average_is_what_the_weights_of_each_step_give(reference: JobConfig) -> None:
+    """average <- decay x average + (1 - decay) x weight, from the weights of the start on."""
+    names = committed(open_storage(reference.run.run_uri))
+    assert len(names) == len(losses(reference)) > STOP_STEP
+    decay, average = reference.train.ema_decay, trained_weights(reference, names[0], averaged=True)
+    for name in names[1:]:
+        weights = trained_weights(reference, name)
+        average = {key: decay * average[key] + (1 - decay) * weight for key, weight in weights.items()}
+    found = trained_weights(reference, averaged=True)
+    assert found.keys() == average.keys()
+    for key, tensor in average.items():
+        torch.testing.assert_close(found[key], tensor, rtol=1e-5, atol=1e-6)
+    assert any(not torch.allclose(found[key], weight, atol=1e-4) for key, weight in weights.items())
+
+
+@pytest.mark.parametrize("strategy", strategy_names())
+def test_averaged_weights_equal_one_process(
+    strategy: str, reference: JobConfig, runs_of: Callable[[str], Runs]
+) -> None:
+    averages = trained_weights(runs_of(strategy)["accumulated"], averaged=True)
+    expected = trained_weights(reference, averaged=True)
+    assert averages.keys() == expected.keys()
+    for name, tensor in expected.items():
+        torch.testing.assert_close(averages[name], tensor, rtol=1e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("strategy", THOROUGH)
+def test_cached_equals_online(strategy: str, runs_of: Callable[[str], Runs]) -> None:
+    runs = runs_of(strategy)
+    assert (summary(runs["accumulated"])["features"], summary(runs["online"])["features"]) == ("cached", "online")
+    assert losses(runs["online"]) == pytest.approx(losses(runs["accumulated"]), rel=RELATIVE)
+
+
+@pytest.mark.parametrize("strategy", THOROUGH)
+def test_a_trained_tower_equals_one_process(
+    strategy: str, reference_of_tower: JobConfig, runs_of: Callable[[str], Runs]
+) -> None:
+    """Its layers behind the features get no gradient, for which DDP would wait."""
+    assert losses(runs_of(strategy)["tower"]) == pytest.approx(losses(reference_of_tower), rel=RELATIVE)
+    assert losses(reference_of_tower) != pytest.approx(losses(runs_of(strategy)["accumulated"]), rel=RELATIVE)
+
+
+@pytest.mark.parametrize("strategy", THOROUGH)
+def test_packed_equals_unpacked(strategy: str, runs_of: Callable[[str], Runs]) -> None:
+    runs = runs_of(strategy)
+    rows = {job.run.run_id: summary(job)["tokens"] for job in (runs["packed"], runs["unpacked"])}
+    assert len(set(rows.values())) == 1, "both read the same samples"
+    fills = [metrics(job)[0]["fill"] for job in (runs["packed"], runs["unpacked"])]
+    assert fills[0] > 2 * fills[1], "packing must have happened"
+    assert losses(runs["packed"]) == pytest.approx(losses(runs["unpacked"]), rel=RELATIVE)
+
+
+@pytest.mark.parametrize("strategy", THOROUGH)
+def test_activation_checkpointing_changes_no_number(strategy: str, runs_of: Callable[[str], Runs]) -> None:
+    runs = runs_of(strategy)
+    assert losses(runs["checkpointing"]) == pytest.approx(losses(runs["accumulated"]), rel=RELATIVE)
+    if strategy in SELECTIVE:
+        assert losses(runs["selective"]) == pytest.approx(losses(runs["accumulated"]), rel=RELATIVE)
+
+
+@pytest.mark.parametrize("strategy", COMPILED)
+def test_compiled_layers_change_no_number(strategy: str, runs_of: Callable[[str], Runs]) -> None:
+    job, eager = (runs_of(strategy)[name] for name in ("compiled", "accumulated"))
+    assert losses(job) == pytest.approx(losses(eager)[:STOP_STEP], rel=RELATIVE)
+    validated, expected = (metrics(run)[STOP_STEP - 1]["validation_loss"] for run in (job, eager))
+    assert validated == pytest.approx(expected, rel=RELATIVE)
+    assert metrics(job)[-1]["compiled_graphs"] > 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_compressed_gradients_change_losses_by_their_rounding(kind: str, runs_of: Callable[[str], Runs]) -> None:
+    compressed, plain = (losses(runs_of("ddp")[name]) for name in (f"{kind} gradients", "accumulated"))
+    assert compressed[0] == pytest.approx(plain[0], rel=RELATIVE), "weights are those of the start"
+    assert compressed == pytest.approx(plain, rel=RELATIVE_BF16)
+    assert compressed != pytest.approx(plain, rel=RELATIVE / 100)
+
+
+@only_whole
+def test_matrices_of_low_rank_change_losses_from_their_first_step_on(runs_of: Callable[[str], Runs]) -> None:
+    """More of the same: tests/integration/trainer/strategies/test_powersgd.py."""
+    low, plain = (losses(runs_of("ddp")[name]) for name in ("powersgd gradients", "accumulated"))
+    equal = LOW_RANK_STEP + 1
+    assert low[:equal] == pytest.approx(plain[:equal], rel=RELATIVE)
+    assert len(plain) > equal and low[equal:] != pytest.approx(plain[equal:], rel=RELATIVE)
+    assert low == pytest.approx(plain, rel=RELATIVE_BF16)
+
+
+@only_whole
+def test_the_two_compressions_round_differently(runs_of: Callable[[str], Runs]) -> None:
+    runs = runs_of("ddp")
+    assert losses(runs["bf16 gradients"]) != pytest.approx(losses(runs["fp16 gradients"]), rel=RELATIVE / 100)
+
+
+@pytest.mark.parametrize("strategy", THOROUGH)
+def test_bf16_stays_close_to_fp32_and_is_not_fp32(strategy: str, runs_of: Callable[[str], Runs]) -> None:
+    runs = runs_of(strategy)
+    assert losses(runs["bf16"]) == pytest.approx(losses(runs["accumulated"]), rel=RELATIVE_BF16)
+    assert losses(runs["bf16"]) != pytest.approx(losses(runs["accumulated"]), rel=RELATIVE)
+
+
+@only_whole
+@pytest.mark.parametrize("strategy", THOROUGH)
+def test_fp16_stays_close_to_fp32_and_is_not_fp32(strategy: str, runs_of: Callable[[str], Runs]) -> None:
+    job = runs_of(strategy)["fp16"]
+    assert metrics(job)[-1]["overflow_steps"] == 0
+    assert losses(job) == pytest.approx(losses(runs_of(strategy)["accumulated"]), rel=RELATIVE_BF16 / 8)
+    assert losses(job) != pytest.approx(losses(runs_of(strategy)["accumulated"]), rel=RELATIVE / 10)
+
+
+@pytest.mark.parametrize("strategy", strategy_names())
+def test_resumed_equals_uninterrupted(strategy: str, runs_of: Callable[[str], Runs]) -> None:
+    """Bit for bit: same world size, deterministic kernels, one thread."""
+    runs = runs_of(strategy)
+    assert runs.stopped_steps == STOP_STEP and len(runs.stopped_checkpoints) == 1
+    assert summary(runs["resumed"])["resumed_from_step"] == STOP_STEP
+    assert losses(runs["resumed"]) == losses(runs["accumulated"])
+    for averaged in (False, True):
+        resumed, straight = (trained_weights(runs[name], averaged=averaged) for name in ("resumed", "accumulated"))
+        assert all(torch.equal(resumed[name], straight[name]) for name in straight)
+
+
+@pytest.mark.parametrize(("begins", "goes_on"), MOVES)
+def test_another_strategy_goes_on_with_the_same_losses(
+    begins: str, goes_on: str, reference: JobConfig, runs_of: Callable[[str], Runs]
+) -> None:
+    """Sharded over two ranks, over two ranks of each of two nodes, and not at all."""
+    job = runs_of(goes_on)[f"from {begins}"]
+    assert summary(job)["resumed_from_step"] == STOP_STEP
+    assert losses(job) == pytest.approx(losses(reference), rel=RELATIVE)
+    averages, expected = trained_weights(job, averaged=True), trained_weights(reference, averaged=True)
+    for name, tensor in expected.items():
+        torch.testing.assert_close(averages[name], tensor, rtol=1e-4, atol=2e-5)

@@ -1,0 +1,124 @@
+"""Optimizer state on a disk (train.nvme_path) is that in memory, to the bit: losses, checkpoints, resuming."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.short_form import chosen, only_whole
+from tests.support.trainer_runs import encode_features, losses, make_run, run_ranks, summary
+from trainer.config.job import JobConfig
+
+RANKS, STOP_STEP = 2, 2
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+
+CASES: dict[str, dict[str, Any]] = chosen(
+    {
+        "zero1": {"train.strategy": "zero1", "train.offload": "optimizer"},
+        "zero2": {"train.strategy": "zero2", "train.offload": "optimizer", "train.ema_decay": 0.9},
+        "zero3": {"train.strategy": "zero3", "train.offload": "optimizer"},
+        "zero3 weights too": {
+            "train.strategy": "zero3",
+            "train.offload": "optimizer+weights",
+            "train.precision": "bf16",
+            "train.ema_decay": 0.9,
+        },
+        "zero3 many groups": {
+            "train.strategy": "zero3",
+            "train.offload": "optimizer",
+            "train.deepspeed": {"zero_optimization": {"sub_group_size": 5000}},
+        },
+        "zero2 fp16": {"train.strategy": "zero2", "train.offload": "optimizer", "train.precision": "fp16"},
+    },
+    lambda name: name in ("zero2", "zero3 weights too"),
+)
+
+
+def train(jobs: list[JobConfig]) -> None:
+    arguments = ["--configs", *[f"{job.run.run_uri}/run.json" for job in jobs]]
+    run_ranks("tests.support.drivers.train_on_disk", arguments, processes=RANKS, timeout_s=400)
+
+
+class Runs:
+    """Of each case: in memory, on a disk, and two that are stopped and go on: on the disk, and back in memory."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.disk = root, root / "disk"
+        encode_features(make_run(root, "features"))
+        stop = {"train.max_steps": STOP_STEP}
+        self.memory = {name: make_run(root, f"{name} memory", case) for name, case in CASES.items()}
+        self.on_disk = {name: make_run(root, f"{name} disk", self.moved(case)) for name, case in CASES.items()}
+        stopped = [make_run(root, f"{name} on", self.moved(case) | stop) for name, case in CASES.items()]
+        stopped += [make_run(root, f"{name} back", self.moved(case) | stop) for name, case in CASES.items()]
+        stopped += [make_run(root, f"{name} to disk", case | stop) for name, case in CASES.items()]
+        train([*self.memory.values(), *self.on_disk.values(), *stopped])
+        self.resumed = {
+            way: {
+                name: make_run(root, f"{name} {way}", case if way == "back" else self.moved(case))
+                for name, case in CASES.items()
+            }
+            for way in ("on", "back", "to disk")
+        }
+        train([job for jobs in self.resumed.values() for job in jobs.values()])
+
+    def moved(self, case: dict[str, Any]) -> dict[str, Any]:
+        return case | {"train.nvme_path": str(self.disk)}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    return Runs(tmp_path_factory.mktemp("disk"))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_losses_are_those_in_memory(case: str, runs: Runs) -> None:
+    found = losses(runs.on_disk[case])
+    assert found == losses(runs.memory[case])
+    assert len(set(found)) > STOP_STEP + 2, "training must have changed the weights"
+
+
+@pytest.mark.parametrize("way", ["on", "back", "to disk"])
+@pytest.mark.parametrize("case", CASES)
+def test_a_run_goes_on_exactly_with_and_without_a_disk(case: str, way: str, runs: Runs) -> None:
+    resumed = runs.resumed[way][case]
+    assert summary(resumed)["resumed_from_step"] == STOP_STEP
+    assert losses(resumed) == losses(runs.memory[case])
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_all_state_lies_on_the_disk_and_else_none(case: str, runs: Runs) -> None:
+    kinds = {"weights", "exp_avg", "exp_avg_sq"} | ({"averages"} if "train.ema_decay" in CASES[case] else set())
+    for rank in range(RANKS):
+        in_memory = places(runs.memory[case], rank)
+        assert in_memory.keys() == kinds
+        for job in (runs.on_disk[case], runs.resumed["on"][case], runs.resumed["to disk"][case]):
+            found = places(job, rank)
+            assert found == {kind: {"on disk": sizes["in memory"], "in memory": 0} for kind, sizes in in_memory.items()}
+        assert places(runs.resumed["back"][case], rank) == in_memory
+        assert all(sizes["on disk"] == 0 and sizes["in memory"] > 0 for sizes in in_memory.values())
+
+
+def test_nothing_is_left_in_the_folder(runs: Runs) -> None:
+    assert runs.disk.is_dir() and not list(runs.disk.iterdir())
+
+
+@only_whole
+def test_a_run_that_memory_has_no_room_for_goes_on_with_the_same_losses(tmp_path: Path) -> None:
+    output = tmp_path / "found.json"
+    command = [sys.executable, "-m", "benchmarks.disk_offload", "--quick", "--json", str(output)]
+    subprocess.run([*command, "--folder", str(tmp_path / "disk")], check=True, timeout=600)
+    found = json.loads(output.read_text())
+    if "limited" not in found:
+        pytest.skip("no right to make a control group")
+    assert found["limited"]["memory"] is None, "the system was to kill it"
+    assert found["limited"]["disk"]["losses"] == found["memory"]["losses"] == found["disk"]["losses"]
+
+
+def places(job: JobConfig, rank: int) -> dict[str, dict[str, int]]:
+    found: dict[str, dict[str, int]] = json.loads(Path(job.run.run_uri, f"places-{rank}.json").read_text())
+    return found

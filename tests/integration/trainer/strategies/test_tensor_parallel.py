@@ -1,0 +1,184 @@
+"""Tensor parallelism inside two copies of the model, on four real processes, against one process.
+
+The model has all that is split in a way of its own: norms of queries and keys, a tied head over an odd number of
+tokens, and a trained tower with biases. Checkpoints go from these layouts to one process and back.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.memory_cases import SPLIT_CASES
+from benchmarks.planned_memory import predicted
+from benchmarks.tiny_runs import TINY, strategy_changes
+from tests.support.equalities import RELATIVE, RELATIVE_BF16, STOP_STEP, trained_weights
+from tests.support.hard_to_shard import MODEL
+from tests.support.memory_bounds import COUNTED, PEAK
+from tests.support.short_form import chosen
+from tests.support.trainer_runs import losses, make_run, metrics, run_ranks, summary, train_runs
+from trainer.config.job import JobConfig
+from trainer.config.model import ModelConfig
+from trainer.distributed.data_parallel_rank import DataParallelRank
+from trainer.errors import ConfigError
+from trainer.setup import require_divisible
+from trainer.strategies.tensor_parallel.plan import require_shardable
+
+STRATEGIES = ("tp", "tp+fsdp")
+PROCESSES = 4
+WEIGHED = chosen(SPLIT_CASES, lambda name: name in ("tp bf16 one pass", "tp+fsdp"))
+ADAPTED = {"model.lora": {"rank": 4, "alpha": 8.0}, "model.freeze": ["tower"]}
+SHARED = {"train.sequence_parallel": True}
+# What else is trained: a strategy, changes of the run file, and the run of one process that it equals.
+OTHERS: dict[str, tuple[str, dict[str, Any], str]] = chosen(
+    {
+        "tp+fsdp adapters": ("tp+fsdp", ADAPTED, "reference adapters"),
+        "tp+fsdp shared tokens": ("tp+fsdp", SHARED, "reference"),
+        "tp shared tokens": ("tp", SHARED, "reference"),
+        "tp shared tokens checkpointing": ("tp", SHARED | {"train.activation_checkpointing": "full"}, "reference"),
+        "tp shared tokens adapters": ("tp", SHARED | ADAPTED, "reference adapters"),
+        "tp shared tokens unpacked": ("tp", SHARED | {"data.pack": False}, "reference unpacked"),
+    },
+    lambda name: name == "tp+fsdp shared tokens",
+)
+UNPACKED = {"data.pack": False} if any("unpacked" in name for name in OTHERS) else None
+MOVES = chosen(
+    {
+        **{f"ddp-{one}": "reference" for one in STRATEGIES},
+        **{f"{one}-ddp": "reference" for one in STRATEGIES},
+        "tp+fsdp-ddp-adapters": "reference adapters",
+    },
+    lambda name: "tp+fsdp" in name and "adapters" not in name,
+)
+COMPUTING = chosen(dict.fromkeys(STRATEGIES), lambda name: name == "tp+fsdp")
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("tensor")
+
+
+@pytest.fixture(scope="module")
+def runs(root: Path) -> dict[str, JobConfig]:
+    """Each strategy from beginning to end, from a checkpoint of one process, and up to one for one process."""
+
+    def job(run_id: str, strategy: str, **changes: Any) -> JobConfig:
+        return make_run(root, run_id, {**MODEL, **strategy_changes(strategy), **changes}, features="off")
+
+    stop = {"train.max_steps": STOP_STEP}
+    done = {"reference": job("reference", "ddp")}
+    if any("adapters" in name for name in OTHERS):
+        done["reference adapters"] = job("reference-adapters", "ddp", **ADAPTED)
+    if UNPACKED:
+        done["reference unpacked"] = job("reference-unpacked", "ddp", **UNPACKED)
+    from_ddp, to_ddp = ([one for one in STRATEGIES if move.format(one) in MOVES] for move in ("ddp-{}", "{}-ddp"))
+    train_runs([*done.values(), *[job(f"ddp-{one}", "ddp", **stop) for one in from_ddp]], processes=1)
+    done |= {one: job(one, one) for one in STRATEGIES}
+    other = {"checkpointing": {"train.activation_checkpointing": "full"}, "bf16": {"train.precision": "bf16"}}
+    done |= {f"{one} {name}": job(f"{one}-{name}", one, **more) for one in COMPUTING for name, more in other.items()}
+    done |= {name: job(name.replace(" ", "-"), one, **more) for name, (one, more, _) in OTHERS.items()}
+    begun = [job(f"{one}-ddp", one, **stop) for one in to_ddp]
+    if "tp+fsdp-ddp-adapters" in MOVES:
+        begun.append(job("tp+fsdp-ddp-adapters", "tp+fsdp", **ADAPTED, **stop))
+    done |= {f"ddp-{one}": job(f"ddp-{one}", one) for one in from_ddp}
+    train_runs([*[done[name] for name in done if "reference" not in name], *begun], processes=PROCESSES)
+    ended = {f"{one}-ddp": job(f"{one}-ddp", "ddp") for one in to_ddp}
+    if "tp+fsdp-ddp-adapters" in MOVES:
+        ended["tp+fsdp-ddp-adapters"] = job("tp+fsdp-ddp-adapters", "ddp", **ADAPTED)
+    train_runs(list(ended.values()), processes=1)
+    return done | ended
+
+
+# Runs, and the runs of one process that they equal.
+EQUAL = dict.fromkeys(STRATEGIES, "reference") | {name: equal for name, (_, _, equal) in OTHERS.items()}
+
+
+@pytest.mark.parametrize("run", EQUAL)
+def test_two_copies_of_two_ranks_equal_one_process(run: str, runs: dict[str, JobConfig]) -> None:
+    job, reference = runs[run], runs[EQUAL[run]]
+    assert summary(job)["world_size"] == PROCESSES
+    assert losses(job) == pytest.approx(losses(reference), rel=RELATIVE)
+    norms, expected = ([line["grad_norm"] for line in metrics(each)] for each in (job, reference))
+    assert norms == pytest.approx(expected, rel=1e-4)
+    assert max(expected) > job.train.clip_grad_norm, "clipping must be active for its equality to mean anything"
+
+
+@pytest.mark.parametrize("run", EQUAL)
+def test_their_weights_equal_one_process_and_are_counted_once(run: str, runs: dict[str, JobConfig]) -> None:
+    job, reference = runs[run], runs[EQUAL[run]]
+    weights, expected = trained_weights(job), trained_weights(reference)
+    assert weights.keys() == expected.keys()
+    for special in ("lora_A", "lora_B") if "adapters" in run else ("q_norm", "vision_tower"):
+        assert any(special in name for name in expected)
+    for name, tensor in expected.items():
+        torch.testing.assert_close(weights[name], tensor, rtol=1e-4, atol=2e-5, msg=lambda text, n=name: f"{n}: {text}")
+    counts = [
+        (summary(each)["parameters"], summary(each)["trainable_parameters"], summary(each)["tokens"])
+        for each in (job, reference)
+    ]
+    assert counts[0] == counts[1]
+
+
+@pytest.mark.parametrize("strategy", COMPUTING)
+def test_checkpointing_changes_no_number_and_bf16_little(strategy: str, runs: dict[str, JobConfig]) -> None:
+    straight = losses(runs[strategy])
+    assert losses(runs[f"{strategy} checkpointing"]) == pytest.approx(straight, rel=RELATIVE)
+    assert losses(runs[f"{strategy} bf16"]) == pytest.approx(straight, rel=RELATIVE_BF16)
+    assert losses(runs[f"{strategy} bf16"]) != pytest.approx(straight, rel=RELATIVE)
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    output: Path = tmp_path_factory.mktemp("memory") / "measured.json"
+    arguments = ["--output", str(output), "--cases", *WEIGHED]
+    run_ranks("benchmarks.measure_memory", arguments, processes=PROCESSES, timeout_s=500)  # weighing takes its time
+    return dict(json.loads(output.read_text()))
+
+
+@pytest.mark.parametrize("name", WEIGHED)
+def test_a_rank_holds_what_the_planner_says(name: str, measured: dict[str, Any]) -> None:
+    found, expected = measured[name], predicted(SPLIT_CASES[name], PROCESSES)
+    for part in ("weights", "gradients", "optimizer"):
+        assert expected[part] == pytest.approx(found[part], rel=COUNTED), part
+    assert expected["peak"] == pytest.approx(found["peak"], rel=PEAK)
+
+
+@pytest.mark.parametrize("run", MOVES)
+def test_checkpoints_go_from_one_layout_to_another(run: str, runs: dict[str, JobConfig]) -> None:
+    expected = losses(runs[MOVES[run]])
+    assert summary(runs[run])["resumed_from_step"] == STOP_STEP
+    assert len(losses(runs[run])) == len(expected) > STOP_STEP
+    assert losses(runs[run]) == pytest.approx(expected, rel=RELATIVE)
+
+
+def test_a_row_that_ranks_cannot_share_is_refused(root: Path) -> None:
+    uneven = {**MODEL, **strategy_changes("tp"), **SHARED, "data.sequence_length": 255}
+    job = make_run(root, "uneven", uneven, features="off")
+    with pytest.raises(ConfigError, match=r"2 ranks cannot share data\.sequence_length 255"):
+        require_divisible(job, DataParallelRank(index=0, count=2, leads=True, takes_images=True))
+
+
+@pytest.mark.parametrize(
+    ("language_model", "ranks", "said"),
+    [
+        ({}, 4, "does not divide the language model's key-value heads, 2"),
+        ({"num_key_value_heads": 4, "intermediate_size": 66}, 4, "language model's feed-forward width, 66"),
+        ({"model_type": "phi3", "pad_token_id": 0}, 2, "cannot split 'self_attn.qkv_proj' of a Phi3DecoderLayer"),
+        ({"model_type": "olmo2"}, 2, "cannot split 'self_attn.q_norm' of a Olmo2DecoderLayer"),
+        ({"model_type": "qwen3", "head_dim": 8}, 2, ""),
+    ],
+)
+def test_layers_that_cannot_be_split_are_refused(language_model: dict[str, Any], ranks: int, said: str) -> None:
+    """OLMo 2 norms all queries together, of which a rank has a part: it would train on wrong numbers."""
+    model = {**TINY["model"], "language_model": {"config": TINY["model"]["language_model"]["config"] | language_model}}
+    config = ModelConfig.model_validate(model)
+    if not said:
+        require_shardable(config, ranks, cached=False)
+        return
+    with pytest.raises(ConfigError) as refused:
+        require_shardable(config, ranks, cached=False)
+    assert said in str(refused.value)

@@ -1,0 +1,329 @@
+"""cluster.capacity_fallback: Google's client against the strict local server, with stockouts, waits, lost answers and
+a limit."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from google.api_core.retry import Retry
+
+from components.run_vertex_job import run_vertex_job
+from pipelines.compile import compile_pipeline
+from tests.fakes.vertex.jobs import Step
+from tests.fakes.vertex.server import FakeVertex, Fault
+from tests.support.graphs import all_tasks, shape, steps
+from tests.support.paths import ROOT
+from trainer.errors import ConfigError, ExitCode, UserError
+from trainer.storage.local import LocalStorage
+from vlmpipe.backends.vertex import pipeline_job as vertex_job
+from vlmpipe.backends.vertex.capacity_fallback import CapacityFallback
+from vlmpipe.backends.vertex.client import ENDPOINT_VARIABLE, translate_errors
+from vlmpipe.config.run_config import RunConfig, load_run_file
+from vlmpipe.config.validation_errors import RunFileError
+from vlmpipe.job_spec.build import check_jobs, job_settings, worker_pools
+
+SPOT_FILE = ROOT / "configs/llava-7b-zero2-spot.yaml"
+FALLBACK = (
+    "cluster.capacity_fallback=[{scheduling_strategy: spot, wait: 600s}, {scheduling_strategy: "
+    "flex_start, wait: 1200s}, {scheduling_strategy: standard, wait: 0s}]"
+)
+SETTINGS = [
+    FALLBACK, "cluster.reduction_server=null", "plan.samples=100000", "plan.sample_tokens=700",
+    "gcp.project=test-project", "gcp.location=us-central1",
+]  # fmt: skip
+WAITS = [Step("QUEUED"), Step("PENDING")]
+RUNS = [Step("RUNNING"), Step("RUNNING"), Step("SUCCEEDED")]
+STOCKOUT = Step("FAILED", 8, "Resources are insufficient in region: us-central1. Please try a different region.")
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeVertex]:
+    monkeypatch.setattr(vertex_job, "RETRY", Retry(initial=0.01, maximum=0.05, timeout=5.0))
+    with FakeVertex() as running:
+        monkeypatch.setenv(ENDPOINT_VARIABLE, running.endpoint)
+        yield running
+
+
+def config(*overrides: str) -> RunConfig:
+    own = [one for one in SETTINGS if one.partition("=")[0] not in {given.partition("=")[0] for given in overrides}]
+    return load_run_file(SPOT_FILE, [*own, *overrides])
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run's folder as resolve-run leaves it, with prices that are easy to multiply."""
+    terms = {"spot": 36.0, "flex_start": 72.0, "standard": 100.0}
+    by_term = {name: {"steps": [{"job": "train", "usd_per_hour": usd}]} for name, usd in terms.items()}
+    (tmp_path / "plan.json").write_text(json.dumps({"cost": {"by_term": by_term}}))
+    (tmp_path / "run.json").write_text(json.dumps(config().to_dict()))
+    return tmp_path
+
+
+def climb(server: FakeVertex, run: Path) -> str:
+    """As the step does, by the server's clock."""
+    wanted = config()
+    settings = {"encryption_spec_key_name": "", **job_settings(wanted, "train")}
+    spec = {
+        "worker_pool_specs": worker_pools(wanted, "train", str(run)),
+        "scheduling": {"timeout": wanted.cluster.timeout, "restart_job_on_worker_restart": True},
+        "base_output_directory": {"output_uri_prefix": str(run)},
+    }
+    fallback = CapacityFallback(settings, spec, now=lambda: server.floor.now, sleep=server.floor.sleep)
+    with translate_errors(fallback.place, what="custom job"):
+        return fallback.run()
+
+
+def tried(run: Path) -> list[tuple[str, str]]:
+    attempts = json.loads((run / "capacity_fallback.json").read_text())["attempts"]
+    return [(one["strategy"], one["outcome"]) for one in attempts]
+
+
+def strategies(server: FakeVertex) -> list[str]:
+    return [job.job_spec.scheduling.strategy.name for job in server.floor.jobs.values()]
+
+
+def test_the_first_rung_that_finds_machines_trains(server: FakeVertex, run: Path) -> None:
+    server.floor.courses = [[*WAITS, *RUNS]]
+    resources = json.loads(climb(server, run))
+    (job,) = server.floor.jobs.values()
+    assert resources["resources"][0]["resourceUri"].endswith(f"/v1/{job.name}")
+    assert tried(run) == [("spot", "done")]
+    assert (strategies(server), job.display_name) == (["SPOT"], "llava-7b-zero2-spot-train-spot")
+
+
+def test_each_rung_that_finds_none_leads_to_the_next_with_the_same_folder(server: FakeVertex, run: Path) -> None:
+    server.floor.courses = [[Step("PENDING")], [Step("PENDING"), STOCKOUT], [Step("RUNNING"), Step("SUCCEEDED")]]
+    climb(server, run)
+    assert tried(run) == [("spot", "no capacity"), ("flex_start", "no capacity"), ("standard", "done")]
+    spot, flex, standard = server.floor.jobs.values()
+    assert spot.state.name == "JOB_STATE_CANCELLED"
+    assert 600 <= (spot.end_time - spot.create_time).total_seconds() <= 660
+    assert flex.job_spec.scheduling.max_wait_duration.total_seconds() == 1200
+    assert strategies(server) == ["SPOT", "FLEX_START", "STANDARD"]
+    folders = {job.job_spec.base_output_directory.output_uri_prefix for job in (spot, flex, standard)}
+    arguments = {
+        tuple(pool.container_spec.args) for job in (spot, flex, standard) for pool in job.job_spec.worker_pool_specs
+    }
+    assert (folders, len(arguments)) == ({str(run)}, 1)
+    why = [one["why"] for one in json.loads((run / "capacity_fallback.json").read_text())["attempts"]]
+    assert why[0] == "no machines within 600 s, job PENDING"
+    assert why[1].startswith("Resources are insufficient")
+
+
+def test_a_quota_that_is_used_up_and_a_preemption_for_good_lead_on_too(server: FakeVertex, run: Path) -> None:
+    server.floor.stockouts = 1
+    server.faults.append(Fault("status", code=429, message="Quota exceeded for quota metric requests per minute"))
+    server.floor.courses = [[Step("RUNNING"), Step("RUNNING"), STOCKOUT], RUNS]
+    climb(server, run)
+    assert tried(run) == [("spot", "no capacity"), ("flex_start", "no capacity"), ("standard", "done")]
+
+
+def test_when_no_rung_finds_machines_the_step_says_what_was_tried(server: FakeVertex, run: Path) -> None:
+    server.floor.courses = [[STOCKOUT]] * 3
+    with pytest.raises(UserError, match=r"no option of cluster.capacity_fallback found machines") as caught:
+        climb(server, run)
+    assert caught.value.code == ExitCode.UNAVAILABLE
+    assert "standard: Resources are insufficient" in caught.value.found
+
+
+def test_a_training_that_fails_is_not_tried_again_elsewhere(server: FakeVertex, run: Path) -> None:
+    server.floor.courses = [[Step("RUNNING"), Step("FAILED", 3, "The replica workerpool0-0 exited with status 65.")]]
+    with pytest.raises(UserError, match="the training job failed: The replica workerpool0-0"):
+        climb(server, run)
+    assert tried(run) == [("spot", "failed")]
+
+
+def test_the_limit_stops_training_over_all_rungs(server: FakeVertex, run: Path) -> None:
+    settings = json.loads((run / "run.json").read_text())
+    settings["cluster"]["max_spend_usd"] = 1.5  # an hour of Spot is 36: 20 s are 0.20; of flex_start 0.40
+    (run / "run.json").write_text(json.dumps(settings))
+    server.floor.courses = [[Step("RUNNING"), Step("RUNNING"), Step("RUNNING"), STOCKOUT], [Step("RUNNING")]]
+    with pytest.raises(UserError, match=r"cluster.max_spend_usd, \$1.50, is reached") as caught:
+        climb(server, run)
+    assert caught.value.code == ExitCode.PREEMPTED
+    assert tried(run) == [("spot", "no capacity"), ("flex_start", "stopped")]
+    spent = [one["usd"] for one in json.loads((run / "capacity_fallback.json").read_text())["attempts"]]
+    assert spent[0] == pytest.approx(0.6) and 1.5 <= sum(spent) < 1.5 + 2 * 0.4 + 1e-9
+
+
+@pytest.mark.parametrize("action", ["drop_before", "drop_after"])
+def test_a_lost_answer_starts_no_second_job(server: FakeVertex, run: Path, action: Any) -> None:
+    server.floor.courses = [RUNS]
+    server.faults.append(Fault(action))
+    climb(server, run)
+    assert len(server.floor.jobs) == 1
+
+
+def test_a_job_of_which_no_answer_ever_came_is_watched_all_the_same(server: FakeVertex, run: Path) -> None:
+    server.floor.courses = [RUNS]
+    server.faults += [Fault("drop_before", times=2), Fault("drop_after")]
+    climb(server, run)
+    assert len(server.floor.jobs) == 1 and tried(run) == [("spot", "done")]
+
+
+def test_a_stop_before_the_answer_leaves_no_job_behind(server: FakeVertex, run: Path) -> None:
+    server.floor.courses = [[Step("RUNNING")]]
+    server.faults.append(Fault("drop_after"))
+
+    def stop(_: float) -> None:
+        raise UserError("train was stopped on request", code=ExitCode.PREEMPTED)
+
+    server.floor.sleep = stop  # type: ignore[method-assign]
+    with pytest.raises(UserError, match="stopped on request"):
+        climb(server, run)
+    (job,) = server.floor.jobs
+    assert sum(f"{job}:cancel" in request for request in server.requests) == 1
+
+
+def test_too_many_requests_are_no_lack_of_machines(server: FakeVertex, run: Path) -> None:
+    message = "Quota exceeded for quota metric 'Requests' and limit 'Requests per minute'"
+    server.faults.append(Fault("status", code=429, message=message, times=3))
+    with pytest.raises(UserError, match="per minute"):
+        climb(server, run)
+    assert not server.floor.jobs, "the next option would have cost more"
+
+
+def test_a_job_that_cannot_be_cancelled_is_named(
+    server: FakeVertex, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.floor.courses = [[Step("RUNNING")]]
+
+    def stop(_: float) -> None:
+        server.faults.append(Fault("status", code=403, message="no permission"))
+        raise UserError("train was stopped on request", code=ExitCode.PREEMPTED)
+
+    server.floor.sleep = stop  # type: ignore[method-assign]
+    with pytest.raises(UserError, match="stopped on request"):
+        climb(server, run)
+    (job,) = server.floor.jobs
+    assert f"{job} could not be cancelled and may go on" in capsys.readouterr().out
+
+
+def test_a_folder_that_can_no_longer_be_written_leaves_no_job_behind(
+    server: FakeVertex, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.floor.courses = [[Step("RUNNING")]]
+    write = LocalStorage.write
+
+    def write_no_job(self: LocalStorage, name: str, data: bytes, **options: Any) -> Any:
+        if b"customJobs" in data:
+            raise UserError("the bucket is gone", code=ExitCode.UNAVAILABLE)
+        return write(self, name, data, **options)
+
+    monkeypatch.setattr(LocalStorage, "write", write_no_job)
+    with pytest.raises(UserError, match="the bucket is gone"):
+        climb(server, run)
+    (job,) = server.floor.jobs
+    assert sum(f"{job}:cancel" in request for request in server.requests) == 1
+
+
+def test_a_step_that_begins_again_takes_up_the_job_it_left(server: FakeVertex, run: Path) -> None:
+    server.floor.courses = [[STOCKOUT], RUNS]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(CapacityFallback, "_watch", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(CapacityFallback, "_abandon", lambda *_: None)  # killed, without a chance to cancel
+        with pytest.raises(KeyboardInterrupt):
+            climb(server, run)
+    assert len(server.floor.jobs) == 1
+    climb(server, run)
+    assert tried(run) == [("spot", "no capacity"), ("flex_start", "done")]
+    assert strategies(server) == ["SPOT", "FLEX_START"]
+    (run / "run.json").write_text((run / "run.json").read_text() + "\n")  # the run is continued: it climbs anew
+    server.floor.courses = [RUNS]
+    climb(server, run)
+    assert tried(run) == [("spot", "done")]
+
+
+def test_a_step_that_is_stopped_cancels_its_job(server: FakeVertex, run: Path) -> None:
+    server.floor.courses = [[Step("RUNNING")]]
+    sleeps = iter(range(3))
+
+    def sleep(_: float) -> None:
+        if next(sleeps, None) is None:
+            raise UserError("train was stopped on request", code=ExitCode.PREEMPTED)
+
+    server.floor.sleep = sleep  # type: ignore[method-assign]
+    with pytest.raises(UserError, match="stopped on request"):
+        climb(server, run)
+    assert sum(request.endswith(":cancel?%24alt=json%3Benum-encoding%3Dint") for request in server.requests) == 1
+
+
+# ---- the pipeline, the plan, and what is refused
+
+
+def test_the_graph_is_the_same_on_both_targets_and_the_step_is_ours(tmp_path: Path) -> None:
+    wanted = config()
+    specs = {
+        target: yaml.safe_load(compile_pipeline(wanted, target, tmp_path / f"{target}.yaml").path.read_text())  # type: ignore[arg-type]
+        for target in ("vertex", "local")
+    }
+    assert shape(specs["vertex"]) == shape(specs["local"])
+    labels = {path.rpartition("/")[2]: component["executorLabel"] for path, _, component in all_tasks(specs["vertex"])
+              if "executorLabel" in component}  # fmt: skip
+    container = specs["vertex"]["deploymentSpec"]["executors"][labels["train"]]["container"]
+    assert container["image"] == wanted.gcp.pipeline_image
+    assert "run_ladder" in str(container)
+    assert "run_ladder" not in str(specs["local"])
+    assert "strategy" in steps(specs["vertex"])["evaluate"]["inputs"]["parameters"]
+    assert run_vertex_job.__name__ == "run_ladder"
+
+
+REFUSALS = {
+    "one option": ("cluster.capacity_fallback=[spot]", "two or three different"),
+    "a option twice": ("cluster.capacity_fallback=[spot, spot]", "two or three different"),
+    "an endless wait before others": (
+        "cluster.capacity_fallback=[{scheduling_strategy: spot, wait: 0s}, standard]",
+        "only the last option",
+    ),
+    "nothing to resume": ("train.resume=never", "whose next option continues"),
+    "persistent machines": ("gcp.persistent_resource_id=mine", "machines are there already"),
+    "reducers": ("cluster.reduction_server={replica_count: 2}", "cluster.capacity_fallback flex_start"),
+    "too long for flex_start": ("cluster.timeout=700000s", "at most 604800s with flex_start"),
+    "no GPU": ("cluster.accelerator_count=0", "flex_start without GPUs"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_what_cannot_work_on_some_rung_is_refused_in_words(name: str) -> None:
+    override, said = REFUSALS[name]
+    overrides = [override, *(["cluster.accelerator_type="] if name == "no GPU" else [])]
+    with pytest.raises(RunFileError, match=said):
+        config(*overrides)
+
+
+def test_every_rung_obeys_the_rules_for_job_specs_and_a_limit_a_ladder() -> None:
+    with pytest.raises(ConfigError, match="VP402"):  # a GPU that flex_start does not offer
+        check_jobs(config("cluster.machine_type=n1-standard-8", "cluster.accelerator_type=NVIDIA_TESLA_V100",
+                          "cluster.accelerator_count=8"), "gs://bucket/run")  # fmt: skip
+    with pytest.raises(RunFileError, match="watched by a capacity_fallback only"):
+        load_run_file(SPOT_FILE, ["cluster.max_spend_usd=5"])
+
+
+def test_the_server_refuses_a_job_that_the_api_would(server: FakeVertex) -> None:
+    pool = {"machineSpec": {"machineType": "n1-standard-4"}, "replicaCount": 1, "containerSpec": {"imageUri": "a/b:1"}}
+    good = {"displayName": "a", "jobSpec": {"workerPoolSpecs": [pool]}}
+    bad = [
+        {**good, "strategy": "SPOT"},
+        {**good, "state": "JOB_STATE_RUNNING"},
+        {"displayName": "a"},
+        {"displayName": "a", "jobSpec": {"workerPoolSpecs": [{**pool, "replicaCount": 2}]}},
+        {"displayName": "a", "jobSpec": {"workerPoolSpecs": [pool], "scheduling": {"strategy": "FLEX_START"}}},
+        {"displayName": "a", "jobSpec": {"workerPoolSpecs": [pool], "scheduling": {"maxWaitDuration": "5s"}}},
+    ]
+    assert [_post(server, "customJobs", body) for body in [good, *bad]] == [200, *[400] * len(bad)]
+    assert _post(server, "customJobs/1:cancel", {}) == 404
+
+
+def _post(server: FakeVertex, path: str, content: object) -> int:
+    connection = http.client.HTTPConnection(server.endpoint.removeprefix("http://"), timeout=10)
+    try:
+        connection.request("POST", f"/v1/projects/test-project/locations/us-central1/{path}", json.dumps(content))
+        return connection.getresponse().status
+    finally:
+        connection.close()

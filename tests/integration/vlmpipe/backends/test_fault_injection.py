@@ -1,0 +1,48 @@
+"""Real training under faults ends as if nothing had happened. This is the short form of `make soak`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.crash.soak import CHANGES, NODES, Result, difference, disturbed, kills, result_of, table
+from tests.support.trainer_runs import make_run, train_runs
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+RECLAIMED = "preempt:node=1,after_step=10,notice=5s"
+SEED = 37  # one kill, of rank 0, after the reclaim
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("faults")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(root: Path) -> Result:
+    job = make_run(root, "undisturbed", CHANGES, features="off")
+    train_runs([job], processes=1, nodes=NODES)
+    return result_of(job)
+
+
+def test_a_reclaimed_node_and_a_kill_change_nothing_and_the_notice_is_used(root: Path, undisturbed: Result) -> None:
+    one = disturbed(root, 1, f"{RECLAIMED};{kills(SEED, 1)}", undisturbed)
+    assert one.difference == "" and len(one.kills) == 1, "\n".join(table([one]))
+    lines = (root / "runs/round-1/faults.jsonl").read_text().splitlines()
+    reclaim, after_reclaim, kill, after_kill = map(json.loads, lines)
+    assert [reclaim["event"], kill["event"]] == ["preempt", "kill"]
+    assert after_reclaim["exit_code"] == 75 and after_reclaim["steps_repeated"] == 0, "it saved before it went"
+    assert after_kill["exit_code"] == 137 and kill["said_steps"] >= 22
+
+
+def test_the_soak_sees_a_difference(undisturbed: Result) -> None:
+    """In a step made twice, in the last bit of a loss, and in a byte of the last checkpoint."""
+    steps, files = undisturbed.steps, undisturbed.files
+    other = [*steps[:-1], {**steps[-1], "loss": steps[-1]["loss"] * (1 + 2**-52)}]
+    name = next(iter(files))
+    assert "once each" in difference(Result([*steps, steps[-1]], files), undisturbed)
+    assert difference(Result(other, files), undisturbed).startswith(f"step {len(steps)}: ")
+    assert difference(Result(steps, {**files, name: files[name] ^ 1}), undisturbed).endswith(name)

@@ -1,0 +1,78 @@
+"""The planner's memory against what real runs hold: every strategy, built and stepped for real."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from benchmarks.memory_cases import CASES, HYBRID_CASES, Case
+from benchmarks.planned_memory import predicted
+from tests.support.memory_bounds import COUNTED, PEAK
+from tests.support.short_form import chosen
+from tests.support.trainer_runs import run_ranks
+
+PROCESSES = 2  # on each node
+# Each strategy, and each part that takes memory under one whose share of it is its own.
+SHORT = {
+    "ddp", "ddp powersgd", "ddp under a mask",
+    "fsdp", "fsdp bf16 loss in chunks",
+    "zero2 bf16", "zero2 adapters", "zero2 offload", "zero2 bf16 disk",
+    "zero3",
+    "fsdp frozen in front bf16", "zero2 trained at the end",
+    "qwen2_5_vl zero2 bf16 checkpointing", "qwen3_vl fsdp online", "smolvlm_tiles fsdp online",
+}  # fmt: skip
+OF_ONE_NODE = chosen(CASES, SHORT.__contains__)
+OF_TWO_NODES = chosen(HYBRID_CASES, lambda name: name == "hsdp")
+TOGETHER = 40
+
+
+class Measured:
+    """Real runs of all cases, some of them under one launch: all of the long form take a quarter of an hour."""
+
+    def __init__(self, cases: Mapping[str, Case], folder: Path, *, nodes: int) -> None:
+        self._names, self._folder, self._nodes = list(cases), folder, nodes
+        self._found: dict[str, dict[str, int]] = {}
+
+    def of(self, name: str) -> dict[str, int]:
+        if name not in self._found:
+            first = self._names.index(name) // TOGETHER * TOGETHER
+            output = self._folder / f"{first}.json"
+            arguments = ["--output", str(output), "--cases", *self._names[first : first + TOGETHER]]
+            run_ranks("benchmarks.measure_memory", arguments, processes=PROCESSES, nodes=self._nodes, timeout_s=600)
+            self._found |= json.loads(output.read_text())
+        return self._found[name]
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Measured:
+    return Measured(OF_ONE_NODE, tmp_path_factory.mktemp("memory"), nodes=1)
+
+
+@pytest.fixture(scope="module")
+def measured_on_two_nodes(tmp_path_factory: pytest.TempPathFactory) -> Measured:
+    return Measured(OF_TWO_NODES, tmp_path_factory.mktemp("memory"), nodes=2)
+
+
+@pytest.mark.parametrize("name", OF_ONE_NODE)
+def test_counted_parts_and_the_peak_are_what_a_real_run_holds(name: str, measured: Measured) -> None:
+    _compare(CASES[name], PROCESSES, measured.of(name))
+
+
+@pytest.mark.parametrize("name", OF_TWO_NODES)
+def test_hybrid_sharding_holds_what_is_said(name: str, measured_on_two_nodes: Measured) -> None:
+    _compare(HYBRID_CASES[name], 2 * PROCESSES, measured_on_two_nodes.of(name))
+
+
+def _compare(case: Case, processes: int, found: dict[str, int]) -> None:
+    expected = predicted(case, processes)
+    for part in ("weights", "optimizer", "gradients", "node_weights"):
+        if found[part]:  # offloaded, DeepSpeed's gradients are in no one place
+            assert expected[part] == pytest.approx(found[part], rel=COUNTED), part
+    assert bool(found["node_weights"]) == bool(expected["node_weights"])
+    assert expected["on_disk"] == pytest.approx(found["on_disk"], rel=COUNTED)
+    assert bool(expected["on_disk"]) == ("train.nvme_path" in case.changes)
+    assert found["gradients"] or "train.offload" in case.changes
+    assert expected["peak"] == pytest.approx(found["peak"], rel=PEAK)

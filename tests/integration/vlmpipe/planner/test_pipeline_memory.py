@@ -1,0 +1,38 @@
+"""The planner's memory of every pipeline stage against what three real processes hold, and four that split layers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.pipeline_memory import CASES, SPLIT_CASES, STAGES, predicted
+from tests.support.memory_bounds import COUNTED, PEAK
+from tests.support.short_form import chosen
+from tests.support.trainer_runs import run_ranks
+
+pytestmark = pytest.mark.slow
+SHORT = ("pp bf16 checkpointing", "pp tower trained")
+WEIGHED = chosen(CASES, SHORT.__contains__)
+WEIGHED_SPLIT = chosen(SPLIT_CASES, lambda name: name == "tp+pp+dp")
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    output: Path = tmp_path_factory.mktemp("pipeline-memory") / "measured.json"
+    found: dict[str, Any] = {}
+    for cases, ranks in ((WEIGHED, STAGES), (WEIGHED_SPLIT, 4)):
+        run_ranks("benchmarks.pipeline_memory", ["--output", str(output), "--cases", *cases], processes=ranks)
+        found |= json.loads(output.read_text())
+    return found
+
+
+@pytest.mark.parametrize("name", [*WEIGHED, *WEIGHED_SPLIT])
+def test_each_stage_holds_what_the_planner_says(name: str, measured: dict[str, Any]) -> None:
+    for stage, expected in enumerate(predicted({**CASES, **SPLIT_CASES}[name])):
+        found = measured[name][stage]
+        for part in ("weights", "gradients", "optimizer"):
+            assert expected[part] == pytest.approx(found[part], rel=COUNTED), (stage, part)
+        assert expected["peak"] == pytest.approx(found["peak"], rel=PEAK), stage

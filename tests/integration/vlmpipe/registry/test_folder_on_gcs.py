@@ -1,0 +1,59 @@
+"""The registry over the Cloud Storage client: preconditions instead of links and locks keep the same promises."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tests.fakes.gcs.server import FakeGcs
+from tests.support.gcs import QUICK_RETRY
+from trainer.errors import UserError
+from trainer.storage.base import Storage
+from trainer.storage.gcs import GcsStorage
+from trainer.storage.local import LocalStorage
+from vlmpipe.registry import folder as registry_module
+from vlmpipe.registry.folder import Candidate, FolderRegistry
+
+ROOT = "gs://bucket/some/root/registry"
+
+
+@pytest.fixture
+def on_fake_gcs(gcs_server: FakeGcs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLMPIPE_CACHE_DIR", str(tmp_path / "cache"))
+
+    def open_storage(uri: str) -> Storage:
+        if uri.startswith("gs://"):
+            return GcsStorage(uri, client=gcs_server.client(), retry=QUICK_RETRY)
+        return LocalStorage(uri)
+
+    monkeypatch.setattr(registry_module, "open_storage", open_storage)
+
+
+def register(folder: Path, run_id: str) -> int:
+    export = folder / run_id
+    export.mkdir(exist_ok=True)
+    (export / "config.json").write_text(f'{{"run": "{run_id}"}}')
+    candidate = Candidate(run_id=run_id, export_uri=str(export), metrics={"exact_match": 0.5})
+    return FolderRegistry(ROOT).register("model", candidate, "# card").version
+
+
+@pytest.mark.usefixtures("on_fake_gcs")
+def test_concurrent_registrations_and_promotions_keep_their_promises(tmp_path: Path) -> None:
+    runs = ["a", "b", "c", "a", "b", "c"]
+    with ThreadPoolExecutor(6) as workers:
+        numbers = list(workers.map(lambda run_id: register(tmp_path, run_id), runs))
+    assert sorted(set(numbers)) == [1, 2, 3]
+    assert numbers[:3] == numbers[3:]
+
+    registry = FolderRegistry(ROOT)
+    assert [entry.version for entry in registry.versions("model")] == [1, 2, 3]
+    registry.promote("model", 1, instead_of=None)
+    registry.promote("model", 2, instead_of=1)
+    with pytest.raises(UserError, match="another run was faster"):
+        registry.promote("model", 3, instead_of=1)
+    champion = registry.champion("model")
+    assert champion is not None
+    assert champion.version == 2
+    assert champion.model_uri == f"{ROOT}/model/versions/000002/model"

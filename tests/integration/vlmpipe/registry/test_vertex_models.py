@@ -1,0 +1,346 @@
+"""The registry in Vertex AI Model Registry: Google's client against the strict local server, files in a fake bucket."""
+
+from __future__ import annotations
+
+import copy
+import http.client
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google.api_core.retry import Retry
+
+from components.runtime.resolve import compiled_settings, resolve
+from pipelines.check import check_run
+from tests.fakes.gcs.server import FakeGcs
+from tests.fakes.vertex.server import FakeVertex, Fault
+from tests.support.gcs import QUICK_RETRY
+from tests.support.paths import ROOT
+from tests.support.reports import make_run
+from trainer.errors import ConfigError, UserError
+from trainer.storage.base import Storage
+from trainer.storage.gcs import GcsStorage
+from trainer.storage.local import LocalStorage
+from vlmpipe.backends.vertex import pipeline_job as vertex_job
+from vlmpipe.backends.vertex.client import ENDPOINT_VARIABLE, Place
+from vlmpipe.config.run_config import RunConfig, load_run_file
+from vlmpipe.config.validation_errors import RunFileError
+from vlmpipe.registry import folder as registry_module
+from vlmpipe.registry import release as release_module
+from vlmpipe.registry import vertex as vertex_models
+from vlmpipe.registry.folder import Candidate, FolderRegistry
+from vlmpipe.registry.release import decide_run, register_run
+from vlmpipe.registry.vertex import VertexRegistry
+
+REGISTRY_ROOT = "gs://bucket/root/registry"
+PLACE = Place("test-project", "us-central1")
+PARENT = PLACE.parent
+SERVING = {
+    "image_uri": "us-docker.pkg.dev/test-project/serving/vllm:1", "command": [], "args": ["--model={model_uri}"],
+    "port": 8080, "predict_route": "/v1/chat/completions", "health_route": "/health", "env": {"A": "b"},
+}  # fmt: skip
+ON_VERTEX = ["register.registry=vertex://digits", f"register.serving={json.dumps(SERVING)}"]
+DIGITS = ROOT / "configs/digits.yaml"
+
+
+@pytest.fixture
+def server(gcs_server: FakeGcs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeVertex]:
+    """Vertex AI and its bucket, as every part of the registry reaches them."""
+    monkeypatch.setenv("VLMPIPE_CACHE_DIR", str(tmp_path / "cache"))
+
+    def open_storage(uri: str) -> Storage:
+        if uri.startswith("gs://"):
+            return GcsStorage(uri, client=gcs_server.client(), retry=QUICK_RETRY)
+        return LocalStorage(uri)
+
+    for module in (registry_module, vertex_models, release_module):
+        monkeypatch.setattr(module, "open_storage", open_storage)
+    monkeypatch.setattr(vertex_job, "RETRY", Retry(initial=0.01, maximum=0.05, timeout=5.0))
+    monkeypatch.setattr(vertex_models, "SETTLE_S", 0.05)
+    monkeypatch.setattr(vertex_models, "POLLING", vertex_models.DEFAULT_POLLING.with_delay(initial=0.01))
+    with FakeVertex() as running:
+        monkeypatch.setenv(ENDPOINT_VARIABLE, running.endpoint)
+        yield running
+
+
+def registry(alias: str = "champion", **changes: Any) -> VertexRegistry:
+    return VertexRegistry(
+        PLACE, "digits", REGISTRY_ROOT, alias=alias, serving={**SERVING, **changes}, labels={"team": "vision"}
+    )
+
+
+def candidate(folder: Path, run_id: str, checkpoint: str = "c1", exact_match: float = 0.9) -> Candidate:
+    export = folder / run_id
+    export.mkdir(exist_ok=True)
+    (export / "model.safetensors").write_bytes(run_id.encode() * 100)
+    metrics = {"exact_match": exact_match, "held_out_sha256": "h"}
+    return Candidate(
+        run_id=run_id, export_uri=str(export), checkpoint=checkpoint, metrics=metrics, data_fingerprint="f3a9"
+    )
+
+
+def uploads(server: FakeVertex) -> int:
+    return sum(request.startswith("POST") and ":upload" in request for request in server.requests)
+
+
+def test_a_version_says_where_its_files_are_and_what_serves_them(server: FakeVertex, tmp_path: Path) -> None:
+    assert registry().champion("digits") is None
+    assert registry().versions("digits") == []
+    entry = registry().register("digits", candidate(tmp_path, "Run.1"), "# card")
+    (made,) = server.shelf.models["digits"]
+    assert sum("/models/digits/operations/1" in request for request in server.requests) == 2  # under way, then done
+    assert (entry.version, entry.resource) == (1, f"{PARENT}/models/digits@1")
+    assert made.artifact_uri == entry.model_uri == f"{REGISTRY_ROOT}/digits/Run.1/model"
+    assert dict(made.labels) == {"team": "vision", "vlmpipe-run": "run-1", "vlmpipe-data": "f3a9"}
+    assert list(made.version_aliases) == ["default"]  # the service's own; ours comes with the promotion
+    container = made.container_spec
+    assert list(container.args) == [f"--model={entry.model_uri}"]
+    assert (container.image_uri, container.ports[0].container_port) == (SERVING["image_uri"], 8080)
+    assert made.version_description == "run Run.1, exact match 0.9000"
+    files = vertex_models.open_storage(entry.model_uri)
+    assert {info.name for info in files.list()} == {"model.safetensors", "README.md"}
+    assert files.list()[-1].crc32c == entry.files[0].crc32c
+
+
+def test_versions_count_up_and_the_alias_moves_only_from_what_was_compared(server: FakeVertex, tmp_path: Path) -> None:
+    for number, run_id in enumerate("abca"):
+        assert registry().register("digits", candidate(tmp_path, run_id), "").version == number % 3 + 1
+    assert uploads(server) == 3
+    assert [entry.run_id for entry in registry().versions("digits")] == ["a", "b", "c"]
+    registry().promote("digits", 1, instead_of=None)
+    registry().promote("digits", 2, instead_of=1)
+    registry().promote("digits", 2, instead_of=1)  # repeating one that went through is harmless
+    with pytest.raises(UserError, match="is version 2, but version 3 was compared with version 1"):
+        registry().promote("digits", 3, instead_of=1)
+    champion = registry().champion("digits")
+    assert champion is not None
+    assert champion.as_champion() == {"version": 2, "run_id": "b", "exact_match": 0.9, "held_out_sha256": "h"}
+    assert [list(one.version_aliases) for one in server.shelf.models["digits"]] == [["default"], ["champion"], []]
+    assert registry(alias="staging").champion("digits") is None
+
+
+@pytest.mark.parametrize("action", ["drop_before", "drop_after", "status"])
+@pytest.mark.parametrize("first", [True, False], ids=["first version", "next version"])
+def test_a_lost_answer_makes_no_second_version(server: FakeVertex, tmp_path: Path, action: Any, first: bool) -> None:
+    if not first:
+        registry().register("digits", candidate(tmp_path, "before"), "")
+    server.faults.append(Fault(action))
+    entry = registry().register("digits", candidate(tmp_path, "a"), "")
+    again = registry().register("digits", candidate(tmp_path, "a"), "")
+    assert entry == again
+    assert len(server.shelf.models["digits"]) == entry.version == (1 if first else 2)
+    server.faults.append(Fault(action))
+    registry().promote("digits", entry.version, instead_of=None)
+    champion = registry().champion("digits")
+    assert champion == entry
+
+
+def test_a_step_that_was_killed_after_sending_finds_its_version(server: FakeVertex, tmp_path: Path) -> None:
+    server.faults.append(Fault("drop_after"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(vertex_models, "ATTEMPTS", 1)
+        with pytest.raises(UserError, match="does not answer"):
+            registry().register("digits", candidate(tmp_path, "a"), "")
+    assert registry().register("digits", candidate(tmp_path, "a"), "").version == 1
+    assert uploads(server) == len(server.shelf.models["digits"]) == 1
+
+
+def test_what_the_service_refuses_comes_in_words_and_leaves_nothing(server: FakeVertex, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"Vertex AI refuses the model: .* image_uri"):
+        registry(image_uri="vllm/vllm-openai:1").register("digits", candidate(tmp_path, "a"), "")
+    server.shelf.fail_next = "the service agent cannot read the bucket"
+    with pytest.raises(ConfigError, match=r"refuses the model: .*cannot read the bucket"):
+        registry().register("digits", candidate(tmp_path, "a"), "")
+    assert not server.shelf.models.get("digits")
+    assert vertex_models.open_storage(f"{REGISTRY_ROOT}/digits/a").stat("SENT") is None
+    server.faults.append(Fault("status", code=403, message="aiplatform.models.upload"))
+    with pytest.raises(UserError, match="no permission in project test-project"):
+        registry().register("digits", candidate(tmp_path, "a"), "")
+    assert registry().register("digits", candidate(tmp_path, "a"), "").version == 1
+    with pytest.raises(ConfigError, match=r"is already a candidate of .*, from checkpoint c1; it now offers c2"):
+        registry().register("digits", candidate(tmp_path, "a", checkpoint="c2"), "")
+
+
+def test_a_champion_that_somebody_else_uploaded_is_not_compared_with(server: FakeVertex, tmp_path: Path) -> None:
+    registry().register("digits", candidate(tmp_path, "a"), "")
+    registry().promote("digits", 1, instead_of=None)
+    server.shelf.models["digits"][0].artifact_uri = "gs://bucket/elsewhere/model"
+    with pytest.raises(ConfigError, match="digits@1 was not registered by vlmpipe"):
+        registry().champion("digits")
+    assert registry().versions("digits") == []
+
+
+def test_of_concurrent_promotions_one_wins_and_a_dead_one_holds_nobody(server: FakeVertex, tmp_path: Path) -> None:
+    for run_id in "abc":
+        registry().register("digits", candidate(tmp_path, run_id), "")
+    store = vertex_models.open_storage(f"{REGISTRY_ROOT}/digits")
+    store.create("MOVING-champion", json.dumps({"version": 9, "until_s": 0.0}).encode())
+    registry().promote("digits", 1, instead_of=None)
+    store.create("MOVING-champion", json.dumps({"version": 9, "until_s": 1e12}).encode())
+    with pytest.raises(UserError, match="another run is moving the alias champion"):
+        registry().promote("digits", 2, instead_of=1)
+    store.delete("MOVING-champion")
+
+    def promote(version: int) -> bool:
+        try:
+            registry().promote("digits", version, instead_of=1)
+        except UserError:
+            return False
+        return True
+
+    with ThreadPoolExecutor(2) as workers:
+        won = list(workers.map(promote, [2, 3]))
+    champion = registry().champion("digits")
+    assert champion is not None
+    assert sorted(won) == [False, True]
+    assert won[champion.version - 2]
+
+
+# ---- the pipeline's steps and the run file
+
+
+def use_vertex(run: Path) -> None:
+    """The run's settings name the model registry; its registry's files are in the bucket."""
+    settings = json.loads((run / "run.json").read_text())
+    settings["register"] |= {"registry": "vertex://digits", "serving": SERVING}
+    settings["gcp"] = {**settings.get("gcp", {}), "project": "test-project", "location": "us-central1"}
+    settings["gcp"] |= {"labels": {}, "encryption_spec_key_name": ""}
+    (run / "run.json").write_text(json.dumps(settings))
+
+
+def test_the_gate_asks_the_alias_and_both_answers_are_acted_on(
+    server: FakeVertex, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run(tmp_path)
+    for name in ("decision.json", "registered.json"):
+        (run / name).unlink()
+    (run / "export").mkdir()
+    (run / "export/config.json").write_text("{}")
+    use_vertex(run)
+    of = VertexRegistry.of
+    monkeypatch.setattr(VertexRegistry, "of", lambda settings, _root_uri: of(settings, REGISTRY_ROOT))
+    assert decide_run(str(run)).accepted
+    entry = register_run(str(run))
+    assert register_run(str(run)) == entry  # a repeated step changes nothing
+    assert uploads(server) == 1
+    registered = json.loads((run / "registered.json").read_text())
+    assert registered["resource"] == entry.resource == f"{PARENT}/models/digits@1"
+    assert list(server.shelf.models["digits"][0].version_aliases) == ["default", "champion"]
+
+    worse = run.parent / "second"
+    (worse / "export").mkdir(parents=True)
+    for name in ("run.json", "evaluate.json", "summary.json", "prepared.json"):
+        (worse / name).write_text((run / name).read_text())
+    evaluation = {**json.loads((run / "evaluate.json").read_text()), "exact_match": 0.1}
+    (worse / "evaluate.json").write_text(json.dumps(evaluation))
+    settings = json.loads((run / "run.json").read_text())
+    settings["run"]["run_id"] = "second"
+    (worse / "run.json").write_text(json.dumps(settings))
+    decision = decide_run(str(worse))
+    assert not decision.accepted
+    assert decision.champion is not None and decision.champion.version == 1
+    with pytest.raises(ConfigError, match="was not accepted"):
+        register_run(str(worse))
+    assert len(server.shelf.models["digits"]) == 1
+
+
+def digits(*overrides: str) -> RunConfig:
+    return load_run_file(DIGITS, overrides)
+
+
+def test_the_run_file_says_which_registry_and_refuses_what_cannot_work(tmp_path: Path) -> None:
+    config = digits(*ON_VERTEX)
+    found = {finding.subject: finding for finding in check_run(config)}
+    assert found["registry"].text.startswith("projects/example-project/locations/us-central1/models/digits, alias")
+    with pytest.raises(RunFileError, match=r"register.serving: missing"):
+        digits("register.registry=vertex://digits")
+    with pytest.raises(RunFileError, match=r"register.registry"):
+        digits("register.registry=vertex://Digits", ON_VERTEX[1])
+    with pytest.raises(RunFileError, match="looks like a secret"):
+        digits(ON_VERTEX[0], f"register.serving={json.dumps({**SERVING, 'env': {'HF_TOKEN': 'x'}})}")
+    with pytest.raises(RunFileError, match="expected gs:// or vertex://MODEL_ID"):
+        digits("register.registry=models").require_vertex()
+    local = json.dumps(digits(*ON_VERTEX).to_dict())
+    compiled = compiled_settings(config, "local", str(tmp_path))
+    with pytest.raises(ConfigError, match="Model Registry keeps models in Cloud Storage"):
+        resolve(local, compiled, run_id="r")
+    folder = digits(f"register.registry={tmp_path}/models")
+    resolved = resolve(json.dumps(folder.to_dict()), compiled_settings(folder, "local", str(tmp_path)), run_id="r")
+    assert isinstance(release_module.open_registry(resolved.config.to_run_json(_paths(tmp_path)))[0], FolderRegistry)
+    assert resolved.config.register_.registry == f"{tmp_path}/models"
+
+
+def _paths(root: Path) -> Any:
+    from trainer.config.job import RunPaths
+
+    return RunPaths(run_id="r", root_uri=str(root))
+
+
+# ---- the server is strict
+
+BODY = {
+    "modelId": "m",
+    "model": {
+        "displayName": "m",
+        "artifactUri": "gs://bucket/model",
+        "containerSpec": {"imageUri": SERVING["image_uri"], "ports": [{"containerPort": 8080}]},
+    },
+}
+REFUSALS: dict[str, tuple[tuple[str, ...], Any, int]] = {
+    "unknown field": (("model", "aliases"), ["a"], 400),
+    "unknown field, deep": (("model", "containerSpec", "port"), 8080, 400),
+    "no display name": (("model", "displayName"), "", 400),
+    "no container": (("model", "containerSpec"), None, 400),
+    "image of Docker Hub": (("model", "containerSpec", "imageUri"), "vllm/vllm:1", 400),
+    "artifacts on a disk": (("model", "artifactUri"), "/models/a", 400),
+    "version of one's own": (("model", "versionId"), "7", 400),
+    "label of capitals": (("model", "labels"), {"run": "Run.1"}, 400),
+    "alias that is a number": (("model", "versionAliases"), ["7"], 400),
+    "route without a slash": (("model", "containerSpec", "predictRoute"), "predict", 400),
+    "id of capitals": (("modelId",), "Model", 400),
+    "parent that is not there": (("parentModel",), f"{PARENT}/models/other", 400),
+}
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_an_upload_with_one_fault_is_refused(server: FakeVertex, name: str) -> None:
+    (*parents, last), value, code = REFUSALS[name]
+    body: dict[str, Any] = copy.deepcopy(BODY)
+    inner = body
+    for parent in parents:
+        inner = inner[parent]
+    inner[last] = value
+    assert ask(server, "POST", "models:upload", body)[0] == code
+    assert server.shelf.models == {}
+
+
+def test_models_versions_and_aliases_follow_the_api(server: FakeVertex) -> None:
+    assert ask(server, "GET", "models/m")[0] == 404
+    code, operation = ask(server, "POST", "models:upload", BODY)
+    assert (code, operation.get("done")) == (200, None)
+    polls = [ask(server, "GET", operation["name"].removeprefix(f"{PARENT}/"))[1].get("done") for _ in range(2)]
+    assert polls == [None, True]
+    assert ask(server, "POST", "models:upload", BODY)[0] == 409
+    assert ask(server, "GET", "models/m@default")[1]["versionId"] == "1"
+    assert ask(server, "GET", "models/m@champion")[0] == 404
+    merge = [("m", ["a-b"]), ("m@2", ["a-b"]), ("m@1", []), ("m@1", ["7"]), ("m@1", ["-default"]), ("m@1", "a-b")]
+    codes = [
+        ask(server, "POST", f"models/{name}:mergeVersionAliases", {"versionAliases": aliases})[0]
+        for name, aliases in merge
+    ]
+    assert codes == [400, 404, 400, 400, 400, 400]
+    assert ask(server, "GET", "models/m:listVersions?filter=x")[0] == 501
+    assert ask(server, "DELETE", "models/m")[0] == 501
+
+
+def ask(server: FakeVertex, method: str, path: str, content: object = None) -> tuple[int, dict[str, Any]]:
+    connection = http.client.HTTPConnection(server.endpoint.removeprefix("http://"), timeout=10)
+    try:
+        connection.request(method, f"/v1/{PARENT}/{path}", None if content is None else json.dumps(content))
+        answer = connection.getresponse()
+        return answer.status, json.loads(answer.read())
+    finally:
+        connection.close()

@@ -1,0 +1,105 @@
+"""Count the numbers that each strategy's collectives carry in one step; print them as JSON.
+
+torchrun ... -m tests.support.drivers.count_traffic --strategies ddp fsdp
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import math
+from collections import Counter
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.profiler import ProfilerActivity, profile
+
+from benchmarks.flop_cases import QWEN2_5_VL, QWEN3_VL, model_config
+from benchmarks.measure_memory import sums_at_once
+from benchmarks.tiny_runs import strategy_changes
+from trainer.config.train import TrainConfig
+from trainer.dataloading.batches import PackedBatch
+from trainer.distributed.process import ProcessContext, run_worker, start_worker
+from trainer.models.layers.recompute_policy import Recompute
+from trainer.models.registry import family_of
+from trainer.strategies.registry import build_strategy
+from trainer.tracing.fake_inputs import SequenceShape, inputs_of
+
+MICRO_STEPS, MICRO_ROWS, ROW_TOKENS, LABELS, VOCABULARY = 2, 2, 64, 20, 300  # and one image
+MARK = "traffic: "
+# Beside each strategy by itself: changes of the model section, and of the train section.
+OTHERS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "ddp powersgd": ("ddp", {}, {"gradient_compression": "powersgd", "powersgd": {"rank": 3, "start_step": 2}}),
+    "zero3 node weights": ("zero3", {}, {"zero_hpz": True}),
+    "zero3 after them": ("zero3", {}, {}),  # in the same process, of which DeepSpeed keeps the groups
+    "tp adapters": ("tp", {"lora": {"rank": 4}}, {}),
+    "tp shared tokens": ("tp", {}, {"sequence_parallel": True}),
+    "tp shared tokens checkpointing": ("tp", {}, {"sequence_parallel": True, "activation_checkpointing": "full"}),
+    "tp qwen2.5-vl": ("tp", QWEN2_5_VL | {"freeze": ()}, {}),
+    "tp qwen3-vl shared tokens": ("tp", QWEN3_VL, {"sequence_parallel": True}),
+}
+
+
+def count(name: str, worker: ProcessContext) -> dict[str, int]:
+    """Numbers that went into each kind of collective on this rank, in the last of some steps, in fp32."""
+    strategy_name, of_model, of_train = OTHERS.get(name, (name, {}, {}))
+    config = model_config(**of_model)
+    family = family_of(config)
+    torch.manual_seed(0)
+    model = family.skeleton(config, vocabulary=VOCABULARY)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.02)
+    module = family.training_module(config, model, cached=False).train()
+    changes = {name.removeprefix("train."): value for name, value in strategy_changes(strategy_name).items()}
+    copies = worker.world_size // (changes.get("tensor_parallel", 1) * changes.get("pipeline_parallel", 1))
+    settings = TrainConfig.model_validate(
+        {
+            **changes,
+            **of_train,
+            "global_batch_size": MICRO_STEPS * MICRO_ROWS * copies,
+            "micro_batch_size": MICRO_ROWS,
+            "precision": "fp32",
+            "optimizer": {"learning_rate": 1e-3},
+            "clip_grad_norm": 0.0,
+        }
+    )
+    Recompute(layers=settings.activation_checkpointing).apply(family, module)
+    strategy = build_strategy(settings, module, family.blocks(module), worker)
+    batch = PackedBatch(**inputs_of(config, SequenceShape(MICRO_ROWS, ROW_TOKENS, 1, LABELS), VOCABULARY, cached=False))
+    # In the first step ranks compare their models.
+    for _ in range(1 + (settings.powersgd.start_step if settings.gradient_rank else 1)):
+        # A sum that PowerSGD's hook asks for in gloo's threads would not be seen.
+        at_once = sums_at_once() if settings.gradient_rank else contextlib.nullcontext()
+        with at_once, profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiled:
+            strategy.forward_backward([batch] * MICRO_STEPS, total_label_tokens=100)
+            strategy.step(1.0)
+    found: Counter[str] = Counter()
+    for event in profiled.events():
+        if event.name.startswith("gloo:"):
+            found[event.name.removeprefix("gloo:")] += sum(
+                math.prod(sizes) for sizes in event.input_shapes if sizes and isinstance(sizes[0], int)
+            )
+    return _most(found)
+
+
+def _most(mine: Counter[str]) -> dict[str, int]:
+    """Of each kind, what the rank has that sent most: stages of a pipeline differ."""
+    ranks: list[Counter[str]] = [Counter()] * dist.get_world_size()
+    dist.all_gather_object(ranks, mine)
+    return {kind: max(one[kind] for one in ranks) for kind in sorted(set().union(*ranks))}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--strategies", nargs="+", required=True)
+    strategies = parser.parse_args().strategies
+    worker = start_worker()
+    counted = {name: count(name, worker) for name in strategies}
+    if worker.is_first:
+        print(MARK + json.dumps(counted))
+
+
+if __name__ == "__main__":
+    run_worker(main)

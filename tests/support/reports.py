@@ -1,0 +1,338 @@
+"""A finished run folder for tests of the report: real digit scans in real shards, predictions of a real classifier.
+
+Two scans side by side make a picture; a logistic regression that learned from few scans answers the questions, so that
+right and wrong answers, the confusion of digits and the controls are measured, not invented.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import math
+from collections import Counter
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+from sklearn.datasets import load_digits
+from sklearn.linear_model import LogisticRegression
+
+from tests.support.plans import red
+from trainer.data.prepare.statistics import sample_digest
+from trainer.data.sample import Turn
+from trainer.data.shards.index import IndexWriter
+from trainer.data.shards.tar import ShardWriter, key_of, sample_json
+from vlmpipe.config.gate import GateConfig
+from vlmpipe.registry.gate import decide
+
+RUN_ID = "digits-20261120-101500"
+NUM_EVAL = 120
+LEFT, RIGHT, SUM, EVEN = "left digit", "right digit", "sum", "even or odd"
+QUESTIONS = {
+    LEFT: "Which digit is on the left?",
+    RIGHT: "Which digit is on the right?",
+    SUM: "What is the sum of the two digits?",
+    EVEN: "Is the left digit even?",
+}
+
+
+def write_json(path: Path, content: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content))
+
+
+def make_run(root: Path) -> Path:
+    """Write a finished, accepted run and its prepared data under `root`; returns the run's folder."""
+    run, prepared = root / "runs" / RUN_ID, root / "prepared" / "f3a9c1d2"
+    pairs, left_guess, right_guess = _digit_pairs()
+    samples = [_sample(number, left, right) for number, (left, right, _) in enumerate(pairs)]
+    pictures = [picture for _, _, picture in pairs]
+    _write_prepared(prepared, samples, pictures)
+    predictions = _predictions(samples, left_guess, right_guess)
+    shuffled = _predictions(samples, np.roll(left_guess, 7), np.roll(right_guess, 7))
+    nothing = _predictions(samples, np.full(NUM_EVAL, 3), np.full(NUM_EVAL, 3))
+    evaluation = _evaluation(predictions, shuffled, nothing)
+    (run / "steps").mkdir(parents=True)
+    (run / "predictions.jsonl").write_text("".join(json.dumps(line) + "\n" for line in predictions))
+    write_json(run / "evaluate.json", evaluation)
+    write_json(run / "run.json", run_settings(root))
+    write_json(run / "plan.json", red())
+    write_json(
+        run / "prepared.json",
+        {
+            "prepared_uri": str(prepared),
+            "features_uri": str(root / "features" / "k"),
+            "features": "reuse",
+        },
+    )
+    changes = {"before": "0a1b2c3d4e5f", "new": 1200, "changed": 3, "gone": 0, "same": 4100, "moved": 0}
+    write_json(run / "data_changes.json", {"fingerprint": "f3a9c1d2", "changes": changes})
+    _write_training(run)
+    _write_steps(run)
+    write_json(run / "decision.json", _decision(evaluation))
+    model_uri = str(root / "registry/digits/versions/000004/model")
+    registered = {"model": "digits", "version": 4, "uri": model_uri, "alias": "champion"}
+    write_json(run / "registered.json", registered)
+    return run
+
+
+def run_settings(root: Path) -> dict[str, Any]:
+    """An effective run file."""
+    return {
+        "version": 1,
+        "name": "digits",
+        "run": {"run_id": RUN_ID, "root_uri": str(root)},
+        "model": {
+            "tower": {"config": {"model_type": "siglip_vision_model", "hidden_size": 64, "num_hidden_layers": 2}},
+            "language_model": {"config": {"model_type": "qwen2", "hidden_size": 96, "num_hidden_layers": 3}},
+            "tokenizer": "train:512",
+            "image_size": 56,
+        },
+        "data": {"source": "builtin:digits", "sequence_length": 512, "max_images_per_sequence": 16},
+        "features": {"cache": "auto"},
+        "train": {"epochs": 6, "global_batch_size": 16, "optimizer": {"learning_rate": 0.002}},
+        "evaluate": {},
+        "output": {"root_uri": str(root)},
+        "cluster": {"replica_count": 2},
+        "gate": {"min_exact_match": 0.5, "min_margin_over_chance": 0.2},
+        "register": {"model_name": "digits", "alias": "champion"},
+        "schedule": None,
+        "gcp": {},
+    }
+
+
+def _digit_pairs() -> tuple[list[tuple[int, int, bytes]], np.ndarray, np.ndarray]:
+    """(left, right, PNG) of each held-out picture, and a classifier's guesses of both digits."""
+    digits = load_digits()
+    model = LogisticRegression(max_iter=60).fit(digits.data[:260] / 16, digits.target[:260])
+    left = np.arange(500, 500 + NUM_EVAL)
+    right = left + NUM_EVAL
+    pairs = []
+    for a, b in zip(left, right, strict=True):
+        scans = np.hstack([digits.images[a], np.zeros((8, 2)), digits.images[b]])
+        picture = Image.fromarray((scans * 15.9).astype(np.uint8)).resize((72, 32), Image.Resampling.NEAREST)
+        buffer = io.BytesIO()
+        picture.save(buffer, "PNG")
+        pairs.append((int(digits.target[a]), int(digits.target[b]), buffer.getvalue()))
+    return pairs, model.predict(digits.data[left] / 16), model.predict(digits.data[right] / 16)
+
+
+def _answers(left: int, right: int) -> dict[str, str]:
+    return {LEFT: str(left), RIGHT: str(right), SUM: str(left + right), EVEN: "no" if left % 2 else "yes"}
+
+
+def _sample(number: int, left: int, right: int) -> dict[str, Any]:
+    turns = [
+        {"question": ("<image>\n" if turn == 0 else "") + QUESTIONS[name], "answer": answer, "slice": name}
+        for turn, (name, answer) in enumerate(_answers(left, right).items())
+    ]
+    return {"id": f"digits/{number:04d}", "turns": turns}
+
+
+def _predictions(samples: list[dict[str, Any]], left: np.ndarray, right: np.ndarray) -> list[dict[str, Any]]:
+    lines = []
+    for sample, a, b in zip(samples, left, right, strict=True):
+        guesses = _answers(int(a), int(b))
+        for number, turn in enumerate(sample["turns"]):
+            prediction = guesses[turn["slice"]]
+            lines.append(
+                {
+                    "id": sample["id"],
+                    "turn": number,
+                    **turn,
+                    "prediction": prediction,
+                    "correct": prediction == turn["answer"],
+                }
+            )
+    return lines
+
+
+def _evaluation(
+    predictions: list[dict[str, Any]], shuffled: list[dict[str, Any]], nothing: list[dict[str, Any]]
+) -> dict[str, Any]:
+    def share(lines: list[dict[str, Any]]) -> float:
+        return sum(line["correct"] for line in lines) / len(lines)
+
+    def of(name: str, lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return [line for line in lines if line["slice"] == name]
+
+    def chance(name: str) -> float:
+        lines = of(name, predictions)
+        return Counter(line["answer"] for line in lines).most_common(1)[0][1] / len(lines)
+
+    def control(lines: list[dict[str, Any]]) -> dict[str, Any]:
+        slices = {name: {"exact_match": share(of(name, lines))} for name in QUESTIONS}
+        return {"exact_match": share(lines), "slices": slices}
+
+    slices = {
+        name: {
+            "questions": len(of(name, predictions)),
+            "exact_match": share(of(name, predictions)),
+            "chance": chance(name),
+        }
+        for name in QUESTIONS
+    }
+    return {
+        "samples": NUM_EVAL,
+        "held_out_sha256": "d",
+        "questions": len(predictions),
+        "loss": 0.412,
+        "perplexity": math.exp(0.412),
+        "exact_match": share(predictions),
+        "chance": sum(measured["chance"] for measured in slices.values()) / len(slices),
+        "slices": slices,
+        "controls": {"shuffled_image": control(shuffled), "no_image": control(nothing)},
+        "wall_s": 9.4,
+    }
+
+
+def _decision(evaluation: dict[str, Any]) -> dict[str, Any]:
+    gate = GateConfig(min_exact_match=0.5, min_margin_over_chance=0.2, min_margin_over_shuffled_image=0.2)
+    champion = {"version": 3, "run_id": "digits-20261119-090000", "exact_match": 0.71, "held_out_sha256": "d"}
+    decision = decide({**evaluation, "run_id": RUN_ID}, gate, champion)
+    content: dict[str, Any] = json.loads(decision.to_json())
+    return content
+
+
+def _write_prepared(prepared: Path, samples: list[dict[str, Any]], pictures: list[bytes]) -> None:
+    prepared.mkdir(parents=True)
+    shards, index = ShardWriter(prepared, "eval", shard_samples=70), IndexWriter()
+    for sample, picture in zip(samples, pictures, strict=True):
+        key, turns = key_of(sample["id"]), [Turn(**turn) for turn in sample["turns"]]
+        place = shards.add(key, sample_json(sample["id"], turns), [("png", picture)])
+        index.add(
+            id=sample["id"],
+            key=key,
+            split="eval",
+            **asdict(place),
+            image_sha256=[hashlib.sha256(picture).hexdigest()],
+            image_widths=[72],
+            image_heights=[32],
+            image_token_counts=[16],
+            image_tokens=16,
+            tokens=64,
+            label_tokens=12,
+            turns=len(turns),
+            slices=[turn.slice for turn in turns],
+            content=sample_digest(tuple(turns), [hashlib.sha256(picture).hexdigest()]),
+        )
+    shards.close()
+    index.write(prepared)
+    splits = {
+        name: {
+            "samples": samples,
+            "turns": 4 * samples,
+            "images": samples,
+            "tokens": 64 * samples,
+            "label_tokens": 12 * samples,
+            "packed_fill": 0.98,
+            "sample_tokens_percentiles": {"50": 64, "95": 64, "100": 64},
+            "sample_tokens_histogram": {"edges": [0, 32, 64], "samples": [0, samples]},
+        }
+        for name, samples in (("train", 1080), ("eval", NUM_EVAL))
+    }
+    stats = {"splits": splits, "slices": {}, "duplicates": {"images": 7, "samples": 0, "samples_dropped": 0}}
+    write_json(prepared / "stats.json", stats | {"eval_images_also_in_train": 3, "eval_samples_also_in_train": 0})
+    (prepared / "small.png").write_bytes(pictures[0])
+    shown = {"id": samples[0]["id"], "split": "eval", "turns": samples[0]["turns"], "pictures": ["small.png"]}
+    write_json(prepared / "contact_sheet.json", {"samples": [shown]})
+    write_json(
+        prepared / "rejects_summary.json",
+        {
+            "read": 1203,
+            "accepted": 1200,
+            "rejected": 3,
+            "repaired": 4,
+            "by_code": {"image.truncated": 2, "text.empty": 1},
+            "repairs": {"exif_transposed": 4},
+            "examples": {
+                "image.truncated": ["line 17: ends after 812 of 1,204 bytes"],
+                "text.empty": ["line 40: answer 1"],
+            },
+            "pictures": {"image.truncated": ["", ""], "text.empty": ["small.png"]},
+        },
+    )
+
+
+def _write_training(run: Path) -> None:
+    random = np.random.default_rng(0)
+    lines = []
+    for step in range(5, 405, 5):
+        loss = 0.31 + 3.1 * math.exp(-step / 70) + random.normal(0, 0.05)
+        warm, progress = min(1.0, step / 20), step / 400
+        lines.append(
+            {
+                "step": step,
+                "epoch": step // 67,
+                "loss": loss,
+                "learning_rate": 0.002 * warm * 0.5 * (1 + math.cos(math.pi * progress)),
+                "grad_norm": 0.6 + 2 * math.exp(-step / 40) + abs(random.normal(0, 0.1)),
+                "tokens_per_s": (9000 if step % 100 else 6500) + random.normal(0, 250),
+                "label_tokens": 3100,
+                "rows": 16,
+                "fill": 0.98,
+                "images": 230,
+                "data_wait_s": 0.004,
+                "step_s": 0.31,
+                "checkpoint_stall_s": 0.0 if step % 100 else 0.62,
+                "elapsed_s": step * 0.31,
+            }
+        )
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_json(
+        run / "summary.json",
+        {
+            "steps": 400,
+            "final_loss": lines[-1]["loss"],
+            "first_loss": lines[0]["loss"],
+            "tokens": 3_270_000,
+            "label_tokens": 1_240_000,
+            "wall_s": 124.0,
+            "world_size": 2,
+            "nodes": 2,
+            "strategy": "ddp",
+            "precision": "fp32",
+            "resumed_from_step": 100,
+            "parameters": 312_448,
+            "trainable_parameters": 231_040,
+            "features": "cached",
+            "checkpoint": "0005-00000400-9f3c2a",
+            "checkpoint_stall_s": 2.5,
+            "versions": {"python": "3.11.7", "torch": "2.13.0", "transformers": "5.23.0"},
+        },
+    )
+
+
+def _write_steps(run: Path) -> None:
+    start = 1_795_169_700.0
+    plan = [
+        ("resolve-run", 1.2, "done", "12 checks passed"),
+        ("prepare-data", 0.4, "reused", "1,200 samples were prepared before"),
+        ("cache-features", 0.1, "reused", "all 1,200 pictures were encoded before"),
+        ("train", 128.6, "done", "400 steps, loss 0.31"),
+        ("sync-checkpoint", 2.3, "done", "export of 0005-00000400-9f3c2a"),
+        ("evaluate", 9.4, "done", "480 questions"),
+        ("decide", 0.2, "done", "accepted"),
+        ("register-model", 0.5, "done", "digits version 4"),
+        ("notify", 0.0, "running", ""),
+    ]
+    for step, took, state, message in plan:
+        ended = 0.0 if state == "running" else start + took
+        write_json(
+            run / "steps" / f"{step}.json",
+            {
+                "step": step,
+                "state": state,
+                "started_s": start,
+                "ended_s": ended,
+                "done": 0,
+                "total": 0,
+                "unit": "",
+                "message": message,
+                "detail": {},
+            },
+        )
+        start += took + 0.6

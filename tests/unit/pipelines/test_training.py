@@ -1,0 +1,343 @@
+"""The compiled pipeline: equal on all targets, deterministic, and what Vertex AI can take."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from google.auth.credentials import AnonymousCredentials
+from google.protobuf import json_format
+from kfp import compiler, components
+from kfp.pipeline_spec import pipeline_spec_pb2
+
+from pipelines.compile import check_file, compile_pipeline
+from pipelines.targets.base import TargetName
+from pipelines.training import build
+from tests.support import golden_pipelines
+from tests.support.graphs import Spec, all_tasks, shape, steps
+from tests.support.paths import ROOT
+from trainer.errors import ConfigError
+from vlmpipe.backends.vertex.pipeline_yaml import documents
+from vlmpipe.config.run_config import RunConfig, load_run_file
+from vlmpipe.job_spec.build import JOBS, check_job_spec, job_spec, worker_pools
+
+RUN_FILES = [
+    path for path in sorted((ROOT / "configs").glob("*.yaml")) if "service_account:" in path.read_text()
+]  # those that may be compiled for Vertex AI
+JOB_STEPS = ("cache-features", "train", "evaluate")
+DIGITS = ROOT / "configs/digits.yaml"
+RUN_URI = "gs://example-bucket/vlmpipe/runs/r1"
+
+TARGETS: tuple[TargetName, ...] = get_args(TargetName)
+
+
+@pytest.fixture
+def digits() -> RunConfig:
+    return load_run_file(DIGITS)
+
+
+def compiled(config: RunConfig, target: TargetName, folder: Path) -> Spec:
+    path = compile_pipeline(config, target, folder / f"{config.name}.{target}.yaml").path
+    spec: Spec
+    (spec,) = documents(path.read_bytes())
+    return spec
+
+
+@pytest.mark.parametrize("target", ["vertex", "local"])
+def test_the_file_says_what_kfps_own_compiler_writes(digits: RunConfig, target: TargetName, tmp_path: Path) -> None:
+    compiler.Compiler().compile(build(digits, target), str(tmp_path / "kfp.yaml"))
+    theirs = (tmp_path / "kfp.yaml").read_bytes()
+    ours = compile_pipeline(digits, target, tmp_path / "ours.yaml").path.read_bytes()
+    assert documents(ours) == documents(theirs)
+    comments = [[line for line in text.splitlines() if line.startswith(b"#")] for text in (ours, theirs)]
+    assert comments[0] == comments[1] != []
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("path", RUN_FILES, ids=lambda path: path.stem)
+def test_a_strict_reader_finds_the_pipeline_that_was_written(path: Path, target: TargetName, tmp_path: Path) -> None:
+    config = load_run_file(path)
+    read = json_format.ParseDict(compiled(config, target, tmp_path), pipeline_spec_pb2.PipelineSpec())
+    assert read == build(config, target).pipeline_spec
+
+
+def constants(task: Spec) -> Spec:
+    return {
+        name: given["runtimeValue"]["constant"]
+        for name, given in task["inputs"]["parameters"].items()
+        if "runtimeValue" in given
+    }
+
+
+@pytest.mark.parametrize("path", RUN_FILES, ids=lambda path: path.stem)
+def test_the_graph_is_the_same_on_every_target(path: Path, tmp_path: Path) -> None:
+    config = load_run_file(path)
+    vertex, kubeflow, local = (compiled(config, target, tmp_path) for target in TARGETS)
+    assert shape(vertex) == shape(kubeflow) == shape(local)
+    assert set(steps(vertex)) == {
+        "resolve-run", "prepare-data", "cache-features", "collect-cache-features", "reuse-features", "train",
+        "collect-train", "sync-checkpoint", "evaluate", "collect-evaluate", "decide", "register-model", "notify",
+    }  # fmt: skip
+    for name in JOB_STEPS:
+        assert constants(steps(vertex)[name]) == constants(steps(kubeflow)[name]) == constants(steps(local)[name])
+    ((evaluated, *_),) = [
+        one["output names"]["artifacts"] for path, one in shape(local).items() if "/collect-eval" in path
+    ]
+    assert evaluated == "confusion: system.ClassificationMetrics"
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda path: path.stem)
+def test_a_change_of_a_shipped_pipeline_is_seen_in_its_outline(path: Path) -> None:
+    kept = (golden_pipelines.FOLDER / path.name).read_text()
+    assert golden_pipelines.text(load_run_file(path)) == kept, (
+        "python -m tests.support.golden_pipelines writes them anew"
+    )
+
+
+def test_no_outline_is_of_a_run_file_that_is_gone() -> None:
+    names = [{one.name for one in folder.glob("*.yaml")} for folder in (ROOT / "configs", golden_pipelines.FOLDER)]
+    assert names[0] == names[1]
+
+
+def test_several_data_tasks_prepare_chunks_side_by_side_before_they_are_put_together(tmp_path: Path) -> None:
+    config = load_run_file(DIGITS, ["data.tasks=3"])
+    vertex, kubeflow, local = (compiled(config, target, tmp_path) for target in TARGETS)
+    assert shape(vertex) == shape(kubeflow) == shape(local)
+    found = steps(vertex)
+    assert found.keys() - steps(compiled(load_run_file(DIGITS), "vertex", tmp_path)) == {"plan-data", "prepare-chunks"}
+    ((loop, task),) = [(path.rpartition("/")[2], task) for path, task, _ in all_tasks(vertex) if "for-loop" in path
+                       and "parameterIterator" in task]  # fmt: skip
+    assert task["dependentTasks"] == ["plan-data"] and "plan-data-Output" in str(task["parameterIterator"]["items"])
+    assert loop in found["prepare-data"]["dependentTasks"]
+    # Nothing but its own item goes into the loop: kfp.local would give the item to any other input, too.
+    assert list(found["prepare-chunks"]["inputs"]["parameters"]) == ["share"]
+    assert found["prepare-chunks"]["cachingOptions"] == {}
+    resources = vertex["deploymentSpec"]["executors"]["exec-prepare-chunks"]["container"]["resources"]
+    assert resources["resourceMemoryLimit"] == "64G"
+
+
+def test_mail_is_a_second_exit_handler_on_vertex_and_nothing_elsewhere(tmp_path: Path) -> None:
+    config = load_run_file(DIGITS, ["notify.email=[a@b.org]", "notify.webhook=https://ci.example.com/runs"])
+    vertex, local = compiled(config, "vertex", tmp_path), compiled(config, "local", tmp_path)
+    plain = compiled(load_run_file(DIGITS), "local", tmp_path)
+    assert shape(local) == shape(plain)
+    assert steps(vertex).keys() - steps(local) == {"mail"}
+    mail = steps(vertex)["mail"]
+    assert constants(mail) == {"recipients": ["a@b.org"]} and mail["cachingOptions"] == {}
+    (group,) = mail["dependentTasks"]
+    assert mail["triggerPolicy"]["strategy"] == "ALL_UPSTREAM_TASKS_COMPLETED"
+    final = mail["inputs"]["parameters"]["pipeline_task_final_status"]["taskFinalStatus"]["producerTask"]
+    assert final == group
+    inside = [path for path, _, _ in all_tasks(vertex) if path.endswith("/train")]
+    assert [path.split("/")[2:4] for path in inside] == [["mailed-run", group]]
+    for spec in (vertex, local):
+        assert constants(steps(spec)["notify"])["webhook"] == "https://ci.example.com/runs"
+
+
+def test_a_job_step_has_the_same_defaults_on_every_target(digits: RunConfig, tmp_path: Path) -> None:
+    def defaults(target: TargetName) -> dict[str, Any]:
+        spec = compiled(digits, target, tmp_path)
+        inputs = spec["components"]["comp-train"]["inputDefinitions"]["parameters"]
+        values = {name: content.get("defaultValue") for name, content in inputs.items()}
+        # Only the service knows these three; on this machine they are empty.
+        return {name: "" if "{{$" in str(value) else value for name, value in values.items()}
+
+    assert defaults("local") == defaults("kubeflow") == defaults("vertex")
+
+
+@pytest.mark.parametrize("path", RUN_FILES, ids=lambda path: path.stem)
+def test_every_job_of_a_shipped_run_file_is_one_that_vertex_takes(path: Path) -> None:
+    config = load_run_file(path)
+    for job in JOBS:
+        message = check_job_spec(job_spec(config, job, RUN_URI))
+        assert message.worker_pool_specs[0].replica_count == 1
+        assert message.base_output_directory.output_uri_prefix == RUN_URI
+        assert message.worker_pool_specs[0].container_spec.args[-1] == f"{RUN_URI}/run.json"
+
+
+def test_compiling_again_in_another_process_gives_the_same_bytes(digits: RunConfig, tmp_path: Path) -> None:
+    program = (
+        "import sys; from pathlib import Path; from vlmpipe.config.run_config import load_run_file; "
+        "from pipelines.compile import compile_pipeline; "
+        "compile_pipeline(load_run_file(sys.argv[1]), 'vertex', Path(sys.argv[2]))"
+    )
+    here, there = tmp_path / "here.yaml", tmp_path / "there.yaml"
+    compile_pipeline(digits, "vertex", here)
+    environment = {**os.environ, "PYTHONHASHSEED": "1"}  # another order of sets
+    subprocess.run([sys.executable, "-c", program, str(DIGITS), str(there)], cwd=ROOT, env=environment, check=True)
+    assert here.read_bytes() == there.read_bytes()
+
+
+def test_two_documents_are_never_written(digits: RunConfig, tmp_path: Path) -> None:
+    data = compile_pipeline(digits, "vertex", tmp_path / "p.yaml").path.read_bytes()
+    assert check_file(data) == data
+    with pytest.raises(AssertionError, match="two documents"):
+        check_file(data + b"---\nplatforms: {kubernetes: {}}\n")
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_caching_is_off_for_every_step(digits: RunConfig, target: TargetName, tmp_path: Path) -> None:
+    options = {name: task["cachingOptions"] for name, task in steps(compiled(digits, target, tmp_path)).items()}
+    assert len(options) == 13 and all(option == {} for option in options.values())
+
+
+def test_no_step_installs_anything(digits: RunConfig, tmp_path: Path) -> None:
+    executors = compiled(digits, "vertex", tmp_path)["deploymentSpec"]["executors"]
+    assert len(executors) == 13
+    assert not [name for name, executor in executors.items() if "pip install" in str(executor["container"])]
+    images = {executor["container"]["image"] for executor in executors.values()}
+    assert images == {digits.gcp.pipeline_image, "gcr.io/ml-pipeline/google-cloud-pipeline-components:2.22.0"}
+
+
+@pytest.mark.parametrize("path", RUN_FILES, ids=lambda path: path.stem)
+def test_a_pipeline_for_kubeflow_holds_nothing_of_vertex(path: Path, tmp_path: Path) -> None:
+    config = load_run_file(path, ["notify.email=[a@b.org]"])
+    spec = compiled(config, "kubeflow", tmp_path)
+    executors = spec["deploymentSpec"]["executors"]
+    assert {executor["container"]["image"] for executor in executors.values()} == {config.gcp.pipeline_image}
+    assert "google_cloud_pipeline_components" not in str(executors) and "mail" not in steps(spec)
+    assert "{{$.pipeline_google_cloud" not in str(spec), "placeholders that only Vertex AI replaces"
+
+
+def test_a_run_on_kubeflow_is_called_after_its_workflow_which_no_other_run_shares(
+    digits: RunConfig, tmp_path: Path
+) -> None:
+    found = steps(compiled(digits, "kubeflow", tmp_path))
+    for name in ("resolve-run", "notify"):
+        assert constants(found[name])["job_name"] == "{{$.pipeline_job_resource_name}}"
+
+
+def test_the_file_for_kubeflow_is_one_that_kfp_loads_and_its_bytes_stay_the_same(
+    digits: RunConfig, tmp_path: Path
+) -> None:
+    first, second = (compile_pipeline(digits, "kubeflow", tmp_path / name).path for name in ("a.yaml", "b.yaml"))
+    assert first.read_bytes() == second.read_bytes()
+    loaded = components.load_component_from_file(str(first))
+    assert loaded.name == "digits" and "learning_rate" in loaded.component_spec.inputs
+
+
+def test_what_has_no_effect_on_kubeflow_is_said(tmp_path: Path) -> None:
+    config = load_run_file(ROOT / "configs/llava-7b-zero2-spot.yaml", ["notify.email=[a@b.org]"])
+    found = compile_pipeline(config, "kubeflow", tmp_path / "p.yaml").unused
+    assert {one.field for one in found} == {
+        "cluster.scheduling_strategy",
+        "cluster.reduction_server",
+        "cluster.restart_job_on_worker_restart",
+        "notify.email",
+    }
+    assert all("has no effect on Kubeflow: " in one.text for one in found)
+    assert compile_pipeline(config, "vertex", tmp_path / "p.yaml").unused == ()
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("gcp.pipeline_root=", r'output\.root_uri: found "runs", expected gs://bucket/folder, here or'),
+        ("cluster.image_uri=", r"cluster\.image_uri: missing"),
+        ("register.registry=/models", r'register\.registry: found "/models"'),
+    ],
+)
+def test_what_kubeflow_needs_and_the_run_file_lacks_is_named(override: str, said: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=said):
+        compile_pipeline(load_run_file(DIGITS, [override]), "kubeflow", tmp_path / "p.yaml")
+
+
+def test_the_vertex_sdk_reads_the_file_and_knows_its_parameters(digits: RunConfig, tmp_path: Path) -> None:
+    from google.cloud import aiplatform
+
+    path = compile_pipeline(digits, "vertex", tmp_path / "p.yaml").path
+    service = {"project": "example-project", "location": "us-central1", "credentials": AnonymousCredentials()}
+    arguments = {"display_name": "d", "template_path": str(path), "pipeline_root": "gs://example-bucket/vlmpipe"}
+    job = aiplatform.PipelineJob(parameter_values={"epochs": 2, "run_id": "r1"}, **arguments, **service)
+    assert job.pipeline_spec["pipelineInfo"]["name"] == "digits"
+    with pytest.raises(ValueError, match="epoch "):
+        aiplatform.PipelineJob(parameter_values={"epoch ": 2}, **arguments, **service)
+
+
+def test_parameters_are_few_described_and_need_no_value(digits: RunConfig, tmp_path: Path) -> None:
+    parameters = compiled(digits, "vertex", tmp_path)["root"]["inputDefinitions"]["parameters"]
+    assert 0 < len(parameters) <= 12
+    assert all(parameter["description"] and "defaultValue" in parameter for parameter in parameters.values())
+    assert load_run_file_text(parameters["run_file"]["defaultValue"], tmp_path) == digits
+
+
+def load_run_file_text(text: str, folder: Path) -> RunConfig:
+    (folder / "run_file.json").write_text(text)
+    return load_run_file(folder / "run_file.json")
+
+
+def test_settings_of_the_run_file_reach_the_job_step(tmp_path: Path) -> None:
+    overrides = [
+        "cluster.scheduling_strategy=flex_start",
+        "cluster.machine_type=g2-standard-8",
+        "cluster.accelerator_type=NVIDIA_L4",
+        "cluster.accelerator_count=1",
+        "cluster.timeout=3600s",
+        "cluster.max_wait_duration=600s",
+        "cluster.restart_job_on_worker_restart=true",
+        "gcp.persistent_resource_id=pool",
+        "gcp.network=projects/1/global/networks/n",
+        "gcp.tensorboard=projects/1/locations/us-central1/tensorboards/2",
+        "gcp.enable_web_access=true",
+        "gcp.encryption_spec_key_name=key",
+        "gcp.labels={team: vision}",
+    ]
+    spec = compiled(load_run_file(DIGITS, overrides), "vertex", tmp_path)
+    given = constants(steps(spec)["train"])
+    assert given == {
+        "display_name": "digits-train",
+        "project": "example-project",
+        "location": "us-central1",
+        "service_account": "vlmpipe@example-project.iam.gserviceaccount.com",
+        "strategy": "FLEX_START",
+        "timeout": "3600s",
+        "max_wait_duration": "600s",
+        "restart_job_on_worker_restart": True,
+        "persistent_resource_id": "pool",
+        "network": "projects/1/global/networks/n",
+        "tensorboard": "projects/1/locations/us-central1/tensorboards/2",
+        "enable_web_access": True,
+        "encryption_spec_key_name": "key",
+        "labels": {"team": "vision", "vlmpipe-step": "train"},
+    }
+    assert "tensorboard" not in constants(steps(spec)["evaluate"]), "only training writes TensorBoard files"
+
+
+def test_jobs_run_as_an_account_of_their_own_where_there_is_one() -> None:
+    account = "trainer@example-project.iam.gserviceaccount.com"
+    config = load_run_file(DIGITS, [f"gcp.job_service_account={account}"])
+    assert [job_spec(config, job, RUN_URI)["service_account"] for job in JOBS] == [account] * 3
+    with pytest.raises(ConfigError, match=r"gcp\.job_service_account"):
+        load_run_file(DIGITS, ["gcp.job_service_account=me@example.com"])
+
+
+def test_a_reduction_server_is_pool_2_of_the_training_job_alone() -> None:
+    config = load_run_file(ROOT / "configs/llava-7b-zero2-spot.yaml")
+    chief, workers, reducers = worker_pools(config, "train", RUN_URI)
+    assert (chief["replica_count"], workers["replica_count"], reducers["replica_count"]) == (1, 3, 13)
+    assert "reductionserver" in reducers["container_spec"]["image_uri"]
+    assert set(reducers["container_spec"]) == {"image_uri"} and "accelerator_type" not in reducers["machine_spec"]
+    assert len(worker_pools(config, "evaluate", RUN_URI)) == 1
+
+
+def test_what_vertex_needs_and_the_run_file_lacks_is_named(tmp_path: Path) -> None:
+    config = load_run_file(DIGITS, ["gcp.service_account="])
+    with pytest.raises(ConfigError, match=r"gcp\.service_account: missing"):
+        compile_pipeline(config, "vertex", tmp_path / "p.yaml")
+    assert not list(tmp_path.iterdir())
+    compile_pipeline(config, "local", tmp_path / "p.yaml")
+
+
+def test_large_steps_get_machines_on_vertex_and_a_job_is_not_retried(digits: RunConfig, tmp_path: Path) -> None:
+    spec = compiled(digits, "vertex", tmp_path)
+    resources = spec["deploymentSpec"]["executors"]["exec-sync-checkpoint"]["container"]["resources"]
+    assert resources["resourceMemoryLimit"] == "64G"
+    assert {name for name, task in steps(spec).items() if "retryPolicy" in task} == {
+        "sync-checkpoint", "register-model", "notify"
+    }  # fmt: skip
+    assert steps(spec)["sync-checkpoint"]["taskInfo"]["name"] == "Sync checkpoint"
+    assert spec["root"]["dag"]["tasks"]["notify"]["triggerPolicy"]["strategy"] == "ALL_UPSTREAM_TASKS_COMPLETED"

@@ -1,0 +1,226 @@
+"""Saving in the background: what is saved, when errors are told, and what a notice leaves no time for."""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.support.checkpoints import record
+from trainer.checkpoint.async_saver import CheckpointSaver
+from trainer.checkpoint.attempts import claim_attempt, read_attempts
+from trainer.checkpoint.commit import CommitRecord, committed, fetch_folder, newest_good
+from trainer.checkpoint.manager import Checkpoints
+from trainer.checkpoint.retention import Retention
+from trainer.checkpoint.staging import sweep_staging
+from trainer.config.job import CheckpointConfig, JobConfig
+from trainer.distributed.process import ProcessContext
+from trainer.errors import ExitCode, UserError
+from trainer.storage.local import LocalStorage
+
+WORKER = ProcessContext(rank=0, world_size=1, local_rank=0, local_world_size=1, device=torch.device("cpu"))
+DEADLINE_S = 20.0
+
+
+class Counter:
+    """A strategy whose state is one number. Writing it waits for `may_write`."""
+
+    checkpoint_format = "dcp"
+
+    def __init__(self) -> None:
+        self.value = 0
+        self.may_write = threading.Event()
+        self.may_write.set()
+
+    def snapshot(self, folder: Path, group: Any) -> Callable[[], None]:
+        taken = self.value
+
+        def write() -> None:
+            assert self.may_write.wait(DEADLINE_S)
+            (folder / "value").write_text(str(taken))
+
+        return write
+
+    def load(self, folder: Path) -> None:
+        self.value = int((folder / "value").read_text())
+
+
+@pytest.fixture(autouse=True)
+def group() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.fixture
+def tmp_path(memory: Path) -> Path:
+    return memory
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> LocalStorage:
+    store = LocalStorage(tmp_path / "run")
+    claim_attempt(store, fresh=False)
+    return store
+
+
+def saver_of(store: Any, strategy: Counter, **options: Any) -> CheckpointSaver:
+    return CheckpointSaver(store, strategy, WORKER, Retention(2), **options)  # type: ignore[arg-type]
+
+
+def at(step: int, **changes: Any) -> CommitRecord:
+    return record(**{"step": step, "world_size": 1, "num_nodes": 1, **changes})
+
+
+def value_of(store: LocalStorage, tmp_path: Path) -> str:
+    checkpoint, _ = newest_good(store)
+    assert checkpoint is not None
+    return (fetch_folder(store, checkpoint, tmp_path / "scratch") / "value").read_text()
+
+
+def test_training_goes_on_while_the_state_of_the_step_is_written(store: LocalStorage, tmp_path: Path) -> None:
+    strategy = Counter()
+    saver = saver_of(store, strategy)
+    strategy.value = 7
+    strategy.may_write.clear()
+    saver.save(at(1))
+    strategy.value = 8  # the next step, while nothing is written yet
+    assert committed(store) == []
+    strategy.may_write.set()
+    saved = saver.finish()
+    assert committed(store) == [saved.name] and saved.seconds is not None
+    assert value_of(store, tmp_path) == "7"
+
+
+def test_without_async_it_is_committed_when_save_returns(store: LocalStorage) -> None:
+    saver_of(store, Counter(), async_save=False).save(at(1))
+    assert len(committed(store)) == 1
+
+
+def test_the_next_save_waits_for_the_one_before(store: LocalStorage) -> None:
+    strategy = Counter()
+    saver = saver_of(store, strategy)
+    strategy.may_write.clear()
+    saver.save(at(1))
+    second = threading.Thread(target=lambda: saver.save(at(2)))
+    second.start()
+    second.join(0.2)
+    assert second.is_alive() and committed(store) == []
+    strategy.may_write.set()
+    second.join(DEADLINE_S)
+    saver.finish()
+    assert [int(name.split("-")[1]) for name in committed(store)] == [1, 2]
+
+
+class Failing:
+    """A store that refuses an upload, or fails with what no one foresaw."""
+
+    def __init__(self, store: LocalStorage, error: Exception) -> None:
+        self._store, self._error = store, error
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def upload(self, *_: Any, **__: Any) -> None:
+        raise self._error
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (UserError("no permission for the bucket", code=ExitCode.NO_PERMISSION), ExitCode.NO_PERMISSION),
+        (OSError(28, "No space left on device"), ExitCode.CANNOT_WRITE),
+        (ValueError("not foreseen"), ExitCode.UNEXPECTED),
+    ],
+)
+def test_what_went_wrong_in_the_background_is_raised_by_the_next_call(
+    store: LocalStorage, error: Exception, code: ExitCode
+) -> None:
+    saver = saver_of(Failing(store, error), Counter())
+    saver.save(at(1))
+    with pytest.raises(UserError) as caught:
+        saver.finish()
+    assert caught.value.code == code
+    assert committed(store) == []
+
+
+def test_a_start_that_was_superseded_commits_nothing(store: LocalStorage) -> None:
+    saver = saver_of(store, Counter())
+    claim_attempt(store, fresh=False)  # the platform has started the job again
+    saver.save(at(1))
+    with pytest.raises(UserError, match="start 2 has taken over") as caught:
+        saver.finish()
+    assert caught.value.code == ExitCode.SUPERSEDED and committed(store) == []
+
+
+def test_leftovers_of_earlier_starts_go_with_the_first_commit(store: LocalStorage) -> None:
+    store.write("checkpoints/0001-00000005-dead/shard", b"half")
+    mine = claim_attempt(store, fresh=False)
+    saver = saver_of(store, Counter())
+    saver.save(at(9, attempt=mine.attempt))
+    name = saver.finish().name
+    folders = {info.name.split("/")[1] for info in store.list("checkpoints") if info.name.count("/") > 1}
+    assert folders == {name}
+
+
+class Stop:
+    """A stop request that came some time ago."""
+
+    def __init__(self, seconds_ago: float | None) -> None:
+        self.requested = seconds_ago is not None
+        self.requested_at = None if seconds_ago is None else time.monotonic() - seconds_ago
+
+
+@pytest.mark.parametrize(
+    ("seconds_ago", "saved"), [(None, [1, 2]), (0.0, [1, 2]), (27.0, [1])], ids=["no stop", "in time", "too late"]
+)
+def test_a_save_that_does_not_fit_the_notice_is_not_begun(
+    store: LocalStorage, seconds_ago: float | None, saved: list[int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkpoints = _checkpoints(store)
+    checkpoints.save(1, 0, 8, 2.0, Stop(None))  # type: ignore[arg-type]
+    checkpoints.finish("done")
+    checkpoints._saver._saved = dataclasses.replace(checkpoints._saver._saved, seconds=5.0)
+    checkpoints.save(2, 0, 16, 1.0, Stop(seconds_ago))  # type: ignore[arg-type]
+    checkpoints.finish("preempted")
+    assert [int(name.split("-")[1]) for name in committed(store)] == saved
+    assert ("no time to save step 2" in capsys.readouterr().out) == (saved == [1])
+    assert read_attempts(store).ended == "preempted"
+
+
+def _checkpoints(store: LocalStorage) -> Checkpoints:
+    from tests.support.trainer_runs import TINY
+
+    content = {**TINY, "run": {"run_id": "r", "root_uri": store.root_uri}}
+    job = JobConfig.model_validate(content).model_copy(
+        update={"checkpoint": CheckpointConfig(async_save=True, preemption_notice_s=30)}
+    )
+    return Checkpoints(job, store, Counter(), at(1), WORKER)  # type: ignore[arg-type]
+
+
+def test_staging_of_a_living_process_is_left_alone_and_a_leftover_is_not(
+    store: LocalStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (tmp_path / "vlmpipe-save-dead-0").mkdir()
+    (tmp_path / "vlmpipe-save-dead-0" / "shard").write_bytes(b"large")
+    (tmp_path / "vlmpipe-save-file").write_bytes(b"no folder")
+    (tmp_path / "vlmpipe-save-link").symlink_to(tmp_path / "run")
+    strategy = Counter()
+    saver = saver_of(store, strategy)
+    strategy.may_write.clear()
+    saver.save(at(1))
+    assert sweep_staging() == 1
+    strategy.may_write.set()
+    name = saver.finish().name
+    assert committed(store) == [name]
+    left = {path.name for path in tmp_path.glob("vlmpipe-save-*")}
+    assert left == {"vlmpipe-save-file", "vlmpipe-save-link"} and store.root.is_dir()

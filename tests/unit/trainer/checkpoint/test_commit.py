@@ -1,0 +1,285 @@
+"""The commit protocol on a folder: what exists, what is believed, and what is passed over."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.support.checkpoints import record
+from trainer.checkpoint.attempts import claim_attempt
+from trainer.checkpoint.commit import (
+    DamagedError,
+    Listing,
+    checkpoint_name,
+    commit,
+    committed,
+    fetch_folder,
+    inspect,
+    newest_good,
+    read_record,
+    reject,
+    upload_node_files,
+    verify,
+)
+from trainer.checkpoint.manifest import FileSums
+from trainer.checkpoint.retention import Retention, delete_old, sweep_leftovers
+from trainer.errors import ConfigError, ExitCode, UserError
+from trainer.storage.base import crc32c_of
+from trainer.storage.local import LocalStorage
+
+KEY = b"secret"
+
+
+@pytest.fixture
+def tmp_path(memory: Path) -> Path:
+    return memory
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> LocalStorage:
+    return LocalStorage(tmp_path / "run")
+
+
+def save(
+    store: LocalStorage,
+    tmp_path: Path,
+    step: int,
+    *,
+    attempt: int = 1,
+    commits: bool = True,
+    key: bytes = b"",
+    loss: float | None = None,
+) -> str:
+    """A checkpoint of two nodes with one file each."""
+    name = checkpoint_name(attempt, step, f"nonce{step}")
+    for node in range(2):
+        staging = tmp_path / f"staging-{attempt}-{step}-{node}"
+        (staging / "deep").mkdir(parents=True)
+        (staging / "deep" / f"shard-{node}").write_bytes(bytes([step, node]) * 1000)
+        upload_node_files(store, name, node, staging, key=key)
+    if commits:
+        commit(store, name, record(attempt, step, loss=loss), key=key)
+    return name
+
+
+def test_nothing_committed_is_no_checkpoint(store: LocalStorage, tmp_path: Path) -> None:
+    save(store, tmp_path, 1, commits=False)
+    assert newest_good(store) == (None, [])
+
+
+def test_the_newest_committed_one_is_taken(store: LocalStorage, tmp_path: Path) -> None:
+    for step in (9, 10, 100):
+        save(store, tmp_path, step)
+    save(store, tmp_path, 200, commits=False)
+    found, passed_over = newest_good(store)
+    assert found is not None and found.record.step == 100 and passed_over == []
+
+
+def test_its_files_come_back_in_their_layout(store: LocalStorage, tmp_path: Path) -> None:
+    save(store, tmp_path, 7)
+    found, _ = newest_good(store)
+    assert found is not None
+    folder = fetch_folder(store, found, tmp_path / "scratch")
+    assert (folder / "deep" / "shard-1").read_bytes() == bytes([7, 1]) * 1000
+
+
+def damage(path: Path, how: str) -> None:
+    data = bytearray(path.read_bytes())
+    if how == "flip":
+        data[len(data) // 2] ^= 1
+        path.write_bytes(data)
+    elif how == "cut":
+        path.write_bytes(data[:-1])
+    else:
+        path.unlink()
+
+
+@pytest.mark.parametrize("how", ["flip", "cut", "remove"])
+@pytest.mark.parametrize("file", ["deep/shard-1", "node-0.json", "COMMIT"])
+def test_damage_anywhere_falls_back_to_the_one_before(store: LocalStorage, tmp_path: Path, file: str, how: str) -> None:
+    save(store, tmp_path, 1)
+    newest = save(store, tmp_path, 2)
+    damage(store.path(f"checkpoints/{newest}/{file}"), how)
+    found, passed_over = newest_good(store)
+    assert found is not None and found.record.step == 1
+    if (file, how) != ("COMMIT", "remove"):  # without COMMIT it never existed: nothing is passed over
+        assert len(passed_over) == 1 and newest in passed_over[0]
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_no_flipped_bit_of_commit_is_believed(store: LocalStorage, tmp_path: Path, data: st.DataObject) -> None:
+    """Also one that leaves it readable: another step number would misplace the run in its data."""
+    if not committed(store):
+        save(store, tmp_path, 1)
+        save(store, tmp_path, 2)
+    path = store.path(f"checkpoints/{committed(store)[-1]}/COMMIT")
+    whole = path.read_bytes()
+    place = data.draw(st.integers(0, 8 * len(whole) - 1))
+    flipped = bytearray(whole)
+    flipped[place // 8] ^= 1 << place % 8
+    path.write_bytes(flipped)
+    found, passed_over = newest_good(store)
+    path.write_bytes(whole)
+    assert found is not None and found.record.step == 1 and len(passed_over) == 1
+
+
+def test_all_damaged_is_an_error_and_deletes_nothing(store: LocalStorage, tmp_path: Path) -> None:
+    name = save(store, tmp_path, 1)
+    damage(store.path(f"checkpoints/{name}/deep/shard-0"), "flip")
+    before = store.list("checkpoints")
+    with pytest.raises(UserError, match="no checkpoint of this run verifies") as caught:
+        newest_good(store)
+    assert caught.value.code == ExitCode.CHECKPOINT_CORRUPT
+    assert store.list("checkpoints") == before
+
+
+def test_old_ones_are_deleted_and_the_newest_kept(store: LocalStorage, tmp_path: Path) -> None:
+    names = [save(store, tmp_path, step) for step in (1, 2, 3)]
+    assert delete_old(store, Retention(2), newest=names[-1]) == names[:1]
+    assert committed(store) == names[1:]
+    assert not store.list(f"checkpoints/{names[0]}")
+
+
+def test_what_a_later_start_saved_is_newer_whatever_its_step(store: LocalStorage, tmp_path: Path) -> None:
+    save(store, tmp_path, 9, attempt=1)
+    newest = save(store, tmp_path, 2, attempt=2)
+    found, _ = newest_good(store)
+    assert found is not None and found.name == newest
+
+
+def test_checkpoints_of_a_future_that_did_not_happen_never_outlive_the_one_just_saved(
+    store: LocalStorage, tmp_path: Path
+) -> None:
+    resumed_from = save(store, tmp_path, 1, attempt=1)
+    save(store, tmp_path, 9, attempt=1)  # passed over as damaged
+    newest = save(store, tmp_path, 2, attempt=2)
+    delete_old(store, Retention(1), newest=newest)
+    assert committed(store) == [newest] != [resumed_from]
+
+
+def test_clearing_spares_what_a_later_start_saved(store: LocalStorage, tmp_path: Path) -> None:
+    zombies = save(store, tmp_path, 9, attempt=1)
+    later = save(store, tmp_path, 2, attempt=2)
+    assert delete_old(store, Retention(1), newest=zombies) == []
+    assert committed(store) == [zombies, later]
+
+
+def test_multiples_of_a_step_and_the_best_stay(store: LocalStorage, tmp_path: Path) -> None:
+    losses = {1: 0.5, 2: 0.9, 3: 0.1, 4: None, 5: 0.7, 6: 0.8}
+    names = {step: save(store, tmp_path, step, loss=loss) for step, loss in losses.items()}
+    delete_old(store, Retention(1, keep_every_steps=4, keep_best=True), newest=names[6])
+    assert committed(store) == [names[step] for step in (3, 4, 6)]
+
+
+def test_a_rejected_one_takes_no_place_among_the_last(store: LocalStorage, tmp_path: Path) -> None:
+    names = [save(store, tmp_path, step) for step in (1, 2, 3)]
+    reject(store, names[1], "damaged")
+    assert delete_old(store, Retention(2), newest=names[-1]) == [names[1]]
+
+
+def test_a_rejection_deletes_nothing_and_keeps_its_reason(store: LocalStorage, tmp_path: Path) -> None:
+    name = save(store, tmp_path, 1)
+    before = store.list(f"checkpoints/{name}")
+    reject(store, name, "a reason")
+    after = store.list(f"checkpoints/{name}")
+    assert [info for info in after if info in before] == before and len(after) == len(before) + 1
+    assert json.loads(store.read(f"checkpoints/{name}/REJECTED.json")) == {"reason": "a reason"}
+    assert Listing.read(store).rejected == {name}
+    verify(store, name)  # another reader judges for itself
+
+
+def test_sweeping_takes_leftovers_of_earlier_starts_only(store: LocalStorage, tmp_path: Path) -> None:
+    kept = save(store, tmp_path, 1, attempt=1)
+    left = save(store, tmp_path, 2, attempt=1, commits=False)
+    own = save(store, tmp_path, 3, attempt=2, commits=False)
+    store.write("checkpoints/notes.txt", b"not ours")
+    assert sweep_leftovers(store, 2) == [left]
+    assert Listing.read(store).folders == {kept, own}
+    assert store.read("checkpoints/notes.txt") == b"not ours"
+
+
+def test_what_was_given_up_does_not_exist_and_is_swept(store: LocalStorage, tmp_path: Path) -> None:
+    given_up = save(store, tmp_path, 9, attempt=claim_attempt(store, fresh=False).attempt)
+    mine = claim_attempt(store, fresh=True)
+    assert newest_good(store) == (None, [])
+    newest = save(store, tmp_path, 1, attempt=mine.attempt)
+    assert sweep_leftovers(store, mine.attempt) == [given_up]
+    assert committed(store) == [newest]
+
+
+def test_a_start_that_was_overtaken_cannot_commit(store: LocalStorage, tmp_path: Path) -> None:
+    name = save(store, tmp_path, 1, attempt=1, commits=False)
+    assert claim_attempt(store, fresh=False).attempt == 2
+    with pytest.raises(UserError, match="start 2 has taken over") as caught:
+        commit(store, name, record())
+    assert caught.value.code == ExitCode.SUPERSEDED and committed(store) == []
+    sweep_leftovers(store, 2)
+    with pytest.raises(UserError, match="start 2 has taken over"):  # its files are gone, which is not the cause
+        commit(store, name, record())
+
+
+def test_latest_names_the_last_one_and_nobody_trusts_it(store: LocalStorage, tmp_path: Path) -> None:
+    name = save(store, tmp_path, 1)
+    assert store.read("checkpoints/LATEST") == name.encode()
+    store.write("checkpoints/LATEST", b"nonsense")
+    found, _ = newest_good(store)
+    assert found is not None and found.name == name
+
+
+def test_a_look_reads_no_shard(store: LocalStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = save(store, tmp_path, 1)
+    monkeypatch.setattr(store, "fetch", lambda _: pytest.fail("a shard was read"))
+    checkpoint, files = inspect(store, name, Listing.read(store))
+    assert checkpoint.record.step == 1
+    expected = {f"deep/shard-{node}": crc32c_of(bytes([1, node]) * 1000) for node in range(2)}
+    assert files == {name: FileSums(2000, crc32c) for name, crc32c in expected.items()}
+
+
+@pytest.mark.parametrize("how", ["cut", "remove"])
+def test_a_look_finds_what_is_missing_or_of_another_size(store: LocalStorage, tmp_path: Path, how: str) -> None:
+    name = save(store, tmp_path, 1)
+    damage(store.path(f"checkpoints/{name}/deep/shard-1"), how)
+    with pytest.raises(DamagedError, match="deep/shard-1"):
+        inspect(store, name, Listing.read(store))
+
+
+def test_a_signature_is_asked_for_by_who_has_the_key(store: LocalStorage, tmp_path: Path) -> None:
+    signed, unsigned = save(store, tmp_path, 1, key=KEY), save(store, tmp_path, 2)
+    for name in (signed, unsigned):
+        verify(store, name)
+    verify(store, signed, key=KEY)
+    for name, key in ((unsigned, KEY), (signed, b"another")):
+        with pytest.raises(DamagedError, match="not signed with this run's key"):
+            verify(store, name, key=key)
+
+
+def test_a_format_of_another_version_is_refused_rather_than_passed_over(store: LocalStorage, tmp_path: Path) -> None:
+    """Passed over, it would be cleared away by the next save of the older program."""
+    save(store, tmp_path, 1)
+    newest = save(store, tmp_path, 2)
+    text = json.dumps({**dataclasses.asdict(record()), "format_version": 4}).encode()
+    store.write(f"checkpoints/{newest}/COMMIT", text + f"\n{crc32c_of(text):08x}".encode())
+    for read in (lambda: newest_good(store), lambda: read_record(store, newest)):
+        with pytest.raises(ConfigError, match="format version 4, this program reads 3"):
+            read()
+
+
+def test_an_upload_is_refused_when_a_file_changes_after_its_checksum(
+    store: LocalStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainer.checkpoint.commit.sums_of_file", lambda path, **_: FileSums(2000, 12345))
+    with pytest.raises(UserError, match="changed before they reached"):
+        save(store, tmp_path, 1)
+    assert committed(store) == []
+
+
+def test_committing_again_after_a_lost_answer_is_success(store: LocalStorage, tmp_path: Path) -> None:
+    name = save(store, tmp_path, 1)
+    commit(store, name, record())
+    assert committed(store) == [name]

@@ -1,0 +1,65 @@
+"""The model section: what each family has, and what has no meaning for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.support.run_files import SMALL, problems_of, small
+from vlmpipe.config.run_config import parse_run_config
+
+WHOLE_MODEL = {"family": "qwen2_5_vl", "pretrained": {"config": {"model_type": "qwen2_5_vl"}}, "tokenizer": "train:300"}
+
+
+def test_a_whole_model_is_where_tower_and_language_model_are_from_and_is_written_as_it_was_given() -> None:
+    config = small(model=WHOLE_MODEL | {"max_pixels": 50_000})
+    assert config.model.tower == config.model.language_model == config.model.pretrained
+    dumped = config.to_dict()
+    assert "tower" not in dumped["model"] and parse_run_config(dumped, "again") == config
+
+
+@pytest.mark.parametrize(
+    ("model", "sentence"),
+    [
+        ({}, "family qwen2_5_vl needs max_pixels"),
+        ({"pretrained": None, "max_pixels": 50_000}, "family qwen2_5_vl needs pretrained"),
+        ({"tower": {"weights": "x"}, "max_pixels": 50_000}, "has no tower of its own: whole is where"),
+        ({"image_size": 32, "max_pixels": 50_000}, "image_size has no meaning for family qwen2_5_vl"),
+        ({"longest_edge": 64, "max_pixels": 50_000}, "longest_edge has no meaning for family qwen2_5_vl"),
+        ({"min_pixels": 9, "max_pixels": 8}, "min_pixels 9 is more than max_pixels 8"),
+    ],
+)
+def test_what_has_no_meaning_for_a_whole_model_is_refused(model: dict[str, Any], sentence: str) -> None:
+    assert sentence in problems_of(model=WHOLE_MODEL | model)["model"]
+
+
+SMOLVLM = {"family": "smolvlm", "pretrained": {"config": {"model_type": "smolvlm"}}, "tokenizer": "train:300"}
+
+
+@pytest.mark.parametrize(
+    ("model", "sentence"),
+    [
+        ({}, "family smolvlm needs image_size"),
+        ({"image_size": 32, "max_pixels": 9}, "max_pixels has no meaning for family smolvlm, which has whole"),
+        ({"image_size": 32, "feature_layer": -2}, "feature_layer has no meaning for family smolvlm"),
+        ({"image_size": 32, "do_image_splitting": True}, "one tile, the square of image_size, unless longest_edge"),
+        ({"image_size": 32, "longest_edge": 80}, "a multiple of that, twice it at least and 4096 at most"),
+        ({"image_size": 32, "longest_edge": 32}, "longest_edge 32 is not cut into tiles of image_size 32"),
+        ({"image_size": 32, "longest_edge": 4128}, "longest_edge 4128 is not cut into tiles"),
+    ],
+)
+def test_what_has_no_meaning_for_smolvlm_is_refused(model: dict[str, Any], sentence: str) -> None:
+    assert sentence in problems_of(model=SMOLVLM | model)["model"]
+
+
+def test_what_has_no_meaning_for_llava_is_refused() -> None:
+    assert "max_pixels has no meaning for family llava" in problems_of(model__max_pixels=50_000)["model"]
+    assert "longest_edge has no meaning for family llava" in problems_of(model__longest_edge=64)["model"]
+    without_size = {name: value for name, value in SMALL["model"].items() if name != "image_size"}
+    assert "family llava needs image_size" in problems_of(model=without_size)["model"]
+
+
+def test_images_that_a_whole_model_cannot_take_are_refused() -> None:
+    found = problems_of(model=WHOLE_MODEL | {"max_pixels": 50_000}, data__max_image_aspect=300)
+    assert "expected at most 200" in found["data.max_image_aspect"]

@@ -1,0 +1,201 @@
+"""Image checks: what is kept, what is repaired, what is refused. Every file is made here."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image, ImageCms
+from PIL.PngImagePlugin import PngInfo
+
+from tests.support.data.prepared import corrupt, encode, picture, png
+from trainer.config.job import DataConfig
+from trainer.data.prepare.checks import CheckedImage, check_image
+from trainer.data.prepare.strip_exif import without_metadata
+from trainer.data.rejects import RejectCode, RejectedError, Repair
+
+
+def check(data: bytes, *, name: str = "", **limits: Any) -> CheckedImage:
+    config = DataConfig(source="builtin:digits", sequence_length=100, **{"max_image_pixels": 10_000} | limits)
+    return check_image(data, config, name=name)
+
+
+def stored(checked: CheckedImage) -> Image.Image:
+    image = Image.open(io.BytesIO(checked.data))
+    image.load()
+    assert (image.width, image.height) == (checked.width, checked.height)
+    assert checked.sha256 == hashlib.sha256(checked.data).hexdigest()
+    return image
+
+
+@pytest.mark.parametrize(
+    ("data", "extension"),
+    [
+        (png(), "png"),
+        (png(mode="L"), "png"),
+        (encode(picture(), "JPEG"), "jpg"),
+        (encode(picture(mode="L"), "JPEG"), "jpg"),
+    ],
+)
+def test_good_bytes_are_kept_as_they_came(data: bytes, extension: str) -> None:
+    checked = check(data)
+    assert (checked.data, checked.extension, checked.repairs) == (data, extension, ())
+    assert stored(checked).mode in ("L", "RGB")
+
+
+@pytest.mark.parametrize("mode", ["1", "P", "LA", "RGBA"])
+def test_other_modes_become_rgb(mode: str) -> None:
+    checked = check(png(mode=mode))
+    assert checked.repairs == (Repair.MODE_CONVERTED,)
+    assert stored(checked).mode == "RGB"
+
+
+def test_a_cmyk_jpeg_becomes_rgb() -> None:
+    checked = check(encode(picture(mode="CMYK"), "JPEG"))
+    assert (checked.repairs, checked.extension) == ((Repair.MODE_CONVERTED,), "png")
+    assert stored(checked).mode == "RGB"
+
+
+def test_transparency_shows_white() -> None:
+    image = Image.new("RGBA", (4, 4), (255, 0, 0, 0))
+    image.putpixel((0, 0), (255, 0, 0, 255))
+    colours = stored(check(encode(image)))
+    assert colours.getpixel((0, 0)) == (255, 0, 0)
+    assert colours.getpixel((1, 1)) == (255, 255, 255)
+
+
+def test_sixteen_bits_are_scaled_not_clipped() -> None:
+    values = np.linspace(0, 65535, 256, dtype=np.uint16).reshape(16, 16)
+    checked = check(encode(Image.fromarray(values)))
+    assert checked.repairs == (Repair.BIT_DEPTH_SCALED,)
+    np.testing.assert_array_equal(np.asarray(stored(checked)), values // 256)
+
+
+def test_exif_orientation_is_applied() -> None:
+    image = Image.new("RGB", (48, 32), "black")
+    image.paste("white", (0, 0, 24, 32))  # left half
+    exif = Image.Exif()
+    exif[0x0112] = 6  # shown after a quarter turn clockwise: the left half comes on top
+    checked = check(encode(image, "JPEG", exif=exif))
+    turned = stored(checked)
+    assert checked.repairs == (Repair.EXIF_TRANSPOSED,)
+    assert turned.size == (32, 48)
+    assert turned.getpixel((16, 4))[0] > 200 and turned.getpixel((16, 44))[0] < 50
+    assert not turned.getexif()
+
+
+@pytest.mark.parametrize("image_format", ["GIF", "WEBP", "BMP", "TIFF"])
+def test_other_formats_are_stored_as_png(image_format: str) -> None:
+    checked = check(encode(picture(), image_format))
+    assert Repair.FORMAT_CONVERTED in checked.repairs
+    assert stored(checked).format == "PNG"
+
+
+@pytest.mark.parametrize("image_format", ["GIF", "WEBP", "PNG"])
+def test_the_first_frame_of_an_animation_is_used(image_format: str) -> None:
+    frames = [Image.new("RGB", (16, 16), colour) for colour in ("red", "blue")]
+    data = encode(frames[0], image_format, save_all=True, append_images=frames[1:], lossless=True)
+    checked = check(data)
+    assert Repair.FIRST_FRAME in checked.repairs
+    assert stored(checked).convert("RGB").getpixel((8, 8)) == (255, 0, 0)
+    assert not getattr(stored(checked), "is_animated", False)
+
+
+def test_the_content_and_not_the_name_decides_the_format() -> None:
+    checked = check(png(), name="photo.JPG")
+    assert checked.repairs == (Repair.EXTENSION_MISMATCH,)
+    assert (checked.data, checked.extension) == (png(), "png")
+    assert check(png(), name="no-extension").repairs == ()
+
+
+def _with_metadata() -> list[bytes]:
+    """A JPEG and a PNG that say where they were taken; the JPEG has a colour profile too."""
+    exif = Image.Exif()
+    exif[0x010F] = "camera-of-somebody"
+    exif.get_ifd(0x8825)[1] = "N"
+    text = PngInfo()
+    text.add_text("Comment", "camera-of-somebody")
+    profile = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
+    return [
+        encode(picture(), "JPEG", exif=exif, icc_profile=profile, comment=b"camera-of-somebody"),
+        encode(picture(), "PNG", exif=exif, pnginfo=text),
+    ]
+
+
+@pytest.mark.parametrize("data", _with_metadata(), ids=["JPEG", "PNG"])
+def test_metadata_is_taken_out_and_pixels_stay(data: bytes) -> None:
+    assert b"camera-of-somebody" in data
+    checked = check(data)
+    image, before = stored(checked), Image.open(io.BytesIO(data))
+    assert checked.repairs == (Repair.METADATA_STRIPPED,)
+    assert b"camera-of-somebody" not in checked.data and not image.getexif()
+    assert image.info.get("icc_profile") == before.info.get("icc_profile")
+    np.testing.assert_array_equal(np.asarray(image), np.asarray(before))
+    assert check(checked.data).repairs == ()
+
+
+@given(st.binary(max_size=200), st.sampled_from([b"", b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff\xe1"]))
+def test_taking_metadata_out_of_anything_ends(data: bytes, start: bytes) -> None:
+    assert len(without_metadata(start + data)) <= len(start + data)
+
+
+def test_a_second_picture_behind_a_jpeg_does_not_matter() -> None:
+    data = encode(picture(1), "MPO", save_all=True, append_images=[picture(2)])
+    np.testing.assert_array_equal(np.asarray(stored(check(data))), np.asarray(Image.open(io.BytesIO(data))))
+
+
+@pytest.mark.parametrize(
+    ("size", "limits", "code"),
+    [
+        ((3, 50), {}, RejectCode.IMAGE_TOO_SMALL),
+        ((20, 20), {"min_image_side": 21}, RejectCode.IMAGE_TOO_SMALL),
+        ((4, 1000), {}, RejectCode.IMAGE_ASPECT),
+        ((50, 4), {"max_image_aspect": 12.0}, RejectCode.IMAGE_ASPECT),
+        ((4, 800), {}, None),
+        ((20, 20), {"min_image_side": 20, "max_image_aspect": 1.0}, None),
+    ],
+)
+def test_shapes_within_the_limits_pass(size: tuple[int, int], limits: dict[str, Any], code: RejectCode | None) -> None:
+    data = encode(Image.new("RGB", size))
+    if code is None:
+        assert check(data, **limits).data == data
+        return
+    with pytest.raises(RejectedError) as caught:
+        check(data, **limits)
+    assert caught.value.code == code
+
+
+@pytest.mark.parametrize(
+    ("code", "data"),
+    [
+        (RejectCode.IMAGE_EMPTY, b""),
+        (RejectCode.IMAGE_UNIDENTIFIED, b"<html>not found</html>"),
+        (RejectCode.IMAGE_UNIDENTIFIED, b"<svg xmlns='http://www.w3.org/2000/svg'/>"),
+        (RejectCode.IMAGE_UNIDENTIFIED, encode(picture(), "ICO")),  # a picture, but not of an allowed format
+        (RejectCode.IMAGE_TRUNCATED, encode(picture(), "JPEG")[:-2]),
+        (RejectCode.IMAGE_TRUNCATED, png(side=64)[:3000]),
+        (RejectCode.IMAGE_DECODE_ERROR, corrupt(png())),
+        (RejectCode.IMAGE_TOO_LARGE, png(side=101)),
+        (RejectCode.IMAGE_MODE, encode(Image.new("F", (8, 8)), "TIFF")),
+        (RejectCode.IMAGE_MODE, encode(Image.new("I", (8, 8)), "TIFF")),
+    ],
+)
+def test_what_cannot_be_used_is_rejected_with_its_code(code: RejectCode, data: bytes) -> None:
+    with pytest.raises(RejectedError) as caught:
+        check(data)
+    assert caught.value.code == code
+
+
+def test_a_pixel_bomb_is_refused_from_its_header(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(*arguments: Any) -> None:
+        raise AssertionError("decoded")
+
+    monkeypatch.setattr("PIL.ImageFile.ImageFile.load", load)
+    with pytest.raises(RejectedError) as caught:
+        check(png(side=101))
+    assert caught.value.code == RejectCode.IMAGE_TOO_LARGE

@@ -1,0 +1,129 @@
+"""What preparation keeps on disk: ids, duplicates, leakage, answers and the sorted index."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.support.data.formats import captioned, write_source
+from tests.support.data.prepared import conversation, job_config, llava_folder, png, record, run_prepare, write_json
+from trainer.data.prepare.deduplicate import LONGEST_COUNTED_ANSWER, AnswerCounts, ContentIndex, SeenIds
+from trainer.data.rejects import RejectCode
+from trainer.data.sample import SPLITS, Split, Turn
+from trainer.data.shards import index as index_module
+from trainer.data.shards.index import NAME, SCHEMA, IndexWriter
+
+splits = st.sampled_from(SPLITS)
+
+
+def stats_of(uri: str) -> dict[str, Any]:
+    return dict(json.loads(Path(uri, "stats.json").read_text()))
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from("xyz"))))
+def test_ids_are_new_once_and_then_the_same_or_other(pairs: list[tuple[str, str]]) -> None:
+    seen, before = SeenIds(), set()
+    for identity, content in pairs:
+        ids = {known for known, _ in before}
+        expected = "same" if (identity, content) in before else "other" if identity in ids else "new"
+        assert seen.add(identity, hashlib.sha256(content.encode()).hexdigest()) == expected
+        before.add((identity, content))
+
+
+@given(st.lists(st.tuples(st.binary(min_size=1, max_size=1), splits)))
+def test_content_is_counted_as_a_dictionary_would(things: list[tuple[bytes, Split]]) -> None:
+    seen = ContentIndex()
+    for digest, split in things:
+        seen.add(digest, split)
+    found = {split: {digest for digest, where in things if where == split} for split in SPLITS}
+    assert {split: seen.distinct(split) for split in SPLITS} == {split: len(found[split]) for split in SPLITS}
+    assert seen.in_both_splits() == len(found["train"] & found["eval"])
+    assert seen.repeats() == len(things) - len(found["train"] | found["eval"])
+    assert all(digest in seen for digest, _ in things) and b"not there" not in seen
+
+
+@given(st.lists(st.tuples(splits, st.sampled_from("pq"), st.sampled_from(["yes", "no", "y" * 65]))))
+def test_answers_are_counted_as_a_counter_would(given_answers: list[tuple[Split, str, str]]) -> None:
+    counts = AnswerCounts()
+    for split, name, answer in given_answers:
+        counts.add(split, [Turn("?", answer, name)])
+    found = counts.slices()
+    assert set(found) == {name for _, name, _ in given_answers}
+    for name, of_slice in found.items():
+        short = Counter(
+            a for split, n, a in given_answers if (split, n) == ("train", name) and len(a) <= LONGEST_COUNTED_ANSWER
+        )
+        majority = min(short, key=lambda answer: (-short[answer], answer)) if short else None
+        held_out = [a for split, n, a in given_answers if (split, n) == ("eval", name)]
+        assert of_slice["majority_answer"] == majority
+        assert of_slice["eval_questions"] == len(held_out)
+        assert of_slice["chance"] == (held_out.count(str(majority)) / len(held_out) if held_out else None)
+
+
+@settings(max_examples=30)
+@given(ids=st.lists(st.text(max_size=8), unique=True, max_size=40), data=st.data())
+def test_an_index_written_in_runs_is_sorted_and_whole(
+    tmp_path_factory: pytest.TempPathFactory, ids: list[str], data: st.DataObject
+) -> None:
+    lines = [(data.draw(splits), identity) for identity in ids]
+    folder = tmp_path_factory.mktemp("index")
+    with mock.patch.multiple(index_module, RUN_LINES=3, MERGED_LINES=2, MERGED_RUNS=3):
+        writer = IndexWriter()
+        for split, identity in lines:
+            writer.add(**{name: [] if "list" in str(SCHEMA.field(name).type) else 0 for name in SCHEMA.names}
+                       | {"id": identity, "key": "k", "split": split, "shard": "s", "content": "c"})  # fmt: skip
+        writer.write(folder)
+    table = pq.read_table(folder / NAME)
+    assert table.schema == SCHEMA
+    assert list(zip(*table.select(["split", "id"]).to_pydict().values(), strict=True)) == sorted(lines)
+
+
+# ---- duplicates and leakage, from end to end
+
+
+def test_repeated_images_and_samples_are_counted_whatever_their_ids(tmp_path: Path) -> None:
+    images, _ = llava_folder(tmp_path, 12)
+    (images / "copy.png").write_bytes(png(1))
+    other_text = conversation("<image>\nWhat else?", "Nothing.")
+    lines = [
+        *[record(n, split="train" if n < 10 else "eval") for n in range(12)],
+        record(1, id="copy", image="copy.png", split="train"),  # the bytes and the text of sample-1
+        record(2, id="talk", conversations=other_text, split="eval"),  # an image of train, with other text
+        record(3, id="leak", split="eval"),  # a sample of train
+    ]
+    source = write_json(tmp_path / "a.json", lines)
+    config = job_config(tmp_path / "root", source=str(source), image_folder=str(images))
+    stats = stats_of(run_prepare(config).uri)
+    assert stats["duplicates"] == {"images": 3, "samples": 2, "samples_dropped": 0}
+    assert (stats["eval_images_also_in_train"], stats["eval_samples_also_in_train"]) == (2, 1)
+    assert (stats["splits"]["train"]["unique_images"], stats["splits"]["eval"]["unique_images"]) == (10, 4)
+
+    dropping = config.model_copy(update={"data": config.data.model_copy(update={"duplicates": "drop"})})
+    prepared = run_prepare(dropping)
+    stats = stats_of(prepared.uri)
+    assert stats["duplicates"] == {"images": 1, "samples": 2, "samples_dropped": 2}
+    assert stats["eval_samples_also_in_train"] == 0
+    assert (prepared.counts["accepted"], prepared.counts["rejected"]) == (13, 2)
+    rejects = Path(prepared.uri, "rejects.jsonl").read_text().splitlines()
+    assert [json.loads(line)["code"] for line in rejects] == [RejectCode.SAMPLE_DUPLICATE] * 2
+
+
+def test_histograms_hold_every_sample(tmp_path: Path) -> None:
+    samples = [replace(s, caption="word " * n) for n, s in enumerate(captioned(20), 1)]
+    source = write_source("webdataset", tmp_path / "set", samples)
+    stats = stats_of(run_prepare(job_config(tmp_path / "root", source=source)).uri)
+    for split in stats["splits"].values():
+        histogram = split["sample_tokens_histogram"]
+        assert sum(histogram["samples"]) == split["samples"] > 0
+        assert len(histogram["edges"]) == len(histogram["samples"]) + 1
+        assert split["images_per_sample"] == [0, split["samples"]]

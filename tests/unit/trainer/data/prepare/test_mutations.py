@@ -1,0 +1,123 @@
+"""Damaged files of every format through preparation: it refuses in words or keeps the law, and never anything else.
+
+`make fuzz-data N=10000` does it longer, with other damage each time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from tests.support.data.formats import FORMATS, captioned, write_source
+from tests.support.data.prepared import job_config, run_prepare
+from trainer.data.sample import SPLITS
+from trainer.data.shards.index import Index
+from trainer.errors import ExitCode, UserError
+
+EXAMPLES_VARIABLE = "VLMPIPE_FUZZ_EXAMPLES"
+EXAMPLES = int(os.environ.get(EXAMPLES_VARIABLE, 300))
+SAMPLES = 4
+
+
+@dataclass(frozen=True)
+class Damage:
+    """One change to a file, at a place given as a share of its length."""
+
+    kind: str
+    place: float
+    length: int
+    byte: int
+
+    def __call__(self, data: bytes) -> bytes:
+        start = int(self.place * len(data))
+        stop = min(len(data), start + self.length)
+        return DAMAGES[self.kind](data, start, stop, self.byte)
+
+
+DAMAGES: dict[str, Callable[[bytes, int, int, int], bytes]] = {
+    "truncate": lambda data, start, stop, byte: data[:start],
+    "cut to blocks": lambda data, start, stop, byte: data[: start // 512 * 512],
+    "flip": lambda data, start, stop, byte: (
+        data[:start] + bytes(b ^ (byte or 1) for b in data[start:stop]) + data[stop:]
+    ),
+    "blank": lambda data, start, stop, byte: data[:start] + bytes(stop - start) + data[stop:],
+    "fill": lambda data, start, stop, byte: data[:start] + bytes([byte]) * (stop - start) + data[stop:],
+    "remove": lambda data, start, stop, byte: data[:start] + data[stop:],
+    "repeat": lambda data, start, stop, byte: data[:stop] + data[start:stop] + data[stop:],
+    "swap": lambda data, start, stop, byte: (
+        data[:start] + data[stop : 2 * stop - start] + data[start:stop] + data[2 * stop - start :]
+    ),
+    "append": lambda data, start, stop, byte: data + data[start:stop],
+}
+
+damages = st.builds(
+    Damage,
+    kind=st.sampled_from(sorted(DAMAGES)),
+    place=st.floats(0, 1, exclude_max=True),
+    length=st.sampled_from([1, 2, 8, 64, 512, 1500]),
+    byte=st.integers(0, 255),
+)
+
+
+@pytest.fixture(scope="module")
+def originals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, str]]:
+    """A small set in each format: its folder, and data.source relative to it."""
+    found = {}
+    for name in FORMATS:
+        folder = tmp_path_factory.mktemp(name)
+        found[name] = (folder, os.path.relpath(write_source(name, folder, captioned(SAMPLES)), folder))
+    return found
+
+
+@pytest.mark.timeout(60 + 3 * EXAMPLES)
+@settings(
+    max_examples=EXAMPLES,
+    deadline=None,
+    derandomize=EXAMPLES_VARIABLE not in os.environ,
+    phases=(Phase.explicit, Phase.generate),  # a failure is small as it is
+    suppress_health_check=list(HealthCheck),
+)
+@given(
+    name=st.sampled_from(sorted(FORMATS)),
+    victims=st.lists(st.tuples(st.integers(0, 100), damages), min_size=1, max_size=3),
+)
+def test_damage_is_refused_or_counted(
+    originals: dict[str, tuple[Path, str]],
+    tmp_path_factory: pytest.TempPathFactory,
+    name: str,
+    victims: list[tuple[int, Damage]],
+) -> None:
+    original, relative = originals[name]
+    work = tmp_path_factory.mktemp("mutated")
+    folder = Path(shutil.copytree(original, work / "set"))
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    files += [path for path in files if path.suffix != ".png"] * 3  # containers, as often as pictures
+    for number, damage in victims:
+        path = files[number % len(files)]
+        path.write_bytes(damage(path.read_bytes()))
+    config = job_config(work / "root", source=str(folder / relative), validation_fraction=0.0, max_reject_fraction=1.0)
+    try:
+        uri = run_prepare(config).uri
+    except UserError as error:
+        assert error.code in (ExitCode.DATA, ExitCode.CONFIG), error
+        assert not (work / "root" / "prepared").exists()
+    else:
+        check_law(uri)
+    shutil.rmtree(work)
+
+
+def check_law(uri: str) -> None:
+    """accepted + rejected == read, in the summary, in the lines of rejects and in the index."""
+    summary = json.loads(Path(uri, "rejects_summary.json").read_text())
+    index = Index.load(uri)
+    assert summary["accepted"] + summary["rejected"] == summary["read"]
+    assert summary["rejected"] == len(Path(uri, "rejects.jsonl").read_text().splitlines())
+    assert summary["accepted"] == sum(len(index.split(split)) for split in SPLITS)

@@ -1,0 +1,183 @@
+"""LLaVA files: what a record may say, and sentences for files of another kind."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.data.prepared import conversation, llava_folder, png, record, write_json
+from trainer.config.job import DataConfig
+from trainer.data.rejects import Reject, RejectCode
+from trainer.data.sample import Sample
+from trainer.data.sources import open_source
+from trainer.errors import ConfigError, DataError, UserError
+
+
+def read(path: Path, folder: Path | str = "") -> list[Sample | Reject]:
+    return list(open_source(DataConfig(source=str(path), image_folder=str(folder), sequence_length=100)))
+
+
+def test_json_and_json_lines_give_the_same_samples(tmp_path: Path) -> None:
+    images, records = llava_folder(tmp_path, 3)
+    array = write_json(tmp_path / "a.json", records)
+    lines = tmp_path / "a.jsonl"
+    lines.write_bytes(b"\xef\xbb\xbf" + b"\n\n".join(json.dumps(line).encode() for line in records))
+    from_array, from_lines = read(array, images), read(lines, images)
+    assert [sample.content_digest() for sample in from_array if isinstance(sample, Sample)] == [
+        sample.content_digest() for sample in from_lines if isinstance(sample, Sample)
+    ]
+    assert len(from_array) == 3
+    assert from_array[2].where == "a.json record 3" and from_lines[2].where == "a.jsonl line 5"
+
+
+def test_roles_may_be_named_either_way_and_a_system_message_joins_the_first_question(tmp_path: Path) -> None:
+    messages = [
+        {"from": "system", "value": "Be brief."},
+        {"from": "user", "value": "<image>\nWhat?"},
+        {"from": "assistant", "value": "A cat. "},
+    ]
+    (sample,) = read(write_json(tmp_path / "a.json", [{"image": "1.png", "conversations": messages}]))
+    assert isinstance(sample, Sample)
+    assert [(turn.question, turn.answer) for turn in sample.turns] == [("Be brief.\n<image>\nWhat?", "A cat.")]
+
+
+def test_optional_keys_set_slice_and_split_and_ids_may_be_missing_or_numbers(tmp_path: Path) -> None:
+    records = [record(1, id=7, slice="ocr", split="eval"), record(2), record(3)]
+    del records[1]["id"]
+    samples = [sample for sample in read(write_json(tmp_path / "a.json", records)) if isinstance(sample, Sample)]
+    assert (samples[0].id, samples[0].split, samples[0].turns[1].slice) == ("7", "eval", "ocr")
+    assert len(samples[1].id) == 16 and samples[1].split is None
+    again = read(write_json(tmp_path / "b.json", [records[0], records[2], records[1]]))
+    assert again[2].id == samples[1].id  # an id from content does not depend on the place in the file
+
+
+def test_a_fingerprint_follows_records_and_images(tmp_path: Path) -> None:
+    images, records = llava_folder(tmp_path, 3)
+    path = write_json(tmp_path / "a.json", records)
+    prints = [open_source(DataConfig(source=str(path), image_folder=str(images), sequence_length=100)).fingerprint()]
+    prints.append(
+        open_source(DataConfig(source=str(path), image_folder=str(images), sequence_length=100)).fingerprint()
+    )
+    (images / "1.png").write_bytes(png(99, side=30))
+    prints.append(
+        open_source(DataConfig(source=str(path), image_folder=str(images), sequence_length=100)).fingerprint()
+    )
+    write_json(path, records[:2])
+    prints.append(
+        open_source(DataConfig(source=str(path), image_folder=str(images), sequence_length=100)).fingerprint()
+    )
+    (images / "not-referenced.png").write_bytes(png(5))
+    prints.append(
+        open_source(DataConfig(source=str(path), image_folder=str(images), sequence_length=100)).fingerprint()
+    )
+    assert [prints.index(value) for value in prints] == [0, 0, 2, 3, 3]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "error", "message"),
+    [
+        ("a.json", None, ConfigError, "does not exist"),
+        ("a.txt", "id,image", ConfigError, "a.txt' has an unknown format"),
+        ("a.json", "not json", DataError, "is not JSON"),
+        ("a.json", '{"id": 1}\n{"id": 2}', DataError, "name the file .jsonl"),
+        ("a.json", '{"images": [], "annotations": []}', DataError, "holds no captions"),
+        ("a.json", '{"images": [], "captions": []}', DataError, "the keys 'images', 'captions'"),
+        ("a.json", '[{"url": "x", "caption": "y"}]', DataError, "the keys 'url', 'caption'"),
+        ("a.json", '["x"]', DataError, "found a str"),
+        ("a.json", "[]", DataError, "holds no records"),
+        ("a.jsonl", "", DataError, "holds no records"),
+        ("a.jsonl", "PNG", DataError, "not JSON"),
+    ],
+)
+def test_a_file_that_is_not_llava_is_a_sentence(
+    tmp_path: Path, name: str, text: str | None, error: type[UserError], message: str
+) -> None:
+    if text is not None:
+        (tmp_path / name).write_text(text)
+    with pytest.raises(error, match=message):
+        read(tmp_path / name)
+
+
+def test_a_file_in_another_encoding_is_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_bytes(json.dumps([record(1)]).encode("utf-16"))
+    with pytest.raises(DataError, match="not UTF-8"):
+        read(tmp_path / "a.json")
+
+
+def test_the_image_folder_must_exist_and_hold_images(tmp_path: Path) -> None:
+    path = write_json(tmp_path / "a.json", [record(1)])
+    with pytest.raises(ConfigError, match="is not a folder"):
+        read(path, tmp_path / "nothing")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "notes.txt").write_text("no images")
+    with pytest.raises(DataError, match="holds no images"):
+        read(path, tmp_path / "empty")
+
+
+def test_one_odd_record_first_does_not_condemn_the_file(tmp_path: Path) -> None:
+    good = {"id": "2", "conversations": conversation("What?", "That.")}
+    first, second = read(write_json(tmp_path / "a.json", [{"url": "x"}, good]))
+    assert isinstance(first, Reject) and isinstance(second, Sample)
+
+
+def test_messages_in_hugging_face_style_are_conversations_too(tmp_path: Path) -> None:
+    parts = [{"type": "image"}, {"type": "text", "text": "What is this?"}]
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": parts},
+        {"role": "assistant", "content": "A cat."},
+    ]
+    (sample,) = read(write_json(tmp_path / "a.json", [{"images": ["1.png"], "messages": messages}]))
+    assert isinstance(sample, Sample) and len(sample.images) == 1
+    assert [(turn.question, turn.answer) for turn in sample.turns] == [("Be brief.\n<image>\nWhat is this?", "A cat.")]
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        ({"id": [1]}, RejectCode.RECORD_FORM),
+        ({"id": True}, RejectCode.RECORD_FORM),
+        ({"image": 7}, RejectCode.RECORD_FORM),
+        ({"slice": 7}, RejectCode.RECORD_FORM),
+        ({"split": "validation"}, RejectCode.RECORD_FORM),
+        ({"conversations": "What?"}, RejectCode.RECORD_FORM),
+        ({"conversations": [{"from": ["human"], "value": "What?"}] * 2}, RejectCode.CONV_ROLES),
+        ({"conversations": conversation("What?", "\ud83d")}, RejectCode.RECORD_ENCODING),
+        ({"image": "\udcff.png"}, RejectCode.RECORD_ENCODING),
+        ({"image": "/etc/passwd"}, RejectCode.REF_UNSAFE_PATH),
+        ({"image": "a\0b"}, RejectCode.REF_UNSAFE_PATH),
+    ],
+)
+def test_a_field_of_the_wrong_kind_rejects_its_record_only(
+    tmp_path: Path, change: dict[str, Any], code: RejectCode
+) -> None:
+    bad, good = read(write_json(tmp_path / "a.json", [record(1, **change), record(2)]))
+    assert isinstance(bad, Reject) and bad.code == code
+    assert isinstance(good, Sample)
+
+
+def test_a_link_out_of_the_folder_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "set").mkdir()
+    (tmp_path / "secret.png").write_bytes(png())
+    (tmp_path / "set" / "1.png").symlink_to(tmp_path / "secret.png")
+    (bad,) = read(write_json(tmp_path / "set" / "a.json", [record(1)]))
+    assert isinstance(bad, Reject) and bad.code == RejectCode.REF_UNSAFE_PATH
+
+
+def test_a_line_that_never_ends_is_one_reject(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainer.data.sources.llava.LONGEST_LINE_BYTES", 1000)
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b"\n".join([json.dumps(record(1)).encode(), b"x" * 5000, json.dumps(record(2)).encode()]))
+    first, long, last = read(path)
+    assert isinstance(first, Sample) and isinstance(last, Sample)
+    assert isinstance(long, Reject) and long.code == RejectCode.RECORD_PARSE
+
+
+def test_a_cut_array_is_refused_and_not_read_up_to_the_cut(tmp_path: Path) -> None:
+    path = write_json(tmp_path / "a.json", [record(number) for number in range(100)])
+    path.write_bytes(path.read_bytes()[:-200])
+    with pytest.raises(DataError, match=r"not JSON.*behind record 9\d"):
+        read(path)

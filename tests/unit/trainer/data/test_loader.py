@@ -1,0 +1,216 @@
+"""The loader: whatever the world size and wherever it starts, a step holds the same rows."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support.data.prepared import conversation, job_config, llava_folder, prepare_llava, run_prepare, write_json
+from trainer.data.loader import PackedLoader, PackedSequence
+from trainer.data.sampler import PackedBatchSampler
+from trainer.data.shards.index import Index, SplitIndex
+from trainer.data.shards.tar import ShardReader
+from trainer.data.tokenize import IGNORED, encode_sample, load_tokenizer
+from trainer.errors import DataError
+from trainer.storage import open_storage
+
+ROW_TOKENS, GLOBAL_BATCH = 256, 3
+
+
+class Fixture:
+    """Prepared data of 40 samples of unlike length, one of them without an image, and loaders over it."""
+
+    def __init__(self, folder: Path) -> None:
+        images, records = llava_folder(folder, 40)
+        for number, line in enumerate(records):
+            line["conversations"] += conversation("More?", "word " * (number % 9 + 1))
+        records.append({"id": "text", "split": "train", "conversations": conversation("No image?", "None.")})
+        source = write_json(folder / "data.json", records)
+        config = job_config(folder / "root", source=str(source), image_folder=str(images), sequence_length=ROW_TOKENS)
+        self.uri = run_prepare(config).uri
+        self.storage = open_storage(self.uri)
+        self.split: SplitIndex = Index.load(self.uri).split("train")
+        self.tokenizer = load_tokenizer(self.storage)
+
+    def sequence(self, **options: Any) -> PackedBatchSampler:
+        budget = {
+            "sequence_length": ROW_TOKENS,
+            "max_images_per_sequence": 8,
+            "seed": 3,
+            "global_batch_size": GLOBAL_BATCH,
+        }
+        return PackedBatchSampler(self.split, **budget | options)
+
+    def loader(self, *, images: bool = False, **options: Any) -> PackedLoader:
+        reader = ShardReader.open(self.storage)
+        sequence = self.sequence(**options)
+        return PackedLoader(self.split, sequence, self.tokenizer, reader, images=images)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Fixture:
+    return Fixture(tmp_path_factory.mktemp("loader"))
+
+
+def content(row: PackedSequence) -> tuple[Any, ...]:
+    return (row.sample_ids, row.input_ids.tolist(), row.labels.tolist(), row.image_sha256, row.tokens)
+
+
+def test_a_step_has_the_same_rows_whatever_the_world_size(data: Fixture) -> None:
+    def rows(world_size: int, step: int) -> list[tuple[Any, ...]]:
+        by_rank = []
+        for rank in range(world_size):
+            loader = data.loader()
+            by_rank.append(loader.sequences_for_step(step, rank, world_size))
+        assert len({len(of_rank) for of_rank in by_rank}) == 1, "every rank makes as many micro steps"
+        dealt = [of_rank[turn] for turn in range(len(by_rank[0])) for of_rank in by_rank]
+        return [content(row) for row in dealt if row.sample_ids]
+
+    for step in range(data.sequence().num_steps(2)):
+        alone = rows(1, step)
+        assert alone and all(rows(world_size, step) == alone for world_size in (2, 3, 5))
+
+
+def test_each_sample_is_read_once_an_epoch(data: Fixture) -> None:
+    sequence = data.sequence()
+    steps = sequence.num_steps(1)
+    loader = data.loader()
+    for epoch in range(2):
+        first = sequence.num_steps(epoch)
+        rows = [row for step in range(first, first + steps) for row in loader.sequences_for_step(step, 0, 1)]
+        seen = Counter(identity for row in rows for identity in row.sample_ids)
+        assert seen == Counter(data.split.ids)
+
+
+@pytest.mark.parametrize("at_most", [1, 2, 3, 1000])
+def test_epochs_behind_the_last_step_are_not_planned(
+    data: Fixture, at_most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    epochs, planned = 3, list[int]()
+    steps = data.sequence().num_steps(epochs)
+    limited, plan = data.sequence(), PackedBatchSampler.plan
+    monkeypatch.setattr(PackedBatchSampler, "plan", lambda self, epoch: planned.append(epoch) or plan(self, epoch))
+    assert limited.num_steps(epochs, at_most=at_most) == min(steps, at_most)
+    assert planned[-1] == limited.batch(min(steps, at_most) - 1).epoch
+
+
+def test_epochs_have_unlike_orders(data: Fixture) -> None:
+    sequence = data.sequence()
+    assert sequence.plan(0).digest() != sequence.plan(1).digest()
+
+
+@given(rows=st.lists(st.integers(1, 9), min_size=1, max_size=6), batch=st.integers(1, 5), world_size=st.integers(1, 4))
+def test_one_integer_is_the_whole_state(rows: list[int], batch: int, world_size: int) -> None:
+    """Walking from any saved `sequences_consumed` meets the same batches as never having stopped."""
+
+    class Planned(PackedBatchSampler):
+        def __init__(self) -> None:
+            self.global_batch_size = batch
+
+        def num_sequences(self, epoch: int) -> int:
+            return rows[epoch % len(rows)]
+
+    sequence = Planned()
+    straight = [sequence.batch(step) for step in range(12)]
+    for step, here in enumerate(straight):
+        resumed = [sequence.batch_at(here.sequences_consumed)]
+        while len(resumed) < len(straight) - step:
+            resumed.append(sequence.batch_at(resumed[-1].sequences_consumed + len(resumed[-1])))
+        assert resumed == straight[step:]
+        assert 0 < len(here) <= batch and here.stop <= rows[here.epoch % len(rows)]
+        dealt = [here.sequences_of(rank, world_size) for rank in range(world_size)]
+        assert sorted(row for ranks in dealt for row in ranks if row is not None) == list(range(here.start, here.stop))
+
+
+def test_resuming_at_a_step_equals_continuing(data: Fixture) -> None:
+    steps = data.sequence().num_steps(2)
+    loader = data.loader()
+    straight = [[content(row) for row in loader.sequences_for_step(step, 1, 2)] for step in range(steps)]
+    for start in (1, steps // 2, steps - 1):
+        resumed = data.loader()
+        rest = [[content(row) for row in resumed.sequences_for_step(step, 1, 2)] for step in range(start, steps)]
+        assert rest == straight[start:]
+
+
+def test_label_tokens_of_a_step_are_known_without_reading(data: Fixture) -> None:
+    loader = data.loader()
+    for step in range(data.sequence().num_steps(2)):
+        rows = loader.sequences_for_step(step, 0, 1)
+        assert loader.total_label_tokens(step) == sum(row.label_tokens for row in rows)
+        assert all(row.label_tokens == int((row.labels != IGNORED).sum()) for row in rows)
+
+
+def test_a_row_is_its_samples_one_after_another(data: Fixture) -> None:
+    reader, number_of = ShardReader.open(data.storage), {identity: n for n, identity in enumerate(data.split.ids)}
+    loader = data.loader(images=True)
+    row = next(row for row in loader.sequences_for_step(0, 0, 1) if len(row.sample_ids) > 1)
+    start, images = 0, []
+    for identity in row.sample_ids:
+        place = data.split.sample_location(number_of[identity])
+        counts = data.split.image_token_counts(number_of[identity])
+        encoded = encode_sample(reader.turns(place), counts, data.tokenizer)
+        stop = start + len(encoded.input_ids)
+        assert row.input_ids[start:stop].tolist() == encoded.input_ids
+        assert row.labels[start:stop].tolist() == encoded.labels
+        assert row.position_ids[start:stop].tolist() == list(range(stop - start))
+        start, images = stop, images + reader.images(place)
+    assert row.tokens == start
+    assert list(row.images) == images
+    assert set(row.input_ids[start:].tolist()) <= {data.tokenizer.pad_token_id}
+    assert set(row.labels[start:].tolist()) <= {IGNORED}
+    assert row.position_ids[start:].tolist() == list(range(ROW_TOKENS - start))
+    assert row.input_ids.dtype == row.labels.dtype == row.position_ids.dtype == np.int64
+
+
+def test_a_row_without_samples_is_all_padding(data: Fixture) -> None:
+    loader = data.loader()
+    empty = loader.pack_sequence([])
+    assert (empty.tokens, empty.label_tokens, empty.sample_ids, empty.image_sha256) == (0, 0, (), ())
+    assert empty.position_ids.tolist() == list(range(ROW_TOKENS))
+
+
+def test_images_are_read_only_when_asked_for(data: Fixture) -> None:
+    without, with_images = data.loader(images=False), data.loader(images=True)
+    bare, full = without.sequences_for_step(0, 0, 1)[0], with_images.sequences_for_step(0, 0, 1)[0]
+    assert bare.images == () and len(full.images) == len(full.image_sha256) == len(bare.image_sha256) > 0
+
+
+def test_a_damaged_shard_stops_the_step_again_and_again(tmp_path: Path) -> None:
+    data = Fixture(tmp_path)
+    shard = next(Path(data.uri, "shards").glob("train-*.tar"))
+    shard.write_bytes(shard.read_bytes()[:-1])
+    loader = data.loader()
+    for _ in range(2):
+        with pytest.raises(DataError, match="is damaged"):
+            loader.sequences_for_step(0, 0, 1)
+
+
+def test_another_tokenizer_is_noticed(tmp_path: Path) -> None:
+    data = Fixture(tmp_path)
+    data.tokenizer.add_tokens(["picture"])
+    with pytest.raises(DataError, match="the index says"):
+        data.loader().sequences_for_step(0, 0, 1)
+
+
+def test_an_empty_split_is_refused(tmp_path: Path) -> None:
+    _, prepared = prepare_llava(tmp_path, count=3, validation_fraction=0.0)
+    with pytest.raises(DataError, match="no samples"):
+        PackedBatchSampler(
+            Index.load(prepared.uri).split("eval"),
+            sequence_length=10,
+            max_images_per_sequence=1,
+            seed=0,
+            global_batch_size=1,
+        )
+
+
+def test_the_fixture_holds_what_it_says(data: Fixture) -> None:
+    assert "text" in data.split.ids
+    assert 0 in data.split.image_count.tolist()
+    assert data.sequence().num_steps(1) > 2

@@ -1,0 +1,176 @@
+"""Image tokens counted from what a tower's configuration says are those that its family counts."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchmarks.tiny_native import CONFIGS, model_section
+from tests.support.paths import ROOT
+from trainer.config.model import GRID_FAMILIES, ModelConfig
+from trainer.errors import ConfigError
+from trainer.feature_cache.store import features_key
+from trainer.models.image_tokens import image_form_of, image_rule, image_tokens_of
+from trainer.models.registry import family_of
+from trainer.sizing.image_grids import ImageGrids, near_square
+
+CLIP = {"model_type": "clip_vision_model", "hidden_size": 32, "num_attention_heads": 2, "patch_size": 7}
+SIGLIP = CLIP | {"model_type": "siglip_vision_model"}
+DUAL = {"model_type": "siglip", "vision_config": SIGLIP}
+
+
+def model(tower: dict[str, Any], **changes: Any) -> ModelConfig:
+    language_model = {"config": {"model_type": "qwen2"}}
+    return ModelConfig.model_validate(
+        {"tower": tower, "language_model": language_model, "tokenizer": "train:300", "image_size": 56} | changes
+    )
+
+
+def without(name: str, config: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in config.items() if key != name}
+
+
+@pytest.mark.parametrize(
+    "tower", [CLIP, SIGLIP, DUAL, without("patch_size", CLIP), {"model_type": "dinov2", "patch_size": 14}], ids=str
+)
+@pytest.mark.parametrize("select", ["full", "drop_cls"])
+def test_the_count_is_the_familys(tower: dict[str, Any], select: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(tower))
+    for source in ({"config": tower}, {"weights": str(tmp_path)}):
+        config = model(source, feature_select=select)
+        assert image_tokens_of(config)(40, 30) == family_of(config).image_tokens(config, 40, 30)
+
+
+@pytest.mark.parametrize("side", [8, 16])
+@pytest.mark.parametrize("left_out", ["", "scale_factor"])
+def test_the_count_of_smolvlm_is_that_of_its_connector(side: int, left_out: str, tmp_path: Path) -> None:
+    """Also at a side less than the model's own; known without torch unless the configuration leaves something out."""
+    import torch
+
+    whole = without(left_out, CONFIGS["smolvlm"])
+    (tmp_path / "config.json").write_text(json.dumps(whole))
+    for source in ({"config": whole}, {"weights": str(tmp_path)}):
+        config = ModelConfig.model_validate(model_section("smolvlm", pretrained=source, image_size=side))
+        family = family_of(config)
+        with torch.device("meta"):
+            model = family.skeleton(config, vocabulary=300)
+        patches, width = family.feature_shape(config)
+        tokens = model.model.connector(torch.empty(1, patches, width, device="meta")).shape[1]
+        assert tokens == image_tokens_of(config)(40, 30) == family.image_tokens(config, 40, 30)
+    assert image_rule(config) != image_rule(ModelConfig.model_validate(model_section("smolvlm", image_size=24 - side)))
+
+
+@pytest.mark.parametrize("side", [12, 24])
+def test_a_square_that_the_model_cannot_take_is_a_sentence(side: int) -> None:
+    config = ModelConfig.model_validate(model_section("smolvlm", image_size=side))
+    with pytest.raises(ConfigError, match=rf"model.image_size {side} is no size of images for this model") as caught:
+        family_of(config).shape(config)
+    assert "a multiple of 8 (patch_size x scale_factor), at most 16" in str(caught.value.expected)
+
+
+def test_torch_is_imported_only_where_the_configuration_leaves_something_out() -> None:
+    program = (
+        "import sys; from trainer.models.image_tokens import image_tokens_of;"
+        "from tests.unit.trainer.models.test_image_tokens import *;"
+        "before = 'torch' in sys.modules; image_tokens_of(model({'config': SIGLIP}))(4, 4);"
+        "print(before, 'torch' in sys.modules)"
+    )
+    answer = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert answer.stdout.split() == ["False", "False"]
+
+
+SIDES = st.integers(4, 3000)
+
+
+@settings(max_examples=300)
+@given(
+    width=SIDES, height=SIDES, patch=st.sampled_from([4, 14, 16]), merge=st.sampled_from([1, 2]),
+    least=st.integers(1, 200_000), more=st.integers(0, 3_000_000),
+)  # fmt: skip
+def test_an_image_of_any_size_takes_the_tokens_that_the_librarys_processor_gives_it(
+    width: int, height: int, patch: int, merge: int, least: int, more: int
+) -> None:
+    from transformers import Qwen2VLImageProcessorPil
+
+    grids = ImageGrids(patch, merge, least, least + more)
+    if max(width, height) > 200 * min(width, height):
+        with pytest.raises(ValueError, match="longer than 200 times"):
+            grids.tokens(width, height)
+        return
+    processor = Qwen2VLImageProcessorPil(
+        patch_size=patch, merge_size=merge, size={"shortest_edge": least, "longest_edge": least + more}
+    )
+    patches = processor.get_number_of_image_patches(height, width)
+    rows, columns = grids.of(width, height)
+    assert rows * columns == patches and grids.tokens(width, height) == patches // merge**2
+
+
+@settings(max_examples=50)
+@given(parts=st.lists(st.integers(0, 5) | st.tuples(st.integers(4, 90), st.integers(4, 90)), max_size=8))
+def test_positions_are_those_of_the_library(parts: list[int | tuple[int, int]]) -> None:
+    """A sample of texts, of so many tokens, and images, each between two tokens."""
+    import torch
+    from transformers import Qwen2_5_VLConfig, Qwen2_5_VLModel
+
+    form = image_form_of(ModelConfig.model_validate(model_section("qwen2_5_vl")))
+    assert form.grids is not None
+    kinds, sizes = [0], [part for part in parts if isinstance(part, tuple)]
+    for part in parts:
+        kinds += [0] * part if isinstance(part, int) else [0, *[1] * form.grids.tokens(*part), 0]
+    config = dict(CONFIGS["qwen2_5_vl"])
+    config.pop("model_type")
+    with torch.device("meta"):
+        model = Qwen2_5_VLModel(Qwen2_5_VLConfig(**config))
+    types = torch.tensor([kinds])
+    image_grids = torch.tensor([(1, *form.grids.of(*size)) for size in sizes]).reshape(-1, 3)
+    expected, _ = model.get_rope_index(torch.zeros_like(types), mm_token_type_ids=types, image_grid_thw=image_grids)
+    found = form.grids.positions(np.array(kinds) == 1, sizes)
+    assert found[0].tolist() == list(range(len(kinds)))
+    assert found[1:].tolist() == expected[:, 0].tolist()
+
+
+def test_what_decides_the_tokens_of_images_names_prepared_data() -> None:
+    """Two bounds that the same few sizes do not tell apart give other data."""
+    rules = [
+        image_rule(ModelConfig.model_validate(model_section("qwen2_5_vl", max_pixels=most)))
+        for most in (4_000_000, 4_000_001)
+    ]
+    assert rules[0] != rules[1]
+    assert image_rule(model({"config": SIGLIP})) == [64] * 4, "that of llava stays as it was"
+
+
+SIZES = [({"max_pixels": 4096}, True), ({"min_pixels": 300}, True), ({"seed": 9}, True), ({"freeze": ["tower"]}, False)]
+SIDES_OF_SQUARES = [
+    ({"image_size": 8}, True), ({"longest_edge": 64}, True), ({"image_size": 8, "longest_edge": 16}, True),
+    ({"seed": 9}, True), ({"freeze": ["tower"]}, False),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("family", "change", "is_another"),
+    [(family, *each) for family in CONFIGS for each in (SIZES if family in GRID_FAMILIES else SIDES_OF_SQUARES)],
+    ids=lambda value: str(value),
+)
+def test_cached_features_are_those_of_images_of_this_size(
+    family: str, change: dict[str, Any], is_another: bool
+) -> None:
+    """An image of another size has other features, and other data prepared for it, under another name."""
+    before = ModelConfig.model_validate(model_section(family))
+    after = ModelConfig.model_validate(model_section(family, **change))
+    assert (features_key(before) != features_key(after)) == is_another
+    assert (image_rule(before) != image_rule(after)) == (is_another and "seed" not in change)
+
+
+@given(tokens=st.integers(1, 20_000))
+def test_a_nearly_square_image_has_nearly_all_of_its_tokens(tokens: int) -> None:
+    rows, columns = near_square(tokens)
+    assert 0.8 * tokens <= rows * columns <= tokens
+    assert rows <= columns <= 2 * rows or tokens == 3

@@ -1,0 +1,79 @@
+"""FLOPs by formula against torch's own counter on real models."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from benchmarks.flop_cases import CACHEABLE, CASES, by_formula, counted, model_config
+from tests.support.short_form import chosen
+from trainer.models.llava.family import LlavaFamily
+from trainer.sizing.flops import flops_per_sequence, model_flops_per_sequence, tower_flops_per_image
+
+TOLERANCE = 0.02
+
+
+# What is computed again depends on the layers and on what is trained, and not on the rest of a model.
+COUNTED = chosen(
+    {
+        f"{case}, {'cached' if cached else 'online'}, {checkpointing}": (case, cached, checkpointing)
+        for case, cached in [*((name, False) for name in CASES), *CACHEABLE]
+        for checkpointing in ("none", "selective", "full")
+    },
+    lambda name: (
+        name.endswith("none")
+        or name.startswith(("siglip and qwen2", "nothing frozen, online", "adapters,", "the head alone, cached"))
+    ),
+)
+
+
+@pytest.mark.parametrize(("case", "cached", "checkpointing"), COUNTED.values(), ids=COUNTED)
+def test_formula_agrees_with_torchs_counter(case: str, cached: bool, checkpointing: Any) -> None:
+    config = model_config(**CASES[case])
+    found, truth = (take(config, cached=cached, checkpointing=checkpointing) for take in (by_formula, counted))
+    assert found == pytest.approx(truth, rel=TOLERANCE)
+
+
+def test_attention_is_part_of_what_torch_counts() -> None:
+    """Were it not, the comparison above would prove nothing about attention."""
+    query = torch.rand(1, 4, 64, 16)
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        torch.nn.functional.scaled_dot_product_attention(query, query, query)
+    assert counter.get_total_flops() == 4 * 64 * 64 * 4 * 16
+
+
+def test_caching_saves_exactly_the_tower() -> None:
+    shape = LlavaFamily().shape(model_config())
+    sizes: dict[str, Any] = {
+        "sequence_length": 100,
+        "images": 5,
+        "label_tokens": 10,
+        "activation_checkpointing": "none",
+    }
+    online, cached = (flops_per_sequence(shape, **sizes, cached=value) for value in (False, True))
+    assert online.total - cached.total == 5 * tower_flops_per_image(shape) > 0
+
+
+def test_model_flops_count_neither_padding_nor_other_samples_nor_recomputation() -> None:
+    shape = LlavaFamily().shape(model_config())
+    alone = flops_per_sequence(
+        shape, sequence_length=40, images=1, label_tokens=5, cached=False, activation_checkpointing="none"
+    ).total
+    packed = model_flops_per_sequence(shape, useful_tokens=120, samples=3, images=3, label_tokens=15, cached=False)
+    computed = flops_per_sequence(
+        shape, sequence_length=160, images=3, label_tokens=15, cached=False, activation_checkpointing="full"
+    ).total
+    assert packed == pytest.approx(3 * alone)
+    assert packed < computed
+
+
+def test_a_row_is_counted_in_whole_numbers() -> None:
+    shape = LlavaFamily().shape(model_config())
+    row = flops_per_sequence(
+        shape, sequence_length=100, images=2, label_tokens=10, cached=False, activation_checkpointing="full"
+    )
+    assert all(isinstance(number, int) for _, part in row.parts() for number in (part.forward, part.backward))

@@ -1,0 +1,254 @@
+"""Checks before training: what they find, and how they say it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple, cast
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.fakes.gcs.server import FakeGcs, Fault
+from trainer import preflight
+from trainer.config.train import OptimizerConfig, TrainConfig
+from trainer.distributed.process import ProcessContext
+from trainer.errors import ExitCode, UserError
+from trainer.preflight import GIB, REPORT_VARIABLE, announce, check_node, check_ranks, require_room
+from trainer.setup import TrainingSetup
+from trainer.sizing.checkpoint_size import checkpoint_bytes
+from trainer.storage.local import LocalStorage
+
+MIB = 1 << 20
+
+
+class Usage(NamedTuple):
+    total: int
+    used: int
+    free: int
+
+
+@pytest.fixture(autouse=True)
+def own_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine without GPUs and without builds, whatever this one has."""
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "extensions"))
+    monkeypatch.setattr(preflight.glob, "glob", lambda _pattern: [])
+
+
+@pytest.fixture
+def gcs_run(monkeypatch: pytest.MonkeyPatch) -> Any:
+    with FakeGcs(buckets=["bucket"]) as server:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", server.endpoint)
+        yield server
+
+
+def worker(rank: int = 0, world_size: int = 1, local_world_size: int = 1) -> ProcessContext:
+    return ProcessContext(rank, world_size, rank % local_world_size, local_world_size, torch.device("cpu"))
+
+
+def test_a_good_node_is_one_line_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    started_s = time.monotonic()
+    report = check_node(str(run), node=0)
+    assert time.monotonic() - started_s < 0.5
+    assert len(report.lines()) == 1 and not report.warnings
+    assert "GiB free for temporary files, output written and read in" in report.lines()[0]
+    assert list(run.iterdir()) == []
+
+
+def test_a_module_without_a_run_has_only_its_machine_checked() -> None:
+    assert check_node("", node=1).output_s is None
+
+
+def test_what_was_found_is_handed_to_the_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(REPORT_VARIABLE, "")
+    announce(check_node(str(tmp_path), node=3))
+    assert json.loads(os.environ[REPORT_VARIABLE])["node"] == 3
+
+
+class Broken(LocalStorage):
+    """A folder that fails as told."""
+
+    denied = ""
+    garbled = False
+
+    def create(self, name: str, data: bytes) -> None:
+        self._deny("create", name)
+        super().create(name, b"other" if self.garbled else data)
+
+    def delete(self, name: str) -> None:
+        self._deny("delete", name)
+        super().delete(name)
+
+    def _deny(self, what: str, name: str) -> None:
+        if what == self.denied:
+            raise UserError(f"no permission while writing {name}", code=ExitCode.NO_PERMISSION)
+
+
+@pytest.fixture
+def broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Broken:
+    store = Broken(tmp_path)
+    monkeypatch.setattr(preflight, "open_storage", lambda _uri: store)
+    return store
+
+
+def test_an_output_that_may_not_be_written_fails(broken: Broken) -> None:
+    broken.denied = "create"
+    with pytest.raises(UserError, match="no permission while writing preflight-0-") as caught:
+        check_node("run", node=0)
+    assert caught.value.code == ExitCode.NO_PERMISSION
+
+
+def test_an_account_that_may_not_delete_is_a_warning(broken: Broken) -> None:
+    broken.denied = "delete"
+    (warning,) = check_node("run", node=0).warnings
+    assert warning.startswith("no permission to delete ") and "old checkpoints" in warning
+
+
+def test_other_bytes_than_were_written_fail(broken: Broken) -> None:
+    broken.garbled = True
+    with pytest.raises(UserError, match="read back with other bytes") as caught:
+        check_node("run", node=0)
+    assert caught.value.code == ExitCode.UNAVAILABLE
+
+
+def test_a_bucket_is_written_read_and_cleaned_and_its_clock_agrees(gcs_run: FakeGcs) -> None:
+    report = check_node("gs://bucket/runs/1", node=0)
+    assert gcs_run.buckets["bucket"] == {}
+    assert any(request.startswith("DELETE") for request in gcs_run.requests)
+    assert report.clock_ahead_s is not None and abs(report.clock_ahead_s) < 5 and not report.warnings
+
+
+@pytest.mark.parametrize(("shift_s", "words"), [(600.0, "600 s ahead of"), (-90.0, "90 s behind")])
+def test_a_clock_that_is_off_is_a_warning(
+    gcs_run: FakeGcs, monkeypatch: pytest.MonkeyPatch, shift_s: float, words: str
+) -> None:
+    real = time.time
+    shifted = SimpleNamespace(time=lambda: real() + shift_s, monotonic=time.monotonic)
+    monkeypatch.setattr(preflight, "time", shifted)
+    (warning,) = check_node("gs://bucket/runs/1", node=0).warnings
+    seconds, *_ = warning.removeprefix("this machine's clock is ").split()
+    assert abs(int(seconds) - abs(shift_s)) <= 5 and words.split(maxsplit=2)[2] in warning
+
+
+def test_a_bucket_without_permission_fails_with_its_code(gcs_run: FakeGcs) -> None:
+    gcs_run.faults.append(Fault("status", method="POST", code=403))
+    with pytest.raises(UserError, match="no permission while writing gs://bucket/runs/1/preflight-2-") as caught:
+        check_node("gs://bucket/runs/1", node=2)
+    assert caught.value.code == ExitCode.NO_PERMISSION
+
+
+@pytest.mark.parametrize(("total", "warned"), [(64 * MIB, True), (GIB - 1, True), (GIB, False)])
+def test_small_shared_memory_on_a_gpu_machine_is_a_warning(
+    total: int, warned: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preflight.glob, "glob", lambda _pattern: ["/dev/nvidia0"])
+    monkeypatch.setattr(preflight.shutil, "disk_usage", lambda _folder: Usage(total, 0, total))
+    report = check_node("", node=0)
+    assert report.shared_memory_bytes == total
+    assert [("/dev/shm has" in warning) for warning in report.warnings] == ([True] if warned else [])
+
+
+@pytest.mark.parametrize(("age_s", "warned"), [(60.0, False), (7200.0, True)])
+def test_the_lock_of_a_killed_build_is_a_warning(tmp_path: Path, age_s: float, warned: bool) -> None:
+    lock = tmp_path / "extensions/py311_cpu/deepspeed_shm_comm/lock"
+    lock.parent.mkdir(parents=True)
+    lock.touch()
+    os.utime(lock, (time.time() - age_s,) * 2)
+    assert [str(lock) in warning for warning in check_node("", node=0).warnings] == ([True] if warned else [])
+
+
+SETTINGS = TrainConfig(global_batch_size=8, optimizer=OptimizerConfig(learning_rate=1e-3))
+
+
+def parts(num_trainable: int) -> TrainingSetup:
+    return cast(TrainingSetup, SimpleNamespace(num_trainable=num_trainable))
+
+
+@pytest.mark.parametrize(
+    ("nodes", "free", "fits"), [(1, 12_000, True), (1, 11_999, False), (4, 3_000, True), (4, 2_999, False)]
+)
+def test_a_checkpoint_needs_twelve_bytes_a_parameter_shared_by_the_nodes(
+    nodes: int, free: int, fits: bool, monkeypatch: pytest.MonkeyPatch, gcs_run: FakeGcs
+) -> None:
+    monkeypatch.setattr(preflight.shutil, "disk_usage", lambda _folder: Usage(free, 0, free))
+
+    def check() -> None:
+        require_room("gs://bucket/runs/1", parts(1000), worker(world_size=nodes), SETTINGS)
+
+    if fits:
+        return check()
+    with pytest.raises(UserError, match="no space left for a checkpoint") as caught:
+        check()
+    assert caught.value.code == ExitCode.CANNOT_WRITE
+
+
+def test_a_folder_of_this_machine_needs_room_for_all_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    free = {run: 11_999}
+    monkeypatch.setattr(preflight.shutil, "disk_usage", lambda folder: Usage(0, 0, free.get(folder, GIB)))
+    with pytest.raises(UserError, match=f"checkpoint: {run} has 0.00 GiB free"):
+        require_room(str(run), parts(1000), worker(world_size=4), SETTINGS)
+
+
+def test_what_a_run_keeps_beside_weights_and_moments_takes_its_room_too() -> None:
+    more = {"ema_decay": 0.9, "gradient_compression": "powersgd"}
+    settings = TrainConfig(global_batch_size=8, optimizer=OptimizerConfig(learning_rate=1e-3), **more)
+    assert checkpoint_bytes(10, SETTINGS, 4) == 120
+    assert checkpoint_bytes(10, settings, 4) == 120 + 40 + 4 * 40, "errors are each rank's own"
+    assert checkpoint_bytes(10, settings, 1) == 120 + 40, "one rank compresses nothing"
+
+
+@pytest.fixture
+def group(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[torch.Tensor], object]], None]:
+    """Stands in for a process group of two: an all-reduce of your own, and a gather that knows one rank."""
+
+    def install(all_reduce: Callable[[torch.Tensor], object]) -> None:
+        monkeypatch.setattr(dist, "all_reduce", all_reduce)
+        monkeypatch.setattr(dist, "all_gather_object", lambda found, value: found.__setitem__(0, value))
+
+    return install
+
+
+def test_the_ranks_bandwidth_and_the_nodes_findings_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group: Callable[..., None]
+) -> None:
+    group(lambda numbers: numbers.mul_(2))
+    monkeypatch.setenv(REPORT_VARIABLE, '{"node": 0}')
+    result = check_ranks(str(tmp_path), worker(world_size=2))
+    assert result == json.loads((tmp_path / "preflight.json").read_text())
+    speed = result["all_reduce"]
+    assert result["nodes"] == [{"node": 0}]
+    assert speed["bus_gb_per_s"] == pytest.approx(speed["bytes"] / speed["seconds"] / 1e9), "2 (n-1) / n is 1 for two"
+
+
+def test_a_wrong_sum_is_a_broken_machine(tmp_path: Path, group: Callable[..., None]) -> None:
+    def flip_one(numbers: torch.Tensor) -> None:
+        numbers.mul_(2)[17] += 0.5
+
+    group(flip_one)
+    with pytest.raises(UserError, match=r"over 2 ranks came out as 2 to 2\.5") as caught:
+        check_ranks(str(tmp_path), worker(world_size=2))
+    assert caught.value.code == ExitCode.UNAVAILABLE
+
+
+def test_ranks_that_do_not_reach_each_other_are_a_sentence(tmp_path: Path, group: Callable[..., None]) -> None:
+    def fail(_numbers: torch.Tensor) -> None:
+        raise RuntimeError("Connection closed by peer\nmore")
+
+    group(fail)
+    with pytest.raises(UserError, match=r"the ranks cannot add up a tensor: Connection closed by peer\n") as caught:
+        check_ranks(str(tmp_path), worker(world_size=2))
+    assert caught.value.code == ExitCode.UNEXPECTED, "a rank that was killed has a cause, this is the consequence"
+
+
+def test_free_space_is_what_the_system_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(preflight.tempfile, "gettempdir", lambda: str(tmp_path))
+    assert check_node("", node=0).free_bytes == pytest.approx(shutil.disk_usage(tmp_path).free, rel=0.05)

@@ -1,0 +1,175 @@
+"""What `vlmpipe plan` prints: the answer first, nothing unknown as 0, no line that a narrow terminal would break."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from tests.support.paths import ROOT
+from tests.support.plans import GIB, PLANS, amber, make_plan, red, sizes_unknown, without_gpu
+from vlmpipe.cli.views.memory_bar import cells, merged_parts
+from vlmpipe.cli.views.plan import print_plan_tables
+from vlmpipe.config.run_config import load_run_file
+from vlmpipe.planner.plan import plan_run
+
+CONFIGS = ROOT / "configs"
+WIDTHS = [80, 120]
+
+
+def printed(plan: dict[str, Any], width: int = 120) -> str:
+    screen = Console(file=io.StringIO(), width=width, highlight=False)
+    print_plan_tables(plan, screen)
+    assert isinstance(screen.file, io.StringIO)
+    return screen.file.getvalue()
+
+
+def line_with(text: str, start: str) -> str:
+    """The cells of the only line that begins so, parted by one space."""
+    (line,) = [line for line in text.splitlines() if line.strip().startswith(start)]
+    return " ".join(line.split())
+
+
+def test_a_green_plan_answers_in_its_first_two_lines() -> None:
+    first, second = printed(make_plan()).splitlines()[:2]
+    assert first.split() == ["✓", "green", "planned"]
+    assert second == ("Fits: 60.0 of 80.0 GiB per NVIDIA_H100_MEGA_80GB, 20.0 spare; training 10.0 h; $810 on spot.")
+
+
+def test_time_is_split_with_what_binds_and_what_is_hidden() -> None:
+    text = printed(make_plan())
+    assert "Time of a step: 2.00 s  binds: computing · MFU 38% · 2,048 tokens/s per GPU · 18,000 steps" in text
+    assert line_with(text, "computing ") == "computing 1.50 s 75% ◂ binds"
+    assert line_with(text, "waiting for data") == "waiting for data 2 ms <1%"
+    assert line_with(text, "communication behind") == "communication behind computing 0.70 s hidden"
+
+
+def test_terms_stand_side_by_side_and_the_run_files_is_marked() -> None:
+    text = printed(make_plan())
+    assert line_with(text, "cost") == "cost standard spot ◂ run file flex_start"
+    assert line_with(text, "whole run") == "whole run $1,620 $810 –"
+    assert "train $1,600, 10.0 h $800, 10.0 h –" in [" ".join(line.split()) for line in text.splitlines()]
+    assert line_with(text, "lost to preemptions") == "lost to preemptions none expected 2.0 h –"
+    assert "flex_start is not possible: flex_start needs the same machine in all pools." in text
+    assert "Storage: 240 GB, $4.80 a month. Schedule: 4.0 runs a month, $3,240." in text
+    assert "a checkpoint every 450 steps (15 min): train.checkpoint_every_steps" in " ".join(text.split())
+
+
+def test_a_red_plan_says_by_how_much_and_lists_errors_before_warnings() -> None:
+    text = printed(red())
+    assert text.splitlines()[0].split() == ["✗", "red", "planned"]
+    assert "Does not fit: 60.0 of 40.0 GiB per NVIDIA_H100_MEGA_80GB, 20.0 too much;" in text
+    assert text.index("✗ VP101 job_spec.worker_pool_specs[0].machine_spec.machine_type") < text.index("! VP999")
+    assert "a3-megagpu-9g → a3-megagpu-8g" in text
+    assert "30.0 GiB, fits: train.strategy=fsdp" in text
+
+
+def test_what_is_not_known_is_called_unknown_with_a_reason() -> None:
+    text = printed(amber())
+    assert "2.00 s a step, training hours unknown; cost unknown." in text
+    assert "number of steps unknown" in text
+    assert line_with(text, "whole run") == "whole run unknown unknown –"
+    assert line_with(text, "lost to preemptions") == "lost to preemptions unknown unknown –"
+    assert "No price is known for: a3-megagpu-8g in us-central1, spot." in text
+    assert "Storage: 240 GB, unknown a month. Schedule: 4.0 runs a month, unknown." in text
+    assert "$0" not in text
+
+
+def test_a_price_by_the_hour_is_said_where_hours_are_not_known() -> None:
+    plan = amber()
+    plan["cost"]["term"] = "standard"
+    plan["cost"]["steps"] = plan["cost"]["by_term"]["standard"]["steps"]
+    text = printed(plan)
+    assert "cost unknown, $160 an hour of training." in " ".join(text.split())
+    assert "train $160 an hour unknown –" in [" ".join(line.split()) for line in text.splitlines()]
+
+
+def test_a_ladder_marks_its_rungs_in_order() -> None:
+    plan = amber()
+    plan["cost"]["capacity_fallback"] = ["spot", "standard"]
+    header = line_with(printed(plan), "cost ")
+    assert "spot ◂ option 1" in header and "standard ◂ option 2" in header and "run file" not in header
+
+
+def test_without_gpus_there_is_no_time_and_the_reason_stands_beside_it() -> None:
+    text = printed(without_gpu())
+    assert "time unknown; cost unknown." in text
+    assert "Time of a step: unknown. Training on CPUs: how fast they compute is not known." in text
+
+
+def test_without_sizes_machines_and_the_reason_are_left() -> None:
+    text = printed(sizes_unknown())
+    assert "Memory unknown; time unknown; cost unknown." in text
+    assert "3 x a3-megagpu-8g" in text
+    assert "the model's sizes are not known." in text
+
+
+def test_each_note_and_assumption_is_said_once() -> None:
+    text = printed(make_plan())
+    assert text.count("Rows are those of the prepared data.") == 1
+    assert text.index("1 x n1-standard-16") < text.index("Notes and assumptions")
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("name", PLANS)
+def test_no_line_is_too_long_and_no_word_is_cut(name: str, width: int) -> None:
+    text = printed(PLANS[name](), width)
+    assert max(map(len, text.splitlines())) <= width
+    assert "…" not in text
+    plan = PLANS[name]()
+    names = [pool["machine_type"] for pools in plan["jobs"].values() for pool in pools]
+    names += [finding["path"] for finding in plan["findings"]]
+    names += [part["name"] for part in merged_parts(plan["memory"]["parts"])] if plan["memory"] else []
+    assert [name for name in names if name not in text] == []
+    assert ("500 GB pd-ssd" in text) == (width == 120)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_the_bar_has_as_many_letters_as_a_part_has_of_the_device(width: int) -> None:
+    bar = next(line for line in printed(make_plan(), width).splitlines() if line.startswith("AAA"))
+    assert len(bar) == width
+    shares = {letter: bar.count(letter) / width for letter in "ABC·"}
+    assert shares == pytest.approx({"A": 39 / 80, "B": 20 / 80, "C": 1 / 80, "·": 20 / 80}, abs=1 / width)
+
+
+def test_the_capacity_is_marked_inside_a_bar_that_is_longer() -> None:
+    lines = printed(red(), 90).splitlines()
+    (mark,) = [line for line in lines if line.endswith("on the device ┃")]
+    assert len(mark) == 60
+    assert mark.strip().startswith("40.0 GiB")
+
+
+def test_small_parts_share_a_line_and_nothing_is_lost() -> None:
+    parts = make_plan()["memory"]["parts"]
+    merged = merged_parts(parts)
+    assert [part["name"] for part in merged] == ["optimizer", "weights", "2 smaller parts"]
+    assert sum(part["bytes"] for part in merged) == 60 * GIB
+    assert merged[-1]["why"] == "logits, inputs"
+
+
+@given(st.lists(st.integers(0, 10**12), min_size=1, max_size=30), st.integers(10, 200), st.integers(0, 10**12))
+def test_a_bar_is_never_longer_than_its_width(sizes: list[int], width: int, spare: int) -> None:
+    scale = max(1, sum(sizes) + spare)
+    found = cells(sizes, scale, width)
+    assert min(found) >= 0
+    assert sum(found) == round(width * sum(sizes) / scale)
+
+
+def test_colours_do_not_change_what_is_written() -> None:
+    screen = Console(file=io.StringIO(), width=100, highlight=False, force_terminal=True, color_system="truecolor")
+    print_plan_tables(make_plan(), screen)
+    assert isinstance(screen.file, io.StringIO)
+    coloured = screen.file.getvalue()
+    assert "\x1b[" in coloured
+    assert re.sub(r"\x1b\[[0-9;]*m", "", coloured) == printed(make_plan(), 100)
+
+
+def test_the_json_of_a_real_plan_prints_the_same_tables() -> None:
+    plan = plan_run(load_run_file(CONFIGS / "digits.yaml", [])).as_dict()
+    assert printed(json.loads(json.dumps(plan))) == printed(plan)

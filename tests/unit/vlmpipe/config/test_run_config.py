@@ -1,0 +1,379 @@
+"""The run file: what it accepts, and what it says about what it does not."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support.paths import ROOT
+from tests.support.run_files import SMALL, problems_of, small
+from trainer.config.job import JobConfig, RunPaths
+from trainer.errors import ConfigError
+from vlmpipe.config import json_schema as schema
+from vlmpipe.config.run_config import BUILTIN_SOURCES, RunConfig, load_run_file, parse_run_config, warnings
+from vlmpipe.config.validation_errors import RunFileError, closest_field, fields_of
+from vlmpipe.config.yaml_loader import LARGEST_FILE_BYTES, apply_overrides, parse_overrides, parse_yaml
+from vlmpipe.runs.local.run import DEFAULT_ROOT
+
+CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_shipped_run_files_are_valid_and_complete_for_vertex(path: Path) -> None:
+    config = load_run_file(path)
+    config.require_vertex()
+    assert config.name == path.stem
+    assert warnings(config) == []
+
+
+def test_the_spot_run_file_has_reducers_for_the_bandwidth_of_its_nodes() -> None:
+    cluster = load_run_file(ROOT / "configs" / "llava-7b-zero2-spot.yaml").cluster
+    node_gbps, reducer_gbps = 100, 32
+    assert cluster.reduction_server
+    assert cluster.reduction_server.replica_count == -(-cluster.replica_count * node_gbps // reducer_gbps)
+
+
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [
+        ("train.learning_rat", "train.optimizer.learning_rate"),
+        ("train.epoch", "train.epochs"),
+        ("tran", "train"),
+        ("learning_rate", "train.optimizer.learning_rate"),
+        ("train.lr", "train.optimizer.learning_rate"),
+        ("cluster.reduction_server.replicas_count", "cluster.reduction_server.replica_count"),
+        ("cluster.accelerator-type", "cluster.accelerator_type"),
+        ("data.machine_type", "cluster.machine_type"),
+    ],
+)
+def test_an_unknown_key_is_answered_with_the_closest_known_one(key: str, meant: str) -> None:
+    problems = problems_of(**{key: 1})
+    assert f"did you mean {meant}?" in problems[key]
+
+
+def test_an_unknown_key_far_from_all_others_is_answered_with_the_section_keys() -> None:
+    text = problems_of(features__zzz=1)["features.zzz"]
+    assert "known here: cache, shard_images, batch_images" in text
+
+
+def test_all_problems_are_listed_at_once() -> None:
+    problems = problems_of(train__epochs=0, train__strategy="dpp", data__sequence_length="x", gate__max_loss=-1)
+    assert set(problems) == {"train.epochs", "train.strategy", "data.sequence_length", "gate.max_loss"}
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "expected"),
+    [
+        ("train.epochs", 0, "found 0, expected a number greater than 0"),
+        ("train.epochs", 1.5, "found 1.5, expected a whole number"),
+        ("train.strategy", "ddpp", 'found "ddpp", expected one of ddp, '),
+        ("train.strategy", "ddpp", "; did you mean ddp?"),
+        ("data.sequence_length", "many", 'found "many", expected a whole number'),
+        ("data.pack", "maybe", 'found "maybe", expected true or false'),
+        ("cluster.processes_per_replica", "all", 'found "all", expected auto or a whole number'),
+        ("cluster.reduction_server", 3, "found 3, expected a section with keys of its own"),
+        ("cluster.timeout", "2h", 'found "2h", expected a text of the form ^[0-9]{1,9}s$'),
+        ("gate.per_slice", {"digit": 2}, None),
+        ("gate.min_scores", {"bleu": 0.5}, None),
+        ("gate.min_scores", {"anls": 80}, None),
+        ("data.source", "builtin:digit", "did you mean builtin:digits?"),
+        ("schedule", {"cron": "TZ=UTC 0 3 * * 1"}, None),
+        ("schedule", {"cron": "0 3 * * 1", "timezone": "Mars"}, None),
+        ("model.tower.weights", "openai/x", None),
+    ],
+)
+def test_a_wrong_value_is_named_with_what_was_expected(field: str, value: Any, expected: str | None) -> None:
+    (found, text), *others = problems_of(**{field: value}).items()
+    assert others == []
+    assert found.startswith(field.rpartition(".")[0])
+    assert expected is None or expected in text
+
+
+def test_a_missing_field_is_named_with_its_purpose() -> None:
+    data = copy.deepcopy(SMALL)
+    del data["train"]["optimizer"]
+    with pytest.raises(RunFileError, match=r"train\.optimizer: missing, and there is no default\. AdamW settings"):
+        parse_run_config(data, "x.yaml")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "field"),
+    [
+        ({"features__cache": "on", "model__freeze": []}, "features.cache"),
+        ({"gate__min_scores": {"cider_d": 1}, "evaluate__cider_d": "off"}, "gate.min_scores.cider_d"),
+        ({"train__global_batch_size": 6, "cluster__replica_count": 4}, "train.global_batch_size"),
+        ({"train__micro_batch_size": 3}, "train"),
+        ({"train__strategy": "zero3", "train__activation_checkpointing": "selective"}, "train"),
+        (
+            {
+                "train__strategy": "tp",
+                "train__tensor_parallel": 2,
+                "train__activation_checkpointing": "selective",
+            },
+            "train",
+        ),
+        ({"train__compile": True, "train__strategy": "zero2"}, "train"),
+        ({"train__gradient_compression": "bf16", "train__strategy": "fsdp"}, "train"),
+        ({"train__gradient_compression": "powersgd", "train__strategy": "zero2"}, "train"),
+        ({"train__gradient_compression": "powersgd", "train__precision": "fp16"}, "train"),
+        (
+            {"train__gradient_compression": "powersgd", "train__powersgd": {"start_step": 1}},
+            "train.powersgd.start_step",
+        ),
+        ({"train__gradient_compression": "bf16", "train__powersgd": {"rank": 2}}, "train"),
+        ({"train__zero_hpz": True, "train__strategy": "zero2"}, "train"),
+        ({"train__strategy": "tp+pp+dp", "train__tensor_parallel": 2}, "train"),
+        ({"train__virtual_stages": 2}, "train"),
+        (
+            {
+                "train__strategy": "tp+pp+dp",
+                "train__tensor_parallel": 2,
+                "train__pipeline_parallel": 2,
+                "train__global_batch_size": 64,
+                "cluster__replica_count": 3,
+            },
+            "train.tensor_parallel",
+        ),
+        ({"train__sequence_parallel": True}, "train"),
+        (
+            {
+                "train__strategy": "tp",
+                "train__tensor_parallel": 2,
+                "train__sequence_parallel": True,
+                "data__sequence_length": 255,
+            },
+            "train.sequence_parallel",
+        ),
+        ({"train__lr_schedule": "wsd", "train__warmup_fraction": 0.5, "train__decay_fraction": 0.6}, "train"),
+        ({"cluster__reduction_server": {"replica_count": 2}}, "cluster.reduction_server"),
+        ({"cluster__accelerator_type": "NVIDIA_L4"}, "cluster"),
+        ({"cluster__scheduling_strategy": "flex_start"}, "cluster.scheduling_strategy"),
+        ({"gcp__network": "n", "gcp__psc_interface_config": {"network_attachment": "a"}}, "gcp"),
+    ],
+)
+def test_settings_that_do_not_fit_together_are_refused(overrides: dict[str, Any], field: str) -> None:
+    assert field in problems_of(**overrides)
+
+
+GPU_NODES = {
+    "cluster__replica_count": 2,
+    "cluster__accelerator_type": "NVIDIA_TESLA_A100",
+    "cluster__accelerator_count": 2,
+    "cluster__reduction_server": {"replica_count": 2},
+}
+
+
+TOKEN = "hf_" + "aB3dE5fG7hI9jK1lM3nO5pQ7rS9tU1vW3x"  # of the form of one
+
+
+@pytest.mark.parametrize(("strategy", "accepted"), [("ddp", True), ("zero2", True), ("fsdp", False)])
+def test_a_reduction_server_needs_a_strategy_that_all_reduces(strategy: str, accepted: bool) -> None:
+    if accepted:
+        assert small(train__strategy=strategy, **GPU_NODES).cluster.reduction_server
+    else:
+        assert "all-reduce" in problems_of(train__strategy=strategy, **GPU_NODES)["cluster.reduction_server"]
+
+
+@pytest.mark.parametrize("name", ["HF_TOKEN", "WANDB_API_KEY", "DB_PASSWORD", "AWS_SECRET_ACCESS_KEY"])
+def test_a_secret_in_the_environment_is_refused_and_not_repeated(name: str) -> None:
+    problems = problems_of(cluster__env={name: "s3cr3t-value"})
+    assert name in problems["cluster.env"]
+    assert "s3cr3t-value" not in str(problems)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "place"),
+    [
+        ("gcp__labels", {"token": TOKEN.lower()}, "gcp.labels.token"),
+        ("gcp__persistent_resource_id", TOKEN, "gcp.persistent_resource_id"),
+        ("data__source", f"https://ann:{TOKEN}@example.com/a.json", "data.source"),
+        ("notify__email", (f"{TOKEN}@example.com",), "notify.email.0"),
+    ],
+)
+def test_a_secret_in_any_field_is_refused_and_not_repeated(field: str, value: Any, place: str) -> None:
+    problems = problems_of(**{field: value})
+    assert "holds a secret (Hugging Face token)" in problems[place]
+    assert TOKEN.lower() not in str(problems).lower()
+
+
+def test_a_secret_of_another_type_is_not_repeated_either() -> None:
+    assert "12345" not in str(problems_of(cluster__env={"HF_TOKEN": 12345}))
+
+
+def test_a_name_that_only_contains_a_secret_word_is_allowed() -> None:
+    assert small(cluster__env={"TOKENIZERS_PARALLELISM": "false"}).cluster.env
+
+
+def test_vertex_needs_are_asked_for_only_when_compiling_for_it() -> None:
+    with pytest.raises(RunFileError) as caught:
+        small().require_vertex()
+    missing = {problem.field for problem in caught.value.problems}
+    assert missing == {
+        "gcp.project", "gcp.service_account", "gcp.pipeline_image", "gcp.pipeline_root", "cluster.image_uri"
+    }  # fmt: skip
+
+
+def test_data_of_this_machine_cannot_be_read_from_vertex() -> None:
+    small().require_data_in_cloud()
+    with pytest.raises(RunFileError, match=r"data\.source"):
+        small(data__source="my-data/llava.json").require_data_in_cloud()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "field"),
+    [
+        ({"data__image_folder": "x"}, "data.image_folder"),
+        ({"train__decay_fraction": 0.1}, "train.decay_fraction"),
+        ({"cluster__max_wait_duration": "5s"}, "cluster.max_wait_duration"),
+        (
+            {"cluster__scheduling_strategy": "spot", "cluster__replica_count": 2},
+            "cluster.restart_job_on_worker_restart",
+        ),
+        ({"train__strategy": "zero3", "train__zero_hpz": True}, "train.zero_hpz"),
+        ({"cluster__image_uri": "example.com/a/b:v1"}, "cluster.image_uri"),
+    ],
+)
+def test_a_setting_without_effect_or_with_a_trap_is_a_warning(overrides: dict[str, Any], field: str) -> None:
+    assert field in {problem.field for problem in warnings(small(**overrides))}
+
+
+def test_run_json_is_what_a_job_reads(tmp_path: Path) -> None:
+    config, paths = small(), RunPaths(run_id="small-1", root_uri=str(tmp_path))
+    content = config.to_run_json(paths)
+    assert list(content)[:3] == ["version", "name", "run"]
+    assert content["register"]["alias"] == "champion"
+    (tmp_path / "run.json").write_text(json.dumps(content))
+    job = JobConfig.load(str(tmp_path / "run.json"))
+    assert (job.run, job.train, job.data) == (paths, config.train, config.data)
+
+
+def test_the_file_with_all_defaults_is_the_same_run() -> None:
+    config = small()
+    again = parse_run_config(config.to_dict(), "again")
+    assert again == config
+    assert again.digest() == config.digest()
+    assert small(train__epochs=2).digest() != config.digest()
+
+
+def test_a_local_root_is_replaced_on_vertex() -> None:
+    assert small().output.root_uri == DEFAULT_ROOT
+    config = small(gcp__pipeline_root="gs://bucket/x")
+    assert (config.root_uri("local"), config.root_uri("vertex")) == ("runs", "gs://bucket/x")
+    assert small(output__root_uri="gs://b/y").root_uri("vertex") == "gs://b/y"
+
+
+# --- reading and overriding ---
+
+
+def write(tmp_path: Path, text: str | bytes) -> Path:
+    path = tmp_path / "run.yaml"
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("name: a\nname: b\n", "line 2, column 1.*name is given twice"),
+        ("a: [1\n", "not valid YAML"),
+        ("a: &x 1\nb: *x\n", "aliases"),
+        ("1: a\n", "a key must be text"),
+        ("", "is empty"),
+        ("- a\n", "is a list"),
+        (b"\xff\xfe", "is not text"),
+        ("a: " + "[" * 20000, "nested too deep|not valid YAML"),
+        ("#" * (LARGEST_FILE_BYTES + 1), "bytes"),
+        ("a: !!python/object/apply:os.system [x]\n", "not valid YAML"),
+    ],
+)
+def test_an_unreadable_run_file_is_refused_in_words(tmp_path: Path, text: str | bytes, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        load_run_file(write(tmp_path, text))
+
+
+def test_a_missing_run_file_names_the_closest_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    with pytest.raises(ConfigError) as caught:
+        load_run_file("configs/digit.yaml")
+    assert caught.value.fix.startswith("in configs/: configs/digits.yaml, ")
+    with pytest.raises(ConfigError, match="is a folder"):
+        load_run_file(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("on", "on"), ("yes", "yes"), ("true", True), ("1e-4", 1e-4), ("5", 5), ("1:30", "1:30"), ("012", 12.0),
+        ("2026-12-01", "2026-12-01"), ("null", None), ("~", None), ("[a, 1]", ["a", 1]), ("nan", "nan"),
+    ],
+)  # fmt: skip
+def test_plain_values_read_as_in_yaml_1_2(text: str, value: Any) -> None:
+    assert parse_yaml(text, "x") == value
+
+
+@given(
+    st.recursive(
+        st.none()
+        | st.booleans()
+        | st.integers()
+        | st.floats(allow_nan=False, allow_infinity=False)
+        | st.text(st.characters(codec="utf-8", exclude_categories=("Cc", "Cn", "Cs"))),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text("abc_", min_size=1), inner),
+        max_leaves=8,
+    )
+)
+def test_json_is_read_as_itself(value: Any) -> None:
+    assert parse_yaml(json.dumps(value, ensure_ascii=False), "x") == value
+
+
+def test_overrides_win_and_create_sections() -> None:
+    overrides = parse_overrides(["train.epochs=3", "gate.per_slice={digit: 0.5}", "data.image_folder="])
+    config = parse_run_config(apply_overrides(SMALL, overrides), "x")
+    assert (config.train.epochs, config.gate.per_slice, config.data.image_folder) == (3, {"digit": 0.5}, "")
+    assert "epochs" not in SMALL["train"]
+
+
+@pytest.mark.parametrize("texts", [["train.epochs"], ["=1"], ["a..b=1"], ["a=1", "a=2"], ["a.b=[1"]])
+def test_a_malformed_override_is_refused(texts: list[str]) -> None:
+    with pytest.raises(RunFileError):
+        parse_overrides(texts)
+
+
+def test_an_override_through_a_plain_value_is_refused() -> None:
+    with pytest.raises(RunFileError, match=r"train\.epochs\.x: epochs is a single value"):
+        apply_overrides({"train": {"epochs": 1}}, {"train.epochs.x": 1})
+
+
+# --- the schema ---
+
+
+def test_every_field_says_what_it_does() -> None:
+    silent = [
+        path for path, field, _ in fields_of(RunConfig) if not (field.description or "").strip().endswith((".", ")"))
+    ]
+    assert silent == []
+
+
+def test_every_known_field_is_its_own_closest() -> None:
+    fields = [path for path, _, _ in fields_of(RunConfig)]
+    assert [closest_field(path, fields) for path in fields] == fields
+
+
+def test_the_reference_files_are_up_to_date() -> None:
+    folder = ROOT / "docs" / "reference"
+    stale = "run: vlmpipe schema --output docs/reference"
+    assert (folder / schema.SCHEMA_FILE).read_text() == schema.json_schema(), stale
+    assert (folder / schema.REFERENCE_FILE).read_text() == schema.markdown(), stale
+
+
+def test_the_builtin_sources_are_those_of_the_data_step() -> None:
+    from trainer.data.sources import _builtin_sources
+    from trainer.data.sources.builtin import BUILTIN_PREFIX
+
+    assert set(BUILTIN_SOURCES) == {BUILTIN_PREFIX + name for name in _builtin_sources()}

@@ -1,0 +1,271 @@
+"""Job specs from files: every form that people have, each problem by the name that it has in the file."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support.job_specs import CASES, CLUSTER, IMAGE, ONE, REDUCED, Case, a100, changed, leaves
+from tests.support.paths import ROOT
+from trainer.errors import ConfigError
+from vlmpipe.catalog.machines import load_catalog
+from vlmpipe.cli import app as cli
+from vlmpipe.job_spec.file import LARGEST_FILE_BYTES, SpecFile, read_spec_file, spec_of
+from vlmpipe.job_spec.rules import Violation
+from vlmpipe.job_spec.schema import camel_case
+
+FOLDER = ROOT / "tests/fixtures/job-specs"
+CATALOG = load_catalog()
+EIGHT = ["VP101", "VP101", "VP108", "VP203", "VP207", "VP303", "VP602", "VP701"]
+
+
+def in_camel_case(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {camel_case(name): in_camel_case(inner) for name, inner in value.items()}
+    return [in_camel_case(inner) for inner in value] if isinstance(value, list) else value
+
+
+def check(content: Any, region: str = "") -> list[Violation]:
+    return spec_of(content).check(CATALOG, region)
+
+
+@pytest.mark.parametrize("name", ["eight-mistakes.yaml", "eight-mistakes-sdk.yaml"])
+def test_a_spec_with_eight_mistakes_gets_exactly_eight_answers(name: str) -> None:
+    found = read_spec_file(FOLDER / name).check(CATALOG, "us-central1")
+    assert sorted(violation.code for violation in found) == EIGHT
+    assert {violation.severity for violation in found} == {"error"}
+
+
+def test_a_field_is_named_as_it_stands_in_the_file() -> None:
+    paths = {name: [found.path for found in read_spec_file(FOLDER / name).check(CATALOG)] for name in (
+        "eight-mistakes.yaml", "eight-mistakes-sdk.yaml",
+    )}  # fmt: skip
+    assert "jobSpec.workerPoolSpecs[0].machineSpec.acceleratorType" in paths["eight-mistakes.yaml"]
+    assert "jobSpec.workerPoolSpecs[0].diskSpec.persistentDiskSizeGb" in paths["eight-mistakes.yaml"]
+    assert "worker_pool_specs[0].machine_spec.accelerator_type" in paths["eight-mistakes-sdk.yaml"]
+
+
+def test_what_to_do_is_said_in_the_spelling_of_the_file() -> None:
+    (found,) = check(in_camel_case(changed(ONE, {"worker_pool_specs.0.replica_count": 4})) | {"models": []})[:1]
+    assert found.fix == "move the other replicas to workerPoolSpecs[1]"
+
+
+FORMS = {
+    "spec": lambda spec: spec,
+    "job": lambda spec: {"display_name": "job", "labels": {"a": "b"}, "job_spec": spec},
+    "tuning": lambda spec: {"display_name": "study", "max_trial_count": 3, "trial_job_spec": spec},
+    "pools": lambda spec: spec["worker_pool_specs"],
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("spell", [dict, in_camel_case], ids=["snake_case", "camelCase"])
+@pytest.mark.parametrize("write", [json.dumps, yaml.safe_dump], ids=["JSON", "YAML"])
+def test_every_form_is_read(form: str, spell: Any, write: Any, tmp_path: Path) -> None:
+    path = tmp_path / "job.txt"
+    path.write_text(write(FORMS[form](spell(REDUCED)) if spell is dict else in_camel_case(FORMS[form](REDUCED))))
+    file = read_spec_file(path)
+    assert file.spec["worker_pool_specs"] == REDUCED["worker_pool_specs"]
+    assert file.check(CATALOG) == []
+
+
+def test_the_region_of_a_job_that_was_described_is_known() -> None:
+    name = "projects/123/locations/africa-south1/customJobs/456"
+    assert [found.code for found in check({"name": name, "job_spec": ONE})] == ["VP308"]
+    assert check({"name": name, "job_spec": ONE}, "us-central1") == []
+
+
+def test_a_job_as_gcloud_describes_it_breaks_no_rule() -> None:
+    described = in_camel_case(CLUSTER)
+    for pool in described["workerPoolSpecs"]:
+        pool["replicaCount"] = str(pool["replicaCount"])  # 64-bit numbers are text in the API's JSON
+        pool["diskSpec"] = {"bootDiskType": "pd-ssd", "bootDiskSizeGb": 100}
+    described["workerPoolSpecs"][0]["containerSpec"]["env"] = [{"name": "EMPTY"}]  # what is empty is left out
+    assert check({"state": "JOB_STATE_SUCCEEDED", "createTime": "2026-11-20T00:00:00Z", "jobSpec": described}) == []
+
+
+def test_the_other_spelling_is_named_field_by_field() -> None:
+    mixed = in_camel_case(ONE) | {"service_account": ONE["service_account"], "enable_web_access": True}
+    del mixed["serviceAccount"]
+    found = check(mixed)
+    assert [(one.code, one.path, one.expected) for one in found] == [
+        ("VP102", "service_account", "serviceAccount"),
+        ("VP102", "enable_web_access", "enableWebAccess"),
+    ]
+
+
+def test_a_field_in_both_spellings_is_named() -> None:
+    found = check(ONE | {"serviceAccount": "other@example.com"})
+    assert [(one.code, one.path) for one in found] == [("VP101", "serviceAccount")]
+    assert found[0].fix == "write service_account once: it is there in both spellings"
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.code != "VP102"], ids=lambda case: case.code)
+def test_both_spellings_of_a_broken_spec_break_the_same_rules(case: Case) -> None:
+    broken = changed(case.base, case.broken)
+    assert [one.code for one in check(broken, case.region)] == [case.code]
+    assert [one.code for one in check(in_camel_case(broken), case.region)] == [case.code]
+
+
+VALUES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=6) | st.sampled_from(["SPOT", "4"])
+
+
+@given(st.dictionaries(st.sampled_from(list(leaves(REDUCED))), VALUES, max_size=5))
+def test_both_spellings_of_any_mixture_break_the_same_rules(values: dict[tuple[Any, ...], Any]) -> None:
+    spec = changed(REDUCED, {".".join(map(str, path)): value for path, value in values.items()})
+    assert [one.code for one in check(spec)] == [one.code for one in check(in_camel_case(spec))]
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=6),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(st.sampled_from([*in_camel_case(ONE), *ONE]) | st.text(max_size=4), inner, max_size=4)
+    ),
+    max_leaves=20,
+)
+
+
+@given(st.lists(JSON, max_size=3) | st.dictionaries(st.sampled_from(["jobSpec", *ONE]) | st.text(), JSON, max_size=4))
+def test_no_content_of_a_file_makes_reading_fail(content: Any) -> None:
+    file = spec_of(content)
+    assert isinstance(file, SpecFile) and isinstance(file.check(CATALOG), list)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "is empty"),
+        (b"just words", "is a str"),
+        (b"[1, 2", "is neither YAML nor JSON"),
+        (b"a: b: c", "line 1"),
+        (b'{"a": 1, "a": 2}', "gives keys twice: a"),
+        (b"network: a\nworker_pool_specs: []\nnetwork: b\n", "gives keys twice: network (line 3)"),
+        (b"a: 1\n---\nb: 2\n", "is neither YAML nor JSON"),
+        (b"\xff\xfe\x00", "is no text"),
+        (b"[" * 100_000, "is nested too deeply"),
+        (b"a: !!python/object:os.system {}", "is neither YAML nor JSON"),
+        (b"x" * (LARGEST_FILE_BYTES + 1), "at most"),
+        (b"model: {}\ndata: {}\ntrain: {}\n", "is a run file"),
+        (b"pipelineInfo: {}\ndeploymentSpec: {}\n", "is a compiled pipeline"),
+        (b"apiVersion: v1\nkind: Job\n", "is a Kubernetes object"),
+        (
+            b"worker_pool_specs:\n- container_spec: {args: &a [" + b"x, " * 2000 + b"x]}\n"
+            + b"- container_spec: {args: *a}\n" * 60,
+            "more than 100,000 values",
+        ),
+    ],
+)  # fmt: skip
+def test_a_file_that_is_no_job_spec_gets_a_sentence(content: bytes, words: str, tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError) as caught:
+        read_spec_file(path)
+    assert words in str(caught.value)
+
+
+def test_a_file_that_is_not_there_gets_a_sentence(vlmpipe: Any) -> None:
+    code, out, err = vlmpipe("check", "--job-spec", "nowhere.yaml")
+    assert code != 0 and out == "" and "nowhere.yaml" in err and "Traceback" not in err
+
+
+def test_yaml_anchors_and_dates_are_read_as_people_mean_them(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(
+        f"""
+base: &base
+  machine_spec: {{machine_type: n1-standard-8}}
+  container_spec: {{image_uri: {IMAGE}, env: [{{name: DAY, value: 2026-11-20}}]}}
+worker_pool_specs:
+- <<: *base
+  replica_count: 1
+service_account: trainer@example-project.iam.gserviceaccount.com
+"""
+    )
+    found = read_spec_file(path).check(CATALOG)
+    assert [(one.code, one.path) for one in found] == [("VP101", "base")]
+
+
+# The command
+
+
+@pytest.fixture
+def vlmpipe(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Any:
+    """The console script, called in this process from the repository's root."""
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv(cli.DEBUG_VARIABLE, "")
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["vlmpipe", *arguments])
+        with pytest.raises(SystemExit) as caught:
+            cli.main()
+        return int(caught.value.code or 0), *capfd.readouterr()
+
+    return call
+
+
+def test_the_command_names_eight_of_eight_and_ends_with_64(vlmpipe: Any) -> None:
+    code, out, _ = vlmpipe(
+        "check", "--job-spec", "tests/fixtures/job-specs/eight-mistakes.yaml", "--region", "us-east1"
+    )
+    assert code == 64
+    assert out.count("✗ VP") == 8
+    assert out.rstrip().endswith("8 errors")
+    assert "0123456789abcdef" not in out
+
+
+def test_the_command_with_json_has_every_part_of_every_answer(vlmpipe: Any) -> None:
+    code, out, _ = vlmpipe("check", "--job-spec", "tests/fixtures/job-specs/eight-mistakes-sdk.yaml", "--json")
+    answer = json.loads(out)
+    assert (code, answer["ok"], answer["spelling"], len(answer["violations"])) == (64, False, "snake_case", 8)
+    assert set(answer["violations"][0]) == {"code", "severity", "path", "found", "expected", "fix", "source"}
+
+
+def test_warnings_alone_end_with_0(vlmpipe: Any, tmp_path: Path) -> None:
+    path = tmp_path / "job.json"
+    path.write_text(json.dumps(in_camel_case(changed(ONE, {"service_account": ""}))))
+    code, out, _ = vlmpipe("check", "--job-spec", str(path), "--region", "us-central1")
+    assert code == 0
+    assert out.rstrip().endswith("1 warning")
+
+
+def test_a_valid_spec_says_so_and_what_was_not_checked(vlmpipe: Any, tmp_path: Path) -> None:
+    path = tmp_path / "job.json"
+    path.write_text(json.dumps([a100()]))
+    code, out, _ = vlmpipe("check", "--job-spec", str(path))
+    assert code == 0
+    assert out.splitlines()[0] == "nothing wrong with this job spec"
+    assert "Give --region" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((), "neither a run file nor a job spec given"),
+        (("configs/digits.yaml", "--job-spec", "job.yaml"), "both a run file and a job spec given"),
+        (("configs/digits.yaml", "--region", "us-central1"), "--region is given with a run file"),
+    ],
+)
+def test_the_command_takes_a_run_file_or_a_job_spec(vlmpipe: Any, arguments: tuple[str, ...], words: str) -> None:
+    code, _, err = vlmpipe("check", *arguments)
+    assert code == 64 and words in err
+
+
+def test_checking_a_job_spec_loads_nothing_slow() -> None:
+    program = (
+        "import sys, json; from vlmpipe.job_spec.file import read_spec_file; "
+        "from vlmpipe.catalog.machines import load_catalog; import vlmpipe.cli.views.tables; "
+        "read_spec_file(sys.argv[1]).check(load_catalog()); print(json.dumps(sorted(sys.modules)))"
+    )
+    command = [sys.executable, "-c", program, str(FOLDER / "eight-mistakes.yaml")]
+    answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    slow = {"torch", "kfp", "google.cloud.aiplatform_v1", "google.protobuf", "transformers", "numpy"}
+    assert slow & set(json.loads(answer.stdout)) == set()

@@ -1,0 +1,327 @@
+"""Cost: sums that can be done by hand, the interval between checkpoints, and schedules."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from datetime import date, datetime
+from itertools import islice
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from components.runtime.resolve import require_prices
+from tests.support.planner import A100_80, LLAVA_7B, RoundPrices, machine, run_config
+from trainer.errors import ConfigError
+from vlmpipe.catalog.prices import load_prices
+from vlmpipe.planner.cost.cron import runs_per_month, starts_after
+from vlmpipe.planner.cost.estimate import HOURS_PER_MONTH, Cost, estimate_cost
+from vlmpipe.planner.parallel_layout import layout_of
+from vlmpipe.planner.plan import Plan
+from vlmpipe.planner.time.feature_cache import advise
+from vlmpipe.planner.time.goodput import expected_loss, mean_time_between_preemptions_s, young_daly_s
+from vlmpipe.planner.time.step_time import Time, Workload, estimate_time
+
+NODE_USD = 40 + 100 * 0.17 / HOURS_PER_MONTH  # with its boot disk
+
+
+def estimated(prices: Any = None, *, node: Any = None, **run: Any) -> tuple[Cost, Time]:
+    config, prices, node = run_config(**run), prices or RoundPrices(), node or machine()
+    layout, load = layout_of(config), Workload.assumed(config, LLAVA_7B)
+    gpu = A100_80 if config.cluster.accelerator_count else None
+    cache = advise(config, LLAVA_7B, layout, load, gpu, prices)
+    time = estimate_time(config, LLAVA_7B, layout, load, node, gpu, cached=cache.state == "on")
+    return estimate_cost(config, LLAVA_7B, layout, load, time, cache, node, gpu, prices), time
+
+
+def test_training_costs_its_hours_times_its_nodes() -> None:
+    cost, time = estimated(cluster__replica_count=2)
+    train = next(step for step in cost.steps if step.job == "train")
+    assert (train.replicas, train.hours) == (2, time.train_hours)
+    assert train.usd == pytest.approx(2 * NODE_USD * time.train_hours)
+
+
+def test_the_run_is_the_sum_of_its_jobs() -> None:
+    cost, _ = estimated(features__cache="on")
+    assert [step.job for step in cost.steps] == ["cache_features", "train", "evaluate"]
+    assert cost.usd == pytest.approx(sum(step.usd for step in cost.steps))
+    assert all(step.hours and step.hours > 0 for step in cost.steps)
+
+
+def test_a_job_that_does_not_run_costs_nothing() -> None:
+    assert [step.job for step in estimated(features__cache="off")[0].steps] == ["train", "evaluate"]
+
+
+def test_evaluation_on_more_nodes_takes_less_time() -> None:
+    one, four = (estimated(cluster__evaluate_replica_count=nodes)[0].steps[-1] for nodes in (1, 4))
+    assert one.hours is not None and four.hours is not None and four.hours < one.hours
+
+
+def test_terms_are_compared_side_by_side() -> None:
+    cost, time = estimated()
+    standard, spot, flex = (cost.by_term[name] for name in ("standard", "spot", "flex_start"))
+    assert cost.usd == standard.usd
+    assert standard.train_hours == flex.train_hours == time.train_hours
+    assert spot.train_hours is not None and standard.train_hours is not None
+    assert spot.train_hours > standard.train_hours
+    assert standard.usd is not None and spot.usd is not None and flex.usd is not None
+    assert spot.usd < flex.usd < standard.usd
+
+
+def test_the_run_files_term_is_the_runs_cost() -> None:
+    cost, _ = estimated(cluster__scheduling_strategy="spot")
+    assert cost.term == "spot" and cost.usd == cost.by_term["spot"].usd
+
+
+FALLBACK = [{"scheduling_strategy": "spot", "wait": "600s"}, "standard"]
+
+
+def test_a_ladder_is_priced_by_rung_and_asked_about_as_its_dearest() -> None:
+    cost, _ = estimated(cluster__scheduling_strategy="spot", cluster__capacity_fallback=FALLBACK)
+    assert (cost.capacity_fallback, cost.term) == (("spot", "standard"), "standard")
+    assert cost.usd == cost.by_term["standard"].usd
+    assert any("Training tries spot for 600s, then standard for 3600s" in line for line in cost.assumptions)
+    unknown, _ = estimated(RoundPrices(unknown=frozenset({"a2-ultragpu-8g"})), cluster__capacity_fallback=FALLBACK)
+    assert unknown.usd is None
+
+
+def test_a_rung_that_is_not_to_be_had_makes_the_plan_red_and_a_limit_needs_prices() -> None:
+    def planned(cost: Cost) -> Plan:
+        return Plan("a", (), {}, None, None, None, None, None, None, cost, ())
+
+    cost, _ = estimated(node=machine(spot=False), cluster__capacity_fallback=FALLBACK)
+    assert planned(cost).errors == [
+        "cluster.capacity_fallback: spot is not possible: a2-ultragpu-8g is not offered as Spot"
+    ]
+    require_prices(planned(cost))
+    unknown, _ = estimated(RoundPrices(unknown=frozenset({"a2-ultragpu-8g"})), cluster__capacity_fallback=FALLBACK)
+    with pytest.raises(ConfigError, match="training costs on spot, standard is not known"):
+        require_prices(planned(unknown))
+    with pytest.raises(ConfigError, match="training costs on any option is not known"):
+        require_prices(dataclasses.replace(planned(cost), cost=None))
+
+
+def test_reducers_are_paid_for_training_only() -> None:
+    reducers = {"replica_count": 13}
+    without, with_them = (
+        estimated(cluster__replica_count=4, cluster__reduction_server=value)[0] for value in (None, reducers)
+    )
+    per_hour = {step.job: step.usd_per_hour for step in without.steps}
+    for step in with_them.steps:
+        assert step.usd_per_hour == pytest.approx(per_hour[step.job] + (13 * 0.5 if step.job == "train" else 0))
+
+
+@pytest.mark.parametrize(
+    ("changes", "term", "reason"),
+    [
+        ({"node": machine(spot=False)}, "spot", "not offered as Spot"),
+        (
+            {"cluster__replica_count": 4, "cluster__reduction_server": {"replica_count": 13}},
+            "flex_start",
+            "same machine",
+        ),
+        ({"train__epochs": 30}, "flex_start", "7 days"),
+        ({"cluster__accelerator_type": "", "cluster__accelerator_count": 0}, "flex_start", "without GPUs"),
+    ],
+)
+def test_a_term_that_is_not_to_be_had_says_why(changes: dict[str, Any], term: str, reason: str) -> None:
+    found = estimated(**changes)[0].by_term[term]
+    assert not found.possible and reason in found.why_not
+    assert estimated()[0].by_term[term].possible
+
+
+def test_a_missing_price_is_named_and_the_rest_is_computed() -> None:
+    cost, _ = estimated(RoundPrices(unknown=frozenset({"a2-ultragpu-8g"})))
+    assert cost.usd is None and cost.missing == ("a2-ultragpu-8g in us-central1",)
+    assert cost.steps[0].hours is not None
+    assert cost.storage_usd_per_month is not None
+
+
+def test_a_missing_price_of_reducers_leaves_training_open_only() -> None:
+    prices = RoundPrices(unknown=frozenset({"n1-highcpu-16"}))
+    cost, _ = estimated(prices, cluster__replica_count=4, cluster__reduction_server={"replica_count": 13})
+    by_job = {step.job: step.usd for step in cost.steps}
+    assert by_job["train"] is None and by_job["evaluate"] is not None and cost.usd is None
+
+
+def test_old_prices_are_said_to_be_old() -> None:
+    old, new = (estimated(RoundPrices(is_old=value))[0] for value in (True, False))
+    assert any("90 days" in sentence for sentence in old.assumptions)
+    assert not any("90 days" in sentence for sentence in new.assumptions)
+
+
+def test_on_cpus_there_is_no_cost() -> None:
+    cost, _ = estimated(cluster__accelerator_type="", cluster__accelerator_count=0)
+    assert cost.usd is None and cost.checkpoint_every_s is None and cost.expected_lost_hours is None
+
+
+def test_without_samples_there_is_no_cost_of_the_run_but_one_of_an_hour() -> None:
+    cost, _ = estimated(plan__samples=0)
+    train = next(step for step in cost.steps if step.job == "train")
+    assert cost.usd is None and train.usd_per_hour == pytest.approx(NODE_USD)
+
+
+def test_an_evaluation_of_unknown_length_is_left_out_and_said() -> None:
+    cost, _ = estimated(plan__samples=0, train__max_steps=100, evaluate__max_samples=0)
+    assert cost.usd == next(step.usd for step in cost.steps if step.job == "train")
+    assert any("evaluate job" in sentence for sentence in cost.assumptions)
+
+
+def test_storage_holds_checkpoints_the_export_and_features() -> None:
+    off, on = (estimated(features__cache=state)[0] for state in ("off", "on"))
+    trainable, total = LLAVA_7B.trainable_parameters, LLAVA_7B.total_parameters
+    assert off.storage_bytes == 2 * 16 * trainable + 4 * total
+    assert on.storage_bytes - off.storage_bytes == pytest.approx(665_000 * 0.94 * 576 * 1024 * 2, rel=1e-3)
+    assert off.storage_usd_per_month == pytest.approx(off.storage_bytes / 2**30 * 0.02)
+
+
+# The interval between checkpoints
+
+
+def test_young_daly() -> None:
+    assert young_daly_s(50, 36_000) == pytest.approx(math.sqrt(2 * 50 * 36_000))
+
+
+def test_more_nodes_are_stopped_more_often() -> None:
+    one, four = (mean_time_between_preemptions_s(run_config(cluster__replica_count=nodes)) for nodes in (1, 4))
+    assert one == pytest.approx(50 * 3600) and four == pytest.approx(one / 4)
+    assert mean_time_between_preemptions_s(run_config(plan__preemptions_per_node_hour=0)) == math.inf
+
+
+def test_expected_loss_by_hand() -> None:
+    """100 h of work, 36 s a save, each hour; stopped every 10 h; half an hour and 6 minutes lost each time."""
+    lost = expected_loss(360_000, 36, 3600, 36_000, 360)
+    assert lost is not None
+    assert lost.saves_hours == pytest.approx(1)
+    assert lost.preemptions == pytest.approx(101 / (1 - 0.06) / 10)
+    assert lost.rework_hours == pytest.approx(0.5 * lost.preemptions)
+    assert lost.restarts_hours == pytest.approx(0.1 * lost.preemptions)
+
+
+def test_no_preemptions_lose_only_saves() -> None:
+    lost = expected_loss(360_000, 36, 3600, math.inf, 360)
+    assert lost is not None and lost.total_hours == lost.saves_hours == pytest.approx(1)
+
+
+def test_a_run_that_is_stopped_before_it_gets_on_has_no_end() -> None:
+    assert expected_loss(360_000, 36, 7200, 3600, 600) is None
+
+
+@given(st.floats(1, 300), st.floats(4, 500), st.floats(0, 600), st.floats(1.5, 20))
+def test_the_young_daly_interval_loses_least(save_s: float, mtbf_hours: float, restart_s: float, factor: float) -> None:
+    mtbf_s = mtbf_hours * 3600
+    best_s = young_daly_s(save_s, mtbf_s)
+    best = expected_loss(1e6, save_s, best_s, mtbf_s, restart_s)
+    assert best is not None
+    for every_s in (best_s / factor, best_s * factor):
+        other = expected_loss(1e6, save_s, every_s, mtbf_s, restart_s)
+        assert other is None or best.total_hours <= other.total_hours
+
+
+def test_spot_names_the_best_interval_and_what_it_would_lose() -> None:
+    cost, time = estimated(
+        cluster__scheduling_strategy="spot", cluster__replica_count=4, train__checkpoint_every_steps=10
+    )
+    assert time.save_s is not None
+    assert cost.checkpoint_every_s == pytest.approx(math.sqrt(2 * time.save_s * 3600 / (4 * 0.02)))
+    assert cost.expected_lost_hours is not None and cost.least_lost_hours is not None
+    assert cost.least_lost_hours < cost.expected_lost_hours
+    best = estimated(
+        cluster__scheduling_strategy="spot",
+        cluster__replica_count=4,
+        train__checkpoint_every_steps=cost.checkpoint_every_steps,
+    )[0]
+    assert best.expected_lost_hours == pytest.approx(cost.least_lost_hours, rel=1e-6)
+    assert any("0.02 times an hour" in sentence for sentence in cost.assumptions)
+
+
+def test_a_hopeless_rate_is_said() -> None:
+    cost, _ = estimated(cluster__scheduling_strategy="spot", plan__preemptions_per_node_hour=30)
+    assert cost.usd is None and cost.expected_lost_hours is None
+    assert any("loses more than it computes" in sentence for sentence in cost.assumptions)
+
+
+# Schedules
+
+
+@pytest.mark.parametrize(
+    ("cron", "runs"),
+    [
+        ("0 3 * * *", 365.25 / 12),
+        ("0 3 * * 1", 365.25 / 12 / 7),
+        ("0 3 * * MON", 365.25 / 12 / 7),
+        ("0 3 * * 0", 365.25 / 12 / 7),
+        ("0 3 * * 7", 365.25 / 12 / 7),
+        ("0 3 1 * *", 1),
+        ("0 3 1,15 * *", 2),
+        ("0 3 1 JAN *", 1 / 12),
+        ("0 3 1 */3 *", 4 / 12),
+        ("0 3 29 2 *", 7 / 28 / 12),
+        ("0 3 31 * *", 7 / 12),
+        ("0 */6 * * *", 4 * 365.25 / 12),
+        ("*/15 9-17 * * 1-5", 4 * 9 * 5 * 365.25 / 12 / 7),
+        ("30 5/6 * * *", 4 * 365.25 / 12),
+        ("0 0 31 2 *", 0),
+        # Either kind of day: the 1st, and each Monday that is not the 1st (4 of 28 firsts are on each weekday).
+        ("0 3 1 * 1", 1 + 365.25 / 12 / 7 - 1 / 7),
+    ],
+)
+def test_runs_a_month(cron: str, runs: float) -> None:
+    assert runs_per_month(cron) == pytest.approx(runs)
+
+
+@pytest.mark.parametrize("cron", ["60 3 * * *", "0 24 * * *", "0 3 0 * *", "0 3 * 13 *", "0 3 * * 8", "0 3 5-1 * *"])
+def test_a_field_out_of_bounds_is_named(cron: str) -> None:
+    with pytest.raises(ConfigError, match=r"schedule\.cron"):
+        runs_per_month(cron)
+
+
+@pytest.mark.parametrize(
+    "cron",
+    ["0 3 * *", "a 3 * * *", "*/0 3 * * *", "1- 3 * * *", "0 3 * * FOO", "0 3 */x * *", "0 3 L * *", "0 3 * * 1#2"],
+)
+def test_a_field_that_cannot_be_read_is_named(cron: str) -> None:
+    with pytest.raises(ConfigError, match=r"schedule\.cron"):
+        runs_per_month(cron)
+
+
+def test_a_schedule_costs_its_runs() -> None:
+    cost, _ = estimated(schedule={"cron": "0 3 1,15 * *"})
+    assert cost.schedule_runs_per_month == 2
+    assert cost.usd is not None and cost.schedule_usd_per_month == pytest.approx(2 * cost.usd)
+    assert estimated()[0].schedule_usd_per_month is None
+
+
+def test_costs_are_plain_data_for_json() -> None:
+    cost, _ = estimated(
+        cluster__scheduling_strategy="spot", plan__preemptions_per_node_hour=0, schedule={"cron": "0 3 * * 1"}
+    )
+    written = json.loads(json.dumps(dataclasses.asdict(cost), allow_nan=False))
+    assert written["by_term"]["spot"]["usd"] == written["usd"] == cost.usd
+
+
+def test_the_built_in_prices_give_a_cost_or_say_what_is_missing() -> None:
+    cost, _ = estimated(load_prices(today=date(2026, 11, 20)))
+    for term in cost.by_term.values():
+        assert term.usd is not None or term.missing
+
+
+@pytest.mark.parametrize(
+    ("cron", "timezone", "moment", "starts"),
+    [
+        ("0 3 * * 1", "UTC", "2026-11-23T03:00:00+00:00", ["2026-11-30T03:00:00+00:00", "2026-12-07T03:00:00+00:00"]),
+        ("30 9,17 1 * *", "Europe/Paris", "2026-12-31T23:30:00+00:00",
+         ["2027-01-01T09:30:00+01:00", "2027-01-01T17:30:00+01:00"]),
+        ("30 2 * * *", "Europe/Paris", "2027-03-27T12:00:00+00:00",  # 02:30 is left out on the 28th
+         ["2027-03-29T02:30:00+02:00", "2027-03-30T02:30:00+02:00"]),
+        ("30 2 * * *", "Europe/Paris", "2027-10-30T12:00:00+00:00",  # and comes twice on the 31st
+         ["2027-10-31T02:30:00+02:00", "2027-11-01T02:30:00+01:00"]),
+        ("0 0 29 2 *", "UTC", "2026-01-01T00:00:00+00:00", ["2028-02-29T00:00:00+00:00", "2032-02-29T00:00:00+00:00"]),
+    ],
+)  # fmt: skip
+def test_the_next_starts_are_those_of_the_time_zone(cron: str, timezone: str, moment: str, starts: list[str]) -> None:
+    found = islice(starts_after(cron, timezone, datetime.fromisoformat(moment)), 2)
+    assert [start.isoformat() for start in found] == starts

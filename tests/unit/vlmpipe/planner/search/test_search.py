@@ -1,0 +1,140 @@
+"""What `vlmpipe plan --suggest` chooses from is what the trainer accepts."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from benchmarks.tiny_native import model_section
+from tests.support.paths import ROOT
+from tests.support.trainer_runs import merged
+from trainer.config.model import GRID_FAMILIES
+from vlmpipe.catalog.machines import load_catalog
+from vlmpipe.cli.views.suggestions import print_suggestions
+from vlmpipe.config.run_config import RunConfig, load_run_file, parse_run_config
+from vlmpipe.config.yaml_loader import apply_overrides
+from vlmpipe.planner.model_architecture import Architecture, architecture
+from vlmpipe.planner.search.search import Goal, Suggestion
+from vlmpipe.planner.search.space import Cluster, Degrees, candidates
+
+MACHINE = load_catalog().machines["a2-ultragpu-8g"]
+GPU = load_catalog().gpus["NVIDIA_A100_80GB"]
+PLACES = [Cluster(MACHINE, GPU, gpus, nodes) for gpus in (1, 8) for nodes in (1, 4)]
+LANGUAGE = "model.language_model.config"
+
+
+def run_file(**language: Any) -> RunConfig:
+    """Twelve heads and six key-value heads in seven layers; `language` replaces sizes."""
+    sizes = {"hidden_size": 96, "num_attention_heads": 12, "num_key_value_heads": 6, "num_hidden_layers": 7, **language}
+    base = load_run_file(ROOT / "configs/digits.yaml").to_dict()
+    changes = {f"{LANGUAGE}.{name}": value for name, value in sizes.items()}
+    changes |= {"train.global_batch_size": 64, "model.tower.config.num_attention_heads": 4}
+    return parse_run_config(merged(base, changes), "test")
+
+
+@pytest.mark.parametrize(
+    ("language", "cached", "tensor"),
+    [
+        ({}, True, {2}),  # of the divisors of 8 GPUs: 4 does not divide 6 key-value heads
+        ({"num_key_value_heads": 12}, True, {2, 4}),
+        ({"num_attention_heads": 24, "num_key_value_heads": 24}, True, {2, 4, 8}),
+        ({"num_attention_heads": 24, "num_key_value_heads": 24}, False, {2, 4}),  # the tower that runs has 4 heads
+        ({"num_key_value_heads": 12, "intermediate_size": 190}, True, {2}),
+        ({"num_key_value_heads": 1}, True, set()),
+    ],
+)
+def test_layers_are_split_over_ranks_that_heads_and_width_divide_by(
+    language: dict[str, Any], cached: bool, tensor: set[int]
+) -> None:
+    degrees = Degrees.of(architecture(run_file(**language)), PLACES, cached=cached)
+    assert degrees.tensor == tensor
+
+
+def test_a_stack_of_seven_layers_has_at_most_seven_stages() -> None:
+    assert Degrees.of(architecture(run_file()), PLACES, cached=True).pipeline == {2, 4}
+
+
+def test_adapters_are_split_with_their_layers() -> None:
+    config = run_file()
+    with_adapters = parse_run_config(merged(config.to_dict(), {"model.lora": {"rank": 4}}), "test")
+    assert Degrees.of(architecture(with_adapters), PLACES, cached=True).tensor == {2}
+
+
+@pytest.mark.parametrize("family", GRID_FAMILIES)
+def test_layers_of_native_models_are_split_and_their_stack_is_cut(family: str) -> None:
+    """Two key-value heads, two layers: of the divisors of 8 GPUs, two ranks take each."""
+    assert Degrees.of(native(family), PLACES, cached=False) == Degrees(frozenset({2}), frozenset({2}))
+
+
+def test_layers_that_images_are_added_behind_count_as_one_of_a_stack() -> None:
+    """DeepStack adds to the first two of four."""
+    levels = {"vision_config.depth": 3, "vision_config.deepstack_visual_indexes": [0, 1]}
+    model = native("qwen3_vl", {"text_config.num_hidden_layers": 4, **levels})
+    assert Degrees.of(model, PLACES, cached=False).pipeline == {2}
+
+
+def native(family: str, changes: dict[str, Any] | None = None) -> Architecture:
+    content = load_run_file(ROOT / "configs/digits.yaml").to_dict() | {"model": model_section(family)}
+    inside = {f"model.pretrained.config.{name}": value for name, value in (changes or {}).items()}
+    return architecture(parse_run_config(merged(content, inside), "test"))
+
+
+SHARED_TOKENS = {"train.strategy": "tp", "train.tensor_parallel": 2, "train.sequence_parallel": True}
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        {"train.strategy": "zero1"},
+        {"train.strategy": "zero1", "train.offload": "optimizer"},
+        {"train.strategy": "zero3", "train.zero_hpz": True},
+        {"train.strategy": "zero1", "train.offload": "optimizer", "train.nvme_path": "/mnt/disk"},
+        {"train.overlap_vision_encoder": True, "features.cache": "off"},
+        {
+            **SHARED_TOKENS,
+            "cluster.processes_per_replica": 2,
+            "data.sequence_length": 508,
+        },  # which 8 ranks cannot share
+    ],
+)
+def test_every_way_is_a_valid_run_file(start: dict[str, Any]) -> None:
+    """Also where the run file asks for what another strategy does not have."""
+    base = parse_run_config(merged(run_file().to_dict(), start), "test")
+    degrees = Degrees(tensor=frozenset({2, 4, 8}), pipeline=frozenset({2, 4}))
+    found = set()
+    for place in PLACES:
+        for change in candidates(base, place, degrees):
+            content = apply_overrides(base.to_dict(), place.change(base) | change)
+            train = parse_run_config(content, "a way").train
+            found.add((train.strategy, train.tensor_parallel, train.pipeline_parallel))
+    assert {(strategy, *split) for strategy in ("tp", "tp+fsdp") for split in ((2, 1), (4, 1), (8, 1))} <= found
+    assert {("pp", 1, 2), ("pp", 1, 4), ("ddp", 1, 1), ("hsdp", 1, 1)} <= found
+    both = {(tensor, stages) for strategy, tensor, stages in found if strategy == "tp+pp+dp"}
+    assert both and {tensor for tensor, _ in both} <= {place.gpus_per_node for place in PLACES}
+
+
+def test_the_printed_command_has_what_was_given_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """But for what the suggestion changes: it is the way of the table that is planned then."""
+    change = {"train.strategy": "fsdp", "train.micro_batch_size": 2}
+    found = [Suggestion(change, "1 x a", "fsdp", 1.0, 2.0, 3.0, 0.4, 5.0, 6.0)]
+    given = ["train.strategy=ddp", "features.cache=off"]
+    print_suggestions(found, Goal("cheapest"), run_file(), "run.yaml", given)
+    command = "vlmpipe plan run.yaml features.cache=off train.strategy=fsdp train.micro_batch_size=2\n"
+    assert command in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("goal", "title"),
+    [
+        ("cheapest", "The cheapest ways to train "),
+        ("fastest", "The fastest ways to train "),
+        ("under:1500", r"The fastest ways to train \S+ for at most \$1,500 "),
+        ("by:1", r"The cheapest ways to train \S+ within 1 h "),
+    ],
+)
+def test_a_table_says_what_its_order_is_by(goal: str, title: str, capsys: pytest.CaptureFixture[str]) -> None:
+    way = Suggestion({"train.strategy": "fsdp"}, "1 x a", "fsdp", 1.0, 2.0, 3.0, 0.4, 5.0, 6.0)
+    print_suggestions([way], Goal.parse(goal), run_file(), "run.yaml")
+    assert re.match(title, capsys.readouterr().out.strip())

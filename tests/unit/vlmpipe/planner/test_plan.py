@@ -1,0 +1,274 @@
+"""The plan as a whole: what it answers, what it leaves open, and what the numbers say of strategies."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import socket
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from benchmarks.memory_cases import Case
+from tests.support.paths import ROOT
+from tests.support.short_form import only_whole
+from trainer.config.model import ModelConfig
+from trainer.models.layers.recompute_policy import Recompute
+from trainer.sizing.pipeline_partition import Stage
+from trainer.tracing.fake_inputs import SequenceShape
+from trainer.tracing.pipeline_stage import trace_stage
+from trainer.tracing.step import trace_step
+from vlmpipe.catalog.machines import load_catalog
+from vlmpipe.config.run_config import RunConfig, load_run_file
+from vlmpipe.planner import model_architecture as architectures
+from vlmpipe.planner.memory import pipeline_stage as stage_memory
+from vlmpipe.planner.memory.activations import activations
+from vlmpipe.planner.memory.estimate import estimate_memory
+from vlmpipe.planner.memory.rank import GIB, fullest, training_phases
+from vlmpipe.planner.model_architecture import architecture
+from vlmpipe.planner.parallel_layout import STRATEGIES, make_layout
+from vlmpipe.planner.plan import Plan, plan_run
+
+SEVEN_B = ROOT / "configs/llava-7b-zero2-spot.yaml"
+
+
+def planned(*overrides: str) -> Plan:
+    return plan_run(load_run_file(SEVEN_B, overrides))
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    return planned()
+
+
+def test_the_shipped_run_files_have_no_error(plan: Plan) -> None:
+    others = [plan_run(load_run_file(path)) for path in sorted((ROOT / "configs").glob("*.yaml")) if path != SEVEN_B]
+    assert [one.errors for one in (plan, *others)] == [[]] * (len(others) + 1)
+
+
+def test_a_complete_plan_of_a_spot_run_is_green_and_has_a_price(plan: Plan) -> None:
+    assert plan.state == "green"
+    assert plan.cost is not None and plan.cost.usd is not None and plan.cost.usd > 0
+    assert plan.memory is not None and plan.memory.fits
+
+
+def test_a_job_that_the_run_leaves_out_is_not_among_its_machines(plan: Plan) -> None:
+    cached = planned("features.cache=on")
+    assert plan.jobs.keys() == {"train", "evaluate"}, "one epoch is not worth a cache"
+    assert cached.jobs.keys() == {"cache_features", "train", "evaluate"}
+
+
+def test_sizes_are_those_of_the_published_model(plan: Plan) -> None:
+    assert plan.model is not None
+    parts = plan.model.shape.parameters
+    assert parts["language_layers"] + parts["embedding"] + parts["head"] == 6_738_415_616  # vicuna-7b-v1.5
+    assert parts["projector"] == 1024 * 4096 + 4096 + 4096 * 4096 + 4096
+
+
+def test_what_does_not_fit_is_red_and_the_nearest_settings_do_fit() -> None:
+    plan = planned("train.strategy=ddp")
+    assert plan.state == "red" and plan.memory is not None and not plan.memory.fits
+    assert plan.memory.nearest
+    for setting in plan.memory.nearest:
+        change = {"train.strategy": "ddp", **setting.change}
+        again = planned(*(f"{field}={json.dumps(value)}" for field, value in change.items()))
+        assert again.memory is not None and again.memory.fits
+        assert again.memory.total_bytes == setting.total_bytes
+
+
+def test_an_impossible_machine_is_red_and_one_that_nobody_knows_leaves_the_rest_open() -> None:
+    impossible = planned("cluster.machine_type=n1-standard-8")
+    assert impossible.state == "red" and any("n1-standard-8" in error for error in impossible.errors)
+    unknown = planned("cluster.machine_type=z9-giant-8g")
+    assert unknown.memory is None and "z9-giant-8g" in " ".join(unknown.notes)
+
+
+def test_without_a_number_of_samples_the_price_is_open_and_a_note_says_what_to_give() -> None:
+    plan = planned("plan.samples=0")
+    assert plan.state == "amber"
+    assert plan.cost is not None and plan.cost.usd is None
+    assert plan.time is not None and plan.time.step_s and plan.time.train_hours is None
+    assert any("plan.samples" in note for note in plan.notes)
+
+
+def test_a_hub_out_of_reach_is_said_at_once_and_the_rest_is_still_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> socket.socket:
+        raise OSError("no network")
+
+    monkeypatch.setattr(architectures.socket, "create_connection", refuse)
+    monkeypatch.setattr(architectures.urllib.request, "getproxies", dict)
+    plan = planned("model.tower.weights=nobody/has-this-tower", "model.tower.revision=")
+    assert plan.memory is None and plan.jobs and plan.state == "amber"
+    assert any("nobody/has-this-tower" in note and "not reachable" in note for note in plan.notes)
+
+
+@pytest.mark.parametrize("freeze", [["tower"], []], ids=["frozen tower", "trained tower"])
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+def test_few_layers_say_what_many_hold(precision: str, freeze: list[str]) -> None:
+    """Two language layers, and of a frozen tower the first and the last, against a trace of the whole depth."""
+    config = _small({"num_hidden_layers": 7}, tower={"num_hidden_layers": 9}, freeze=freeze, precision=precision)
+    shape = architecture(config).shape
+    found = activations(config, shape, mixes=[(2, 40)])
+    whole = trace_step(
+        ModelConfig.model_validate(config.model.model_dump()),
+        SequenceShape(config.train.micro_batch_size, config.data.sequence_length, 4, 80),
+        vocabulary=shape.vocabulary,
+        cached=False,
+        compute="autocast" if precision == "bf16" else "fp32",
+        recompute=Recompute.of(config.train),
+        language_layers=7,
+        every_layer=True,
+    )
+    assert sum(found.forward.values()) == whole.forward.total_bytes
+    assert sum(found.backward.values()) == whole.backward.total_bytes
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl", "smolvlm"])
+def test_few_layers_of_a_native_model_say_what_many_hold(family: str) -> None:
+    """Its own tower, and the levels that are added to its first language layers."""
+    config = Case("ddp", {"features.cache": "off"}, cached=False, family=family).config(1)
+    shape = architecture(config).shape
+    found = activations(config, shape, mixes=[(2, 40)])
+    whole = trace_step(
+        config.model,
+        SequenceShape(config.train.micro_batch_size, config.data.sequence_length, 4, 80),
+        vocabulary=shape.vocabulary,
+        cached=False,
+        compute="fp32",
+        recompute=Recompute.of(config.train),
+        language_layers=shape.language.layers,
+        every_layer=True,
+    )
+    assert sum(found.forward.values()) == whole.forward.total_bytes
+    assert sum(found.backward.values()) == whole.backward.total_bytes
+
+
+@pytest.mark.parametrize("family", [pytest.param("qwen2_5_vl", marks=only_whole), "qwen3_vl"])
+def test_few_layers_of_a_native_models_first_stage_say_what_many_hold(family: str) -> None:
+    """Two levels are added to the first layers of Qwen3-VL."""
+    deep = {"features.cache": "off", "model.pretrained.config.text_config.num_hidden_layers": 8}
+    config = Case("pp", deep, cached=False, family=family).config(2)
+    shape = architecture(config).shape
+    stage = Stage(range(7), is_first=True, is_last=False)
+    found = stage_memory._Stage.traced(config, shape, stage, (2, 40), from_one_row=False)
+    whole = trace_stage(
+        config.model,
+        SequenceShape(config.train.micro_batch_size, config.data.sequence_length, 4, 80),
+        stage,
+        vocabulary=shape.vocabulary,
+        cached=False,
+        compute="fp32",
+        recompute=Recompute.of(config.train),
+    )
+    assert found.forward.total() == whole.forward.total_bytes
+    assert found.kept.total() == whole.kept.total_bytes
+    assert found.backward.total() == whole.backward.total_bytes
+
+
+def test_one_and_two_rows_say_what_several_hold() -> None:
+    one, two, three = (_small(rows=rows) for rows in (1, 2, 3))
+    shape = architecture(one).shape
+    of_one, of_two, many = (activations(each, shape, mixes=[(2, 40)]) for each in (one, two, three))
+    scaled = of_one.of_rows(3, of_two)
+    assert sum(scaled.forward.values()) == pytest.approx(sum(many.forward.values()), rel=0.02)
+    assert sum(scaled.backward.values()) == pytest.approx(sum(many.backward.values()), rel=0.02)
+
+
+def test_the_more_is_computed_again_the_less_is_held() -> None:
+    config = _small()
+    shape = architecture(config).shape
+
+    def held(category: str, **train: Any) -> int:
+        changed = config.model_copy(update={"train": config.train.model_copy(update=train)})
+        return activations(changed, shape, mixes=[(1, 300)]).forward[category]
+
+    layers = [held("language", activation_checkpointing=kind) for kind in ("none", "selective", "full")]
+    assert layers[0] > 1.5 * layers[1] > 3 * layers[2]
+    at_once, half, quarter = (held("head", loss_chunk_tokens=labels) for labels in (0, 300, 150))
+    a_label = 6 * shape.vocabulary  # its logits in bf16 and again in fp32
+    assert half - quarter == pytest.approx(150 * a_label, rel=0.02)
+    assert at_once - half > 300 * a_label
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_more_ranks_never_take_more_memory_of_each(strategy: str) -> None:
+    config = load_run_file(SEVEN_B)
+    model = architecture(config)
+    held = activations(config.model_copy(update={"model": model.model}), model.shape)
+
+    def total(nodes: int) -> int:
+        parallel = {"tp": (8, 1), "tp+fsdp": (8, 1), "pp": (1, 4), "tp+pp+dp": (4, 2)}.get(strategy, (1, 1))
+        layout = make_layout(strategy, nodes, 8, tensor_parallel=parallel[0], pipeline_parallel=parallel[1])
+        _, parts = fullest(
+            training_phases(model.shape, layout, held, cached=False, precision="bf16", passes=2, checkpointing=True)
+        )
+        return sum(part.bytes for part in parts)
+
+    assert total(1) >= total(2) >= total(8)
+
+
+def test_the_classic_guidance_comes_out_of_the_numbers() -> None:
+    """On machines of 8 x A100 80 GB: which of the trainer's strategies is the plainest that fits."""
+    plainest = {
+        ("Qwen/Qwen2.5-1.5B", 1): "ddp",
+        ("Qwen/Qwen2.5-3B", 1): "ddp",
+        ("lmsys/vicuna-7b-v1.5", 1): "zero2",
+        ("lmsys/vicuna-13b-v1.5", 1): "fsdp",
+        ("01-ai/Yi-34B", 1): "fsdp",  # with 0.4 GiB to spare: amber
+        ("01-ai/Yi-34B", 2): "fsdp",
+        ("meta-llama/Llama-2-70b-hf", 2): None,
+        ("meta-llama/Llama-2-70b-hf", 4): "fsdp",
+    }
+    assert {case: _plainest(*case) for case in plainest} == plainest
+
+
+def _plainest(language_model: str, nodes: int) -> str | None:
+    catalog = load_catalog()
+    for strategy in ("ddp", "zero2", "fsdp"):
+        config = load_run_file(
+            SEVEN_B,
+            [
+                f"model.language_model.weights={language_model}",
+                "model.language_model.revision=",
+                f"cluster.replica_count={nodes}",
+                "cluster.reduction_server=null",
+                f"train.strategy={strategy}",
+            ],
+        )
+        machine, gpu = catalog.machines["a2-ultragpu-8g"], catalog.gpus["NVIDIA_A100_80GB"]
+        if estimate_memory(config, architecture(config), machine, gpu, nearest=False).fits:
+            return strategy
+    return None
+
+
+def _small(
+    language_model: dict[str, Any] | None = None,
+    *,
+    tower: dict[str, Any] | None = None,
+    freeze: Sequence[str] = ("tower",),
+    rows: int = 2,
+    precision: str = "bf16",
+) -> RunConfig:
+    config = load_run_file(ROOT / "configs/digits.yaml")
+    parts = {"tower": tower or {}, "language_model": {"num_hidden_layers": 3, **(language_model or {})}}
+    changed = {name: getattr(config.model, name) for name in parts}
+    changed = {
+        name: part.model_copy(update={"config": {**part.config, **parts[name]}}) for name, part in changed.items()
+    }
+    return config.model_copy(
+        update={
+            "model": config.model.model_copy(update={**changed, "freeze": tuple(freeze)}),
+            "features": config.features.model_copy(update={"cache": "off"}),
+            "train": config.train.model_copy(update={"micro_batch_size": rows, "precision": precision}),
+            "data": config.data.model_copy(update={"sequence_length": 512}),
+        }
+    )
+
+
+def test_the_bar_has_no_part_that_is_not_in_the_sum(plan: Plan) -> None:
+    assert plan.memory is not None
+    written = plan.as_dict()["memory"]
+    assert sum(part["bytes"] for part in written["parts"]) == written["total_bytes"]
+    assert written["capacity_bytes"] == 80 * GIB
+    assert dataclasses.is_dataclass(plan.memory)

@@ -1,0 +1,236 @@
+"""Traffic of each strategy: the laws that any layout keeps, and what known layouts send."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support.planner import A100_80, LLAVA_7B, machine
+from trainer.sizing.model_shape import Matrices
+from vlmpipe.planner.parallel_layout import STRATEGIES, Layout, make_layout
+from vlmpipe.planner.time.communication import LINK_SHARE, NIC_SHARE, Transfer, Work, pipeline_bubble, seconds, traffic
+
+TRAINABLE = LLAVA_7B.trainable_parameters
+WORK = Work(micro_steps=4, micro_batch_size=1, sequence_length=4096, precision="bf16", activation_checkpointing="full")
+NODES, RANKS = st.sampled_from([1, 2, 4, 8]), st.sampled_from([1, 2, 4, 8])
+STRATEGY = st.sampled_from(sorted(STRATEGIES))
+
+
+def layout(strategy: str, nodes: int, ranks_per_node: int) -> Layout:
+    """The strategy with model parallelism of two where it has any, as far as the ranks allow."""
+    pair = 2 if nodes * ranks_per_node >= 4 else 1
+    tensor = pair if strategy in ("tp", "tp+fsdp", "tp+pp+dp") else 1
+    pipeline = pair if strategy in ("pp", "tp+pp+dp") else 1
+    return make_layout(strategy, nodes, ranks_per_node, tensor_parallel=tensor, pipeline_parallel=pipeline)
+
+
+def sent(strategy: str, nodes: int, ranks_per_node: int, **work: Any) -> list[Transfer]:
+    return traffic(layout(strategy, nodes, ranks_per_node), LLAVA_7B, replace(WORK, **work))
+
+
+def bytes_between_nodes(strategy: str, nodes: int, ranks_per_node: int) -> float:
+    """Sent by one node's network card in a step."""
+    return sum(transfer.bytes_per_nic for transfer in sent(strategy, nodes, ranks_per_node))
+
+
+@given(STRATEGY, NODES, RANKS, st.sampled_from(["fp32", "bf16"]), st.integers(1, 16))
+def test_traffic_is_never_negative(strategy: str, nodes: int, ranks: int, precision: Any, micro_steps: int) -> None:
+    for transfer in sent(strategy, nodes, ranks, precision=precision, micro_steps=micro_steps):
+        assert transfer.bytes_per_rank > 0
+        assert transfer.bytes_per_nic >= 0
+
+
+@given(STRATEGY, RANKS)
+def test_one_node_sends_nothing_to_others(strategy: str, ranks: int) -> None:
+    assert bytes_between_nodes(strategy, 1, ranks) == 0
+
+
+@given(STRATEGY)
+def test_one_rank_sends_nothing(strategy: str) -> None:
+    assert sent(strategy, 1, 1) == []
+
+
+@given(NODES, RANKS)
+def test_compressed_gradients_are_half_the_bytes(nodes: int, ranks: int) -> None:
+    plain, half = (sum(t.bytes_per_rank for t in sent("ddp", nodes, ranks, rounds_gradients=rounded))
+                   for rounded in (False, True))  # fmt: skip
+    assert plain == 2 * half
+
+
+def test_factors_of_matrices_travel_in_their_place() -> None:
+    """rank x (n + m) numbers of each, where that is less than half of n x m; the rest as it is."""
+    matrices = (Matrices(4096, 4096, 3), Matrices(11008, 4096, 2), Matrices(8, 4096, 5))
+    numbers = sum(one.rows * one.columns * one.count for one in matrices)
+    shape = replace(LLAVA_7B, trained_matrices=matrices)
+    intra, inter = traffic(make_layout("ddp", 4, 8), shape, replace(WORK, gradient_rank=4))
+    factors = 4 * (3 * (4096 + 4096) + 2 * (11008 + 4096))
+    assert inter.payload_bytes == intra.payload_bytes == 4 * (TRAINABLE - numbers + factors + 5 * 8 * 4096)
+
+
+@given(NODES, RANKS, st.sampled_from(["fp32", "bf16", "fp16"]))
+def test_quantized_weights_are_a_byte_each(nodes: int, ranks: int, precision: str) -> None:
+    plain, rounded = (
+        {t.name: t.bytes_per_rank for t in sent("zero3", nodes, ranks, precision=precision, quantized_weights=on)}
+        for on in (False, True)
+    )
+    assert plain.keys() == rounded.keys()
+    for name, sent_bytes in plain.items():
+        factor = (4 if precision == "fp32" else 2) if name == "all-gather of weights" else 1
+        assert sent_bytes == pytest.approx(factor * rounded[name])
+
+
+@given(NODES, RANKS)
+def test_quantized_gradients_are_half_a_byte_each_between_several_nodes(nodes: int, ranks: int) -> None:
+    plain, rounded = (
+        sum(t.bytes_per_rank for t in sent("zero3", nodes, ranks, precision="fp16", quantized_gradients=on)
+            if t.what == "gradients")
+        for on in (False, True)
+    )  # fmt: skip
+    # Of those in fp16; an embedding's, which are trained here, are fp32 without.
+    assert 4 * rounded <= plain if nodes > 1 else rounded == plain
+
+
+@given(st.sampled_from([2, 4, 8]), st.sampled_from([2, 4, 8]), st.integers(1, 8))
+def test_with_a_copy_in_each_node_trained_weights_leave_it_once_a_step_and_frozen_ones_never(
+    nodes: int, ranks: int, micro_steps: int
+) -> None:
+    work = replace(WORK, micro_steps=micro_steps)
+    plain, copied = (
+        [t for t in traffic(make_layout("zero3", nodes, ranks, node_weights=on), LLAVA_7B, work) if t.what == "weights"]
+        for on in (False, True)
+    )
+    between = [t.payload_bytes for t in copied if t.scope == "inter"]
+    assert between == [2 * TRAINABLE]  # in bf16
+    for_all, inside = (sum(t.payload_bytes for t in each if t.scope == "intra") for each in (plain, copied))
+    assert inside == pytest.approx(for_all)
+
+
+def test_one_node_or_one_rank_a_node_makes_no_copy() -> None:
+    for nodes, ranks in ((1, 8), (8, 1)):
+        assert make_layout("zero3", nodes, ranks, node_weights=True) == make_layout("zero3", nodes, ranks)
+
+
+@given(STRATEGY, st.sampled_from([2, 4, 8]), RANKS)
+def test_traffic_between_nodes_needs_network_cards(strategy: str, nodes: int, ranks: int) -> None:
+    for transfer in sent(strategy, nodes, ranks):
+        assert (transfer.bytes_per_nic > 0) == (transfer.scope == "inter")
+
+
+@given(STRATEGY, st.sampled_from([1, 2, 4]), st.sampled_from([4, 8]))
+def test_more_nodes_never_send_less_per_network_card(strategy: str, nodes: int, ranks: int) -> None:
+    assert bytes_between_nodes(strategy, nodes, ranks) <= bytes_between_nodes(strategy, 2 * nodes, ranks)
+
+
+@given(st.sampled_from([2, 3, 4, 8]), RANKS)
+def test_reduce_scatter_and_all_gather_are_an_all_reduce(nodes: int, ranks: int) -> None:
+    """FSDP's fp32 gradients one way and ZeRO's fp32 weights the other, against DDP's all-reduce of the same bytes."""
+    fsdp = [t for t in sent("fsdp", nodes, ranks, micro_steps=1) if t.collective == "reduce_scatter"]
+    zero = [t for t in sent("zero2", nodes, ranks) if t.collective == "all_gather"]
+    ddp = sent("ddp", nodes, ranks)
+    for scope in ("intra", "inter"):
+        halves = sum(t.bytes_per_rank for t in (*fsdp, *zero) if t.scope == scope)
+        assert halves == pytest.approx(sum(t.bytes_per_rank for t in ddp if t.scope == scope))
+
+
+@given(st.sampled_from([2, 3, 4, 8]), RANKS)
+def test_each_rank_of_a_hybrid_takes_one_shard_of_the_gradients_across_nodes(nodes: int, ranks: int) -> None:
+    """The rings of a node's ranks share its card, which so carries what it carries for DDP."""
+    (hybrid,) = [t for t in sent("hsdp", nodes, ranks, micro_steps=1) if t.scope == "inter"]
+    (ddp,) = [t for t in sent("ddp", nodes, ranks) if t.scope == "inter"]
+    assert hybrid.collective == ddp.collective == "all_reduce"
+    assert hybrid.payload_bytes == pytest.approx(ddp.payload_bytes / ranks)
+    assert hybrid.bytes_per_nic == pytest.approx(ddp.bytes_per_nic)
+
+
+def test_ddp_sends_fp32_gradients_once_a_step() -> None:
+    intra, inter = sent("ddp", 4, 8)
+    assert intra.bytes_per_rank == pytest.approx(2 * 7 / 8 * 4 * TRAINABLE)
+    assert inter.bytes_per_nic == pytest.approx(2 * 3 / 4 * 4 * TRAINABLE)
+    assert sent("ddp", 4, 8, micro_steps=1) == [intra, inter]
+
+
+def test_zero2_reduces_after_each_micro_batch_in_the_autocast_type() -> None:
+    embedding = LLAVA_7B.parameters["embedding"]
+    reduced = next(t for t in sent("zero2", 2, 8) if t.what == "gradients")
+    assert reduced.payload_bytes == 4 * (2 * (TRAINABLE - embedding) + 4 * embedding)
+    gathered = next(t for t in sent("zero2", 2, 8) if t.what == "weights")
+    assert gathered.payload_bytes == 4 * TRAINABLE
+
+
+def test_fsdp_gathers_layers_twice_and_reduces_once_a_micro_batch() -> None:
+    layers = LLAVA_7B.parameters["language_layers"]
+    gathered = next(t for t in sent("fsdp", 2, 8) if t.what == "weights")
+    reduced = next(t for t in sent("fsdp", 2, 8) if t.what == "gradients")
+    assert gathered.payload_bytes == 4 * 2 * (TRAINABLE + layers)
+    assert reduced.payload_bytes == 4 * 4 * TRAINABLE
+    assert reduced.collective == "reduce_scatter"
+
+
+def test_frozen_parts_are_not_sent() -> None:
+    projector_only = replace(LLAVA_7B, frozen=frozenset({"tower", "embedding", "language_layers", "head"}))
+    for strategy in STRATEGIES:
+        for transfer in traffic(make_layout(strategy, 2, 8), projector_only, WORK):
+            if (strategy, transfer.what) != ("zero3", "weights"):  # it shards frozen ones too, so they are gathered
+                assert transfer.payload_bytes <= 4 * 4 * LLAVA_7B.parameters["projector"]
+
+
+def test_tensor_parallel_neighbours_share_a_node() -> None:
+    whole = make_layout("tp", 2, 8, tensor_parallel=8)
+    activations = [t for t in traffic(whole, LLAVA_7B, WORK) if t.what == "activations"]
+    assert [t.scope for t in activations] == ["intra"]
+    # In each layer two sums forward and one again in bf16, two backward in fp32; the embedding; four micro-batches.
+    assert activations[0].payload_bytes == ((3 * 2 + 2 * 4) * 32 + 4) * 4096 * 4096 * 4
+
+
+@given(st.sampled_from([2, 4, 8]), st.sampled_from(["none", "full"]))
+def test_ranks_that_share_tokens_send_what_their_sums_would(ranks: int, checkpointing: Any) -> None:
+    """But for both ends of the stack, and what attention takes, which is gathered again where it is computed again."""
+    whole = make_layout("tp", 1, ranks, tensor_parallel=ranks)
+    work = replace(WORK, precision="fp32", activation_checkpointing=checkpointing)
+    plain, shared = (
+        sum(
+            transfer.bytes_per_rank
+            for transfer in traffic(whole, LLAVA_7B, replace(work, sequence_parallel=shares))
+            if transfer.what == "activations"
+        )
+        for shares in (False, True)
+    )
+    numbers = work.micro_steps * work.sequence_length * LLAVA_7B.language.hidden
+    more = 2 + (32 if checkpointing == "full" else 0)
+    assert shared - plain == pytest.approx((ranks - 1) / ranks * numbers * more * 4)
+
+
+def test_stages_on_several_nodes_send_over_the_network() -> None:
+    apart = make_layout("pp", 2, 8, pipeline_parallel=2)
+    together = make_layout("pp", 1, 8, pipeline_parallel=2)
+    scopes = [{t.scope for t in traffic(each, LLAVA_7B, WORK) if t.collective == "send"} for each in (apart, together)]
+    assert scopes == [{"inter"}, {"intra"}]
+
+
+def test_seconds_are_bytes_over_the_reached_bandwidth() -> None:
+    intra, inter = sent("ddp", 4, 8)
+    node = machine(nic_gbps=100)
+    assert seconds(inter, node, A100_80) == pytest.approx(inter.bytes_per_nic / (12.5e9 * NIC_SHARE))
+    fast = replace(A100_80, link_gbytes_per_s=300)
+    assert seconds(intra, node, fast) == pytest.approx(intra.bytes_per_rank / (300e9 * LINK_SHARE))
+
+
+@pytest.mark.parametrize(
+    ("ranks", "virtual", "micro_steps", "bubble"), [(4, 1, 1, 0.75), (4, 1, 9, 0.25), (2, 1, 1, 0.5), (4, 3, 3, 0.25)]
+)
+def test_pipeline_bubble(ranks: int, virtual: int, micro_steps: int, bubble: float) -> None:
+    layout = make_layout("pp", 1, ranks, pipeline_parallel=ranks, virtual_stages=virtual)
+    assert pipeline_bubble(layout, micro_steps) == bubble
+
+
+@pytest.mark.parametrize(("ranks", "virtual", "sends"), [(2, 1, 1), (2, 2, 3), (4, 1, 2), (4, 2, 4)])
+def test_interleaved_stages_send_more(ranks: int, virtual: int, sends: int) -> None:
+    """Of the rank that sends most, in each micro-batch."""
+    layout = make_layout("pp", 1, ranks, pipeline_parallel=ranks, virtual_stages=virtual)
+    (found,) = [t for t in traffic(layout, LLAVA_7B, WORK) if t.collective == "send"]
+    hidden_bytes = WORK.micro_batch_size * WORK.sequence_length * LLAVA_7B.language.hidden * 4
+    assert found.payload_bytes == sends * hidden_bytes * max(WORK.micro_steps, ranks)

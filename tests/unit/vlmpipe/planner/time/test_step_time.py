@@ -1,0 +1,374 @@
+"""Time of a step: against published runs, and part by part."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.support.planner import A100_80, H100, LLAVA_7B, T4, TEXT_8B, machine, run_config
+from trainer.sizing.checkpoint_size import checkpoint_bytes
+from trainer.sizing.model_shape import Matrices, ModelShape
+from vlmpipe.catalog.machines import Gpu
+from vlmpipe.config.run_config import RunConfig
+from vlmpipe.planner.parallel_layout import layout_of, make_layout
+from vlmpipe.planner.time.optimizer_step import HOST_BYTES_PER_S, LINK_BYTES_PER_S, UPDATE_BYTES_PER_PARAMETER
+from vlmpipe.planner.time.step_time import (
+    ASSUMED_EFFICIENCY,
+    OVERLAPPED,
+    SAVE_BYTES_PER_S,
+    Time,
+    Workload,
+    estimate_time,
+    sequence_flops,
+)
+
+NODE = machine()
+
+
+def timed(
+    config: RunConfig, shape: ModelShape = LLAVA_7B, gpu: Gpu | None = A100_80, *, cached: bool = False, **node: Any
+) -> Time:
+    load = Workload.assumed(config, shape)
+    return estimate_time(config, shape, layout_of(config), load, replace(NODE, **node), gpu, cached=cached)
+
+
+def part(time: Time, name: str) -> float:
+    return sum(each.s for each in time.parts if each.name == name)
+
+
+def test_llava_7b_takes_somewhat_less_than_the_ten_hours_of_the_unpacked_original() -> None:
+    """haotian-liu/LLaVA: 665K samples in 10 h on 8 A100 80 GB, ZeRO-3 with checkpointing, at 21-24 % MFU."""
+    time = timed(run_config(train__global_batch_size=24, train__checkpoint_every_steps=1000))
+    print(f"LLaVA-1.5 7B packed: {time.train_hours:.2f} h, MFU {time.mfu:.3f}")
+    assert time.train_hours == pytest.approx(10, rel=0.25) and time.train_hours < 10
+    assert time.mfu is not None and 0.24 < time.mfu < 0.30
+
+
+def test_llama_8b_trains_at_about_torchtitans_rate() -> None:
+    """torchtitan: 6,667 tokens/s/GPU on 8 H100, FSDP2, compiled, selective checkpointing, 2 rows of 8192."""
+    changes: dict[str, Any] = {
+        "train__strategy": "fsdp",
+        "train__global_batch_size": 16,
+        "train__micro_batch_size": 2,
+        "train__checkpoint_every_steps": 10_000,
+        "data__sequence_length": 8192,
+        "plan__sample_tokens": 8192,
+        "plan__sample_images": 0,
+    }
+    without, full = (
+        timed(run_config(**changes, train__activation_checkpointing=kind), TEXT_8B, H100, nic_gbps=800)
+        for kind in ("none", "full")
+    )
+    print(f"8B: {without.tokens_per_s_per_gpu:,.0f} tokens/s/GPU, {full.tokens_per_s_per_gpu:,.0f} checkpointed")
+    assert without.tokens_per_s_per_gpu == pytest.approx(6667, rel=0.1)
+    assert full.tokens_per_s_per_gpu == pytest.approx(5762, rel=0.15)  # torchtitan's, not compiled
+
+
+def test_parts_that_are_not_hidden_make_the_step() -> None:
+    for strategy in ("ddp", "fsdp", "zero2"):
+        time = timed(run_config(train__strategy=strategy, cluster__replica_count=2))
+        assert sum(each.s for each in time.parts if not each.hidden) == pytest.approx(time.step_s)
+
+
+def test_computing_is_flops_over_the_reached_rate() -> None:
+    config = run_config()
+    load = Workload.assumed(config, LLAVA_7B)
+    flops = sequence_flops(config, LLAVA_7B, load, cached=False).total
+    assert part(timed(config), "computing") == pytest.approx(8 * flops / (312e12 * ASSUMED_EFFICIENCY))
+    assert part(timed(run_config(plan__efficiency=0.8)), "computing") == pytest.approx(8 * flops / (312e12 * 0.8))
+
+
+def test_a_measured_efficiency_replaces_the_assumption_and_its_sentence() -> None:
+    said = timed(run_config(plan__efficiency=0.31)).assumptions
+    assert any("31% of the peak (plan.efficiency)" in sentence for sentence in said)
+    assert not any("is taken to reach" in sentence for sentence in said)
+
+
+def test_fp32_computes_at_the_fp32_rate() -> None:
+    bf16, fp32 = (part(timed(run_config(train__precision=kind)), "computing") for kind in ("bf16", "fp32"))
+    assert fp32 / bf16 == pytest.approx(312 / 19.5)
+
+
+def test_a_gpu_without_bf16_is_said_and_taken_as_fp32() -> None:
+    bf16, fp32 = (timed(run_config(train__precision=kind), gpu=T4) for kind in ("bf16", "fp32"))
+    assert part(bf16, "computing") == pytest.approx(part(fp32, "computing"))
+    assert any("no bf16 units" in sentence for sentence in bf16.assumptions)
+    assert not any("no bf16 units" in sentence for sentence in fp32.assumptions)
+    assert any("None is known for NVIDIA_TESLA_T4" in sentence for sentence in bf16.assumptions)
+
+
+def test_fsdp_computes_a_frozen_tower_in_fp32() -> None:
+    fsdp, ddp = (timed(run_config(train__strategy=name)) for name in ("fsdp", "ddp"))
+    assert part(fsdp, "computing") > 1.1 * part(ddp, "computing")
+    cached_fsdp, cached_ddp = (timed(run_config(train__strategy=name), cached=True) for name in ("fsdp", "ddp"))
+    assert part(cached_fsdp, "computing") == pytest.approx(part(cached_ddp, "computing"))
+    assert any("FSDP leaves" in sentence for sentence in fsdp.assumptions)
+    assert not any("FSDP leaves" in sentence for sentence in cached_fsdp.assumptions)
+
+
+def test_ddp_hides_its_sum_behind_the_backward_pass_and_zero_does_not() -> None:
+    ddp, zero = (timed(run_config(train__strategy=name)) for name in ("ddp", "zero2"))
+    assert part(ddp, "all-reduce of gradients") == 0
+    assert part(ddp, OVERLAPPED) > 0
+    assert part(zero, "all-reduce of gradients") > 0
+    assert part(zero, OVERLAPPED) == 0
+
+
+def test_fsdp_hides_its_traffic_until_the_network_is_slower_than_computing() -> None:
+    fast, slow = (
+        timed(run_config(train__strategy="fsdp", cluster__replica_count=2), nic_gbps=gbps) for gbps in (3200, 20)
+    )
+    names = ("all-gather of weights", "reduce-scatter of gradients")
+    assert [part(fast, name) for name in names] == [0, 0]
+    assert all(part(slow, name) > 0 for name in names)
+    assert slow.exposed_all_reduce_s == 0  # nothing that a Reduction Server could do
+
+
+def test_tensor_parallelism_hides_no_sum_of_activations() -> None:
+    config = run_config(train__global_batch_size=32)
+    layout = make_layout("tp", 1, 8, tensor_parallel=8)
+    load = Workload.assumed(config, LLAVA_7B)
+    time = estimate_time(config, LLAVA_7B, layout, load, NODE, A100_80, cached=False)
+    assert part(time, "all-reduce of activations") > 0
+
+
+def test_a_slow_network_binds() -> None:
+    time = timed(run_config(cluster__replica_count=4), nic_gbps=10)
+    assert time.binds == "all-reduce of gradients"
+    assert time.exposed_all_reduce_s == pytest.approx(part(time, "all-reduce of gradients"))
+    assert timed(run_config()).binds == "computing"
+
+
+def test_a_reduction_server_is_not_counted_on() -> None:
+    reducers = {"replica_count": 13}
+    without, with_them = (
+        timed(run_config(cluster__replica_count=4, cluster__reduction_server=value)) for value in (None, reducers)
+    )
+    assert with_them.step_s == without.step_s
+    assert any("without the Reduction Server" in sentence for sentence in with_them.assumptions)
+
+
+def test_one_node_waits_for_no_network() -> None:
+    assert timed(run_config()).exposed_all_reduce_s == 0
+
+
+def test_the_update_moves_its_bytes_through_memory() -> None:
+    update = {name: part(timed(run_config(train__strategy=name)), "optimizer update") for name in ("ddp", "zero2")}
+    assert update["ddp"] == pytest.approx(LLAVA_7B.trainable_parameters * UPDATE_BYTES_PER_PARAMETER / 2039e9)
+    assert update["zero2"] == pytest.approx(update["ddp"] / 8)
+
+
+def test_an_average_of_the_weights_is_read_and_written_with_them() -> None:
+    averaged = timed(run_config(train__strategy="ddp", train__ema_decay=0.999))
+    moved = LLAVA_7B.trainable_parameters * (UPDATE_BYTES_PER_PARAMETER + 12)
+    assert part(averaged, "optimizer update") == pytest.approx(moved / 2039e9)
+    fsdp = timed(run_config(train__strategy="fsdp", train__ema_decay=0.999))
+    assert fsdp.save_s == pytest.approx((12 + 4) * LLAVA_7B.trainable_parameters / SAVE_BYTES_PER_S)
+
+
+COPIES, DISK = "copies to and from the machine's memory", "reading and writing the disk"
+
+
+def test_an_offloaded_update_takes_the_time_of_the_machines_memory_and_of_the_link() -> None:
+    kept, offloaded = (
+        timed(run_config(train__strategy="zero2", train__offload=where)) for where in ("none", "optimizer")
+    )
+    owned = LLAVA_7B.trainable_parameters / 8
+    assert part(kept, COPIES) == part(offloaded, DISK) == 0
+    assert part(offloaded, "optimizer update") == pytest.approx(owned * UPDATE_BYTES_PER_PARAMETER / HOST_BYTES_PER_S)
+    assert part(offloaded, COPIES) == pytest.approx(owned * (4 + 4) / LINK_BYTES_PER_S)  # gradients in, weights out
+    assert offloaded.step_s is not None and kept.step_s is not None and offloaded.step_s > kept.step_s
+    assert any("An offloaded update moves 20 GB/s a rank" in sentence for sentence in offloaded.assumptions)
+    assert not any("offloaded" in sentence for sentence in kept.assumptions)
+
+
+def test_offloaded_weights_come_back_whenever_they_are_gathered() -> None:
+    optimizer, weights = (
+        timed(run_config(train__strategy="zero3", train__offload=what)) for what in ("optimizer", "optimizer+weights")
+    )
+    micro_steps = run_config().train.global_batch_size // (8 * run_config().train.micro_batch_size)
+    assert part(weights, COPIES) == pytest.approx(part(optimizer, COPIES) * (1 + 2 * micro_steps) / 2)
+
+
+@pytest.mark.parametrize(("decay", "moved"), [(0.0, 24), (0.999, 32)])
+def test_a_disk_reads_and_writes_the_state_of_a_nodes_ranks(decay: float, moved: int) -> None:
+    on_disk = {
+        "train__strategy": "zero2",
+        "train__offload": "optimizer",
+        "train__nvme_path": "/mnt/disk",
+        "train__ema_decay": decay,
+    }
+    one, two = (timed(run_config(**on_disk, cluster__replica_count=nodes), memory_gib=100) for nodes in (1, 2))
+    slower = timed(run_config(**on_disk, plan__disk_gbytes_per_s=0.5), memory_gib=100)
+    assert part(one, DISK) == pytest.approx(LLAVA_7B.trainable_parameters * moved / 1e9)
+    assert part(two, DISK) == pytest.approx(part(one, DISK) / 2)
+    assert part(slower, DISK) == pytest.approx(2 * part(one, DISK))
+    roomy = timed(run_config(**on_disk), memory_gib=1000)
+    assert part(roomy, DISK) == 0
+    said = [[sentence for sentence in time.assumptions if "nvme_path" in sentence] for time in (one, roomy)]
+    assert [len(sentences) for sentences in said] == [1, 1]
+    assert "is read and written in each step" in said[0][0] and "has room" in said[1][0]
+
+
+def test_a_pipeline_waits_in_its_bubble() -> None:
+    config = run_config(train__global_batch_size=32)
+    layout = make_layout("pp", 1, 8, pipeline_parallel=4)
+    load = Workload.assumed(config, LLAVA_7B)
+    time = estimate_time(config, LLAVA_7B, layout, load, NODE, A100_80, cached=False)
+    assert part(time, "pipeline bubble") == pytest.approx(part(time, "computing") * 3 / 16)
+
+
+def test_checkpoints_stall_by_their_bytes_or_as_measured() -> None:
+    assert timed(run_config(train__strategy="fsdp")).save_s == pytest.approx(
+        12 * LLAVA_7B.trainable_parameters / SAVE_BYTES_PER_S
+    )
+    measured = timed(run_config(plan__checkpoint_save_s=30, train__checkpoint_every_steps=10))
+    assert measured.save_s == 30
+    assert part(measured, "saving checkpoints") == pytest.approx(3)
+
+
+def test_cpu_jobs_have_no_time_and_say_why() -> None:
+    config = run_config(
+        cluster__accelerator_type="", cluster__accelerator_count=0, cluster__machine_type="n1-standard-8"
+    )
+    time = timed(config, gpu=None)
+    assert time.step_s is None and time.train_hours is None and time.mfu is None
+    assert time.steps == Workload.assumed(config, LLAVA_7B).steps
+    assert "CPU" in time.assumptions[0]
+
+
+def test_mfu_counts_neither_padding_nor_recomputation() -> None:
+    base = timed(run_config())
+    assert base.mfu is not None
+    padded = timed(run_config(data__pack=False))
+    assert padded.mfu is not None and padded.mfu < 0.3 * base.mfu
+    lean = timed(run_config(train__activation_checkpointing="none"))
+    assert lean.mfu is not None and lean.mfu > base.mfu
+
+
+def test_hours_are_steps_of_that_time() -> None:
+    time = timed(run_config())
+    assert time.steps is not None and time.step_s is not None
+    assert time.train_hours == pytest.approx(time.steps * time.step_s / 3600)
+
+
+def test_without_samples_a_step_is_known_and_the_run_is_not() -> None:
+    time = timed(run_config(plan__samples=0))
+    assert time.step_s is not None and time.steps is None and time.train_hours is None
+    assert timed(run_config(plan__samples=0, train__max_steps=10)).steps == 10
+
+
+def test_load_from_the_plan_section() -> None:
+    load = Workload.assumed(run_config(plan__sample_tokens=1000, plan__samples=8192, train__epochs=2), LLAVA_7B)
+    assert load.sequences_per_epoch == 2041  # 8192 samples of 1000 tokens in rows of 0.98 x 4096
+    assert load.steps == 2 * 32
+    assert load.images_per_sequence == pytest.approx(0.94 * 0.98 * 4.096)
+    assert load.label_tokens_per_sequence == pytest.approx(
+        load.useful_tokens_per_sequence - 576 * load.images_per_sequence
+    )
+    assert load.passes == 2
+
+
+def test_a_rows_image_budget_bounds_its_samples() -> None:
+    load = Workload.assumed(
+        run_config(plan__sample_tokens=580, plan__sample_images=1, data__max_images_per_sequence=4), LLAVA_7B
+    )
+    assert load.images_per_sequence == 4
+    assert load.fill == pytest.approx(4 * 580 / 4096)
+
+
+def test_load_of_nothing_known_is_the_most_a_row_can_hold() -> None:
+    load = Workload.assumed(run_config(plan__sample_tokens=0), LLAVA_7B)
+    assert load.images_per_sequence == 7 and load.steps is None and load.sequences_per_epoch is None
+    assert "not known" in load.origin
+
+
+def test_max_steps_and_max_samples_bound_the_load() -> None:
+    few = Workload.assumed(run_config(data__max_samples=1000), LLAVA_7B)
+    assert few.samples == 1000
+    short = Workload.assumed(run_config(train__max_steps=5, train__epochs=3), LLAVA_7B)
+    assert short.steps == 5 and 0 < short.passes < 1
+
+
+def test_pairs_of_assumed_rows_are_those_of_equal_samples_and_the_most_where_none_are_known() -> None:
+    known = Workload.assumed(run_config(plan__sample_tokens=256, plan__sample_images=0.5), LLAVA_7B)
+    assert known.samples_per_sequence > 1
+    sample_tokens = known.useful_tokens_per_sequence / known.samples_per_sequence
+    assert known.sample_pairs_per_sequence == pytest.approx(known.samples_per_sequence * sample_tokens**2)
+    unknown = Workload.assumed(run_config(plan__sample_tokens=0), LLAVA_7B)
+    assert unknown.sample_pairs_per_sequence == pytest.approx(unknown.useful_tokens_per_sequence**2)
+
+
+def test_load_from_prepared_data() -> None:
+    load = Workload.from_index(
+        run_config(),
+        samples=300,
+        tokens=200 * 2048,
+        pairs=500_000_000,
+        images=150,
+        image_tokens=1500,
+        label_tokens=4000,
+        rows=200,
+        steps=4,
+    )
+    assert (load.fill, load.samples_per_sequence, load.images_per_sequence) == (0.5, 1.5, 0.75)
+    assert (load.label_tokens_per_sequence, load.steps, load.images_per_epoch) == (20, 4, 150)
+    assert load.sample_pairs_per_sequence == 2_500_000
+
+
+POWERSGD: dict[str, Any] = {
+    "train__strategy": "ddp",
+    "train__gradient_compression": "powersgd",
+    "train__powersgd": {"rank": 4, "start_step": 100},
+    "cluster__replica_count": 4,
+    "train__global_batch_size": 64,
+}
+LAYERS = replace(LLAVA_7B, trained_matrices=(Matrices(11008, 4096, 96), Matrices(4096, 4096, 128)))
+
+
+def test_a_job_under_powersgd_has_steps_before_it_begins_and_steps_after() -> None:
+    plain = timed(run_config(**POWERSGD | {"train__gradient_compression": "none", "train__powersgd": {}}), LAYERS)
+    low = timed(run_config(**POWERSGD), LAYERS)
+    assert plain.steps == low.steps is not None and plain.steps > 100
+    assert plain.step_s is not None and low.step_s is not None
+    hours = (100 * plain.step_s + (plain.steps - 100) * low.step_s) / 3600
+    assert low.train_hours == pytest.approx(hours) and low.train_hours != plain.train_hours
+    assert any("PowerSGD begins after 100 steps" in said for said in low.assumptions)
+
+
+def test_a_job_that_ends_before_powersgd_begins_takes_the_time_of_plain_steps() -> None:
+    plain = timed(run_config(**POWERSGD | {"train__gradient_compression": "none", "train__powersgd": {}}), LAYERS)
+    late = timed(run_config(**POWERSGD | {"train__powersgd": {"start_step": 10**6}}), LAYERS)
+    assert (late.step_s, late.train_hours) == (plain.step_s, plain.train_hours)
+    assert any("no gradient is compressed" in said for said in late.assumptions)
+
+
+def test_nothing_hides_what_powersgd_sends() -> None:
+    low = timed(run_config(**POWERSGD), LAYERS)
+    assert part(low, "all-reduce of gradients") > 0 and part(low, OVERLAPPED) == 0
+    plain = timed(run_config(**POWERSGD | {"train__gradient_compression": "none", "train__powersgd": {}}), LAYERS)
+    assert part(plain, OVERLAPPED) > 0
+
+
+def test_gathers_inside_nodes_take_their_time_beside_the_one_between_them() -> None:
+    """Two collectives, one after the other, not two scopes of one."""
+    changes: dict[str, Any] = {"train__strategy": "zero3", "cluster__replica_count": 4, "train__global_batch_size": 64}
+    plain, copied = (timed(run_config(**changes, train__zero_hpz=on)) for on in (False, True))
+    gathers = 2 * 64 // 32
+    whole, name = part(plain, "all-gather of weights"), "all-gather of weights"
+    assert part(copied, name) == pytest.approx(whole / gathers)  # but for the tower all is trained
+    assert 0 < part(copied, f"{name} within nodes") < whole - part(copied, name)
+    assert sum(each.s for each in copied.parts if not each.hidden) == pytest.approx(copied.step_s)
+
+
+def test_a_checkpoint_holds_the_errors_of_all_ranks() -> None:
+    config = run_config(**POWERSGD)
+    layout, plain = (
+        layout_of(config),
+        run_config(**POWERSGD | {"train__gradient_compression": "none", "train__powersgd": {}}),
+    )
+    counts = LAYERS.trainable_parameters, layout.data_parallel
+    with_errors, without = (checkpoint_bytes(counts[0], each.train, counts[1]) for each in (config, plain))
+    assert with_errors - without == 4 * layout.world_size * LAYERS.trainable_parameters

@@ -1,0 +1,126 @@
+"""From an evaluated run to a registered model, over the files of a real run folder; and the model card."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from huggingface_hub import ModelCard
+
+from tests.support.reports import RUN_ID, make_run, write_json
+from trainer.errors import ConfigError, UserError
+from vlmpipe.registry.folder import FolderRegistry
+from vlmpipe.registry.release import decide_run, register_run
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """An evaluated run with an export, neither decided nor registered."""
+    run = make_run(tmp_path)
+    (run / "decision.json").unlink()
+    (run / "registered.json").unlink()
+    (run / "export").mkdir()
+    (run / "export" / "config.json").write_text("{}")
+    return run
+
+
+def edit(path: Path, **changes: Any) -> None:
+    write_json(path, {**json.loads(path.read_text()), **changes})
+
+
+def another(run: Path, run_id: str, **evaluation: Any) -> Path:
+    """A second run beside `run`, with other results on the same held-out questions."""
+    other = run.parent / run_id
+    (other / "export").mkdir(parents=True)
+    (other / "export" / "config.json").write_text("{}")
+    for name in ("run.json", "evaluate.json", "summary.json", "prepared.json"):
+        (other / name).write_text((run / name).read_text())
+    edit(other / "run.json", run={"run_id": run_id, "root_uri": str(run.parents[1])})
+    edit(other / "evaluate.json", **evaluation)
+    return other
+
+
+def test_an_accepted_run_becomes_the_champion(run: Path, tmp_path: Path) -> None:
+    decision = decide_run(str(run))
+    assert decision.accepted
+    assert json.loads((run / "decision.json").read_text())["accepted"] is True
+    entry = register_run(str(run))
+    champion = FolderRegistry(f"{tmp_path}/registry").champion("digits")
+    assert champion == entry
+    assert (entry.version, entry.run_id, entry.data_fingerprint) == (1, RUN_ID, "f3a9c1d2")
+    registered = json.loads((run / "registered.json").read_text())
+    assert registered == {"model": "digits", "version": 1, "uri": entry.model_uri, "alias": "champion"}
+    assert register_run(str(run)) == entry  # a repeated step changes nothing
+
+
+def test_a_worse_run_is_rejected_and_cannot_be_registered(run: Path) -> None:
+    decide_run(str(run))
+    register_run(str(run))
+    worse = another(run, "second", exact_match=0.6)
+    decision = decide_run(str(worse))
+    assert not decision.accepted
+    assert "falls short of" in decision.reason
+    assert decision.champion is not None
+    assert decision.champion.version == 1
+    with pytest.raises(ConfigError, match="was not accepted"):
+        register_run(str(worse))
+
+
+def test_other_held_out_questions_are_not_compared(run: Path) -> None:
+    decide_run(str(run))
+    register_run(str(run))
+    decision = decide_run(str(another(run, "second", exact_match=0.6, held_out_sha256="others")))
+    assert decision.accepted
+    assert "it was evaluated on other held-out questions" in decision.reason
+
+
+def test_a_champion_that_changed_since_the_decision_is_not_replaced_unseen(run: Path, tmp_path: Path) -> None:
+    slow, fast = another(run, "slow", exact_match=0.9), another(run, "fast", exact_match=0.95)
+    decide_run(str(slow))
+    decide_run(str(fast))
+    register_run(str(fast))
+    with pytest.raises(UserError, match="another run was faster"):
+        register_run(str(slow))
+    champion = FolderRegistry(f"{tmp_path}/registry").champion("digits")
+    assert champion is not None
+    assert champion.run_id == "fast"
+    assert not decide_run(str(slow)).accepted  # deciding again compares with the new champion
+
+
+def test_deciding_about_the_champion_itself_is_refused(run: Path) -> None:
+    decide_run(str(run))
+    register_run(str(run))
+    assert "is this very run" in decide_run(str(run)).reason
+
+
+@pytest.mark.parametrize("name", ["evaluate.json", "run.json"])
+def test_a_missing_file_names_the_step_that_writes_it(run: Path, name: str) -> None:
+    (run / name).unlink()
+    with pytest.raises(ConfigError, match=f"missing .*{name}, which the step .* writes"):
+        decide_run(str(run))
+
+
+def test_the_model_card_is_what_the_hub_reads(run: Path) -> None:
+    decide_run(str(run))
+    card = ModelCard.load(Path(register_run(str(run)).model_uri, "README.md"))
+    assert card.data.library_name == "transformers"
+    assert card.data.pipeline_tag == "image-text-to-text"
+    evaluation = json.loads((run / "evaluate.json").read_text())
+    results = {result.metric_type: result.metric_value for result in card.data.eval_results}
+    assert results == {"exact_match": evaluation["exact_match"], "loss": evaluation["loss"]}
+    assert f"| **all** | 480 | {evaluation['exact_match']:.3f} |" in card.text
+    weakest = min(evaluation["slices"], key=lambda name: evaluation["slices"][name]["exact_match"])
+    assert f"Weakest slice: {weakest}" in card.text
+    assert "`siglip_vision_model`, random initial weights" in card.text
+    assert "AutoModelForImageTextToText.from_pretrained" in card.text
+
+
+def test_a_hostile_slice_name_does_not_break_the_card_table(run: Path) -> None:
+    edit(run / "evaluate.json", slices={"a|b\n# heading": {"questions": 1, "exact_match": 0.5, "chance": 0.1}})
+    decide_run(str(run))
+    text = Path(register_run(str(run)).model_uri, "README.md").read_text()
+    rows = [line for line in text.splitlines() if line.startswith("| a")]
+    assert len(rows) == 1
+    assert rows[0].startswith("| a\\|b # heading | 1 | 0.500 | 0.100 |")

@@ -1,0 +1,379 @@
+"""The run report: self-contained, well-formed, safe with hostile text, tolerant of whatever a run left undone."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shutil
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support.plans import amber, make_plan
+from tests.support.reports import make_run, write_json
+from tests.support.short_form import chosen
+from trainer.errors import UserError
+from vlmpipe.report.build import build_report, write_report
+from vlmpipe.report.format import duration
+from vlmpipe.report.samples import choose, thumbnail
+from vlmpipe.report.svg_charts import line_chart, nice_ticks, thin_out
+from vlmpipe.report.tables import confusions, wilson
+
+SECTIONS = ["decision", "training", "slices", "samples", "steps", "plan", "data", "configuration", "environment"]
+VOID = {"meta", "br", "img", "link", "input", "hr"}
+RUN_FILES = [
+    "run.json", "metrics.jsonl", "summary.json", "evaluate.json", "predictions.jsonl", "decision.json", "prepared.json",
+    "registered.json", "plan.json",
+]  # fmt: skip
+
+
+class Page(HTMLParser):
+    """Parses a page strictly: every tag is closed in order. Collects what the tests look at."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.open: list[str] = []
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.words: list[str] = []
+        self.feed(html)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if not self.open or self.open[-1] != "style":
+            self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).split())
+
+    def attributes(self, tag: str, name: str) -> list[str]:
+        return [str(attributes[name]) for found, attributes in self.elements if found == tag and name in attributes]
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_run(tmp_path_factory.mktemp("finished"))
+
+
+@pytest.fixture
+def run(finished: Path, tmp_path: Path) -> Path:
+    """A copy that a test may change. Its pointers still lead to the prepared data of `finished`."""
+    return Path(shutil.copytree(finished, tmp_path / "run"))
+
+
+def edit(path: Path, **changes: Any) -> None:
+    write_json(path, {**json.loads(path.read_text()), **changes})
+
+
+def test_a_finished_run_shows_every_section_with_its_numbers(finished: Path) -> None:
+    page = Page(build_report(str(finished)))
+    assert [name for name in page.attributes("section", "id") if name in SECTIONS] == SECTIONS
+    evaluation = json.loads((finished / "evaluate.json").read_text())
+    for share in (evaluation["exact_match"], evaluation["chance"], evaluation["controls"]["no_image"]["exact_match"]):
+        assert f"{100 * share:.1f}%" in page.text
+    assert "Accepted and registered as digits version 4" in page.text
+    assert len(page.attributes("svg", "aria-label")) == 4
+    assert "training continued from a checkpoint" in page.text
+    assert "image.truncated" in page.text
+    assert "optimizer.learning_rate" in page.text
+    assert "Vision features: all 1,200 pictures were encoded before." in page.text
+    assert len(page.attributes("img", "src")) == 16 + 2  # a rejected sample, and one of the contact sheet
+    assert "3 held-out pictures are also in the training split" in page.text
+    assert "7 pictures repeat the bytes of another one" in page.text
+    assert "under this name (0a1b2c3d): 1,200 new, 3 changed, 4,100 as before." in page.text
+    assert "95 of 100 at most 64" in page.text
+    assert "Repaired: exif transposed 4." in page.text
+    assert "1 accepted samples of both splits" in page.text
+    assert "There is no" not in page.text
+
+
+def test_the_page_is_self_contained_and_names_what_it_draws(finished: Path) -> None:
+    html = build_report(str(finished))
+    page = Page(html)
+    assert not re.search(r"https?://", html)
+    assert all(source.startswith("data:image/") for source in page.attributes("img", "src"))
+    assert all(target.startswith("#") for target in page.attributes("a", "href"))
+    assert not {tag for tag, _ in page.elements} & {"script", "link", "iframe", "object", "embed"}
+    assert "url(" not in html
+    assert "default-src 'none'" in page.attributes("meta", "content")[1]
+    anchors = {target[1:] for target in page.attributes("a", "href")}
+    assert anchors <= {str(attributes["id"]) for _, attributes in page.elements if "id" in attributes}
+    assert all(alt for alt in page.attributes("img", "alt"))
+    assert len(page.attributes("img", "alt")) == len(page.attributes("img", "src"))
+    assert all(attributes.get("scope") in ("col", "row") for tag, attributes in page.elements if tag == "th")
+
+
+HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)></style></title>{{ 7 * 7 }}&amp;\u202e"
+
+
+def test_hostile_text_stays_text(run: Path) -> None:
+    lines = [json.loads(line) for line in (run / "predictions.jsonl").read_text().splitlines()]
+    for line in lines:
+        line |= {"question": HOSTILE, "answer": HOSTILE + "a", "prediction": HOSTILE, "slice": HOSTILE}
+    (run / "predictions.jsonl").write_text("\n".join(json.dumps(line) for line in lines))
+    edit(run / "evaluate.json", slices={HOSTILE: {"questions": 3, "exact_match": 0.5, "chance": 0.1}})
+    edit(run / "run.json", name=HOSTILE, data={HOSTILE: HOSTILE})
+    edit(run / "decision.json", reason=HOSTILE)
+    edit(run / "registered.json", model=HOSTILE)
+    edit(run / "summary.json", strategy=HOSTILE, versions={HOSTILE: HOSTILE})
+    edit(run / "steps" / "train.json", message=HOSTILE)
+    html = build_report(str(run))
+    page = Page(html)
+    assert "<script" not in html
+    assert not {tag for tag, _ in page.elements} & {"script", "iframe"}
+    assert not [name for _, attributes in page.elements for name in attributes if name.startswith("on")]
+    assert all(source.startswith("data:") for source in page.attributes("img", "src"))
+    assert page.text.count("<script>alert(1)</script>") >= 16
+    assert "{{ 7 * 7 }}" in page.text
+
+
+@pytest.mark.parametrize("name", RUN_FILES)
+@pytest.mark.parametrize("damage", ["missing", "cut off", "of another kind"])
+def test_a_missing_or_damaged_file_becomes_a_sentence(run: Path, name: str, damage: str) -> None:
+    path = run / name
+    if damage == "missing":
+        path.unlink()
+    else:
+        path.write_text('{"step": 1, "a' if damage == "cut off" else "[1, 2]")
+    page = Page(build_report(str(run)))
+    left_out = damage == "missing" and name in ("registered.json", "plan.json")  # not every run has them
+    wanted = [section for section in SECTIONS if not (left_out and name == f"{section}.json")]
+    assert [found for found in page.attributes("section", "id") if found in SECTIONS] == wanted
+    if not left_out:
+        assert name in page.text
+
+
+def test_half_a_line_of_metrics_costs_only_that_line(run: Path) -> None:
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 405, "lo')
+    page = Page(build_report(str(run)))
+    assert "1 of 81 lines of metrics.jsonl cannot be read" in page.text
+    assert len(page.attributes("svg", "aria-label")) == 4
+
+
+def test_a_loss_that_is_not_a_number_is_counted_not_drawn(run: Path) -> None:
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 405, "loss": NaN}\n{"step": 410, "loss": Infinity}\n')
+    html = build_report(str(run))
+    assert "2 logged steps have no finite value." in Page(html).text
+    assert "nan" not in re.findall(r'points="([^"]*)"', html)[0]
+
+
+def test_a_failed_run_says_which_step_failed_and_why(run: Path) -> None:
+    for name in RUN_FILES[1:]:
+        (run / name).unlink()
+    for step in ("sync-checkpoint", "evaluate", "decide", "register-model"):
+        (run / "steps" / f"{step}.json").unlink()
+    edit(run / "steps" / "train.json", state="failed", message="no space left while writing checkpoints")
+    page = Page(build_report(str(run)))
+    assert "Failed in step train" in page.text
+    assert "no space left while writing checkpoints" in page.text
+    assert "There is no evaluate.json: the step evaluate did not get that far." in page.text
+
+
+def test_a_stopped_run_says_so_whatever_an_earlier_attempt_left(run: Path) -> None:
+    (run / "decision.json").unlink()
+    edit(run / "steps" / "evaluate.json", state="failed", message="of an earlier attempt", started_s=1.0)
+    edit(run / "steps" / "train.json", state="stopped", message="stopped on request after step 7")
+    page = Page(build_report(str(run)))
+    assert "Stopped in step train" in page.text
+    assert "Stopped on request after step 7. Run it again to continue." in page.text
+    assert "of an earlier attempt" not in page.text
+
+
+def test_a_rejected_run_shows_the_failed_checks(run: Path) -> None:
+    (run / "registered.json").unlink()
+    decision = json.loads((run / "decision.json").read_text())
+    decision["checks"][0] |= {"passed": False, "value": None, "why": "exact_match is nan, not a finite number"}
+    edit(run / "decision.json", accepted=False, reason="Rejected: too low.", checks=decision["checks"])
+    page = Page(build_report(str(run)))
+    assert "Rejected Too low." in page.text
+    assert "3 of 4 checks passed" in page.text
+    assert "✕ failed" in page.text
+
+
+def test_a_run_that_is_under_way_is_not_finished(run: Path) -> None:
+    (run / "decision.json").unlink()
+    edit(run / "steps" / "evaluate.json", state="running", ended_s=0.0)
+    (run / "steps" / "notify.json").unlink()
+    page = Page(build_report(str(run)))
+    assert "Not finished" in page.text
+    assert "The step evaluate has begun." in page.text
+
+
+@pytest.mark.parametrize("broken", ["index.parquet", "shards/eval-000000.tar", "shards/eval-000000.json"])
+def test_pictures_that_cannot_be_read_are_replaced_by_a_reason(tmp_path: Path, broken: str) -> None:
+    run = make_run(tmp_path)
+    path = tmp_path / "prepared" / "f3a9c1d2" / broken
+    path.write_bytes(path.read_bytes()[:-700] if path.stat().st_size > 2000 else b"{")
+    page = Page(build_report(str(run)))
+    assert "cannot be read" in page.text
+    assert len(page.attributes("img", "src")) < 16
+    assert "Which digit is on the left?" in page.text
+
+
+def test_the_plan_shows_memory_by_part_and_dollars_by_step(run: Path) -> None:
+    page = Page(build_report(str(run)))
+    assert "60.0 of 40.0 GiB on one NVIDIA_H100_MEGA_80GB, 20.0 GiB too much." in page.text
+    assert "optimizer 39.00 65.0% two moments in fp32" in page.text
+    assert "2 smaller parts 1.00 1.7% logits, inputs" in page.text
+    assert "train 10.00 h 2 min 9 s $1,600 $800 –" in page.text
+    assert "whole run $1,620 $810 –" in page.text
+    assert "✕ red" in page.text
+    assert "VP101 job_spec.worker_pool_specs[0].machine_spec.machine_type a3-megagpu-9g → a3-megagpu-8g" in page.text
+    assert "18,000 (400 done)" in page.text
+    styles = [style for style in page.attributes("div", "style") if style.startswith("left:")]
+    assert "left:66.67%" in styles  # the capacity
+
+
+def test_a_plan_without_prices_says_unknown_and_names_them(run: Path) -> None:
+    write_json(run / "plan.json", amber())
+    page = Page(build_report(str(run)))
+    assert "No price is known for: a3-megagpu-8g in us-central1, spot." in page.text
+    assert "train unknown 2 min 9 s unknown unknown –" in page.text
+    assert "$0" not in page.text
+
+
+OTHER_FORMS = {str(value): value for value in (None, 3, "text", [1], {"a": 1})}
+
+
+@pytest.mark.parametrize("value", chosen(OTHER_FORMS, lambda name: name == "{'a': 1}").values(), ids=str)
+def test_a_plan_of_another_form_never_breaks_the_report(run: Path, value: Any) -> None:
+    for name in make_plan():
+        write_json(run / "plan.json", make_plan() | {name: value})
+        assert "plan" in Page(build_report(str(run))).attributes("section", "id")
+    for part in ("memory", "time", "cost"):
+        for name in make_plan()[part]:
+            plan = make_plan()
+            plan[part][name] = value
+            write_json(run / "plan.json", plan)
+            assert "plan" in Page(build_report(str(run))).attributes("section", "id")
+
+
+def test_without_any_run_there_is_no_report(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no run in"):
+        build_report(str(tmp_path / "nothing"))
+
+
+def test_the_report_is_written_into_the_run(run: Path) -> None:
+    assert write_report(str(run)) == str(run / "report.html")
+    assert (run / "report.html").read_text().startswith("<!doctype html>")
+
+
+finite = st.floats(-1e9, 1e9, allow_nan=False)
+
+
+@given(finite, finite)
+def test_ticks_cover_the_range_in_few_even_steps(a: float, b: float) -> None:
+    low, high = sorted((a, b))
+    ticks = nice_ticks(low, high)
+    slack = 1e-6 * max(1.0, abs(low), abs(high))
+    assert ticks[0] <= low + slack
+    assert ticks[-1] >= high - slack
+    assert 2 <= len(ticks) <= 8
+    assert ticks == sorted(set(ticks))
+
+
+@given(st.lists(finite, min_size=1, max_size=60), st.sampled_from([0, 1000]))
+def test_a_chart_of_any_numbers_stays_inside_its_frame(values: list[float], more: int) -> None:
+    points = [(float(step), value) for step, value in enumerate(values * (1 + more // len(values)))]
+    svg = str(line_chart(points, label="x", x_label="step", smoothed=True))
+    for pair in " ".join(re.findall(r'points="([^"]*)"', svg)).split():
+        x, y = map(float, pair.split(","))
+        assert 0 <= x <= 560
+        assert 0 <= y <= 300
+
+
+@given(st.lists(finite, min_size=1, max_size=3000))
+def test_thinning_keeps_the_extremes(values: list[float]) -> None:
+    thin = thin_out(list(enumerate(values)), 100)
+    assert len(thin) <= 100
+    assert {min(values), max(values)} <= {y for _, y in thin}
+    assert thin == sorted(thin)
+
+
+@given(st.integers(0, 500), st.integers(1, 500))
+def test_the_interval_holds_the_share(right: int, questions: int) -> None:
+    share = min(right, questions) / questions
+    low, high = wilson(share, questions)
+    assert 0 <= low <= share + 1e-12
+    assert share - 1e-12 <= high <= 1
+
+
+def test_the_interval_agrees_with_a_published_example() -> None:
+    # Newcombe, Statistics in Medicine 17 (1998), table I: 81 of 263.
+    assert [round(bound, 4) for bound in wilson(81 / 263, 263)] == [0.2553, 0.3662]
+
+
+predictions = st.lists(
+    st.builds(
+        lambda number, answer, given: {
+            "id": f"s{number}", "slice": f"slice {number % 3}", "answer": answer, "prediction": given,
+            "correct": answer == given,
+        },
+        st.integers(0, 20), st.sampled_from(["0", "2", "10", "yes"]), st.sampled_from(["0", "2", "10", "?", ""]),
+    ),
+    max_size=80,
+)  # fmt: skip
+
+
+@given(predictions)
+def test_every_prediction_is_counted_once_in_its_confusion_table(lines: list[dict[str, Any]]) -> None:
+    tables, left_out = confusions(lines, None)
+    assert not left_out
+    for table in tables:
+        of_slice = [line for line in lines if line["slice"] == table.slice]
+        assert sum(map(sum, table.counts)) == len(of_slice)
+        diagonal = sum(line[number] for number, line in enumerate(table.counts))
+        assert diagonal == sum(line["correct"] for line in of_slice)
+
+
+@given(predictions, st.integers(0, 20))
+def test_chosen_samples_differ_and_half_are_wrong_where_possible(lines: list[dict[str, Any]], most: int) -> None:
+    chosen = choose(lines, most)
+    wrong = sum(not line["correct"] for line in lines)
+    assert len(chosen) == min(most, len(lines))
+    assert len({id(line) for line in chosen}) == len(chosen)
+    shown_wrong = sum(not line["correct"] for line in chosen)
+    assert shown_wrong >= min(wrong, most // 2)
+    assert len(chosen) - shown_wrong >= min(len(lines) - wrong, most - most // 2)
+
+
+@given(st.data())
+def test_a_damaged_picture_never_breaks_the_report(data: st.DataObject) -> None:
+    from io import BytesIO
+
+    from PIL import Image
+
+    buffer = BytesIO()
+    Image.radial_gradient("L").save(buffer, data.draw(st.sampled_from(["PNG", "JPEG"])))
+    damaged = bytearray(buffer.getvalue())
+    for _ in range(data.draw(st.integers(1, 8))):
+        damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
+    picture = thumbnail(bytes(damaged[: data.draw(st.integers(0, len(damaged)))]))
+    assert bool(picture.data_uri) != bool(picture.problem)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0.0 s"), (9.94, "9.9 s"), (9.96, "10 s"), (59.7, "1 min 0 s"), (3599.6, "1 h 0 min"), (math.nan, "")],
+)
+def test_durations_read_naturally(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
