@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 
 from tests.crash.world import contents, flip, save, tamper, upload
-from tests.support.checkpoints import record
+from tests.support.trainer.checkpoints import record
 from trainer.checkpoint import async_saver as saver_module
 from trainer.checkpoint import commit as commit_module
 from trainer.checkpoint import retention as retention_module

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.support.trainer_runs import make_run, metrics
+from tests.support.trainer.runs import make_run, metrics
 from trainer.checkpoint.commit import Listing, inspect, newest_good
 from trainer.config.job import JobConfig
 from trainer.errors import UserError

@@ -26,7 +26,7 @@ from tests.crash.world import (
     tamper,
     two_committed,
 )
-from tests.support.checkpoints import record
+from tests.support.trainer.checkpoints import record
 from trainer.checkpoint import commit as protocol
 from trainer.checkpoint.attempts import FILE, claim_attempt, read_attempts
 from trainer.checkpoint.commit import FOLDER, checkpoint_name, committed, newest_good

@@ -20,7 +20,7 @@ from tests.crash.cases import FULL, case
 from tests.crash.conftest import IMPATIENT
 from tests.crash.world import Meanwhile, flip, half, tamper, upload
 from tests.fakes.gcs.server import FakeGcs
-from tests.support.checkpoints import record
+from tests.support.trainer.checkpoints import record
 from trainer.checkpoint import commit as protocol
 from trainer.checkpoint import retention as clearing
 from trainer.checkpoint.attempts import Attempts, begin_at, claim_attempt, note_end, read_attempts

@@ -24,7 +24,7 @@ from tests.support.data.prepared import llava_folder, record, write_json
 from tests.support.disk import small_disk
 from tests.support.short_form import chosen, only_whole
 from tests.support.terminal import Answer, Terminal, vlmpipe
-from tests.support.trainer_runs import TINY, merged
+from tests.support.trainer.runs import TINY, merged
 from trainer.checkpoint.commit import REJECTED
 from trainer.errors import ExitCode
 

@@ -1,4 +1,4 @@
-"""Paths of the repository, wherever in tests/ a module lies."""
+"""The root of the repository, for tests wherever they lie."""
 
 from pathlib import Path
 

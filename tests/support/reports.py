@@ -20,7 +20,7 @@ from PIL import Image
 from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
 
-from tests.support.plans import red
+from tests.support.planner.plans import red
 from trainer.data.prepare.statistics import sample_digest
 from trainer.data.sample import Turn
 from trainer.data.shards.index import IndexWriter

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.trainer_runs import make_run, metrics, run_ranks, summary, train_runs
+from tests.support.trainer.runs import make_run, metrics, run_ranks, summary, train_runs
 from trainer.checkpoint.sync import sync_run
 from trainer.config.job import JobConfig
 from trainer.config.model import ModelConfig

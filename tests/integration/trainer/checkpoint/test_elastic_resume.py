@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from tests.support.equalities import trained_weights
 from tests.support.short_form import only_whole
-from tests.support.trainer_runs import encode_features, losses, make_run, run_ranks, summary, train_runs
+from tests.support.trainer.equalities import trained_weights
+from tests.support.trainer.runs import encode_features, losses, make_run, run_ranks, summary, train_runs
 from trainer.checkpoint.attempts import read_attempts
 from trainer.checkpoint.commit import committed, newest_good
 from trainer.checkpoint.mirror import mirror_checkpoint, mirror_of

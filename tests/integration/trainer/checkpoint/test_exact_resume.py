@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.short_form import chosen
-from tests.support.trainer_runs import encode_features, losses, make_run, summary, train_runs
+from tests.support.trainer.runs import encode_features, losses, make_run, summary, train_runs
 from trainer.config.job import JobConfig
 
 RANKS = 4

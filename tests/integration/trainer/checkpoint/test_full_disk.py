@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.disk import SmallDisk, ext4_disk
 from tests.support.short_form import chosen, only_whole
-from tests.support.trainer_runs import encode_features, ends_of_ranks, make_run
+from tests.support.trainer.runs import encode_features, ends_of_ranks, make_run
 from trainer.config.job import JobConfig
 from trainer.errors import ExitCode
 

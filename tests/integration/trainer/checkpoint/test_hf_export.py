@@ -30,10 +30,10 @@ from transformers import (
 )
 
 from benchmarks.tiny_runs import TINY
-from tests.support.equalities import trained_weights
-from tests.support.preloaded import REPOSITORY
 from tests.support.short_form import only_whole
-from tests.support.trainer_runs import make_run, summary, train_runs
+from tests.support.trainer.equalities import trained_weights
+from tests.support.trainer.preloaded import REPOSITORY
+from tests.support.trainer.runs import make_run, summary, train_runs
 from trainer.checkpoint.commit import (
     Checkpoint,
     CommitRecord,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.support.short_form import chosen
-from tests.support.trainer_runs import encode_features, make_run, run_ranks
+from tests.support.trainer.runs import encode_features, make_run, run_ranks
 from trainer.config.job import JobConfig
 from trainer.sizing.checkpoint_size import checkpoint_bytes
 

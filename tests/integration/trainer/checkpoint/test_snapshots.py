@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.drivers.late_write import MARK
 from tests.support.short_form import chosen
-from tests.support.trainer_runs import run_ranks
+from tests.support.trainer.runs import run_ranks
 
 PLAIN = ("ddp", "zero1", "zero2", "zero3", "fsdp")
 OFFLOADED = chosen(

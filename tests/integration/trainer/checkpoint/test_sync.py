@@ -16,8 +16,8 @@ import pytest
 
 from components.sync_checkpoint import sync_checkpoint
 from tests.fakes.gcs.server import FakeGcs, Fault
-from tests.support.preloaded import REPOSITORY
-from tests.support.trainer_runs import make_run, train_runs
+from tests.support.trainer.preloaded import REPOSITORY
+from tests.support.trainer.runs import make_run, train_runs
 from trainer.checkpoint.commit import (
     checkpoint_name,
     commit,

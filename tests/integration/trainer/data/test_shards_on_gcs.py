@@ -13,7 +13,7 @@ import pytest
 from tests.fakes.gcs.server import FakeGcs, Fault
 from tests.support.data.prepared import prepare_llava
 from tests.support.gcs import QUICK_RETRY
-from tests.support.trainer_runs import encode_features, losses, make_run, train_runs
+from tests.support.trainer.runs import encode_features, losses, make_run, train_runs
 from trainer.data.loader import PackedLoader
 from trainer.data.sampler import PackedBatchSampler
 from trainer.data.shards.disk_cache import CACHE_FOLDER, GIB, files_in, open_shards

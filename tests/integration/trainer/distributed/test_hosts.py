@@ -21,7 +21,7 @@ import pytest
 
 from tests.images.hosts import HOSTS, kill_all, known_names, shape, two_hosts
 from tests.support.short_form import only_whole
-from tests.support.trainer_runs import make_run, metrics
+from tests.support.trainer.runs import make_run, metrics
 from trainer.config.job import JobConfig
 from trainer.distributed.collective_benchmark import CPU_SIZES_BYTES, FILE
 

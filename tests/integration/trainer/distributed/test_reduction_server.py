@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.trainer_runs import make_run, metrics, run_ranks, summary
+from tests.support.trainer.runs import make_run, metrics, run_ranks, summary
 from trainer.config.job import JobConfig
 from trainer.storage import open_storage
 

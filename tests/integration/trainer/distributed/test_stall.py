@@ -14,8 +14,8 @@ from typing import TypeVar
 
 import pytest
 
-from tests.support.preloaded import REPOSITORY
-from tests.support.trainer_runs import make_run
+from tests.support.trainer.preloaded import REPOSITORY
+from tests.support.trainer.runs import make_run
 from trainer.errors import ExitCode
 from vlmpipe.backends.local.process_tree import worker_of_rank
 from vlmpipe.runs.local.diagnose import diagnose_folder

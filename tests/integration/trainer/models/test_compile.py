@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.short_form import only_whole
-from tests.support.trainer_runs import losses, make_run, metrics, run_ranks
+from tests.support.trainer.runs import losses, make_run, metrics, run_ranks
 
 RELATIVE = 1e-4  # fused kernels round elsewhere
 STRATEGIES = ("ddp", "fsdp")

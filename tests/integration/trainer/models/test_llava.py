@@ -27,7 +27,7 @@ from transformers import (
     SiglipVisionModel,
 )
 
-from tests.support.trainer_runs import TINY
+from tests.support.trainer.runs import TINY
 from trainer.checkpoint.safetensors_writer import write_weights
 from trainer.config.model import ModelConfig
 from trainer.data.sample import Turn

@@ -16,9 +16,10 @@ from transformers import AutoImageProcessor, AutoModelForImageTextToText, AutoTo
 
 from benchmarks.tiny_native import CONFIGS, model_section
 from benchmarks.tiny_runs import strategy_changes
-from tests.support.equalities import TOWER_TRAINED
-from tests.support.native_models import SIZES, picture, write_data
-from tests.support.native_sequences import (
+from tests.support.short_form import WHOLE, only_whole
+from tests.support.trainer.equalities import TOWER_TRAINED
+from tests.support.trainer.native_models import SIZES, picture, write_data
+from tests.support.trainer.native_sequences import (
     Picture,
     as_plain_transformers_takes,
     config_of,
@@ -26,8 +27,7 @@ from tests.support.native_sequences import (
     tokenizer_of,
     trained_tokenizer,
 )
-from tests.support.short_form import WHOLE, only_whole
-from tests.support.trainer_runs import encode_features, losses, make_run, metrics, run_ranks, summary, train_runs
+from tests.support.trainer.runs import encode_features, losses, make_run, metrics, run_ranks, summary, train_runs
 from trainer.checkpoint.sync import sync_run
 from trainer.config.job import JobConfig
 from trainer.config.model import GRID_FAMILIES, IMAGE_TOKEN

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.trainer_runs import encode_features, make_run, metrics, run_ranks, summary, train_runs
+from tests.support.trainer.runs import encode_features, make_run, metrics, run_ranks, summary, train_runs
 from trainer.config.job import JobConfig
 
 STOPPED_AT = 4

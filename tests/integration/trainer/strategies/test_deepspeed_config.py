@@ -12,8 +12,8 @@ from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 from pydantic import ValidationError
 from torch import nn
 
-from tests.support.equalities import HELD_OUT
-from tests.support.trainer_runs import losses, make_run, metrics, train_runs
+from tests.support.trainer.equalities import HELD_OUT
+from tests.support.trainer.runs import losses, make_run, metrics, train_runs
 from trainer.config.job import JobConfig
 from trainer.config.train import DECIDED_HERE, TrainConfig
 from trainer.distributed.process import ProcessContext

@@ -18,7 +18,8 @@ import pytest
 import torch
 
 from benchmarks.tiny_runs import strategy_changes
-from tests.support.equalities import (
+from tests.support.short_form import WHOLE, chosen, only_whole
+from tests.support.trainer.equalities import (
     AVERAGED,
     HELD_OUT,
     NODES,
@@ -28,8 +29,7 @@ from tests.support.equalities import (
     TOWER_TRAINED,
     trained_weights,
 )
-from tests.support.short_form import WHOLE, chosen, only_whole
-from tests.support.trainer_runs import encode_features, losses, make_run, metrics, summary, train_runs
+from tests.support.trainer.runs import encode_features, losses, make_run, metrics, summary, train_runs
 from trainer.checkpoint.commit import committed
 from trainer.config.job import JobConfig
 from trainer.storage import open_storage

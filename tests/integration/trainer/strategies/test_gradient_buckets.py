@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.support.drivers.ddp_buckets import MARK, MATRICES, STEPS, WIDTH
-from tests.support.trainer_runs import run_ranks
+from tests.support.trainer.runs import run_ranks
 from trainer.sizing.gradient_buckets import MIB
 
 CLUSTER_SPEC = {

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.support.short_form import chosen, only_whole
-from tests.support.trainer_runs import encode_features, losses, make_run, run_ranks, summary
+from tests.support.trainer.runs import encode_features, losses, make_run, run_ranks, summary
 from trainer.config.job import JobConfig
 
 RANKS, STOP_STEP = 2, 2

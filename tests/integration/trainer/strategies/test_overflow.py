@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.drivers.overflow import MARK
 from tests.support.short_form import chosen
-from tests.support.trainer_runs import run_ranks
+from tests.support.trainer.runs import run_ranks
 
 RUNS = {name: name for name in ("ddp", "fsdp", "tp", "pp", "zero1", "zero2", "zero3")}
 RUNS |= {name: name for name in ("fsdp:optimizer+weights", "zero2:optimizer", "zero3:optimizer+weights")}

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from tests.support.equalities import RELATIVE, STOP_STEP, TOWER_TRAINED, trained_weights
-from tests.support.hard_to_shard import MODEL as HARD_TO_SPLIT
 from tests.support.short_form import WHOLE, chosen
-from tests.support.trainer_runs import losses, make_run, metrics, summary, train_runs
+from tests.support.trainer.equalities import RELATIVE, STOP_STEP, TOWER_TRAINED, trained_weights
+from tests.support.trainer.hard_to_shard import MODEL as HARD_TO_SPLIT
+from tests.support.trainer.runs import losses, make_run, metrics, summary, train_runs
 from trainer.checkpoint.commit import committed
 from trainer.config.job import JobConfig
 from trainer.storage import open_storage

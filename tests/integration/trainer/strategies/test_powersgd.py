@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from tests.support.drivers.powersgd import MARK, START, STEPS
-from tests.support.equalities import trained_weights
 from tests.support.short_form import only_whole
-from tests.support.trainer_runs import encode_features, losses, make_run, metrics, run_ranks, summary, train_runs
+from tests.support.trainer.equalities import trained_weights
+from tests.support.trainer.runs import encode_features, losses, make_run, metrics, run_ranks, summary, train_runs
 from trainer.config.job import JobConfig
 
 

@@ -16,11 +16,11 @@ import torch
 from benchmarks.memory_cases import SPLIT_CASES
 from benchmarks.planned_memory import predicted
 from benchmarks.tiny_runs import TINY, strategy_changes
-from tests.support.equalities import RELATIVE, RELATIVE_BF16, STOP_STEP, trained_weights
-from tests.support.hard_to_shard import MODEL
-from tests.support.memory_bounds import COUNTED, PEAK
+from tests.support.planner.memory_bounds import COUNTED, PEAK
 from tests.support.short_form import chosen
-from tests.support.trainer_runs import losses, make_run, metrics, run_ranks, summary, train_runs
+from tests.support.trainer.equalities import RELATIVE, RELATIVE_BF16, STOP_STEP, trained_weights
+from tests.support.trainer.hard_to_shard import MODEL
+from tests.support.trainer.runs import losses, make_run, metrics, run_ranks, summary, train_runs
 from trainer.config.job import JobConfig
 from trainer.config.model import ModelConfig
 from trainer.distributed.data_parallel_rank import DataParallelRank

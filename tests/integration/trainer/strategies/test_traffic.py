@@ -10,7 +10,7 @@ import pytest
 from benchmarks.flop_cases import model_config
 from tests.support.drivers.count_traffic import LABELS, MARK, MICRO_ROWS, MICRO_STEPS, OTHERS, ROW_TOKENS
 from tests.support.short_form import chosen
-from tests.support.trainer_runs import run_ranks
+from tests.support.trainer.runs import run_ranks
 from trainer.config.train import PIPELINE_PARALLEL, TENSOR_PARALLEL
 from trainer.models.registry import family_of
 from trainer.strategies.registry import strategy_names

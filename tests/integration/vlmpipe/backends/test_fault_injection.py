@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.crash.soak import CHANGES, NODES, Result, difference, disturbed, kills, result_of, table
-from tests.support.trainer_runs import make_run, train_runs
+from tests.support.trainer.runs import make_run, train_runs
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

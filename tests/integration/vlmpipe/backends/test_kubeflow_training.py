@@ -23,7 +23,7 @@ from tests.fakes.kubernetes.api import FakeKubernetes
 from tests.support.kubeflow_steps import IMAGE, inputs, run_folder, start_step, step_record
 from tests.support.paths import ROOT
 from tests.support.short_form import only_whole
-from tests.support.trainer_runs import make_run, metrics
+from tests.support.trainer.runs import make_run, metrics
 from trainer.errors import ExitCode
 from vlmpipe.config.run_config import load_run_file
 

@@ -10,9 +10,9 @@ import pytest
 
 from benchmarks.memory_cases import CASES, HYBRID_CASES, Case
 from benchmarks.planned_memory import predicted
-from tests.support.memory_bounds import COUNTED, PEAK
+from tests.support.planner.memory_bounds import COUNTED, PEAK
 from tests.support.short_form import chosen
-from tests.support.trainer_runs import run_ranks
+from tests.support.trainer.runs import run_ranks
 
 PROCESSES = 2  # on each node
 # Each strategy, and each part that takes memory under one whose share of it is its own.

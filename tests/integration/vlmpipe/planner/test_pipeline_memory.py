@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from benchmarks.pipeline_memory import CASES, SPLIT_CASES, STAGES, predicted
-from tests.support.memory_bounds import COUNTED, PEAK
+from tests.support.planner.memory_bounds import COUNTED, PEAK
 from tests.support.short_form import chosen
-from tests.support.trainer_runs import run_ranks
+from tests.support.trainer.runs import run_ranks
 
 pytestmark = pytest.mark.slow
 SHORT = ("pp bf16 checkpointing", "pp tower trained")

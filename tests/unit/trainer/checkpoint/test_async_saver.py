@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.support.checkpoints import record
+from tests.support.trainer.checkpoints import record
 from trainer.checkpoint.async_saver import CheckpointSaver
 from trainer.checkpoint.attempts import claim_attempt, read_attempts
 from trainer.checkpoint.commit import CommitRecord, committed, fetch_folder, newest_good
@@ -197,7 +197,7 @@ def test_a_save_that_does_not_fit_the_notice_is_not_begun(
 
 
 def _checkpoints(store: LocalStorage) -> Checkpoints:
-    from tests.support.trainer_runs import TINY
+    from tests.support.trainer.runs import TINY
 
     content = {**TINY, "run": {"run_id": "r", "root_uri": store.root_uri}}
     job = JobConfig.model_validate(content).model_copy(

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.support.checkpoints import record
+from tests.support.trainer.checkpoints import record
 from trainer.checkpoint.attempts import claim_attempt
 from trainer.checkpoint.commit import (
     DamagedError,

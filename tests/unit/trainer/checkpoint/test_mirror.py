@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.checkpoints import record
+from tests.support.trainer.checkpoints import record
 from trainer.checkpoint.attempts import claim_attempt, read_attempts
 from trainer.checkpoint.commit import (
     REJECTED,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.trainer_runs import make_run
+from tests.support.trainer.runs import make_run
 from trainer.config.job import JobConfig
 from trainer.data.prepare.pipeline import DONE
 from trainer.data.shards.index import Index

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.fakes.receiver import Receiver
-from tests.support.trainer_runs import TINY, merged
+from tests.support.trainer.runs import TINY, merged
 from trainer.config.job import JobConfig
 from trainer.errors import ExitCode, UserError
 from trainer.monitoring.metrics_writer import FILE, MetricsLog

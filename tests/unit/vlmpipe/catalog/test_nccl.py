@@ -9,7 +9,7 @@ from datetime import date
 import pytest
 
 from tests.support.paths import ROOT
-from tests.support.planner import run_config
+from tests.support.planner.configs import run_config
 from vlmpipe.catalog import nccl
 from vlmpipe.catalog.machines import load_catalog
 from vlmpipe.catalog.nccl import Misfit, Network, Variable, expected, load_misfits, load_networks, markdown

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.plans import amber, make_plan
+from tests.support.planner.plans import amber, make_plan
 from tests.support.reports import make_run, write_json
 from tests.support.short_form import chosen
 from trainer.errors import UserError

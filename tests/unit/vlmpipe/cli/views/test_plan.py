@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from tests.support.paths import ROOT
-from tests.support.plans import GIB, PLANS, amber, make_plan, red, sizes_unknown, without_gpu
+from tests.support.planner.plans import GIB, PLANS, amber, make_plan, red, sizes_unknown, without_gpu
 from vlmpipe.cli.views.memory_bar import cells, merged_parts
 from vlmpipe.cli.views.plan import print_plan_tables
 from vlmpipe.config.run_config import load_run_file

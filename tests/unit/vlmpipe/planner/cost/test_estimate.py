@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from components.runtime.resolve import require_prices
-from tests.support.planner import A100_80, LLAVA_7B, RoundPrices, machine, run_config
+from tests.support.planner.configs import A100_80, LLAVA_7B, RoundPrices, machine, run_config
 from trainer.errors import ConfigError
 from vlmpipe.catalog.prices import load_prices
 from vlmpipe.planner.cost.cron import runs_per_month, starts_after

@@ -13,7 +13,7 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import _should_compress
 
 from benchmarks.flop_cases import CASES, model_config
-from tests.support.planner import LLAVA_7B
+from tests.support.planner.configs import LLAVA_7B
 from trainer.config.train_options import PowerSgdConfig
 from trainer.models.registry import family_of
 from trainer.sizing.model_shape import Matrices

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.tiny_native import model_section
 from tests.support.paths import ROOT
-from tests.support.trainer_runs import merged
+from tests.support.trainer.runs import merged
 from trainer.config.model import GRID_FAMILIES
 from vlmpipe.catalog.machines import load_catalog
 from vlmpipe.cli.views.suggestions import print_suggestions

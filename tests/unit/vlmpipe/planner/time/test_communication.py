@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.planner import A100_80, LLAVA_7B, machine
+from tests.support.planner.configs import A100_80, LLAVA_7B, machine
 from trainer.sizing.model_shape import Matrices
 from vlmpipe.planner.parallel_layout import STRATEGIES, Layout, make_layout
 from vlmpipe.planner.time.communication import LINK_SHARE, NIC_SHARE, Transfer, Work, pipeline_bubble, seconds, traffic

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.planner import A100_80, LLAVA_7B, RoundPrices, run_config
+from tests.support.planner.configs import A100_80, LLAVA_7B, RoundPrices, run_config
 from trainer.sizing.model_shape import ModelShape, Stack
 from vlmpipe.planner.parallel_layout import layout_of
 from vlmpipe.planner.time.feature_cache import CacheAdvice, advise, feature_bytes

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.planner import A100_80, H100, LLAVA_7B, T4, TEXT_8B, machine, run_config
+from tests.support.planner.configs import A100_80, H100, LLAVA_7B, T4, TEXT_8B, machine, run_config
 from trainer.sizing.checkpoint_size import checkpoint_bytes
 from trainer.sizing.model_shape import Matrices, ModelShape
 from vlmpipe.catalog.machines import Gpu

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tests.support.trainer_runs import merged
+from tests.support.trainer.runs import merged
 from trainer.sizing.model_shape import ModelShape, Stack
 from vlmpipe.catalog.machines import Machine, load_catalog
 from vlmpipe.catalog.prices import MonthlyQuote, Quote

@@ -46,7 +46,7 @@ class Preloaded:
 
     def __init__(self) -> None:
         self._here, there = socket.socketpair()
-        command = [sys.executable, "-m", "tests.support.preloaded", str(there.fileno())]
+        command = [sys.executable, "-m", "tests.support.trainer.preloaded", str(there.fileno())]
         environment = {**os.environ, **SINGLE_THREADED, "PYTHONPATH": str(REPOSITORY)}
         self._process = subprocess.Popen(command, cwd=REPOSITORY, env=environment, pass_fds=[there.fileno()])
         there.close()

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.tiny_native import model_section
-from tests.support.native_models import write_data
-from tests.support.trainer_runs import train_runs
+from tests.support.trainer.native_models import write_data
+from tests.support.trainer.runs import train_runs
 from trainer.config.job import JobConfig
 
 Content = dict[str, Any]  # changes of the run file
