@@ -10,7 +10,7 @@ from pathlib import Path
 from tests.crash.cases import CASES, GROUPS
 from tests.crash.matrix import documented, registered
 
-PAGE = Path(__file__).parents[2] / "docs/reference/what-survives-what.md"
+PAGE = Path(__file__).parents[2] / "docs/reference/failure-modes.md"
 HEADER = "| | what happens | what comes of it | proof |\n|---|---|---|---|\n"
 
 
