@@ -251,7 +251,7 @@ def main() -> None:
         "another packing plan": ({"plan_sha256": "other"}, {}),
         "another model": ({"model_sha256": "other"}, {}),
         "another strategy's format": ({"checkpoint_format": "deepspeed"}, {}),
-        "another tower": ({"tower_sha256": "other"}, {}),
+        "another vision encoder": ({"tower_sha256": "other"}, {}),
         "another base under adapters": ({"frozen_sha256": "other"}, {}),
         "another ZeRO stage": (
             {"checkpoint_format": "deepspeed", "world_size": 1, "strategy": "zero1"},

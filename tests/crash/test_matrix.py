@@ -11,7 +11,7 @@ from tests.crash.cases import CASES, GROUPS
 from tests.crash.matrix import documented, registered
 
 PAGE = Path(__file__).parents[2] / "docs/reference/failure-modes.md"
-HEADER = "| | what happens | what comes of it | proof |\n|---|---|---|---|\n"
+HEADER = "| group | fault | outcome | proof |\n|---|---|---|---|\n"
 
 
 def test_the_page_holds_every_case_and_nothing_else() -> None:
