@@ -115,6 +115,7 @@ crash-matrix: $(INSTALLED_DEV)  ## every fault of a checkpoint's life, as a tabl
 lint: $(INSTALLED_DEV)  ## style and common mistakes (ruff), and those of image recipes (hadolint)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-cache --no-logo 2>/dev/null || $(BIN)/lint-imports --no-cache
 	$(BIN)/hadolint container/*.Dockerfile
 
 .PHONY: format

@@ -5,11 +5,12 @@ from __future__ import annotations
 from benchmarks.memory_cases import Case
 from trainer.models.registry import family_of
 from vlmpipe.planner.memory import host as host_memory
-from vlmpipe.planner.memory.activations import activations, is_cached
+from vlmpipe.planner.memory.activations import activations
 from vlmpipe.planner.memory.components import MemoryPart
 from vlmpipe.planner.memory.phases import run_moments
 from vlmpipe.planner.memory.rank import fullest
 from vlmpipe.planner.parallel_layout import layout_of
+from vlmpipe.planner.workload import is_cached
 
 
 def predicted(case: Case, processes: int) -> dict[str, int]:

@@ -176,7 +176,7 @@ def _data(config: RunConfig) -> Iterator[Finding]:
     if config.data.source.startswith("gs://"):
         yield Finding("data", "unchecked", f"{config.data.source} is read when the run starts")
         return
-    from trainer.data.prepare.rejects import Reject
+    from trainer.data.rejects import Reject
     from trainer.data.sources import open_source
     from trainer.data.sources.builtin import BUILTIN_PREFIX, require_builtin
 

@@ -74,14 +74,11 @@ def build_parts(job: JobConfig, worker: Worker) -> Parts:
     tokenizer = load_tokenizer(storage)
     index = Index.load(pointers.prepared_uri)
     split, form = index.split("train"), image_form_of(job.model)
-    sequence = RowSequence(
+    sequence = RowSequence.of(
         split,
-        row_tokens=job.data.row_tokens,
-        row_images=job.data.row_images,
+        job.data,
         seed=job.train.seed,
         global_batch_rows=job.train.global_batch_rows,
-        pack=job.data.pack,
-        shuffle_shards=job.data.shuffle_shards,
         tile_tokens=form.tile_tokens,
     )
     total_steps = sequence.num_steps(job.train.epochs, at_most=job.train.max_steps)

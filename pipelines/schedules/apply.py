@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import islice, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -126,7 +126,7 @@ def plan_schedule(
     )
     first = max(now, settings.start_time) if settings.start_time else now
     starts = starts_after(settings.cron, settings.timezone, first)
-    coming = (start for start in starts if not settings.end_time or start <= settings.end_time)
+    coming = takewhile(lambda start: not settings.end_time or start <= settings.end_time, starts)
     return SchedulePlan(
         wanted=wanted,
         settings=settings,

@@ -28,6 +28,7 @@ from trainer.data.tokenize import encode_sample, make_tokenizer
 from trainer.distributed.process import Worker
 from trainer.errors import ConfigError
 from trainer.evaluation.evaluate import load_subject
+from trainer.models.image_inputs import Images
 from trainer.models.image_processor import image_preparer, opened
 from trainer.models.image_tokens import image_form_of, image_tokens_of
 from trainer.models.layers.freeze import part_of
@@ -35,7 +36,6 @@ from trainer.models.qwen_vl import model as qwen_row
 from trainer.models.qwen_vl.vision_metadata import sizes_of
 from trainer.models.registry import family_of
 from trainer.models.smolvlm import family as smolvlm
-from trainer.sizing.image_inputs import Images
 from trainer.storage import open_storage
 from trainer.weights_digest import weights_sha256
 from vlmpipe.registry.model_card import loading

@@ -60,15 +60,15 @@ def test_a_stopped_rank_ends_the_job_with_71_and_is_found(tmp_path: Path) -> Non
             f"step {STEPS_BEFORE}",
         )
         stopped = wait_for(lambda: worker_of_rank(launcher.pid, 0), "rank 0")
-        os.kill(stopped, signal.SIGSTOP)
+        stopped.send_signal(signal.SIGSTOP)
         wait_for(lambda: True if stacks.exists() else None, "the stacks of rank 1")
         # The stopped rank cannot even be asked to end: torchrun would kill it after 30 s.
         wait_for(lambda: True if "has made no step" in log.read_text() else None, "the end of rank 1")
-        os.kill(stopped, signal.SIGCONT)
+        stopped.send_signal(signal.SIGCONT)
         assert launcher.wait(PATIENCE_S) == ExitCode.STALLED
     finally:
         if stopped is not None and launcher.poll() is None:
-            os.kill(stopped, signal.SIGCONT)
+            stopped.send_signal(signal.SIGCONT)
         launcher.terminate()
         launcher.wait()
 

@@ -15,7 +15,7 @@ from trainer.data.tokenize import IGNORED
 from trainer.dataloading.batches import BatchStream, StepBatches, collate
 from trainer.errors import DataError
 from trainer.models.attention.cu_seqlens import Samples
-from trainer.sizing.image_inputs import Images
+from trainer.models.image_inputs import Images
 
 ROW_TOKENS = 8
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.targets import local
+from pipelines import local_runner as local
 from trainer.errors import CAUSES, ConfigError, ExitCode
 from vlmpipe.backends.local.fault_spec import EXAMPLES, Event, parse_chaos, random_events
 from vlmpipe.backends.local.restart_policy import (
@@ -26,7 +26,7 @@ from vlmpipe.backends.local.restart_policy import (
 from vlmpipe.cli import app as cli
 from vlmpipe.cli.local_process import pipeline_command
 from vlmpipe.config.run_config import load_run_file
-from vlmpipe.runs.fault_summary import chaos_lines, read_chaos
+from vlmpipe.runs.local.fault_summary import chaos_lines, read_chaos
 from vlmpipe.runs.local.run import RUN_FILE_COPY, LocalRun, Marker
 
 

@@ -273,7 +273,10 @@ def test_a_field_out_of_bounds_is_named(cron: str) -> None:
         runs_per_month(cron)
 
 
-@pytest.mark.parametrize("cron", ["0 3 * *", "a 3 * * *", "*/0 3 * * *", "1- 3 * * *", "0 3 * * FOO", "0 3 */x * *"])
+@pytest.mark.parametrize(
+    "cron",
+    ["0 3 * *", "a 3 * * *", "*/0 3 * * *", "1- 3 * * *", "0 3 * * FOO", "0 3 */x * *", "0 3 L * *", "0 3 * * 1#2"],
+)
 def test_a_field_that_cannot_be_read_is_named(cron: str) -> None:
     with pytest.raises(ConfigError, match=r"schedule\.cron"):
         runs_per_month(cron)

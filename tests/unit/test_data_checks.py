@@ -16,8 +16,8 @@ from PIL.PngImagePlugin import PngInfo
 from tests.data_fixture import corrupt, encode, picture, png
 from trainer.config.job import DataConfig
 from trainer.data.prepare.checks import CheckedImage, check_image
-from trainer.data.prepare.rejects import RejectCode, RejectedError, Repair
 from trainer.data.prepare.strip_exif import without_metadata
+from trainer.data.rejects import RejectCode, RejectedError, Repair
 
 
 def check(data: bytes, *, name: str = "", **limits: Any) -> CheckedImage:

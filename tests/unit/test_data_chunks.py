@@ -22,8 +22,8 @@ from tests.data_fixture import (
     run_prepare,
 )
 from trainer.config.job import JobConfig
-from trainer.data.chunks import builder as chunk_maker
-from trainer.data.chunks.plan import LARGEST, SMALLEST, ends_chunk
+from trainer.data.prepare.chunks import builder as chunk_maker
+from trainer.data.prepare.chunks.plan import LARGEST, SMALLEST, ends_chunk
 from trainer.data.prepare.pipeline import ChunkCounts, plan_chunks, prepare_share
 from trainer.data.sample import SPLITS, stable_digest
 from trainer.errors import UserError

@@ -14,7 +14,7 @@ import pytest
 from tests.data_fixture import conversation, png
 from tests.data_formats import add_member, captioned, write_source
 from trainer.config.job import DataConfig
-from trainer.data.prepare.rejects import Reject, RejectCode
+from trainer.data.rejects import Reject, RejectCode
 from trainer.data.sample import Sample
 from trainer.data.sources import open_source
 from trainer.data.sources.tar_reader import members, read_member

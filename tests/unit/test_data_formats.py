@@ -13,7 +13,7 @@ from tests.data_fixture import job_config, png, run_prepare
 from tests.data_formats import FORMATS, QUESTION, Captioned, captioned, write_source
 from tests.fakes.gcs import FakeGcs, Fault
 from trainer.config.job import DataConfig
-from trainer.data.prepare.rejects import RejectCode, RejectedError
+from trainer.data.rejects import RejectCode, RejectedError
 from trainer.data.sample import SPLITS, Sample, Turn
 from trainer.data.shards.index import Index
 from trainer.data.shards.tar import ShardReader

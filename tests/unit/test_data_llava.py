@@ -10,7 +10,7 @@ import pytest
 
 from tests.data_fixture import conversation, llava_folder, png, record, write_json
 from trainer.config.job import DataConfig
-from trainer.data.prepare.rejects import Reject, RejectCode
+from trainer.data.rejects import Reject, RejectCode
 from trainer.data.sample import Sample
 from trainer.data.sources import open_source
 from trainer.errors import ConfigError, DataError, UserError

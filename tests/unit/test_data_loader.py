@@ -117,7 +117,7 @@ def test_one_integer_is_the_whole_state(rows: list[int], batch: int, world_size:
     for step, here in enumerate(straight):
         resumed = [sequence.batch_at(here.rows_consumed)]
         while len(resumed) < len(straight) - step:
-            resumed.append(sequence.batch_at(resumed[-1].next_rows_consumed))
+            resumed.append(sequence.batch_at(resumed[-1].rows_consumed + len(resumed[-1])))
         assert resumed == straight[step:]
         assert 0 < len(here) <= batch and here.stop <= rows[here.epoch % len(rows)]
         dealt = [here.rows_of(rank, world_size) for rank in range(world_size)]

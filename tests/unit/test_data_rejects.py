@@ -28,7 +28,7 @@ from tests.data_fixture import (
 )
 from tests.data_formats import add_member
 from trainer.config.job import DataConfig
-from trainer.data.prepare.rejects import Ledger, Reject, RejectCode
+from trainer.data.rejects import Ledger, Reject, RejectCode
 from trainer.data.sample import SPLITS
 from trainer.data.shards.index import Index
 from trainer.data.sources import open_source

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from tests.data_fixture import job_config, llava_folder, prepare_llava, prepared_files, run_prepare, write_json
-from trainer.data.chunks import merge as merge_module
 from trainer.data.prepare import pipeline as prepare_module
+from trainer.data.prepare.chunks import merge as merge_module
 from trainer.data.prepare.pipeline import fingerprint
 from trainer.errors import ExitCode, UserError
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from tests.data_fixture import conversation, job_config, llava_folder, png, record, run_prepare, write_json
 from tests.data_formats import captioned, write_source
 from trainer.data.prepare.deduplicate import LONGEST_COUNTED_ANSWER, AnswerCounts, SeenContent, SeenIds
-from trainer.data.prepare.rejects import RejectCode
+from trainer.data.rejects import RejectCode
 from trainer.data.sample import SPLITS, Split, Turn
 from trainer.data.shards import index as index_module
 from trainer.data.shards.index import NAME, SCHEMA, IndexWriter

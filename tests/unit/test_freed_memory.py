@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from trainer.data.prepare.malloc_trim import give_back
+from trainer.data.malloc_trim import give_back
 
 MIB = 1 << 20
 

@@ -78,7 +78,7 @@ def test_the_check_itself_sees_imports() -> None:
         ("vlmpipe.cli.app", {"torch", "transformers", "deepspeed", "kfp", "google.cloud.aiplatform"}),
         ("trainer.config.job", {"torch", "transformers", "pyarrow"}),
         ("trainer.data.prepare.pipeline", {"torch", "transformers"}),
-        ("trainer.data.chunks.worker_pool", {"torch", "transformers"}),
+        ("trainer.data.prepare.chunks.worker_pool", {"torch", "transformers"}),
     ],
 )
 def test_a_light_module_loads_nothing_heavy(module: str, heavy: set[str]) -> None:

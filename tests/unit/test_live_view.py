@@ -13,18 +13,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from vlmpipe.runs.live_view import PlainView, clock, line_of, render, short_number
+from vlmpipe.runs.live_view import PlainView, line_of, render, short_number
 from vlmpipe.runs.local.run import Marker
 from vlmpipe.runs.local.state import (
     ATTEMPT_LINE,
     STEPS,
     RunState,
     Step,
+    clock,
     first_error,
     newest_checkpoint_step,
     read_state,
 )
-from vlmpipe.runs.summary import RunReport, report_of
+from vlmpipe.runs.local.summary import RunReport, report_of
 
 NOW_S = 1_000_100.0
 

@@ -29,7 +29,7 @@ from vlmpipe.runs.local.run import (
     require_writable,
 )
 from vlmpipe.runs.local.state import RunState, newest_checkpoint_step
-from vlmpipe.runs.summary import report_of
+from vlmpipe.runs.local.summary import report_of
 
 ROOT = Path(__file__).parents[2]
 NOW = datetime(2026, 11, 20, 15, 30, 0)

@@ -26,7 +26,7 @@ from trainer.models.registry import family_of
 from trainer.setup import mean_row_flops
 from trainer.sizing.pipeline_partition import Costs, Stage, cut, end_costs, schedule_passes, stages_of
 from trainer.tracing.fake_inputs import RowShape, inputs_of
-from vlmpipe.planner.time.step_time import row_flops
+from vlmpipe.planner.memory.pipeline_partition import row_flops
 from vlmpipe.planner.workload import RowLoad
 
 VOCABULARY = 300

@@ -19,11 +19,11 @@ from benchmarks.tiny_native import TEXT, model_section
 from trainer.config.model import GRID_FAMILIES, ModelConfig
 from trainer.errors import ConfigError
 from trainer.models.attention.block_mask import mask_of
+from trainer.models.image_inputs import Grid
 from trainer.models.layers.image_placeholders import add_levels_at_places, places_of, put
 from trainer.models.qwen_vl.model import encoder_output, project
 from trainer.models.qwen_vl.vision_metadata import sizes_of
 from trainer.models.registry import family_of
-from trainer.sizing.image_inputs import Grid
 
 CPU = torch.device("cpu")
 VOCABULARY, ROW_TOKENS = 300, 48

@@ -16,12 +16,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.shard_splits import sequence_of, split_of
+from trainer.data.prefetch import GROUPS_AHEAD, ShardsAhead
+from trainer.data.prefetch_schedule import Needs, ShardSchedule
 from trainer.data.sample import Turn
 from trainer.data.sampler import RowSequence
 from trainer.data.shards import disk_cache as shard_cache
 from trainer.data.shards.disk_cache import GIB, NEVER, Ahead, ShardCache, divide, files_in, open_shards, open_together
-from trainer.data.shards.prefetch import GROUPS_AHEAD, ShardsAhead
-from trainer.data.shards.prefetch_schedule import Needs, ShardSchedule
 from trainer.data.shards.tar import Members, ShardReader, ShardWriter, sample_json
 from trainer.data.shards.verified_files import DataShards, ShardsInPlace
 from trainer.errors import ConfigError, DataError, UserError

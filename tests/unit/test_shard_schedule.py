@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.shard_splits import sequence_of, split_of
+from trainer.data.prefetch_schedule import Needs, ShardSchedule
 from trainer.data.shards.disk_cache import NEVER
-from trainer.data.shards.prefetch_schedule import Needs, ShardSchedule
 
 
 @settings(max_examples=30)

@@ -30,10 +30,10 @@ from trainer.data.shards.tar import ShardReader
 from trainer.data.tokenize import encode_sample, load_tokenizer, make_tokenizer, prompt
 from trainer.errors import ConfigError
 from trainer.evaluation.evaluate import other_sample
+from trainer.models.image_inputs import Images, join_features
 from trainer.models.image_processor import image_preparer, images_within
 from trainer.models.image_tokens import ImageForm, image_form_of, image_tokens_of
 from trainer.models.registry import family_of
-from trainer.sizing.image_inputs import Images, join_features
 from trainer.sizing.image_tiles import ImageTiles
 from trainer.storage import open_storage
 from trainer.tracing.fake_inputs import RowShape, inputs_of

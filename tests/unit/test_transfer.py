@@ -4,33 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from trainer.errors import UserError
-from trainer.storage.base import CorruptObjectError, crc32c_of
-from trainer.storage.local import LocalStorage
-from trainer.storage.transfer import Upload, fetch_many, in_parallel, upload_many
+from trainer.storage.transfer import in_parallel
 
 WAIT_S = 10
-
-
-def test_files_arrive_and_come_back_in_order(tmp_path: Path) -> None:
-    store = LocalStorage(tmp_path / "store")
-    names = [f"shards/{number:02d}" for number in range(20)]
-    for name in names:
-        (tmp_path / Path(name).name).write_bytes(name.encode())
-    upload_many(store, (Upload(tmp_path / Path(name).name, name, crc32c_of(name.encode())) for name in names))
-    assert [path.read_bytes().decode() for path in fetch_many(store, names)] == names
-
-
-def test_a_file_that_changed_since_it_was_summed_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "file").write_bytes(b"bytes")
-    store = LocalStorage(tmp_path / "store")
-    with pytest.raises(CorruptObjectError):
-        upload_many(store, [Upload(tmp_path / "file", "a", crc32c_of(b"other"))])
-    assert store.list() == []
 
 
 def test_no_more_calls_run_at_once_than_there_are_threads() -> None:

@@ -17,7 +17,6 @@ from trainer.config.train import TrainConfig
 from trainer.storage import open_storage
 from trainer.storage.base import join_uri
 
-RUN_JSON_VERSION = 1
 PREPARED_FOLDER, CHUNKS_FOLDER = "prepared", "chunks"  # under the root of all runs
 SHUFFLE_SHARDS = 64  # 64,000 samples at the default size of shards
 
@@ -159,10 +158,6 @@ class RunPaths(Section):
     @property
     def features_root(self) -> str:
         return join_uri(self.root_uri, "features")
-
-    @property
-    def registry_root(self) -> str:
-        return join_uri(self.root_uri, "registry")
 
 
 class DataPointers(Section):

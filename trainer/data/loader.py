@@ -10,9 +10,9 @@ import numpy as np
 
 from trainer.config.model import IMAGE_TOKEN
 from trainer.data.packing import Int64Array
+from trainer.data.prefetch import ShardsAhead
 from trainer.data.sampler import RowSequence
 from trainer.data.shards.index import SplitIndex
-from trainer.data.shards.prefetch import ShardsAhead
 from trainer.data.shards.tar import ShardReader
 from trainer.data.tokenize import IGNORED, Encoded, encode_sample
 from trainer.errors import DataError

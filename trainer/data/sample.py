@@ -11,6 +11,17 @@ DEFAULT_SLICE = "all"
 
 Split = Literal["train", "eval"]
 SPLITS: tuple[Split, ...] = ("eval", "train")  # sorted: the order of splits in the index
+# Image formats, and the file name suffixes of each.
+EXTENSIONS = {
+    "JPEG": {".jpg", ".jpeg"},
+    "MPO": {".jpg", ".jpeg", ".mpo"},
+    "PNG": {".png"},
+    "WEBP": {".webp"},
+    "GIF": {".gif"},
+    "BMP": {".bmp"},
+    "TIFF": {".tif", ".tiff"},
+}
+IMAGE_SUFFIXES = frozenset().union(*EXTENSIONS.values())
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass
 
-from trainer.config.job import SHUFFLE_SHARDS
+from trainer.config.job import SHUFFLE_SHARDS, DataConfig
 from trainer.data.packing import Int64Array, RowPlan, plan_rows
 from trainer.data.shards.index import SplitIndex
 from trainer.errors import DataError
@@ -29,10 +29,6 @@ class GlobalBatch:
 
     def __len__(self) -> int:
         return self.stop - self.start
-
-    @property
-    def next_rows_consumed(self) -> int:
-        return self.rows_consumed + len(self)
 
     def rows_of(self, rank: int, world_size: int) -> list[int | None]:
         """Row numbers of one rank: equally many on every rank, None where the batch has no row left."""
@@ -65,6 +61,22 @@ class RowSequence:
         self._plans: dict[int, RowPlan] = {}
         self._num_rows: list[int] = []
         self._lock = threading.RLock()  # num_rows holds it while it plans
+
+    @classmethod
+    def of(
+        cls, split: SplitIndex, data: DataConfig, *, seed: int, global_batch_rows: int, tile_tokens: int
+    ) -> RowSequence:
+        """Of a run with this data section."""
+        return cls(
+            split,
+            row_tokens=data.row_tokens,
+            row_images=data.row_images,
+            seed=seed,
+            global_batch_rows=global_batch_rows,
+            pack=data.pack,
+            shuffle_shards=data.shuffle_shards,
+            tile_tokens=tile_tokens,
+        )
 
     def plan(self, epoch: int) -> RowPlan:
         """The rows of one epoch."""

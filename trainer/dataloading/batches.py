@@ -18,7 +18,7 @@ from trainer.data.loader import Row, RowLoader
 from trainer.data.tokenize import IGNORED
 from trainer.feature_cache.reader import FeatureReader
 from trainer.models.attention.cu_seqlens import Samples
-from trainer.sizing.image_inputs import Grid, Images, PrepareImages, join_features
+from trainer.models.image_inputs import Grid, Images, PrepareImages, join_features
 
 STEPS_AHEAD = 2
 OF_IMAGES = ("images", "image_grids")  # arguments of a training module

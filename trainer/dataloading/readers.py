@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from trainer.config.job import JobConfig
+from trainer.data.prefetch import GROUPS_AHEAD, ShardsAhead
+from trainer.data.prefetch_schedule import Needs, ShardSchedule
 from trainer.data.sampler import RowSequence
 from trainer.data.shards.disk_cache import ShardCache, open_shards, open_together
 from trainer.data.shards.index import SplitIndex
-from trainer.data.shards.prefetch import GROUPS_AHEAD, ShardsAhead
-from trainer.data.shards.prefetch_schedule import Needs, ShardSchedule
 from trainer.data.shards.tar import ShardReader
 from trainer.data.shards.verified_files import DataShards, ShardFiles
 from trainer.feature_cache.reader import FeatureReader, FeatureShards

@@ -38,11 +38,11 @@ from trainer.evaluation.generate import generate_answers
 from trainer.evaluation.metrics import Prediction, Question, chance, exact_match, is_right, scores
 from trainer.feature_cache.reader import FeatureReader
 from trainer.models.base import Family
+from trainer.models.image_inputs import join_features
 from trainer.models.image_processor import image_preparer, images_within
 from trainer.models.image_tokens import ImageForm, image_form_of
 from trainer.models.registry import family_of
 from trainer.progress import Progress
-from trainer.sizing.image_inputs import join_features
 from trainer.storage import open_storage
 from trainer.storage.base import Storage
 
@@ -197,7 +197,7 @@ def answer(
 
 
 def image_features(job: JobConfig, subject: Subject, samples: Sequence[int], worker: Worker) -> Tensor:
-    """Features of all images of these samples, in order; see `trainer.sizing.image_inputs`. Each distinct image is read
+    """Features of all images of these samples, in order; see `trainer.models.image_inputs`. Each distinct image is read
     once."""
     features: dict[str, Tensor] = {}
     order = [(sample, sha256) for sample in samples for sha256 in subject.split.image_sha256(sample)]
@@ -222,14 +222,11 @@ def image_features(job: JobConfig, subject: Subject, samples: Sequence[int], wor
 def held_out_loss(job: JobConfig, subject: Subject, worker: Worker) -> float:
     """Mean loss over all label tokens of the held-out split, in packed rows. Collective."""
     form = image_form_of(job.model)
-    sequence = RowSequence(
+    sequence = RowSequence.of(
         subject.split,
-        row_tokens=job.data.row_tokens,
-        row_images=job.data.row_images,
+        job.data,
         seed=0,
         global_batch_rows=LOSS_ROWS_PER_RANK * worker.world_size,
-        pack=job.data.pack,
-        shuffle_shards=job.data.shuffle_shards,
         tile_tokens=form.tile_tokens,
     )
     cached = subject.features is not None

@@ -80,16 +80,7 @@ def held_out_of(
             fix="raise data.held_out_fraction, or set train.validate_every_steps to 0",
         )
     step_rows = settings.micro_batch_rows * replica.count
-    sequence = RowSequence(
-        split,
-        row_tokens=job.data.row_tokens,
-        row_images=job.data.row_images,
-        seed=0,
-        global_batch_rows=step_rows,
-        pack=job.data.pack,
-        shuffle_shards=job.data.shuffle_shards,
-        tile_tokens=form.tile_tokens,
-    )
+    sequence = RowSequence.of(split, job.data, seed=0, global_batch_rows=step_rows, tile_tokens=form.tile_tokens)
     plan = sequence.plan(0)
     count = min(len(plan), settings.validate_rows)
     mine = [start + replica.index + replica.count * place

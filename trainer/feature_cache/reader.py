@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainer.data.packing import Int64Array
+from trainer.data.prefetch_schedule import Needs
 from trainer.data.shards.disk_cache import open_shards
 from trainer.data.shards.image_index import HASHES, ImageTable
 from trainer.data.shards.index import SplitIndex
-from trainer.data.shards.prefetch_schedule import Needs
 from trainer.data.shards.verified_files import ShardFiles, Sidecar
 from trainer.errors import DataError, os_errors
 from trainer.feature_cache.store import SHARD, SIDECAR

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedConfig
 
 from trainer.config.model import ModelConfig
 from trainer.models.attention.block_mask import kept_apart
 from trainer.models.attention.cu_seqlens import Samples
 from trainer.models.attention.varlen import attend_by_sample
 from trainer.models.base import Blocks
-from trainer.models.layers.chunked_loss import TokenLoss
+from trainer.models.image_inputs import Grid
+from trainer.models.layers.chunked_loss import TokenLoss, loss_at_labels
 from trainer.models.layers.freeze import trains
 from trainer.models.layers.image_placeholders import embedded, require_tokens
+from trainer.models.layers.parameter_counts import skeleton_of
 from trainer.models.layers.pipeline_stage import reduce_to_stage, stage_view
 
 
@@ -110,12 +114,7 @@ class SquareRowModel(nn.Module):
         hidden = self.language_model(
             inputs_embeds=hidden, position_ids=position_ids, use_cache=False, **apart
         ).last_hidden_state
-        if self.model.lm_head is None:
-            return hidden
-        # Only label positions go through the head: logits of all tokens never exist.
-        labelled = hidden.flatten(0, 1).index_select(0, label_index)  # (labels, hidden)
-        loss: Tensor = self.token_loss(self.model.lm_head, labelled, label_ids)
-        return loss
+        return loss_at_labels(self.token_loss, self.model.lm_head, hidden, label_index, label_ids)
 
     @property
     def runs_frozen_tower(self) -> bool:
@@ -134,23 +133,53 @@ class SquareRowModel(nn.Module):
         return features.to(torch.bfloat16) if self.tower_is_frozen else features
 
 
+class SquareFamily:
+    """The shared half of families whose images, or tiles of images, are all one square. See `Family`."""
+
+    wiring: ClassVar[Wiring]
+
+    @torch.no_grad()
+    def encode(
+        self, config: ModelConfig, tower: nn.Module, pixel_values: Tensor, grids: Sequence[Grid] | None = None
+    ) -> Tensor:
+        """Features of images: (images, 3, side, side) -> (images, tokens, tower_hidden) in bf16.
+
+        bf16 is what the cache stores; the online path rounds the same way, so both train on the same numbers.
+        """
+        return self.wiring.tower_output(config, tower, pixel_values).to(torch.bfloat16)
+
+    def tower(self, model: nn.Module) -> nn.Module:
+        return getattr(model.model, self.wiring.tower)
+
+    def project(self, model: nn.Module, features: Tensor) -> Tensor:
+        """(images, tokens, tower_hidden) -> (images, projected tokens, hidden)."""
+        return project(getattr(model.model, self.wiring.projector), features)
+
+    def generation_inputs(
+        self, model: nn.Module, input_ids: Tensor, projected: Tensor, grids: Tensor | None = None
+    ) -> dict[str, Any]:
+        """The tokens' embeddings, with projected features in place of the image tokens'."""
+        return {"inputs_embeds": embedded(model, input_ids, projected)}
+
+    def training_module(self, config: ModelConfig, model: nn.Module, *, cached: bool) -> nn.Module:
+        return SquareRowModel(config, model, self.wiring, cached=cached)
+
+    def blocks(self, module: SquareRowModel) -> Blocks:
+        return Blocks(
+            language_layers=list(module.language_model.layers),
+            tower_layers=tower_layers_of(module.tower) if module.tower is not None else [],
+            embedding=module.language_model.embed_tokens,
+            head=module.model.lm_head,
+            loss=module.token_loss,
+            reduce_to=functools.partial(reduce_to_stage, module),
+            view=functools.partial(stage_view, module),
+        )
+
+
 def project(projector: nn.Module, features: Tensor) -> Tensor:
     """(images, feature tokens, tower_hidden) -> (images, tokens, hidden)."""
     projected: Tensor = projector(features.to(next(projector.parameters()).dtype))
     return projected
-
-
-def blocks_of(module: SquareRowModel) -> Blocks:
-    """See `trainer.models.base.Blocks`."""
-    return Blocks(
-        language_layers=list(module.language_model.layers),
-        tower_layers=tower_layers_of(module.tower) if module.tower is not None else [],
-        embedding=module.language_model.embed_tokens,
-        head=module.model.lm_head,
-        loss=module.token_loss,
-        reduce_to=functools.partial(reduce_to_stage, module),
-        view=functools.partial(stage_view, module),
-    )
 
 
 def tower_layers_of(tower: nn.Module) -> list[nn.Module]:
@@ -158,10 +187,25 @@ def tower_layers_of(tower: nn.Module) -> list[nn.Module]:
     return [module for module in tower.modules() if type(module).__name__.endswith("EncoderLayer")]
 
 
-def repeat_inner_layer(tower: nn.Module, layers: int) -> None:
-    """Make a tower of three layers one of `layers`, in which all between the first and the last are the same module."""
-    inner = tower_layers_of(tower)[1]
-    stack = next(part for part in tower.modules() if isinstance(part, nn.ModuleList) and inner in part)
-    for _ in range(layers - len(stack)):
-        stack.insert(1, inner)
-    tower.config.num_hidden_layers = layers
+def square_skeleton(
+    kind: Callable[[PreTrainedConfig], nn.Module],
+    whole: PreTrainedConfig,
+    wiring: Wiring,
+    vocabulary: int,
+    language_layers: int | None,
+    one_inner_tower_layer: bool,
+) -> nn.Module:
+    """See `skeleton_of`. `one_inner_tower_layer`: the tower's layers between the first and the last are one module."""
+    tower_layers = int(whole.vision_config.num_hidden_layers)
+    repeats = one_inner_tower_layer and tower_layers > 3
+    if repeats:
+        whole.vision_config.num_hidden_layers = 3
+    model = skeleton_of(kind, whole, vocabulary, language_layers)
+    if repeats:
+        tower = getattr(model.model, wiring.tower)
+        inner = tower_layers_of(tower)[1]
+        stack = next(part for part in tower.modules() if isinstance(part, nn.ModuleList) and inner in part)
+        for _ in range(tower_layers - len(stack)):
+            stack.insert(1, inner)
+        tower.config.num_hidden_layers = tower_layers
+    return model

@@ -14,9 +14,9 @@ from transformers import CLIPImageProcessorPil, SiglipImageProcessorPil, SmolVLM
 
 from trainer.config.model import ModelConfig
 from trainer.errors import ConfigError
+from trainer.models.image_inputs import Images, PrepareImages
 from trainer.models.image_tokens import image_form_of
 from trainer.models.registry import family_of
-from trainer.sizing.image_inputs import Images, PrepareImages
 from trainer.sizing.image_tiles import ImageTiles
 
 POINTWISE = (CLIPImageProcessorPil, SiglipImageProcessorPil)  # after resizing, each value depends on itself alone

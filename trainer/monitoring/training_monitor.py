@@ -8,6 +8,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+import torch
+
 from trainer.checkpoint.commit import CommitRecord
 from trainer.config.job import JobConfig
 from trainer.distributed.process import Worker
@@ -19,7 +21,7 @@ from trainer.monitoring.step_metrics import StepTotals
 from trainer.monitoring.wandb import open_wandb
 from trainer.progress import Progress
 from trainer.sizing.flops import model_flops_per_row
-from trainer.sizing.gpu_peaks import TERA, peak_flops_per_s
+from trainer.sizing.gpu_peaks import TERA, peak_of
 from trainer.sizing.model_shape import ModelShape
 from trainer.storage import open_storage
 from trainer.storage.base import Storage
@@ -212,7 +214,9 @@ class StepReport:
             parts.shape, useful_tokens=window["tokens"], **counts, cached=parts.features == "cached"
         )
         rate = flops / seconds / self._worker.world_size
-        peak = peak_flops_per_s(self._worker.device, self._job.train.precision)
+        device = self._worker.device
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+        peak = peak_of(name, self._job.train.precision)
         return {"model_tflops_per_s": rate / TERA, **({"mfu": rate / peak} if peak else {})}
 
     def _write(self, totals: StepTotals, strategy: Strategy, gauges: Gauges) -> None:

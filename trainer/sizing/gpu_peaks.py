@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-import torch
-
 from trainer.config.train import Precision
 
 TERA = 1e12
@@ -37,13 +35,8 @@ PEAKS = {
 }
 
 
-def peak_flops_per_s(device: torch.device, precision: Precision) -> float | None:
-    """What a device could compute in a second in this precision; None for a CPU and for what is not in the table."""
-    return peak_of(torch.cuda.get_device_name(device), precision) if device.type == "cuda" else None
-
-
 def peak_of(name: str, precision: Precision) -> float | None:
-    """`peak_flops_per_s` of the device that calls itself `name`."""
+    """Peak FLOP/s of the GPU that reports this device name; None for one that is not in the table."""
     found = next((peaks for part, peaks in PEAKS.items() if re.search(rf"\b{part}\b", name)), None)
     peak = getattr(found, precision) if found else None
     return TERA * peak if peak else None

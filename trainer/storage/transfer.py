@@ -9,40 +9,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from pathlib import Path
 from typing import TypeVar
-
-from trainer.storage.base import Storage
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 THREADS = 4  # each holds one upload's chunk in memory (storage_gcs.UPLOAD_CHUNK_BYTES)
-
-
-@dataclass(frozen=True)
-class Upload:
-    """One file to be sent. `crc32c` is what its bytes must sum to, if whoever wrote it has said so."""
-
-    path: Path
-    name: str
-    crc32c: int | None = None
-
-
-def upload_many(store: Storage, uploads: Iterable[Upload], *, threads: int = THREADS) -> None:
-    """Send files, several at a time. Raises the first error, after which no further file is begun."""
-
-    def send(upload: Upload) -> None:
-        store.upload(upload.path, upload.name, crc32c=upload.crc32c)
-
-    for _ in in_parallel(send, uploads, threads=threads):
-        pass
-
-
-def fetch_many(store: Storage, names: Iterable[str], *, threads: int = THREADS) -> list[Path]:
-    """Local files with the objects' bytes, in the order of `names`. Raises the first error; what came before stays."""
-    return list(in_parallel(store.fetch, names, threads=threads))
 
 
 def in_parallel(

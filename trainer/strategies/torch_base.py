@@ -28,7 +28,7 @@ from trainer.strategies.base import StepResult
 from trainer.strategies.ema import Ema
 from trainer.strategies.mixed_precision import LossScale, autocast
 from trainer.strategies.powersgd import PowerSgd, ranks_with_errors
-from trainer.strategies.tensor_parallel.strided_checkpoint import in_pieces
+from trainer.strategies.strided_checkpoint import in_pieces
 
 # Frozen parameters are rebuilt from their source and compared by digest: they would only fill checkpoints.
 STATE_OPTIONS = StateDictOptions(ignore_frozen_params=True, strict=False)

@@ -200,13 +200,8 @@ class MemoryTracker(TorchDispatchMode):
         return fullest
 
     @property
-    def held_bytes(self) -> int:
-        """What is held now."""
-        return self._held_bytes
-
-    @property
     def held(self) -> Held:
-        """The same by category."""
+        """What is held now, by category."""
         return Held(dict(self._held))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

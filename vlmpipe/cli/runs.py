@@ -18,7 +18,7 @@ from vlmpipe.cli.output import print_json, print_lines, to_stderr
 
 if TYPE_CHECKING:
     from pipelines.tune.status import SearchStatus
-    from vlmpipe.runs.summary import RunReport
+    from vlmpipe.runs.local.summary import RunReport
     from vlmpipe.runs.vertex.names import Address
     from vlmpipe.runs.vertex.status import VertexStatus
 
@@ -171,7 +171,7 @@ def vertex_reader(address: Address) -> Callable[[], VertexStatus]:
 def _find(name: str, root: str, project: str, location: str) -> RunReport | Address:
     from trainer.storage.base import join_uri
     from vlmpipe.runs.local.run import MARKER
-    from vlmpipe.runs.summary import find_run
+    from vlmpipe.runs.local.summary import find_run
 
     if any(Path(folder, MARKER).is_file() for folder in (name, join_uri(root, "runs", name))):
         return find_run(root, name)
@@ -190,7 +190,7 @@ def _find(name: str, root: str, project: str, location: str) -> RunReport | Addr
 def _reader(run: str, root: str, project: str, location: str) -> tuple[Callable[[], Any], bool]:
     """A function that reads how it stands now, and whether that is on Vertex AI."""
     from pipelines.tune.status import LocalSearch, find_search
-    from vlmpipe.runs.summary import RunReport, report_of
+    from vlmpipe.runs.local.summary import RunReport, report_of
 
     if search := find_search(run, root):
         return search.status, not isinstance(search, LocalSearch)
@@ -221,7 +221,7 @@ def _vertex_logs(address: Address, step: str, last: int, follow: bool) -> Iterat
 
 def _list_runs(root: str, as_json: bool) -> None:
     from vlmpipe.cli.views import tables
-    from vlmpipe.runs.summary import list_runs
+    from vlmpipe.runs.local.summary import list_runs
     from vlmpipe.runs.vertex.names import notes
 
     runs, submitted = list_runs(root), notes()

@@ -74,7 +74,7 @@ def run(
     from vlmpipe.cli.local_process import execute, pipeline_command
     from vlmpipe.runs.live_view import view_for
     from vlmpipe.runs.local.run import open_run
-    from vlmpipe.runs.summary import report_of
+    from vlmpipe.runs.local.summary import report_of
 
     settings = load(config, overrides)
     if chaos:

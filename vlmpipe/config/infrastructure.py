@@ -14,6 +14,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from trainer.config.base import Positive, Section
+from trainer.secret_detection import form_of_secret, is_secret_name
 
 Accelerator = Literal[
     "",
@@ -34,8 +35,6 @@ Accelerator = Literal[
 Duration = Annotated[str, Field(pattern=r"^[0-9]{1,9}s$")]
 FLEX_START_MOST_TIMEOUT_S = 7 * 24 * 3600
 
-_SECRET_NAME = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL)S?$")
-_SECRET_VALUE = re.compile(r"^(hf_|ghp_|github_pat_|sk-|AIza|ya29\.|-----BEGIN )")
 _MODEL_ID = re.compile(r"vertex://[a-z0-9_][a-z0-9_-]{0,62}")
 _ENV_NAME = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*$")
 
@@ -49,8 +48,7 @@ def _env(env: dict[str, str]) -> dict[str, str]:
     for name, value in env.items():
         if not _ENV_NAME.match(name):
             raise ValueError(f"{name!r} is not a name of an environment variable")
-        parts = name.upper().split("_")
-        if any(_SECRET_NAME.search(part) for part in parts) or _SECRET_VALUE.match(value):
+        if is_secret_name(name) or form_of_secret(value):
             # The value is not repeated here: errors end up in logs.
             raise ValueError(
                 f"{name} looks like a secret, and everybody who may see the job can read its environment; keep it in "

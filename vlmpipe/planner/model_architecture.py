@@ -16,7 +16,7 @@ from trainer.sizing.model_shape import ModelShape
 from vlmpipe.catalog.machines import load_models
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.planner.disk_cache import kept
-from vlmpipe.planner.memory.activations import is_cached
+from vlmpipe.planner.workload import is_cached
 
 HUB_TIMEOUT_S = 2.0
 

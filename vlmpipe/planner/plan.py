@@ -211,15 +211,8 @@ def _prepared(config: RunConfig, paths: RunPaths) -> RowLoad | None:
     if open_storage(uri).stat(DONE) is None:
         return None
     split, tile_tokens = Index.load(uri).split("train"), image_form_of(job.model).tile_tokens
-    sequence = RowSequence(
-        split,
-        row_tokens=job.data.row_tokens,
-        row_images=job.data.row_images,
-        seed=job.train.seed,
-        global_batch_rows=job.train.global_batch_rows,
-        pack=job.data.pack,
-        shuffle_shards=job.data.shuffle_shards,
-        tile_tokens=tile_tokens,
+    sequence = RowSequence.of(
+        split, job.data, seed=job.train.seed, global_batch_rows=job.train.global_batch_rows, tile_tokens=tile_tokens
     )
     return RowLoad.from_index(
         config,

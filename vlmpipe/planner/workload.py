@@ -147,3 +147,8 @@ class RowLoad:
             origin=origin,
             image_tokens=image_tokens if shape.images_differ else None,
         )
+
+
+def is_cached(config: RunConfig) -> bool:
+    """Whether training reads the tower's output instead of running it."""
+    return config.features.cache == "on" or (config.features.cache == "auto" and "tower" in config.model.freeze)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import TYPE_CHECKING, Protocol
 
-from vlmpipe.runs.local.state import RunState, Step
+from vlmpipe.runs.local.state import RunState, Step, clock, remaining
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -32,18 +32,6 @@ class View(Protocol):
     def update(self, state: RunState) -> None: ...
     def note(self, text: str) -> None: ...
     def close(self) -> None: ...
-
-
-def clock(seconds: float) -> str:
-    """Seconds for people: 3.2 s, 0:41, 1:02:03."""
-    return f"{seconds:.1f} s" if seconds < 10 else remaining(seconds)
-
-
-def remaining(seconds: float) -> str:
-    """A remaining time, always as a clock: 0:07."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 def short_number(value: float) -> str:

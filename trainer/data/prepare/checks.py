@@ -14,23 +14,13 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from trainer.config.job import DataConfig
 from trainer.config.model import IMAGE_TOKEN
-from trainer.data.prepare.rejects import RejectCode, RejectedError, Repair
 from trainer.data.prepare.strip_exif import without_metadata
-from trainer.data.sample import Turn
+from trainer.data.rejects import RejectCode, RejectedError, Repair
+from trainer.data.sample import EXTENSIONS, IMAGE_SUFFIXES, Turn
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 # Formats whose bytes are stored as they came. MPO is a JPEG with more pictures behind the first.
 KEPT_EXTENSION = {"JPEG": "jpg", "MPO": "jpg", "PNG": "png"}
-EXTENSIONS = {
-    "JPEG": {".jpg", ".jpeg"},
-    "MPO": {".jpg", ".jpeg", ".mpo"},
-    "PNG": {".png"},
-    "WEBP": {".webp"},
-    "GIF": {".gif"},
-    "BMP": {".bmp"},
-    "TIFF": {".tif", ".tiff"},
-}
-IMAGE_SUFFIXES = frozenset().union(*EXTENSIONS.values())
 ORIENTATION_TAG = 0x0112
 DECODE_ERRORS = (OSError, SyntaxError, ValueError, EOFError, struct.error, zlib.error)  # what Pillow's codecs raise
 

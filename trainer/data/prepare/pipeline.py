@@ -19,15 +19,15 @@ from pathlib import Path
 from typing import Any
 
 from trainer.config.job import CHUNKS_FOLDER, PREPARED_FOLDER, JobConfig
-from trainer.data.chunks.chunk import build_chunk
-from trainer.data.chunks.merge import Part, Shard, merge
-from trainer.data.chunks.plan import records_of_one_chunk
-from trainer.data.chunks.prepare import TOKENIZER, Planned, find_plan, make_plan
-from trainer.data.chunks.store import UPLOADS, files_in, upload_folder
+from trainer.data.prepare.chunks.chunk import build_chunk
+from trainer.data.prepare.chunks.merge import Part, Shard, merge
+from trainer.data.prepare.chunks.plan import records_of_one_chunk
+from trainer.data.prepare.chunks.prepare import TOKENIZER, Planned, find_plan, make_plan
+from trainer.data.prepare.chunks.store import UPLOADS, files_in, upload_folder
 from trainer.data.prepare.dataset_diff import Changes, changes_since_last
-from trainer.data.prepare.rejects import Reject
 from trainer.data.prepare.thread_map import threads_for
 from trainer.data.prepare.validate_sample import Entry, Examination, final_split, with_unique_ids
+from trainer.data.rejects import Reject
 from trainer.data.sample import Sample, Turn
 from trainer.data.sources import Source, open_source
 from trainer.data.tokenize import load_tokenizer, make_tokenizer, training_texts

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from trainer.data.prepare.checks import CheckedImage
-from trainer.data.prepare.sqlite_table import short_digest
 from trainer.data.prepare.thumbnails import SIDE_PIXELS, thumbnail
 from trainer.data.sample import Split, Turn
+from trainer.data.sqlite_table import short_digest
 from trainer.storage.base import Storage
 
 FOLDER = "contact_sheet"

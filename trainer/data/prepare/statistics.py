@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from trainer.config.job import DataConfig
 from trainer.data.packing import plan_rows
 from trainer.data.prepare.deduplicate import AnswerCounts, SeenContent
-from trainer.data.prepare.sqlite_table import short_digest
 from trainer.data.sample import SPLITS, Split, Turn
 from trainer.data.shards.index import NAME
+from trainer.data.sqlite_table import short_digest
 
 COLUMNS = ["split", "tokens", "label_tokens", "turns", "image_widths", "image_tokens"]
 PERCENTILES = (5, 50, 95, 100)

@@ -9,7 +9,7 @@ from pathlib import Path
 from PIL import Image
 
 from trainer.data.prepare.checks import DECODE_ERRORS, FORMATS
-from trainer.data.prepare.rejects import Reject, RejectCode, RejectedError
+from trainer.data.rejects import Reject, RejectCode, RejectedError
 
 FOLDER = "reject_pictures"
 SIDE_PIXELS = 160

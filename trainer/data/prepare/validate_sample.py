@@ -10,7 +10,7 @@ from trainer.config.job import JobConfig
 from trainer.config.model import IMAGE_TOKEN
 from trainer.data.prepare.checks import CheckedImage, check_image, check_turns
 from trainer.data.prepare.deduplicate import Met, SeenIds
-from trainer.data.prepare.rejects import Reject, RejectCode, RejectedError, Repair
+from trainer.data.rejects import Reject, RejectCode, RejectedError, Repair
 from trainer.data.sample import Sample, Split, Turn, split_of
 from trainer.data.tokenize import Encoded, encode_sample
 from trainer.models.image_tokens import image_form_of, image_tokens_of

@@ -15,8 +15,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from trainer.data.malloc_trim import give_back
 from trainer.data.packing import Int64Array
-from trainer.data.prepare.malloc_trim import give_back
 from trainer.data.sample import SPLITS, Split
 from trainer.data.shards.image_index import HASHES, UniqueImages
 from trainer.data.shards.tar import Members

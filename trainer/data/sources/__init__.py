@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from trainer.config.job import DataConfig
-from trainer.data.prepare.rejects import Reject
+from trainer.data.rejects import Reject
 from trainer.data.sample import Sample
 from trainer.data.sources.builtin import BUILTIN_PREFIX
 from trainer.errors import ConfigError

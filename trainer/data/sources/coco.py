@@ -6,14 +6,14 @@ import sqlite3
 from collections.abc import Iterator
 from typing import Any
 
-from trainer.data.prepare.rejects import Reject, RejectCode, RejectedError
-from trainer.data.prepare.sqlite_table import disk_table
+from trainer.data.rejects import Reject, RejectCode, RejectedError
 from trainer.data.sample import Sample, split_of
 from trainer.data.sources.file_patterns import Files
 from trainer.data.sources.image_files import open_image_files
 from trainer.data.sources.json_stream import BadJsonError, JsonReader
 from trainer.data.sources.parts import OnePart
 from trainer.data.sources.records import identity_of, split_named, text, turns_of
+from trainer.data.sqlite_table import disk_table
 from trainer.errors import DataError, os_errors
 
 EXAMPLE = """{"images": [{"id": 1, "file_name": "cats/1.jpg"}],

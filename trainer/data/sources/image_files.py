@@ -10,11 +10,10 @@ from collections.abc import Iterable
 from functools import partial
 from pathlib import Path, PurePosixPath
 
-from trainer.data.prepare.checks import IMAGE_SUFFIXES
-from trainer.data.prepare.rejects import RejectCode, RejectedError
-from trainer.data.prepare.sqlite_table import disk_table
-from trainer.data.sample import ImageRef
+from trainer.data.rejects import RejectCode, RejectedError
+from trainer.data.sample import IMAGE_SUFFIXES, ImageRef
 from trainer.data.sources.file_patterns import fingerprint_of
+from trainer.data.sqlite_table import disk_table
 from trainer.errors import ConfigError, DataError, ExitCode, UserError
 from trainer.storage import open_storage
 from trainer.storage.base import Storage, clean_name

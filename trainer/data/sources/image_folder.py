@@ -6,7 +6,7 @@ import csv
 from collections.abc import Iterator
 from typing import Any
 
-from trainer.data.prepare.rejects import Reject, RejectCode, RejectedError
+from trainer.data.rejects import Reject, RejectCode, RejectedError
 from trainer.data.sample import Sample, split_of, stable_digest
 from trainer.data.sources.file_patterns import Files
 from trainer.data.sources.image_files import open_image_files

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Any, BinaryIO
 
-from trainer.data.prepare.rejects import Reject, RejectCode, RejectedError
+from trainer.data.rejects import Reject, RejectCode, RejectedError
 from trainer.data.sample import Sample, stable_digest
 from trainer.data.sources.file_patterns import Files
 from trainer.data.sources.image_files import open_image_files

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from trainer.data.prepare.rejects import Reject, RejectCode, RejectedError
+from trainer.data.rejects import Reject, RejectCode, RejectedError
 from trainer.data.sample import ImageRef, Sample, stable_digest
 from trainer.data.sources.file_patterns import Files
 from trainer.data.sources.image_files import ImageFiles, open_image_files

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from trainer.data.prepare.rejects import Reject
+from trainer.data.rejects import Reject
 from trainer.data.sample import Sample
 
 Records = Iterable[Sample | Reject]

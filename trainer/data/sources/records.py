@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, get_args
 
 from trainer.config.model import IMAGE_TOKEN
-from trainer.data.prepare.rejects import RejectCode, RejectedError
+from trainer.data.rejects import RejectCode, RejectedError
 from trainer.data.sample import DEFAULT_SLICE, Split, Turn
 
 QUESTION_ROLES = ("human", "user")

@@ -12,9 +12,8 @@ from itertools import groupby
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from trainer.data.prepare.checks import IMAGE_SUFFIXES
-from trainer.data.prepare.rejects import Reject, RejectCode, RejectedError
-from trainer.data.sample import ImageRef, Sample
+from trainer.data.rejects import Reject, RejectCode, RejectedError
+from trainer.data.sample import IMAGE_SUFFIXES, ImageRef, Sample
 from trainer.data.sources.file_patterns import Files
 from trainer.data.sources.json_stream import BadJsonError, parse_json
 from trainer.data.sources.parts import ManyParts, Part, Records

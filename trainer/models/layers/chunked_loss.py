@@ -28,6 +28,21 @@ class TokenLoss(nn.Module):
         return F.cross_entropy(head(hidden).float(), label_ids, reduction="sum")
 
 
+def loss_at_labels(
+    loss: TokenLoss, head: nn.Module | None, hidden: Tensor, label_index: Tensor, label_ids: Tensor
+) -> Tensor:
+    """Summed loss of the label tokens; without a head `hidden` itself, for the next pipeline stage.
+
+    hidden: (rows, tokens, hidden). label_index: (labels,), positions in the flattened rows. label_ids: (labels,).
+    """
+    if head is None:
+        return hidden
+    # Only label positions go through the head: logits of all tokens never exist.
+    labelled = hidden.flatten(0, 1).index_select(0, label_index)  # (labels, hidden)
+    summed: Tensor = loss(head, labelled, label_ids)
+    return summed
+
+
 def compute_in_chunks(loss: TokenLoss, head: nn.Module, chunk_tokens: int) -> None:
     """Have the loss computed from hidden states by the head itself, so that logits never exist whole.
 

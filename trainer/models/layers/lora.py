@@ -7,7 +7,7 @@ trained. B starts at 0, so that training begins with the model as it was.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from trainer.config.model import LoraConfig, ModelConfig
 from trainer.errors import ConfigError
+from trainer.models.layers.freeze import freeze
 
 ADAPTER = "default"  # peft's name for the only one
 
@@ -30,6 +31,16 @@ class Adapter:
     def merged(self, weight: Tensor, read: Callable[[str], Tensor]) -> Tensor:
         """W + scale B A: (out, in). `weight` stays as it is."""
         return torch.addmm(weight, read(self.b), read(self.a), alpha=self.scale)
+
+
+def freeze_and_adapt(
+    model: nn.Module, config: ModelConfig, *, unused: Iterable[nn.Module] = (), is_whole: bool
+) -> nn.Module:
+    """Leave to training what the run file says (see `freeze`), and put adapters where it asks for them."""
+    freeze(model, config, unused=unused, is_whole=is_whole)
+    if config.lora:
+        add_adapters(model.get_decoder(), config.lora)
+    return model
 
 
 def add_adapters(language_model: nn.Module, config: LoraConfig) -> None:

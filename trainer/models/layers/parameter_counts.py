@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from torch import nn
 from transformers import PreTrainedConfig
+from transformers.initialization import no_init_weights
 
 from trainer.config.model import ModelConfig
 from trainer.models.layers.freeze import is_adapter, part_of
-from trainer.sizing.model_shape import PARTS, Chosen, Matrices, Part, Stack, TrainedLayers
+from trainer.models.layers.lora import adapter_parameters
+from trainer.sizing.model_shape import PARTS, Chosen, Matrices, ModelShape, Part, Stack, TrainedLayers
 
 
 def count_parameters(module: nn.Module, counts: Callable[[str], bool] = lambda name: True) -> int:
@@ -31,26 +34,67 @@ def stack_of(config: PreTrainedConfig, layer: nn.Module) -> Stack:
     )
 
 
+def skeleton_of(
+    kind: Callable[[PreTrainedConfig], nn.Module], whole: PreTrainedConfig, vocabulary: int, language_layers: int | None
+) -> nn.Module:
+    """A model of transformers' class `kind` whose weights are not drawn, with the first `language_layers` layers.
+
+    The last token of the vocabulary is the image token. Changes `whole`, the configuration.
+    """
+    text = whole.text_config
+    text.vocab_size, whole.image_token_id = vocabulary, vocabulary - 1
+    if language_layers is not None:
+        text.num_hidden_layers = language_layers
+        if getattr(text, "layer_types", None):
+            text.layer_types = text.layer_types[:language_layers]
+    with no_init_weights():  # drawing numbers looks at numbers, which meta and fake tensors do not have
+        model = kind(whole)
+    model.tie_weights()  # left out with the drawing of weights
+    return model
+
+
 def vocabulary_of(config: ModelConfig, text: PreTrainedConfig) -> int:
     """Of a tokenizer that is trained, as many entries as it is to have."""
     trained = config.tokenizer.removeprefix("train:")
     return int(trained) if trained != config.tokenizer else int(text.vocab_size)
 
 
-def part_parameters(language: nn.Module, head: nn.Module, *, tower: int, projector: int, tied: bool) -> dict[Part, int]:
-    """Parameters of each part of a model, of which tower and projector are counted already."""
+def model_shape(
+    config: ModelConfig,
+    model: nn.Module,
+    tower_layers: Sequence[nn.Module],
+    *,
+    tower_parameters: int,
+    projector_parameters: int,
+    **of_images: Any,
+) -> ModelShape:
+    """Sizes of a model on the meta device. of_images: fields of `ModelShape` that depend on how it takes images."""
+    text, language = model.config.text_config, model.get_decoder()
+    tied = bool(model.config.tie_word_embeddings)
     in_adapters, in_embedding = count_parameters(language, is_adapter), count_parameters(language.embed_tokens)
-    return {
-        "tower": tower,
-        "projector": projector,
-        "embedding": in_embedding,
-        "language_layers": count_parameters(language) - in_embedding - in_adapters,
-        "adapters": in_adapters,
-        "head": 0 if tied else count_parameters(head),
-    }
+    chosen = _chosen_parameters(config, model, language.layers, tower_layers)
+    return ModelShape(
+        language=stack_of(text, language.layers[0]),
+        vocabulary=int(text.vocab_size),
+        tied_head=tied,
+        parameters={
+            "tower": tower_parameters,
+            "projector": projector_parameters,
+            "embedding": in_embedding,
+            "language_layers": count_parameters(language) - in_embedding - in_adapters,
+            "adapters": in_adapters,
+            "head": 0 if tied else count_parameters(model.lm_head),
+        },
+        frozen=_frozen_parts(config, chosen, tied=tied),
+        chosen=chosen,
+        adapters=adapter_parameters(language),
+        adapter_rank=config.lora.rank if config.lora else 0,
+        trained_matrices=_trained_matrices(model),
+        **of_images,
+    )
 
 
-def trained_matrices(model: nn.Module) -> tuple[Matrices, ...]:
+def _trained_matrices(model: nn.Module) -> tuple[Matrices, ...]:
     """Of a model whose frozen parameters know that they are. A shared one counts once."""
     shapes = Counter(
         (len(parameter), parameter.numel() // len(parameter))
@@ -60,7 +104,7 @@ def trained_matrices(model: nn.Module) -> tuple[Matrices, ...]:
     return tuple(Matrices(rows, columns, count) for (rows, columns), count in sorted(shapes.items()))
 
 
-def chosen_parameters(
+def _chosen_parameters(
     config: ModelConfig, model: nn.Module, language_layers: Iterable[nn.Module], tower_layers: Iterable[nn.Module]
 ) -> Chosen | None:
     """Counts of a model whose frozen parameters know that they are. None: only whole parts are frozen."""
@@ -92,7 +136,7 @@ def _fine_part_of(name: str) -> Part:
     return "head" if "lm_head." in name else "embedding" if "embed_tokens." in name else "language_layers"
 
 
-def frozen_parts(config: ModelConfig, chosen: Chosen | None, *, tied: bool) -> frozenset[Part]:
+def _frozen_parts(config: ModelConfig, chosen: Chosen | None, *, tied: bool) -> frozenset[Part]:
     """Parts in which nothing is trained. A tied head is trained where the embedding is."""
     if chosen:
         counts = chosen.parameters | ({"head": chosen.parameters["embedding"]} if tied else {})

@@ -26,7 +26,10 @@ class Recompute:
     def apply(self, family: Family, module: nn.Module) -> None:
         """To a training module that no strategy has changed yet."""
         if self.layers != "none":
-            family.enable_activation_checkpointing(module, selective=self.layers == "selective")
+            from trainer.models.layers.activation_checkpointing import recompute_layers
+
+            language_model = getattr(module.model.model, module.language_part)
+            recompute_layers(language_model, selective=self.layers == "selective")
         if self.loss_chunk_tokens:
             from trainer.models.layers.chunked_loss import compute_in_chunks
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,15 +29,13 @@ from transformers.utils import logging as transformers_logging
 
 from trainer.config.model import ModelConfig
 from trainer.errors import ConfigError
-from trainer.models.base import Blocks
 from trainer.models.fixed_image_model import (
-    SquareRowModel,
+    SquareFamily,
     Wiring,
-    blocks_of,
-    project,
-    repeat_inner_layer,
+    square_skeleton,
     tower_layers_of,
 )
+from trainer.models.hf_native import build as native
 from trainer.models.hf_native.pretrained import (
     LanguageWeights,
     load_pretrained,
@@ -47,20 +44,13 @@ from trainer.models.hf_native.pretrained import (
     save_model_settings,
 )
 from trainer.models.image_tokens import square_tokens
-from trainer.models.layers.activation_checkpointing import recompute_layers
-from trainer.models.layers.freeze import freeze
-from trainer.models.layers.image_placeholders import embedded
-from trainer.models.layers.lora import adapter_parameters, add_adapters, without_adapters
+from trainer.models.layers.lora import freeze_and_adapt, without_adapters
 from trainer.models.layers.parameter_counts import (
-    chosen_parameters,
     count_parameters,
-    frozen_parts,
-    part_parameters,
+    model_shape,
     stack_of,
-    trained_matrices,
     vocabulary_of,
 )
-from trainer.sizing.image_inputs import Grid
 from trainer.sizing.model_shape import ModelShape
 
 if not sys.stderr.isatty():
@@ -73,8 +63,19 @@ LANGUAGE_MODEL = "model.language_model."
 HEAD = "lm_head.weight"
 
 
-class LlavaFamily:
+def tower_output(config: ModelConfig, tower: nn.Module, pixel_values: Tensor) -> Tensor:
+    """Hidden states that feed the projector: (images, 3, side, side) -> (images, tokens, tower_hidden)."""
+    hidden = tower(pixel_values, output_hidden_states=True).hidden_states[config.feature_layer]
+    return hidden[:, 1:] if config.feature_select == "drop_cls" else hidden
+
+
+WIRING = Wiring("vision_tower", "multi_modal_projector", "language_model", tower_output, True)
+
+
+class LlavaFamily(SquareFamily):
     """See `trainer.models.base.Family`."""
+
+    wiring = WIRING
 
     def image_tokens(self, config: ModelConfig, width: int, height: int) -> int:
         """Language-model tokens of one image. Constant: every image is resized to one square."""
@@ -88,11 +89,8 @@ class LlavaFamily:
 
     def feature_description(self, config: ModelConfig) -> dict[str, Any]:
         """All that decides what the frozen tower outputs for given image bytes, as plain JSON."""
-        tower = config.tower
         description = {"layer": config.feature_layer, "select": config.feature_select, "image_size": config.image_size}
-        if tower.weights:
-            return {**description, "weights": tower.weights, "revision": tower.revision}
-        return {**description, "config": tower.config, "seed": config.seed}
+        return {**description, **native.description(config)}
 
     def image_processor(self, config: ModelConfig) -> Any:
         """Resize to the square, then rescale and normalise as the tower was trained with (or as its class does).
@@ -138,55 +136,31 @@ class LlavaFamily:
 
         `one_inner_tower_layer`: the tower's layers between the first and the last are one, which is quicker to make.
         """
-        text = _text_config(config)
-        text.vocab_size = vocabulary
-        if language_layers is not None:
-            text.num_hidden_layers = language_layers
-            if getattr(text, "layer_types", None):
-                text.layer_types = text.layer_types[:language_layers]
-        whole = self._whole_config(config, text, image_token=vocabulary - 1)
-        tower_layers = int(whole.vision_config.num_hidden_layers)
-        if one_inner_tower_layer and tower_layers > 3:
-            whole.vision_config.num_hidden_layers = 3
-        with no_init_weights():  # drawing numbers looks at numbers, which such tensors do not have
-            model = LlavaForConditionalGeneration(whole)
-        model.tie_weights()  # left out with the drawing of weights
-        if one_inner_tower_layer and tower_layers > 3:
-            repeat_inner_layer(model.model.vision_tower, tower_layers)
+        whole = self._whole_config(config, _text_config(config), image_token=vocabulary - 1)
+        model = square_skeleton(
+            LlavaForConditionalGeneration, whole, WIRING, vocabulary, language_layers, one_inner_tower_layer
+        )
         return _freeze(model, config, is_whole=language_layers is None and not one_inner_tower_layer)
 
     def shape(self, config: ModelConfig) -> ModelShape:
         """Sizes, with the parameters counted on the meta device."""
         vision, text = vision_config(config), _text_config(config)
-        vocabulary = vocabulary_of(config, text)
         with torch.device("meta"):
-            model = self.skeleton(config, vocabulary=vocabulary)
-        language, tower = model.model.language_model, model.model.vision_tower
-        tied = bool(getattr(text, "tie_word_embeddings", False))
+            model = self.skeleton(config, vocabulary=vocabulary_of(config, text))
+        tower = model.model.vision_tower
         side = config.image_size // int(vision.patch_size)
-        chosen = chosen_parameters(config, model, language.layers, tower_layers_of(tower))
-        return ModelShape(
+        return model_shape(
+            config,
+            model,
+            tower_layers_of(tower),
+            tower_parameters=count_parameters(tower),
+            projector_parameters=count_parameters(model.model.multi_modal_projector),
             tower=stack_of(vision, tower_layers_of(tower)[0]),
             tower_tokens=side * side + (1 if vision.model_type == "clip_vision_model" else 0),
             image_tokens=self.image_tokens(config, config.image_size, config.image_size),
             feature_width=self.feature_shape(config)[1],
             patch_pixels=int(getattr(vision, "num_channels", 3)) * int(vision.patch_size) ** 2,
-            language=stack_of(text, language.layers[0]),
-            vocabulary=vocabulary,
-            tied_head=tied,
-            parameters=part_parameters(
-                language,
-                model.lm_head,
-                tower=count_parameters(tower),
-                projector=count_parameters(model.model.multi_modal_projector),
-                tied=tied,
-            ),
-            frozen=frozen_parts(config, chosen, tied=tied),
             behind_features=sum(count_parameters(part) for part in _behind_the_features(tower, config)),
-            chosen=chosen,
-            adapters=adapter_parameters(language),
-            adapter_rank=config.lora.rank if config.lora else 0,
-            trained_matrices=trained_matrices(model),
         )
 
     def build_tower(self, config: ModelConfig) -> nn.Module:
@@ -196,38 +170,6 @@ class LlavaFamily:
             return load_tower(config.tower, vision)
         torch.manual_seed(config.seed)
         return AutoModel.from_config(vision).float().eval()
-
-    @torch.no_grad()
-    def encode(
-        self, config: ModelConfig, tower: nn.Module, pixel_values: Tensor, grids: Sequence[Grid] | None = None
-    ) -> Tensor:
-        """Features of images: (images, 3, side, side) -> (images, tokens, tower_hidden) in bf16.
-
-        bf16 is what the cache stores; the online path rounds the same way, so both train on the same numbers.
-        """
-        return tower_output(config, tower, pixel_values).to(torch.bfloat16)
-
-    def tower(self, model: nn.Module) -> nn.Module:
-        return model.model.vision_tower
-
-    def project(self, model: nn.Module, features: Tensor) -> Tensor:
-        """(images, tokens, tower_hidden) -> (images, tokens, hidden)."""
-        return project(model.model.multi_modal_projector, features)
-
-    def generation_inputs(
-        self, model: nn.Module, input_ids: Tensor, projected: Tensor, grids: Tensor | None = None
-    ) -> dict[str, Any]:
-        """The tokens' embeddings, with projected features in place of the image tokens'."""
-        return {"inputs_embeds": embedded(model, input_ids, projected)}
-
-    def training_module(self, config: ModelConfig, model: nn.Module, *, cached: bool) -> nn.Module:
-        return SquareRowModel(config, model, WIRING, cached=cached)
-
-    def blocks(self, module: nn.Module) -> Blocks:
-        return blocks_of(module)
-
-    def enable_activation_checkpointing(self, module: nn.Module, *, selective: bool = False) -> None:
-        recompute_layers(module.model.model.language_model, selective=selective)
 
     def save_settings(self, config: ModelConfig, model: nn.Module, tokenizer: Any, folder: Path) -> None:
         """Write all that plain `from_pretrained` needs but the weights: configuration, tokenizer and processor."""
@@ -296,11 +238,8 @@ def _counted_from_the_end(layer: int, vision: PreTrainedConfig) -> int:
 
 
 def _freeze(model: nn.Module, config: ModelConfig, *, is_whole: bool) -> nn.Module:
-    """Leave to training what the run file says, and put adapters where it asks for them."""
-    freeze(model, config, unused=_behind_the_features(model.model.vision_tower, config), is_whole=is_whole)
-    if config.lora:
-        add_adapters(model.model.language_model, config.lora)
-    return model
+    unused = _behind_the_features(model.model.vision_tower, config)
+    return freeze_and_adapt(model, config, unused=unused, is_whole=is_whole)
 
 
 def _behind_the_features(tower: nn.Module, config: ModelConfig) -> list[nn.Module]:
@@ -309,15 +248,6 @@ def _behind_the_features(tower: nn.Module, config: ModelConfig) -> list[nn.Modul
     used = config.feature_layer if config.feature_layer >= 0 else len(layers) + 1 + config.feature_layer
     last = [part for name, part in tower.named_modules() if name.rpartition(".")[2] in ("post_layernorm", "head")]
     return [*layers[used:], *last]
-
-
-def tower_output(config: ModelConfig, tower: nn.Module, pixel_values: Tensor) -> Tensor:
-    """Hidden states that feed the projector: (images, 3, side, side) -> (images, tokens, tower_hidden)."""
-    hidden = tower(pixel_values, output_hidden_states=True).hidden_states[config.feature_layer]
-    return hidden[:, 1:] if config.feature_select == "drop_cls" else hidden
-
-
-WIRING = Wiring("vision_tower", "multi_modal_projector", "language_model", tower_output, True)
 
 
 class InitialWeights:

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from trainer.models.image_inputs import Grid
 from trainer.models.qwen_vl.model import QwenRowModel
-from trainer.sizing.image_inputs import Grid
 
 TAPS = 4  # entries of the table of positions that one patch's is interpolated from
 

@@ -31,19 +31,10 @@ from trainer.models.hf_native import build as native
 from trainer.models.hf_native.build import whole_config
 from trainer.models.hf_native.pretrained import load_pretrained
 from trainer.models.hf_native.weights import InitialWeights, WholeModel
+from trainer.models.image_inputs import Grid
 from trainer.models.image_tokens import VISION_END, VISION_START, image_form_of
-from trainer.models.layers.activation_checkpointing import recompute_layers
-from trainer.models.layers.freeze import freeze
-from trainer.models.layers.lora import adapter_parameters, add_adapters
-from trainer.models.layers.parameter_counts import (
-    chosen_parameters,
-    count_parameters,
-    frozen_parts,
-    part_parameters,
-    stack_of,
-    trained_matrices,
-    vocabulary_of,
-)
+from trainer.models.layers.lora import freeze_and_adapt
+from trainer.models.layers.parameter_counts import count_parameters, model_shape, skeleton_of, stack_of, vocabulary_of
 from trainer.models.layers.pipeline_stage import reduce_to_stage, stage_view
 from trainer.models.qwen_vl.model import (
     QwenRowModel,
@@ -54,7 +45,6 @@ from trainer.models.qwen_vl.model import (
     without_mergers,
 )
 from trainer.models.qwen_vl.vision_metadata import sizes_of
-from trainer.sizing.image_inputs import Grid
 from trainer.sizing.model_shape import ModelShape, Windows
 
 VISUAL = "model.visual."
@@ -109,13 +99,15 @@ class QwenVlFamily:
     def build(self, config: ModelConfig, tokenizer: Any) -> nn.Module:
         """The whole model on the CPU in fp32: pretrained where weights are named, else drawn from the seed."""
         whole = _config_for(config, tokenizer)
-        return _freeze(native.build(config, MODELS[config.family], whole, len(tokenizer)), config, is_whole=True)
+        return freeze_and_adapt(
+            native.build(config, MODELS[config.family], whole, len(tokenizer)), config, is_whole=True
+        )
 
     def blueprint(self, config: ModelConfig, tokenizer: Any) -> nn.Module:
         """What `build` makes, without numbers: on the meta device."""
         with torch.device("meta"), no_init_weights():
             model = MODELS[config.family].kind(_config_for(config, tokenizer)).float()
-            return _freeze(model, config, is_whole=True)
+            return freeze_and_adapt(model, config, is_whole=True)
 
     def initial_weights(self, config: ModelConfig, tokenizer: Any) -> InitialWeights:
         model = MODELS[config.family]
@@ -134,62 +126,40 @@ class QwenVlFamily:
         `one_inner_tower_layer`: the tower's layers between the first and the last are one, which is quicker to make.
         """
         whole = whole_config(config)
-        text, vision = whole.text_config, whole.vision_config
-        more_layers = max(0, int(vision.depth) - 3) if one_inner_tower_layer else 0
-        vision.depth -= more_layers
-        text.vocab_size = vocabulary
-        whole.image_token_id = vocabulary - 1
-        if language_layers is not None:
-            text.num_hidden_layers = language_layers
-            if getattr(text, "layer_types", None):
-                text.layer_types = text.layer_types[:language_layers]
-        with no_init_weights():
-            model = MODELS[config.family].kind(whole)
-        model.tie_weights()  # left out with the drawing of weights
+        more_layers = max(0, int(whole.vision_config.depth) - 3) if one_inner_tower_layer else 0
+        whole.vision_config.depth -= more_layers
+        model = skeleton_of(MODELS[config.family].kind, whole, vocabulary, language_layers)
         layers = model.model.visual.blocks
         for _ in range(more_layers):
             layers.insert(1, layers[1])
-        return _freeze(model, config, is_whole=language_layers is None and not one_inner_tower_layer)
+        return freeze_and_adapt(model, config, is_whole=language_layers is None and not one_inner_tower_layer)
 
     def shape(self, config: ModelConfig) -> ModelShape:
         """Sizes, with the parameters counted on the meta device; tokens of an image are the most it can have."""
         whole, grids = whole_config(config), image_form_of(config).grids
         assert grids is not None
         vision, text = whole.vision_config, whole.text_config
-        vocabulary = vocabulary_of(config, text)
         with torch.device("meta"):
-            model = self.skeleton(config, vocabulary=vocabulary)
-        language, visual = model.model.language_model, model.model.visual
+            model = self.skeleton(config, vocabulary=vocabulary_of(config, text))
+        visual = model.model.visual
         in_mergers = sum(count_parameters(merger) for merger in mergers_of(visual))
-        tied = bool(whole.tie_word_embeddings)
         windows = None
         if full_layers := getattr(vision, "fullatt_block_indexes", None):
             windows = Windows(int(vision.window_size) // grids.merge // grids.patch, len(full_layers))
-        chosen = chosen_parameters(config, model, language.layers, visual.blocks)
-        return ModelShape(
+        return model_shape(
+            config,
+            model,
+            visual.blocks,
+            tower_parameters=count_parameters(visual) - in_mergers,
+            projector_parameters=in_mergers,
             tower=stack_of(vision, visual.blocks[0]),
             tower_tokens=grids.most_tokens * grids.merge**2,
             image_tokens=grids.most_tokens,
             feature_width=self.feature_shape(config)[0],
             patch_pixels=patch_numbers(config),
-            language=stack_of(text, language.layers[0]),
-            vocabulary=vocabulary,
-            tied_head=tied,
-            parameters=part_parameters(
-                language,
-                model.lm_head,
-                tower=count_parameters(visual) - in_mergers,
-                projector=in_mergers,
-                tied=tied,
-            ),
-            frozen=frozen_parts(config, chosen, tied=tied),
-            chosen=chosen,
-            adapters=adapter_parameters(language),
-            adapter_rank=config.lora.rank if config.lora else 0,
             merge=grids.merge,
             levels=len(mergers_of(visual)),
             windows=windows,
-            trained_matrices=trained_matrices(model),
         )
 
     def build_tower(self, config: ModelConfig) -> nn.Module:
@@ -245,9 +215,6 @@ class QwenVlFamily:
             image_layers=len(mergers_of(visual)) - 1,  # DeepStack adds a level behind each
         )
 
-    def enable_activation_checkpointing(self, module: nn.Module, *, selective: bool = False) -> None:
-        recompute_layers(module.model.model.language_model, selective=selective)
-
     def save_settings(self, config: ModelConfig, model: nn.Module, tokenizer: Any, folder: Path) -> None:
         """Write all that plain `from_pretrained` needs but the weights: configuration, tokenizer and processor."""
         native.save_settings(model, tokenizer, self.image_processor(config), folder)
@@ -269,11 +236,3 @@ def _config_for(config: ModelConfig, tokenizer: Any) -> PreTrainedConfig:
     whole.vision_start_token_id = tokenizer.convert_tokens_to_ids(VISION_START)
     whole.vision_end_token_id = tokenizer.convert_tokens_to_ids(VISION_END)
     return whole
-
-
-def _freeze(model: nn.Module, config: ModelConfig, *, is_whole: bool) -> nn.Module:
-    """Leave to training what the run file says, and put adapters where it asks for them."""
-    freeze(model, config, is_whole=is_whole)
-    if config.lora:
-        add_adapters(model.model.language_model, config.lora)
-    return model

@@ -15,11 +15,11 @@ from trainer.config.model import ModelConfig
 from trainer.models.attention.block_mask import kept_apart
 from trainer.models.attention.cu_seqlens import Samples
 from trainer.models.attention.varlen import attend_by_sample
-from trainer.models.layers.chunked_loss import TokenLoss
+from trainer.models.image_inputs import Grid
+from trainer.models.layers.chunked_loss import TokenLoss, loss_at_labels
 from trainer.models.layers.freeze import trains
 from trainer.models.layers.image_placeholders import add_levels_at_places, places_of, put, require_tokens
 from trainer.models.qwen_vl.vision_metadata import sizes_of
-from trainer.sizing.image_inputs import Grid
 
 HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 MERGERS = ("merger", "deepstack_merger_list")  # transformers' names
@@ -102,12 +102,7 @@ class QwenRowModel(nn.Module):
         hidden = base.language_model(
             inputs_embeds=hidden, position_ids=position_ids, use_cache=False, **apart, **levels
         ).last_hidden_state
-        if self.model.lm_head is None:
-            return hidden
-        # Only label positions go through the head: logits of all tokens never exist.
-        labelled = hidden.flatten(0, 1).index_select(0, label_index)  # (labels, hidden)
-        loss: Tensor = self.token_loss(self.model.lm_head, labelled, label_ids)
-        return loss
+        return loss_at_labels(self.token_loss, self.model.lm_head, hidden, label_index, label_ids)
 
     @property
     def runs_frozen_tower(self) -> bool:

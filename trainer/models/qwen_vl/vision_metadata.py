@@ -19,7 +19,7 @@ from transformers.vision_utils import (
     get_vision_window_index,
 )
 
-from trainer.sizing.image_inputs import Grid
+from trainer.models.image_inputs import Grid
 
 
 def sizes_of(tower: nn.Module, grids: Sequence[Grid], device: torch.device) -> dict[str, Any]:

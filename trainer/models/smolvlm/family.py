@@ -9,7 +9,6 @@ training.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,41 +19,46 @@ from transformers.initialization import no_init_weights
 
 from trainer.config.model import ModelConfig
 from trainer.errors import ConfigError
-from trainer.models.base import Blocks
-from trainer.models.fixed_image_model import (
-    SquareRowModel,
-    Wiring,
-    blocks_of,
-    project,
-    repeat_inner_layer,
-    tower_layers_of,
-)
+from trainer.models.fixed_image_model import SquareFamily, Wiring, square_skeleton, tower_layers_of
 from trainer.models.hf_native import build as native
 from trainer.models.hf_native.pretrained import load_pretrained
 from trainer.models.hf_native.weights import InitialWeights, WholeModel
 from trainer.models.image_tokens import image_form_of, image_tokens_of
-from trainer.models.layers.activation_checkpointing import recompute_layers
-from trainer.models.layers.freeze import freeze
-from trainer.models.layers.image_placeholders import embedded
-from trainer.models.layers.lora import adapter_parameters, add_adapters
+from trainer.models.layers.lora import freeze_and_adapt
 from trainer.models.layers.parameter_counts import (
-    chosen_parameters,
     count_parameters,
-    frozen_parts,
-    part_parameters,
+    model_shape,
     stack_of,
-    trained_matrices,
     vocabulary_of,
 )
-from trainer.sizing.image_inputs import Grid
 from trainer.sizing.model_shape import ModelShape
 
-TOWER, CONNECTOR = "model.vision_model.", "model.connector."
-MODEL = WholeModel(SmolVLMForConditionalGeneration, tower=TOWER, embedding="model.text_model.embed_tokens.weight")
+MODEL = WholeModel(
+    SmolVLMForConditionalGeneration, tower="model.vision_model.", embedding="model.text_model.embed_tokens.weight"
+)
 
 
-class SmolVlmFamily:
+def tower_output(config: ModelConfig, tower: nn.Module, pixel_values: Tensor) -> Tensor:
+    """What the connector gets: (tiles, 3, side, side) -> (tiles, patches, tower_hidden).
+
+    The library's own modules without its forward pass, which looks in each step whether an image has padding, and with
+    that waits for the GPU: a square that is one image has none.
+    """
+    side = pixel_values.shape[-1] // int(tower.patch_size)
+    no_padding = torch.ones(len(pixel_values), side, side, dtype=torch.bool, device=pixel_values.device)
+    pixel_values = pixel_values.to(tower.embeddings.patch_embedding.weight.dtype)  # FSDP's bf16 is not that of pixels
+    hidden = tower.embeddings(pixel_values=pixel_values, patch_attention_mask=no_padding)
+    output: Tensor = tower.post_layernorm(tower.encoder(inputs_embeds=hidden).last_hidden_state)
+    return output
+
+
+WIRING = Wiring("vision_model", "connector", "text_model", tower_output, False)
+
+
+class SmolVlmFamily(SquareFamily):
     """See `trainer.models.base.Family`."""
+
+    wiring = WIRING
 
     def image_tokens(self, config: ModelConfig, width: int, height: int) -> int:
         """Language-model tokens of an image of `width` x `height` pixels: as many for each of its tiles."""
@@ -91,12 +95,12 @@ class SmolVlmFamily:
         """The whole model on the CPU in fp32: pretrained where weights are named, else drawn from the seed."""
         _whole_config(config)
         model = native.build(config, MODEL, native.config_for(config, tokenizer), len(tokenizer))
-        return _freeze(model, config, is_whole=True)
+        return freeze_and_adapt(model, config, is_whole=True)
 
     def blueprint(self, config: ModelConfig, tokenizer: Any) -> nn.Module:
         """What `build` makes, without numbers: on the meta device."""
         with torch.device("meta"), no_init_weights():
-            return _freeze(MODEL.kind(native.config_for(config, tokenizer)).float(), config, is_whole=True)
+            return freeze_and_adapt(MODEL.kind(native.config_for(config, tokenizer)).float(), config, is_whole=True)
 
     def initial_weights(self, config: ModelConfig, tokenizer: Any) -> InitialWeights:
         return native.initial_weights(config, MODEL, len(tokenizer), lambda plain: self.build(plain, tokenizer))
@@ -113,93 +117,37 @@ class SmolVlmFamily:
 
         `one_inner_tower_layer`: the tower's layers between the first and the last are one, which is quicker to make.
         """
-        whole = _whole_config(config)
-        text, vision = whole.text_config, whole.vision_config
-        tower_layers = int(vision.num_hidden_layers)
-        repeats = one_inner_tower_layer and tower_layers > 3
-        if repeats:
-            vision.num_hidden_layers = 3
-        text.vocab_size, whole.image_token_id = vocabulary, vocabulary - 1
-        if language_layers is not None:
-            text.num_hidden_layers = language_layers
-        with no_init_weights():
-            model = MODEL.kind(whole)
-        model.tie_weights()  # left out with the drawing of weights
-        if repeats:
-            repeat_inner_layer(model.model.vision_model, tower_layers)
-        return _freeze(model, config, is_whole=language_layers is None and not one_inner_tower_layer)
+        model = square_skeleton(
+            MODEL.kind, _whole_config(config), WIRING, vocabulary, language_layers, one_inner_tower_layer
+        )
+        return freeze_and_adapt(model, config, is_whole=language_layers is None and not one_inner_tower_layer)
 
     def shape(self, config: ModelConfig) -> ModelShape:
         """Sizes, with the parameters counted on the meta device. Its images are tiles."""
         whole = _whole_config(config)
         vision, text = whole.vision_config, whole.text_config
-        vocabulary = vocabulary_of(config, text)
         with torch.device("meta"):
-            model = self.skeleton(config, vocabulary=vocabulary)
-        language, tower = model.model.text_model, model.model.vision_model
+            model = self.skeleton(config, vocabulary=vocabulary_of(config, text))
+        tower = model.model.vision_model
         patches, width = self.feature_shape(config)
-        tied = bool(whole.tie_word_embeddings)
-        chosen = chosen_parameters(config, model, language.layers, tower_layers_of(tower))
-        return ModelShape(
+        return model_shape(
+            config,
+            model,
+            tower_layers_of(tower),
+            tower_parameters=count_parameters(tower),
+            projector_parameters=count_parameters(model.model.connector),
             tower=stack_of(vision, tower_layers_of(tower)[0]),
             tower_tokens=patches,
             image_tokens=patches // int(whole.scale_factor) ** 2,
             most_tiles=image_form_of(config).most_tiles,
             feature_width=width * int(whole.scale_factor) ** 2,
             patch_pixels=int(vision.num_channels) * int(vision.patch_size) ** 2,
-            language=stack_of(text, language.layers[0]),
-            vocabulary=vocabulary,
-            tied_head=tied,
-            parameters=part_parameters(
-                language,
-                model.lm_head,
-                tower=count_parameters(tower),
-                projector=count_parameters(model.model.connector),
-                tied=tied,
-            ),
-            frozen=frozen_parts(config, chosen, tied=tied),
-            chosen=chosen,
-            adapters=adapter_parameters(language),
-            adapter_rank=config.lora.rank if config.lora else 0,
             projector_layers=1,
-            trained_matrices=trained_matrices(model),
         )
 
     def build_tower(self, config: ModelConfig) -> nn.Module:
         """The tower alone, on the CPU in fp32 and in evaluation mode. Random weights depend on the seed only."""
         return native.build_vision(config, MODEL).eval()
-
-    @torch.no_grad()
-    def encode(
-        self, config: ModelConfig, tower: nn.Module, pixel_values: Tensor, grids: Sequence[Grid] | None = None
-    ) -> Tensor:
-        """Features of tiles: (tiles, 3, side, side) -> (tiles, patches, tower_hidden) in bf16.
-
-        bf16 is what the cache stores; the online path rounds the same way, so both train on the same numbers.
-        """
-        return tower_output(config, tower, pixel_values).to(torch.bfloat16)
-
-    def tower(self, model: nn.Module) -> nn.Module:
-        return model.model.vision_model
-
-    def project(self, model: nn.Module, features: Tensor) -> Tensor:
-        """(tiles, patches, tower_hidden) -> (tiles, tokens, hidden)."""
-        return project(model.model.connector, features)
-
-    def generation_inputs(
-        self, model: nn.Module, input_ids: Tensor, projected: Tensor, grids: Tensor | None = None
-    ) -> dict[str, Any]:
-        """The tokens' embeddings, with projected features in place of the image tokens'."""
-        return {"inputs_embeds": embedded(model, input_ids, projected)}
-
-    def training_module(self, config: ModelConfig, model: nn.Module, *, cached: bool) -> nn.Module:
-        return SquareRowModel(config, model, WIRING, cached=cached)
-
-    def blocks(self, module: nn.Module) -> Blocks:
-        return blocks_of(module)
-
-    def enable_activation_checkpointing(self, module: nn.Module, *, selective: bool = False) -> None:
-        recompute_layers(module.model.model.text_model, selective=selective)
 
     def save_settings(self, config: ModelConfig, model: nn.Module, tokenizer: Any, folder: Path) -> None:
         """Write all that plain `from_pretrained` needs but the weights: configuration, tokenizer and processor."""
@@ -208,23 +156,6 @@ class SmolVlmFamily:
     def load(self, folder: Path) -> nn.Module:
         """An exported model."""
         return SmolVLMForConditionalGeneration.from_pretrained(folder, dtype=torch.float32)
-
-
-def tower_output(config: ModelConfig, tower: nn.Module, pixel_values: Tensor) -> Tensor:
-    """What the connector gets: (tiles, 3, side, side) -> (tiles, patches, tower_hidden).
-
-    The library's own modules without its forward pass, which looks in each step whether an image has padding, and with
-    that waits for the GPU: a square that is one image has none.
-    """
-    side = pixel_values.shape[-1] // int(tower.patch_size)
-    no_padding = torch.ones(len(pixel_values), side, side, dtype=torch.bool, device=pixel_values.device)
-    pixel_values = pixel_values.to(tower.embeddings.patch_embedding.weight.dtype)  # FSDP's bf16 is not that of pixels
-    hidden = tower.embeddings(pixel_values=pixel_values, patch_attention_mask=no_padding)
-    output: Tensor = tower.post_layernorm(tower.encoder(inputs_embeds=hidden).last_hidden_state)
-    return output
-
-
-WIRING = Wiring("vision_model", "connector", "text_model", tower_output, False)
 
 
 def _whole_config(config: ModelConfig) -> PreTrainedConfig:
@@ -238,11 +169,3 @@ def _whole_config(config: ModelConfig) -> PreTrainedConfig:
             expected=f"a multiple of {token_side} (patch_size x scale_factor), at most {vision.image_size}",
         )
     return whole
-
-
-def _freeze(model: nn.Module, config: ModelConfig, *, is_whole: bool) -> nn.Module:
-    """Leave to training what the run file says, and put adapters where it asks for them."""
-    freeze(model, config, is_whole=is_whole)
-    if config.lora:
-        add_adapters(model.model.text_model, config.lora)
-    return model

@@ -72,7 +72,7 @@ class SplitFused(Split):
     those of its heads, (..., inputs) -> (..., 3 x outputs of this rank).
 
     Its rows of the weight do not lie side by side, so checkpoints take them in pieces
-    (trainer/strategies/tensor_parallel/strided_checkpoint.py).
+    (trainer/strategies/strided_checkpoint.py).
     """
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:

@@ -9,9 +9,9 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urlsplit
 
 from trainer.errors import ConfigError, ExitCode, UserError
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from google.cloud.aiplatform_v1.services.schedule_service import ScheduleServiceClient
 
     from vlmpipe.config.run_config import RunConfig
+
+Client = TypeVar("Client")
 
 ENDPOINT_VARIABLE = "VLMPIPE_VERTEX_ENDPOINT"
 LOGIN = "gcloud auth application-default login"
@@ -85,40 +87,33 @@ def pipeline_client(location: str) -> PipelineServiceClient:
     """
     from google.cloud.aiplatform_v1.services.pipeline_service import PipelineServiceClient
 
-    address = endpoint(location)
-    return PipelineServiceClient(
-        credentials=credentials_for(address), transport="rest", client_options={"api_endpoint": address}
-    )
+    return _client(PipelineServiceClient, location)
 
 
 def schedule_client(location: str) -> ScheduleServiceClient:
     """A client for schedules, as `pipeline_client`."""
     from google.cloud.aiplatform_v1.services.schedule_service import ScheduleServiceClient
 
-    address = endpoint(location)
-    return ScheduleServiceClient(
-        credentials=credentials_for(address), transport="rest", client_options={"api_endpoint": address}
-    )
+    return _client(ScheduleServiceClient, location)
 
 
 def model_client(location: str) -> ModelServiceClient:
     """A client for the model registry, as `pipeline_client`."""
     from google.cloud.aiplatform_v1.services.model_service import ModelServiceClient
 
-    address = endpoint(location)
-    return ModelServiceClient(
-        credentials=credentials_for(address), transport="rest", client_options={"api_endpoint": address}
-    )
+    return _client(ModelServiceClient, location)
 
 
 def job_client(location: str) -> JobServiceClient:
     """A client for custom and tuning jobs, as `pipeline_client`."""
     from google.cloud.aiplatform_v1.services.job_service import JobServiceClient
 
+    return _client(JobServiceClient, location)
+
+
+def _client(kind: Callable[..., Client], location: str) -> Client:
     address = endpoint(location)
-    return JobServiceClient(
-        credentials=credentials_for(address), transport="rest", client_options={"api_endpoint": address}
-    )
+    return kind(credentials=credentials_for(address), transport="rest", client_options={"api_endpoint": address})
 
 
 def operations_client(location: str) -> AbstractOperationsClient:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pipelines.schedules.client import Live
     from vlmpipe.job_spec.rules import Violation
     from vlmpipe.runs.local.state import RunState
-    from vlmpipe.runs.summary import RunReport
+    from vlmpipe.runs.local.summary import RunReport
     from vlmpipe.runs.vertex.names import Note
 
 PIPE_WIDTH = 160

@@ -18,6 +18,7 @@ from vlmpipe.config.run_config import RunConfig
 from vlmpipe.planner.disk_cache import kept
 from vlmpipe.planner.parallel_layout import SHARDED_BY_FSDP, layout_of
 from vlmpipe.planner.shardable import require_splittable
+from vlmpipe.planner.workload import is_cached
 
 WEIGHT_COPIES = "weight copies"
 # trainer.sizing.trace_results.Compute, whether no layer holds on to its weights, whether gradients of what lies outside
@@ -133,11 +134,6 @@ def require_degree(config: RunConfig) -> None:
     if config.train.tensor_parallel > 1:
         ranks, sequence = config.train.tensor_parallel, config.train.sequence_parallel
         require_splittable(config.model, ranks, cached=is_cached(config), sequence=sequence)
-
-
-def is_cached(config: RunConfig) -> bool:
-    """Whether training reads the tower's output instead of running it."""
-    return config.features.cache == "on" or (config.features.cache == "auto" and "tower" in config.model.freeze)
 
 
 def computing_of(config: RunConfig) -> Computing:

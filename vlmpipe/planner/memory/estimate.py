@@ -11,7 +11,7 @@ from trainer.errors import ConfigError
 from vlmpipe.catalog.machines import Gpu, Machine
 from vlmpipe.config.run_config import RunConfig, parse_run_config
 from vlmpipe.config.yaml_loader import apply_overrides
-from vlmpipe.planner.memory.activations import activations, is_cached, tower_ahead_bytes
+from vlmpipe.planner.memory.activations import activations, tower_ahead_bytes
 from vlmpipe.planner.memory.components import MemoryPart, Setting
 from vlmpipe.planner.memory.host import CPU_SHARE, PROCESS_BYTES, host_memory
 from vlmpipe.planner.memory.phases import run_moments
@@ -20,7 +20,7 @@ from vlmpipe.planner.memory.pipeline_stage import stage_moments
 from vlmpipe.planner.memory.rank import GIB, Memory, device_parts, fullest
 from vlmpipe.planner.model_architecture import Architecture
 from vlmpipe.planner.parallel_layout import Layout, layout_of
-from vlmpipe.planner.workload import RowLoad
+from vlmpipe.planner.workload import RowLoad, is_cached
 
 NEAREST = 3
 

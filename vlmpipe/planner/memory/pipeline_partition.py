@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from trainer.sizing.flops import flops_per_row
+from trainer.sizing.flops import RowFlops, flops_per_row
 from trainer.sizing.model_shape import ModelShape, Part
 from trainer.sizing.pipeline_partition import Stage, stages_of
 from vlmpipe.config.run_config import RunConfig
@@ -17,8 +17,14 @@ def planned_stages(
     config: RunConfig, shape: ModelShape, layout: Layout, load: RowLoad, *, cached: bool
 ) -> tuple[Stage, ...]:
     """Where the trainer will cut the model for rows like these. Raises ConfigError for more stages than layers."""
-    row = flops_per_row(
-        load.sized(shape),
+    row = row_flops(config, load.sized(shape), load, cached=cached)
+    return tuple(stages_of(shape.language.layers, layout.stages, row, image_layers=shape.image_layers))
+
+
+def row_flops(config: RunConfig, shape: ModelShape, load: RowLoad, *, cached: bool) -> RowFlops:
+    """What the hardware computes for a row of this run."""
+    return flops_per_row(
+        shape,
         row_tokens=load.row_tokens,
         images=load.images_per_row,
         label_tokens=load.label_tokens_per_row,
@@ -28,7 +34,6 @@ def planned_stages(
         feature_layer=config.model.feature_layer,
         sample_pairs=load.sample_pairs_per_row,
     )
-    return tuple(stages_of(shape.language.layers, layout.stages, row, image_layers=shape.image_layers))
 
 
 def by_rank(stages: Sequence[Stage], layout: Layout) -> tuple[Stage, ...]:

@@ -17,10 +17,11 @@ from trainer.sizing.pipeline_partition import Stage, schedule_passes
 from trainer.sizing.trace_results import Held, StageTrace
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.planner.disk_cache import kept
-from vlmpipe.planner.memory.activations import WEIGHT_COPIES, is_cached, require_degree, worst_rows
+from vlmpipe.planner.memory.activations import WEIGHT_COPIES, require_degree, worst_rows
 from vlmpipe.planner.memory.components import FP32_BYTES, MemoryPart, average_parts
 from vlmpipe.planner.memory.pipeline_partition import StageWeights
 from vlmpipe.planner.memory.pipeline_schedule import Pass, operations
+from vlmpipe.planner.workload import is_cached
 
 ADAM_MOMENTS = 2  # fp32 each
 Mix = tuple[int, int]  # images and label tokens of one row

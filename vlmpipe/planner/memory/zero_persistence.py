@@ -5,7 +5,7 @@ from __future__ import annotations
 from trainer.sizing.model_shape import ModelShape
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.planner.disk_cache import kept
-from vlmpipe.planner.memory.activations import is_cached
+from vlmpipe.planner.workload import is_cached
 
 
 def persistent_elements(config: RunConfig, shape: ModelShape) -> int:

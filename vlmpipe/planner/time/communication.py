@@ -10,7 +10,7 @@ Ranks are numbered as in a device mesh (pipeline, data, tensor): tensor-parallel
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -193,11 +193,6 @@ def seconds(transfer: Transfer, machine: Machine, gpu: Gpu) -> float:
     if transfer.scope == "intra":
         return transfer.bytes_per_rank / (gpu.link_gbytes_per_s * 1e9 * LINK_SHARE)
     return transfer.bytes_per_nic / (machine.nic_gbps / 8 * 1e9 * NIC_SHARE)
-
-
-def bytes_between_nodes(transfers: Sequence[Transfer]) -> float:
-    """Sent by one node's network card in a step."""
-    return sum(transfer.bytes_per_nic for transfer in transfers)
 
 
 def pipeline_bubble(layout: Layout, micro_steps: int) -> float:

@@ -15,8 +15,9 @@ from trainer.sizing.flops import tower_flops_per_image
 from trainer.sizing.model_shape import ModelShape
 from vlmpipe.catalog.machines import Gpu
 from vlmpipe.config.run_config import RunConfig
+from vlmpipe.planner.memory.pipeline_partition import row_flops
 from vlmpipe.planner.parallel_layout import Layout
-from vlmpipe.planner.time.step_time import SAVE_BYTES_PER_S, compute_seconds, reached, row_flops
+from vlmpipe.planner.time.step_time import SAVE_BYTES_PER_S, compute_seconds, reached
 from vlmpipe.planner.workload import RowLoad
 
 if TYPE_CHECKING:

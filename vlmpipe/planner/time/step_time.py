@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 
 from trainer.config.train import PIPELINE_PARALLEL
 from trainer.sizing.checkpoint_size import checkpoint_bytes
-from trainer.sizing.flops import RowFlops, flops_per_row, model_flops_per_row
+from trainer.sizing.flops import RowFlops, model_flops_per_row
 from trainer.sizing.model_shape import ModelShape
 from trainer.sizing.pipeline_partition import stages_of
 from vlmpipe.catalog.machines import Gpu, Machine
 from vlmpipe.config.run_config import RunConfig
-from vlmpipe.planner.memory.pipeline_partition import by_rank, planned_stages
+from vlmpipe.planner.memory.pipeline_partition import by_rank, planned_stages, row_flops
 from vlmpipe.planner.parallel_layout import SHARDED_BY_FSDP, Layout
 from vlmpipe.planner.time.communication import Transfer, Work, pipeline_bubble, seconds, traffic
 from vlmpipe.planner.time.optimizer_step import update_sentences, update_times
@@ -216,21 +216,6 @@ def work_of(config: RunConfig, shape: ModelShape, layout: Layout, load: RowLoad,
         quantized_gradients=train.zero_quantized_gradients,
         sequence_parallel=train.sequence_parallel,
         stages=by_rank(planned_stages(config, shape, layout, load, cached=cached), layout) if piped else (),
-    )
-
-
-def row_flops(config: RunConfig, shape: ModelShape, load: RowLoad, *, cached: bool) -> RowFlops:
-    """What the hardware computes for a row of this run."""
-    return flops_per_row(
-        shape,
-        row_tokens=load.row_tokens,
-        images=load.images_per_row,
-        label_tokens=load.label_tokens_per_row,
-        cached=cached,
-        activation_checkpointing=config.train.activation_checkpointing,
-        loss_chunks=config.train.loss_chunks(config.train.micro_batch_rows * load.label_tokens_per_row),
-        feature_layer=config.model.feature_layer,
-        sample_pairs=load.sample_pairs_per_row,
     )
 
 

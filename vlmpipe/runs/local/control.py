@@ -11,7 +11,7 @@ from pathlib import Path
 
 from trainer.errors import ConfigError, ExitCode, UserError
 from vlmpipe.runs.local.run import LOCK, LOG, is_running
-from vlmpipe.runs.summary import RunReport
+from vlmpipe.runs.local.summary import RunReport
 
 PROCESSES = Path("/proc")
 POLL_S = 0.5

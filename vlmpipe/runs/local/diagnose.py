@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from vlmpipe.runs.diagnosis import STALL_IDS, Diagnosis, Text, decide, last_lines, rank_ends
-from vlmpipe.runs.fault_summary import read_chaos
+from vlmpipe.runs.local.fault_summary import read_chaos
 from vlmpipe.runs.local.run import LOG, MARKER, is_running, read_marker
 from vlmpipe.runs.local.state import ATTEMPT_LINE, STOPPED, Step, read_json, read_state
 from vlmpipe.runs.stack_dumps import read_stall

@@ -251,3 +251,15 @@ def _clauses(lines: Iterable[str], prefix: str) -> Iterator[str]:
             return
         begun = True
         yield text
+
+
+def clock(seconds: float) -> str:
+    """Seconds for people: 3.2 s, 0:41, 1:02:03."""
+    return f"{seconds:.1f} s" if seconds < 10 else remaining(seconds)
+
+
+def remaining(seconds: float) -> str:
+    """A remaining time, always as a clock: 0:07."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -18,7 +18,7 @@ from trainer.storage import open_storage
 from vlmpipe.backends.vertex.client import in_words, job_client
 from vlmpipe.backends.vertex.pipeline_job import REQUEST_TIMEOUT_S, retrying
 from vlmpipe.runs.diagnosis import STALL_IDS, Diagnosis, Text, decide, last_lines, rank_ends
-from vlmpipe.runs.fault_summary import restart_lines
+from vlmpipe.runs.local.fault_summary import restart_lines
 from vlmpipe.runs.stack_dumps import FOLDER as STACKS
 from vlmpipe.runs.stack_dumps import Stall, read_stall
 from vlmpipe.runs.vertex.client import VIEWER, Runs

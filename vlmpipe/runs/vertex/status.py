@@ -20,9 +20,9 @@ from vlmpipe.backends.vertex.capacity_attempts import Attempt, parse_rungs, wait
 from vlmpipe.job_spec.build import JOBS, step_of
 from vlmpipe.planner.cost.approval import dollars
 from vlmpipe.runs.failure_patterns import Hit, hits
-from vlmpipe.runs.fault_summary import restart_lines
+from vlmpipe.runs.local.fault_summary import restart_lines
 from vlmpipe.runs.local.state import EARLIER, STEPS, RunState, Step, parse_record, step_of_record
-from vlmpipe.runs.summary import result_lines
+from vlmpipe.runs.local.summary import result_lines
 from vlmpipe.runs.vertex.client import OVER, run_uri_of_job, state_of
 from vlmpipe.runs.vertex.names import Address, continue_with
 

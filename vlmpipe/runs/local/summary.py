@@ -10,8 +10,7 @@ from typing import Any
 
 from trainer.errors import ConfigError, ExitCode, UserError
 from trainer.storage.base import join_uri
-from vlmpipe.runs.fault_summary import chaos_lines, read_chaos, restart_lines
-from vlmpipe.runs.live_view import clock
+from vlmpipe.runs.local.fault_summary import chaos_lines, read_chaos, restart_lines
 from vlmpipe.runs.local.run import (
     DEFAULT_ROOT,
     LOG,
@@ -25,6 +24,7 @@ from vlmpipe.runs.local.run import (
 from vlmpipe.runs.local.state import (
     STOPPED,
     RunState,
+    clock,
     first_error,
     newest_checkpoint_step,
     read_json,

@@ -20,12 +20,12 @@ from queue import SimpleQueue
 from typing import Any
 
 from trainer.config.job import JobConfig
-from trainer.data.chunks.builder import ChunkMaker
-from trainer.data.chunks.plan import Chunk
+from trainer.data.prepare.chunks.builder import ChunkMaker
+from trainer.data.prepare.chunks.plan import Chunk
 from trainer.errors import ExitCode, UserError
 
 REPORT_RECORDS = 100  # between two lines about progress
-ROOT = Path(__file__).parents[3]  # where `trainer` is imported from
+ROOT = Path(__file__).parents[4]  # where `trainer` is imported from
 
 ChunkReport = Callable[[int, int, int], None]  # number of the chunk, its records read and rejected so far
 Message = dict[str, Any] | None  # None: the process has ended
@@ -35,7 +35,7 @@ class _Worker:
     def __init__(self, job: dict[str, Any], answers: SimpleQueue[tuple[_Worker, Message]]) -> None:
         paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "trainer.data.chunks.worker_pool"],
+            [sys.executable, "-m", "trainer.data.prepare.chunks.worker_pool"],
             env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

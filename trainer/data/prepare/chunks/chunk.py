@@ -1,7 +1,7 @@
 """A chunk: a run of neighbouring records, prepared by itself into shards, an index and counts of its own.
 
 Nothing in a chunk's files depends on where in the source it lies, so a chunk that was prepared once serves wherever the
-same records come again. What only the whole can tell is left to `trainer.data.chunks.merge`.
+same records come again. What only the whole can tell is left to `trainer.data.prepare.chunks.merge`.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import pyarrow.parquet as pq
 from trainer.config.job import DataConfig
 from trainer.data.prepare.deduplicate import AnswerCounts
 from trainer.data.prepare.preview import ContactSheet
-from trainer.data.prepare.rejects import Ledger, Reject, RejectCode
 from trainer.data.prepare.statistics import sample_digest
 from trainer.data.prepare.thread_map import map_in_order
 from trainer.data.prepare.thumbnails import write_reject_pictures
 from trainer.data.prepare.validate_sample import Accepted, Entry, Examination
+from trainer.data.rejects import Ledger, Reject, RejectCode
 from trainer.data.sample import SPLITS
 from trainer.data.shards.index import IndexWriter
 from trainer.data.shards.tar import ShardWriter, key_of, sample_json

@@ -17,9 +17,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from trainer.data.prepare.deduplicate import Met
-from trainer.data.prepare.rejects import Reject, RejectedError
 from trainer.data.prepare.thread_map import map_in_order
 from trainer.data.prepare.validate_sample import Entry, with_unique_ids
+from trainer.data.rejects import Reject, RejectedError
 from trainer.data.sample import ImageRef, Sample, stable_digest
 
 CHUNKS = "chunks.jsonl"

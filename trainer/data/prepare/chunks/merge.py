@@ -17,12 +17,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from trainer.config.job import DataConfig
-from trainer.data.chunks.chunk import ANSWERS, REJECTS, SUMMARY, write_json
-from trainer.data.prepare.malloc_trim import give_back
+from trainer.data.malloc_trim import give_back
+from trainer.data.prepare.chunks.chunk import ANSWERS, REJECTS, SUMMARY, write_json
 from trainer.data.prepare.preview import ContactSheet
-from trainer.data.prepare.rejects import Ledger, Reject, RejectCode
 from trainer.data.prepare.statistics import Counts, describe
 from trainer.data.prepare.thumbnails import write_reject_pictures
+from trainer.data.rejects import Ledger, Reject, RejectCode
 from trainer.data.sample import SPLITS, ImageRef, Split
 from trainer.data.shards import index
 from trainer.data.shards.index import IndexWriter

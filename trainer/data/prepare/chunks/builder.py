@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainer.config.job import JobConfig
-from trainer.data.chunks.chunk import Report, build_chunk
-from trainer.data.chunks.plan import Chunk
-from trainer.data.chunks.store import ChunkStore
-from trainer.data.prepare.malloc_trim import give_back
-from trainer.data.prepare.rejects import Reject
+from trainer.data.malloc_trim import give_back
+from trainer.data.prepare.chunks.chunk import Report, build_chunk
+from trainer.data.prepare.chunks.plan import Chunk
+from trainer.data.prepare.chunks.store import ChunkStore
 from trainer.data.prepare.validate_sample import Entry, Examination, final_entry
+from trainer.data.rejects import Reject
 from trainer.data.sample import Sample
 from trainer.data.sources import Source
 from trainer.data.sources.parts import records_from

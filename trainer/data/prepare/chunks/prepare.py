@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 import pyarrow.parquet as pq
 
 from trainer.config.job import JobConfig
-from trainer.data.chunks.builder import ChunkMaker
-from trainer.data.chunks.merge import Part
-from trainer.data.chunks.plan import Chunk, Places, read_plan, write_plan
-from trainer.data.chunks.store import ChunkStore
-from trainer.data.chunks.worker_pool import make_in_processes
+from trainer.data.prepare.chunks.builder import ChunkMaker
+from trainer.data.prepare.chunks.merge import Part
+from trainer.data.prepare.chunks.plan import Chunk, Places, read_plan, write_plan
+from trainer.data.prepare.chunks.store import ChunkStore
+from trainer.data.prepare.chunks.worker_pool import make_in_processes
 from trainer.data.prepare.deduplicate import SeenContent
 from trainer.data.prepare.thread_map import cores, threads_for
 from trainer.data.sample import stable_digest

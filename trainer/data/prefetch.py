@@ -6,8 +6,8 @@ import threading
 
 import numpy as np
 
+from trainer.data.prefetch_schedule import ShardSchedule
 from trainer.data.shards.disk_cache import NEVER, Ahead, ShardCache
-from trainer.data.shards.prefetch_schedule import ShardSchedule
 from trainer.errors import UserError
 
 THREADS = 2  # each fetches one shard at a time
