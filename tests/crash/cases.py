@@ -1,6 +1,6 @@
 """The registry of what can go wrong: every test here says which fault it makes and what comes of it.
 
-`make crash-matrix` prints it with each outcome; docs/reference/what-survives-what.md holds it as text.
+`make crash-matrix` prints it with each outcome; docs/reference/failure-modes.md holds it as text.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The whole fault matrix as a table, point by outcome: python -m tests.crash.matrix (make crash-matrix)
 
-With --docs: the rows of docs/reference/what-survives-what.md, from the same registry.
+With --docs: the rows of docs/reference/failure-modes.md, from the same registry.
 """
 
 from __future__ import annotations

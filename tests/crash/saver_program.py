@@ -153,7 +153,7 @@ class NoRoom(Files):
 
 FAILURES: dict[str, Exception | None] = {
     "its state cannot be written": OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)),
-    "it fails in a way that nobody foresaw": ValueError("not foreseen"),
+    "it fails with an unexpected error": ValueError("not foreseen"),
     "its temporary folder is not there": None,
 }
 
@@ -248,10 +248,10 @@ def main() -> None:
     on_one_rank = {failure: fails_on_one_rank(Path(root, failure), failure) for failure in FAILURES}
     join_alone()
     changes: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-        "another row plan": ({"plan_sha256": "other"}, {}),
+        "another packing plan": ({"plan_sha256": "other"}, {}),
         "another model": ({"model_sha256": "other"}, {}),
         "another strategy's format": ({"checkpoint_format": "deepspeed"}, {}),
-        "another tower": ({"tower_sha256": "other"}, {}),
+        "another vision encoder": ({"tower_sha256": "other"}, {}),
         "another base under adapters": ({"frozen_sha256": "other"}, {}),
         "another ZeRO stage": (
             {"checkpoint_format": "deepspeed", "world_size": 1, "strategy": "zero1"},

@@ -62,7 +62,12 @@ DAMAGES: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
 }
 
 
-@case("bytes", "{}", "the one before is loaded; the reason names file and fault; nothing is deleted", damage=DAMAGES)
+@case(
+    "bytes",
+    "{}",
+    "the previous one is loaded; the reason names the file and the fault; nothing is deleted",
+    damage=DAMAGES,
+)
 def test_damage(damage: str, store: Storage, scratch: Path) -> None:
     file, change = DAMAGES[damage]
     old, newest = two_committed(store, scratch)
@@ -72,7 +77,7 @@ def test_damage(damage: str, store: Storage, scratch: Path) -> None:
     after_a_fault(store, scratch, allowed={old}, damaged=frozenset({newest}))
 
 
-@case("bytes", "{} is missing", "the one before is loaded", file=("deep/shard-0", "node-1.json"))
+@case("bytes", "{} is missing", "the previous one is loaded", file=("deep/shard-0", "node-1.json"))
 def test_missing(file: str, store: Storage, scratch: Path) -> None:
     old, newest = two_committed(store, scratch)
     store.delete(f"{FOLDER}/{newest}/{file}")
@@ -80,7 +85,7 @@ def test_missing(file: str, store: Storage, scratch: Path) -> None:
     after_a_fault(store, scratch, allowed={old}, damaged=frozenset({newest}))
 
 
-@case("bytes", "a node's manifest is that of another save of the step", "the one before is loaded")
+@case("bytes", "a node's manifest is that of another save of the step", "the previous one is loaded")
 def test_a_stale_manifest(store: Storage, scratch: Path) -> None:
     old, newest = two_committed(store, scratch)
     other = checkpoint_name(1, 9, "b")
@@ -91,7 +96,9 @@ def test_a_stale_manifest(store: Storage, scratch: Path) -> None:
 
 
 @case(
-    "bytes", "a bit flips on the local disk between checksum and upload", "the save fails in words; nothing committed"
+    "bytes",
+    "a bit flips on the local disk between checksum and upload",
+    "the save fails with a message; nothing is committed",
 )
 def test_a_bit_flips_before_the_upload(store: Storage, scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _, old = two_committed(store, scratch)
@@ -132,7 +139,7 @@ def test_everything_is_damaged(store: Storage, scratch: Path) -> None:
     assert {info.name for info in store.list(FOLDER)} == before
 
 
-@case("bytes", "the count of starts is damaged", "exit 74 in words; nothing is deleted")
+@case("bytes", "the count of starts is damaged", "exit 74 with a message; nothing is deleted")
 def test_damaged_attempts(store: Storage, scratch: Path) -> None:
     two_committed(store, scratch)
     store.write(FILE, half(store.read(FILE)))
@@ -151,14 +158,14 @@ def test_attempts_go_back(to: int, store: Storage, scratch: Path) -> None:
     after_a_fault(store, scratch, allowed={newest})
 
 
-@case("bytes", "LATEST names what is not there", "nothing changes: no reader trusts it")
+@case("bytes", "LATEST names a checkpoint that does not exist", "nothing changes: no reader trusts it")
 def test_latest_lies(store: Storage, scratch: Path) -> None:
     _, newest = two_committed(store, scratch)
     store.write(protocol.LATEST, b"0009-00000009-zzz")
     after_a_fault(store, scratch, allowed={newest})
 
 
-@case("bytes", "folders and files among the checkpoints that no save has made", "left alone, and never loaded")
+@case("bytes", "foreign folders and files among the checkpoints", "left alone, and never loaded")
 def test_strangers(store: Storage, scratch: Path) -> None:
     _, newest = two_committed(store, scratch)
     for name in ("global_step9/COMMIT", "9999/COMMIT", "notes.txt", "0009-00000009-/COMMIT"):
@@ -169,8 +176,8 @@ def test_strangers(store: Storage, scratch: Path) -> None:
 
 @case(
     "bytes",
-    "a whole COMMIT vouches for a manifest that names {}",
-    "passed over before anything is written there",
+    "a valid COMMIT covers a manifest that names {}",
+    "skipped before anything is written there",
     file=("../outside", "/tmp/outside"),
 )
 def test_a_file_outside_of_the_checkpoint(file: str, store: Storage, scratch: Path) -> None:
@@ -182,7 +189,7 @@ def test_a_file_outside_of_the_checkpoint(file: str, store: Storage, scratch: Pa
     after_a_fault(store, scratch, allowed={newest}, damaged=frozenset({other}))
 
 
-@case("bytes", "the disk cannot read a shard (EIO)", "the one before is loaded")
+@case("bytes", "the disk cannot read a shard (EIO)", "the previous one is loaded")
 def test_unreadable_sectors(local: LocalStorage, scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     old, newest = two_committed(local, scratch)
 
@@ -198,7 +205,7 @@ def test_unreadable_sectors(local: LocalStorage, scratch: Path, monkeypatch: pyt
     assert loaded(local, scratch).name == newest
 
 
-@case("bytes", "an old checkpoint's COMMIT is damaged while keep_best looks for the best", "saving goes on")
+@case("bytes", "an old checkpoint's COMMIT is damaged while keep_best looks for the best", "saving continues")
 def test_keep_best_beside_damage(store: Storage, scratch: Path) -> None:
     from trainer.checkpoint.retention import Retention, delete_old
 

@@ -42,7 +42,7 @@ def test_two_writers_of_a_step(store: Storage, scratch: Path) -> None:
     after_a_fault(store, scratch, allowed={names[1]})
 
 
-@case("concurrency", "an older step is committed late", "the newer one stays the newest, and is not cleared away")
+@case("concurrency", "an older step is committed late", "the newer one stays the newest and is not deleted")
 def test_a_late_older_writer(store: Storage, scratch: Path) -> None:
     two_committed(store, scratch)
     late = checkpoint_name(1, 3, "a")
@@ -54,7 +54,7 @@ def test_a_late_older_writer(store: Storage, scratch: Path) -> None:
     after_a_fault(store, scratch, allowed={newest})
 
 
-@case("concurrency", "a zombie of an earlier start commits after a later start began", "refused (72)")
+@case("concurrency", "a zombie of an earlier start commits after a later start has begun", "refused (72)")
 def test_a_zombie_is_refused(store: Storage, scratch: Path) -> None:
     _, old = two_committed(store, scratch)
     name = checkpoint_name(1, 3, "z")
@@ -91,8 +91,8 @@ def save_as_next_start(store: Storage, scratch: Path) -> str:
 
 @case(
     "concurrency",
-    "a zombie's COMMIT lands after a start that was told to begin afresh (resume=never)",
-    "it is not resumed, and is swept",
+    "a zombie's COMMIT lands after a fresh start (resume=never)",
+    "it is not resumed, and is deleted",
 )
 def test_a_zombie_of_a_future_that_was_given_up(store: Storage, scratch: Path) -> None:
     two_committed(store, scratch)
@@ -108,8 +108,8 @@ def test_a_zombie_of_a_future_that_was_given_up(store: Storage, scratch: Path) -
 
 @case(
     "concurrency",
-    "a zombie clears up after a later start has gone on from an older one, because its newest was damaged",
-    "refused (72), nothing deleted; the later start's choice stays",
+    "a zombie deletes old checkpoints after a later start resumed from an older one because the newest was damaged",
+    "refused (72), nothing is deleted; the later start's checkpoint stays",
 )
 def test_a_zombie_may_not_clear_up(store: Storage, scratch: Path) -> None:
     _, old = two_committed(store, scratch)
@@ -126,8 +126,8 @@ def test_a_zombie_may_not_clear_up(store: Storage, scratch: Path) -> None:
 
 @case(
     "concurrency",
-    "a later start takes over while a zombie is clearing up",
-    "the zombie stops before the next one (72); the later start goes on from the zombie's newest",
+    "a later start takes over while a zombie deletes old checkpoints",
+    "the zombie stops before its next deletion (72); the later start resumes from the zombie's newest",
 )
 def test_taking_over_from_a_zombie_that_clears_up(store: Storage, scratch: Path) -> None:
     first, second = two_committed(store, scratch)
@@ -139,7 +139,7 @@ def test_taking_over_from_a_zombie_that_clears_up(store: Storage, scratch: Path)
     after_a_fault(store, scratch, allowed={newest})
 
 
-@case("concurrency", "old ones are cleared while another is uploaded", "the upload is untouched and commits")
+@case("concurrency", "old ones are deleted while another is uploaded", "the upload is untouched and commits")
 def test_clearing_during_an_upload(store: Storage, scratch: Path) -> None:
     _, old = two_committed(store, scratch)
     name = checkpoint_name(1, 3, "a")
@@ -158,8 +158,8 @@ def test_clearing_during_an_upload(store: Storage, scratch: Path) -> None:
 
 @case(
     "concurrency",
-    "the folder that a zombie still uploads is swept by the next start",
-    "what it commits in the race is passed over; the later start's is loaded",
+    "the next start deletes the folder that a zombie is still uploading",
+    "what the zombie commits in the race is skipped; the later start's is loaded",
 )
 def test_sweeping_under_a_zombie(store: Storage, scratch: Path) -> None:
     _, old = two_committed(store, scratch)
@@ -177,7 +177,7 @@ def test_sweeping_under_a_zombie(store: Storage, scratch: Path) -> None:
 
 @case(
     "concurrency",
-    "what a reader has chosen is cleared away right before it reads {}",
+    "the checkpoint that a reader has chosen is deleted right before it reads {}",
     "the reader looks again and takes the newer one; no false alarm",
     ending=("COMMIT", "node-0.json", "shard-0"),
 )
@@ -196,7 +196,7 @@ def test_clearing_during_a_restore(ending: str, store: Storage, scratch: Path) -
     assert found is not None and found.name == newest[-1] and passed_over == []
 
 
-@case("concurrency", "a checkpoint is cleared away between its choice and its download", "an error, and no wrong bytes")
+@case("concurrency", "a checkpoint is deleted between its choice and its download", "an error, and no wrong bytes")
 def test_clearing_before_the_download(store: Storage, scratch: Path) -> None:
     _, chosen = two_committed(store, scratch)
     found, _ = newest_good(store)
@@ -208,7 +208,7 @@ def test_clearing_before_the_download(store: Storage, scratch: Path) -> None:
     after_a_fault(store, scratch, allowed={newest})
 
 
-@case("concurrency", "two processes clear up at once", "what is kept is whole, the rest is gone")
+@case("concurrency", "two processes delete old checkpoints at once", "the retained ones are whole, the rest is gone")
 def test_two_clear_at_once(store: Storage, scratch: Path) -> None:
     names = [save(store, scratch, step, attempt=claim_attempt(store, fresh=False).attempt) for step in (1, 2, 3, 4)]
     racing: Any = Meanwhile(
@@ -219,7 +219,7 @@ def test_two_clear_at_once(store: Storage, scratch: Path) -> None:
     after_a_fault(store, scratch, allowed={names[-1]})
 
 
-@case("concurrency", "eight starts claim at once", "each gets a number of its own; only the highest may commit")
+@case("concurrency", "eight starts claim at once", "each gets its own number; only the highest may commit")
 def test_claims_at_once(store: Storage, scratch: Path) -> None:
     with ThreadPoolExecutor(8) as pool:
         claims = list(pool.map(lambda _: claim_attempt(store, fresh=False).attempt, range(8)))
@@ -231,7 +231,7 @@ def test_claims_at_once(store: Storage, scratch: Path) -> None:
     after_a_fault(store, scratch, allowed={save(store, scratch, 1, attempt=8)})
 
 
-@case("concurrency", "a start begins or ends while a later one has taken over", "it says so (72) and changes nothing")
+@case("concurrency", "a start begins or ends while a later one has taken over", "it exits with 72 and changes nothing")
 def test_notes_of_a_superseded_start(store: Storage, scratch: Path) -> None:
     zombie = claim_attempt(store, fresh=False)
     claim_attempt(store, fresh=False)
@@ -242,7 +242,11 @@ def test_notes_of_a_superseded_start(store: Storage, scratch: Path) -> None:
     assert caught.value.code == ExitCode.SUPERSEDED and read_attempts(store) == before
 
 
-@case("concurrency", "the newest is damaged while the older ones are being cleared", "the next save mends the run")
+@case(
+    "concurrency",
+    "the newest is damaged while the older ones are being deleted",
+    "the next save makes the run resumable again",
+)
 def test_damage_while_clearing(store: Storage, scratch: Path) -> None:
     attempt = claim_attempt(store, fresh=False).attempt
     names = [save(store, scratch, step, attempt=attempt) for step in (1, 2, 3)]
@@ -255,7 +259,7 @@ def test_damage_while_clearing(store: Storage, scratch: Path) -> None:
 @case(
     "concurrency",
     "start 10000 saves after start 9999, whose step is higher",
-    "start 10000's is the newest; resuming and clearing go by numbers, not by text",
+    "start 10000's is the newest; resuming and retention compare numbers, not text",
 )
 def test_more_starts_than_digits(store: Storage, scratch: Path) -> None:
     store.write(FILE, json.dumps({"attempt": 9998}).encode())

@@ -56,7 +56,7 @@ def require_old_or_new(store: Storage, scratch: Path, point: str, old: str) -> N
 @case(
     "crash points",
     "SIGKILL at “{}”",
-    "the old or the new checkpoint, whole; the same command commits and clears up",
+    "the old or the new checkpoint, whole; the same command commits and cleans up",
     point=[point for point in POINTS if point not in OF_THE_SAVER],
 )
 def test_killed_at_a_point_of_the_protocol(point: str, store: Storage, scratch: Path, request: Any) -> None:
@@ -84,7 +84,7 @@ def savers(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, An
 @case(
     "crash points",
     "SIGKILL of a training process, saver thread at “{}”",
-    "the old or the new checkpoint, whole; the same command commits and clears up",
+    "the old or the new checkpoint, whole; the same command commits and cleans up",
     short=OF_THE_SAVER,
     point=POINTS,
 )
@@ -97,8 +97,8 @@ def test_the_saver_killed_at_a_point(point: str, savers: tuple[Path, dict[str, A
 
 @case(
     "disk",
-    "staging folders of killed processes lie in TMPDIR",
-    "the next start deletes them, before it looks for room; those of a living process stay",
+    "staging folders of killed processes are left in TMPDIR",
+    "the next start deletes them before it checks free space; those of a living process stay",
 )
 def test_staging_folders_of_killed_processes_are_swept(savers: tuple[Path, dict[str, Any]]) -> None:
     """Of a living process: tests/unit/trainer/checkpoint/test_async_saver.py."""
@@ -109,7 +109,7 @@ def test_staging_folders_of_killed_processes_are_swept(savers: tuple[Path, dict[
 @case(
     "process",
     "SIGTERM while a checkpoint is saved, at “{}”",
-    "it is remembered until the save is done: the new checkpoint is committed, and old ones are cleared",
+    "it is deferred until the save is done: the new checkpoint is committed, and old ones are deleted",
     short=OF_THE_SAVER,
     point=POINTS,
 )
@@ -119,7 +119,7 @@ def test_a_stop_request_breaks_nothing_off(point: str, savers: tuple[Path, dict[
 
 FAILURES = {
     "its state cannot be written": ExitCode.CANNOT_WRITE,
-    "it fails in a way that nobody foresaw": ExitCode.UNEXPECTED,
+    "it fails with an unexpected error": ExitCode.UNEXPECTED,
     "its temporary folder is not there": ExitCode.CONFIG,
 }
 
@@ -144,10 +144,10 @@ def test_a_start_that_is_not_killed_commits(local: LocalStorage, scratch: Path) 
 
 
 REFUSALS = {
-    "another row plan": "the data or the row plan changed",
+    "another packing plan": "the data or the row plan changed",
     "another model": "the model section of the run file changed",
     "another strategy's format": "the strategy's checkpoint format changed",
-    "another tower": "the frozen tower's weights changed",
+    "another vision encoder": "the frozen tower's weights changed",
     "another base under adapters": "the frozen weights beside a frozen tower's changed",
     "another ZeRO stage": "the strategy (ZeRO state is laid out by its stage) changed from zero1 to zero2",
     "another number of ranks under ZeRO": "the number of ranks (ZeRO state is cut by it) changed from 2 to 1",
@@ -157,7 +157,7 @@ REFUSALS = {
 @case(
     "topology",
     "resumed with {}",
-    "refused in words (64); nothing is loaded and nothing deleted",
+    "refused with a message (64); nothing is loaded or deleted",
     change=REFUSALS,
 )
 def test_a_checkpoint_of_something_else_is_refused(change: str, savers: tuple[Path, dict[str, Any]]) -> None:
@@ -168,8 +168,8 @@ def test_a_checkpoint_of_something_else_is_refused(change: str, savers: tuple[Pa
 
 @case(
     "topology",
-    "the checkpoints' folder holds only what no save has made, such as another program's",
-    "refused in words (64), not passed over for a fresh start; nothing deleted",
+    "the checkpoint folder holds only foreign files, such as another program's",
+    "refused with a message (64), no silent fresh start; nothing is deleted",
 )
 def test_a_folder_that_is_no_checkpoint(savers: tuple[Path, dict[str, Any]]) -> None:
     found = savers[1]["strangers"]
@@ -185,8 +185,8 @@ def test_another_number_of_ranks_is_welcome_in_dcp(savers: tuple[Path, dict[str,
 
 @case(
     "bytes",
-    "a flipped bit, found at resume by the training processes themselves",
-    "the one before is loaded on all ranks, the damaged one is marked and kept",
+    "a flipped bit, detected by the training processes when they resume",
+    "the previous one is loaded on all ranks; the damaged one is marked and kept",
 )
 def test_resume_passes_over_a_flipped_bit(savers: tuple[Path, dict[str, Any]]) -> None:
     found = savers[1]["damaged"]

@@ -49,7 +49,7 @@ def old(local: LocalStorage, scratch: Path) -> str:
 @case(
     "disk",
     "the disk is full, broken or read-only (ENOSPC, EIO, EROFS) at the write of {}",
-    "a sentence and its exit code; the old or the new checkpoint; no temporary file is left",
+    "a message and its exit code; the old or the new checkpoint; no temporary file is left",
     write=LOCAL_WRITES,
 )
 def test_a_write_fails(
@@ -95,7 +95,7 @@ def test_every_local_write_of_a_start_is_in_the_table(
 
 @case(
     "disk",
-    "the disk runs full (a real small one, or a limit on files) in the middle of a save",
+    "the disk fills up (a real small one, or a file size limit) during a save",
     "exit 73; the old one stays",
 )
 def test_a_real_disk_runs_full(tmp_path: Path, scratch: Path) -> None:
@@ -133,23 +133,21 @@ class full:
             resource.setrlimit(resource.RLIMIT_FSIZE, self._limit)
 
 
-@case("disk", "the output folder may not be written", "exit 77 before anything is done")
+@case("disk", "the output folder may not be written", "exit 77 before any work")
 def test_a_folder_that_may_not_be_written() -> None:
     with pytest.raises(UserError, match="no permission") as caught:  # the one place that root may not write either
         run_once(LocalStorage("/sys/kernel/vlmpipe"), Path("/nowhere"))
     assert caught.value.code == ExitCode.NO_PERMISSION
 
 
-@case("disk", "temporary files of a killed write lie about", "never read as objects; the next start is not disturbed")
+@case("disk", "temporary files of a killed write are left", "never read as objects; the next start is unaffected")
 def test_leftover_temporary_files(old: str, local: LocalStorage, scratch: Path) -> None:
     for folder in (FOLDER, f"{FOLDER}/{old}", f"{FOLDER}/{old}/deep"):
         (local.root / folder / ".tmp-abc").write_bytes(b"half")
     after_a_fault(local, scratch, allowed={old})
 
 
-@case(
-    "disk", "a partial checkpoint of an earlier start lies about", "never chosen; swept once a newer one is committed"
-)
+@case("disk", "a partial checkpoint of an earlier start is left", "never chosen; deleted once a newer one is committed")
 def test_a_leftover_folder(store: Storage, scratch: Path) -> None:
     _, old = two_committed(store, scratch)
     for step, nodes in ((3, range(1)), (4, range(2))):

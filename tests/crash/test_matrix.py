@@ -11,7 +11,7 @@ from tests.crash.cases import CASES, GROUPS
 from tests.crash.matrix import documented, registered
 from tests.support.paths import ROOT
 
-PAGE = ROOT / "docs/reference/what-survives-what.md"
+PAGE = ROOT / "docs/reference/failure-modes.md"
 HEADER = "| | what happens | what comes of it | proof |\n|---|---|---|---|\n"
 
 

@@ -81,8 +81,8 @@ def sync(store: Storage, mirror: Storage, *, key: bytes = b"") -> str:
 
 @case(
     "mirror",
-    "SIGKILL at any change while the newest is mirrored and older copies are cleared",
-    "every copy with a COMMIT is whole, and there is always one; the same call ends as if nothing had been",
+    "SIGKILL at any write while the newest is mirrored and older copies are deleted",
+    "every copy with a COMMIT is whole, and there is always one; the same call then succeeds",
 )
 def test_killed_while_mirroring(store: Storage, scratch: Path, tmp_path: Path) -> None:
     two_committed(store, scratch)
@@ -117,8 +117,8 @@ def test_the_first_location_is_lost(store: Storage, mirror: LocalStorage, scratc
 
 @case(
     "mirror",
-    "the only whole checkpoint is an older copy in the mirror, and the mirror is cleared",
-    "it stays, and is loaded",
+    "the only whole checkpoint is an older copy in the mirror, and old copies are deleted",
+    "it stays and is loaded",
 )
 def test_the_only_good_copy_stays(store: Storage, mirror: LocalStorage, scratch: Path) -> None:
     old = two_committed(store, scratch)[1]
@@ -131,7 +131,7 @@ def test_the_only_good_copy_stays(store: Storage, mirror: LocalStorage, scratch:
     assert loaded(mirror, scratch).name == old and newest in committed(mirror)
 
 
-@case("mirror", "a copy that was begun before, and one that was given up (resume=never)", "both are swept")
+@case("mirror", "an unfinished copy, and a copy of an abandoned start (resume=never)", "both are deleted")
 def test_leftovers_in_the_mirror(store: Storage, mirror: LocalStorage, scratch: Path) -> None:
     two_committed(store, scratch)
     given_up = sync(store, mirror)
@@ -146,8 +146,8 @@ def test_leftovers_in_the_mirror(store: Storage, mirror: LocalStorage, scratch: 
 
 @case(
     "signature",
-    "a copy in the mirror, or the original under the copier's hands, gets other bytes of the same CRC32C",
-    "the copy is mended; the original is not copied",
+    "a copy in the mirror, or the original while it is copied, gets other bytes of the same CRC32C",
+    "the copy is repaired; the changed original is not copied",
 )
 def test_a_forged_copy(store: Storage, mirror: LocalStorage, scratch: Path, tmp_path: Path) -> None:
     attempt = claim_attempt(store, fresh=False).attempt

@@ -84,7 +84,7 @@ def test_signatures(key: str, store: Storage, scratch: Path) -> None:
     assert passed_over == ([] if key == "the right key" else [f"{newest}: COMMIT is not signed with this run's key"])
 
 
-@case("signature", "a signed COMMIT is changed and given a right CRC32C", "passed over")
+@case("signature", "a signed COMMIT is changed and given a right CRC32C", "skipped")
 def test_a_forged_commit(signed: tuple[str, str], store: Storage, scratch: Path) -> None:
     old, newest = signed
 
@@ -99,7 +99,7 @@ def test_a_forged_commit(signed: tuple[str, str], store: Storage, scratch: Path)
 @case(
     "signature",
     "a shard is overwritten by other bytes of the same size and CRC32C",
-    "with a key found by SHA-256 and passed over; without one nothing can tell",
+    "with a key, detected by SHA-256 and skipped; without one, undetectable",
 )
 def test_a_forged_shard(signed: tuple[str, str], store: Storage, scratch: Path, tmp_path: Path) -> None:
     old, newest = signed
@@ -116,7 +116,7 @@ def test_a_forged_shard(signed: tuple[str, str], store: Storage, scratch: Path, 
     after_a_fault(store, scratch, allowed={old}, damaged=frozenset({newest, unsigned}), key=KEY)
 
 
-@case("signature", "a node's manifest is replaced by another of the same CRC32C", "passed over")
+@case("signature", "a node's manifest is replaced by another of the same CRC32C", "skipped")
 def test_a_forged_manifest(signed: tuple[str, str], store: Storage, scratch: Path) -> None:
     old, newest = signed
     tamper(store, newest, SHARD, lambda _: contents(9)[SHARD])
@@ -133,7 +133,7 @@ def test_a_forged_manifest(signed: tuple[str, str], store: Storage, scratch: Pat
     after_a_fault(store, scratch, allowed={old}, damaged=frozenset({newest}), key=KEY)
 
 
-@case("signature", "a signed checkpoint is put back under the name of a newer one", "passed over")
+@case("signature", "a signed checkpoint is stored again under the name of a newer one", "skipped")
 def test_an_old_one_under_a_new_name(signed: tuple[str, str], store: Storage, scratch: Path) -> None:
     old, newest = signed
     copy = checkpoint_name(1, 9, "z")
@@ -147,7 +147,7 @@ def test_an_old_one_under_a_new_name(signed: tuple[str, str], store: Storage, sc
 @case(
     "signature",
     "a node's manifest is replaced before COMMIT, or a node has {}",
-    "the save ends in words (64); nothing is signed and nothing committed",
+    "the save ends with a message (64); nothing is signed or committed",
     key=("another key", "no key"),
 )
 def test_a_manifest_that_is_not_signed(key: str, signed: tuple[str, str], store: Storage, scratch: Path) -> None:

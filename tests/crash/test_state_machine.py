@@ -343,8 +343,8 @@ def settings_of(examples: int, steps: int) -> settings:
 
 @case(
     "any order",
-    "saves, crashes at any point, zombies, clearing, sweeping, fresh starts and damage, in any order (hypothesis)",
-    "what is resumed verifies, and is the newest intact one of the starts that count; else 74",
+    "saves, crashes at any point, zombies, deletion, cleanup, fresh starts and damage, in any order (hypothesis)",
+    "the resumed checkpoint verifies and is the newest intact one of the valid starts; else 74",
 )
 def test_any_order() -> None:
     from hypothesis.stateful import run_state_machine_as_test

@@ -43,7 +43,7 @@ def fail_and_recover(gcs: GcsStorage, server: FakeGcs, scratch: Path, code: Exit
     return caught.value
 
 
-@case("storage", "twelve answers of 503 in a row at {}", "the save goes through", short=("COMMIT",), write=WRITES)
+@case("storage", "twelve 503 responses in a row at {}", "the save succeeds", short=("COMMIT",), write=WRITES)
 def test_a_storm_of_503(write: str, gcs: GcsStorage, server: FakeGcs, scratch: Path) -> None:
     two_committed(gcs, scratch)
     storm = Fault("status", method="POST", body=body_of(write), times=12)
@@ -54,8 +54,8 @@ def test_a_storm_of_503(write: str, gcs: GcsStorage, server: FakeGcs, scratch: P
 
 @case(
     "storage",
-    "503 for ever from {} on",
-    "a clean failure (69) within the deadline, nothing committed; the same command commits later",
+    "permanent 503 from {} on",
+    "exit 69 within the deadline, nothing committed; the same command commits later",
     short=("COMMIT",),
     write=("a shard", "a node's manifest", "COMMIT"),
 )
@@ -65,7 +65,7 @@ def test_503_for_ever(write: str, gcs: GcsStorage, server: FakeGcs, scratch: Pat
     fail_and_recover(gcs, server, scratch, ExitCode.UNAVAILABLE)
 
 
-@case("storage", "429 with Retry-After", "the save waits as long as it was asked to, and goes through")
+@case("storage", "429 with Retry-After", "the save waits for the requested time and succeeds")
 def test_429_with_retry_after(gcs: GcsStorage, server: FakeGcs, scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     two_committed(gcs, scratch)
     waited_s: list[float] = []
@@ -78,7 +78,7 @@ def test_429_with_retry_after(gcs: GcsStorage, server: FakeGcs, scratch: Path, m
 @case(
     "storage",
     "the connection is dropped before {} is received",
-    "the save goes through",
+    "the save succeeds",
     short=("COMMIT",),
     write=WRITES,
 )
@@ -91,8 +91,8 @@ def test_dropped_before(write: str, gcs: GcsStorage, server: FakeGcs, scratch: P
 
 @case(
     "storage",
-    "the answer is lost after {} was written",
-    "the save recognises its own write and goes through, once",
+    "the response is lost after {} was written",
+    "the save recognises its own write and succeeds, once",
     short=("COMMIT", "LATEST", "ATTEMPTS.json"),
     write=WRITES,
 )
@@ -105,7 +105,7 @@ def test_answer_lost(write: str, gcs: GcsStorage, server: FakeGcs, scratch: Path
     assert read_attempts(gcs).attempt == 2
 
 
-@case("storage", "the answer to COMMIT is lost and so is every later one", "the new checkpoint counts nevertheless")
+@case("storage", "the response to COMMIT and all later ones are lost", "the new checkpoint is valid")
 def test_the_last_answers_are_lost(gcs: GcsStorage, server: FakeGcs, scratch: Path) -> None:
     _, old = two_committed(gcs, scratch)
     server.faults += [
@@ -119,9 +119,7 @@ def test_the_last_answers_are_lost(gcs: GcsStorage, server: FakeGcs, scratch: Pa
     assert after_a_fault(gcs, scratch, allowed={checkpoint_name(1, 3, "a")}) > old
 
 
-@case(
-    "storage", "a stall: no answer to {}", "the request is broken off and made again", short=("COMMIT",), write=WRITES
-)
+@case("storage", "a stall: no response to {}", "the request is cancelled and retried", short=("COMMIT",), write=WRITES)
 def test_a_stall(write: str, gcs: GcsStorage, server: FakeGcs, scratch: Path) -> None:
     two_committed(gcs, scratch)
     server.faults.append(Fault("stall", body=body_of(write)))
@@ -129,7 +127,7 @@ def test_a_stall(write: str, gcs: GcsStorage, server: FakeGcs, scratch: Path) ->
     assert server.faults[0].times == 0
 
 
-@case("storage", "a stall half-way through a download", "the rest is asked for again; the bytes are right")
+@case("storage", "a stall half-way through a download", "the rest is requested again; the bytes are right")
 def test_a_stall_in_a_download(gcs: GcsStorage, server: FakeGcs, scratch: Path) -> None:
     _, newest = two_committed(gcs, scratch)
     server.faults.append(Fault("stall_midway", path=r"/download/.*shard-1"))
@@ -137,7 +135,7 @@ def test_a_stall_in_a_download(gcs: GcsStorage, server: FakeGcs, scratch: Path) 
     assert server.faults[0].times == 0
 
 
-@case("storage", "a download breaks off half-way", "the rest is asked for again; the bytes are right")
+@case("storage", "a download breaks off half-way", "the rest is requested again; the bytes are right")
 def test_a_truncated_download(gcs: GcsStorage, server: FakeGcs, scratch: Path) -> None:
     _, newest = two_committed(gcs, scratch)
     server.faults.append(Fault("truncate", path=r"/download/.*shard-1"))
@@ -145,7 +143,7 @@ def test_a_truncated_download(gcs: GcsStorage, server: FakeGcs, scratch: Path) -
     assert server.faults[0].times == 0
 
 
-@case("storage", "a network so slow that a download takes longer than the time-out", "it goes on while bytes arrive")
+@case("storage", "a network so slow that a download takes longer than the timeout", "it continues while bytes arrive")
 def test_a_slow_download(gcs: GcsStorage, server: FakeGcs, scratch: Path) -> None:
     _, newest = two_committed(gcs, scratch)
     asked = len(server.requests)
@@ -182,7 +180,7 @@ def test_the_bucket_is_gone(gcs: GcsStorage, server: FakeGcs, scratch: Path) -> 
     after_a_fault(gcs, scratch, allowed={checkpoint_name(1, 2, "a")})
 
 
-@case("storage", "a bit flips on its way to the store", "the server refuses it by CRC32C; it is sent again")
+@case("storage", "a bit flips on its way to the store", "the server rejects it by CRC32C; it is sent again")
 def test_a_bit_flips_on_the_way_up(gcs: GcsStorage, server: FakeGcs, scratch: Path) -> None:
     two_committed(gcs, scratch)
     server.faults.append(Fault("corrupt_request", method="POST", body=body_of("a shard")))
@@ -192,8 +190,8 @@ def test_a_bit_flips_on_the_way_up(gcs: GcsStorage, server: FakeGcs, scratch: Pa
 
 @case(
     "storage",
-    "bits flip on every way back from the store, in {}",
-    "never loaded: the one before is; nothing is given up, and it is loaded once the way is clear",
+    "bits flip on every read from the store, in {}",
+    "not loaded: the previous one is; nothing is deleted, and it is loaded once the transfer is clean",
     file=("a shard", "a node's manifest", "COMMIT"),
 )
 def test_bits_flip_on_the_way_down(file: str, gcs: GcsStorage, server: FakeGcs, scratch: Path) -> None:

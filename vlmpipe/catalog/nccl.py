@@ -1,4 +1,4 @@
-"""What NCCL moves data between nodes with, by machine, and its variables: facts in `catalog/nccl.yaml`.
+"""NCCL's transport between nodes and its environment variables, by machine: facts in `catalog/nccl.yaml`.
 
 `python -m vlmpipe.catalog.nccl` writes the reference page.
 """
@@ -20,27 +20,48 @@ NET_VARIABLE = "NCCL_NET"  # forces one network by name
 NO_PLUGIN = "none"
 HEADER = """# NCCL between nodes
 
-What NCCL moves data between the nodes of a job with, by machine, and which of its variables a job sets. Written from
-`vlmpipe/catalog/nccl.yaml` and `machines.yaml`, and a test keeps it in step:
-`python -m vlmpipe.catalog.nccl > docs/reference/nccl.md`.
+The network plugin and transport that NCCL uses between the nodes of a job, by machine type, and the environment
+variables that suit it.
 
-No variable is set by itself: on most machines none is needed, and on the others they belong to a version of a plugin
-that the trainer image does not have. What you set in `cluster.env` stays as it is. A plan of several GPU nodes says
-which plugin to expect; with `NCCL_DEBUG: INFO` in `cluster.env` NCCL writes what it took (`Using network ...`). Between
-the GPUs of one machine NCCL uses NVLink or PCIe, whatever the network.
+- No variable is set automatically. Most machines need none; on the others the variables belong to a version of a
+  plugin that is not in the trainer image.
+- Variables in `cluster.env` are passed on unchanged.
+- A plan of several GPU nodes says which plugin to expect. With `NCCL_DEBUG: INFO` in `cluster.env`, NCCL logs the
+  network that it uses (`Using network ...`).
+- Between the GPUs of one machine NCCL uses NVLink or PCIe, whatever the network.
 
-| machines | plugin | what carries the data | variables that a job sets | not confirmed | sources |
-|---|---|---|---|---|---|
+None of this has been observed on a GPU machine of Google Cloud.
+
+This page is generated from `vlmpipe/catalog/nccl.yaml` and `machines.yaml`:
+`python -m vlmpipe.catalog.nccl > docs/reference/nccl.md`. A test compares it with them.
+
+## Transport by machine
+
+| machines | plugin | transport | sources |
+|---|---|---|---|
+"""
+VARIABLES_SET = """
+Variables that a job sets:
+
+| plugin | variables | why | not confirmed |
+|---|---|---|---|
 """
 MISFITS = """
-Variables that are often advised, and that `vlmpipe check` warns of on other machines ([rules](job-spec-rules.md)):
+## Variables that suit some machines only
 
-| variables | of | no warning on | why elsewhere | rule | sources |
+`vlmpipe check` warns about these variables on machines that they do not suit ([rules](job-spec-rules.md)).
+
+| variables | of | no warning on | why a warning elsewhere | rule | sources |
 |---|---|---|---|---|---|
 """
 FOOTER = """
-`NCCL_IB_DISABLE=1` is not warned of: it switches off what is not there. A3 Edge is not in the list, since Vertex AI's
-documentation does not offer it. None of this was seen on a GPU machine of Google's.
+- `NCCL_IB_DISABLE=1` causes no warning: it disables a network that is not there.
+- A3 Edge is not in the list, because Vertex AI's documentation does not offer it.
+
+## Sources
+
+| | document | date |
+|--:|---|---|
 """
 
 
@@ -55,7 +76,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Variable:
-    """One that jobs on these machines are given."""
+    """An environment variable that is set in jobs on these machines."""
 
     name: str
     value: str
@@ -65,7 +86,7 @@ class Variable:
 
 @dataclass(frozen=True)
 class Network:
-    """What NCCL uses between nodes. `why` is the reason for its variables, or for setting none."""
+    """NCCL's transport between nodes. `why` is the reason for its variables, or for setting none."""
 
     plugin: str  # "none" for NCCL's own sockets
     carries: str
@@ -158,24 +179,43 @@ def expected(config: RunConfig, machine: Machine) -> str:
 
 def markdown() -> str:
     """The reference page."""
-    return HEADER + "".join(_networks()) + MISFITS + "".join(_misfits()) + FOOTER
+    networks = "".join(_networks()) + VARIABLES_SET + "".join(_variables_set())
+    return HEADER + networks + MISFITS + "".join(_misfits()) + FOOTER + "".join(_sources_list())
 
 
 def _networks() -> Iterator[str]:
     for name, network in load_networks().items():
+        yield f"| {_families(name)} | {network.plugin} | {network.carries} | {_numbers(network)} |\n"
+
+
+def _variables_set() -> Iterator[str]:
+    for network in load_networks().values():
         variables = "; ".join(f"`{one.name}={one.value}`: {one.why} ({one.source})" for one in network.variables)
-        cells = [
-            _families(name), network.plugin, network.carries, variables or f"none: {network.why}",
-            network.unconfirmed or "–", _links(network),
-        ]  # fmt: skip
-        yield f"| {' | '.join(cells)} |\n"
+        yield f"| {network.plugin} | {variables or 'none'} | {network.why} | {network.unconfirmed or '–'} |\n"
 
 
 def _misfits() -> Iterator[str]:
     for misfit in load_misfits():
         names = [f"`{name}`" for name in misfit.names] + [f"`{NET_VARIABLE}={value}`" for value in misfit.net]
         suits = ", ".join(map(_families, misfit.suits)) or "none"
-        yield f"| {', '.join(names)} | {misfit.of} | {suits} | {misfit.why} | {misfit.rule} | {_links(misfit)} |\n"
+        yield f"| {', '.join(names)} | {misfit.of} | {suits} | {misfit.why} | {misfit.rule} | {_numbers(misfit)} |\n"
+
+
+def _sources_list() -> Iterator[str]:
+    for number, source in enumerate(_all_sources(), 1):
+        yield f"| {number} | [{source.title}]({source.url}) | {source.date} |\n"
+
+
+def _numbers(entry: Network | Misfit) -> str:
+    """The entry's sources by their numbers in the list of sources."""
+    numbers = {source: number for number, source in enumerate(_all_sources(), 1)}
+    return ", ".join(f"[{numbers[source]}](#sources)" for source in entry.sources)
+
+
+def _all_sources() -> list[Source]:
+    """Every source once, in the order of its first use."""
+    entries = [*load_networks().values(), *load_misfits()]
+    return list(dict.fromkeys(source for entry in entries for source in entry.sources))
 
 
 def _families(network: str) -> str:
@@ -189,10 +229,6 @@ def _families(network: str) -> str:
             name = f"{family}-*" if whole else machine.machine_type
             found.append(f"{name} (not confirmed)" if "network" in machine.unconfirmed else name)
     return ", ".join(dict.fromkeys(found))
-
-
-def _links(entry: Network | Misfit) -> str:
-    return "; ".join(f"[{source.title}]({source.url}), {source.date}" for source in entry.sources)
 
 
 def _sources(entry: Mapping[str, Any], sources: Mapping[str, Any]) -> tuple[Source, ...]:

@@ -20,9 +20,12 @@ SCHEMA_FILE = "run-file.schema.json"
 REFERENCE_FILE = "run-file.md"
 HEADER = """# Run file: every field
 
-Written by `vlmpipe schema --markdown`; a test keeps it in step with the code. A field without a default must be given.
-On the command line, `section.field=value` after the run file overrides it, as in
+The fields of a run file, with their types, defaults and effects. A field without a default is required.
+
+On the command line, `section.field=value` after the run file overrides a field:
 `vlmpipe run configs/digits.yaml train.epochs=2`.
+
+This page is generated: `vlmpipe schema --output docs/reference`. A test compares it with the code.
 """
 
 

@@ -24,12 +24,16 @@ SUBJECTS: tuple[Callable[[Job], Iterator[Breach]], ...] = (
 )  # fmt: skip
 HEADER = """# Job spec rules
 
-What `vlmpipe check` finds in a CustomJob's spec, in the job specs of a run file and in a spec that you have
-(`vlmpipe check --job-spec FILE`). Written from the code, and a test keeps it in step:
-`python -m vlmpipe.job_spec.rules > docs/reference/job-spec-rules.md`.
+The rules that `vlmpipe check` applies to the CustomJob specs of a run file, and to any CustomJob spec
+(`vlmpipe check --job-spec FILE`).
 
-An error means that Vertex AI refuses the job, or does something else than what is written: the command ends with exit
-code 64. A warning means that the job works, with a drawback.
+| severity | meaning |
+|---|---|
+| error | Vertex AI refuses the job, or does something other than the spec says; the command ends with exit code 64 |
+| warning | the job works, with a drawback |
+
+This page is generated: `python -m vlmpipe.job_spec.rules > docs/reference/job-spec-rules.md`. A test compares it with
+the code.
 
 | code | severity | what is found | source |
 |---|---|---|---|
