@@ -12,7 +12,7 @@ from tests.crash.matrix import documented, registered
 from tests.support.paths import ROOT
 
 PAGE = ROOT / "docs/reference/failure-modes.md"
-HEADER = "| | what happens | what comes of it | proof |\n|---|---|---|---|\n"
+HEADER = "| group | fault | outcome | proof |\n|---|---|---|---|\n"
 
 
 def test_the_page_holds_every_case_and_nothing_else() -> None:
