@@ -23,7 +23,7 @@ from tests.crash.world import (
 from tests.support.disk import small_disk
 from trainer.checkpoint.commit import FOLDER, checkpoint_name, committed
 from trainer.errors import ExitCode, UserError
-from trainer.storage import base as storage
+from trainer.storage import local as storage
 from trainer.storage.base import Storage
 from trainer.storage.local import LocalStorage
 

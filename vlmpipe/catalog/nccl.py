@@ -214,7 +214,7 @@ def _numbers(entry: Network | Misfit) -> str:
 
 def _all_sources() -> list[Source]:
     """Every source once, in the order of its first use."""
-    entries = [*load_networks().values(), *load_misfits()]
+    entries: list[Network | Misfit] = [*load_networks().values(), *load_misfits()]
     return list(dict.fromkeys(source for entry in entries for source in entry.sources))
 
 

@@ -13,6 +13,7 @@ import typer
 from trainer import __version__
 from trainer.errors import DEBUG_VARIABLE, ConfigError, ExitCode, UserError, from_os_error
 from trainer.redaction import hiding_secrets
+from vlmpipe import api
 from vlmpipe.backends.vertex.client import ENDPOINT_VARIABLE
 from vlmpipe.cli import compile as compile_commands
 from vlmpipe.cli import runs as run_commands
@@ -91,9 +92,9 @@ def check(
     assert config is not None
     if region:
         raise ConfigError("--region is given with a run file", fix="set gcp.location=REGION in the run file instead")
-    from pipelines.check import check_run, exit_code
+    from pipelines.check import exit_code
 
-    findings = check_run(load(config, overrides))
+    findings = api.check(load(config, overrides))
     code = exit_code(findings)
     if as_json:
         checks = [{"subject": one.subject, "state": one.state, "text": one.text} for one in findings]
@@ -126,9 +127,8 @@ def plan(
         _suggest(settings, str(config), overrides or [], suggest, as_json)
         return
     from vlmpipe.cli.views.plan import print_plan_tables
-    from vlmpipe.planner.plan import plan_run
 
-    found = plan_run(settings)
+    found = api.plan(settings)
     if as_json:
         print_json(found.as_dict())
     else:

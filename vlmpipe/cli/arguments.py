@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trainer.errors import ConfigError
+from vlmpipe import api
 
 if TYPE_CHECKING:
     from pipelines.templates.publish import Template
@@ -41,9 +42,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object inst
 
 def load(config: Path, overrides: Sequence[str] | None) -> RunConfig:
     """The checked run file with overrides. Raises RunFileError with every problem in it."""
-    from vlmpipe.config.run_config import load_run_file
-
-    return load_run_file(config, overrides or [])
+    return api.load(config, *(overrides or ()))
 
 
 def load_source(source: str, overrides: Sequence[str] | None) -> tuple[RunConfig, Template | None]:

@@ -10,6 +10,7 @@ import typer
 
 from trainer.errors import ConfigError
 from trainer.gc_control import collector_off
+from vlmpipe import api
 from vlmpipe.cli.arguments import AsJson, TargetOption, load
 from vlmpipe.cli.output import print_json, print_lines
 
@@ -75,7 +76,5 @@ def _compiled(configs: list[str], target: TargetOption, output: Path) -> Iterato
     }
     if len(loaded) < len(files):
         raise ConfigError("two of the run files have the same name", expected="a different `name` in each run file")
-    from pipelines.compile import compile_pipeline
-
     for path, config in loaded.items():
-        yield compile_pipeline(config, target.value, path)
+        yield api.compile(config, target.value, path)

@@ -8,11 +8,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trainer.errors import ConfigError
+from pipelines.find import find, reader_of
 from vlmpipe.cli.arguments import AsJson
 from vlmpipe.cli.output import print_json, print_lines, to_stderr
 
@@ -50,7 +50,7 @@ def status(
     if not run:
         _list_runs(root, as_json)
         return
-    read, on_vertex = _reader(run, root, project, location)
+    read, on_vertex = reader_of(run, root=root, project=project, location=location)
     if watching:
         raise typer.Exit(watch_and_show(run, read, on_vertex=on_vertex, plain=plain, as_json=as_json))
     show(read(), as_json)
@@ -65,7 +65,7 @@ def cancel(
     from vlmpipe.runs.vertex.names import Address
 
     search = find_search(run, root)
-    found = None if search else _find(run, root, project, location)
+    found = None if search else find(run, root=root, project=project, location=location)
     if search:
         name, asked = search.name, search.cancel()
     elif isinstance(found, Address):
@@ -95,7 +95,7 @@ def logs(
     from vlmpipe.runs.local import control as local_control
     from vlmpipe.runs.vertex.names import Address
 
-    found = _find(run, root, project, location)
+    found = find(run, root=root, project=project, location=location)
     if isinstance(found, Address):
         lines = _vertex_logs(found, step, last, follow)
     else:
@@ -116,7 +116,7 @@ def diagnose(
     from vlmpipe.runs.local import diagnose as local
     from vlmpipe.runs.vertex.names import Address
 
-    run_at = None if local.is_run_folder(run) else _find(run, root, project, location)
+    run_at = None if local.is_run_folder(run) else find(run, root=root, project=project, location=location)
     if isinstance(run_at, Address):
         from vlmpipe.runs.vertex.diagnose import diagnose_vertex
 
@@ -157,48 +157,6 @@ def show(found: RunReport | SearchStatus | VertexStatus, as_json: bool) -> None:
         return
     print_state(found.state)
     print_lines(["", *found.lines()])
-
-
-def vertex_reader(address: Address) -> Callable[[], VertexStatus]:
-    """A function that asks the service how the run stands now."""
-    from vlmpipe.runs.vertex.client import Runs
-    from vlmpipe.runs.vertex.status import status_of
-
-    runs = Runs(address.place)
-    return lambda: status_of(address, runs.get(address))
-
-
-def _find(name: str, root: str, project: str, location: str) -> RunReport | Address:
-    from trainer.storage.base import join_uri
-    from vlmpipe.runs.local.run import MARKER
-    from vlmpipe.runs.local.summary import find_run
-
-    if any(Path(folder, MARKER).is_file() for folder in (name, join_uri(root, "runs", name))):
-        return find_run(root, name)
-    from pipelines.tune.status import find_search
-    from vlmpipe.runs.vertex.names import address_of
-
-    if find_search(name, root):
-        raise ConfigError(
-            f"{name} is a search, not a run",
-            expected="a run; each trial of a search keeps a folder of its own",
-            fix=f"vlmpipe status {name}",
-        )
-    return address_of(name, project=project, location=location) or find_run(root, name)
-
-
-def _reader(run: str, root: str, project: str, location: str) -> tuple[Callable[[], Any], bool]:
-    """A function that reads how it stands now, and whether that is on Vertex AI."""
-    from pipelines.tune.status import LocalSearch, find_search
-    from vlmpipe.runs.local.summary import RunReport, report_of
-
-    if search := find_search(run, root):
-        return search.status, not isinstance(search, LocalSearch)
-    found = _find(run, root, project, location)
-    if isinstance(found, RunReport):
-        folder = found.folder
-        return lambda: report_of(folder), False
-    return vertex_reader(found), True
 
 
 def _vertex_logs(address: Address, step: str, last: int, follow: bool) -> Iterator[str]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from trainer.errors import ConfigError
+from vlmpipe import api
 from vlmpipe.cli import runs as run_commands
 from vlmpipe.cli.arguments import AsJson, Overrides, RunFile, Source, TargetOption, load, load_source
 from vlmpipe.cli.output import print_json, print_lines, to_stderr
@@ -72,28 +73,23 @@ def run(
         submit(str(config), overrides, force, yes, dry_run, run_id, detach, plain, as_json)
         return
     _refuse_options(there, "Vertex AI", "leave it out, or add --target vertex")
-    from vlmpipe.cli.local_process import execute, pipeline_command
     from vlmpipe.runs.live_view import view_for
-    from vlmpipe.runs.local.run import open_run
-    from vlmpipe.runs.local.summary import report_of
 
-    settings = load(config, overrides)
-    if faults:
-        from vlmpipe.backends.local.fault_spec import parse_faults
-
-        parse_faults(faults, nodes=settings.cluster.replica_count, ranks_per_node=settings.cluster.processes)
-    this = open_run(settings, [str(config), *(overrides or [])], run_id=run_id, fresh=fresh)
-    say = to_stderr if as_json else print
-    for line in this.introduction():
-        say(line)
-    view = view_for(plain=plain or as_json, say=say)
-    code = execute(this, view, pipeline_command(this, retries=retries, faults=faults or ()))
-    found = report_of(this.folder, this.marker)
+    view = view_for(plain=plain or as_json, say=to_stderr if as_json else print)
+    found = api.run(
+        load(config, overrides),
+        run_id=run_id,
+        fresh=fresh,
+        retries=retries,
+        inject_faults=faults or (),
+        view=view,
+        raise_on_failure=False,
+    )
     if as_json:
         print_json(found.as_json())
     else:
         print_lines(["", *found.lines()])
-    raise typer.Exit(code)
+    raise typer.Exit(found.exit_code or 0)
 
 
 def submit(
@@ -110,6 +106,7 @@ def submit(
     as_json: AsJson = False,
 ) -> None:
     """Start a run on Vertex AI and watch it. Plans and compiles it, asks before much is spent, and sends it."""
+    from pipelines.find import vertex_reader
     from pipelines.submit import submit_run
     from vlmpipe.planner.cost.approval import terminal_confirm
 
@@ -128,7 +125,7 @@ def submit(
     elif not watching:
         print_json(answer.as_json())
     if watching:
-        read = run_commands.vertex_reader(answer.address)
+        read = vertex_reader(answer.address)
         name = answer.address.argument
         raise typer.Exit(run_commands.watch_and_show(name, read, on_vertex=True, plain=plain, as_json=as_json))
 

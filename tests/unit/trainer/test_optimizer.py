@@ -36,7 +36,7 @@ def test_rates_stay_between_zero_and_the_peak_and_never_rise_after_warm_up(
     schedule: str, warmup: float, decay: float, final: float, total: int
 ) -> None:
     decay *= 0.999 * (1 - warmup)
-    config = settings_of(schedule=schedule, warmup_fraction=warmup, decay_fraction=decay, final_rate_fraction=final)
+    config = settings_of(lr_schedule=schedule, warmup_fraction=warmup, decay_fraction=decay, final_rate_fraction=final)
     factors = [rate_factor(config, step, total) for step in range(total)]
     assert all(0 <= factor <= 1 + 1e-12 for factor in factors)
     peak = factors.index(max(factors))
@@ -45,16 +45,16 @@ def test_rates_stay_between_zero_and_the_peak_and_never_rise_after_warm_up(
 
 
 def test_known_values() -> None:
-    linear = settings_of(schedule="linear", warmup_fraction=0.2, final_rate_fraction=0.5)
+    linear = settings_of(lr_schedule="linear", warmup_fraction=0.2, final_rate_fraction=0.5)
     assert [rate_factor(linear, step, 10) for step in (0, 1, 2, 6)] == pytest.approx([0.5, 1.0, 1.0, 0.75])
-    cosine = settings_of(schedule="cosine", warmup_fraction=0.0)
+    cosine = settings_of(lr_schedule="cosine", warmup_fraction=0.0)
     assert [rate_factor(cosine, step, 4) for step in (0, 2)] == pytest.approx([1.0, 0.5])
 
 
 @given(total=st.integers(1, 400), warmup=st.floats(0, 0.5), decay=st.floats(0, 0.5), final=st.floats(0, 1))
 def test_wsd_is_the_published_schedule(total: int, warmup: float, decay: float, final: float) -> None:
     """After warm-up, step by step as transformers has it, with the decay of Haegele et al. 2024: 1 - sqrt(progress)."""
-    config = settings_of(schedule="wsd", warmup_fraction=warmup, decay_fraction=decay, final_rate_fraction=final)
+    config = settings_of(lr_schedule="wsd", warmup_fraction=warmup, decay_fraction=decay, final_rate_fraction=final)
     warmup_steps = math.ceil(warmup * total)
     decay_steps = min(math.ceil(decay * total), total - warmup_steps)
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
@@ -67,8 +67,8 @@ def test_wsd_is_the_published_schedule(total: int, warmup: float, decay: float, 
 
 def test_wsd_refuses_to_warm_up_and_decay_for_more_than_all_steps() -> None:
     with pytest.raises(ValidationError, match=r"warmup_fraction 0.5 and decay_fraction 0.6 are more than all steps"):
-        settings_of(schedule="wsd", warmup_fraction=0.5, decay_fraction=0.6)
-    wsd = settings_of(schedule="wsd", warmup_fraction=0.1, decay_fraction=0.4, final_rate_fraction=0.1)
+        settings_of(lr_schedule="wsd", warmup_fraction=0.5, decay_fraction=0.6)
+    wsd = settings_of(lr_schedule="wsd", warmup_fraction=0.1, decay_fraction=0.4, final_rate_fraction=0.1)
     rates = [rate_factor(wsd, step, 10) for step in (0, 5, 6, 7)]
     assert rates == pytest.approx([1.0, 1.0, 1.0, 0.1 + 0.9 * 0.5])
 
@@ -103,7 +103,7 @@ def test_every_family_has_its_parts_and_their_rates(family: str) -> None:
 def test_rates_follow_the_batch_only_where_the_run_file_says_how() -> None:
     def factor(**optimizer: object) -> float:
         settings = {"optimizer": {"learning_rate": 1e-3, **optimizer}, "global_batch_size": 64}
-        return rate_factor(settings_of(**settings, schedule="constant", warmup_fraction=0), 3, 10)
+        return rate_factor(settings_of(**settings, lr_schedule="constant", warmup_fraction=0), 3, 10)
 
     assert factor() == 1
     assert factor(batch_scaling="linear", reference_batch_size=16) == pytest.approx(4)

@@ -80,7 +80,7 @@ def _rows(path: Path, uri: str) -> Iterator[dict[str, Any]]:
             for batch in file.iter_batches(BATCH_ROWS, columns=columns):
                 yield from batch.to_pylist()
                 rows += len(batch)
-            promised = file.metadata.num_sequences
+            promised = file.metadata.num_rows
     except DAMAGE as error:
         raise _damaged(uri, rows, f"{' '.join(str(error).split())[:200]} (the file has {size_bytes} bytes)") from error
     if rows != promised:

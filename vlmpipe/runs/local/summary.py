@@ -76,6 +76,12 @@ class RunReport:
             return "stopped"
         return "failed" if self.marker.exit_code else "done"
 
+    @property
+    def report(self) -> Path | None:
+        """The run's report, one HTML page; None for a run that did not come that far."""
+        path = self.folder / "report.html"
+        return path if path.is_file() else None
+
     def lines(self) -> list[str]:
         """What to tell a person."""
         match self.outcome:

@@ -24,7 +24,7 @@ def test_a_whole_model_is_where_tower_and_language_model_are_from_and_is_written
     [
         ({}, "family qwen2_5_vl needs max_pixels"),
         ({"pretrained": None, "max_pixels": 50_000}, "family qwen2_5_vl needs pretrained"),
-        ({"tower": {"weights": "x"}, "max_pixels": 50_000}, "has no tower of its own: whole is where"),
+        ({"tower": {"weights": "x"}, "max_pixels": 50_000}, "has no tower of its own: pretrained is where"),
         ({"image_size": 32, "max_pixels": 50_000}, "image_size has no meaning for family qwen2_5_vl"),
         ({"longest_edge": 64, "max_pixels": 50_000}, "longest_edge has no meaning for family qwen2_5_vl"),
         ({"min_pixels": 9, "max_pixels": 8}, "min_pixels 9 is more than max_pixels 8"),
@@ -41,7 +41,7 @@ SMOLVLM = {"family": "smolvlm", "pretrained": {"config": {"model_type": "smolvlm
     ("model", "sentence"),
     [
         ({}, "family smolvlm needs image_size"),
-        ({"image_size": 32, "max_pixels": 9}, "max_pixels has no meaning for family smolvlm, which has whole"),
+        ({"image_size": 32, "max_pixels": 9}, "max_pixels has no meaning for family smolvlm, which has pretrained"),
         ({"image_size": 32, "feature_layer": -2}, "feature_layer has no meaning for family smolvlm"),
         ({"image_size": 32, "do_image_splitting": True}, "one tile, the square of image_size, unless longest_edge"),
         ({"image_size": 32, "longest_edge": 80}, "a multiple of that, twice it at least and 4096 at most"),

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines import local_runner as local
+from pipelines.local_process import pipeline_command
 from tests.support.paths import ROOT
 from trainer.errors import CAUSES, ConfigError, ExitCode
 from vlmpipe.backends.local.fault_spec import EXAMPLES, Event, parse_faults, random_events
@@ -25,7 +26,6 @@ from vlmpipe.backends.local.restart_policy import (
     restart_policy,
 )
 from vlmpipe.cli import app as cli
-from vlmpipe.cli.local_process import pipeline_command
 from vlmpipe.config.run_config import load_run_file
 from vlmpipe.runs.local.fault_summary import fault_lines, read_faults
 from vlmpipe.runs.local.run import RUN_FILE_COPY, LocalRun, Marker

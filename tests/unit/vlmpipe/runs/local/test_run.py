@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from pipelines.local_process import execute
 from tests.support.paths import ROOT
 from trainer.errors import ConfigError, ExitCode, UserError
-from vlmpipe.cli.local_process import execute
 from vlmpipe.config.run_config import RunConfig, load_run_file
 from vlmpipe.runs.local import control as local_control
 from vlmpipe.runs.local.run import (

@@ -1,0 +1,55 @@
+"""Finds a run or a search by what a person calls it: on this machine first, then among what was submitted from this
+folder, then on Vertex AI."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trainer.errors import ConfigError
+from trainer.storage.base import join_uri
+from vlmpipe.runs.local.run import MARKER
+from vlmpipe.runs.local.summary import RunReport, find_run, report_of
+
+if TYPE_CHECKING:
+    from vlmpipe.runs.vertex.names import Address
+    from vlmpipe.runs.vertex.status import VertexStatus
+
+
+def find(name: str, *, root: str, project: str, location: str) -> RunReport | Address:
+    """The run called `name`. Raises ConfigError where there is none, or where it is a search."""
+    if any(Path(folder, MARKER).is_file() for folder in (name, join_uri(root, "runs", name))):
+        return find_run(root, name)
+    from pipelines.tune.status import find_search
+    from vlmpipe.runs.vertex.names import address_of
+
+    if find_search(name, root):
+        raise ConfigError(
+            f"{name} is a search, not a run",
+            expected="a run; each trial of a search keeps a folder of its own",
+            fix=f"vlmpipe status {name}",
+        )
+    return address_of(name, project=project, location=location) or find_run(root, name)
+
+
+def reader_of(name: str, *, root: str, project: str, location: str) -> tuple[Callable[[], Any], bool]:
+    """A function that reads how a run or a search stands now, and whether that is on Vertex AI."""
+    from pipelines.tune.status import LocalSearch, find_search
+
+    if search := find_search(name, root):
+        return search.status, not isinstance(search, LocalSearch)
+    found = find(name, root=root, project=project, location=location)
+    if isinstance(found, RunReport):
+        folder = found.folder
+        return lambda: report_of(folder), False
+    return vertex_reader(found), True
+
+
+def vertex_reader(address: Address) -> Callable[[], VertexStatus]:
+    """A function that asks Vertex AI how the run stands now."""
+    from vlmpipe.runs.vertex.client import Runs
+    from vlmpipe.runs.vertex.status import status_of
+
+    runs = Runs(address.place)
+    return lambda: status_of(address, runs.get(address))

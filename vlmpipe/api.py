@@ -1,0 +1,177 @@
+"""The Python API: load a run file, check it, plan it, compile it, run it here, submit it, and see how a run stands.
+
+    import vlmpipe
+
+    config = vlmpipe.load("configs/digits.yaml", "train.epochs=2")
+    run = vlmpipe.run(config)
+    print(run.report)
+
+The command line is built on these functions. Importing this module loads nothing heavy: each function imports what it
+needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from trainer.errors import ExitCode, UserError
+
+if TYPE_CHECKING:
+    from pipelines.check import Finding
+    from pipelines.compile import Compiled
+    from pipelines.submit import Submitted
+    from pipelines.tune.status import SearchStatus
+    from vlmpipe.config.run_config import RunConfig
+    from vlmpipe.planner.plan import Plan
+    from vlmpipe.runs.live_view import View
+    from vlmpipe.runs.local.summary import RunReport
+    from vlmpipe.runs.vertex.status import VertexStatus
+
+Target = Literal["vertex", "kubeflow", "local"]
+
+
+class RunFailedError(UserError):
+    """A run on this machine failed or was stopped. `run` has its records; the exit code is the failing step's."""
+
+    def __init__(self, run: RunReport) -> None:
+        self.run = run
+        super().__init__("\n".join(run.lines()), code=run.exit_code or ExitCode.UNEXPECTED)
+
+
+def load(path: str | Path, *overrides: str) -> RunConfig:
+    """Read and check a run file.
+
+    Args:
+        path: The run file, for example "configs/digits.yaml".
+        overrides: Fields to replace, as on the command line: "train.epochs=2".
+
+    Raises:
+        RunFileError: Lists every problem, each with its field, what was found and what was expected.
+    """
+    from vlmpipe.config.run_config import load_run_file
+
+    return load_run_file(path, overrides)
+
+
+def check(config: RunConfig) -> list[Finding]:
+    """Everything that can be found wrong in seconds and offline: model, data, batch, output, job specs.
+
+    A finding's `state` is "ok", "warning", "failed" or "unchecked".
+    """
+    from pipelines.check import check_run
+
+    return check_run(config)
+
+
+def plan(config: RunConfig) -> Plan:
+    """Whether a run fits in memory, how long it takes and what it costs. `Plan.state` is "green", "amber" or "red".
+
+    Reads prepared data's index where there is one; downloads no weights.
+    """
+    from vlmpipe.planner.plan import plan_run
+
+    return plan_run(config)
+
+
+def compile(config: RunConfig, target: Target = "vertex", output: str | Path | None = None) -> Compiled:
+    """Compile the pipeline of a run file to YAML.
+
+    Args:
+        output: File to write; build/pipelines/<name>.<target>.yaml by default.
+
+    Raises:
+        ConfigError: The run file lacks what the target needs, or Vertex AI would refuse one of its jobs.
+    """
+    from pipelines.compile import FOLDER, compile_pipeline
+
+    return compile_pipeline(config, target, Path(output or FOLDER / f"{config.name}.{target}.yaml"))
+
+
+def run(
+    config: RunConfig,
+    *,
+    run_id: str = "",
+    fresh: bool = False,
+    retries: int | None = None,
+    inject_faults: Sequence[str] = (),
+    view: View | None = None,
+    raise_on_failure: bool = True,
+) -> RunReport:
+    """Run the whole pipeline on this machine and wait for it. Call it from the main thread: it handles SIGINT.
+
+    The last unfinished run of an equal run file is resumed.
+
+    Args:
+        run_id: Name of the run; <name>-<date>-<time> by default.
+        fresh: Start a new run where one could be resumed.
+        retries: Restarts of each replica of a job that fails without a named cause; 0 by default, with `inject_faults`
+            as many as on Vertex AI.
+        inject_faults: Faults of the training job, such as "kill:rank=0,after_step=7".
+        view: Where progress is shown; lines on stdout by default.
+        raise_on_failure: Raise RunFailedError for a run that fails; otherwise its report is returned as well.
+
+    Raises:
+        ConfigError: The run cannot be started, for example because `run_id` belongs to a finished run.
+        RunFailedError: The run failed or was stopped.
+    """
+    from pipelines.local_process import execute, pipeline_command
+    from vlmpipe.runs.live_view import view_for
+    from vlmpipe.runs.local.run import open_run
+    from vlmpipe.runs.local.summary import report_of
+
+    if inject_faults:
+        from vlmpipe.backends.local.fault_spec import parse_faults
+
+        cluster = config.cluster
+        parse_faults(inject_faults, nodes=cluster.replica_count, ranks_per_node=cluster.processes)
+    this = open_run(config, config.source, run_id=run_id, fresh=fresh)
+    view = view or view_for(plain=True, say=print)
+    for line in this.introduction():
+        view.note(line)
+    execute(this, view, pipeline_command(this, retries=retries, faults=inject_faults))
+    found = report_of(this.folder, this.marker)
+    if raise_on_failure and found.exit_code:
+        raise RunFailedError(found)
+    return found
+
+
+def submit(
+    config: RunConfig, *, run_id: str = "", force: bool = False, yes: bool = False, dry_run: bool = False
+) -> Submitted:
+    """Plan and compile a run and start it on Vertex AI. Nobody is asked here, so a run above
+    plan.confirm_above_usd needs `yes`.
+
+    Args:
+        run_id: An earlier run on Vertex AI to resume; a new one by default.
+        force: Submit although the plan is red, and without looking at buckets.
+        yes: Submit whatever it costs.
+        dry_run: Do everything but send.
+
+    Raises:
+        UserError: What keeps the run from starting. Nothing was sent then, or the error says that this is not known.
+    """
+    from pipelines.submit import submit_run
+
+    return submit_run(config, source=config.source, run_id=run_id, force=force, yes=yes, dry_run=dry_run, ask=None)
+
+
+def status(
+    name: str, *, root: str = "runs", project: str = "", location: str = ""
+) -> RunReport | VertexStatus | SearchStatus:
+    """How a run or a search stands now.
+
+    Args:
+        name: Run id or folder, pipeline job, its resource name or its link to the console; or a search.
+        root: output.root_uri of the runs on this machine.
+        project: Google Cloud project of a run on Vertex AI that was not submitted from this folder.
+        location: Its region.
+
+    Raises:
+        ConfigError: There is no such run.
+    """
+    from pipelines.find import reader_of
+
+    read, _ = reader_of(name, root=root, project=project, location=location)
+    return read()
