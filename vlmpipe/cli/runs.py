@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pipelines.find import find, reader_of
 from vlmpipe.cli.arguments import AsJson
 from vlmpipe.cli.output import print_json, print_lines, to_stderr
 
@@ -50,6 +49,8 @@ def status(
     if not run:
         _list_runs(root, as_json)
         return
+    from pipelines.find import reader_of
+
     read, on_vertex = reader_of(run, root=root, project=project, location=location)
     if watching:
         raise typer.Exit(watch_and_show(run, read, on_vertex=on_vertex, plain=plain, as_json=as_json))
@@ -60,6 +61,7 @@ def cancel(
     run: Run, root: Root = "runs", project: Project = "", location: Location = "", as_json: AsJson = False
 ) -> None:
     """Ask a run to stop. What its jobs have saved is kept; the same command or --run-id continues it."""
+    from pipelines.find import find
     from pipelines.tune.status import find_search
     from vlmpipe.runs.local import control as local_control
     from vlmpipe.runs.vertex.names import Address
@@ -92,6 +94,7 @@ def logs(
     follow: Annotated[bool, typer.Option("--follow", help="Go on until the run is over.")] = False,
 ) -> None:
     """Print what a run has printed. The pipeline and its steps, or the replicas of one job."""
+    from pipelines.find import find
     from vlmpipe.runs.local import control as local_control
     from vlmpipe.runs.vertex.names import Address
 
@@ -113,6 +116,7 @@ def diagnose(
     run: Run, root: Root = "runs", project: Project = "", location: Location = "", as_json: AsJson = False
 ) -> None:
     """Say why a run failed or stopped, and what to do. From its records, logs, exit codes and stacks."""
+    from pipelines.find import find
     from vlmpipe.runs.local import diagnose as local
     from vlmpipe.runs.vertex.names import Address
 

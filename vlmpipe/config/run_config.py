@@ -10,10 +10,11 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, ValidationError, model_validator
 
 from trainer.config.base import Section
 from trainer.config.job import CheckpointConfig, DataConfig, EvaluateConfig, FeaturesConfig, RunPaths, run_uri_of
@@ -99,18 +100,16 @@ class RunConfig(Section):
         default_factory=KubeflowConfig, description="The Kubernetes cluster of --target kubeflow."
     )
 
-    _source: tuple[str, ...] = PrivateAttr(())
-
     @model_validator(mode="after")
     def _sections_fit(self) -> RunConfig:
         if problems := [*_secrets(self.to_dict()), *_cross_section_problems(self)]:
             raise ProblemsError(problems)
         return self
 
-    @property
+    @cached_property
     def source(self) -> tuple[str, ...]:
-        """What names this run file on the command line: its path and the overrides; its name where it has no path."""
-        return self._source or (self.name,)
+        """What names this run file on the command line: path and overrides, set by `load_run_file`; else its name."""
+        return (self.name,)
 
     @property
     def model_name(self) -> str:
@@ -154,7 +153,7 @@ def load_run_file(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     """Read and check a run file with `a.b=c` overrides applied. Raises ConfigError that lists every problem."""
     data = apply_overrides(read_run_file(Path(path)), parse_overrides(overrides))
     config = parse_run_config(data, str(path))
-    config._source = (str(path), *overrides)
+    config.__dict__["source"] = (str(path), *overrides)  # as cached_property keeps it: no part of equality
     return config
 
 

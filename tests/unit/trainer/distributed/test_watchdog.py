@@ -132,12 +132,12 @@ from pathlib import Path
 import torch
 from tests.unit.trainer.distributed.test_watchdog import watched_job
 from trainer.distributed.watchdog import Watchdog
-from trainer.distributed.process import Worker
+from trainer.distributed.process import ProcessContext
 
 def waits_for_ever():
     threading.Event().wait()
 
-watchdog = Watchdog(watched_job(Path(sys.argv[1]), 2.0, 0.2), Worker(3, 4, 3, 4, torch.device("cpu")))
+watchdog = Watchdog(watched_job(Path(sys.argv[1]), 2.0, 0.2), ProcessContext(3, 4, 3, 4, torch.device("cpu")))
 watchdog.beat(7)
 print("x" * 100, end="", flush=True)
 waits_for_ever()

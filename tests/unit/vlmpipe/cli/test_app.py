@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 import pytest
 
 from benchmarks.tiny_native import CONFIGS, model_section
+from pipelines import local_process
 from tests.support.paths import ROOT
 from tests.support.short_form import only_whole
 from vlmpipe.cli import app as cli
-from pipelines import local_process
 from vlmpipe.config.yaml_loader import read_run_file
 from vlmpipe.runs.local.run import LocalRun
 from vlmpipe.runs.vertex import names as addresses
