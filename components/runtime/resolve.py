@@ -15,7 +15,7 @@ from trainer.errors import ConfigError
 from trainer.storage import open_storage
 from vlmpipe.config.kubeflow_requirements import require_kubeflow
 from vlmpipe.config.run_config import RunConfig, parse_run_config, run_uri
-from vlmpipe.config.yaml_loader import apply_overrides
+from vlmpipe.config.yaml_loader import apply_overrides, parse_yaml
 from vlmpipe.job_spec.build import check_jobs, worker_pools
 
 if TYPE_CHECKING:
@@ -117,6 +117,20 @@ def resolve(
         train_pools=worker_pools(config, "train", uri),
         evaluate_pools=worker_pools(config, "evaluate", uri),
     )
+
+
+def open_run_folder(run_file: str, root_uri: str, *, run_id: str, overrides: str = "") -> str:
+    """Check a run file (YAML or JSON text) and write `run.json` into <root_uri>/runs/<run_id>. Returns that folder.
+
+    For steps in pipelines of others, where no compiled pipeline fixes any settings. Raises as `resolve` does.
+    """
+    content = parse_yaml(run_file, "run_file")
+    if not isinstance(content, dict):
+        raise ConfigError(
+            "run_file is not a run file", expected="a mapping with sections such as model, data and train"
+        )
+    compiled = json.dumps({"target": "local", "root_uri": root_uri, "fixed": {}})
+    return resolve(json.dumps(content), compiled, run_id=run_id, overrides=overrides).run_uri
 
 
 def _planned(config: RunConfig) -> Plan:

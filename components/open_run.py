@@ -1,0 +1,20 @@
+"""Step: a run file is checked and becomes a run's folder, for pipelines that are not vlmpipe's own."""
+
+
+def open_run(run_file: str, root_uri: str, run_id: str, overrides: str = "") -> str:
+    """Check the run file and write run.json into the run's folder, <root_uri>/runs/<run_id>.
+
+    Args:
+        run_file: The run file, as YAML or JSON text.
+        root_uri: Folder or gs:// prefix that holds runs, prepared data and features.
+        run_id: Name of the run.
+        overrides: Fields to replace, as a JSON object of dotted keys, such as {"train.epochs": 2}.
+
+    Returns:
+        The run's folder, which the other components take.
+    """
+    from components.runtime.resolve import open_run_folder
+    from components.runtime.step_context import exit_on_error
+
+    with exit_on_error():
+        return open_run_folder(run_file, root_uri, run_id=run_id, overrides=overrides)

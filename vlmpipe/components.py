@@ -1,0 +1,48 @@
+"""vlmpipe's KFP components, for pipelines of your own.
+
+    from vlmpipe.components import open_run, prepare_data
+
+A pipeline begins with `open_run`, which checks a run file and returns the run's folder; the other components take that
+folder. They run on the image that the environment variable VLMPIPE_PIPELINE_IMAGE names when this module is imported
+(docs/how-to/images.md); kfp's `set_container_image` gives a single task another one.
+"""
+
+from __future__ import annotations
+
+import os
+
+from components.collect_evaluation import collect_evaluation as _collect_evaluation
+from components.collect_job import collect_job as _collect_job
+from components.decide import decide as _decide
+from components.notify import notify as _notify
+from components.open_run import open_run as _open_run
+from components.prepare_data import prepare_data as _prepare_data
+from components.register_model import register_model as _register_model
+from components.run_local_job import run_local_job as _run_local_job
+from components.sync_checkpoint import sync_checkpoint as _sync_checkpoint
+from pipelines.training import component_of
+
+IMAGE_VARIABLE = "VLMPIPE_PIPELINE_IMAGE"
+_IMAGE = os.environ.get(IMAGE_VARIABLE, "vlmpipe/pipeline:latest")
+
+open_run = component_of(_open_run, _IMAGE)
+prepare_data = component_of(_prepare_data, _IMAGE)
+run_local_job = component_of(_run_local_job, _IMAGE)
+collect_job = component_of(_collect_job, _IMAGE)
+sync_checkpoint = component_of(_sync_checkpoint, _IMAGE)
+collect_evaluation = component_of(_collect_evaluation, _IMAGE)
+decide = component_of(_decide, _IMAGE)
+register_model = component_of(_register_model, _IMAGE)
+notify = component_of(_notify, _IMAGE)
+
+__all__ = [
+    "collect_evaluation",
+    "collect_job",
+    "decide",
+    "notify",
+    "open_run",
+    "prepare_data",
+    "register_model",
+    "run_local_job",
+    "sync_checkpoint",
+]
