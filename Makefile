@@ -88,8 +88,8 @@ submit: $(INSTALLED)  ## start a run on Vertex AI; asks before much is spent: ma
 	@$(BIN)/vlmpipe submit $(config) $(GCP_FIELDS) $(args)
 
 .PHONY: rehearse
-rehearse: $(INSTALLED_DEV)  ## a strict Vertex AI on this machine, to submit a run file to: make rehearse config=configs/x.yaml
-	@$(BIN)/python -m tests.fakes.vertex.rehearsal $(config) $(GCP_FIELDS) $(args)
+rehearse: $(INSTALLED)  ## a strict Vertex AI on this machine, to submit a run file to: make rehearse config=configs/x.yaml
+	@$(BIN)/vlmpipe rehearse $(config) $(GCP_FIELDS) $(args)
 
 .PHONY: build
 build:  ## build and push the container images, and put their digests into config=FILE (builder=docker or gcloud)

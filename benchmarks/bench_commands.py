@@ -83,7 +83,7 @@ def main() -> None:
 @contextlib.contextmanager
 def rehearsal(*overrides: str) -> Iterator[dict[str, str]]:
     """A strict stand-in of Vertex AI and its buckets in a process of its own; the variables that lead to it."""
-    serve = [sys.executable, "-m", "tests.fakes.vertex.rehearsal", PLANNED, *overrides]
+    serve = [sys.executable, "-m", "vlmpipe.cli.app", "rehearse", PLANNED, *overrides]
     with subprocess.Popen(serve, cwd=ROOT, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout
         told = next(line for line in server.stdout if line.strip().startswith("export "))

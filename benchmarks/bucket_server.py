@@ -10,7 +10,7 @@ from multiprocessing.connection import Connection
 from google.auth.credentials import AnonymousCredentials
 from google.cloud import storage
 
-from tests.fakes.gcs.server import FakeGcs
+from vlmpipe.rehearsal.gcs.server import FakeGcs
 
 BUCKET = "bench"
 

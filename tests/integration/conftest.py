@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.fakes.gcs.server import FakeGcs
 from tests.support.gcs import QUICK_RETRY
 from trainer.storage.gcs import GcsStorage
 from vlmpipe.backends.local import supervisor as local_supervisor
+from vlmpipe.rehearsal.gcs.server import FakeGcs
 
 
 @pytest.fixture

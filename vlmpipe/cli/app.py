@@ -56,7 +56,9 @@ def _global_options(
     api_endpoint: Annotated[
         str,
         typer.Option(
-            metavar="ADDRESS", help="Vertex AI's API, if not the region's own; see make rehearse.", show_default=False
+            metavar="ADDRESS",
+            help="Vertex AI's API, if not the region's own; see vlmpipe rehearse.",
+            show_default=False,
         ),
     ] = "",
     version: Annotated[
@@ -148,6 +150,14 @@ def _suggest(settings: RunConfig, config: str, overrides: list[str], goal: str, 
         print_json({"goal": goal, "suggestions": [vars(one) for one in found]})
     else:
         print_suggestions(found, wanted, settings, config, overrides)
+
+
+@app.command()
+def rehearse(config: RunFile, overrides: Overrides = None) -> None:
+    """Serve a strict Vertex AI on this machine. What another terminal submits to it is checked, and nothing is run."""
+    from vlmpipe.rehearsal.serve import serve
+
+    serve(load(config, overrides), [str(config), *(overrides or [])])
 
 
 @cache.command("explain")

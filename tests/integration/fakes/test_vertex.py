@@ -13,8 +13,8 @@ import pytest
 import yaml
 from kfp import compiler, dsl
 
-from tests.fakes.vertex.courses import Move
-from tests.fakes.vertex.server import FakeVertex, Fault
+from vlmpipe.rehearsal.vertex.courses import Move
+from vlmpipe.rehearsal.vertex.server import FakeVertex, Fault
 
 PARENT = "projects/test-project/locations/us-central1"
 JOBS = f"/v1/{PARENT}/pipelineJobs"

@@ -11,12 +11,12 @@ from google.cloud.aiplatform_v1 import CancelPipelineJobRequest, JobServiceClien
 from google.protobuf import json_format
 
 from pipelines.compile import compile_pipeline
-from tests.fakes.vertex.grpc import grpc_door
-from tests.fakes.vertex.server import FakeVertex
 from tests.support.vertex.submit_runs import CONFIG, MINE
 from vlmpipe.backends.vertex.pipeline_job import Submission, prepare
 from vlmpipe.config.run_config import RunConfig, load_run_file
 from vlmpipe.job_spec.build import job_spec
+from vlmpipe.rehearsal.vertex.grpc import grpc_door
+from vlmpipe.rehearsal.vertex.server import FakeVertex
 
 RUN_URI = "gs://example-bucket/vlmpipe/runs/r"
 

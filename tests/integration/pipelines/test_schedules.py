@@ -12,9 +12,9 @@ from google.cloud.aiplatform_v1.types import Schedule
 from pipelines.compile import Compiled, compile_pipeline
 from pipelines.schedules import apply as schedule_plan
 from pipelines.schedules.client import Schedules
-from tests.fakes.vertex.server import FakeVertex, Fault
 from tests.support.vertex.submit_runs import CHEAP, DEAR, RED, Submit, running_vertex, scheduler
 from vlmpipe.config.run_config import RunConfig
+from vlmpipe.rehearsal.vertex.server import FakeVertex, Fault
 
 WEEKLY = "schedule.cron=0 3 * * 1"
 NAME = "llava-7b-zero2-spot"

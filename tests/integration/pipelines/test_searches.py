@@ -12,7 +12,6 @@ from google.api_core.retry import Retry
 from google.cloud.aiplatform_v1 import types as api
 
 from pipelines.tune.search import Search, run_search, submit_search
-from tests.fakes.vertex.server import FakeVertex, Fault
 from tests.support.vertex.search_runs import PRECISION, RATE, ROWS, config, opened
 from tests.support.vertex.submit_runs import Submit, commander
 from trainer.errors import UserError
@@ -20,6 +19,7 @@ from trainer.monitoring.hypertune import METRIC_FILE_VARIABLE
 from vlmpipe.backends.local import job as local_job
 from vlmpipe.backends.vertex import pipeline_job as vertex_job
 from vlmpipe.backends.vertex.client import ENDPOINT_VARIABLE
+from vlmpipe.rehearsal.vertex.server import FakeVertex, Fault
 from vlmpipe.runs.vertex.names import RunRecord
 
 

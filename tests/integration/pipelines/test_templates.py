@@ -20,13 +20,13 @@ from pipelines.schedules import apply as schedule_plan
 from pipelines.templates import artifact_registry as template_registry
 from pipelines.templates.artifact_registry import Registry
 from pipelines.templates.publish import publish
-from tests.fakes.vertex.server import FakeVertex, Fault
-from tests.fakes.vertex.templates import API, FILES, TOKEN, Token, redirect
 from tests.support.vertex.submit_runs import CHEAP, CONFIG, MINE, Answer, Submit, commander, running_vertex
 from trainer import __version__
 from trainer.errors import ExitCode, UserError
 from vlmpipe.backends.vertex import pipeline_job as vertex_job
 from vlmpipe.config.run_config import load_run_file
+from vlmpipe.rehearsal.vertex.server import FakeVertex, Fault
+from vlmpipe.rehearsal.vertex.templates import API, FILES, TOKEN, Token, redirect
 
 HOST = f"https://{FILES}/test-project/templates"
 NAME = "llava-7b-zero2-spot"

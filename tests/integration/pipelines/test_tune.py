@@ -25,7 +25,6 @@ from pipelines.tune.search import (
     tuning_job,
     value_at,
 )
-from tests.fakes.vertex.server import FakeVertex, Fault
 from tests.support.vertex.search_runs import DIGITS, LOG, PARAMETERS, PRECISION, RATE, ROWS, config, opened
 from trainer import launch
 from trainer import tune_trial as trial_module
@@ -39,6 +38,7 @@ from vlmpipe.backends.vertex.client import ENDPOINT_VARIABLE
 from vlmpipe.config.run_config import load_run_file
 from vlmpipe.config.tune import ParameterSpec, TuneConfig
 from vlmpipe.config.validation_errors import RunFileError
+from vlmpipe.rehearsal.vertex.server import FakeVertex, Fault
 
 
 @pytest.fixture

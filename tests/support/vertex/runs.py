@@ -6,29 +6,14 @@ import json
 from dataclasses import asdict
 from typing import Any
 
-from tests.fakes.gcs.server import FakeGcs
-from tests.fakes.vertex.courses import Move
-from tests.fakes.vertex.server import FakeVertex
 from trainer.progress import StepRecord
+from vlmpipe.rehearsal.gcs.server import FakeGcs
+from vlmpipe.rehearsal.vertex.courses import Move
+from vlmpipe.rehearsal.vertex.server import FakeVertex
 
 JOB = "llava-7b-zero2-spot-1"
 RUN = f"projects/test-project/locations/us-central1/pipelineJobs/{JOB}"
 LINK = f"https://console.cloud.google.com/vertex-ai/locations/us-central1/pipelines/runs/{JOB}?project=test-project"
-BEGUN = Move({"resolve-run": "RUNNING"})
-TRAINING = [
-    BEGUN,
-    Move({"resolve-run": "SUCCEEDED", "prepare-data": "RUNNING"}),
-    Move({"prepare-data": "SUCCEEDED", "reuse-features": "RUNNING", "cache-features": "NOT_TRIGGERED"}),
-    Move({"reuse-features": "SUCCEEDED", "train": "RUNNING"}, later_s=60),
-]
-DONE = [
-    Move({"train": "SUCCEEDED", "collect-train": "RUNNING"}, later_s=3600),
-    Move({"collect-train": "SUCCEEDED", "sync-checkpoint": "RUNNING"}),
-    Move({"sync-checkpoint": "SUCCEEDED", "evaluate": "RUNNING"}),
-    Move({"evaluate": "SUCCEEDED", "decide": "RUNNING"}, later_s=600),
-    Move({"decide": "SUCCEEDED", "notify": "RUNNING"}),
-    Move({"notify": "SUCCEEDED"}, "SUCCEEDED"),
-]
 
 
 def put(bucket: FakeGcs, name: str, content: Any) -> None:

@@ -15,7 +15,6 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.fakes.gcs.server import FakeGcs, Fault
 from trainer import preflight
 from trainer.config.train import OptimizerConfig, TrainConfig
 from trainer.distributed.process import ProcessContext
@@ -24,6 +23,7 @@ from trainer.preflight import GIB, REPORT_VARIABLE, announce, check_node, check_
 from trainer.setup import TrainingSetup
 from trainer.sizing.checkpoint_size import checkpoint_bytes
 from trainer.storage.local import LocalStorage
+from vlmpipe.rehearsal.gcs.server import FakeGcs, Fault
 
 MIB = 1 << 20
 

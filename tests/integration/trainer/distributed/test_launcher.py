@@ -19,12 +19,12 @@ from google_cloud_pipeline_components.container.v1.custom_job import launcher
 from google_cloud_pipeline_components.container.v1.gcp_launcher import job_remote_runner
 
 from pipelines.compile import compile_pipeline
-from tests.fakes.vertex.grpc import grpc_door
-from tests.fakes.vertex.jobs import Step
-from tests.fakes.vertex.server import FakeVertex
 from tests.support.vertex.submit_runs import CONFIG, MINE
 from vlmpipe.config.run_config import RunConfig, load_run_file
 from vlmpipe.job_spec.build import JOBS, Job, job_spec, step_of, worker_pools
+from vlmpipe.rehearsal.vertex.grpc import grpc_door
+from vlmpipe.rehearsal.vertex.jobs import Step
+from vlmpipe.rehearsal.vertex.server import FakeVertex
 
 RUN_URI = "gs://example-bucket/vlmpipe/runs/r"
 INPUT = re.compile(r"\{\{\$\.inputs\.parameters\['(\w+)'\]\}\}")

@@ -15,8 +15,6 @@ from google.api_core.retry import Retry
 
 from components.run_vertex_job import run_vertex_job
 from pipelines.compile import compile_pipeline
-from tests.fakes.vertex.jobs import Step
-from tests.fakes.vertex.server import FakeVertex, Fault
 from tests.support.graphs import all_tasks, shape, steps
 from tests.support.paths import ROOT
 from trainer.errors import ConfigError, ExitCode, UserError
@@ -27,6 +25,8 @@ from vlmpipe.backends.vertex.client import ENDPOINT_VARIABLE, translate_errors
 from vlmpipe.config.run_config import RunConfig, load_run_file
 from vlmpipe.config.validation_errors import RunFileError
 from vlmpipe.job_spec.build import check_jobs, job_settings, worker_pools
+from vlmpipe.rehearsal.vertex.jobs import Step
+from vlmpipe.rehearsal.vertex.server import FakeVertex, Fault
 
 SPOT_FILE = ROOT / "configs/llava-7b-zero2-spot.yaml"
 FALLBACK = (

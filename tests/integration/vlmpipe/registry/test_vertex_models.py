@@ -15,8 +15,6 @@ from google.api_core.retry import Retry
 
 from components.runtime.resolve import compiled_settings, resolve
 from pipelines.check import check_run
-from tests.fakes.gcs.server import FakeGcs
-from tests.fakes.vertex.server import FakeVertex, Fault
 from tests.support.gcs import QUICK_RETRY
 from tests.support.paths import ROOT
 from tests.support.reports import make_run
@@ -34,6 +32,8 @@ from vlmpipe.registry import vertex as vertex_models
 from vlmpipe.registry.folder import Candidate, FolderRegistry
 from vlmpipe.registry.release import decide_run, register_run
 from vlmpipe.registry.vertex import VertexRegistry
+from vlmpipe.rehearsal.gcs.server import FakeGcs
+from vlmpipe.rehearsal.vertex.server import FakeVertex, Fault
 
 REGISTRY_ROOT = "gs://bucket/root/registry"
 PLACE = Place("test-project", "us-central1")

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from google.cloud.aiplatform_v1.types import JobState
 
-from tests.fakes.gcs.server import FakeGcs
-from tests.fakes.vertex.courses import Move
-from tests.fakes.vertex.jobs import Step
-from tests.fakes.vertex.server import FakeVertex, Fault
-from tests.support.vertex.runs import BEGUN, JOB, RUN, TRAINING, course, put, put_ladder, put_record
+from tests.support.vertex.runs import JOB, RUN, course, put, put_ladder, put_record
 from tests.support.vertex.submit_runs import Submit
+from vlmpipe.rehearsal.gcs.server import FakeGcs
+from vlmpipe.rehearsal.vertex.courses import BEGUN, TRAINING, Move
+from vlmpipe.rehearsal.vertex.jobs import Step
+from vlmpipe.rehearsal.vertex.server import FakeVertex, Fault
 from vlmpipe.runs.vertex.names import RunRecord
 
 pytest_plugins = ("tests.support.vertex.fixtures",)

@@ -61,7 +61,7 @@ class TemplateShelf:
             return self._upload(headers.get("Content-Type", ""), body)
         if method == "GET" and len(rest) == 2:
             return self._download(*rest)
-        raise self._refuse(501, f"no such route in this fake: {method} {path}")
+        raise self._refuse(501, f"no such route here: {method} {path}")
 
     def _upload(self, kind: str, body: bytes) -> bytes:
         message = message_from_bytes(f"Content-Type: {kind}\r\n\r\n".encode() + body)
@@ -108,12 +108,12 @@ class TemplateShelf:
     def _api(self, method: str, path: str, query: dict[str, str], headers: Any, body: bytes) -> dict[str, Any]:
         match = API_PATH.fullmatch(path)
         if not match:
-            raise self._refuse(501, f"no such route in this fake: {method} {path}")
+            raise self._refuse(501, f"no such route here: {method} {path}")
         project, location, repository, name, tag = match.groups()
         self._require_repository(project, location, repository)
         if name not in {package for package, _ in self.files}:
             raise self._refuse(404, f"Package {name} was not found")
-        asked = (method, bool(tag), frozenset(query))
+        asked: tuple[str, bool, frozenset[str]] = (method, bool(tag), frozenset(query))
         if asked == ("POST", False, {"tagId"}):
             self._require_tag(query["tagId"])
             if (name, query["tagId"]) in self.tags:
@@ -159,7 +159,7 @@ class TemplateShelf:
             raise self._refuse(400, f"{tag!r} cannot be a tag")
 
 
-class Token(Credentials):  # type: ignore[misc]
+class Token(Credentials):
     """Credentials that are good, or that the service does not know."""
 
     def __init__(self, token: str = TOKEN) -> None:
@@ -181,7 +181,7 @@ def redirect(monkeypatch: pytest.MonkeyPatch, endpoint: str) -> None:
             request.url = f"{endpoint}/{path}"
             request.headers["Host"] = host
         else:
-            assert request.url.startswith("http://127.0.0.1:"), f"a request to {request.url}"  # type: ignore[union-attr]
+            assert request.url.startswith("http://127.0.0.1:"), f"a request to {request.url}"
         return send(adapter, request, **options)
 
     monkeypatch.setattr(requests.adapters.HTTPAdapter, "send", sending)

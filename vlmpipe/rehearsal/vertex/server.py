@@ -28,14 +28,14 @@ from google.cloud.aiplatform_v1.types import PipelineJob
 from google.protobuf import json_format
 from kfp.pipeline_spec import pipeline_spec_pb2
 
-from tests.fakes.vertex.courses import Courses
-from tests.fakes.vertex.jobs import JobFloor
-from tests.fakes.vertex.metadata import PATH as METADATA
-from tests.fakes.vertex.metadata import MetadataShelf
-from tests.fakes.vertex.models import ModelShelf
-from tests.fakes.vertex.schedules import ScheduleBook
-from tests.fakes.vertex.templates import API, FILES, TemplateShelf
-from tests.fakes.vertex.tuning import TuningFloor
+from vlmpipe.rehearsal.vertex.courses import Courses
+from vlmpipe.rehearsal.vertex.jobs import JobFloor
+from vlmpipe.rehearsal.vertex.metadata import PATH as METADATA
+from vlmpipe.rehearsal.vertex.metadata import MetadataShelf
+from vlmpipe.rehearsal.vertex.models import ModelShelf
+from vlmpipe.rehearsal.vertex.schedules import ScheduleBook
+from vlmpipe.rehearsal.vertex.templates import API, FILES, TemplateShelf
+from vlmpipe.rehearsal.vertex.tuning import TuningFloor
 
 STATUS = {
     400: "INVALID_ARGUMENT", 401: "UNAUTHENTICATED", 403: "PERMISSION_DENIED", 404: "NOT_FOUND", 409: "ALREADY_EXISTS",

@@ -13,7 +13,7 @@ from typing import Any
 from google.cloud.aiplatform_v1 import types as api
 from google.protobuf import json_format
 
-from tests.fakes.vertex.jobs import LABEL_FILTER, OPEN
+from vlmpipe.rehearsal.vertex.jobs import LABEL_FILTER, OPEN
 
 OUTPUT_ONLY = {"name", "trials", "state", "create_time", "start_time", "end_time", "update_time", "error"}
 

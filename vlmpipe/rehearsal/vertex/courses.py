@@ -17,7 +17,7 @@ from google.cloud.aiplatform_v1.types import PipelineJob, PipelineState, Pipelin
 from google.protobuf import json_format
 from google.rpc import code_pb2, status_pb2
 
-from tests.fakes.vertex.jobs import JobFloor, Step
+from vlmpipe.rehearsal.vertex.jobs import JobFloor, Step
 
 JOB_STEPS = ("cache-features", "train", "evaluate")
 OVER = ("SUCCEEDED", "FAILED", "CANCELLED")
@@ -192,3 +192,24 @@ def tasks_of(job: PipelineJob) -> set[str]:
     spec = json_format.MessageToDict(PipelineJob.pb(job))["pipelineSpec"]
     dags = [spec["root"]["dag"], *(one["dag"] for one in spec["components"].values() if "dag" in one)]
     return {name for dag in dags for name in dag["tasks"]}
+
+
+BEGUN = Move({"resolve-run": "RUNNING"})
+
+
+TRAINING = [
+    BEGUN,
+    Move({"resolve-run": "SUCCEEDED", "prepare-data": "RUNNING"}),
+    Move({"prepare-data": "SUCCEEDED", "reuse-features": "RUNNING", "cache-features": "NOT_TRIGGERED"}),
+    Move({"reuse-features": "SUCCEEDED", "train": "RUNNING"}, later_s=60),
+]
+
+
+DONE = [
+    Move({"train": "SUCCEEDED", "collect-train": "RUNNING"}, later_s=3600),
+    Move({"collect-train": "SUCCEEDED", "sync-checkpoint": "RUNNING"}),
+    Move({"sync-checkpoint": "SUCCEEDED", "evaluate": "RUNNING"}),
+    Move({"evaluate": "SUCCEEDED", "decide": "RUNNING"}, later_s=600),
+    Move({"decide": "SUCCEEDED", "notify": "RUNNING"}),
+    Move({"notify": "SUCCEEDED"}, "SUCCEEDED"),
+]

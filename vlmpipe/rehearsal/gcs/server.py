@@ -26,7 +26,7 @@ import google_crc32c
 from google.auth.credentials import AnonymousCredentials
 from google.cloud import storage
 
-from tests.fakes.gcs.faults import Fault
+from vlmpipe.rehearsal.gcs.faults import Fault
 
 TRICKLE_PIECES, TRICKLE_S = 8, 0.05  # pieces of a body, and the pause before each
 

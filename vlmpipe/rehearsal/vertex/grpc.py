@@ -26,7 +26,7 @@ from google.longrunning import operations_pb2
 from google.protobuf import empty_pb2, json_format
 from google.protobuf.message import Message
 
-from tests.fakes.vertex.server import FakeVertex
+from vlmpipe.rehearsal.vertex.server import FakeVertex
 
 METHOD = re.compile(r"/google\.cloud\.aiplatform\.v1\.(\w+)/(\w+)")
 SERVICES = "google.cloud.aiplatform_v1.services"

@@ -1,0 +1,1 @@
+"""A strict Cloud Storage: preconditions, checksums, pages, and faults on request."""
