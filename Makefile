@@ -50,6 +50,7 @@ install: $(INSTALLED)  ## make the virtual environment (.venv) and install vlmpi
 install-dev: $(INSTALLED_DEV)  ## the same, with the tools that tests and checks need
 
 $(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11) and 'vlmpipe needs Python 3.11 or newer, and $(PYTHON) is ' + sys.version.split()[0])"
 	@echo "Installing vlmpipe into $(VENV) (a few minutes the first time)"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --constraint constraints.txt --editable '.[pipelines,trainer,data]'

@@ -40,7 +40,8 @@ class PipelineProcess:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
                 pass_fds=(run.lock,),
-                env={**os.environ, "PYTHONUNBUFFERED": "1"},
+                # No folder of the working directory shadows a package: python -P, for all processes of the run.
+                env={**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONSAFEPATH": "1"},
             )
         self.num_requests = 0
 

@@ -16,6 +16,7 @@ from trainer.redaction import hiding_secrets
 from vlmpipe import api
 from vlmpipe.backends.vertex.client import ENDPOINT_VARIABLE
 from vlmpipe.cli import compile as compile_commands
+from vlmpipe.cli import init
 from vlmpipe.cli import runs as run_commands
 from vlmpipe.cli import schedule as schedule_commands
 from vlmpipe.cli import start as start_commands
@@ -39,6 +40,7 @@ app = typer.Typer(
 cache = typer.Typer(help="The cache of vision features.", no_args_is_help=True)
 app.add_typer(cache, name="cache")
 app.add_typer(schedule_commands.app, name="schedule")
+app.command()(init.init)
 app.command(name="compile")(compile_commands.compile_)
 for command in (compile_commands.publish, *start_commands.ALL, *run_commands.ALL, tune_command.tune):
     app.command()(command)

@@ -113,8 +113,8 @@ class TemplateShelf:
         self._require_repository(project, location, repository)
         if name not in {package for package, _ in self.files}:
             raise self._refuse(404, f"Package {name} was not found")
-        asked: tuple[str, bool, frozenset[str]] = (method, bool(tag), frozenset(query))
-        if asked == ("POST", False, {"tagId"}):
+        asked = (method, bool(tag), frozenset(query))
+        if asked == ("POST", False, frozenset({"tagId"})):
             self._require_tag(query["tagId"])
             if (name, query["tagId"]) in self.tags:
                 raise self._refuse(409, f"the tag {query['tagId']} already exists")

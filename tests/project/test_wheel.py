@@ -1,0 +1,86 @@
+"""The wheel alone: it holds all that its commands need, and a folder of the user's own shadows nothing of it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.paths import ROOT
+
+PACKAGES = ("vlmpipe", "pipelines", "components", "trainer")
+START = "import sys; sys.argv[0] = 'vlmpipe'; from vlmpipe.cli.entry import console; console()"
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with what the wheel installs."""
+    source, target = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("installed")
+    for name in (*PACKAGES, "configs", "pyproject.toml", "README.md", "LICENSE"):
+        path = ROOT / name
+        if path.is_dir():
+            shutil.copytree(path, source / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(path, source / name)
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
+    wheel = [*pip, "wheel", "--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir", str(source), str(source)]
+    subprocess.run(wheel, check=True)
+    (built,) = source.glob("*.whl")
+    subprocess.run([*pip, "install", "--no-deps", "--no-index", "--target", str(target), str(built)], check=True)
+    return target
+
+
+def run(installed: Path, folder: Path, *arguments: str, before: str = "") -> subprocess.CompletedProcess[str]:
+    """The `vlmpipe` of the wheel, in a folder."""
+    return subprocess.run(
+        [sys.executable, "-P", "-c", before + START, *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(installed)},
+        capture_output=True,
+        text=True,
+    )
+
+
+@pytest.mark.e2e
+def test_a_run_file_is_written_and_its_pipeline_runs_beside_folders_of_the_same_names(
+    installed: Path, tmp_path: Path
+) -> None:
+    for name in PACKAGES:  # a user's own packages
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text(f"raise ImportError('the user\\'s own {name}')\n")
+    assert run(installed, tmp_path, "init").returncode == 0
+    short = ("train.max_steps=2", "data.max_samples=400", "evaluate.max_samples=20", "cluster.replica_count=1")
+    answer = run(installed, tmp_path, "run", "digits.yaml", "--plain", "--run-id", "w", *short)
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    assert (tmp_path / "runs/runs/w/report.html").is_file()
+
+
+@pytest.mark.parametrize("template", ["digits", "llava", "qwen-vl", "vertex"])
+def test_every_template_is_inside_and_valid(installed: Path, tmp_path: Path, template: str) -> None:
+    answer = run(installed, tmp_path, "init", template)
+    assert answer.returncode == 0, answer.stderr
+    again = run(installed, tmp_path, "init", template)
+    assert again.returncode == 64 and "exists already" in again.stderr
+    checked = run(installed, tmp_path, "check", f"{template}.yaml", "data.source=builtin:digits", "data.image_folder=")
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+def test_missing_packages_end_in_a_sentence(installed: Path, tmp_path: Path) -> None:
+    answer = run(installed, tmp_path, "--help", before="import sys; sys.modules['typer'] = None; ")
+    assert answer.returncode == 69
+    assert "typer is not installed" in answer.stderr and "pip install 'vlmpipe[" in answer.stderr
+    assert "Traceback" not in answer.stderr
+
+
+def test_another_distribution_in_the_place_of_a_package_is_named(installed: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    (other / "trainer").mkdir(parents=True)
+    (other / "trainer/__init__.py").write_text("__version__ = '9'\n")
+    before = f"import sys; import vlmpipe; sys.path.insert(0, {str(other)!r}); sys.modules.pop('trainer'); "
+    answer = run(installed, tmp_path, "--help", before=before)
+    assert answer.returncode == 69
+    assert "which is not vlmpipe's" in answer.stderr
