@@ -25,41 +25,41 @@ COLLECT_GARBAGE_EVERY_STEPS = 200
 def train(job: JobConfig, worker: ProcessContext, stop: StopRequest) -> ExitCode:
     """Train the run to its end, or to the next stop request. Collective. Returns OK or PREEMPTED."""
     settings = job.train
-    parts = build_training(job, worker)
-    require_room(job.run.run_uri, parts, worker, settings)
-    store, strategy, loader = open_storage(job.run.run_uri), parts.strategy, parts.loader
+    setup = build_training(job, worker)
+    require_room(job.run.run_uri, setup, worker, settings)
+    store, strategy, loader = open_storage(job.run.run_uri), setup.strategy, setup.loader
 
-    checkpoints = Checkpoints(job, store, strategy, parts.record, worker)
+    checkpoints = Checkpoints(job, store, strategy, setup.record, worker)
     resumed = checkpoints.resume()
     first_step = resumed.checkpoint.record.step if resumed else 0
-    report = TrainingMonitor(job, worker, parts, first_step=first_step, damaged=resumed.passed_over if resumed else ())
+    report = TrainingMonitor(job, worker, setup, first_step=first_step, damaged=resumed.passed_over if resumed else ())
     if settings.freeze_gc:
         collect_between_steps()  # on all ranks at the same step, so that none waits for another
     stream = PrefetchingLoader(
         loader,
-        parts.image_source,
+        setup.image_source,
         micro_batch_size=settings.micro_batch_size,
         first_step=first_step,
-        end_step=parts.total_steps,
-        rank=parts.replica.index,
-        world_size=parts.replica.count,
+        end_step=setup.total_steps,
+        rank=setup.replica.index,
+        world_size=setup.replica.count,
         device=worker.device,
     )
     unread, stopping = MetricsQueue(worker), False
     watchdog = Watchdog(job, worker)
     for data in stream:
         loss_share = strategy.forward_backward(data.batches, data.global_label_tokens)
-        result = strategy.step(rate_factor(settings, data.step, parts.total_steps))
+        result = strategy.step(rate_factor(settings, data.step, setup.total_steps))
         done = data.step + 1
-        finished = done == parts.total_steps
-        validates = bool(parts.held_out) and (finished or done % settings.validate_every_steps == 0)
+        finished = done == setup.total_steps
+        validates = bool(setup.validation) and (finished or done % settings.validate_every_steps == 0)
         saves = finished or done % settings.checkpoint_every_steps == 0
-        pending = AsyncStepMetrics(loss_share, result, data, stop=stop.requested, replica=parts.replica, worker=worker)
+        pending = AsyncStepMetrics(loss_share, result, data, stop=stop.requested, replica=setup.replica, worker=worker)
         report.count(unread.add(pending, read_all=validates or saves or report.is_due(done)))
-        if parts.held_out and validates:
+        if setup.validation and validates:
             started = time.perf_counter()
             with watchdog.pause():
-                report.validated(parts.held_out.loss(strategy, parts.replica, worker), time.perf_counter() - started)
+                report.validated(setup.validation.loss(strategy, setup.replica, worker), time.perf_counter() - started)
         report.step(done, strategy, stream.waited_s)
         watchdog.beat(done)
         stopping = report.stop_requested and not finished

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
+from torch import nn
+from transformers import PreTrainedTokenizerFast
 
 from trainer.checkpoint.commit import CommitRecord
 from trainer.checkpoint.resume import versions
@@ -19,7 +21,7 @@ from trainer.data.sampler import PackedBatchSampler
 from trainer.data.shards.index import Index, SplitIndex
 from trainer.data.tokenize import load_tokenizer
 from trainer.dataloading.batches import ImageSource, cached_images, no_images, online_images
-from trainer.dataloading.readers import open_readers, warnings
+from trainer.dataloading.readers import Readers, open_readers, warnings
 from trainer.distributed.data_parallel_rank import DataParallelRank, replica_of
 from trainer.distributed.process import ProcessContext
 from trainer.errors import ConfigError
@@ -27,7 +29,7 @@ from trainer.evaluation.validation_loss import Validation, validation_of
 from trainer.feature_cache.reader import FeatureReader
 from trainer.models.base import Family
 from trainer.models.image_processor import image_preparer
-from trainer.models.image_tokens import image_form_of
+from trainer.models.image_tokens import ImageForm, image_form_of
 from trainer.models.layers.freeze import frozen_weights, require_frozen_tower, require_something_trained, trains
 from trainer.models.layers.recompute_policy import Recompute
 from trainer.models.registry import family_of
@@ -39,7 +41,7 @@ from trainer.sizing.pipeline_partition import stages_of
 from trainer.storage import open_storage
 from trainer.strategies.base import Strategy
 from trainer.strategies.deepspeed.requirements import require_engine
-from trainer.strategies.registry import build_strategy
+from trainer.strategies.registry import build_strategy as strategy_of
 from trainer.weights_digest import model_sha256, tensors_sha256, weights_sha256
 
 MOST_OF_THE_START = 0.05  # share of the first weights in an average at the end of training, above which it is said
@@ -59,8 +61,34 @@ class TrainingSetup:
     num_trainable: int
     features: str  # cached | online
     shape: ModelShape
-    held_out: Validation | None  # where the run validates
+    validation: Validation | None  # where the run validates
     forward_timer: ForwardTimer | None  # where no rank waits for another in a forward pass
+
+
+@dataclass(frozen=True)
+class TrainingData:
+    """The prepared data of a run, and the order in which it is trained on."""
+
+    pointers: DataPointers
+    cached: bool  # whether the vision encoder's output is read instead of computed
+    tokenizer: PreTrainedTokenizerFast
+    index: Index
+    train: SplitIndex
+    sampler: PackedBatchSampler
+    form: ImageForm
+    total_steps: int
+
+
+@dataclass(frozen=True)
+class BuiltModel:
+    """The model with its first weights, before it is sharded, and what identifies the weights that are not trained."""
+
+    model: nn.Module
+    sequence_flops: SequenceFlops | None  # of a mean packed sequence, which pipeline stages are balanced by
+    tower_sha256: str  # empty for a tower that is trained
+    frozen_sha256: str  # empty where nothing is frozen
+    num_parameters: int
+    num_trainable: int
 
 
 def build_training(job: JobConfig, worker: ProcessContext) -> TrainingSetup:
@@ -68,79 +96,127 @@ def build_training(job: JobConfig, worker: ProcessContext) -> TrainingSetup:
     require_engine(job.train, worker)
     replica = replica_of(job.train, worker)
     require_divisible(job, replica)
+    family = family_of(job.model)
+    data = open_data(job)
+    built = build_model(job, family, data, replica)
+    readers, loader = build_loader(job, data, built, replica, worker)
+    strategy, timer = build_strategy(job, family, data, built, worker)
+    image_source = _image_source(job, family, readers.features, built.tower_sha256, replica)
+    return TrainingSetup(
+        strategy=strategy,
+        replica=replica,
+        loader=loader,
+        image_source=image_source,
+        record=_record(job, strategy, data, built, worker),
+        total_steps=data.total_steps,
+        num_parameters=built.num_parameters,
+        num_trainable=built.num_trainable,
+        features="cached" if data.cached else "online",
+        shape=family.shape(job.model),
+        validation=build_validation(job, data, readers, image_source, replica),
+        forward_timer=timer,
+    )
+
+
+def open_data(job: JobConfig) -> TrainingData:
+    """Index, tokenizer and data order of the prepared data."""
     pointers = job.pointers()
-    cached = pointers.features != "off"
-    storage = open_storage(pointers.prepared_uri)
-    tokenizer = load_tokenizer(storage)
-    index = Index.load(pointers.prepared_uri)
-    split, form = index.split("train"), image_form_of(job.model)
-    sequence = PackedBatchSampler.of(
-        split,
+    index, form = Index.load(pointers.prepared_uri), image_form_of(job.model)
+    train = index.split("train")
+    sampler = PackedBatchSampler.of(
+        train,
         job.data,
         seed=job.train.seed,
         global_batch_size=job.train.global_batch_size,
         tile_tokens=form.tile_tokens,
     )
-    total_steps = sequence.num_steps(job.train.epochs, at_most=job.train.max_steps)
-    family = family_of(job.model)
+    return TrainingData(
+        pointers=pointers,
+        cached=pointers.features != "off",
+        tokenizer=load_tokenizer(open_storage(pointers.prepared_uri)),
+        index=index,
+        train=train,
+        sampler=sampler,
+        form=form,
+        total_steps=sampler.num_steps(job.train.epochs, at_most=job.train.max_steps),
+    )
+
+
+def build_model(job: JobConfig, family: Family, data: TrainingData, replica: DataParallelRank) -> BuiltModel:
+    """The model on the CPU. Raises ConfigError, before building it, where it cannot be sharded or split into stages."""
     if job.train.tensor_parallel > 1:
         from trainer.strategies.tensor_parallel.plan import require_shardable  # DTensor alone takes most of a second
 
         shares = job.train.sequence_parallel
-        require_shardable(job.model, job.train.tensor_parallel, cached=cached, sequence=shares)
+        require_shardable(job.model, job.train.tensor_parallel, cached=data.cached, sequence=shares)
     sequence_flops = None
     if job.train.pipeline_parallel > 1:
         shape = family.shape(job.model)
-        sequence_flops = mean_sequence_flops(job, shape, split, sequence, cached=cached)
+        sequence_flops = mean_sequence_flops(job, shape, data.train, data.sampler, cached=data.cached)
         stages_of(shape.language.layers, job.train.stages, sequence_flops, image_layers=shape.image_layers)
-    model = family.build(job.model, tokenizer)
-    torch.manual_seed(replica.count * job.train.seed + replica.index)  # copies do not drop out alike, their ranks do
+    model = family.build(job.model, data.tokenizer)
+    # Data-parallel ranks draw different dropout masks; the ranks of one model draw equal ones.
+    torch.manual_seed(replica.count * job.train.seed + replica.index)
     tower = family.tower(model)
-    if cached:
+    if data.cached:
         require_frozen_tower(job.model, sum(one.numel() for one in tower.parameters() if one.requires_grad))
-    tower_sha256 = "" if trains(tower) else weights_sha256(tower)
     frozen = frozen_weights(model)
-    frozen_sha256 = tensors_sha256(sorted(frozen.items())) if frozen else ""
-    num_parameters = sum(parameter.numel() for parameter in model.parameters())
     num_trainable = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     require_something_trained(job.model, num_trainable)
-    saved_bytes = checkpoint_bytes(num_trainable, job.train, worker.world_size) // worker.num_nodes
+    return BuiltModel(
+        model=model,
+        sequence_flops=sequence_flops,
+        tower_sha256="" if trains(tower) else weights_sha256(tower),
+        frozen_sha256=tensors_sha256(sorted(frozen.items())) if frozen else "",
+        num_parameters=sum(parameter.numel() for parameter in model.parameters()),
+        num_trainable=num_trainable,
+    )
+
+
+def build_loader(
+    job: JobConfig, data: TrainingData, built: BuiltModel, replica: DataParallelRank, worker: ProcessContext
+) -> tuple[Readers, PackedLoader]:
+    """Readers of samples and features, with shards fetched ahead, and the loader of this rank's packed sequences."""
+    saved_bytes = checkpoint_bytes(built.num_trainable, job.train, worker.world_size) // worker.num_nodes
     readers = open_readers(job, set_aside_bytes=saved_bytes)  # a checkpoint keeps its room on this node
-    ahead = readers.fetch_ahead(split, sequence, total_steps, job.data.shuffle_shards)
+    ahead = readers.fetch_ahead(data.train, data.sampler, data.total_steps, job.data.shuffle_shards)
     if worker.is_first:
-        for warning in (*warnings(ahead), *_settings_warnings(job.train, total_steps)):
+        for warning in (*warnings(ahead), *_settings_warnings(job.train, data.total_steps)):
             print(f"train: {warning}", flush=True)
-    images = replica.takes_images and not cached
-    module = family.training_module(job.model, model, cached=cached).train()
+    images = replica.takes_images and not data.cached
+    loader = PackedLoader(
+        data.train, data.sampler, data.tokenizer, readers.samples, images=images, ahead=ahead, form=data.form
+    )
+    return readers, loader
+
+
+def build_strategy(
+    job: JobConfig, family: Family, data: TrainingData, built: BuiltModel, worker: ProcessContext
+) -> tuple[Strategy, ForwardTimer | None]:
+    """The training module under its strategy, and a timer where no rank waits for another in a forward pass."""
+    module = family.training_module(job.model, built.model, cached=data.cached).train()
     Recompute.of(job.train).apply(family, module)
-    blocks = dataclasses.replace(family.blocks(module), sequence_flops=sequence_flops)
+    units = dataclasses.replace(family.blocks(module), sequence_flops=built.sequence_flops)
     if job.train.compile:
         from trainer.models.layers.compile import compile_layers  # torch's compiler takes seconds to import
 
-        compile_layers(blocks, job.train.compile_backend)
+        compile_layers(units, job.train.compile_backend)
     timer = ForwardTimer(module, worker.device) if job.train.strategy in WITHOUT_WAITS else None
-    strategy = build_strategy(job.train, module, blocks, worker)
+    strategy = strategy_of(job.train, module, units, worker)
     if worker.is_first and job.train.strategy.startswith("zero"):
         content = json.dumps(getattr(strategy, "settings", {}), indent=1, sort_keys=True)
         open_storage(job.run.run_uri).write("deepspeed.json", content.encode())
-    image_source = _image_source(job, family, readers.features, tower_sha256)
-    image_source = image_source if replica.takes_images else no_images
-    held_out = validation_of(
-        job, index.split("eval"), tokenizer, readers.samples, image_source, replica, images=images, form=form
-    )
-    return TrainingSetup(
-        strategy=strategy,
-        replica=replica,
-        loader=PackedLoader(split, sequence, tokenizer, readers.samples, images=images, ahead=ahead, form=form),
-        image_source=image_source,
-        record=_record(job, strategy, _plan_sha256(pointers, sequence), worker, tower_sha256, frozen_sha256),
-        total_steps=total_steps,
-        num_parameters=num_parameters,
-        num_trainable=num_trainable,
-        features="cached" if cached else "online",
-        shape=family.shape(job.model),
-        held_out=held_out,
-        forward_timer=timer,
+    return strategy, timer
+
+
+def build_validation(
+    job: JobConfig, data: TrainingData, readers: Readers, image_source: ImageSource, replica: DataParallelRank
+) -> Validation | None:
+    """The validation loss of the evaluation split; None where the run does not validate."""
+    images = replica.takes_images and not data.cached
+    split = data.index.split("eval")
+    return validation_of(
+        job, split, data.tokenizer, readers.samples, image_source, replica, images=images, form=data.form
     )
 
 
@@ -200,9 +276,11 @@ def mean_sequence_flops(
     )
 
 
-def _image_source(job: JobConfig, family: Family, features: FeatureReader | None, tower_sha256: str) -> ImageSource:
+def _image_source(
+    job: JobConfig, family: Family, features: FeatureReader | None, tower_sha256: str, replica: DataParallelRank
+) -> ImageSource:
     if features is None:
-        return online_images(image_preparer(job.model))
+        return online_images(image_preparer(job.model)) if replica.takes_images else no_images
     encoded_by = features.shards.tower_sha256
     if encoded_by not in (None, tower_sha256):
         raise ConfigError(
@@ -210,7 +288,7 @@ def _image_source(job: JobConfig, family: Family, features: FeatureReader | None
             expected=f"the weights of this run's tower ({tower_sha256})",
             fix="pin model.tower.revision, or delete that folder to encode again",
         )
-    return cached_images(features, family.feature_shape(job.model))
+    return cached_images(features, family.feature_shape(job.model)) if replica.takes_images else no_images
 
 
 def _plan_sha256(pointers: DataPointers, sequence: PackedBatchSampler) -> str:
@@ -220,7 +298,7 @@ def _plan_sha256(pointers: DataPointers, sequence: PackedBatchSampler) -> str:
 
 
 def _record(
-    job: JobConfig, strategy: Strategy, plan_sha256: str, worker: ProcessContext, tower_sha256: str, frozen_sha256: str
+    job: JobConfig, strategy: Strategy, data: TrainingData, built: BuiltModel, worker: ProcessContext
 ) -> CommitRecord:
     return CommitRecord(
         attempt=0,
@@ -231,9 +309,9 @@ def _record(
         num_nodes=worker.num_nodes,
         strategy=job.train.strategy,
         checkpoint_format=strategy.checkpoint_format,
-        plan_sha256=plan_sha256,
+        plan_sha256=_plan_sha256(data.pointers, data.sampler),
         model_sha256=model_sha256(job),
-        tower_sha256=tower_sha256,
-        frozen_sha256=frozen_sha256,
+        tower_sha256=built.tower_sha256,
+        frozen_sha256=built.frozen_sha256,
         versions=versions(),
     )

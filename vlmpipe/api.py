@@ -12,7 +12,7 @@ needs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -97,6 +97,7 @@ def run(
     retries: int | None = None,
     inject_faults: Sequence[str] = (),
     view: View | None = None,
+    say: Callable[[str], None] = print,
     raise_on_failure: bool = True,
 ) -> RunReport:
     """Run the whole pipeline on this machine and wait for it. Call it from the main thread: it handles SIGINT.
@@ -109,7 +110,8 @@ def run(
         retries: Restarts of each replica of a job that fails without a named cause; 0 by default, with `inject_faults`
             as many as on Vertex AI.
         inject_faults: Faults of the training job, such as "kill:rank=0,after_step=7".
-        view: Where progress is shown; lines on stdout by default.
+        view: Where progress is shown; lines of text by default.
+        say: Where the first lines, and those of the default view, go.
         raise_on_failure: Raise RunFailedError for a run that fails; otherwise its report is returned as well.
 
     Raises:
@@ -127,9 +129,9 @@ def run(
         cluster = config.cluster
         parse_faults(inject_faults, nodes=cluster.replica_count, ranks_per_node=cluster.processes)
     this = open_run(config, config.source, run_id=run_id, fresh=fresh)
-    view = view or view_for(plain=True, say=print)
     for line in this.introduction():
-        view.note(line)
+        say(line)
+    view = view or view_for(plain=True, say=say)
     execute(this, view, pipeline_command(this, retries=retries, faults=inject_faults))
     found = report_of(this.folder, this.marker)
     if raise_on_failure and found.exit_code:

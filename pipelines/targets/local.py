@@ -1,10 +1,4 @@
-"""This machine: a job step runs the CustomJob's spec as local processes, and kfp.local walks through the graph.
-
-    python -m pipelines.targets.local --config runs/runs/digits-1/run_file.json --run-id digits-1
-
-`vlmpipe run` starts this program contained (vlmpipe/backends/local/subreaper.py): when it ends, or when whoever
-started it is killed, nothing of it is left. SIGTERM asks it to stop.
-"""
+"""This machine: a job step runs the CustomJob's spec as local processes (pipelines/local_runner.py runs the graph)."""
 
 from __future__ import annotations
 

@@ -75,14 +75,15 @@ def run(
     _refuse_options(there, "Vertex AI", "leave it out, or add --target vertex")
     from vlmpipe.runs.live_view import view_for
 
-    view = view_for(plain=plain or as_json, say=to_stderr if as_json else print)
+    say = to_stderr if as_json else print
     found = api.run(
         load(config, overrides),
         run_id=run_id,
         fresh=fresh,
         retries=retries,
         inject_faults=faults or (),
-        view=view,
+        view=view_for(plain=plain or as_json, say=say),
+        say=say,
         raise_on_failure=False,
     )
     if as_json:

@@ -108,7 +108,7 @@ def test_a_search_here_is_read_from_its_table(
         Path(env[METRIC_FILE_VARIABLE]).parent.mkdir(parents=True)
         Path(env[METRIC_FILE_VARIABLE]).write_text(json.dumps({"exact_match": str(len(seen) / 10)}))
 
-    monkeypatch.setattr(local_job, "run_local_job", run)
+    monkeypatch.setattr(local_job, "run_job", run)
     run_search(search)
     assert [(one["outcome"], len(one["trials"])) for one in seen] == [("running", number) for number in range(6)]
     found = vlmpipe("status", search.uri, "--json").json

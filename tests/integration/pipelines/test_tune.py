@@ -305,7 +305,7 @@ def test_the_search_here_writes_a_table_best_first_and_a_failed_trial_is_a_line(
         Path(env[METRIC_FILE_VARIABLE]).parent.mkdir(parents=True)
         Path(env[METRIC_FILE_VARIABLE]).write_text(json.dumps({"trial": number, "exact_match": str(number / 10)}))
 
-    monkeypatch.setattr(local_job, "run_local_job", run)
+    monkeypatch.setattr(local_job, "run_job", run)
     table = run_search(search)
     assert [(one.trial, one.metric) for one in table] == [(6, 0.6), (5, 0.5), (4, 0.4), (3, 0.3), (1, 0.1), (2, None)]
     assert table[-1].error == "training is not finite"

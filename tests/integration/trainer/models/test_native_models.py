@@ -174,7 +174,7 @@ def test_pretrained_weights_are_kept(family_name: str, names: str, tmp_path: Pat
 
 def test_a_model_of_another_family_is_refused() -> None:
     config = config_of("qwen2_5_vl", pretrained={"config": {"model_type": "qwen2_vl"}})
-    with pytest.raises(ConfigError, match=r"model\.whole is a qwen2_vl model, and model\.family is qwen2_5_vl"):
+    with pytest.raises(ConfigError, match=r"model\.pretrained is a qwen2_vl model, and model\.family is qwen2_5_vl"):
         family_of(config).build(config, tokenizer_of("qwen2_5_vl"))
 
 

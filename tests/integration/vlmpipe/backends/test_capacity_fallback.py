@@ -268,10 +268,10 @@ def test_the_graph_is_the_same_on_both_targets_and_the_step_is_ours(tmp_path: Pa
               if "executorLabel" in component}  # fmt: skip
     container = specs["vertex"]["deploymentSpec"]["executors"][labels["train"]]["container"]
     assert container["image"] == wanted.gcp.pipeline_image
-    assert "run_ladder" in str(container)
-    assert "run_ladder" not in str(specs["local"])
+    assert "run_vertex_job" in str(container)
+    assert "run_vertex_job" not in str(specs["local"])
     assert "strategy" in steps(specs["vertex"])["evaluate"]["inputs"]["parameters"]
-    assert run_vertex_job.__name__ == "run_ladder"
+    assert run_vertex_job.__name__ == "run_vertex_job"
 
 
 REFUSALS = {
