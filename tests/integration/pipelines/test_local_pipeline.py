@@ -145,18 +145,18 @@ def test_the_real_notify_tells_the_webhook_and_never_changes_the_result(
 
 PARENT = """
 import subprocess, sys
-from vlmpipe.backends.local.subreaper import contained
-sys.exit(subprocess.call(contained(sys.argv[1:])))
+from vlmpipe.backends.local.subreaper import run_in_subreaper
+sys.exit(subprocess.call(run_in_subreaper(sys.argv[1:])))
 """
 PROGRAM = """
 import sys
 import pytest
 from pipelines import training
-from pipelines.targets import local
+from pipelines import local_runner
 from tests.fakes import steps
 steps.replace_steps(pytest.MonkeyPatch())
 training.prepare_data = steps.hold_data
-sys.exit(local.main())
+sys.exit(local_runner.main())
 """
 
 
