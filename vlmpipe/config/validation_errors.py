@@ -39,23 +39,25 @@ OTHER_NAMES = {
     "llm": "language_model",
     "lr_scheduler_type": "lr_schedule",
     "gradient_accumulation_steps": "global_batch_size",
-    # Names of fields before 0.1.0.
-    "sequence_length": "sequence_length",
-    "max_images_per_sequence": "max_images_per_sequence",
-    "overlong_policy": "overlong_policy",
-    "validation_fraction": "validation_fraction",
-    "global_batch_size": "global_batch_size",
-    "micro_batch_size": "micro_batch_size",
-    "reference_batch_size": "reference_batch_size",
-    "validation_sequences": "validation_sequences",
-    "overlap_vision_encoder": "overlap_vision_encoder",
-    "zero_hpz": "zero_hpz",
+    # Earlier names of fields.
+    "row_tokens": "sequence_length",
+    "row_images": "max_images_per_sequence",
+    "over_long": "overlong_policy",
+    "held_out_fraction": "validation_fraction",
+    "global_batch_rows": "global_batch_size",
+    "micro_batch_rows": "micro_batch_size",
+    "reference_batch_rows": "reference_batch_size",
+    "validate_rows": "validation_sequences",
+    "tower_stream": "overlap_vision_encoder",
+    "zero_node_weights": "zero_hpz",
     "whole": "pretrained",
     "ladder": "capacity_fallback",
-    "fail_on_error": "fail_on_error",
+    "refuse_red": "fail_on_error",
     "asynchronous": "async_save",
     "tuning": "tune",
 }
+# Earlier names that are still names of something else.
+EARLIER_PATHS = {"train.schedule": "train.lr_schedule", "cluster.strategy": "cluster.scheduling_strategy"}
 
 
 @dataclass(frozen=True)
@@ -234,6 +236,8 @@ def closest_field(path: str, fields: Mapping[str, FieldInfo] | Sequence[str]) ->
 
     A field in the same section wins over an equally similar one elsewhere.
     """
+    if path in EARLIER_PATHS:
+        return EARLIER_PATHS[path]
     section, _, key = path.rpartition(".")
     key = key.lower().replace("-", "_")
     key = OTHER_NAMES.get(key, key)
