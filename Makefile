@@ -116,7 +116,7 @@ crash-matrix: $(INSTALLED_DEV)  ## every fault of a checkpoint's life, as a tabl
 lint: $(INSTALLED_DEV)  ## style and common mistakes (ruff), and those of image recipes (hadolint)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/lint-imports --no-cache --no-logo 2>/dev/null || $(BIN)/lint-imports --no-cache
+	$(BIN)/lint-imports --no-cache --no-logo
 	$(BIN)/hadolint container/*.Dockerfile
 
 .PHONY: format
@@ -131,6 +131,11 @@ typecheck: $(INSTALLED_DEV)  ## check the types (mypy)
 .PHONY: reference
 reference: $(INSTALLED_DEV)  ## write the run file's reference and JSON Schema from the code into docs/reference
 	@$(BIN)/vlmpipe schema --output docs/reference
+
+.PHONY: docs
+docs: $(INSTALLED_DEV)  ## the documentation as a site in build/docs; a dead link or anchor fails
+	$(BIN)/sphinx-build -b html -W --keep-going --quiet docs build/docs
+	@echo "build/docs/index.html"
 
 .PHONY: golden
 golden: $(INSTALLED_DEV)  ## write the outlines of the shipped run files' pipelines anew, which a test compares
