@@ -16,6 +16,8 @@ from benchmarks.report import Report, Side, UnfairError
 from tests.support.paths import ROOT
 from tests.support.short_form import chosen, only_whole
 
+pytestmark = only_whole  # benchmarks are no laws: make test-whole runs them
+
 IMAGES = "600 x 400 JPEG, 224 pixels"
 
 FOUR = ("hsdp", "tp+fsdp", "tp+pp+dp")  # strategies that need four processes, or two nodes

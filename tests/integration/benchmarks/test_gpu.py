@@ -8,8 +8,10 @@ import pytest
 
 from benchmarks.on_gpu import ALONE, peak_flops
 from tests.support.drivers.train_alone import MARK
-from tests.support.short_form import chosen
+from tests.support.short_form import chosen, only_whole
 from tests.support.trainer.runs import run_ranks
+
+pytestmark = only_whole  # benchmarks are no laws: make test-whole runs them
 
 RUNS = {name: name for name in (*ALONE, "zero2:optimizer", "zero3:optimizer")}
 TRIED = chosen(RUNS, lambda name: name in ("ddp", "fsdp", "zero3"))
