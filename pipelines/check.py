@@ -147,7 +147,9 @@ def _image_tokens(model: ModelConfig, data: DataConfig) -> Iterator[Finding]:
         if tiles.most * tiles.tokens < sequence_length and tiles.most <= data.max_images_per_sequence:
             yield Finding("image tokens", "ok", text)
         else:
-            yield Finding("image tokens", "failed", f"{text}: the largest image fits into no row", ExitCode.CONFIG)
+            yield Finding(
+                "image tokens", "failed", f"{text}: the largest image fits into no packed sequence", ExitCode.CONFIG
+            )
     else:
         tokens = (model.image_size // token_side) ** 2
         fits = tokens < sequence_length
@@ -155,7 +157,7 @@ def _image_tokens(model: ModelConfig, data: DataConfig) -> Iterator[Finding]:
         if fits:
             yield Finding("image tokens", "ok", text)
         else:
-            yield Finding("image tokens", "failed", f"{text}: no image fits into a row", ExitCode.CONFIG)
+            yield Finding("image tokens", "failed", f"{text}: no image fits into a packed sequence", ExitCode.CONFIG)
 
 
 def _most_image_tokens(model: ModelConfig, sequence_length: int) -> Iterator[Finding]:
@@ -175,7 +177,9 @@ def _most_image_tokens(model: ModelConfig, sequence_length: int) -> Iterator[Fin
     elif most < sequence_length:
         yield Finding("image tokens", "ok", text)
     else:
-        yield Finding("image tokens", "failed", f"{text}: the largest image fits into no row", ExitCode.CONFIG)
+        yield Finding(
+            "image tokens", "failed", f"{text}: the largest image fits into no packed sequence", ExitCode.CONFIG
+        )
 
 
 def _data(config: RunConfig) -> Iterator[Finding]:
@@ -211,7 +215,8 @@ def _batch(config: RunConfig) -> Iterator[Finding]:
     yield Finding(
         "batch",
         "ok",
-        f"{train.global_batch_size} rows a step: nodes {cluster.replica_count} x processes {cluster.processes}{each} x "
+        f"{train.global_batch_size} packed sequences a step: nodes {cluster.replica_count} x processes "
+        f"{cluster.processes}{each} x "
         f"train.micro_batch_size {train.micro_batch_size} x passes {train.global_batch_size // step_sequences}",
     )
 

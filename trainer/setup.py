@@ -251,7 +251,7 @@ def require_divisible(job: JobConfig, replica: DataParallelRank) -> None:
         raise ConfigError(
             f"train.sequence_parallel: {settings.tensor_parallel} ranks cannot share data.sequence_length "
             f"{job.data.sequence_length}",
-            expected="tokens of a row that are a multiple of train.tensor_parallel",
+            expected="tokens of a sequence that are a multiple of train.tensor_parallel",
         )
 
 

@@ -42,13 +42,13 @@ def send_notification(webhook: str, run_uri: str, state: str, error: str = "") -
     try:
         message = message_of(run_uri, state, error)
         address = _address(webhook)
-        return f"webhook told ({_post(address, body_for(address, message))})"
+        return f"webhook notified ({_post(address, body_for(address, message))})"
     except (DeliveryError, SecretNotRead) as problem:
-        return f"webhook NOT told: {problem}"
+        return f"webhook NOT notified: {problem}"
     except UserError as problem:  # of the run's storage
-        return f"webhook NOT told: {problem.found.splitlines()[0]}"
+        return f"webhook NOT notified: {problem.found.splitlines()[0]}"
     except (requests.RequestException, GoogleAuthError, ValueError) as problem:  # their texts may hold the address
-        return f"webhook NOT told: {type(problem).__name__}"
+        return f"webhook NOT notified: {type(problem).__name__}"
 
 
 def message_of(run_uri: str, state: str, error: str = "") -> dict[str, Any]:

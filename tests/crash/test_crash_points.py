@@ -144,7 +144,7 @@ def test_a_start_that_is_not_killed_commits(local: LocalStorage, scratch: Path) 
 
 
 REFUSALS = {
-    "another packing plan": "the data or the row plan changed",
+    "another packing plan": "the data or the packing plan changed",
     "another model": "the model section of the run file changed",
     "another strategy's format": "the strategy's checkpoint format changed",
     "another vision encoder": "the frozen tower's weights changed",

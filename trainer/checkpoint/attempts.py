@@ -127,7 +127,7 @@ def _read(store: Storage) -> tuple[Attempts, str]:
         raise UserError(
             f"{store.uri(FILE)} is damaged: {error}",
             expected="the count of this run's starts, as JSON",
-            fix="restore the file, or delete it if no start was ever told train.resume=never (--fresh)",
+            fix="restore the file, or delete it if no start had train.resume=never (--fresh)",
             code=ExitCode.CHECKPOINT_CORRUPT,
         ) from error
 

@@ -168,7 +168,7 @@ def _require_same_run(checkpoint: Checkpoint, expected: CommitRecord) -> None:
     differences = [
         (what, getattr(found, name), getattr(expected, name))
         for name, what in (
-            ("plan_sha256", "the data or the row plan"),
+            ("plan_sha256", "the data or the packing plan"),
             ("model_sha256", "the model section of the run file"),
             ("checkpoint_format", "the strategy's checkpoint format"),
             ("tower_sha256", "the frozen tower's weights"),

@@ -58,17 +58,18 @@ class DataConfig(Section):
         description="About how many records are prepared as one piece: what is kept, done again or shared out at once.",
     )
     workers: int = Field(
-        0, ge=0, description="Processes that prepare pieces at the same time; 0 is one for each processor core."
+        0, ge=0, description="Processes that prepare chunks at the same time; 0 is one for each processor core."
     )
     tasks: Positive = Field(
-        1, description="Pipeline tasks, each on a machine of its own, that share the pieces between them."
+        1, description="Pipeline tasks, each on a machine of its own, that share the chunks between them."
     )
-    sequence_length: Positive = Field(description="Tokens per packed row.")
+    sequence_length: Positive = Field(description="Tokens of a packed sequence.")
     max_images_per_sequence: Positive = Field(
         64,
-        description="Most images in one row, or tiles of images that are cut; with sequence_length it bounds memory.",
+        description="Most images in a packed sequence, or tiles of images that are cut; with sequence_length it bounds "
+        "memory.",
     )
-    pack: bool = Field(True, description="Pack several samples into a row; false gives each sample its own row.")
+    pack: bool = Field(True, description="Pack several samples into a sequence; false gives each sample its own.")
     shuffle_shards: Positive = Field(
         SHUFFLE_SHARDS,
         description="Shards that an epoch mixes at a time; it reads them once if twice as many fit into the cache.",

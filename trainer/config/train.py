@@ -59,7 +59,9 @@ class OptimizerConfig(Section):
         description="Scales all rates by global_batch_size / reference_batch_size, or by its square root, which suits "
         "AdamW. none leaves them as they are, whatever the batch.",
     )
-    reference_batch_size: int = Field(0, ge=0, description="Rows of a step that the rates are meant for; see above.")
+    reference_batch_size: int = Field(
+        0, ge=0, description="Packed sequences of a step that the rates are meant for; see above."
+    )
     weight_decay: float = Field(0.0, ge=0, description="Decay of matrices; biases and norms are not decayed.")
     betas: tuple[float, float] = Field((0.9, 0.95), description="Moment decay rates.")
     eps: float = Field(1e-8, gt=0, description="Denominator offset.")
@@ -87,7 +89,8 @@ class TrainConfig(Section):
     )
     sequence_parallel: bool = Field(
         False,
-        description="Ranks that split a layer of the language model share the tokens of each row between its split "
+        description="Ranks that split a layer of the language model share the tokens of each sequence between "
+        "its sharded "
         "parts: less memory for activations, at about the same traffic. For the tp strategies.",
     )
     pipeline_parallel: Positive = Field(
@@ -100,8 +103,8 @@ class TrainConfig(Section):
     )
     epochs: Positive = Field(1, description="Passes over the training split.")
     max_steps: int = Field(0, ge=0, description="Stop after N optimizer steps; 0 trains all epochs.")
-    global_batch_size: Positive = Field(description="Rows per optimizer step over all ranks.")
-    micro_batch_size: Positive = Field(1, description="Rows per forward pass on one rank.")
+    global_batch_size: Positive = Field(description="Packed sequences per optimizer step over all ranks.")
+    micro_batch_size: Positive = Field(1, description="Packed sequences per forward pass on one rank.")
     optimizer: OptimizerConfig = Field(description="AdamW settings.")
     lr_schedule: Literal["cosine", "linear", "constant", "wsd"] = Field(
         "cosine", description="Learning rate after warm-up; wsd stays at the peak and falls at the end."
@@ -183,10 +186,10 @@ class TrainConfig(Section):
     seed: int = Field(0, description="Seed of the data order.")
     log_every_steps: Positive = Field(10, description="Steps between lines of metrics.jsonl.")
     validate_every_steps: int = Field(
-        0, ge=0, description="Steps between losses on held-out rows (validation_loss in metrics.jsonl); 0 takes none."
+        0, ge=0, description="Steps between validation losses (validation_loss in metrics.jsonl); 0 takes none."
     )
     validation_sequences: Positive = Field(
-        64, description="Rows of the held-out split that are validated on, the same ones."
+        64, description="Packed sequences of the evaluation split that are validated on, the same ones each time."
     )
     checkpoint_every_steps: Positive = Field(100, description="Steps between checkpoints.")
     keep_checkpoints: Positive = Field(2, description="Newest committed checkpoints to keep.")

@@ -70,7 +70,7 @@ def plan_packing(
     """
     if len(tokens) and (int(tokens.max()) > sequence_length or int(images.max()) > max_images_per_sequence):
         raise ValueError(
-            f"a sample needs more than one row's {sequence_length} tokens or {max_images_per_sequence} images"
+            f"a sample needs more than one sequence's {sequence_length} tokens or {max_images_per_sequence} images"
         )
     order = _shuffled(len(tokens), seed, epoch, "samples")
     groups = np.zeros_like(order) if shards is None else _groups(shards, shuffle_shards, seed, epoch)

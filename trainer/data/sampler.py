@@ -55,7 +55,7 @@ class PackedBatchSampler:
     ) -> None:
         """`tile_tokens`: of each tile of images that are cut; `max_images_per_sequence` then counts tiles."""
         if not len(split):
-            raise DataError(f"the {split.name} split has no samples", expected="at least one sample to make rows of")
+            raise DataError(f"the {split.name} split has no samples", expected="at least one sample to pack")
         self._split, self._tiles = split, split.tiles(tile_tokens)
         self.sequence_length, self.max_images_per_sequence, self.pack, self.seed = (
             sequence_length,

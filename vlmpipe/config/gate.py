@@ -16,7 +16,10 @@ class GateConfig(Section):
 
     min_exact_match: Fraction = Field(0.0, description="Least held-out exact match, as a share of the questions.")
     max_loss: float | None = Field(
-        None, gt=0, allow_inf_nan=False, description="Largest held-out loss in nats a label token; null does not check."
+        None,
+        gt=0,
+        allow_inf_nan=False,
+        description="Largest evaluation loss in nats a label token; null does not check.",
     )
     per_slice: dict[str, Fraction] = Field(
         default_factory=dict, description="Least exact match of single slices, for example {digit: 0.9}."

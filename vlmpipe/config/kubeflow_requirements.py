@@ -23,7 +23,7 @@ NOT_THERE = {
     "gcp.enable_web_access": "kubectl exec leads into a pod",
     "gcp.encryption_spec_key_name": "the cluster's disks have their own",
     "gcp.persistent_resource_id": "the cluster's nodes are there already",
-    "notify.email": "notify.webhook is told",
+    "notify.email": "notify.webhook is notified",
 }
 
 

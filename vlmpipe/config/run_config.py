@@ -288,7 +288,7 @@ def _parallel_problems(config: RunConfig) -> Iterator[Problem]:
             "train.sequence_parallel",
             f"found with data.sequence_length {config.data.sequence_length}, expected a multiple of "
             "train.tensor_parallel "
-            f"{train.tensor_parallel}: so many ranks share the tokens of a row",
+            f"{train.tensor_parallel}: so many ranks share the tokens of a sequence",
         )
     if cluster.world_size % train.model_ranks:
         yield Problem(

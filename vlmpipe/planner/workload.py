@@ -81,7 +81,7 @@ class Workload:
             steps=steps,
             samples=samples,
             epochs=config.train.epochs,
-            origin=f"Rows are those of the prepared data: {samples:,} samples in {rows:,} rows.",
+            origin=f"Packed sequences are those of the prepared data: {samples:,} samples in {rows:,} sequences.",
             image_tokens=max(1, round(image_tokens / images)) if images else None,
         )
 
@@ -100,7 +100,9 @@ class Workload:
             image_tokens = min(image_tokens, data.sequence_length) if shape.images_differ else image_tokens
             images = min(data.max_images_per_sequence, data.sequence_length // image_tokens)
             samples_per_sequence, images_per_sequence, fill = float(max(1, images)), float(images), ASSUMED_FILL
-            origin = f"How long samples are is not known: a row is one sample with {images} images, the most."
+            origin = (
+                f"How long samples are is not known: a packed sequence is one sample with {images} images, the most."
+            )
             rows = None
         else:
             sample_tokens = min(plan.sample_tokens, data.sequence_length)
@@ -118,7 +120,8 @@ class Workload:
             rows = math.ceil(samples / samples_per_sequence) if samples else None
             origin = (
                 f"Each sample is taken as {plan.sample_tokens:,} tokens with {plan.sample_images:g} images (plan "
-                f"section), a row as {fill:.0%} filled" + (f": {samples:,} samples in {rows:,} rows." if rows else ".")
+                f"section), a packed sequence as {fill:.0%} filled"
+                + (f": {samples:,} samples in {rows:,} sequences." if rows else ".")
             )
         if shape.most_tiles > 1:
             each = (

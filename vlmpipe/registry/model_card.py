@@ -149,7 +149,7 @@ def _training(config: JobConfig, summary: Mapping[str, Any]) -> str:
         "Trained parameters": _count(summary.get("trainable_parameters")),
         "Optimizer steps": _count(summary.get("steps")),
         "Tokens": _count(summary.get("tokens")),
-        "Rows per step": f"{train.global_batch_size} of {config.data.sequence_length} tokens",
+        "Packed sequences per step": f"{train.global_batch_size} of {config.data.sequence_length} tokens",
         "Peak learning rate": f"{train.optimizer.learning_rate:g}, {train.lr_schedule}",
         "Weights": f"exponential moving average over the steps, decay {train.ema_decay:g}" if train.ema_decay else "",
         "Precision": train.precision,

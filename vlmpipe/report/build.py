@@ -114,7 +114,7 @@ def _charts(files: RunFiles) -> list[Chart]:
     held_out = number(files.evaluation.get("loss"))
     wanted = [
         ("loss", "Loss", "nats a label token", False),
-        ("validation_loss", "Loss on held-out rows while training", "nats a label token", False),
+        ("validation_loss", "Validation loss while training", "nats a label token", False),
         ("tokens_per_s", "Throughput", "tokens per second", True),
         ("mfu", "Model FLOPs utilisation", "share of the GPUs' peak", True),
         ("learning_rate", "Learning rate", "as applied at the step", True),
@@ -133,7 +133,9 @@ def _charts(files: RunFiles) -> list[Chart]:
             x_label="step",
             from_zero=from_zero,
             smoothed=name in NOISY and len(points) >= SMOOTH_FROM,
-            reference=(held_out, f"held-out loss {held_out:.3g}") if name == "loss" and held_out is not None else None,
+            reference=(held_out, f"evaluation loss {held_out:.3g}")
+            if name == "loss" and held_out is not None
+            else None,
             marks=[mark for mark in marks if first <= mark[0] <= last],
         )
         broken = len(files.metrics) - len(points)

@@ -139,7 +139,9 @@ def test_the_real_notify_tells_the_webhook_and_never_changes_the_result(
     found = [(one["outcome"], one.get("step"), one["run_id"]) for one in receiver.messages]
     assert found == {"done": [("done", None, "r1")], "failed": [("failed", "train", "r1")]}.get(state, [])
     message = step_record(told, "notify")["message"]
-    assert ("webhook NOT told: it answers 410" if state == "receiver is down" else "webhook told (200)") in message
+    assert (
+        "webhook NOT notified: it answers 410" if state == "receiver is down" else "webhook notified (200)"
+    ) in message
     assert Path(told.output.root_uri, "runs/r1/report.html").exists()
 
 

@@ -34,7 +34,7 @@ LLAVA_7B = ModelShape(
     },
     frozen=frozenset({"tower"}),
 )
-TEXT_8B = replace(  # Llama 3.1 8B: the tower is there, but its rows have no images
+TEXT_8B = replace(  # Llama 3.1 8B: the tower is there, but its sequences have no images
     LLAVA_7B,
     language=LLAMA_8B,
     vocabulary=128_256,

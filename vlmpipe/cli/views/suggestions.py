@@ -28,7 +28,7 @@ def print_suggestions(
 ) -> None:
     """The best first, and the command that plans with it. `overrides`: a.b=c, as they were given for the run file."""
     title = TITLES[goal.kind].format(name=config.name, bound=goal.bound)
-    where = f"on {config.cluster.scheduling_strategy} capacity in {config.gcp.location}, the same rows and steps"
+    where = f"on {config.cluster.scheduling_strategy} capacity in {config.gcp.location}, the same batches and steps"
     table = Table(title=f"{title} ({where})", title_justify="left", header_style="bold", box=SIMPLE_HEAD)
     for column in ("machines", "strategy", "GiB of each GPU", "step", "MFU", "hours", "whole run"):
         table.add_column(column, justify="left" if column in ("machines", "strategy") else "right")

@@ -243,14 +243,14 @@ def _suggestion(search: _Search, way: _Candidate) -> Suggestion | None:
 
 def _in_words(config: RunConfig) -> str:
     train = config.train
-    rows = f"{train.micro_batch_size} row{'' if train.micro_batch_size == 1 else 's'}"
+    sequences = f"{train.micro_batch_size} sequence{'' if train.micro_batch_size == 1 else 's'}"
     return ", ".join(
         [
             train.strategy,
             *([f"{train.tensor_parallel} ranks a layer"] if train.tensor_parallel > 1 else []),
             *(["shared tokens"] if train.sequence_parallel else []),
             *([f"{train.pipeline_parallel} stages"] if train.pipeline_parallel > 1 else []),
-            rows,
+            sequences,
             *CHECKPOINTING_WORDS[train.activation_checkpointing],
         ]
     )

@@ -74,7 +74,7 @@ def advise(
     total = None if images is None else images * size
     speedup, each = _per_image(config, shape, layout, load, gpu)
     if not load.images_per_sequence:
-        return CacheAdvice("off", False, 1.0, size, 0, 0.0, 0.0, 0.0, "rows have no images")
+        return CacheAdvice("off", False, 1.0, size, 0, 0.0, 0.0, 0.0, "sequences have no images")
     if each is None:
         pays, why = _by_passes(load)
         return CacheAdvice(_state(config, pays), pays, speedup, size, total, None, None, monthly, why)

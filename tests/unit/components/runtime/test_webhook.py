@@ -43,7 +43,7 @@ def failed_run(tmp_path: Path) -> str:
 
 
 def test_a_failure_is_told_with_its_step_code_and_words(receiver: Receiver, failed_run: str) -> None:
-    assert webhook.send_notification(receiver.address, failed_run, "FAILED") == "webhook told (200)"
+    assert webhook.send_notification(receiver.address, failed_run, "FAILED") == "webhook notified (200)"
     (message,) = receiver.messages
     told = {key: message[key] for key in ("run_id", "outcome", "step", "exit_code", "error")}
     assert told == {"run_id": "r1", "outcome": "failed", "step": "train", "exit_code": 65, "error": "loss is nan"}
@@ -64,17 +64,17 @@ def test_a_decision_is_told_with_its_reason(receiver: Receiver, tmp_path: Path) 
 
 def test_the_address_is_read_from_secret_manager(receiver: Receiver, failed_run: str) -> None:
     receiver.secrets = {f"{SECRET}/versions/latest": f"{receiver.address}/a\n", f"{SECRET}/versions/3": "http://no:1"}
-    assert webhook.send_notification(SECRET, failed_run, "FAILED") == "webhook told (200)"
+    assert webhook.send_notification(SECRET, failed_run, "FAILED") == "webhook notified (200)"
     assert "the connection failed" in webhook.send_notification(f"{SECRET}/versions/3", failed_run, "FAILED")
 
 
 @pytest.mark.parametrize(
     ("codes", "said", "messages"),
     [
-        ([503, 429], "webhook told (200)", 1),
-        ([500, 500, 500], "webhook NOT told: it answers 500", 0),
-        ([404], "webhook NOT told: it answers 404", 0),
-        ([302], "webhook NOT told: it answers 302", 0),
+        ([503, 429], "webhook notified (200)", 1),
+        ([500, 500, 500], "webhook NOT notified: it answers 500", 0),
+        ([404], "webhook NOT notified: it answers 404", 0),
+        ([302], "webhook NOT notified: it answers 302", 0),
     ],
 )
 def test_a_webhook_that_is_ill_is_a_sentence(
@@ -102,7 +102,7 @@ def test_what_cannot_be_reached_is_a_sentence_without_the_address(
     with socket.socket() as taken:  # bound and not listening: connections are refused
         taken.bind(("127.0.0.1", 0))
         told = webhook.send_notification(name.format(port=taken.getsockname()[1]), failed_run, "FAILED")
-    assert told.startswith("webhook NOT told: ") and said in told and "very-private" not in told
+    assert told.startswith("webhook NOT notified: ") and said in told and "very-private" not in told
 
 
 def test_a_silent_webhook_is_not_waited_for_again(
@@ -113,7 +113,7 @@ def test_a_silent_webhook_is_not_waited_for_again(
         silent.bind(("127.0.0.1", 0))
         silent.listen()
         told = webhook.send_notification(f"http://127.0.0.1:{silent.getsockname()[1]}", failed_run, "FAILED")
-    assert told == "webhook NOT told: no answer within 0.1 s"
+    assert told == "webhook NOT notified: no answer within 0.1 s"
 
 
 def test_without_a_webhook_nothing_is_said(failed_run: str) -> None:

@@ -132,9 +132,9 @@ def test_the_image_budget_alone_can_close_a_row() -> None:
 
 
 def test_a_sample_larger_than_a_row_is_refused() -> None:
-    with pytest.raises(ValueError, match="more than one row"):
+    with pytest.raises(ValueError, match="more than one sequence"):
         plan([(ROW_TOKENS + 1, 0)])
-    with pytest.raises(ValueError, match="more than one row"):
+    with pytest.raises(ValueError, match="more than one sequence"):
         plan([(1, ROW_IMAGES + 1)])
 
 
