@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from trainer.checkpoint.async_saver import CheckpointSaver
 from trainer.checkpoint.attempts import claim_attempt
 from trainer.checkpoint.retention import Retention
-from trainer.config.train import OptimizerConfig, TrainConfig
+from trainer.config.optimizer import OptimizerConfig
+from trainer.config.train import TrainConfig
 from trainer.dataloading.batches import PackedBatch
 from trainer.distributed.process import ProcessContext
 from trainer.storage.local import LocalStorage

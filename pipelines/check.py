@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from trainer.config.job import DataConfig, RunPaths
+from trainer.config.data import DataConfig
+from trainer.config.job import RunPaths
 from trainer.config.model import GRID_FAMILIES, ModelConfig, WeightsConfig
 from trainer.errors import ExitCode, UserError
 from trainer.models.image_tokens import image_form_of, stated, vision_of

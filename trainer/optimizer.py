@@ -7,7 +7,8 @@ import math
 import torch
 from torch import nn
 
-from trainer.config.train import OptimizerConfig, TrainConfig
+from trainer.config.optimizer import OptimizerConfig
+from trainer.config.train import TrainConfig
 from trainer.models.layers.freeze import part_of
 
 

@@ -29,8 +29,8 @@ from vlmpipe.planner.plan import plan_run
 
 if TYPE_CHECKING:
     from pipelines.templates.publish import Template
-    from vlmpipe.config.infrastructure import ScheduleConfig
     from vlmpipe.config.run_config import RunConfig
+    from vlmpipe.config.schedule import ScheduleConfig
 
 STARTS_SHOWN = 3
 

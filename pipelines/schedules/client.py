@@ -33,7 +33,7 @@ from vlmpipe.backends.vertex.pipeline_job import (
 if TYPE_CHECKING:
     from google.cloud.aiplatform_v1.services.schedule_service import ScheduleServiceClient
 
-    from vlmpipe.config.infrastructure import ScheduleConfig
+    from vlmpipe.config.schedule import ScheduleConfig
 
 SCHEDULE_LABEL = "vlmpipe-schedule"  # the run file's name; marks the schedules that are ours
 DIGEST_LABEL = "vlmpipe-digest"  # of the job as the run file wants it: also tells that something was taken out of it

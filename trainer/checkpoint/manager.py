@@ -14,7 +14,8 @@ from trainer.checkpoint.commit import CommitRecord
 from trainer.checkpoint.mirror import mirror_of
 from trainer.checkpoint.resume import Resumed, resume
 from trainer.checkpoint.retention import Retention
-from trainer.config.job import CheckpointConfig, JobConfig
+from trainer.config.checkpoint import CheckpointConfig
+from trainer.config.job import JobConfig
 from trainer.distributed.process import ProcessContext, StopRequest
 from trainer.errors import ConfigError, UserError
 from trainer.storage.base import Storage

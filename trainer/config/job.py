@@ -11,78 +11,15 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from trainer.config.base import Fraction, Positive, Section
+from trainer.config.base import Positive, Section
+from trainer.config.checkpoint import CheckpointConfig
+from trainer.config.data import DataConfig
 from trainer.config.model import ModelConfig
 from trainer.config.train import TrainConfig
 from trainer.storage import open_storage
 from trainer.storage.base import join_uri
 
 PREPARED_FOLDER, CHUNKS_FOLDER = "prepared", "chunks"  # under the root of all runs
-SHUFFLE_SHARDS = 64  # 64,000 samples at the default size of shards
-
-
-class DataConfig(Section):
-    """Where samples come from and how they become rows."""
-
-    source: str = Field(
-        description="builtin:digits, builtin:easy-vqa, builtin:openmoji, or a local or gs:// path: a LLaVA .json or "
-        ".jsonl file, WebDataset tars, Parquet files, a COCO captions .json, or a folder with metadata.csv. Of tars "
-        "and Parquet a folder or a pattern, such as train-{000..099}.tar."
-    )
-    image_folder: str = Field(
-        "", description="Folder that image paths in records are relative to; by default that of the file."
-    )
-    caption_question: str = Field(
-        "Describe this image.", min_length=1, description="What is asked about an image that comes with a caption only."
-    )
-    max_samples: int = Field(0, ge=0, description="Use only the first N samples of the source; 0 is all.")
-    validation_fraction: Fraction = Field(
-        0.1, description="Share of samples, chosen by id hash, kept for evaluation (if the source has no own split)."
-    )
-    max_reject_fraction: Fraction = Field(0.02, description="The step fails when a larger share of samples is bad.")
-    duplicates: Literal["keep", "drop"] = Field(
-        "keep", description="drop leaves out a sample with the images and the text of one before; both count them."
-    )
-    max_image_pixels: Positive = Field(50_000_000, description="Larger images are rejected before decoding.")
-    min_image_side: Positive = Field(4, description="Images with a shorter side, in pixels, are rejected.")
-    max_image_aspect: float = Field(
-        200.0, ge=1, description="Images whose longer side is more times the shorter one are rejected."
-    )
-    animated: Literal["first_frame", "reject"] = Field(
-        "first_frame", description="What happens to an animated image: its first frame is used, or it is rejected."
-    )
-    shard_samples: Positive = Field(1000, description="Samples per shard.")
-    chunk_samples: int = Field(
-        16_384,
-        ge=2,
-        description="About how many records are prepared as one piece: what is kept, done again or shared out at once.",
-    )
-    workers: int = Field(
-        0, ge=0, description="Processes that prepare chunks at the same time; 0 is one for each processor core."
-    )
-    tasks: Positive = Field(
-        1, description="Pipeline tasks, each on a machine of its own, that share the chunks between them."
-    )
-    sequence_length: Positive = Field(description="Tokens of a packed sequence.")
-    max_images_per_sequence: Positive = Field(
-        64,
-        description="Most images in a packed sequence, or tiles of images that are cut; with sequence_length it bounds "
-        "memory.",
-    )
-    pack: bool = Field(True, description="Pack several samples into a sequence; false gives each sample its own.")
-    shuffle_shards: Positive = Field(
-        SHUFFLE_SHARDS,
-        description="Shards that an epoch mixes at a time; it reads them once if twice as many fit into the cache.",
-    )
-    shard_cache_gib: float = Field(
-        0.0,
-        ge=0,
-        description="Disk of each machine for shards from gs://, in GiB; 0 takes up to four fifths of what is free "
-        "beside a checkpoint.",
-    )
-    overlong_policy: Literal["reject", "truncate"] = Field(
-        "reject", description="What happens to a sample longer than sequence_length: truncate drops its last turns."
-    )
 
 
 class FeaturesConfig(Section):
@@ -94,32 +31,6 @@ class FeaturesConfig(Section):
     )
     shard_images: Positive = Field(512, description="Images per feature shard, or tiles of images that are cut.")
     batch_images: Positive = Field(64, description="Images encoded at once, or tiles of images that are cut.")
-
-
-class CheckpointConfig(Section):
-    """How checkpoints are written and kept. How often is train.checkpoint_every_steps."""
-
-    async_save: bool = Field(
-        True, description="Training goes on while a checkpoint is written and uploaded; false waits for its COMMIT."
-    )
-    keep_every_steps: int = Field(
-        0, ge=0, description="Keep checkpoints at multiples of this step for ever, beside train.keep_checkpoints."
-    )
-    keep_best: bool = Field(False, description="Keep the checkpoint with the lowest training loss as well.")
-    mirror_uri: str = Field(
-        "", description="Second folder or gs:// prefix, such as another region's bucket, for the last checkpoint."
-    )
-    signing_key_file: str = Field(
-        "",
-        description="File with a secret key. Checkpoints are signed with it, every file by SHA-256, which takes about "
-        "3 CPU seconds a GiB, and none without its signature is loaded.",
-    )
-    preemption_notice_s: float = Field(
-        30.0, ge=0, description="Time from SIGTERM to the end of the machine; a save that takes longer is not begun."
-    )
-    max_starts_without_progress: int = Field(
-        5, ge=0, description="Starts at the same step, after crashes, before the job gives up; 0 never does."
-    )
 
 
 class EvaluateConfig(Section):

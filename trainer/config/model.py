@@ -20,6 +20,9 @@ ModelPart = Literal["tower", "projector", "language_model"]
 Pattern = Annotated[str, Field(min_length=1)]
 
 
+IMAGE_TOKEN = "<image>"
+
+
 class WeightsConfig(Section):
     """Where a part of the model comes from: pretrained `weights`, or a `config` to draw at random. Exactly one."""
 
@@ -198,6 +201,3 @@ def _changed(section: Section) -> set[str]:
     """Names of the fields that are not at their defaults."""
     fields = type(section).model_fields
     return {name for name, field in fields.items() if getattr(section, name) != field.default}
-
-
-IMAGE_TOKEN = "<image>"

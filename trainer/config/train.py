@@ -8,6 +8,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from trainer.config.base import Fraction, Positive, Section
+from trainer.config.optimizer import OptimizerConfig
 from trainer.config.train_options import PowerSgdConfig, WandbConfig
 
 TENSOR_PARALLEL = ("tp", "tp+fsdp", "tp+pp+dp")  # strategies in which ranks split each layer
@@ -46,25 +47,6 @@ Checkpointing = Literal["none", "selective", "full"]
 CompileBackend = Literal["inductor", "aot_eager"]
 Precision = Literal["fp32", "bf16", "fp16"]
 Compression = Literal["none", "bf16", "fp16", "powersgd"]
-
-
-class OptimizerConfig(Section):
-    """AdamW (Loshchilov and Hutter, 2019)."""
-
-    learning_rate: float = Field(gt=0, description="Peak learning rate; never scaled silently with world size.")
-    projector_learning_rate: float = Field(0.0, ge=0, description="Own peak rate of the projector; 0 uses the common.")
-    tower_learning_rate: float = Field(0.0, ge=0, description="Own peak rate of a trained tower; 0 uses the common.")
-    batch_scaling: Literal["none", "sqrt", "linear"] = Field(
-        "none",
-        description="Scales all rates by global_batch_size / reference_batch_size, or by its square root, which suits "
-        "AdamW. none leaves them as they are, whatever the batch.",
-    )
-    reference_batch_size: int = Field(
-        0, ge=0, description="Packed sequences of a step that the rates are meant for; see above."
-    )
-    weight_decay: float = Field(0.0, ge=0, description="Decay of matrices; biases and norms are not decayed.")
-    betas: tuple[float, float] = Field((0.9, 0.95), description="Moment decay rates.")
-    eps: float = Field(1e-8, gt=0, description="Denominator offset.")
 
 
 class TrainConfig(Section):

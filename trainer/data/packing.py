@@ -20,7 +20,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.config.job import SHUFFLE_SHARDS
+from trainer.config.data import SHUFFLE_SHARDS
 
 Int64Array = NDArray[np.int64]
 WELL_FILLED = 0.97  # share of a window's tokens that is good enough to look no further

@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass
 
-from trainer.config.job import SHUFFLE_SHARDS, DataConfig
+from trainer.config.data import SHUFFLE_SHARDS, DataConfig
 from trainer.data.packing import Int64Array, PackingPlan, plan_packing
 from trainer.data.shards.index import SplitIndex
 from trainer.errors import DataError

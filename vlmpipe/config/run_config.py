@@ -1,7 +1,7 @@
 """RunConfig: the schema of the one file that a user writes.
 
-The sections that a job needs are in `trainer.config.job`, the gate's is beside the gate, the pipeline's own are in
-`vlmpipe.config.infrastructure`. Here they meet, with the checks that concern several of them.
+The sections that a job needs are in `trainer.config`, the others in this room. Here they meet, with the checks that
+concern several of them.
 """
 
 from __future__ import annotations
@@ -17,25 +17,23 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, ConfigDict, Field, ValidationError, model_validator
 
 from trainer.config.base import Section
-from trainer.config.job import CheckpointConfig, DataConfig, EvaluateConfig, FeaturesConfig, RunPaths, run_uri_of
+from trainer.config.checkpoint import CheckpointConfig
+from trainer.config.data import DataConfig
+from trainer.config.job import EvaluateConfig, FeaturesConfig, RunPaths, run_uri_of
 from trainer.config.model import GRID_FAMILIES, MOST_ASPECT, ModelConfig
 from trainer.config.train import TrainConfig
 from trainer.errors import ConfigError
 from trainer.secret_detection import known_form
 from trainer.sizing.deepspeed_config import uses_hpz
+from vlmpipe.config.cluster import FLEX_START_MOST_TIMEOUT_S, ClusterConfig
+from vlmpipe.config.fields import duration_s
 from vlmpipe.config.gate import GateConfig
-from vlmpipe.config.infrastructure import (
-    FLEX_START_MOST_TIMEOUT_S,
-    ClusterConfig,
-    GcpConfig,
-    OutputConfig,
-    PlanConfig,
-    RegisterConfig,
-    ScheduleConfig,
-    duration_s,
-)
+from vlmpipe.config.gcp import GcpConfig
 from vlmpipe.config.kubeflow import KubeflowConfig
 from vlmpipe.config.notify import NotifyConfig
+from vlmpipe.config.output import OutputConfig, RegisterConfig
+from vlmpipe.config.plan import PlanConfig
+from vlmpipe.config.schedule import ScheduleConfig
 from vlmpipe.config.tune import TuneConfig
 from vlmpipe.config.validation_errors import (
     Problem,
@@ -53,6 +51,9 @@ ALL_REDUCE_STRATEGIES = ("ddp", "zero1", "zero2", "hsdp")
 _IMAGE = re.compile(r"^[a-z0-9.-]+\.[a-z]{2,}(:[0-9]+)?/[a-z0-9._/-]+(@sha256:[0-9a-f]{64}|:[A-Za-z0-9._-]{1,128})$")
 _SERVICE_ACCOUNT = re.compile(r"^[a-z0-9-]+@[a-z0-9.:-]+\.gserviceaccount\.com$")
 _PROJECT = re.compile(r"^([a-z0-9.-]+:)?[a-z][a-z0-9-]{4,28}[a-z0-9]$")
+
+
+RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
 def _known_source(data: DataConfig) -> DataConfig:
@@ -383,9 +384,6 @@ def _cloud_data_problems(data: DataConfig) -> Iterator[Problem]:
         yield Problem("data.source", f"found {show(data.source)}, expected {expected}")
     if data.image_folder and not data.image_folder.startswith("gs://"):
         yield Problem("data.image_folder", f"found {show(data.image_folder)}, expected a gs:// path")
-
-
-RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
 def run_uri(compiled: str, run_id: str, job_name: str) -> str:

@@ -60,6 +60,9 @@ OTHER_NAMES = {
 EARLIER_PATHS = {"train.schedule": "train.lr_schedule", "cluster.strategy": "cluster.scheduling_strategy"}
 
 
+LONGEST_SHOWN = 60  # characters of a value that is quoted
+
+
 @dataclass(frozen=True)
 class Problem:
     """One thing wrong with one field. `field` is a dotted path; empty for the file as a whole."""
@@ -252,9 +255,6 @@ def closest_field(path: str, fields: Mapping[str, FieldInfo] | Sequence[str]) ->
 
     best = max(fields, key=score)
     return best if score(best) else ""
-
-
-LONGEST_SHOWN = 60  # characters of a value that is quoted
 
 
 def did_you_mean(name: str, known: list[str]) -> str:

@@ -16,7 +16,8 @@ from transformers.optimization import get_wsd_schedule
 from benchmarks.flop_cases import model_config
 from benchmarks.tiny_native import model_section
 from trainer.config.model import ModelConfig
-from trainer.config.train import OptimizerConfig, TrainConfig
+from trainer.config.optimizer import OptimizerConfig
+from trainer.config.train import TrainConfig
 from trainer.models.registry import family_of
 from trainer.optimizer import build_optimizer, rate_factor, set_rates
 

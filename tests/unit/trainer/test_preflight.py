@@ -16,7 +16,8 @@ import torch
 import torch.distributed as dist
 
 from trainer import preflight
-from trainer.config.train import OptimizerConfig, TrainConfig
+from trainer.config.optimizer import OptimizerConfig
+from trainer.config.train import TrainConfig
 from trainer.distributed.process import ProcessContext
 from trainer.errors import ExitCode, UserError
 from trainer.preflight import GIB, REPORT_VARIABLE, announce, check_node, check_ranks, require_room

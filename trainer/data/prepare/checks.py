@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from trainer.config.job import DataConfig
+from trainer.config.data import DataConfig
 from trainer.config.model import IMAGE_TOKEN
 from trainer.data.prepare.strip_exif import without_metadata
 from trainer.data.rejects import RejectCode, RejectedError, Repair

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from trainer.config.job import DataConfig
+from trainer.config.data import DataConfig
 from trainer.data.packing import plan_packing
 from trainer.data.prepare.deduplicate import AnswerCounts, ContentIndex
 from trainer.data.sample import SPLITS, Split, Turn

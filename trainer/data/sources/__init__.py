@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from trainer.config.job import DataConfig
+from trainer.config.data import DataConfig
 from trainer.data.rejects import Reject
 from trainer.data.sample import Sample
 from trainer.data.sources.builtin import BUILTIN_PREFIX

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 from trainer.sizing.checkpoint_size import checkpoint_bytes
 from trainer.sizing.model_shape import ModelShape
 from vlmpipe.catalog.machines import Gpu, Machine
-from vlmpipe.config.infrastructure import FLEX_START_MOST_TIMEOUT_S
+from vlmpipe.config.cluster import FLEX_START_MOST_TIMEOUT_S
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.planner.cost.cron import runs_per_month
 from vlmpipe.planner.parallel_layout import Layout

@@ -21,7 +21,8 @@ from trainer.checkpoint.commit import CommitRecord, committed, fetch_folder, new
 from trainer.checkpoint.manager import Checkpoints
 from trainer.checkpoint.retention import Retention
 from trainer.checkpoint.staging import sweep_staging
-from trainer.config.job import CheckpointConfig, JobConfig
+from trainer.config.checkpoint import CheckpointConfig
+from trainer.config.job import JobConfig
 from trainer.distributed.process import ProcessContext
 from trainer.errors import ExitCode, UserError
 from trainer.storage.local import LocalStorage

@@ -28,7 +28,7 @@ from tests.support.data.prepared import (
     run_prepare,
 )
 from tests.support.paths import ROOT
-from trainer.config.job import DataConfig
+from trainer.config.data import DataConfig
 from trainer.data.rejects import Ledger, Reject, RejectCode
 from trainer.data.sample import SPLITS
 from trainer.data.shards.index import Index

@@ -9,7 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.config.train import OptimizerConfig, TrainConfig
+from trainer.config.optimizer import OptimizerConfig
+from trainer.config.train import TrainConfig
 from trainer.distributed.data_parallel_rank import DataParallelRank, replica_of
 from trainer.distributed.process import ProcessContext
 from trainer.errors import ConfigError

@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from trainer.config.job import DataConfig
+from trainer.config.data import DataConfig
 from trainer.data.prepare.deduplicate import AnswerCounts
 from trainer.data.prepare.preview import ContactSheet
 from trainer.data.prepare.statistics import sample_digest

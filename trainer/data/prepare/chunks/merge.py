@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from trainer.config.job import DataConfig
+from trainer.config.data import DataConfig
 from trainer.data.malloc_trim import trim_memory
 from trainer.data.prepare.chunks.chunk import ANSWERS, REJECTS, SUMMARY, write_json
 from trainer.data.prepare.preview import ContactSheet

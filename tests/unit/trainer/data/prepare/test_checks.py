@@ -14,7 +14,7 @@ from PIL import Image, ImageCms
 from PIL.PngImagePlugin import PngInfo
 
 from tests.support.data.prepared import corrupt, encode, picture, png
-from trainer.config.job import DataConfig
+from trainer.config.data import DataConfig
 from trainer.data.prepare.checks import CheckedImage, check_image
 from trainer.data.prepare.strip_exif import without_metadata
 from trainer.data.rejects import RejectCode, RejectedError, Repair

@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.data.formats import add_member, captioned, write_source
 from tests.support.data.prepared import conversation, png
-from trainer.config.job import DataConfig
+from trainer.config.data import DataConfig
 from trainer.data.rejects import Reject, RejectCode
 from trainer.data.sample import Sample
 from trainer.data.sources import open_source

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.data.formats import captioned, write_source
-from trainer.config.job import DataConfig
+from trainer.config.data import DataConfig
 from trainer.data.sources import open_source
 from trainer.data.sources.file_patterns import find_files
 from trainer.errors import ConfigError, DataError, UserError

@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.data.formats import FORMATS, QUESTION, Captioned, captioned, write_source
 from tests.support.data.prepared import job_config, png, run_prepare
-from trainer.config.job import DataConfig
+from trainer.config.data import DataConfig
 from trainer.data.rejects import RejectCode, RejectedError
 from trainer.data.sample import SPLITS, Sample, Turn
 from trainer.data.shards.index import Index

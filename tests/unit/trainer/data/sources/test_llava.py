@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.support.data.prepared import conversation, llava_folder, png, record, write_json
-from trainer.config.job import DataConfig
+from trainer.config.data import DataConfig
 from trainer.data.rejects import Reject, RejectCode
 from trainer.data.sample import Sample
 from trainer.data.sources import open_source

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from trainer.config.job import DataConfig
+from trainer.config.data import DataConfig
 from trainer.data.sample import Sample, split_of
 from trainer.data.sources import open_source
 from trainer.data.sources.digits import DigitsSource

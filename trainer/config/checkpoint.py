@@ -1,0 +1,33 @@
+"""The run file's `checkpoint` section: how checkpoints are written and kept."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from trainer.config.base import Section
+
+
+class CheckpointConfig(Section):
+    """How checkpoints are written and kept. How often is train.checkpoint_every_steps."""
+
+    async_save: bool = Field(
+        True, description="Training goes on while a checkpoint is written and uploaded; false waits for its COMMIT."
+    )
+    keep_every_steps: int = Field(
+        0, ge=0, description="Keep checkpoints at multiples of this step for ever, beside train.keep_checkpoints."
+    )
+    keep_best: bool = Field(False, description="Keep the checkpoint with the lowest training loss as well.")
+    mirror_uri: str = Field(
+        "", description="Second folder or gs:// prefix, such as another region's bucket, for the last checkpoint."
+    )
+    signing_key_file: str = Field(
+        "",
+        description="File with a secret key. Checkpoints are signed with it, every file by SHA-256, which takes about "
+        "3 CPU seconds a GiB, and none without its signature is loaded.",
+    )
+    preemption_notice_s: float = Field(
+        30.0, ge=0, description="Time from SIGTERM to the end of the machine; a save that takes longer is not begun."
+    )
+    max_starts_without_progress: int = Field(
+        5, ge=0, description="Starts at the same step, after crashes, before the job gives up; 0 never does."
+    )

@@ -1,0 +1,51 @@
+"""The run file's `gcp` section: the Google Cloud project."""
+
+from __future__ import annotations
+
+from pydantic import Field, model_validator
+
+from trainer.config.base import Section
+
+
+class PscInterfaceConfig(Section):
+    """Private Service Connect interface of the jobs."""
+
+    network_attachment: str = Field(min_length=1, description="Network attachment, by name or full resource name.")
+
+
+class GcpConfig(Section):
+    """The Google Cloud project in which the pipeline runs. On Kubeflow only pipeline_image and pipeline_root count."""
+
+    project: str = Field("", description="Project id.")
+    location: str = Field("us-central1", pattern=r"^[a-z]+-[a-z]+[0-9]+$", description="Region of pipeline and jobs.")
+    pipeline_image: str = Field("", description="Image of the pipeline's CPU steps, best by digest.")
+    service_account: str = Field("", description="E-mail of the service account that the pipeline's steps run as.")
+    job_service_account: str = Field(
+        "",
+        pattern=r"^([a-z0-9-]+@[a-z0-9.:-]+\.gserviceaccount\.com)?$",
+        description="E-mail of the service account that the jobs run as, which needs to start nothing; empty takes "
+        "service_account.",
+    )
+    pipeline_root: str = Field("", description="gs:// prefix for the pipeline's own artifacts.")
+    network: str = Field("", description="VPC network to peer with: projects/<number>/global/networks/<name>.")
+    psc_interface_config: PscInterfaceConfig | None = Field(
+        None, description="Private Service Connect interface, instead of network."
+    )
+    labels: dict[str, str] = Field(
+        default_factory=dict, max_length=63, description="Labels of pipeline and jobs; vlmpipe adds one of its own."
+    )
+    tensorboard: str = Field("", description="Vertex AI TensorBoard instance, full resource name.")
+    experiment: str = Field(
+        "",
+        pattern=r"^([a-z0-9][a-z0-9-]{3,59})?$",
+        description="Vertex AI experiment in which each run logs its settings and final metrics; empty for none.",
+    )
+    encryption_spec_key_name: str = Field("", description="Customer-managed encryption key, full resource name.")
+    persistent_resource_id: str = Field("", description="Persistent resource to run the jobs on.")
+    enable_web_access: bool = Field(False, description="Allow an interactive shell into running jobs.")
+
+    @model_validator(mode="after")
+    def _one_network(self) -> GcpConfig:
+        if self.network and self.psc_interface_config:
+            raise ValueError("give network or psc_interface_config, not both: a job has one of them")
+        return self

@@ -1,0 +1,49 @@
+"""The run file's `plan` section: what the planner assumes, and what needs confirmation."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from trainer.config.base import Section
+
+
+class PlanConfig(Section):
+    """What the plan assumes where nothing is known yet, and what may be spent without asking. Changes no result."""
+
+    samples: int = Field(
+        0, ge=0, description="Training samples, for data that is not prepared yet; 0 leaves hours and cost open."
+    )
+    sample_tokens: int = Field(
+        0, ge=0, description="Mean tokens of a sample, image tokens included, for data that is not prepared yet."
+    )
+    sample_images: float = Field(1.0, ge=0, description="Mean images of a sample, for data that is not prepared yet.")
+    confirm_above_usd: float = Field(
+        100.0,
+        ge=0,
+        description="vlmpipe submit asks before it starts a run that is planned to cost more, in US dollars.",
+    )
+    fail_on_error: bool = Field(
+        True, description="End a run on Vertex AI in its first step when the plan says that it would fail."
+    )
+    prices_file: str = Field(
+        "",
+        description="Prices of your own contract, in the form of the built-in prices.yaml, whose entries they replace.",
+    )
+    preemptions_per_node_hour: float = Field(
+        0.02, ge=0, le=60, description="Assumed rate at which a Spot node is taken away; no platform states one."
+    )
+    restart_s: float = Field(
+        600.0, ge=0, description="Assumed time from a preemption to the first step after it, in seconds."
+    )
+    checkpoint_save_s: float = Field(
+        0.0, ge=0, description="Measured time that a checkpoint holds training up, in seconds; 0 estimates it."
+    )
+    disk_gbytes_per_s: float = Field(
+        1.0, gt=0, description="Assumed rate of the disk under train.nvme_path, read and written, in GB/s a machine."
+    )
+    efficiency: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="Measured share of the GPU's peak that computing reaches; 0 takes the planner's assumption.",
+    )

@@ -1,0 +1,39 @@
+"""The run file's `schedule` section: recurring runs on Vertex AI."""
+
+from __future__ import annotations
+
+import zoneinfo
+from datetime import datetime
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
+
+from trainer.config.base import Positive, Section
+
+
+def _timezone(name: str) -> str:
+    if name not in zoneinfo.available_timezones():
+        raise ValueError("not a known time zone, give one such as UTC or Europe/Paris")
+    return name
+
+
+def _cron(text: str) -> str:
+    if "TZ=" in text:
+        raise ValueError("leave TZ= out and set schedule.timezone")
+    if len(text.split()) != 5:
+        raise ValueError("a cron line has five fields (minute hour day month weekday), for example 0 3 * * 1")
+    return text
+
+
+class ScheduleConfig(Section):
+    """Recurring runs on Vertex AI."""
+
+    cron: Annotated[str, AfterValidator(_cron)] = Field(description="When to start, five cron fields.")
+    timezone: Annotated[str, AfterValidator(_timezone)] = Field("UTC", description="Time zone of cron.")
+    start_time: datetime | None = Field(None, description="First moment at which runs may start (RFC 3339).")
+    end_time: datetime | None = Field(None, description="Moment after which no run starts (RFC 3339).")
+    max_run_count: Positive | None = Field(None, description="Runs after which the schedule ends; null for no end.")
+    max_concurrent_active_run_count: Positive = Field(
+        1, description="Runs of this schedule that may be active at once; 1 keeps retrainings from overlapping."
+    )
+    allow_queueing: bool = Field(False, description="Queue a run that is due while too many are active, or skip it.")
