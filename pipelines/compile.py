@@ -1,4 +1,4 @@
-"""Run file to pipeline file, with every check that can be made before a pipeline is submitted."""
+"""Compiles a run file to a pipeline file, with every check that is possible before it is submitted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The process that carries a local run out: started, watched, stopped on request."""
+"""The process of a local run: start, watch, stop on request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `make build` does once images are pushed: their digests, as the builder tells them, go into a run file.
+"""Writes the digests of pushed images into a run file, at the end of `make build`.
 
     docker image inspect ... | python -m pipelines.pin_images --registry host/project/repository --tag t [--config
     run.yaml]

@@ -1,4 +1,4 @@
-"""Errors meant for people, and the exit codes of every command and job."""
+"""Errors for people, and the exit codes of every command and job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loading much without looking for garbage in it, and training without looking there again."""
+"""Garbage collection control: off while models load, frozen while training runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Starts one node of a distributed job: CLUSTER_SPEC or PET_* in, torchrun out, one meaningful exit code back.
+"""Launches one node of a distributed job: CLUSTER_SPEC or PET_* in, torchrun out, one meaningful exit code back.
 
 python -m trainer.launch --nproc-per-node auto -- trainer.train --config gs://bucket/runs/1/run.json
 """

@@ -1,4 +1,4 @@
-"""Checks before training, in the time of a blink: what a job would otherwise find out after minutes, or as a riddle.
+"""Fast checks for failures that otherwise appear minutes later or without a clear cause.
 
 The launcher checks each node (`check_node`); ranks check what they need together (`check_ranks`) and that a checkpoint
 has room (`require_room`). What was found is printed, and kept in `<run>/preflight.json`.

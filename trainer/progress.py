@@ -1,4 +1,4 @@
-"""Progress of a step, for people and for the view that watches a run.
+"""Progress of a step, for people and for the live view.
 
 Each step keeps `steps/<step>.json` in the run's folder: state, start and end times, counts and a short message. The
 local view draws bars and ETA from it, and the run report takes each step's time from it. Where nobody watches, a line

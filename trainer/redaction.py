@@ -1,4 +1,4 @@
-"""Known forms of secrets do not reach what is printed, logged or recorded, whoever prints them.
+"""Redacts known forms of secrets in what is printed, logged or recorded.
 
 Every process of vlmpipe writes to its terminal or log through `hiding_secrets`; the logs of a local job's replicas,
 which may run anything, go through a `Redactor` line by line, and records of steps through `redact_all`. What has no

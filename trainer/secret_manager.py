@@ -1,4 +1,4 @@
-"""Reading a secret where it is used: only its resource name travels in run files, job specs and logs."""
+"""Reads secrets from Secret Manager where they are used; only resource names travel in run files, specs and logs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Builds what the loop drives, from the run file."""
+"""Sets up training from the run file: data, model, loader, strategy, validation."""
 
 from __future__ import annotations
 

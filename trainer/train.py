@@ -1,4 +1,4 @@
-"""The training job: builds the parts and runs the loop.
+"""The training job.
 
 torchrun ... -m trainer.train --config <run>/run.json
 """

@@ -1,4 +1,4 @@
-"""The first step of every run: pipeline parameters and the compiled run file become the run's own `run.json`.
+"""First step of every run: merges pipeline parameters with the compiled run file into the run's `run.json`.
 
 What a person changes in the console is checked here, in seconds and on a cheap machine, before any job starts.
 """

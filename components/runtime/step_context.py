@@ -1,4 +1,4 @@
-"""What every step's body runs in: a record of the step, and errors as sentences with an exit code."""
+"""Context of every step's body: keeps the step's record and turns errors into a message and an exit code."""
 
 from __future__ import annotations
 

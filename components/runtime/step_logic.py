@@ -1,4 +1,4 @@
-"""What steps do between their files and their outputs, where trainer, gate and report leave something to do.
+"""Logic of steps that belongs neither to the trainer nor to the gate or the report.
 
 Nothing here needs KFP, so that it can be tested without.
 """

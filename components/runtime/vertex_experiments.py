@@ -1,4 +1,4 @@
-"""A run that ended as a run of a Vertex AI experiment (`gcp.experiment`): settings as parameters, results as metrics.
+"""Logs a finished run to a Vertex AI experiment (`gcp.experiment`): settings as parameters, results as metrics.
 
 Written by the exit handler on the pipeline image, so it is there for runs that failed too. The form is the SDK's own:
 what `aiplatform.ExperimentRun` writes is what the console and `aiplatform.get_experiment_df` read. Whatever goes wrong

@@ -1,4 +1,4 @@
-"""Telling a webhook how a run ended. Whatever goes wrong here is a sentence: the run's result is not changed by it.
+"""Notifies a webhook of how a run ended. A failure here is reported and never changes the run's result.
 
 The webhook's address is a secret more often than not, so it is never printed. It comes from the run file only when
 nothing secret is in it, else from Secret Manager, read by the step's own service account.

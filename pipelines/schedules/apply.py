@@ -1,4 +1,4 @@
-"""What `vlmpipe schedule apply` would do, what it costs a month, and doing it."""
+"""`vlmpipe schedule apply`: what would change, what it costs a month, and the change itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Schedules as code: what a run file wants, what is live on Vertex AI, and the calls that make one the other.
+"""Schedules on Vertex AI: compares the run file with what is live, and makes the calls that align them.
 
 A schedule is known by its display name, the run file's name, and by a label that vlmpipe puts on the jobs it starts.
 The service gives it a number as its name, so creating one is not idempotent: before a lost request is sent again, we

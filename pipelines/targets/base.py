@@ -1,4 +1,4 @@
-"""The targets by name, and what a target is."""
+"""The interface of a target, and the targets by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the targets in the cloud say of the pipeline's own steps."""
+"""Machines, retries and display names of steps on cloud targets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One repository of published pipelines: Artifact Registry's format KFP, by kfp's own client."""
+"""Client for one Artifact Registry repository of published pipelines (format KFP)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The trials of a search: what became of each, the best first, and the table of them."""
+"""Trials of a search: their outcomes, best first, and the table that shows them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Saving while training goes on: a snapshot in memory, then files, upload and COMMIT in the background.
+"""Asynchronous checkpoints: a snapshot in memory, then files, upload and COMMIT in the background.
 
 Every rank has one background thread. Only the snapshot, which copies the state, holds training up. Ranks of a node meet
 through marker files in their staging folder, nodes meet through their manifests in the store: no collective of training

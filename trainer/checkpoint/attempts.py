@@ -1,4 +1,4 @@
-"""Starts of one run's training job, counted: a later start outranks what is left of an earlier one.
+"""Numbers the attempts of a run's training job, so that a later attempt outranks files of an earlier one.
 
 A platform may start a job again while a process of the earlier start still lives (a zombie: cut off, not dead). Each
 start takes the next number by compare-and-swap, checkpoints carry it in front of their names, and readers prefer the

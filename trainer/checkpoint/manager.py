@@ -1,4 +1,4 @@
-"""The checkpoints of one start of the training job: claim, resume, save, end."""
+"""Checkpoints of one attempt of the training job: claim, resume, save, close."""
 
 from __future__ import annotations
 

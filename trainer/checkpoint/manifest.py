@@ -1,4 +1,4 @@
-"""What a node says of the files that it has uploaded: their sizes and checksums, signed where the run has a key.
+"""A node's manifest of the files it uploaded: sizes and checksums, signed where the run has a key.
 
 CRC32C finds accidents, and costs next to nothing. Who can write to the bucket can make other bytes of the same CRC32C:
 with a key there is a SHA-256 beside it, and a signature (HMAC-SHA256) that is also over the place of what it signs.

@@ -1,4 +1,4 @@
-"""Resuming: the newest checkpoint that is whole, on all ranks the same one."""
+"""Finds the newest checkpoint that verifies; all ranks resume from the same one."""
 
 from __future__ import annotations
 

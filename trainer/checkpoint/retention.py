@@ -1,4 +1,4 @@
-"""Which checkpoints stay. What goes loses its COMMIT first: a half-deleted checkpoint must not look whole."""
+"""Decides which checkpoints stay. Deletion removes COMMIT first, so a half-deleted checkpoint never looks complete."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights as Hugging Face stores them, written one tensor at a time.
+"""Writes weights in the Hugging Face layout, one tensor at a time.
 
 safetensors' own writer wants all tensors of a file at once. Their shapes are known beforehand, so the header can be
 written first and each tensor after it: one tensor is in memory, whatever the size of the file.

@@ -1,4 +1,4 @@
-"""Where a node's files of a checkpoint or an export lie until they are sent: a folder on its own disk, for one save.
+"""Local staging folder for the files of one checkpoint or export, until they are uploaded.
 
 A process that is killed leaves its folder, as large as the node's share of a checkpoint, and a container that is
 started again and again would run out of room. So each start deletes the folders without an owner. An owner holds a lock

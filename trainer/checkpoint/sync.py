@@ -1,4 +1,4 @@
-"""What the `sync_checkpoint` step does: newest good checkpoint, second copy, export. Each part may be repeated."""
+"""The `sync_checkpoint` step: newest good checkpoint, mirror, export. Each part can be repeated."""
 
 from __future__ import annotations
 

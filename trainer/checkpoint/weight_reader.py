@@ -1,4 +1,4 @@
-"""Trained weights of a checkpoint, one tensor at a time: a reader for each checkpoint format. No process group.
+"""Reads trained weights from a checkpoint one tensor at a time, for each checkpoint format, without a process group.
 
 Sharded tensors are put together as they are read, so no more than one is held. Only files that the commit protocol has
 verified may be given: their metadata are pickles.

@@ -1,4 +1,4 @@
-"""What the sections of the run file are made of."""
+"""Base class and common field types of the run file's sections."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The run file's `train` section: how a step is made and distributed, and what does not go together."""
+"""The run file's `train` section: strategy, batch, schedule, precision, and which settings exclude each other."""
 
 from __future__ import annotations
 

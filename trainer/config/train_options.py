@@ -1,4 +1,4 @@
-"""Sections inside of the run file's `train` section."""
+"""Nested sections of the run file's `train` section."""
 
 from __future__ import annotations
 

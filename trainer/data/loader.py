@@ -1,4 +1,4 @@
-"""Rows of tokens for one rank, read from shards."""
+"""Loads the packed sequences of one rank from shards."""
 
 from __future__ import annotations
 

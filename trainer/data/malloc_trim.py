@@ -1,4 +1,4 @@
-"""Giving freed memory back to the system, where allocators would keep it for later."""
+"""Returns freed memory to the operating system, which allocators would otherwise keep."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Samples become rows: a pure function of the sample lengths, a seed and an epoch.
+"""Packs samples into sequences: a pure function of sample lengths, seed and epoch.
 
 Best fit, longest first, within windows of a shuffled order (best-fit decreasing; Johnson, 1974), or as samples come
 where that takes fewer rows. Every row keeps within

@@ -1,4 +1,4 @@
-"""Remote shards are fetched ahead of the steps that need them, in the order of the plan."""
+"""Fetches remote shards ahead of the steps that need them, in the order of the packing plan."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which step needs which shard: what fetching ahead and evicting go by."""
+"""Which step needs which shard, for prefetching and eviction."""
 
 from __future__ import annotations
 

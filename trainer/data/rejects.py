@@ -1,4 +1,4 @@
-"""Why a sample is left out: the closed list of reject codes, and the ledger in which nothing gets lost."""
+"""Reject codes, a closed list, and the ledger of rejected samples."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What flows through data preparation: a sample, its turns and its images."""
+"""The types of data preparation: a sample, its turns and its images."""
 
 from __future__ import annotations
 

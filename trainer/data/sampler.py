@@ -1,4 +1,4 @@
-"""The endless sequence of rows that a run reads, and how a position in it is one integer.
+"""Order of the packed sequences of a run; a position in it is one integer.
 
 Rows of epoch 0, then of epoch 1, and so on, each epoch planned anew. A global batch is the next `global_batch_size`
 rows; the last one of an epoch may be short, so that epochs do not mix. `sequences_consumed`, the number of rows

@@ -1,4 +1,4 @@
-"""Tables on disk for what grows with the data: a private SQLite file that goes with its owner."""
+"""Temporary SQLite tables for what grows with the data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows to tensors: micro-batches of one step, made ahead of use in a background thread."""
+"""Turns packed sequences into tensors: micro-batches of one step, prepared by a background thread."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Opens a run's data and features for reading, and has remote shards of both fetched ahead of the steps."""
+"""Opens a run's data and features for reading, and prefetches remote shards of both."""
 
 from __future__ import annotations
 

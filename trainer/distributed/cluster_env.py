@@ -1,4 +1,4 @@
-"""Who takes part in this job: the nodes that CLUSTER_SPEC (Vertex AI) or PET_* (Kubeflow) describe, as seen by one.
+"""The nodes of a job, from CLUSTER_SPEC (Vertex AI) or PET_* (Kubeflow), as seen by one node.
 
 Vertex sets CLUSTER_SPEC on every replica of a CustomJob; TF_CONFIG only on jobs of several replicas. Kubeflow Trainer's
 torch runtime sets PET_NNODES, PET_NODE_RANK, PET_MASTER_ADDR and PET_MASTER_PORT on every node of a TrainJob, and

@@ -1,4 +1,4 @@
-"""How fast this job's collectives are, by size, inside a node and across nodes (`train.measure_communication`).
+"""Measures collectives by size, inside a node and across nodes (`train.measure_communication`).
 
 Bus bandwidth is what the slowest link must carry, whatever the number of ranks n: for a tensor of S bytes that takes t
 seconds, S / t * 2 (n - 1) / n of an all-reduce, S / t * (n - 1) / n of an all-gather or a reduce-scatter, of which S is

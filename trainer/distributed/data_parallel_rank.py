@@ -1,4 +1,4 @@
-"""Copies of the model in a job: which rows a rank trains on when several ranks hold one copy together."""
+"""Data-parallel ranks: which packed sequences a process trains on when several processes share one model replica."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether the Reduction Server that a job pays for is in use: what its processes can see of it themselves.
+"""Detects whether the Reduction Server that a job pays for is in use.
 
 The plugin that NCCL needs for it is closed, and the text of its log is not known. Two things can be seen without it:
 

@@ -1,4 +1,4 @@
-"""Nodes check in at the chief before torchrun starts, so that a node that does not come has a name.
+"""Check-in of nodes at the chief before torchrun starts, so that a missing node is named.
 
 torchrun's own rendezvous waits in silence and ends with a count. Vertex AI starts each replica when its machine is
 ready, minutes apart, so waiting is normal, and waiting in vain must say for whom.

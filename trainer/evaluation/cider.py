@@ -1,4 +1,4 @@
-"""CIDEr-D: how much a caption says of what people say of the same picture, and other pictures' captions do not.
+"""CIDEr-D caption metric.
 
 Source: Vedantam, Zitnick and Parikh 2015, arXiv 1411.5726, equations 1 to 3 and the section on CIDEr-D, with its sigma
 of 6, n-grams of 1 to 4 words, clipped counts and the factor of 10. As in the authors' own program, whose figures papers

@@ -1,4 +1,4 @@
-"""Which answers are mixed up with which: expected ones down, predicted ones across, for slices with few answers."""
+"""Confusion matrices for slices with few distinct answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The evaluation job: held-out loss, and exact match by generation per slice, with controls that keep it honest.
+"""The evaluation job: loss, and exact match by generation per slice, with controls such as shuffled images.
 
 Every held-out question is asked alone, with its sample's images. The same questions are asked again with another
 sample's images (`shuffled_image`) and with features of zero (`no_image`): what the model still gets right then, it got

@@ -1,4 +1,4 @@
-"""The loss on held-out rows while training goes on: does the model still learn what it has not seen?
+"""Validation loss during training, on packed sequences of the evaluation split.
 
 The same rows each time, and the same whatever the number of processes: the first `train.validation_sequences` rows
 of the held-out split, packed as training packs. Neither dropout nor random numbers: training goes on as if nothing

@@ -1,4 +1,4 @@
-"""How close an answer in words is to the expected one, as visual question answering scores it."""
+"""VQA accuracy and ANLS: how close an answer is to the expected one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why cached features are found or not: what the key stands for, and how the stores that are there differ."""
+"""Explains why cached features are found or not: the cache key, and how existing caches differ."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads the feature store: features by image, from shards that were found whole."""
+"""Reads the feature store: features by image, from verified shards."""
 
 from __future__ import annotations
 

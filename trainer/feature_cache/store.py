@@ -1,4 +1,4 @@
-"""The feature store: what a frozen tower outputs, by image content. trainer/feature_cache/reader.py reads it.
+"""The feature store: outputs of a frozen vision tower by image content.
 
 `features/<key>/` holds immutable safetensors shards, each with a JSON sidecar that names its images and its checksum,
 and a description of what the key stands for.

@@ -1,4 +1,4 @@
-"""The seam between models and everything else."""
+"""Protocols between model families and the rest of the trainer."""
 
 from __future__ import annotations
 

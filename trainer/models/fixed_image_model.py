@@ -1,4 +1,4 @@
-"""The module that strategies train for families whose images are all one square: packed rows in, summed loss out."""
+"""Training module of families whose images all have one size: packed sequences in, summed loss out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What images are between files and a model: pixel values or features of all images of one forward pass."""
+"""Images of one forward pass: pixel values or cached features."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Image bytes to the pixel values that a tower expects."""
+"""Turns image bytes into the pixel values that a tower expects."""
 
 from __future__ import annotations
 

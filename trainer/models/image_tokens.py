@@ -1,5 +1,5 @@
-"""How images stand in a row, and how many tokens one takes. Known without torch where the model's configuration says
-all that decides it.
+"""Image marks in prompts and image token counts, computed without torch where the model's configuration has all
+that decides them.
 
 Processes that prepare data need nothing else of the model, and importing torch and transformers' models takes longer
 than preparing a thousand records.

@@ -1,4 +1,4 @@
-"""How long this rank computes in forward passes: where no rank waits for another in them, they show which one is slow.
+"""Times forward passes on each rank, which shows stragglers where no rank waits for another.
 
 A whole step shows nothing: in it all ranks wait for the slowest, and take the same time.
 """

@@ -1,4 +1,4 @@
-"""Where a trial of a search reports the number that is searched for, in the form of google/cloudml-hypertune.
+"""Reports the metric of a search's trial, in the format of google/cloudml-hypertune.
 
 The service reads a file of JSON lines on the chief's machine. Early stopping needs a line after each validation, so
 the log of metrics reports too, where `trainer.tune_trial` asks it to.

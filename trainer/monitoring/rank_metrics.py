@@ -1,4 +1,4 @@
-"""What each rank holds, waits for and computes, brought together: one that stands out slows down all others."""
+"""Gathers what each rank holds, waits for and computes, to find stragglers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all ranks know of a step: its loss, its counts, and whether one of them was asked to stop.
+"""Step metrics summed over ranks: loss, counts, and stop requests; read asynchronously on a GPU.
 
 The sums are made by the device in its own time. The host orders the next step before it reads them, so that a GPU
 always has work: a host that read each step's loss at once would leave it idle while it orders the first kernels of the

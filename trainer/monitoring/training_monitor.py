@@ -1,4 +1,4 @@
-"""What the loop says of itself: metrics lines, progress, the printed line, and the summary at the end."""
+"""Training metrics and progress: metrics lines, the printed line, the summary."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Metrics on Weights & Biases too, where `train.wandb.project` asks for it.
+"""Sends metrics to Weights & Biases where `train.wandb.project` is set.
 
 It is a copy for people to look at: a run that cannot reach the service trains all the same. The W&B run has the run's
 id, so that an attempt after an interruption goes on in the same curves.

@@ -1,4 +1,4 @@
-"""How large a checkpoint is: what is trained, in fp32, with what belongs to it. No torch here: planners read it."""
+"""Size of a checkpoint. No torch here: planners read it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Floating-point operations of one packed row, from the model's sizes alone. A multiply-add counts as two.
+"""FLOPs of one packed sequence, from the model's sizes alone. A multiply-add counts as two.
 
 What the training modules compute is counted, as torch's own counter does (matrix products, convolutions and
 attention; not norms, activations or lookups): the tower runs all its layers even when an earlier one feeds the

@@ -1,4 +1,4 @@
-"""Peak rates of the GPUs that Vertex AI training offers, by the names that they give themselves."""
+"""Peak FLOP rates of GPUs, by the device names they report."""
 
 from __future__ import annotations
 

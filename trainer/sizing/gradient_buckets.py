@@ -1,4 +1,4 @@
-"""How many bytes of gradients DDP sums at once. No torch here: planners read it."""
+"""Bucket sizes of DDP's gradient all-reduce. No torch here: planners read it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Images that keep their shape: how large one is made, the tokens it takes, and where these stand. No torch here.
+"""Token grids of images that keep their aspect ratio. No torch here.
 
 The rule is the one of Qwen2-VL (arXiv 2409.12191, 2.1): both sides become multiples of a token's side in pixels, and
 their product stays between two bounds. A token covers `merge` x `merge` patches. transformers has the rule as

@@ -1,4 +1,4 @@
-"""The sizes of a model that decide what it computes and holds. No torch here: the planner reads these in any place."""
+"""The sizes of a model that decide its compute and memory. No torch here: the planner reads them."""
 
 from __future__ import annotations
 

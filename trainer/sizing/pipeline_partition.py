@@ -1,4 +1,4 @@
-"""Where the model is cut into pipeline stages. No torch here: the planner cuts by the same rule."""
+"""Partitions a model into pipeline stages. No torch here: the planner partitions by the same rule."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What of a matrix travels under PowerSGD. No torch here: the planner reckons with it too."""
+"""What PowerSGD sends of a matrix. No torch here: the planner uses it too."""
 
 from __future__ import annotations
 

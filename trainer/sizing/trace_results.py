@@ -1,4 +1,4 @@
-"""What tracing a step or a stage answers. No torch here: the planner reads answers that were kept."""
+"""Results of tracing a step or a stage. No torch here: the planner reads cached ones."""
 
 from __future__ import annotations
 

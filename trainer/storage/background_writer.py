@@ -1,4 +1,4 @@
-"""Writes of a run's small files that training does not wait for."""
+"""Writes small files of a run in the background, so that training does not wait."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The one seam to storage: a small protocol bound to a root, and its local-folder implementation.
+"""The Storage protocol, bound to a root, and what its backends share.
 
 Every writer and reader of run outputs, prepared data, features and checkpoints goes through `open_storage(uri)`.
 Names are relative to the root, with `/` between parts; a name can never leave the root.

@@ -1,4 +1,4 @@
-"""Objects as files of a folder."""
+"""Storage in a local folder."""
 
 from __future__ import annotations
 

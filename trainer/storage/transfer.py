@@ -1,4 +1,4 @@
-"""Many files at once: a few threads, bounded memory, and the first error ends it.
+"""Transfers many files with a few threads and bounded memory; the first error ends it.
 
 One stream of Cloud Storage carries far less than a network card: 4 to 8 in parallel do. A plain thread pool over the
 storage seam, because the client library's own one hides errors in its results.

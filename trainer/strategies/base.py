@@ -1,4 +1,4 @@
-"""The seam between the loop and distribution."""
+"""The Strategy protocol between the training loop and distribution."""
 
 from __future__ import annotations
 

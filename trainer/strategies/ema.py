@@ -1,4 +1,4 @@
-"""The exponential moving average of the trained weights (`train.ema_decay`): of what lies on this rank, in fp32."""
+"""Exponential moving average of the trained weights (`train.ema_decay`), of this rank's shards, in fp32."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gradients in flat buffers, which the copies of a model add up while the backward pass goes on."""
+"""Flat gradient buffers, all-reduced over data-parallel ranks while the backward pass runs."""
 
 from __future__ import annotations
 

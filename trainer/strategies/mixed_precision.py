@@ -1,4 +1,4 @@
-"""What computes in a shorter type, and the scale that keeps fp16 gradients in its range."""
+"""Autocast, and the loss scale that keeps fp16 gradients in range."""
 
 from __future__ import annotations
 

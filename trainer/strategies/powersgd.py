@@ -1,4 +1,4 @@
-"""Gradients of DDP as factors of low rank (`train.gradient_compression: powersgd`).
+"""PowerSGD gradient compression for DDP (`train.gradient_compression: powersgd`).
 
 Vogels et al. 2019, arXiv 1905.13727. The algorithm is torch's own hook. Here is what a run needs beside it: an order of
 collectives that is the same on all ranks, and state that outlasts a run's end. The hook keeps its state by DDP's

@@ -1,4 +1,4 @@
-"""The table of strategies."""
+"""The strategies by name."""
 
 from __future__ import annotations
 

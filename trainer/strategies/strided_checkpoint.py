@@ -1,4 +1,4 @@
-"""Tensors of which a rank has pieces that do not lie side by side, in the form in which checkpoints take them.
+"""Checkpoint support for non-contiguous shards.
 
 A fused weight gives queries, keys and values one after the other, and a rank that computes some heads has rows of each
 (`split_modules.ColwiseFusedLinear`). DCP takes a DTensor for one piece; given each piece with its place, files are

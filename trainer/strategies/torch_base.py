@@ -1,4 +1,4 @@
-"""What the strategies built on torch alone share: a step over an ordinary optimizer, and DCP checkpoints."""
+"""Shared by the torch strategies: a step with an ordinary optimizer, and DCP checkpoints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Micro-batches on their way to the device, and a frozen tower that runs for the next one on a stream of its own.
+"""Copies micro-batches to the device ahead of use, and runs a frozen tower for the next one on its own stream.
 
 A frozen tower needs nothing of the step: not the weights that are trained, nor what the micro-batch before computes. On
 its own CUDA stream it fills what the rest leaves of the GPU, such as where FSDP waits for weights. The first

@@ -1,4 +1,4 @@
-"""Rows without content, for traces and measurements: all inputs of a training module with the right shapes."""
+"""Fake packed sequences for traces and measurements: all inputs of a training module with the right shapes."""
 
 from __future__ import annotations
 

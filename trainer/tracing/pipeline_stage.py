@@ -1,4 +1,4 @@
-"""What a pipeline stage holds for one micro-batch, found as `trainer.tracing.step` finds it for a whole model."""
+"""Memory of a pipeline stage for one micro-batch, by tracing."""
 
 from __future__ import annotations
 

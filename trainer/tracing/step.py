@@ -1,4 +1,4 @@
-"""What a training step holds and computes, found by running it on tensors without data.
+"""Memory and compute of a training step, by running it on fake tensors.
 
 The very module that strategies wrap runs forward and backward under torch's fake tensors: every operation gives its
 output's shape and no numbers, so the largest model is traced in a second on any machine. What is counted is therefore

@@ -1,4 +1,4 @@
-"""The error sentence in what a replica prints, found line by line."""
+"""Finds the error message in a replica's output, line by line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the failure of a job's replica is told: its exit code in words, and the replica's own sentence first."""
+"""Describes the failure of a job's replica: its exit code in words, and its own error first."""
 
 from __future__ import annotations
 

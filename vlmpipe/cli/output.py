@@ -1,4 +1,4 @@
-"""What commands say: text or JSON on standard output, errors as a sentence on standard error."""
+"""Output of commands: text or JSON on standard output, errors on standard error."""
 
 from __future__ import annotations
 

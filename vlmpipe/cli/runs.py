@@ -1,4 +1,4 @@
-"""`vlmpipe status`, `cancel`, `logs` and `diagnose`: one spelling for the runs of this machine and those on Vertex AI.
+"""`vlmpipe status`, `cancel`, `logs` and `diagnose`, for runs on this machine and on Vertex AI.
 
 What is typed as RUN is looked for here first, then among what was submitted from this folder, then on Vertex AI.
 """

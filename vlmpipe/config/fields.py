@@ -1,4 +1,4 @@
-"""Kinds of fields that several sections have."""
+"""Field types that several sections share."""
 
 from __future__ import annotations
 

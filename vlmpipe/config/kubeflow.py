@@ -1,4 +1,4 @@
-"""The run file's section `kubeflow`: the cluster in which the pipeline runs. Names stay close to Kubernetes' own."""
+"""The run file's `kubeflow` section: the cluster in which the pipeline runs. Names follow Kubernetes' own."""
 
 from __future__ import annotations
 

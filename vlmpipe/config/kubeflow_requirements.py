@@ -1,4 +1,4 @@
-"""What a run file must have, and what has no effect, where it is compiled for Kubeflow."""
+"""Requirements of the Kubeflow target, and settings that have no effect there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The run file's `notify` section: who hears how a run ended."""
+"""The run file's `notify` section: notifications when a run ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""RunConfig: the schema of the one file that a user writes.
+"""RunConfig: the schema of the run file.
 
 The sections that a job needs are in `trainer.config`, the others in this room. Here they meet, with the checks that
 concern several of them.

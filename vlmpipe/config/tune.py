@@ -1,4 +1,4 @@
-"""The run file's section tune: which fields of train are searched, in the terms of Vertex AI's StudySpec."""
+"""The run file's `tune` section: which fields of train are searched, in the terms of Vertex AI's StudySpec."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is wrong with a run file, in words: each problem names the field, what was found and what was expected.
+"""Validation errors of a run file: each names the field, what was found and what was expected.
 
 Pydantic finds the problems; this module says them for people. An unknown key is answered with the closest known one,
 also when that one lives in another section.

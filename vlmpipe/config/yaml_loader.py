@@ -1,4 +1,4 @@
-"""Reading a run file: safe YAML with the plain rules of YAML 1.2, and `a.b=c` overrides on top."""
+"""Reads a run file: safe YAML 1.2, with `a.b=c` overrides on top."""
 
 from __future__ import annotations
 

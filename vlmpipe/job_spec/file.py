@@ -1,4 +1,4 @@
-"""Job specs as people have them in files: YAML or JSON, whole or in part, in either spelling."""
+"""Job specs in files: YAML or JSON, complete or partial, in snake_case or camelCase."""
 
 from __future__ import annotations
 

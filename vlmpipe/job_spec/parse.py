@@ -1,4 +1,4 @@
-"""Strict reading of a CustomJob's spec: what Vertex AI would refuse or take otherwise is refused here in words.
+"""Strict parser of CustomJob specs: rejects what Vertex AI would reject or silently reinterpret.
 
 The API's message types say which fields exist. Three things make a second look necessary: `google.protobuf` takes both
 spellings of a name, proto-plus cuts 4.5 replicas to 4 and spreads a text over a list of letters, and neither knows the

@@ -1,4 +1,4 @@
-"""Answers about models that take torch and transformers to find, kept on this machine for the next plan.
+"""Disk cache of model analyses, which take torch and transformers to compute.
 
 To import the two takes longer than all else that a plan does. An answer is a pure function of the model's
 configuration, of what is asked and of the code, so all three are in its name: it is never out of date.

@@ -1,4 +1,4 @@
-"""How each strategy spreads a training step over ranks: what is whole on a rank, and over how many it is split."""
+"""How each strategy distributes a training step over ranks: what is replicated and what is sharded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether ranks can split a model's layers: the trainer's own check, asked once for a model."""
+"""Whether a model's layers can be sharded over ranks, by the trainer's own check, cached."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many rows a run trains on, and what is in one: from prepared data, from the plan section, or only per step."""
+"""Workload of a run: how many packed sequences it trains on and what one holds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The gate: may a freshly evaluated model replace the champion? Pure functions over recorded numbers.
+"""The gate: decides by recorded numbers whether a new model may replace the champion.
 
 Every requirement becomes one `Check` with its value, its threshold and a sentence, so that a rejection can be
 understood without opening a notebook. What the gate asks for and the evaluation lacks is a failed check, never a pass.

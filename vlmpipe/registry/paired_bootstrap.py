@@ -1,4 +1,4 @@
-"""What two models answered to the same held-out questions, and how much of the difference may be chance.
+"""Paired bootstrap over the questions that two models both answered.
 
 A sample's split follows from its id, so a question that both were asked was held out from both, also when the data has
 grown between them.

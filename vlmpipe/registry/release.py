@@ -1,4 +1,4 @@
-"""From an evaluated run to a registered model: reads a run's files, asks the gate and the registry, writes the answers.
+"""Registers an evaluated run: reads its files, asks the gate and the registry, writes the decision.
 
 The steps `decide` and `register_model` call this; nothing here needs KFP.
 """

@@ -1,4 +1,4 @@
-"""What the report says of the data: lengths, duplicates, rejects with their pictures, and a sheet of samples."""
+"""Data section of the report: lengths, duplicates, rejects with their images, and a contact sheet."""
 
 from __future__ import annotations
 

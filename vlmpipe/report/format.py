@@ -1,4 +1,4 @@
-"""Numbers as people read them. What is no number becomes an empty text, for the template to replace."""
+"""Number formatting for people. A value that is no number becomes an empty string."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads what a run has left behind. A failed run has left less: what is missing becomes a sentence, not an error."""
+"""Loads the files of a run for its report. What a failed run lacks becomes a note, not an error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The plan that was made before the run, as the report shows it: memory as a bar, hours and dollars by step.
+"""Plan section of the report: memory as a bar, time and cost by step.
 
 The file may be of another version of the planner, so what it lacks is left out.
 """

@@ -1,4 +1,4 @@
-"""Which held-out questions the report shows, and their pictures as data URIs."""
+"""Selects the evaluation questions that the report shows, with their images as data URIs."""
 
 from __future__ import annotations
 

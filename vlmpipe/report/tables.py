@@ -1,4 +1,4 @@
-"""What the report says in numbers: the outcome, results by slice, confusions, timings and facts, as plain values."""
+"""Tables of the report: outcome, results by slice, confusion, timings and facts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ended a run, and what to do about it: how what it said is weighed, and how the finding is told.
+"""Finds the cause of a failed run by weighing its evidence, and formats the diagnosis.
 
 A cause is believed before a consequence, an exit code only where no text says more; and where nothing is recognised,
 the last lines are shown instead of a guess.

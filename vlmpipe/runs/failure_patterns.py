@@ -1,4 +1,4 @@
-"""The table of failures that are known (failure_patterns.yaml), and what of it a text matches."""
+"""Known failures (failure_patterns.yaml), matched against log text."""
 
 from __future__ import annotations
 

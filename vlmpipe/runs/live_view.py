@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: a live table in a terminal, lines elsewhere."""
+"""Live view of a run: a table in a terminal, lines elsewhere."""
 
 from __future__ import annotations
 

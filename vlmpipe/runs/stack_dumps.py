@@ -1,4 +1,4 @@
-"""Reads the stacks that the watchdog left (`logs/stacks/rank-N.txt`): where the ranks stand, and which one is apart."""
+"""Parses the stacks that the watchdog dumps (`logs/stacks/rank-N.txt`): where ranks wait, and which one differs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Following a run until it is over, on this machine or on Vertex AI. Watching starts and stops nothing."""
+"""Follows a run until it ends. Watching starts and stops nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a prepared set holds that the one before it did not: told by the two indexes."""
+"""Difference between a prepared data set and the one before it, from the two indexes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What preparation has met so far, on disk, so that its memory does not grow with the data: ids, content, answers."""
+"""Ids, content hashes and answers seen so far, on disk, so that memory does not grow with the data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A few samples as the model will get them, with their pictures, for people to look at."""
+"""A few samples as the model will see them, with their images, for people to look at."""
 
 from __future__ import annotations
 

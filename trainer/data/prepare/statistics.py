@@ -1,4 +1,4 @@
-"""What prepared data holds, in numbers: lengths, slices, how well rows fill, duplicates, and what a guess scores."""
+"""Statistics of prepared data: lengths, slices, packing efficiency, duplicates, and the score of a constant guess."""
 
 from __future__ import annotations
 

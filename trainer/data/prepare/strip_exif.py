@@ -1,4 +1,4 @@
-"""Takes what is no picture out of a JPEG or PNG, and leaves the compressed pixels as they are.
+"""Removes metadata from JPEG and PNG files without touching the compressed pixels.
 
 Photographs name the place where they were taken (GPS, in EXIF and XMP), the camera and its owner; a model needs none of
 it, and shards are handed on. Colour profiles, and what a decoder needs, stay.

@@ -1,4 +1,4 @@
-"""`map` over threads, in order, with a bounded number of items in memory; and how many threads to take."""
+"""Ordered `map` over threads with a bounded number of items in memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small pictures for the run report. Of rejected samples too: what a code means is often seen at a glance."""
+"""Thumbnails for the run report, of rejected samples too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One sample's way through the checks: a final id and split, decoded images, tokens, and either a place or a reject."""
+"""Validates one sample: id, split, images, tokens. The result is an accepted sample or a reject."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shards as local files that were found whole: each is checked against its sidecar before its first byte is used."""
+"""Shards as local files, each verified against its sidecar before its first byte is used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""JSON read piece by piece, so that memory does not grow with the file.
+"""Streaming JSON reader, so that memory does not grow with the file.
 
 The standard library's decoder reads each record out of a buffer that holds a little more than one. The library made for
 this, ijson 3.6, was tried: it turns half a surrogate pair into a question mark, ends at the first NaN, and needs 25 GB

@@ -1,4 +1,4 @@
-"""A source in parts that can be read alone: whoever needs what lies far inside need not read all before it."""
+"""Parts of a source that can be read independently, so that reading can begin in the middle."""
 
 from __future__ import annotations
 

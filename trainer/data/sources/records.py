@@ -1,4 +1,4 @@
-"""The shapes in which sets write a conversation, and what a record says of itself: id, slice and split."""
+"""Record shapes that data sets use for a conversation, and a record's id, slice and split."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The members of a tar file, one after the other, with the places of their bytes and nothing taken on trust.
+"""Reads the members of a tar file in order, with their offsets, and validates every header.
 
 Python's own reader takes a damaged header, and the end of a file that was cut between two members, for the end of the
 archive: the samples behind it would be lost in silence. It also follows sizes below zero into an endless loop (Python

@@ -1,4 +1,4 @@
-"""The mask that keeps packed samples apart, made on the device without a look at its numbers.
+"""Block-diagonal attention mask for packed samples, built on the device without synchronizing with the host.
 
 transformers makes the same mask from positions that restart. First it asks whether any row holds more than one sample,
 and the host then waits until the device has done all that it was given. The host knows that from the rows themselves.

@@ -1,4 +1,4 @@
-"""Where the samples of packed rows begin and end, as the host knows it from the rows themselves."""
+"""Cumulative sequence lengths of packed samples, known to the host without reading the device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What computes causal attention inside samples, and its gradients, on each device.
+"""Kernels of causal variable-length attention and its gradients, by device.
 
 All take query (rows, tokens, heads, head_dim) and key and value (rows, tokens, kv_heads, head_dim), of which as many
 query heads in a row share each. What they return is new and contiguous.

@@ -1,4 +1,4 @@
-"""Attention of packed rows, each sample by itself: what others would give is not computed to be thrown away.
+"""Variable-length attention for packed sequences: cross-sample scores are never computed.
 
 With a mask over the whole row, a row of 8,192 tokens costs the attention of a sample of that length, whatever it holds.
 The host knows where samples begin (`trainer.models.attention.cu_seqlens`), and kernels take them one by one, or all

@@ -1,4 +1,4 @@
-"""What the native families have in common: one transformers model from one place, built, and its tower by itself."""
+"""Builds native transformers models: the whole model, or its vision tower alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parts of a model that come from the hub or a folder, with errors as sentences."""
+"""Loads configurations and weights from the hub or a folder, with errors for people."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The weights that a native model starts with, one at a time, under the names that the model has now."""
+"""Initial weights of a native model, one tensor at a time, under the names of the current transformers release."""
 
 from __future__ import annotations
 

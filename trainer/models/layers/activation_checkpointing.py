@@ -1,4 +1,4 @@
-"""Activation checkpointing. Selective: what costs most to compute is kept, all else of a block is computed again."""
+"""Selective and full activation checkpointing of layers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The loss of a training module, a module of its own so that it can be computed in parts from outside."""
+"""Token loss of a training module, computed in chunks of label tokens."""
 
 from __future__ import annotations
 

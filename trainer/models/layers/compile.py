@@ -1,4 +1,4 @@
-"""Layers compiled by torch.compile, each by itself (`train.compile`).
+"""Compiles layers one by one with torch.compile (`train.compile`).
 
 What is compiled is a layer's forward and its gradient, with the activation checkpointing in it. Hooks that strategies
 put around a layer run as they are, and names in checkpoints stay. Layers that are alike share their code. A tower's

@@ -1,4 +1,4 @@
-"""Which parameters are trained: whole parts of a model, and patterns over the names of its parameters.
+"""Decides which parameters are trained: whole parts of a model, and patterns over parameter names.
 
 `model.freeze` names parts, `model.freeze_parameters` then freezes what its patterns name, and `model.train_parameters`
 thaws what its patterns name: the last that names a parameter decides. Patterns are those of a shell (`fnmatch`, upper

@@ -1,4 +1,4 @@
-"""Where image tokens are in rows, and images put there, without a number read from the device.
+"""Puts image features in the places of image tokens, without reading the device.
 
 A mask as an index is read: how many places it has decides the size of the result, and the host waits for that.
 `masked_scatter` has such an index in its gradient. Here the host says how many there are, as the images' shape does.

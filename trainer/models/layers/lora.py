@@ -1,4 +1,4 @@
-"""LoRA: low-rank adapters on linear layers of a frozen language model, put in place by peft.
+"""LoRA adapters on linear layers of a frozen language model, through peft.
 
 Hu et al. 2021 (arXiv 2106.09685): a layer gives W x + alpha / rank * B A x. Only A (rank, in) and B (out, rank) are
 trained. B starts at 0, so that training begins with the model as it was.

@@ -1,4 +1,4 @@
-"""Sizes read off a model's modules and configurations."""
+"""Counts the parameters of a model's parts from its modules and configuration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A stage of a training module: the model with some of its language layers, under the names that they have in it."""
+"""A pipeline stage of a training module: some of its language layers, under their original names."""
 
 from __future__ import annotations
 

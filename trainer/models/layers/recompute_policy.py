@@ -1,4 +1,4 @@
-"""What a training module computes again in the backward pass instead of holding it. No torch here: planners read it."""
+"""What a training module recomputes in the backward pass. No torch here: planners read it."""
 
 from __future__ import annotations
 

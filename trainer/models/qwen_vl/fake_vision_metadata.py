@@ -1,4 +1,4 @@
-"""A Qwen-VL training module on tensors without numbers: what follows from the sizes of images has none either.
+"""Vision metadata of a Qwen-VL module on fake tensors, for traces.
 
 Every tensor that is made in its stead has the size and the type of the library's own, so that what is counted stays.
 """

@@ -1,4 +1,4 @@
-"""The families `qwen2_5_vl` and `qwen3_vl`: native vision-language models of transformers, each as a whole.
+"""The families `qwen2_5_vl` and `qwen3_vl`: native vision-language models of transformers.
 
 Images keep their shape, so they differ in tokens. The parts have the names that the other families use: the tower is
 the vision encoder without its merger, and the merger, which makes a token of `merge` x `merge` patches, is the

@@ -1,4 +1,4 @@
-"""The module that strategies train for the Qwen-VL families: packed rows in, summed token loss out."""
+"""Training module of the Qwen-VL families: packed sequences in, summed token loss out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What follows from the sizes of images in a Qwen-VL tower, made on the host and told to the library.
+"""Vision metadata of a Qwen-VL tower, computed on the host from image sizes.
 
 The library would work it out of a tensor on the device, and the host would wait for that in each layer: attention takes
 the images, or their windows, one by one. Its own functions make it here, and under their results' names it takes them.

@@ -1,4 +1,4 @@
-"""The family `smolvlm`: transformers' SmolVLM, as a whole.
+"""The `smolvlm` family: transformers' SmolVLM.
 
 Each image is one tile: the whole of it, resized to the square of `model.image_size`. With `model.longest_edge` it is
 cut into several, and one more shows the whole. To all that computes, a tile is an image. The parts have the names that

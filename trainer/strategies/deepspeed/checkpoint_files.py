@@ -1,4 +1,4 @@
-"""DeepSpeed's checkpoint files, written while training goes on. Import it after `deepspeed` has been set up."""
+"""Asynchronous writing of DeepSpeed's checkpoint files. Import it after `deepspeed` has been set up."""
 
 from __future__ import annotations
 

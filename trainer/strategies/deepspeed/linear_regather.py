@@ -1,4 +1,4 @@
-"""Linear layers under a strategy that takes weights away between forward and backward.
+"""Linear layers that recompute gathered weights in the backward pass instead of keeping them.
 
 torch keeps what a product needs for its gradient, the transposed weight, and autocast keeps bf16 copies of weights
 until the forward pass ends. Either would hold all gathered weights at once. Here the parameter itself is kept, which

@@ -1,4 +1,4 @@
-"""Optimizer state on a local disk (`train.nvme_path`): tensors whose numbers are a file's, mapped into memory.
+"""Optimizer state on a local disk (`train.nvme_path`): memory-mapped tensors.
 
 The system reads what an update touches and writes it back in its own time, and what does not fit into memory is on the
 disk alone. Files have no name: their room is free again when the process ends, however it does.

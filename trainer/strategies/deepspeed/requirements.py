@@ -1,4 +1,4 @@
-"""What DeepSpeed needs of machine and model for what the run file asks of it. Checked before anything is built."""
+"""Checks what DeepSpeed needs of the machine and the model, before anything is built."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the ranks of a pipeline do with gradients: sums over copies, and the norm over stages."""
+"""Gradients under pipeline parallelism: sums over data-parallel ranks, and the norm over stages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pipeline parallelism: the ranks of a copy of the model hold consecutive stages of it, and copies share the rows.
+"""Pipeline parallelism: ranks hold consecutive stages of the model.
 
 With tensor parallelism (`tp+pp+dp`) several ranks hold a stage and split its layers between them, as
 `trainer.strategies.tensor_parallel.strategy` describes: they see the same rows and pass on the same hidden states,

@@ -1,4 +1,4 @@
-"""How tensor parallelism splits the layers of transformers' models, by the names that they give their linear layers."""
+"""Tensor-parallel plan of transformers' layers, by the names of their linear modules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sequence parallelism: between the split parts of language layers, each rank has its share of the tokens only.
+"""Sequence parallelism: between sharded parts of language layers, each rank holds a share of the tokens.
 
 Norms and sums with the residual stream work on each token by itself, so ranks that split a layer need not do them all.
 A sum over ranks becomes a reduce-scatter, and what attention and the feed-forward part take is gathered before: as many

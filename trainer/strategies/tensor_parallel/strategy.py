@@ -1,4 +1,4 @@
-"""Tensor parallelism: the ranks of one copy of the model split each layer between them.
+"""Tensor parallelism: ranks share the weights of each layer.
 
 Attention is split by heads and the feed-forward part by its inner width, in the language model and in the tower; the
 embedding and the head by vocabulary, so that no rank ever holds whole logits. Norms, the projector and what else is

@@ -1,4 +1,4 @@
-"""Modules whose weights are split over the ranks of a copy of the model, as styles for `parallelize_module`.
+"""Sharding styles of modules for `parallelize_module`.
 
 Parameters become DTensors, which keeps their whole shape for the optimizer, for checkpoints and for FSDP. What is
 computed is computed on plain tensors: DTensor's own operations plan anew for every shape that they meet, and the number

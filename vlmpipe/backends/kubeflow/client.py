@@ -1,4 +1,4 @@
-"""The few calls to the Kubernetes API that a job step makes, and their refusals in words. Nothing is decided here."""
+"""Calls to the Kubernetes API that a job step makes, with its errors translated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A job step on Kubeflow: the CustomJob's spec becomes a TrainJob, which is run to its end.
+"""A job step on Kubeflow: turns a CustomJob spec into a TrainJob and runs it to its end.
 
 What the cluster must know beside the spec is in the section `kubeflow` of the run's own run.json.
 """

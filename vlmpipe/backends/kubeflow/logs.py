@@ -1,4 +1,4 @@
-"""The nodes' lines as they appear: the chief's are shown, of the others only what went wrong."""
+"""Follows the logs of a TrainJob's nodes: the chief's lines, and errors of the others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A CustomJob's spec as a TrainJob of Kubeflow Trainer: plain data in, plain data out.
+"""TrainJob manifests from CustomJob specs: plain data in, plain data out.
 
 The form is trainer.kubeflow.org/v1alpha1 of Kubeflow Trainer 2.2 and 2.3 (github.com/kubeflow/trainer,
 pkg/apis/trainer/v1alpha1/trainjob_types.go): pods are changed by `runtimePatches`, which 2.0 and 2.1 do not have.

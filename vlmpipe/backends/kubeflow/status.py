@@ -1,4 +1,4 @@
-"""What the Kubernetes API says of a TrainJob and its pods, understood: pure functions of its JSON.
+"""Status of a TrainJob and its pods, as pure functions of the Kubernetes API's JSON.
 
 Conditions: Complete, Failed and Suspended, of which the first two are final (kubeflow/trainer, trainjob_types.go and
 pkg/controller/trainjob_controller.go).

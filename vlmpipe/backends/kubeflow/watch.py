@@ -1,4 +1,4 @@
-"""A TrainJob from its creation to its end: taken up where a step before left it, shown, ended on request.
+"""Watches a TrainJob from creation to end; resumes an earlier watch, shows progress, stops on request.
 
 The Kubernetes API is behind `Jobs`, so that every course of events can be played without one.
 """

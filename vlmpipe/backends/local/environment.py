@@ -1,4 +1,4 @@
-"""The environment that Vertex AI gives to each replica of a CustomJob, made for replicas on this machine.
+"""The environment that Vertex AI gives to each replica of a CustomJob, for replicas on this machine.
 
 What is documented (CLUSTER_SPEC, TF_CONFIG, AIP_*, CLOUD_ML_*) has the documented form. RANK, WORLD_SIZE, MASTER_ADDR
 and MASTER_PORT are not documented, but Google's samples find them in custom containers, where they count nodes and not

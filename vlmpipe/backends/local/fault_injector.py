@@ -1,5 +1,4 @@
-"""Carries out the events of vlmpipe/backends/local/fault_spec.py on a running local job, and keeps a record of what
-happened."""
+"""Injects faults into a running local job, and records what happened."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A CustomJob on this machine: the replicas of its spec as contained processes, ending as a job on Vertex AI ends.
+"""Runs a CustomJob on this machine: its replicas as processes, with the endings of a job on Vertex AI.
 
 The chief's exit decides: when it leaves with 0, the job is done and the others are shut down. Any replica that leaves
 with another code before that fails the job, unless the run asks for restarts (see

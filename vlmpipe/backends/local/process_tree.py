@@ -1,4 +1,4 @@
-"""Find the processes below a replica's container and send them signals."""
+"""Finds and signals the processes of a replica."""
 
 from __future__ import annotations
 

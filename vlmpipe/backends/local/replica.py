@@ -1,4 +1,4 @@
-"""One replica of a local job: a contained process that can be started again in its place."""
+"""One replica of a local job: a process that can be restarted in place."""
 
 from __future__ import annotations
 

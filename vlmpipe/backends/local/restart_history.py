@@ -1,4 +1,4 @@
-"""What was started again in a local job, and how much work that cost, as far as the run's own records tell."""
+"""History of restarts in a local job, and the work that each one cost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How often Vertex AI starts a failed job again, as arithmetic: no processes, no clock.
+"""How often Vertex AI restarts a failed job, as arithmetic without processes or a clock.
 
 Sources, under cloud.google.com/vertex-ai/docs/training: understanding-training-service for restarts and retries,
 use-spot-vms for reclaimed machines; and the API's Scheduling message for the two switches.

@@ -1,4 +1,4 @@
-"""Runs a command the way a container would: when it ends, or when whoever asked for it dies, nothing of it is left.
+"""Runs a command in a subreaper: when it or its parent ends, no process of it is left.
 
     python vlmpipe/backends/local/subreaper.py --parent-pid 4711 --grace-s 30 -- python -m trainer.launch ...
 

@@ -1,4 +1,4 @@
-"""Watches the replicas of a local job, passes requests to stop on, starts them again, and decides how the job ended."""
+"""Supervises the replicas of a local job: stop requests, restarts, and the job's outcome."""
 
 from __future__ import annotations
 

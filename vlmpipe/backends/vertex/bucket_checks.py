@@ -1,4 +1,4 @@
-"""Whether the buckets of a run on Vertex AI are there, in its region and this account's to use: asked before it starts.
+"""Checks, before a run starts, that its buckets exist, lie in its region and are accessible.
 
 One request a bucket: its metadata. Where these may not be read, a second one, which everybody may send, asks what this
 account may do there. Nothing is written, and no bucket is made.

@@ -1,5 +1,4 @@
-"""What a run has tried on its `cluster.capacity_fallback`: the record in `<run>/capacity_fallback.json`, and how it is
-told."""
+"""Record of the capacity options that a run has tried (`<run>/capacity_fallback.json`)."""
 
 from __future__ import annotations
 

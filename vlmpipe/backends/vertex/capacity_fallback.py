@@ -1,5 +1,4 @@
-"""The training job with capacity fallback: spot, flex_start, standard, in the run file's order, until one finds
-machines.
+"""Runs the training job with capacity fallback: spot, flex_start, standard, in the run file's order.
 
 Every option is a CustomJob with the same worker pools and the same output folder, so each goes on from the newest
 checkpoint. What was tried is kept in `<run>/capacity_fallback.json` before it is sent: a step that begins again

@@ -1,4 +1,4 @@
-"""The one door to Vertex AI: its client, its address, and what its answers mean in words.
+"""Client for Vertex AI: endpoint, credentials, and translation of its errors.
 
 REST for everything: what the tests run is then what talks to Google, it passes through HTTPS proxies, and an error is a
 status and a text.

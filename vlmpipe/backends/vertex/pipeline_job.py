@@ -1,4 +1,4 @@
-"""A compiled pipeline becomes a pipeline job: the request, and sending it once.
+"""Turns a compiled pipeline into a pipeline job request, and sends it exactly once.
 
 The generated client is used rather than `aiplatform.PipelineJob.submit`: that one first looks for the bucket, creates
 it if it is not found, and spends one to two minutes where it cannot look. A test compares what the two send.

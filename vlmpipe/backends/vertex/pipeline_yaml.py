@@ -1,4 +1,4 @@
-"""Reading and writing compiled pipelines, which are YAML of some 90 kB."""
+"""Reads and writes compiled pipelines as YAML."""
 
 from __future__ import annotations
 

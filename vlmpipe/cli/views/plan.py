@@ -1,4 +1,4 @@
-"""What a person reads of a plan in a terminal: whether it fits, hours and dollars first, assumptions last."""
+"""Tables of a plan for a terminal: whether it fits, time and cost first, assumptions last."""
 
 from __future__ import annotations
 

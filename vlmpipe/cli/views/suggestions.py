@@ -1,4 +1,4 @@
-"""Suggestions side by side, as `vlmpipe plan --suggest` prints them."""
+"""Table of suggestions for `vlmpipe plan --suggest`."""
 
 from __future__ import annotations
 

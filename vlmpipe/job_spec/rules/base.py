@@ -1,4 +1,4 @@
-"""What a rule is, what breaks it, and the job that rules look at."""
+"""Rules, violations, and the view of a job that rules read."""
 
 from __future__ import annotations
 

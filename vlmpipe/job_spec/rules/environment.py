@@ -1,4 +1,4 @@
-"""Rules VP704 to VP706: what a container is told that will not arrive as it was meant."""
+"""Rules VP704 to VP706: environment variables and arguments that do not reach a container as written."""
 
 from __future__ import annotations
 

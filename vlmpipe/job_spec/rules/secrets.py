@@ -1,4 +1,4 @@
-"""Rules VP70x on secrets, and the search for them. No function here gives back a secret, or part of one."""
+"""Rules VP70x: secrets in a job spec. Nothing here returns a secret, or part of one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""May this plan be submitted? A red one not, and money only after a yes."""
+"""Decides whether a plan may be submitted: a red one may not, and spending needs approval."""
 
 from __future__ import annotations
 

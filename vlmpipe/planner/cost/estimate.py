@@ -1,4 +1,4 @@
-"""What a run costs: whole and by job, on each way to get capacity, with the loss by preemptions that is to be expected.
+"""Cost of a run, in total and by job, for each scheduling strategy, with expected losses by preemption.
 
 A price that nobody knows stays None and is named; everything else is computed. Prices come from `prices.yaml` or the
 user's own file.

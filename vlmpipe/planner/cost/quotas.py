@@ -1,4 +1,4 @@
-"""Which of Vertex AI's training quotas a run's jobs count against. Those of Compute Engine do not matter."""
+"""Vertex AI training quotas that a run's jobs count against."""
 
 from __future__ import annotations
 

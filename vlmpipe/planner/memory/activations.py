@@ -1,4 +1,4 @@
-"""What one micro-batch holds beside weights and gradients, from traces of the real training module.
+"""Activation memory of one micro-batch, from traces of the real training module.
 
 Layers are equal, so two traces with one and two language layers give any number of them. Where the tower's levels are
 added to the first layers (DeepStack), these are traced too. Where patterns choose what is trained layers differ, and

@@ -1,4 +1,4 @@
-"""What the memory of a rank is put together from."""
+"""Components of a rank's memory, and what the estimate reads of a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does it fit? Memory of one rank on the machine of the run file, and the nearest settings that fit."""
+"""Estimates whether a run fits: memory of one rank on the run file's machine, and the nearest settings that fit."""
 
 from __future__ import annotations
 

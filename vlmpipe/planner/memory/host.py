@@ -1,4 +1,4 @@
-"""What lies in a node's own memory: processes, what is offloaded, and what becomes a checkpoint; is there room?"""
+"""Host memory of a node: processes, offloaded state, checkpoints in flight."""
 
 from __future__ import annotations
 

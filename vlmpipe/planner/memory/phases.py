@@ -1,4 +1,4 @@
-"""Moments of a step of a run that is not cut into stages: what its run file says, told to the planner's memory."""
+"""Peak-memory phases of a step without pipeline parallelism."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The stages that a pipeline is cut into, as the trainer cuts it, and the parameters of each."""
+"""Pipeline stages as the trainer partitions them, and the parameters of each."""
 
 from __future__ import annotations
 

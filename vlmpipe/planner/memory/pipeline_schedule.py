@@ -1,4 +1,4 @@
-"""The order in which a rank of a pipeline computes, as torch's schedules have it."""
+"""Order of forward and backward passes on a pipeline rank, as torch's schedules have it."""
 
 from __future__ import annotations
 

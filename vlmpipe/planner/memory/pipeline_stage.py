@@ -1,4 +1,4 @@
-"""Memory of a pipeline's stages, by part, at the fullest moments of a training step.
+"""Memory of pipeline stages, by component, at the peak phases of a training step.
 
 In a 1F1B schedule stage s of S (from 0) holds min(S - s, micro-batches) micro-batches at a time, so the first one holds
 most of them. Which stage is the fullest depends on what else lies in each. Where ranks have several stages, the order

@@ -1,4 +1,4 @@
-"""What PowerSGD sends and holds of a model's gradients (trainer/strategies/powersgd.py): numbers, from their shapes."""
+"""Sizes of what PowerSGD sends and keeps, from the shapes of gradients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory of one rank, by part, at the fullest moment of a training step.
+"""Memory of one rank, by component, at the peak phase of a training step.
 
 Activations are traced from the real code (`activations.py`); weights, gradients and optimizer state are counted from
 the model's shape; what a strategy adds was found by weighing every storage of real runs, to which

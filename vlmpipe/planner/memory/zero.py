@@ -1,4 +1,4 @@
-"""What DeepSpeed's ZeRO holds at each moment of a step, beside weights, moments and activations.
+"""Buffers that DeepSpeed ZeRO allocates in each phase of a step.
 
 Found by weighing every storage of real runs with DeepSpeed 0.19 (benchmarks/measure_memory.py).
 """

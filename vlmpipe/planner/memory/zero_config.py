@@ -1,4 +1,4 @@
-"""What of a user's own DeepSpeed configuration (`train.deepspeed`) changes how much memory a rank needs."""
+"""Settings of a user's own DeepSpeed configuration (`train.deepspeed`) that change memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights that ZeRO-3 keeps whole on every rank, because they are small (`stage3_param_persistence_threshold`)."""
+"""Small weights that ZeRO-3 keeps unsharded on every rank (`stage3_param_persistence_threshold`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much memory a way to train takes, for a search: from below without a trace, then from traces of few rows.
+"""Memory of a candidate in a search: a lower bound without a trace, then from traces of small batches.
 
 A trace takes half a second and everything else a millisecond, so ways that compute alike share theirs, and one that is
 too large without any activation needs none.

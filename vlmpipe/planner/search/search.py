@@ -1,4 +1,4 @@
-"""`vlmpipe plan --suggest`: other machines, nodes and strategies for the same training, and the best of them.
+"""`vlmpipe plan --suggest`: compares machines, nodes and strategies for the same training.
 
 What the model learns stays as it is: rows, steps and the batch of a step do not change. Only what the trainer can run
 is suggested, and only what the planner's own checks let through.

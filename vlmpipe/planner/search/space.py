@@ -1,4 +1,4 @@
-"""What `vlmpipe plan --suggest` chooses from: clusters, strategies with their degrees, micro-batches."""
+"""Search space of `vlmpipe plan --suggest`: clusters, strategies with their degrees, micro-batches."""
 
 from __future__ import annotations
 

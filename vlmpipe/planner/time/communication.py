@@ -1,4 +1,4 @@
-"""What each strategy sends between GPUs in one step, and how long links and network cards take for it.
+"""Communication of each strategy in one step: bytes sent, and time on links and network cards.
 
 Collectives are hierarchical: inside a node each GPU works on its part over the node's own links, and only then do nodes
 exchange, so that a node's network card carries the same bytes however many GPUs stand behind it. NCCL's rings through

@@ -1,4 +1,4 @@
-"""Whether encoding every image once, before training, is cheaper than running the frozen tower in each epoch.
+"""Whether caching vision features pays compared with running the frozen tower in each epoch.
 
 Online, a row computes Fv + 3 Fl + 3 Fp (tower, language model, projector; 2 Fl where the language model is frozen, and
 recomputation on top); from the cache it computes all but Fv. So the cache makes computing

@@ -1,4 +1,4 @@
-"""What checkpoints and preemptions cost in time, and the interval between checkpoints that costs least."""
+"""Time lost to checkpoints and preemptions, and the checkpoint interval that loses least."""
 
 from __future__ import annotations
 

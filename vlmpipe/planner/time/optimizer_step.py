@@ -1,4 +1,4 @@
-"""How long the optimizer's update of a step takes: on the GPU, or where `train.offload` has put its state."""
+"""Time of the optimizer update, on the GPU or offloaded (`train.offload`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long the jobs beside training take: encoding features and evaluation. Both compute in fp32."""
+"""Time of the feature encoding and evaluation jobs. Both compute in fp32."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long a training step takes, what it consists of, and what binds it."""
+"""Time of a training step, its components, and the bottleneck."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs of this machine while they go on, seen from another terminal: asking them to stop, and reading their logs."""
+"""Stops local runs and reads their logs from another terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`vlmpipe diagnose`: from what a run left behind to a cause and a remedy.
+"""`vlmpipe diagnose` for local runs.
 
 Whatever is said is said by the run itself: the record of the step that failed first, then the logs of its replicas,
 then the log of the whole pipeline. How it is weighed is in diagnosis.py; runs on Vertex AI are in vertex_diagnose.py.

@@ -1,4 +1,4 @@
-"""What is said at the end of a run that met faults, ordered (`vlmpipe run --inject-fault`) or not."""
+"""Summary of faults in a run, injected (`vlmpipe run --inject-fault`) or not."""
 
 from __future__ import annotations
 

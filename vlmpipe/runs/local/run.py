@@ -1,4 +1,4 @@
-"""Runs on this machine: which run a command starts or continues, and who may work on it."""
+"""Local runs: which run a command starts or resumes, and the lock that protects it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the files of a local run say about it: its steps, how far training is, its results.
+"""State of a local run from its files: steps, training progress, results.
 
 Reading never fails on what a run may leave behind: files appear one after the other, and a run can be killed at any
 moment.

@@ -1,4 +1,4 @@
-"""What is said of a run that has ended, now or earlier: its results, or what failed and what to do."""
+"""Summary of a run: its results, or what failed and what to do."""
 
 from __future__ import annotations
 

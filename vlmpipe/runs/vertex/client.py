@@ -1,4 +1,4 @@
-"""The calls that read and cancel a run on Vertex AI, and what its job says of itself."""
+"""Reads and cancels runs on Vertex AI."""
 
 from __future__ import annotations
 

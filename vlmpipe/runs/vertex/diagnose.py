@@ -1,4 +1,4 @@
-"""`vlmpipe diagnose` of a run on Vertex AI: from what the service says of it and what it left in its bucket to a cause.
+"""`vlmpipe diagnose` for runs on Vertex AI.
 
 A pipeline job says little more than that a task failed. The reason is in the records that the steps keep in the run's
 folder, in the error of the custom job that the task started, and in the logs. They are weighed as those of a run on

@@ -1,4 +1,4 @@
-"""What the machines of a run on Vertex AI printed, from Cloud Logging.
+"""Logs of a run on Vertex AI, from Cloud Logging.
 
 Every step runs as a CustomJob: the service's own for a step, and, for the three jobs, the one that the step starts.
 Its log entries have the resource type ml_job and the job's number. The REST API is called without a client library of

@@ -1,4 +1,4 @@
-"""Runs on Vertex AI by name: which pipeline job a person means, and what is remembered of those submitted from here."""
+"""Names of runs on Vertex AI, and the record of those submitted from this folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a run on Vertex AI stands: what the service says of its steps, and what the steps say of themselves.
+"""Status of a run on Vertex AI, from the service and from the records of its steps.
 
 The service knows states, times and errors. Progress, messages and exit codes are in the run's folder, in the records
 that the steps keep there; where that cannot be read, the rest is still shown.

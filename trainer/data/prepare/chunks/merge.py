@@ -1,4 +1,4 @@
-"""Chunks become one prepared set: what only the whole can tell, in the order of the source.
+"""Merges prepared chunks into one data set, in the order of the source.
 
 Shards are taken as they are, under the numbers that they have in the whole. What grows with the data stays on disk.
 """

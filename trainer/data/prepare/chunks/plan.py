@@ -1,4 +1,4 @@
-"""Where a source is cut into chunks, and what each one's files depend on.
+"""Plans where a source is split into chunks, and what each chunk's files depend on.
 
 The cuts are decided by the records' own ids (content-defined chunking, as in Xia et al., "FastCDC", 2016), so records
 that come between others, or are taken out, change the chunks around them and no others.

@@ -1,4 +1,4 @@
-"""A source that is prepared chunk by chunk: the plan of its chunks, and how each becomes done."""
+"""Chunked preparation of a source: plans its chunks and prepares those that are missing."""
 
 from __future__ import annotations
 

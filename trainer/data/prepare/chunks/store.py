@@ -1,4 +1,4 @@
-"""Where chunks are kept between runs: folders named by content, each whole once its DONE is there.
+"""Store of prepared chunks between runs: folders addressed by content, complete once DONE exists.
 
 All of it may be deleted while nothing is being prepared. It costs time, never data: prepared sets are whole without it.
 """

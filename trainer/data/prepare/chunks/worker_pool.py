@@ -1,4 +1,4 @@
-"""Processes that prepare chunks at the same time, each a fresh interpreter that is told what to do line by line.
+"""Worker processes that prepare chunks in parallel, each a fresh interpreter that reads its tasks line by line.
 
 Threads alone do not get far: parsing and tokenizing hold Python's lock. Forking would copy locks that threads hold, and
 multiprocessing's own fresh processes import the main program anew, which not every caller can stand.
