@@ -35,7 +35,7 @@ def _local(parameter: Any) -> Tensor:
 
 def main() -> int:
     kept: Watched = []
-    trainer.setup.build_strategy = watched(trainer.setup.build_strategy, kept)
+    trainer.setup.strategy_of = watched(trainer.setup.strategy_of, kept)
     code = train_many.main()
     assert any(before for _, before in kept), "some weights must be frozen"  # not in each stage of a pipeline
     for module, before in kept:
