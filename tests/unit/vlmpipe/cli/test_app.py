@@ -102,7 +102,7 @@ def test_help_cuts_off_no_commands_summary(vlmpipe: Vlmpipe, group: list[str]) -
 def test_help_does_not_wait_for_rich() -> None:
     program = (
         "import sys, atexit; atexit.register(lambda: print([each for each in sys.modules if each[:4] == 'rich']))\n"
-        "sys.argv = ['vlmpipe', '--help']; from pipelines import cli; cli.app()"
+        "sys.argv = ['vlmpipe', '--help']; from vlmpipe.cli import app; app.app()"
     )
     answer = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     assert answer.stdout.splitlines()[-1] == "[]"
