@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, ValidationInfo, field_validator
 
 from trainer.config.base import Fraction, Positive, Section
 
+BY_IMAGE, BY_RECORD = "image", "record"  # values of data.split_by; every other one is the name of a field
 SHUFFLE_SHARDS = 64  # 64,000 samples at the default size of shards
 
 
@@ -27,7 +28,13 @@ class DataConfig(Section):
     )
     max_samples: int = Field(0, ge=0, description="Use only the first N samples of the source; 0 is all.")
     validation_fraction: Fraction = Field(
-        0.1, description="Share of samples, chosen by id hash, kept for evaluation (if the source has no own split)."
+        0.1, description="Share of the groups that split_by makes, kept for evaluation if the source names no splits."
+    )
+    split_by: str = Field(
+        BY_IMAGE,
+        min_length=1,
+        description="What is never in both splits: image keeps all samples of a picture on one side, record decides "
+        "for each record by itself, and every other value names a field of the records, such as patient or document.",
     )
     max_reject_fraction: Fraction = Field(0.02, description="The step fails when a larger share of samples is bad.")
     duplicates: Literal["keep", "drop"] = Field(
@@ -73,3 +80,11 @@ class DataConfig(Section):
     overlong_policy: Literal["reject", "truncate"] = Field(
         "reject", description="What happens to a sample longer than sequence_length: truncate drops its last turns."
     )
+
+    @field_validator("split_by")
+    @classmethod
+    def _has_such_a_field(cls, split_by: str, info: ValidationInfo) -> str:
+        source = info.data.get("source", "")
+        if split_by not in (BY_IMAGE, BY_RECORD) and source.startswith("builtin:"):
+            raise ValueError(f"names a field of records, which {source} has none of: {BY_IMAGE} or {BY_RECORD}")
+        return split_by

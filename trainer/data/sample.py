@@ -54,7 +54,8 @@ class Sample:
     turns: tuple[Turn, ...]
     images: tuple[ImageRef, ...]
     where: str  # for people: file and line, or the name within a built-in set
-    split: Split | None = None  # None: decided by the hash of the id
+    split: Split | None = None  # None: decided by data.split_by
+    group: str = ""  # the value of the field that data.split_by names
 
     def content_digest(self) -> str:
         """Equal for two samples that say the same about the same images. Hexadecimal."""
@@ -62,7 +63,7 @@ class Sample:
 
 
 def split_of(identity: str, validation_fraction: float) -> Split:
-    """The split of an id: a pure function of the id, so samples never move when data is added."""
+    """The split of whatever has this name: a pure function, so samples never move when data is added."""
     share = int(stable_digest("split", identity)[:16], 16) / 2**64
     return "eval" if share < validation_fraction else "train"
 

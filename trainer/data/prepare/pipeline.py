@@ -10,24 +10,23 @@ import hashlib
 import json
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from trainer.config.job import CHUNKS_FOLDER, PREPARED_FOLDER, JobConfig
 from trainer.data.prepare.chunks.chunk import build_chunk
 from trainer.data.prepare.chunks.merge import Part, Shard, merge
-from trainer.data.prepare.chunks.plan import records_of_one_chunk
-from trainer.data.prepare.chunks.prepare import TOKENIZER, ChunkedPreparation, find_plan, make_plan
+from trainer.data.prepare.chunks.plan import Chunk, Places, is_one_chunk, read_plan
+from trainer.data.prepare.chunks.prepare import TOKENIZER, ChunkedPreparation, find_plan, make_plan, store_plan
 from trainer.data.prepare.chunks.store import UPLOADS, files_in, upload_folder
 from trainer.data.prepare.dataset_diff import Changes, changes_since_last
 from trainer.data.prepare.thread_map import threads_for
-from trainer.data.prepare.validate_sample import Entry, SampleValidator, final_split, with_unique_ids
-from trainer.data.rejects import Reject
+from trainer.data.prepare.validate_sample import SampleValidator
 from trainer.data.sample import Sample, Turn
 from trainer.data.sources import Source, open_source
 from trainer.data.tokenize import load_tokenizer, make_tokenizer, training_texts
@@ -38,7 +37,7 @@ from trainer.storage import open_storage
 from trainer.storage.base import AlreadyExistsError, Storage, join_uri
 from trainer.storage.local import LocalStorage
 
-FORMAT_VERSION = 4  # raise it when the same input gives other bytes
+FORMAT_VERSION = 5  # raise it when the same input gives other bytes
 TOKENIZER_SAMPLES = 200_000  # a tokenizer is trained on the first of them: its trainer holds every distinct word
 DONE = "DONE"
 # The source describes itself by content, not by its path; the others say how the data is read, and who prepares it.
@@ -100,7 +99,7 @@ def plan_chunks(config: JobConfig, progress: Progress) -> int:
         return 0
     with _scratch() as folder:
         planned = _planned(config, source, identity, folder, progress)
-        return 0 if isinstance(planned, int) else len(planned.chunks)
+        return 0 if isinstance(planned, Chunk) else len(planned.chunks)
 
 
 def prepare_share(config: JobConfig, task: int, tasks: int, progress: Progress) -> int:
@@ -155,7 +154,7 @@ def _build(config: JobConfig, source: Source, identity: str, scratch: Path, prog
     plan, folder = scratch / "plan", scratch / "set"
     planned = _planned(config, source, identity, plan, progress)
     shutil.copytree(plan / TOKENIZER, folder / TOKENIZER)
-    if isinstance(planned, int):
+    if isinstance(planned, Chunk):
         return _build_at_once(config, source, scratch, planned, progress)
     chunks, prepared = planned.chunks, planned.make(planned.chunks, progress)
     if config.data.duplicates == "drop":
@@ -168,38 +167,30 @@ def _build(config: JobConfig, source: Source, identity: str, scratch: Path, prog
 
 def _planned(
     config: JobConfig, source: Source, identity: str, folder: Path, progress: Progress
-) -> ChunkedPreparation | int:
-    """The source as chunks; its number of records when it is but one. Afterwards the tokenizer is in `folder`."""
+) -> ChunkedPreparation | Chunk:
+    """The source as chunks, or the one chunk that a small source is. Afterwards the tokenizer is in `folder`."""
     if not find_plan(config, identity, _made(folder)):
-        tokenizer, total = _tokenizer(config, source, progress)
-        tokenizer.save_pretrained(folder / TOKENIZER)
-        known: Iterable[object] = range(total) if total else islice(source, config.data.max_samples or None)
-        records = records_of_one_chunk(known, config.data.chunk_samples)
-        if records is not None:
-            return records
-        make_plan(config, source, identity, folder, progress, total)
+        records = make_plan(config, source, folder, progress)
+        _tokenizer(config, source, folder, records, progress).save_pretrained(folder / TOKENIZER)
+        if is_one_chunk(records, config.data.chunk_samples):
+            return next(read_plan(folder))
+        store_plan(config, identity, folder)
     return ChunkedPreparation(config, source, folder, FORMAT_VERSION)
 
 
-def _build_at_once(config: JobConfig, source: Source, scratch: Path, records: int, progress: Progress) -> _Built:
-    """A source of one chunk needs no plan, and is not kept as a chunk: there is nothing to share and little to save."""
+def _build_at_once(config: JobConfig, source: Source, scratch: Path, planned: Chunk, progress: Progress) -> _Built:
+    """A source of one chunk is not kept as a chunk: there is nothing to share and little to save."""
     folder, chunk = scratch / "set", _made(scratch / "chunk")
-    where: list[str] = []
-
-    def entries() -> Iterator[Entry | Reject]:
-        for entry, _ in with_unique_ids(
-            islice(source, config.data.max_samples or None), config.data.validation_fraction
-        ):
-            where.append(entry.where if isinstance(entry, Reject) else entry.sample.where)
-            yield entry
 
     def report(read: int, rejected: int) -> None:
-        progress.update(read, records, unit="samples", message=f"{rejected} rejected")
+        progress.update(read, planned.records, unit="samples", message=f"{rejected} rejected")
 
     examine = SampleValidator(config, load_tokenizer(open_storage(str(folder)), TOKENIZER))
-    build_chunk(entries(), chunk, config.data, examine, threads=threads_for(1), report=report)
+    entries = planned.entries(iter(source), config.data.source)
+    build_chunk(entries, chunk, config.data, examine, threads=threads_for(1), report=report)
     tile_tokens = image_form_of(config.model).tile_tokens
-    counts, shards = merge([Part("", LocalStorage(chunk), where)], folder, config.data, tile_tokens)
+    part = Part("", LocalStorage(chunk), Places(scratch / "plan").of(planned))
+    counts, shards = merge([part], folder, config.data, tile_tokens)
     for shard in shards:
         (chunk / shard.name).rename(folder / shard.new_name)
     return _Built(counts, [], ChunkCounts())
@@ -210,27 +201,28 @@ def _made(folder: Path) -> Path:
     return folder
 
 
-def _tokenizer(config: JobConfig, source: Source, progress: Progress) -> tuple[Any, int]:
-    """The tokenizer, and how many records there are: 0, unknown, unless it was trained on the texts of them all."""
-    name, total = config.model.tokenizer, 0
+def _tokenizer(config: JobConfig, source: Source, plan: Path, records: int, progress: Progress) -> Any:
+    """The tokenizer that the run file names, or one that is trained on the texts of the training split."""
+    form = image_form_of(config.model)
 
     def turns() -> Iterator[Turn]:
-        nonlocal total
-        read = taken = 0
-        for read, sample in enumerate(islice(source, config.data.max_samples or None), 1):
-            progress.update(read, unit="samples", message="reading texts")
-            if isinstance(sample, Sample) and final_split(sample, config.data.validation_fraction) == "train":
+        splits = chain.from_iterable(chunk.splits() for chunk in read_plan(plan))
+        taken = 0
+        for read, (sample, split) in enumerate(zip(source, splits, strict=False), 1):
+            progress.update(read, records, unit="samples", message="reading texts")
+            if isinstance(sample, Sample) and split == "train":
                 yield from sample.turns
                 taken += 1
                 if taken == TOKENIZER_SAMPLES:
                     return
-        total = read
 
-    form = image_form_of(config.model)
-    tokenizer = make_tokenizer(
-        name, training_texts(turns()), form.mark, control_tokens=form.control_tokens, has_mark=form.is_in_tokenizer
+    return make_tokenizer(
+        config.model.tokenizer,
+        training_texts(turns()),
+        form.mark,
+        control_tokens=form.control_tokens,
+        has_mark=form.is_in_tokenizer,
     )
-    return tokenizer, total
 
 
 def _publish(config: JobConfig, identity: str, folder: Path, built: _Built) -> None:

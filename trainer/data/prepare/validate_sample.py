@@ -11,7 +11,7 @@ from trainer.config.model import IMAGE_TOKEN
 from trainer.data.prepare.checks import CheckedImage, check_image, check_turns
 from trainer.data.prepare.deduplicate import Met, SeenIds
 from trainer.data.rejects import Reject, RejectCode, RejectedError, Repair
-from trainer.data.sample import Sample, Split, Turn, split_of
+from trainer.data.sample import Sample, Split, Turn
 from trainer.data.tokenize import Encoded, encode_sample
 from trainer.models.image_tokens import image_form_of, image_tokens_of
 
@@ -26,8 +26,8 @@ class Entry:
     """A sample with its final id and split."""
 
     sample: Sample
-    split: Split
     repairs: tuple[Repair, ...]
+    split: Split
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,23 +44,18 @@ class Accepted:
     repairs: tuple[Repair, ...]
 
 
-def with_unique_ids(
-    source: Iterable[Sample | Reject], validation_fraction: float
-) -> Iterator[tuple[Entry | Reject, Met]]:
-    """The samples with their final ids and splits, and whether each one's id was met before."""
+def with_met_ids(source: Iterable[Sample | Reject]) -> Iterator[tuple[Sample | Reject, Met]]:
+    """The records of a source, and whether each one's id was met before."""
     seen = SeenIds()
     for sample in source:
         met: Met = "new"
         if isinstance(sample, Sample) and not _unsafe(sample.id):
             met = seen.add(sample.id, sample.content_digest())
-        yield final_entry(sample, met, validation_fraction), met
+        yield sample, met
 
 
-def final_entry(sample: Sample | Reject, met: Met, validation_fraction: float) -> Entry | Reject:
-    """Reject a repeated sample. Give other content under a used id a suffix: LLaVA's own sets repeat ids.
-
-    The split follows the id before the suffix, so samples that share an id, as a rule about one image, stay together.
-    """
+def final_entry(sample: Sample | Reject, met: Met, split: Split) -> Entry | Reject:
+    """Reject a repeated sample. Give other content under a used id a suffix: LLaVA's own sets repeat ids."""
     if isinstance(sample, Reject):
         return sample
     image = sample.images[0] if sample.images else None
@@ -69,11 +64,10 @@ def final_entry(sample: Sample | Reject, met: Met, validation_fraction: float) -
     if met == "same":
         message = "the same id with the same content came before"
         return Reject(sample.where, sample.id, RejectCode.ID_DUPLICATE, message, image)
-    split = final_split(sample, validation_fraction)
     if met == "other":
         renamed = replace(sample, id=f"{sample.id}~{sample.content_digest()[:12]}")
-        return Entry(renamed, split, (Repair.ID_SUFFIXED,))
-    return Entry(sample, split, ())
+        return Entry(renamed, (Repair.ID_SUFFIXED,), split)
+    return Entry(sample, (), split)
 
 
 def _unsafe(identity: str) -> str:
@@ -85,10 +79,6 @@ def _unsafe(identity: str) -> str:
     if identity.startswith("/") or ".." in identity.split("/"):
         return "an id that as a path would leave its folder"
     return ""
-
-
-def final_split(sample: Sample, validation_fraction: float) -> Split:
-    return sample.split or split_of(sample.id, validation_fraction)
 
 
 class SampleValidator:

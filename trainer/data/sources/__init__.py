@@ -63,22 +63,22 @@ def _open_files(config: DataConfig) -> Source:
     files = find_files(config.source, config.shard_cache_gib)
     suffix = _suffix(files, METADATA)
     if suffix == ".tar":
-        return WebDatasetSource(files.ending(suffix), config.caption_question)
+        return WebDatasetSource(files.ending(suffix), config.caption_question, config.split_by)
     if suffix == ".parquet":
         from trainer.data.sources.parquet import ParquetSource
 
-        return ParquetSource(files.ending(suffix), config.image_folder, config.caption_question)
+        return ParquetSource(files.ending(suffix), config.image_folder, config.caption_question, config.split_by)
     if suffix == ".csv":
         files = files.named(METADATA) if files.is_folder else files
-        return ImageFolderSource(files, config.image_folder, config.caption_question, config.validation_fraction)
+        return ImageFolderSource(files, config.image_folder, config.caption_question, config.split_by)
     if len(files.infos) > 1:
         raise ConfigError(
             f"data.source {config.source!r} names {len(files.infos)} {suffix} files",
             expected="one file: only tars and Parquet files may be many",
         )
     if suffix == ".json" and _begins_object(files):
-        return CocoSource(files, config.image_folder, config.caption_question, config.validation_fraction)
-    return LlavaSource(files, config.image_folder, config.caption_question)
+        return CocoSource(files, config.image_folder, config.caption_question, config.split_by)
+    return LlavaSource(files, config.image_folder, config.caption_question, config.split_by)
 
 
 def _suffix(files: Files, metadata: str) -> str:

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from trainer.data.rejects import Reject, RejectCode, RejectedError
-from trainer.data.sample import Sample, split_of
+from trainer.data.sample import Sample
 from trainer.data.sources.file_patterns import Files
 from trainer.data.sources.image_files import open_image_files
 from trainer.data.sources.json_stream import BadJsonError, JsonReader
 from trainer.data.sources.parts import OnePart
-from trainer.data.sources.records import identity_of, split_named, text, turns_of
+from trainer.data.sources.records import group_named, identity_of, split_named, text, turns_of
 from trainer.data.sqlite_table import disk_table
 from trainer.errors import DataError, os_errors
 
@@ -21,11 +21,11 @@ EXAMPLE = """{"images": [{"id": 1, "file_name": "cats/1.jpg"}],
 
 
 class CocoSource(OnePart):
-    """One sample a caption. The image decides the split, so that its captions stay together."""
+    """One sample a caption."""
 
-    def __init__(self, files: Files, image_folder: str, caption_question: str, validation_fraction: float) -> None:
+    def __init__(self, files: Files, image_folder: str, caption_question: str, split_by: str) -> None:
         self._files, self._caption_question = files, caption_question
-        self._validation_fraction = validation_fraction
+        self._split_by = split_by
         self._name = files.names[0]
         self._path = files.storage.fetch(self._name)
         self._images = open_image_files(image_folder, files.storage)
@@ -65,8 +65,8 @@ class CocoSource(OnePart):
             raise RejectedError(RejectCode.REF_MISSING, f"no image with the id {image_id!r} in the file")
         image = self._images.reference(found[0])
         turns = turns_of(record, 1, self._caption_question, ("caption",))
-        split = split_named(record) or split_of(f"coco-image-{image_id}", self._validation_fraction)
-        return Sample(identity_of(record, f"coco-{where.rpartition(' ')[2]}"), turns, (image,), where, split)
+        identity, group = identity_of(record, f"coco-{where.rpartition(' ')[2]}"), group_named(record, self._split_by)
+        return Sample(identity, turns, (image,), where, split_named(record), group)
 
     def _members(self, wanted: str) -> Iterator[Any]:
         """The items of one of the object's lists. A damaged file is refused as a whole."""

@@ -16,7 +16,7 @@ from trainer.data.sources.file_patterns import fingerprint_of
 from trainer.data.sqlite_table import disk_table
 from trainer.errors import ConfigError, DataError, ExitCode, UserError
 from trainer.storage import open_storage
-from trainer.storage.base import Storage, clean_name
+from trainer.storage.base import Storage, clean_name, crc32c_of
 from trainer.storage.local import LocalStorage
 
 
@@ -40,7 +40,7 @@ class ImageFiles:
             target = Path(self._root, name)
             if not target.resolve().is_relative_to(self._root):  # through a link
                 raise outside
-            return ImageRef(name, partial(_read_local, target))
+            return ImageRef(name, partial(_read_local, target), partial(_local_content, target))
         return ImageRef(name, partial(_read_object, self._storage, name), partial(self._known, name))
 
     def fingerprint(self, names: Iterable[str]) -> str:
@@ -98,6 +98,12 @@ def _read_local(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise RejectedError(RejectCode.REF_MISSING, f"{path}: {error.strerror}") from error
+
+
+def _local_content(path: Path) -> str:
+    """In the form that a bucket knows its pictures by, so that the same picture has the same split from either."""
+    data = _read_local(path)
+    return f"{len(data)} {crc32c_of(data)}"
 
 
 def _read_object(storage: Storage, name: str) -> bytes:

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from trainer.data.rejects import Reject, RejectCode, RejectedError
-from trainer.data.sample import Sample, split_of, stable_digest
+from trainer.data.sample import Sample, stable_digest
 from trainer.data.sources.file_patterns import Files
 from trainer.data.sources.image_files import open_image_files
 from trainer.data.sources.parts import OnePart
-from trainer.data.sources.records import identity_of, split_named, text, turns_of
+from trainer.data.sources.records import group_named, identity_of, split_named, text, turns_of
 from trainer.errors import DataError, os_errors
 
 METADATA = "metadata.csv"
@@ -19,11 +19,11 @@ TEXT_COLUMNS = ("question", "caption", "text")
 
 
 class ImageFolderSource(OnePart):
-    """One sample a line. The picture decides the split, so that all lines about it stay together."""
+    """One sample a line."""
 
-    def __init__(self, files: Files, image_folder: str, caption_question: str, validation_fraction: float) -> None:
+    def __init__(self, files: Files, image_folder: str, caption_question: str, split_by: str) -> None:
         self._files, self._caption_question = files, caption_question
-        self._validation_fraction = validation_fraction
+        self._split_by = split_by
         self._name = files.names[0]
         self._path = files.storage.fetch(self._name)
         self._images = open_image_files(image_folder, files.storage)
@@ -51,8 +51,8 @@ class ImageFolderSource(OnePart):
             raise RejectedError(RejectCode.RECORD_FORM, "nothing under 'file_name'")
         image = self._images.reference(row["file_name"])
         turns = turns_of(row, 1, self._caption_question, TEXT_COLUMNS)
-        split = split_named(row) or split_of(f"image-{image.name}", self._validation_fraction)
-        return Sample(identity_of(row, stable_digest(sorted(row.items()))[:16]), turns, (image,), where, split)
+        identity = identity_of(row, stable_digest(sorted(row.items()))[:16])
+        return Sample(identity, turns, (image,), where, split_named(row), group_named(row, self._split_by))
 
     def _rows(self) -> Iterator[tuple[int, dict[Any, Any]]]:
         # Bytes that are not UTF-8 become lone surrogates, which reject their line and not the file.

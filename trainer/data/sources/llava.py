@@ -12,7 +12,7 @@ from trainer.data.sources.file_patterns import Files
 from trainer.data.sources.image_files import open_image_files
 from trainer.data.sources.json_stream import BadJsonError, JsonReader, parse_json
 from trainer.data.sources.parts import OnePart
-from trainer.data.sources.records import identity_of, split_named, text, turns_of
+from trainer.data.sources.records import group_named, identity_of, split_named, text, turns_of
 from trainer.errors import DataError, os_errors
 
 CONVERSATION_KEYS = ("conversations", "messages")
@@ -28,8 +28,8 @@ Record = tuple[str, Any]  # where it is, and what the JSON says
 class LlavaSource(OnePart):
     """Samples of one `.json` or `.jsonl` file, read one by one."""
 
-    def __init__(self, files: Files, image_folder: str, caption_question: str) -> None:
-        self._files, self._caption_question = files, caption_question
+    def __init__(self, files: Files, image_folder: str, caption_question: str, split_by: str) -> None:
+        self._files, self._caption_question, self._split_by = files, caption_question, split_by
         self._name = files.names[0]
         self._path = files.storage.fetch(self._name)
         self._images = open_image_files(image_folder, files.storage)
@@ -105,8 +105,8 @@ class LlavaSource(OnePart):
             raise RejectedError(RejectCode.RECORD_FORM, f"a {type(record).__name__} where a record should be")
         images = tuple(self._images.reference(path) for path in _image_paths(record))
         turns = turns_of(record, len(images), self._caption_question, CONVERSATION_KEYS)
-        identity = identity_of(record, "")
-        return Sample(identity or stable_digest(record)[:16], turns, images, where, split_named(record))
+        identity = identity_of(record, "") or stable_digest(record)[:16]
+        return Sample(identity, turns, images, where, split_named(record), group_named(record, self._split_by))
 
     def _not_llava(self, found: Any) -> DataError:
         if isinstance(found, Reject):

@@ -16,7 +16,7 @@ from trainer.data.sample import ImageRef, Sample, stable_digest
 from trainer.data.sources.file_patterns import Files
 from trainer.data.sources.image_files import ImageFiles, open_image_files
 from trainer.data.sources.parts import ManyParts, Part, Records
-from trainer.data.sources.records import SHAPES, identity_of, split_named, turns_of
+from trainer.data.sources.records import SHAPES, group_named, identity_of, split_named, turns_of
 from trainer.errors import DataError, os_errors
 
 BATCH_ROWS = 32  # rows in memory at once, with their images
@@ -28,8 +28,8 @@ DAMAGE = (pa.ArrowException, OSError, UnicodeDecodeError)
 class ParquetSource(ManyParts):
     """Rows of one or many files, in the order of their names. An image is a struct {bytes, path}, or plain bytes."""
 
-    def __init__(self, files: Files, image_folder: str, caption_question: str) -> None:
-        self._files, self._caption_question = files, caption_question
+    def __init__(self, files: Files, image_folder: str, caption_question: str, split_by: str) -> None:
+        self._files, self._caption_question, self._split_by = files, caption_question, split_by
         # Rows may name pictures instead of holding them.
         self._images = open_image_files(image_folder, files.storage)
         self._names_pictures = bool(image_folder)
@@ -46,7 +46,7 @@ class ParquetSource(ManyParts):
 
     def _samples(self, name: str) -> Iterator[Sample | Reject]:
         with self._files.opened(name) as path:
-            for number, row in enumerate(_rows(path, self._files.storage.uri(name)), 1):
+            for number, row in enumerate(_rows(path, self._files.storage.uri(name), self._split_by), 1):
                 where = f"{name} row {number}"
                 try:
                     yield self._sample(row, where)
@@ -61,16 +61,16 @@ class ParquetSource(ManyParts):
         if not identity:
             texts = {name: value for name, value in row.items() if name not in IMAGE_COLUMNS}
             identity = stable_digest(texts, *(image.name for image in images))[:16]
-        return Sample(identity, turns, images, where, split_named(row))
+        return Sample(identity, turns, images, where, split_named(row), group_named(row, self._split_by))
 
 
-def _rows(path: Path, uri: str) -> Iterator[dict[str, Any]]:
+def _rows(path: Path, uri: str, split_by: str) -> Iterator[dict[str, Any]]:
     rows = 0
     try:
         with os_errors(f"reading {uri}"):
             size_bytes = path.stat().st_size
         with pq.ParquetFile(path) as file:
-            columns = [name for name in file.schema_arrow.names if name in READ_COLUMNS]
+            columns = [name for name in file.schema_arrow.names if name in (*READ_COLUMNS, split_by)]
             if not any(name in SHAPES for name in columns):
                 raise DataError(
                     f"{uri} has the columns {', '.join(file.schema_arrow.names[:20])}",

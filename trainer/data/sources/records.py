@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, get_args
 
+from trainer.config.data import BY_IMAGE, BY_RECORD
 from trainer.config.model import IMAGE_TOKEN
 from trainer.data.rejects import RejectCode, RejectedError
 from trainer.data.sample import DEFAULT_SLICE, Split, Turn
@@ -50,6 +51,16 @@ def split_named(record: Mapping[str, Any]) -> Split | None:
     if split is not None and split not in get_args(Split):
         raise RejectedError(RejectCode.RECORD_FORM, f"'split' must be train or eval, not {split!r}")
     return split
+
+
+def group_named(record: Mapping[str, Any], split_by: str) -> str:
+    """The record's value of the field that `data.split_by` names; empty where it names none."""
+    if split_by in (BY_IMAGE, BY_RECORD):
+        return ""
+    value = record.get(split_by)
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        raise RejectedError(RejectCode.RECORD_FORM, f"{split_by!r} must be a text or a whole number, not {value!r}")
+    return text(str(value))
 
 
 def text(value: Any) -> str:

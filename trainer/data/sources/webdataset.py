@@ -17,7 +17,7 @@ from trainer.data.sample import IMAGE_SUFFIXES, ImageRef, Sample
 from trainer.data.sources.file_patterns import Files
 from trainer.data.sources.json_stream import BadJsonError, parse_json
 from trainer.data.sources.parts import ManyParts, Part, Records
-from trainer.data.sources.records import SHAPES, identity_of, split_named, turns_of
+from trainer.data.sources.records import SHAPES, group_named, identity_of, split_named, turns_of
 from trainer.data.sources.tar_reader import DamagedTarError, Member, members, read_member
 from trainer.errors import DataError
 
@@ -29,8 +29,8 @@ MOST_MEMBERS = 1000  # of one sample
 class WebDatasetSource(ManyParts):
     """Samples of one or many tars, in the order of their names."""
 
-    def __init__(self, files: Files, caption_question: str) -> None:
-        self._files, self._caption_question = files, caption_question
+    def __init__(self, files: Files, caption_question: str, split_by: str) -> None:
+        self._files, self._caption_question, self._split_by = files, caption_question, split_by
 
     def fingerprint(self) -> str:
         """Covers name, size and checksum (in a folder: time of change) of every tar."""
@@ -64,7 +64,8 @@ class WebDatasetSource(ManyParts):
             ImageRef(f"{tar}/{part.offset}/{part.name}", partial(self._read, tar, part)) for part in pictures
         )
         turns = turns_of(record, len(images), self._caption_question)
-        return Sample(identity_of(record, key), turns, images, where, split_named(record))
+        group = group_named(record, self._split_by)
+        return Sample(identity_of(record, key), turns, images, where, split_named(record), group)
 
     def _read(self, tar: str, member: Member) -> bytes:
         with self._files.opened(tar) as path:

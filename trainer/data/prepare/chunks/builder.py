@@ -13,12 +13,12 @@ from trainer.data.malloc_trim import trim_memory
 from trainer.data.prepare.chunks.chunk import Report, build_chunk
 from trainer.data.prepare.chunks.plan import Chunk
 from trainer.data.prepare.chunks.store import ChunkStore
-from trainer.data.prepare.validate_sample import Entry, SampleValidator, final_entry
+from trainer.data.prepare.validate_sample import Entry, SampleValidator
 from trainer.data.rejects import Reject
 from trainer.data.sample import Sample
 from trainer.data.sources import Source
 from trainer.data.sources.parts import records_from
-from trainer.errors import DataError, os_errors
+from trainer.errors import os_errors
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -66,15 +66,6 @@ class ChunkMaker:
         for _ in islice(self._records, chunk.start - self._position):
             pass
         self._position = chunk.start
-        validation_fraction = self._config.data.validation_fraction
-        for place in range(chunk.records):
-            record = next(self._records, None)
-            if record is None:
-                raise DataError(
-                    f"data.source {self._config.data.source!r} ended at record {chunk.start + place} of "
-                    f"{chunk.start + chunk.records}",
-                    expected="a source that does not change while it is prepared",
-                    fix="run again: what is prepared then is what is there then",
-                )
+        for entry in chunk.entries(self._records, self._config.data.source):
             self._position += 1
-            yield final_entry(record, chunk.met.get(place, "new"), validation_fraction)
+            yield entry

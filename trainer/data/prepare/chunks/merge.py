@@ -86,7 +86,7 @@ def merge(
     sheet.write(folder)
     stats = describe(folder, counts, config, tile_tokens)
     split_samples = {split: int(stats["splits"][split]["samples"]) for split in SPLITS}
-    _check_splits(split_samples, config.validation_fraction)
+    _check_splits(split_samples, config)
     pictures = write_reject_pictures(ledger.examples, folder, config.max_image_pixels)
     whole = ledger.summary() | {"pictures": pictures}
     write_json(folder / "rejects_summary.json", whole)
@@ -130,13 +130,14 @@ def _add_samples(part: Part, new_names: dict[str, str], lines: IndexWriter, coun
     counts.answers.add_counted(tuple(row.values()) for row in answers)
 
 
-def _check_splits(samples: dict[Split, int], validation_fraction: float) -> None:
+def _check_splits(samples: dict[Split, int], config: DataConfig) -> None:
     """Training needs samples; evaluation too, unless nothing was to be held out."""
     train, held_out = samples["train"], samples["eval"]
-    if train and (held_out or not validation_fraction):
+    if train and (held_out or not config.validation_fraction):
         return
     raise DataError(
-        f"{train} samples for training and {held_out} held out for evaluation",
-        expected="at least one of each",
-        fix="use more samples (data.max_samples) or another data.validation_fraction",
+        f"{train} samples for training and {held_out} held out for evaluation, split by {config.split_by}",
+        expected="at least one of each: samples that share a picture, directly or through others, are never separated "
+        "by data.split_by: image",
+        fix="use more samples (data.max_samples), another data.validation_fraction, or data.split_by: record",
     )

@@ -37,7 +37,7 @@ PARTS = "parts.json"  # number of the first record of each of the source's parts
 # What does not decide a chunk's bytes, given its records. Which records there are is in the plan.
 NOT_IN_A_CHUNK = {
     "source", "image_folder", "pack", "shuffle_shards", "shard_cache_gib", "max_samples", "max_reject_fraction",
-    "chunk_samples", "workers", "tasks",
+    "chunk_samples", "workers", "tasks", "split_by", "validation_fraction",
 }  # fmt: skip
 
 
@@ -123,19 +123,26 @@ def find_plan(config: JobConfig, identity: str, folder: Path) -> bool:
     return ChunkStore(config.run.chunks_root).get(f"{PLANS}/{identity}", folder)
 
 
-def make_plan(config: JobConfig, source: Source, identity: str, folder: Path, progress: Progress, total: int) -> None:
-    """Read the source once, with its images, and store where it is cut. `folder` holds the tokenizer."""
+def make_plan(config: JobConfig, source: Source, folder: Path, progress: Progress) -> int:
+    """Read the source once, with its images, and write where it is cut. Returns how many records there are."""
     part_starts: list[int] = []
     reading = write_plan(
         islice(counted(source.parts(), part_starts), config.data.max_samples or None),
         folder,
+        split_by=config.data.split_by,
         validation_fraction=config.data.validation_fraction,
         chunk_samples=config.data.chunk_samples,
         threads=threads_for(1),
     )
+    read = 0
     for read in reading:
-        progress.update(read, total, unit="samples", message="looking for what is new")
+        progress.update(read, unit="samples", message="reading records and their images")
     (folder / PARTS).write_text(json.dumps(part_starts))
+    return read
+
+
+def store_plan(config: JobConfig, identity: str, folder: Path) -> None:
+    """Keep the plan, with the tokenizer that is in `folder` by now, for all who prepare chunks of it."""
     ChunkStore(config.run.chunks_root).put(f"{PLANS}/{identity}", folder)
 
 

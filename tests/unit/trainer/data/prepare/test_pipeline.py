@@ -33,7 +33,7 @@ from tests.support.data.prepared import (
 )
 from trainer.data.packing import plan_packing
 from trainer.data.prepare.statistics import Counts, describe
-from trainer.data.sample import SPLITS, split_of
+from trainer.data.sample import SPLITS
 from trainer.data.shards.index import Index
 from trainer.data.shards.tar import ShardReader, key_of
 from trainer.errors import DataError
@@ -56,7 +56,6 @@ def test_a_llava_file_comes_back_as_it_was(tmp_path: Path) -> None:
             assert turns == [message["value"] for message in records[identity]["conversations"]]
             file = Path(config.data.image_folder, records[identity]["image"])
             assert reader.images(place) == [file.read_bytes()]
-            assert split_of(identity, config.data.validation_fraction) == name
             seen.add(identity)
     assert seen == set(records)
     assert prepared.counts == {
@@ -101,7 +100,7 @@ def test_webdataset_reads_the_shards(tmp_path: Path) -> None:
 
 
 def test_the_index_describes_each_sample(tmp_path: Path) -> None:
-    _, prepared = prepare_llava(tmp_path, count=10)
+    _, prepared = prepare_llava(tmp_path, count=20)
     rows = pq.read_table(Path(prepared.uri, "index.parquet")).to_pylist()
     for row in rows:
         assert (row["image_widths"], row["image_heights"], row["turns"]) == ([24], [24], 2)
@@ -126,7 +125,7 @@ def test_several_images_of_one_sample_keep_their_order(tmp_path: Path) -> None:
     turns = conversation("<image>\n<image>\nSame?", "no", "And <image>?", "no")
     lines = [record(n, image=["2.png", "0.png", "1.png"], conversations=turns) for n in range(20)]
     source = write_json(tmp_path / "a.json", lines)
-    config = job_config(tmp_path / "root", source=str(source), image_folder=str(images))
+    config = job_config(tmp_path / "root", source=str(source), image_folder=str(images), split_by="record")
     uri = run_prepare(config).uri
     split = Index.load(uri).split("train")
     stored = ShardReader.open(open_storage(uri)).images(split.sample_location(0))
@@ -243,8 +242,8 @@ def test_other_content_under_a_used_id_is_kept_apart_in_the_same_split(tmp_path:
     config = job_config(tmp_path / "root", source=str(source), image_folder=str(images))
     prepared = run_prepare(config)
     index = Index.load(prepared.uri)
-    ids = index.split(split_of("sample-1", config.data.validation_fraction)).ids
-    assert sum(identity == "sample-1" or identity.startswith("sample-1~") for identity in ids) == 2
+    splits = [[i for i in index.split(name).ids if i == "sample-1" or i.startswith("sample-1~")] for name in SPLITS]
+    assert sorted(map(len, splits)) == [0, 2]
     assert prepared.counts["repaired"] == 1
 
 
@@ -265,6 +264,7 @@ def test_truncate_drops_the_last_turns_and_their_images(tmp_path: Path) -> None:
     settings = {
         "source": str(source),
         "image_folder": str(images),
+        "split_by": "record",
         "sequence_length": 70,
         "overlong_policy": "truncate",
     }

@@ -165,20 +165,6 @@ def test_parquet_that_cannot_be_used_is_a_sentence(tmp_path: Path) -> None:
 # ---- COCO and CSV
 
 
-def test_captions_of_one_image_stay_in_one_split(tmp_path: Path) -> None:
-    images = [{"id": n, "file_name": f"{n}.png"} for n in range(30)]
-    notes = [{"id": 100 * k + n, "image_id": n, "caption": f"{k}."} for k in range(3) for n in range(30)]
-    (tmp_path / "coco.json").write_text(json.dumps({"annotations": notes, "images": images}))
-    lines = [f"{n}.png,{k}." for k in range(3) for n in range(30)]
-    (tmp_path / "metadata.csv").write_text("\n".join(["file_name,text", *lines]))
-    for source in ("coco.json", "metadata.csv"):
-        splits: dict[str, set[str | None]] = {}
-        for sample in samples_in(tmp_path / source, validation_fraction=0.3):
-            splits.setdefault(sample.images[0].name, set()).add(sample.split)
-        assert all(len(found) == 1 for found in splits.values())
-        assert set().union(*splits.values()) == {"train", "eval"}
-
-
 def test_faults_of_single_captions_are_counted(tmp_path: Path) -> None:
     notes = [
         {"id": 1, "image_id": 1, "caption": "Good."},
