@@ -102,6 +102,8 @@ def evaluate(job: JobConfig, worker: ProcessContext) -> None:
         "perplexity": math.exp(min(loss, 100.0)),
         "confusion": confusions(predictions[""]),
         "controls": {control: exact_match(predictions[control]) for control in job.evaluate.controls},
+        "images": stats["splits"]["eval"]["unique_images"],
+        "images_also_in_train": stats["eval_images_also_in_train"],
         "held_out_sha256": hashlib.sha256(
             repr([(q.id, q.turn, q.question, q.answer) for q in questions]).encode()
         ).hexdigest(),

@@ -82,6 +82,14 @@ def captioned(predictions: Sequence[Prediction], pictures: Mapping[tuple[str, in
     return [Captioned(tuple(one.answer for one in group), group[0].prediction) for group in groups.values()]
 
 
+def overlap_sentence(evaluation: Mapping[str, Any]) -> str:
+    """What belongs next to a score where training has seen validation images; empty where it has not."""
+    shared, images = (evaluation.get(name) for name in ("images_also_in_train", "images"))
+    if not isinstance(shared, int) or not isinstance(images, int) or not shared:
+        return ""
+    return f"{shared:,} of {images:,} held-out images are also in the training split"
+
+
 def chance(questions: Sequence[Question], most_frequent: Mapping[str, str]) -> dict[str, Any]:
     """Share right when every question of a slice gets that slice's most frequent training answer, {slice: answer}."""
     return _by_slice((asked.slice, is_right(asked.answer, most_frequent.get(asked.slice, ""))) for asked in questions)

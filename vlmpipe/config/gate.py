@@ -51,6 +51,10 @@ class GateConfig(Section):
         None, description="Least exact match above the same model shown another sample's image; null does not check."
     )
 
+    max_images_also_in_train: Fraction | None = Field(
+        None, description="Largest share of held-out images that are also in the training split; null does not check."
+    )
+
     @field_validator("min_scores")
     @classmethod
     def _can_be_reached(cls, floors: dict[str, float]) -> dict[str, float]:

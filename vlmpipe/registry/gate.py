@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainer.config.base import Section
+from trainer.evaluation.metrics import overlap_sentence
 from vlmpipe.config.gate import GateConfig
 from vlmpipe.registry.paired_bootstrap import PairedAnswers
 
@@ -88,11 +89,13 @@ def decide(
         shuffled = (evaluation.get("controls") or {}).get("shuffled_image") or {}
         margin = gate.min_margin_over_shuffled_image
         checks.append(_margin("shuffled image", exact_match, shuffled.get("exact_match"), margin))
+    if gate.max_images_also_in_train is not None:
+        checks.append(_overlap(evaluation, gate.max_images_also_in_train))
     if champion is not None:
         checks.append(_against_champion(evaluation, gate, champion, shared))
     return Decision(
         accepted=all(check.passed for check in checks),
-        reason=_reason(checks),
+        reason=_reason(checks, overlap_sentence(evaluation)),
         checks=tuple(checks),
         champion=Champion.from_record(champion) if champion is not None else None,
     )
@@ -155,6 +158,12 @@ def _margin(over: str, exact_match: Any, baseline: Any, threshold: float) -> Che
     return _at_least(name, metric, own - other, threshold)
 
 
+def _overlap(evaluation: Mapping[str, Any], threshold: float) -> Check:
+    images, shared = (_finite(evaluation.get(name)) for name in ("images", "images_also_in_train"))
+    share = shared / images if images and shared is not None else shared  # no images: none of them are shared
+    return _at_most("share of held-out images also in training", "images_also_in_train", share, threshold)
+
+
 def _against_champion(
     evaluation: Mapping[str, Any], gate: GateConfig, champion: Mapping[str, Any], shared: PairedAnswers | None
 ) -> Check:
@@ -204,11 +213,11 @@ def _not_comparable(evaluation: Mapping[str, Any], champion: Mapping[str, Any]) 
     return "" if own == other else "it was evaluated on other held-out questions"
 
 
-def _reason(checks: list[Check]) -> str:
+def _reason(checks: list[Check], overlap: str) -> str:
     failed = [check for check in checks if not check.passed]
     if failed:
         more = f" ({len(failed) - 1} more of {len(checks)} checks failed)" if len(failed) > 1 else ""
         return f"Rejected: {failed[0].why}{more}."
     notes = [check.why for check in checks if check.threshold is None]  # passed without a comparison: say so
     first = f"all {len(checks)} checks passed" if len(checks) > 1 else checks[0].why
-    return f"Accepted: {'; '.join([first, *notes])}."
+    return f"Accepted: {'; '.join([first, *notes, *filter(None, [overlap])])}."

@@ -16,6 +16,7 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
+from trainer.evaluation.metrics import overlap_sentence
 from trainer.storage import open_storage
 from vlmpipe.report import tables
 from vlmpipe.report.dataset_section import data_view
@@ -75,6 +76,7 @@ def _context(files: RunFiles) -> dict[str, Any]:
         "written": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "outcome": tables.outcome(files),
         "comparison": tables.comparison(files.evaluation),
+        "overlap": overlap_sentence(files.evaluation),
         "controls": controls,
         "slices": slices,
         "confusions": confusions,

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.errors import ConfigError, ExitCode, UserError
+from trainer.evaluation.metrics import overlap_sentence
 from trainer.storage.base import join_uri
 from vlmpipe.runs.local.fault_summary import fault_lines, read_faults, restart_lines
 from vlmpipe.runs.local.run import (
@@ -190,6 +191,8 @@ def evaluation_lines(evaluation: dict[str, Any]) -> list[str]:
     for control, result in (evaluation.get("controls") or {}).items():
         rows.append((f"same model {CONTROL_NAMES.get(control, control)}", result.get("exact_match")))
     lines = [f"{label:<46} {_percent(value)}" for label, value in rows]
+    if overlap := overlap_sentence(evaluation):
+        lines.insert(1, f"  but {overlap}")
     if caption_score is not None:
         lines.append(f"{'CIDEr-D of captions, from 0 to 10':<46} {caption_score:6.2f}")
     slices = evaluation.get("slices") or {}

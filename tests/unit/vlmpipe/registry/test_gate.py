@@ -26,6 +26,8 @@ EVALUATION: dict[str, Any] = {
     "loss": 0.4,
     "cider_d": 1.5,
     "chance": 0.2,
+    "images": 40,
+    "images_also_in_train": 4,
     "slices": {"digit": {"exact_match": 0.95}, "sum": {"exact_match": 0.7}},
     "controls": {"shuffled_image": {"exact_match": 0.3}, "no_image": {"exact_match": 0.25}},
 }
@@ -53,6 +55,7 @@ def failed(decision: Decision) -> list[str]:
         (GateConfig(per_slice={"digit": 0.9, "sum": 0.8}), "exact match of sum"),
         (GateConfig(min_margin_over_chance=0.71), "margin over chance"),
         (GateConfig(min_margin_over_shuffled_image=0.61), "margin over shuffled image"),
+        (GateConfig(max_images_also_in_train=0.09), "share of held-out images also in training"),
     ],
 )
 def test_each_threshold_rejects_alone_and_says_which(gate: GateConfig, failing: str) -> None:
@@ -61,6 +64,14 @@ def test_each_threshold_rejects_alone_and_says_which(gate: GateConfig, failing: 
     assert failed(decision) == [failing]
     assert decision.reason.startswith("Rejected: ")
     assert failing in decision.reason
+
+
+def test_an_acceptance_says_nothing_of_images_where_none_are_shared() -> None:
+    decision = decide(evaluation(images_also_in_train=0), GateConfig(max_images_also_in_train=0.0))
+    assert decision.reason == "Accepted: all 2 checks passed."
+    unknown = evaluation()
+    del unknown["images_also_in_train"]
+    assert failed(decide(unknown, GateConfig(max_images_also_in_train=0.5)))
 
 
 def test_values_exactly_at_their_thresholds_pass() -> None:
@@ -72,10 +83,13 @@ def test_values_exactly_at_their_thresholds_pass() -> None:
         per_slice={"digit": 0.95},
         min_margin_over_chance=0.7,
         min_margin_over_shuffled_image=0.6,
+        max_images_also_in_train=0.1,
     )
     decision = decide(EVALUATION, gate, {**CHAMPION, "exact_match": 0.9})
     assert decision.accepted
-    assert decision.reason == "Accepted: all 7 checks passed."
+    assert decision.reason == (
+        "Accepted: all 8 checks passed; 4 of 40 held-out images are also in the training split."
+    )
 
 
 def test_unknown_slice_is_a_failure_that_names_the_known_ones() -> None:
