@@ -60,6 +60,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 PROCESSES = {"2 stages of 2 ranks, 2 copies": 8}  # 4 for all others
 LONG_FORM = (
     "all trained",
+    "three of them frozen",
     "adapters",
     "shared tokens",
     "2 x 2 stages, 2 copies, projector",

@@ -30,7 +30,7 @@ from trainer.strategies.tensor_parallel.plan import require_shardable
 
 STRATEGIES = ("tp", "tp+fsdp")
 PROCESSES = 4
-WEIGHED = chosen(SPLIT_CASES, lambda name: name in ("tp bf16 one pass", "tp+fsdp"))
+WEIGHED = chosen(SPLIT_CASES, lambda name: name == "tp+fsdp")
 ADAPTED = {"model.lora": {"rank": 4, "alpha": 8.0}, "model.freeze": ["tower"]}
 SHARED = {"train.sequence_parallel": True}
 # What else is trained: a strategy, changes of the run file, and the run of one process that it equals.

@@ -87,9 +87,7 @@ def test_values_exactly_at_their_thresholds_pass() -> None:
     )
     decision = decide(EVALUATION, gate, {**CHAMPION, "exact_match": 0.9})
     assert decision.accepted
-    assert decision.reason == (
-        "Accepted: all 8 checks passed; 4 of 40 held-out images are also in the training split."
-    )
+    assert decision.reason == ("Accepted: all 8 checks passed; 4 of 40 held-out images are also in the training split.")
 
 
 def test_unknown_slice_is_a_failure_that_names_the_known_ones() -> None:
