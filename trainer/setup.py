@@ -19,6 +19,7 @@ from trainer.config.train import TrainConfig
 from trainer.data.loader import PackedLoader
 from trainer.data.sampler import PackedBatchSampler
 from trainer.data.shards.index import Index, SplitIndex
+from trainer.data.shards.prepared_files import open_prepared
 from trainer.data.tokenize import load_tokenizer
 from trainer.dataloading.batches import ImageSource, cached_images, no_images, online_images
 from trainer.dataloading.readers import Readers, open_readers, warnings
@@ -133,7 +134,7 @@ def open_data(job: JobConfig) -> TrainingData:
     return TrainingData(
         pointers=pointers,
         cached=pointers.features != "off",
-        tokenizer=load_tokenizer(open_storage(pointers.prepared_uri)),
+        tokenizer=load_tokenizer(open_prepared(pointers.prepared_uri)),
         index=index,
         train=train,
         sampler=sampler,

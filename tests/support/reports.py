@@ -20,6 +20,7 @@ from PIL import Image
 from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
 
+from tests.support.data.prepared import seal
 from tests.support.planner.plans import red
 from trainer.data.prepare.statistics import sample_digest
 from trainer.data.sample import Turn
@@ -255,6 +256,7 @@ def _write_prepared(prepared: Path, samples: list[dict[str, Any]], pictures: lis
             "pictures": {"image.truncated": ["", ""], "text.empty": ["small.png"]},
         },
     )
+    seal(prepared)
 
 
 def _write_training(run: Path) -> None:

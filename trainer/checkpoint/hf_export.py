@@ -14,6 +14,7 @@ from trainer.checkpoint.safetensors_writer import MAX_SHARD_BYTES, write_weights
 from trainer.checkpoint.staging import export_folder
 from trainer.checkpoint.weight_reader import WeightReader, holds_average, open_weights
 from trainer.config.job import JobConfig
+from trainer.data.shards.prepared_files import open_prepared
 from trainer.data.tokenize import load_tokenizer
 from trainer.errors import ConfigError, os_errors
 from trainer.models.base import Weights
@@ -48,7 +49,7 @@ def export_checkpoint(
         return {**described, "reused": True}
     _require_same_model(job, checkpoint)
     family = family_of(job.model)
-    tokenizer = load_tokenizer(open_storage(job.pointers().prepared_uri))
+    tokenizer = load_tokenizer(open_prepared(job.pointers().prepared_uri))
     adapters = adapters_of(family.blueprint(job.model, tokenizer))
     blueprint = family.blueprint(without_adapters(job.model), tokenizer)
     initial = family.initial_weights(job.model, tokenizer)

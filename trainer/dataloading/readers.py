@@ -12,10 +12,10 @@ from trainer.data.prefetch_schedule import Needs, ShardSchedule
 from trainer.data.sampler import PackedBatchSampler
 from trainer.data.shards.disk_cache import ShardCache, open_shards, open_together
 from trainer.data.shards.index import SplitIndex
+from trainer.data.shards.prepared_files import open_prepared
 from trainer.data.shards.tar import ShardReader
 from trainer.data.shards.verified_files import DataShards, ShardFiles
 from trainer.feature_cache.reader import FeatureReader, FeatureShards
-from trainer.storage import open_storage
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Readers:
 def open_readers(job: JobConfig, *, set_aside_bytes: int = 0) -> Readers:
     """Open what the run's pointers name. Data and features share the room for remote shards by their sizes."""
     pointers = job.pointers()
-    data, cache_gib = DataShards(open_storage(pointers.prepared_uri)), job.data.shard_cache_gib
+    data, cache_gib = DataShards(open_prepared(pointers.prepared_uri)), job.data.shard_cache_gib
     if pointers.features == "off":
         return Readers(open_shards(data, cache_gib, set_aside_bytes=set_aside_bytes), None)
     features = FeatureShards(pointers.features_uri)

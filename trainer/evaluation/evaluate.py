@@ -27,6 +27,7 @@ from trainer.config.job import JobConfig
 from trainer.data.loader import PackedLoader
 from trainer.data.sampler import PackedBatchSampler
 from trainer.data.shards.index import Index, SplitIndex
+from trainer.data.shards.prepared_files import open_prepared
 from trainer.data.shards.tar import ShardReader
 from trainer.data.tokenize import load_tokenizer, prompt
 from trainer.dataloading.batches import cached_images, collate, online_images
@@ -119,7 +120,7 @@ def evaluate(job: JobConfig, worker: ProcessContext) -> None:
 def load_subject(job: JobConfig, worker: ProcessContext) -> Subject:
     """The exported model on this rank's device, and the held-out split. Raises DataError when that is empty."""
     pointers = job.pointers()
-    prepared = open_storage(pointers.prepared_uri)
+    prepared = open_prepared(pointers.prepared_uri)
     split = Index.load(pointers.prepared_uri).split("eval")
     if not len(split):
         raise DataError(

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from trainer.config.job import JobConfig
 from trainer.data.shards.index import Index
+from trainer.data.shards.prepared_files import open_prepared
 from trainer.data.shards.tar import ShardReader
 from trainer.distributed.process import ProcessContext, run_worker, start_worker
 from trainer.feature_cache.reader import missing_images
@@ -32,7 +33,7 @@ def build(job: JobConfig, worker: ProcessContext) -> int:
     uri = features_uri(job.run.features_root, job.model)
     prepared_uri = job.pointers().prepared_uri
     places = Index.load(prepared_uri).unique_images()
-    reader = ShardReader.open(open_storage(prepared_uri), job.data.shard_cache_gib)
+    reader = ShardReader.open(open_prepared(prepared_uri), job.data.shard_cache_gib)
     missing = _agree(missing_images(uri, places))
     size = images_within(job.model, job.features.shard_images)
     shards = [missing[start : start + size] for start in range(0, len(missing), size)]

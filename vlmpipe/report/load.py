@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trainer.data.prepare.dataset_diff import CHANGES_FILE
+from trainer.data.shards.prepared_files import open_prepared
 from trainer.errors import ExitCode, UserError
 from trainer.storage import open_storage
 from trainer.storage.base import Storage
@@ -54,9 +55,8 @@ class RunFiles:
 class _Reader:
     """Reads JSON and JSON lines from one folder and remembers what it could not read."""
 
-    def __init__(self, uri: str, missing: dict[str, str]) -> None:
-        self.store: Storage = open_storage(uri)
-        self.missing = missing
+    def __init__(self, store: Storage, missing: dict[str, str]) -> None:
+        self.store, self.missing = store, missing
 
     def object(self, name: str, writer: str) -> dict[str, Any]:
         data = self._bytes(name, writer)
@@ -95,7 +95,11 @@ class _Reader:
         if self.store.stat(name) is None:
             self.missing[name] = f"There is no {name}: the step {writer} did not get that far."
             return None
-        return self.store.read(name)
+        try:
+            return self.store.read(name)
+        except UserError as error:
+            self.missing[name] = f"{name} cannot be read: {error.found}."
+            return None
 
 
 def read_run(run_uri: str) -> RunFiles:
@@ -104,7 +108,7 @@ def read_run(run_uri: str) -> RunFiles:
     Raises UserError when there is nothing at `run_uri` at all.
     """
     missing: dict[str, str] = {}
-    run = _Reader(run_uri, missing)
+    run = _Reader(open_storage(run_uri), missing)
     if not run.store.list():
         raise UserError(f"no run in {run_uri}", expected="the folder of a run, with run.json", code=ExitCode.CONFIG)
     files = RunFiles(run_uri=run_uri, run_id=run_uri.rstrip("/").rpartition("/")[2], missing=missing)
@@ -123,7 +127,11 @@ def read_run(run_uri: str) -> RunFiles:
     if run.store.stat("registered.json"):
         files.registered = run.object("registered.json", "register-model")
     if "prepared_uri" in files.prepared:
-        prepared = _Reader(files.prepared["prepared_uri"], missing)
+        try:
+            prepared = _Reader(open_prepared(files.prepared["prepared_uri"]), missing)
+        except UserError as error:
+            missing["prepared data"] = f"The prepared data cannot be read: {error.found}."
+            return files
         files.stats = prepared.object("stats.json", "prepare-data")
         files.rejects = prepared.object("rejects_summary.json", "prepare-data")
         files.contact_sheet = prepared.object("contact_sheet.json", "prepare-data")

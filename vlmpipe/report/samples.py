@@ -12,9 +12,9 @@ from typing import Any
 from PIL import Image
 
 from trainer.data.shards.index import Index, SplitIndex
+from trainer.data.shards.prepared_files import open_prepared
 from trainer.data.shards.tar import ShardReader
 from trainer.errors import UserError
-from trainer.storage import open_storage
 
 THUMBNAIL_PIXELS = 240  # longer side; twice what a card shows, for dense screens
 MOST_PIXELS = 50_000_000  # a picture that would need more memory than that is not decoded
@@ -74,7 +74,7 @@ def sample_cards(prepared_uri: str, lines: Sequence[dict[str, Any]]) -> list[Sam
         held_out = Index.load(prepared_uri).split("eval")
     except UserError as error:
         return [SampleCard(line, (Picture(problem=f"The index cannot be read: {error.found}."),)) for line in lines]
-    reader = ShardReader.open(open_storage(prepared_uri))
+    reader = ShardReader.open(open_prepared(prepared_uri))
     numbers = {identity: number for number, identity in enumerate(held_out.ids)}
     return [_card(line, held_out, numbers.get(str(line.get("id"))), reader) for line in lines]
 

@@ -12,6 +12,7 @@ from PIL import Image
 
 from trainer.config.job import JobConfig
 from trainer.data.prepare.pipeline import Prepared, prepare
+from trainer.data.shards.prepared_files import DONE, FileSum, Manifest
 from trainer.progress import Progress
 
 
@@ -104,6 +105,14 @@ def prepare_llava(folder: Path, *, count: int = 40, **data: Any) -> tuple[JobCon
     source = write_json(folder / "data.json", records)
     config = job_config(folder / "root", source=str(source), image_folder=str(images), **data)
     return config, run_prepare(config)
+
+
+def seal(folder: Path) -> None:
+    """Complete a folder that a test wrote, or has changed, as prepare_data would."""
+    files = {str(path.relative_to(folder)): path for path in sorted(folder.rglob("*")) if path.is_file()}
+    files.pop(DONE, None)
+    manifest = Manifest(1, folder.name, {}, {name: FileSum.of(path) for name, path in files.items()})
+    (folder / DONE).write_bytes(manifest.to_bytes())
 
 
 def prepared_files(uri: str) -> dict[str, bytes]:

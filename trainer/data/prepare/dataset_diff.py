@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 from trainer.config.job import JobConfig
 from trainer.data.sample import SPLITS
 from trainer.data.shards.index import NAME
+from trainer.data.shards.prepared_files import open_prepared
 from trainer.data.shards.tar import key_of
 from trainer.storage import open_storage
 from trainer.storage.base import join_uri
@@ -70,7 +71,7 @@ def compare(prepared_root: str, before: str, now: str) -> Changes:
 
 def _lines(prepared_root: str, fingerprint: str, split: str) -> Iterator[dict[str, Any]]:
     """A split's samples, sorted by id; `set` is the fingerprint."""
-    path = open_storage(join_uri(prepared_root, fingerprint)).fetch(NAME)
+    path = open_prepared(join_uri(prepared_root, fingerprint)).fetch(NAME)
     with pq.ParquetFile(path) as file:
         for batch in file.iter_batches(BATCH_LINES, columns=["id", "split", "content"]):
             yield from (line | {"set": fingerprint} for line in batch.to_pylist() if line["split"] == split)

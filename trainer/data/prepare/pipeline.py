@@ -28,9 +28,10 @@ from trainer.data.prepare.dataset_diff import Changes, changes_since_last
 from trainer.data.prepare.thread_map import threads_for
 from trainer.data.prepare.validate_sample import SampleValidator
 from trainer.data.sample import Sample, Turn
+from trainer.data.shards.prepared_files import DONE, FileSum, Manifest
 from trainer.data.sources import Source, open_source
 from trainer.data.tokenize import load_tokenizer, make_tokenizer, training_texts
-from trainer.errors import os_errors
+from trainer.errors import DataError, os_errors
 from trainer.models.image_tokens import image_form_of, image_rule
 from trainer.progress import Progress
 from trainer.storage import open_storage
@@ -39,7 +40,6 @@ from trainer.storage.local import LocalStorage
 
 FORMAT_VERSION = 5  # raise it when the same input gives other bytes
 TOKENIZER_SAMPLES = 200_000  # a tokenizer is trained on the first of them: its trainer holds every distinct word
-DONE = "DONE"
 # The source describes itself by content, not by its path; the others say how the data is read, and who prepares it.
 NOT_IN_FINGERPRINT = {"source", "image_folder", "pack", "shuffle_shards", "shard_cache_gib", "workers", "tasks"}
 
@@ -132,13 +132,13 @@ def _fingerprint(config: JobConfig, source: Source) -> str:
 
 
 def _done_counts(storage: Storage) -> dict[str, int] | None:
-    """Counts of prepared data that is there and whole. A DONE whose files are gone is removed: all is made anew."""
+    """Counts of prepared data that is there and whole. A DONE whose files are not is removed: they are made anew."""
     if storage.stat(DONE) is None:
         return None
-    done = json.loads(storage.read(DONE))
-    found = {info.name: info.size_bytes for info in storage.list()}
-    if all(found.get(name) == size_bytes for name, size_bytes in done["files"].items()):
-        return dict(done["counts"])
+    with suppress(DataError):
+        manifest = Manifest.read(storage)
+        if manifest.is_whole(storage):
+            return manifest.counts
     storage.delete(DONE)
     return None
 
@@ -228,9 +228,9 @@ def _tokenizer(config: JobConfig, source: Source, plan: Path, records: int, prog
 def _publish(config: JobConfig, identity: str, folder: Path, built: _Built) -> None:
     """Upload what was built, add the chunks' shards, remove what an interrupted build has left, and create DONE."""
     storage = open_storage(join_uri(config.run.prepared_root, identity))
-    files = {name: path.stat().st_size for name, path in files_in(folder).items()}
-    files |= {shard.new_name: shard.bytes for shard in built.shards}
-    upload_folder(storage, folder)
+    files = {name: FileSum.of(path) for name, path in files_in(folder).items()}
+    upload_folder(storage, folder, {name: (sums.bytes, sums.crc32c) for name, sums in files.items()})
+    files |= {shard.new_name: FileSum(shard.bytes, shard.crc32c) for shard in built.shards}
     root = open_storage(config.run.root_uri)
     with ThreadPoolExecutor(UPLOADS, "copy") as pool:
         old = [f"{CHUNKS_FOLDER}/{shard.chunk}/{shard.name}" for shard in built.shards]
@@ -240,7 +240,7 @@ def _publish(config: JobConfig, identity: str, folder: Path, built: _Built) -> N
     for info in storage.list():
         if info.name not in files and info.name != DONE:
             storage.delete(info.name)
-    done = {"format": FORMAT_VERSION, "fingerprint": identity, "counts": built.counts, "files": files}
+    manifest = Manifest(FORMAT_VERSION, identity, built.counts, files)
     # Another run may have prepared the same data meanwhile; equal input gives equal bytes, so its DONE is as good.
     with suppress(AlreadyExistsError):
-        storage.create(DONE, json.dumps(done, indent=1).encode())
+        storage.create(DONE, manifest.to_bytes())

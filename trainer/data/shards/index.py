@@ -19,9 +19,9 @@ from trainer.data.malloc_trim import trim_memory
 from trainer.data.packing import Int64Array
 from trainer.data.sample import SPLITS, Split
 from trainer.data.shards.image_index import HASHES, UniqueImages
+from trainer.data.shards.prepared_files import open_prepared
 from trainer.data.shards.tar import Members
 from trainer.errors import DataError
-from trainer.storage import open_storage
 from trainer.storage.base import Storage
 
 NAME = "index.parquet"
@@ -214,9 +214,8 @@ class Index:
 
     @classmethod
     def load(cls, prepared_uri: str, storage: Storage | None = None) -> Index:
-        """Read the index at `prepared_uri`. Raises DataError when it is not an index of this version."""
-        storage = storage or open_storage(prepared_uri)
-        path = storage.fetch(NAME)
+        """Read the index at `prepared_uri`. Raises DataError when it is damaged, or not an index of this version."""
+        path = (storage or open_prepared(prepared_uri)).fetch(NAME)
         try:
             table = pq.read_table(path)
         except pa.ArrowInvalid as error:

@@ -67,11 +67,7 @@ class DataShards:
             raise self.damaged(shard, f"its sidecar cannot be read: {error}") from error
 
     def damaged(self, shard: str, how: str) -> DataError:
-        return DataError(
-            f"shard {shard} is damaged: {how}",
-            expected="the bytes that prepare_data wrote",
-            fix="delete the DONE file of this prepared data and run again: it is then prepared anew",
-        )
+        return damaged_file(f"shard {shard}", how)
 
 
 class ShardFiles(Protocol):
@@ -113,6 +109,15 @@ class ShardsInPlace:
                     raise self.shards.damaged(shard, problem)
                 self._paths[shard] = path
             return self._paths[shard]
+
+
+def damaged_file(name: str, how: str) -> DataError:
+    """The error of a file of prepared data whose bytes are not those that were written."""
+    return DataError(
+        f"{name} is damaged: {how}",
+        expected="the bytes that prepare_data wrote",
+        fix="run the same command again: prepare_data checks all files and prepares what is damaged anew",
+    )
 
 
 def sidecar_name(shard: str) -> str:

@@ -49,6 +49,7 @@ class Shard:
     name: str
     new_name: str
     bytes: int
+    crc32c: int
 
 
 def merge(
@@ -75,7 +76,7 @@ def merge(
             for name, new_name in new_names.items():
                 sidecar = Sidecar(**json.loads(part.files.read(sidecar_name(name))))
                 write_sidecar(folder, replace(sidecar, shard=new_name))
-                shards.append(Shard(part.name, name, new_name, sidecar.bytes))
+                shards.append(Shard(part.name, name, new_name, sidecar.bytes, sidecar.crc32c))
             _add_samples(part, new_names, lines, counts)
             counts.dropped += summary["dropped"]
             sheet.add_sheet(part.files)

@@ -1,0 +1,100 @@
+"""A flipped bit anywhere in prepared data is found before anything uses the file, and prepared anew by the next run."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.support.data.prepared import prepare_llava, prepared_files, run_prepare
+from trainer.config.job import JobConfig
+from trainer.data.shards.index import Index
+from trainer.data.shards.prepared_files import DONE, open_prepared
+from trainer.data.shards.tar import ShardReader
+from trainer.data.tokenize import load_tokenizer
+from trainer.errors import DataError, ExitCode, UserError
+
+FLIPS = 6  # of each file
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> tuple[JobConfig, Path]:
+    config, made = prepare_llava(tmp_path_factory.mktemp("prepared"), count=30)
+    return config, Path(made.uri)
+
+
+def use(folder: Path) -> None:
+    """Everything that training, evaluation and the report read."""
+    store = open_prepared(str(folder))
+    index = Index.load(str(folder))
+    load_tokenizer(store)
+    reader = ShardReader.open(store)
+    for name in ("train", "eval"):
+        split = index.split(name)  # type: ignore[arg-type]
+        for number in range(len(split)):
+            reader.images(split.sample_location(number))
+    for info in store.list():
+        if not info.name.endswith(".tar"):
+            store.read(info.name)
+
+
+def flip(path: Path, draw: random.Random) -> None:
+    data = bytearray(path.read_bytes() or b"\n")  # an empty file gets a byte
+    place = draw.randrange(len(data))
+    data[place] ^= 1 << draw.randrange(8)
+    path.write_bytes(data)
+
+
+def truncate(path: Path, _: random.Random) -> None:
+    path.write_bytes(path.read_bytes()[:-1] or b"\n")
+
+
+def test_whole_data_can_be_used(prepared: tuple[JobConfig, Path]) -> None:
+    use(prepared[1])
+
+
+@pytest.mark.parametrize("damage", [flip, truncate])
+def test_damage_to_any_file_names_it(
+    prepared: tuple[JobConfig, Path], tmp_path: Path, damage: Callable[[Path, random.Random], None]
+) -> None:
+    draw = random.Random(7)
+    names = list(prepared_files(str(prepared[1])))
+    assert {DONE, "index.parquet", "stats.json", "tokenizer/tokenizer.json"} <= set(names)
+    for name in names:
+        for attempt in range(FLIPS if damage is flip else 1):
+            folder = shutil.copytree(prepared[1], tmp_path / f"{attempt}" / name.replace("/", "-"))
+            damage(folder / name, draw)
+            with pytest.raises(DataError) as raised:
+                use(folder)
+            assert raised.value.code == ExitCode.DATA
+            assert Path(name).stem in str(raised.value) and "is damaged" in str(raised.value), name
+
+
+def test_a_missing_file_names_it(prepared: tuple[JobConfig, Path], tmp_path: Path) -> None:
+    for name in prepared_files(str(prepared[1])):
+        folder = shutil.copytree(prepared[1], tmp_path / name.replace("/", "-"))
+        (folder / name).unlink()
+        with pytest.raises(UserError, match=Path(name).stem):
+            use(folder)
+
+
+def test_a_file_that_the_manifest_does_not_list_is_not_read(prepared: tuple[JobConfig, Path], tmp_path: Path) -> None:
+    folder = shutil.copytree(prepared[1], tmp_path / "copy")
+    (folder / "tokenizer/added_tokens.json").write_text("{}")
+    use(folder)
+    with pytest.raises(DataError, match="DONE does not list it"):
+        open_prepared(str(folder)).read("tokenizer/added_tokens.json")
+
+
+def test_the_next_preparation_makes_what_is_damaged_anew(prepared: tuple[JobConfig, Path], tmp_path: Path) -> None:
+    config, folder = prepared
+    before, draw = prepared_files(str(folder)), random.Random(3)
+    assert run_prepare(config).reused
+    for name in before:
+        flip(folder / name, draw)
+        assert not run_prepare(config).reused, name
+        assert prepared_files(str(folder)) == before
+        assert run_prepare(config).reused
