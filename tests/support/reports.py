@@ -22,10 +22,13 @@ from sklearn.linear_model import LogisticRegression
 
 from tests.support.data.prepared import seal
 from tests.support.planner.plans import red
+from trainer.checkpoint.export_manifest import write_description
 from trainer.data.prepare.statistics import sample_digest
 from trainer.data.sample import Turn
 from trainer.data.shards.index import IndexWriter
+from trainer.data.shards.prepared_files import FileSum
 from trainer.data.shards.tar import ShardWriter, key_of, sample_json
+from trainer.storage import open_storage
 from vlmpipe.config.gate import GateConfig
 from vlmpipe.registry.gate import decide
 
@@ -257,6 +260,14 @@ def _write_prepared(prepared: Path, samples: list[dict[str, Any]], pictures: lis
         },
     )
     seal(prepared)
+
+
+def write_export(run: Path) -> None:
+    """The least that passes for a whole export."""
+    (run / "export").mkdir(parents=True)
+    (run / "export/config.json").write_text("{}")
+    sums = FileSum.of(run / "export/config.json")
+    write_description(open_storage(str(run)), {"files": {"config.json": asdict(sums)}})
 
 
 def _write_training(run: Path) -> None:

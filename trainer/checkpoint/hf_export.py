@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,13 +9,14 @@ from typing import Any
 from torch import Tensor, nn
 
 from trainer.checkpoint.commit import Checkpoint, fetch_folder
+from trainer.checkpoint.export_manifest import FOLDER, NAME, require_whole_export, write_description
 from trainer.checkpoint.safetensors_writer import MAX_SHARD_BYTES, write_weights
 from trainer.checkpoint.staging import export_folder
 from trainer.checkpoint.weight_reader import WeightReader, holds_average, open_weights
 from trainer.config.job import JobConfig
 from trainer.data.shards.prepared_files import open_prepared
 from trainer.data.tokenize import load_tokenizer
-from trainer.errors import ConfigError, os_errors
+from trainer.errors import ConfigError, DataError, os_errors
 from trainer.models.base import Weights
 from trainer.models.layers.freeze import frozen_weights
 from trainer.models.layers.lora import Adapter, adapters_of, without_adapters
@@ -24,9 +24,6 @@ from trainer.models.registry import family_of
 from trainer.storage import open_storage
 from trainer.storage.base import Storage, crc32c_of_file
 from trainer.weights_digest import model_sha256, tensors_sha256, weights_sha256
-
-FOLDER = "export"
-MARKER = "vlmpipe.json"
 
 
 def export_checkpoint(
@@ -72,7 +69,7 @@ def export_checkpoint(
         averaged = bool(job.train.ema_decay) and holds_average(folder, kept_as)
         trained = open_weights(folder, kept_as, averaged=averaged)
         weights = Merged(blueprint, trained, initial, adapters)
-        store.delete(f"{FOLDER}/{MARKER}")  # the files are overwritten: until all are, nothing vouches for them
+        store.delete(NAME)  # the files are overwritten: until all are, nothing vouches for them
         written = write_weights(
             blueprint,
             weights.read,
@@ -97,7 +94,7 @@ def export_checkpoint(
         "versions": checkpoint.record.versions,
         "files": files,
     }
-    store.write(f"{FOLDER}/{MARKER}", json.dumps(described).encode())
+    write_description(store, described)
     return {**described, "reused": False}
 
 
@@ -131,20 +128,12 @@ def _whole_export(store: Storage, checkpoint: Checkpoint, *, ema_decay: float) -
 
     A file may have been lost since, or overwritten by a process that was thought dead.
     """
-    if store.stat(f"{FOLDER}/{MARKER}") is None:
+    try:
+        described = require_whole_export(store)
+    except DataError:
         return None
-    described = dict(json.loads(store.read(f"{FOLDER}/{MARKER}")))
-    there = {info.name.removeprefix(f"{FOLDER}/"): info for info in store.list(FOLDER)}
-    there.pop(MARKER)
-    files = described.get("files", {})
-    is_ours = described["checkpoint"] == checkpoint.name and described.get("ema_decay", 0.0) == ema_decay
-    if not is_ours or there.keys() != files.keys():
-        return None
-    for name, info in there.items():
-        checksum = crc32c_of_file(store.fetch(info.name)) if info.crc32c is None else info.crc32c
-        if checksum != files[name]["crc32c"]:
-            return None
-    return described
+    is_ours = described["checkpoint"] == checkpoint.name and described["ema_decay"] == ema_decay
+    return described if is_ours else None
 
 
 def _require_same_model(job: JobConfig, checkpoint: Checkpoint) -> None:

@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from trainer.checkpoint.hf_export import MARKER
+from trainer.checkpoint.export_manifest import require_whole_export
 from trainer.config.job import JobConfig
 from trainer.data.loader import PackedLoader
 from trainer.data.sampler import PackedBatchSampler
@@ -118,7 +118,10 @@ def evaluate(job: JobConfig, worker: ProcessContext) -> None:
 
 
 def load_subject(job: JobConfig, worker: ProcessContext) -> Subject:
-    """The exported model on this rank's device, and the held-out split. Raises DataError when that is empty."""
+    """The exported model on this rank's device, and the held-out split.
+
+    Raises DataError when the split is empty, and for a file of either that is damaged.
+    """
     pointers = job.pointers()
     prepared = open_prepared(pointers.prepared_uri)
     split = Index.load(pointers.prepared_uri).split("eval")
@@ -130,12 +133,7 @@ def load_subject(job: JobConfig, worker: ProcessContext) -> Subject:
         )
     family = family_of(job.model)
     run = open_storage(job.run.run_uri)
-    if run.stat(f"export/{MARKER}") is None:
-        raise DataError(
-            f"run {job.run.run_id} has no exported model",
-            expected=f"a whole export in {run.uri('export')}",
-            fix="run the sync_checkpoint step first",
-        )
+    require_whole_export(run)
     with tempfile.TemporaryDirectory(prefix="vlmpipe-evaluate-") as scratch:
         for info in run.list("export"):
             Path(scratch, Path(info.name).name).symlink_to(run.fetch(info.name).resolve())

@@ -9,6 +9,7 @@ import hashlib
 import json
 from typing import Any
 
+from trainer.checkpoint.export_manifest import require_whole_export
 from trainer.config.job import DataPointers, JobConfig, run_uri_of
 from trainer.errors import ConfigError
 from trainer.storage import open_storage
@@ -43,7 +44,8 @@ def decide_run(run_uri: str) -> Decision:
 def register_run(run_uri: str) -> Entry:
     """Register an accepted run's export, make it the champion and write `registered.json`. Safe to repeat.
 
-    Raises ConfigError for a run that was not accepted, UserError when another run became champion since the decision.
+    Raises ConfigError for a run that was not accepted, DataError for a damaged export, UserError when another run
+    became champion since the decision.
     """
     store = open_storage(run_uri)
     settings = _read(store, "run.json", "resolve-run")
@@ -56,6 +58,7 @@ def register_run(run_uri: str) -> Entry:
         )
     evaluation, summary = _read(store, "evaluate.json", "evaluate"), _read(store, "summary.json", "train")
     pointers = DataPointers.model_validate(_read(store, "prepared.json", "prepare-data"))
+    require_whole_export(store)
     registry, model, alias = open_registry(settings)
     candidate = Candidate(
         run_id=settings["run"]["run_id"],

@@ -17,7 +17,7 @@ from components.runtime.resolve import compiled_settings, resolve
 from pipelines.check import check_run
 from tests.support.gcs import QUICK_RETRY
 from tests.support.paths import ROOT
-from tests.support.reports import make_run
+from tests.support.reports import make_run, write_export
 from trainer.errors import ConfigError, UserError
 from trainer.storage.base import Storage
 from trainer.storage.gcs import GcsStorage
@@ -217,8 +217,7 @@ def test_the_gate_asks_the_alias_and_both_answers_are_acted_on(
     run = make_run(tmp_path)
     for name in ("decision.json", "registered.json"):
         (run / name).unlink()
-    (run / "export").mkdir()
-    (run / "export/config.json").write_text("{}")
+    write_export(run)
     use_vertex(run)
     of = VertexRegistry.of
     monkeypatch.setattr(VertexRegistry, "of", lambda settings, _root_uri: of(settings, REGISTRY_ROOT))
@@ -231,7 +230,7 @@ def test_the_gate_asks_the_alias_and_both_answers_are_acted_on(
     assert list(server.shelf.models["digits"][0].version_aliases) == ["default", "champion"]
 
     worse = run.parent / "second"
-    (worse / "export").mkdir(parents=True)
+    write_export(worse)
     for name in ("run.json", "evaluate.json", "summary.json", "prepared.json"):
         (worse / name).write_text((run / name).read_text())
     evaluation = {**json.loads((run / "evaluate.json").read_text()), "exact_match": 0.1}

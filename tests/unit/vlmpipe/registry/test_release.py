@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from huggingface_hub import ModelCard
 
-from tests.support.reports import RUN_ID, make_run, write_json
-from trainer.errors import ConfigError, UserError
+from tests.support.reports import RUN_ID, make_run, write_export, write_json
+from trainer.errors import ConfigError, DataError, UserError
 from vlmpipe.registry.folder import FolderRegistry
 from vlmpipe.registry.release import decide_run, register_run
 
@@ -21,8 +21,7 @@ def run(tmp_path: Path) -> Path:
     run = make_run(tmp_path)
     (run / "decision.json").unlink()
     (run / "registered.json").unlink()
-    (run / "export").mkdir()
-    (run / "export" / "config.json").write_text("{}")
+    write_export(run)
     return run
 
 
@@ -33,8 +32,7 @@ def edit(path: Path, **changes: Any) -> None:
 def another(run: Path, run_id: str, **evaluation: Any) -> Path:
     """A second run beside `run`, with other results on the same held-out questions."""
     other = run.parent / run_id
-    (other / "export").mkdir(parents=True)
-    (other / "export" / "config.json").write_text("{}")
+    write_export(other)
     for name in ("run.json", "evaluate.json", "summary.json", "prepared.json"):
         (other / name).write_text((run / name).read_text())
     edit(other / "run.json", run={"run_id": run_id, "root_uri": str(run.parents[1])})
@@ -124,3 +122,27 @@ def test_a_hostile_slice_name_does_not_break_the_card_table(run: Path) -> None:
     rows = [line for line in text.splitlines() if line.startswith("| a")]
     assert len(rows) == 1
     assert rows[0].startswith("| a\\|b # heading | 1 | 0.500 | 0.100 |")
+
+
+@pytest.mark.parametrize("name", ["config.json", "vlmpipe.json"])
+def test_a_damaged_export_is_not_registered(run: Path, tmp_path: Path, name: str) -> None:
+    decide_run(str(run))
+    whole = (run / "export" / name).read_bytes()
+    for place in range(len(whole)):
+        damaged = bytearray(whole)
+        damaged[place] ^= 1
+        (run / "export" / name).write_bytes(damaged)
+        with pytest.raises(DataError, match=f"{name} is damaged"):
+            register_run(str(run))
+    assert FolderRegistry(f"{tmp_path}/registry").champion("digits") is None
+
+
+def test_an_export_with_a_file_more_or_less_is_not_registered(run: Path) -> None:
+    decide_run(str(run))
+    (run / "export/model-00002-of-00002.safetensors").write_bytes(b"another's")
+    with pytest.raises(DataError, match=r"model-00002-of-00002.safetensors is damaged: vlmpipe.json does not list it"):
+        register_run(str(run))
+    (run / "export/model-00002-of-00002.safetensors").unlink()
+    (run / "export/config.json").unlink()
+    with pytest.raises(DataError, match=r"config.json is damaged: it is missing"):
+        register_run(str(run))
