@@ -59,5 +59,5 @@ def _damaged(run: Storage, name: str, how: str) -> DataError:
     return DataError(
         f"{run.uri(name)} is damaged: {how}",
         expected="the export that sync_checkpoint wrote",
-        fix="run the same command again: sync_checkpoint checks the export and writes it again from the checkpoint",
+        fix="run sync_checkpoint again, which writes it from the checkpoint; a finished run has to be run anew",
     )

@@ -19,7 +19,7 @@ from trainer.data.shards.image_index import HASHES, ImageTable
 from trainer.data.shards.index import SplitIndex
 from trainer.data.shards.verified_files import ShardFiles, Sidecar
 from trainer.errors import DataError, os_errors
-from trainer.feature_cache.store import SHARD, SIDECAR
+from trainer.feature_cache.store import SHARD, SIDECAR, shard_name
 from trainer.storage import open_storage
 from trainer.storage.base import Storage
 
@@ -81,7 +81,15 @@ class FeatureShards:
         names = sorted(name for name in names if name.endswith(SIDECAR))
         with ThreadPoolExecutor(READS, "sidecars") as pool:
             for name, content in zip(names, pool.map(self.storage.read, names), strict=True):
-                yield json.loads(content) | {"shard": name.removesuffix(SIDECAR) + SHARD}
+                shard = name.removesuffix(SIDECAR)
+                try:
+                    sidecar = dict(json.loads(content))
+                    is_whole = shard_name(sidecar["images"]) == shard and sidecar.keys() >= {"bytes", "crc32c"}
+                except (ValueError, TypeError, KeyError):
+                    is_whole = False
+                if not is_whole:
+                    raise self.damaged(shard + SHARD, f"{self.storage.uri(name)} is not the sidecar that was written")
+                yield sidecar | {"shard": shard + SHARD}
 
 
 @dataclass(frozen=True)

@@ -42,6 +42,9 @@ def status(
     watching: Annotated[
         bool, typer.Option("--watch", help="Follow the run to its end, and leave with its exit code.")
     ] = False,
+    deep: Annotated[
+        bool, typer.Option("--deep", help="Also compare all files of a local run with their checksums (exit 65).")
+    ] = False,
     plain: Plain = False,
     as_json: AsJson = False,
 ) -> None:
@@ -52,9 +55,32 @@ def status(
     from pipelines.find import reader_of
 
     read, on_vertex = reader_of(run, root=root, project=project, location=location)
+    if deep:
+        _check_files(run, root, as_json)
+        return
     if watching:
         raise typer.Exit(watch_and_show(run, read, on_vertex=on_vertex, plain=plain, as_json=as_json))
     show(read(), as_json)
+
+
+def _check_files(run: str, root: str, as_json: bool) -> None:
+    from trainer.errors import DataError
+    from vlmpipe.runs.file_check import check_files
+    from vlmpipe.runs.local.summary import find_run
+
+    checks = []
+    for check in check_files(str(find_run(root, run).folder)):
+        checks.append(check)
+        if not as_json:
+            print_lines([check.line()])
+    if as_json:
+        print_json({"checks": [check.as_json() for check in checks]})
+    if damaged := [check for check in checks if check.problem]:
+        raise DataError(
+            f"{damaged[0].part}: {damaged[0].problem}",
+            expected="the bytes that the run wrote",
+            fix="run the run file again: each step checks what it would reuse, and makes what is damaged anew",
+        )
 
 
 def cancel(

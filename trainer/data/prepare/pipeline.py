@@ -137,7 +137,7 @@ def _done_counts(storage: Storage) -> dict[str, int] | None:
         return None
     with suppress(DataError):
         manifest = Manifest.read(storage)
-        if manifest.is_whole(storage):
+        if not manifest.damaged(storage):
             return manifest.counts
     storage.delete(DONE)
     return None

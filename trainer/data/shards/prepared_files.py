@@ -51,8 +51,8 @@ class Manifest:
         values = json.loads(text)
         return cls(**values | {"files": {name: FileSum(**sums) for name, sums in values["files"].items()}})
 
-    def is_whole(self, storage: Storage) -> bool:
-        """Whether every file is there with its bytes. A bucket tells; of a folder everything is read."""
+    def damaged(self, storage: Storage) -> list[str]:
+        """Files that are not there with their bytes. A bucket tells; of a folder everything is read."""
         there = {info.name: info for info in storage.list()}
 
         def holds(name: str) -> bool:
@@ -62,7 +62,7 @@ class Manifest:
             return sums.crc32c == (crc32c_of_file(storage.fetch(name)) if info.crc32c is None else info.crc32c)
 
         with ThreadPoolExecutor(READERS, "check") as pool:
-            return all(pool.map(holds, self.files))
+            return [name for name, whole in zip(self.files, pool.map(holds, self.files), strict=True) if not whole]
 
 
 class PreparedFiles:
