@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 MESSAGE_CHARS = 300
 EXAMPLES_PER_CODE = 3
+KEPT = "rejected"  # folder in a run whose preparation had too many rejects
+REJECTS = "rejects.jsonl"
+SUMMARY = "rejects_summary.json"
 
 T = TypeVar("T")
 
@@ -155,13 +158,15 @@ class Ledger:
         bad = sum(faults.values())
         if not bad or bad <= self.max_reject_fraction * self.read:
             return
-        lines = [f"{bad} of {self.read} samples cannot be used:"]
+        counts = ", ".join(f"{code} {count}" for code, count in faults.items())
+        lines = [f"{bad} of {self.read} samples cannot be used: {counts}"]
         for code, count in list(faults.items())[:5]:
             lines += [f"  {code} ({count}), for example", *(f"    {text}" for text in summary["examples"][code])]
         raise DataError(
             "\n".join(lines),
             expected=f"at most {self.max_reject_fraction:.1%} rejected (data.max_reject_fraction)",
-            fix="correct the samples (docs/reference/data-formats.md explains each code) or allow a larger share",
+            fix=f"correct the samples, which {KEPT}/{REJECTS} in the run's folder lists "
+            "(docs/reference/data-formats.md explains each code), or allow a larger share",
         )
 
 

@@ -63,7 +63,7 @@ def data_view(files: RunFiles) -> DataView:
         changes=_changes(_dict(files.changes.get("changes"))),
         histograms=_histograms(files.stats),
         warnings=_warnings(files.stats),
-        rejects=_rejects(files.rejects, store),
+        rejects=_rejects(files.rejects, open_storage(files.rejects_uri) if files.rejects_uri else None),
         repairs=[(name.replace("_", " "), int(value)) for name, value in repairs.items() if number(value) is not None],
         sheet=_sheet(files.contact_sheet, store),
     )

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trainer.data.prepare.dataset_diff import CHANGES_FILE
+from trainer.data.rejects import KEPT, SUMMARY
 from trainer.data.shards.prepared_files import open_prepared
 from trainer.errors import ExitCode, UserError
 from trainer.storage import open_storage
@@ -48,6 +49,7 @@ class RunFiles:
     changes: dict[str, Any] = field(default_factory=dict)
     stats: dict[str, Any] = field(default_factory=dict)
     rejects: dict[str, Any] = field(default_factory=dict)
+    rejects_uri: str = ""  # the folder that their pictures are in
     contact_sheet: dict[str, Any] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
 
@@ -126,7 +128,11 @@ def read_run(run_uri: str) -> RunFiles:
         files.changes = run.object(CHANGES_FILE, "prepare-data")
     if run.store.stat("registered.json"):
         files.registered = run.object("registered.json", "register-model")
+    if run.store.stat(f"{KEPT}/{SUMMARY}"):  # preparation failed, and this is all that it left
+        files.rejects_uri = run.store.uri(KEPT)
+        files.rejects = run.object(f"{KEPT}/{SUMMARY}", "prepare-data")
     if "prepared_uri" in files.prepared:
+        files.rejects_uri = files.prepared["prepared_uri"]
         try:
             prepared = _Reader(open_prepared(files.prepared["prepared_uri"]), missing)
         except UserError as error:

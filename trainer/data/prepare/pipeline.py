@@ -26,7 +26,9 @@ from trainer.data.prepare.chunks.prepare import TOKENIZER, ChunkedPreparation, f
 from trainer.data.prepare.chunks.store import UPLOADS, files_in, upload_folder
 from trainer.data.prepare.dataset_diff import Changes, changes_since_last
 from trainer.data.prepare.thread_map import threads_for
+from trainer.data.prepare.thumbnails import FOLDER as PICTURES
 from trainer.data.prepare.validate_sample import SampleValidator
+from trainer.data.rejects import KEPT, REJECTS, SUMMARY
 from trainer.data.sample import Sample, Turn
 from trainer.data.shards.prepared_files import DONE, FileSum, Manifest
 from trainer.data.sources import Source, open_source
@@ -75,7 +77,8 @@ def prepare(config: JobConfig, progress: Progress) -> Prepared:
     """Prepare the run's data under `<root>/prepared/<fingerprint>`, or find it there.
 
     Raises DataError (exit 65) when more samples than `data.max_reject_fraction` are bad or a split is empty, and what
-    `open_source` raises. Then nothing is stored but the chunks that are done, for the next attempt.
+    `open_source` raises. Then nothing is stored but the chunks that are done, for the next attempt, and what was
+    rejected, in the run's folder.
     """
     source = open_source(config.data)
     identity = _fingerprint(config, source)
@@ -85,7 +88,12 @@ def prepare(config: JobConfig, progress: Progress) -> Prepared:
     reused = counts is not None
     if counts is None:
         with _scratch() as folder:
-            built = _build(config, source, identity, folder, progress)
+            try:
+                built = _build(config, source, identity, folder, progress)
+            except DataError:
+                _keep_rejects(config, folder / "set")
+                raise
+            open_storage(config.run.run_uri).delete_folder(KEPT)  # of an attempt before
             counts, chunks = built.counts, built.chunks
             _publish(config, identity, folder / "set", built)
     return Prepared(uri, identity, reused, counts, chunks, changes_since_last(config, identity))
@@ -223,6 +231,14 @@ def _tokenizer(config: JobConfig, source: Source, plan: Path, records: int, prog
         control_tokens=form.control_tokens,
         has_mark=form.is_in_tokenizer,
     )
+
+
+def _keep_rejects(config: JobConfig, folder: Path) -> None:
+    """Put what is known of a failed preparation's rejects into the run's folder, for people."""
+    run = open_storage(config.run.run_uri)
+    for name, path in files_in(folder).items():
+        if name in (REJECTS, SUMMARY) or name.startswith(PICTURES):
+            run.upload(path, f"{KEPT}/{name}")
 
 
 def _publish(config: JobConfig, identity: str, folder: Path, built: _Built) -> None:

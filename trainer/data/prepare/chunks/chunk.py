@@ -22,13 +22,12 @@ from trainer.data.prepare.statistics import sample_digest
 from trainer.data.prepare.thread_map import map_in_order
 from trainer.data.prepare.thumbnails import write_reject_pictures
 from trainer.data.prepare.validate_sample import Accepted, Entry, SampleValidator
-from trainer.data.rejects import Ledger, Reject, RejectCode
+from trainer.data.rejects import REJECTS, Ledger, Reject, RejectCode
 from trainer.data.sample import SPLITS
 from trainer.data.shards.index import IndexWriter
 from trainer.data.shards.tar import ShardWriter, key_of, sample_json
 
 SUMMARY = "chunk.json"
-REJECTS = "rejects.jsonl"
 ANSWERS = "answers.parquet"
 ANSWERS_SCHEMA = pa.schema(
     [("slice", pa.string()), ("answer", pa.string()), ("train", pa.int64()), ("eval", pa.int64())]

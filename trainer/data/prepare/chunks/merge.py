@@ -18,11 +18,12 @@ import pyarrow.parquet as pq
 
 from trainer.config.data import DataConfig
 from trainer.data.malloc_trim import trim_memory
-from trainer.data.prepare.chunks.chunk import ANSWERS, REJECTS, SUMMARY, write_json
+from trainer.data.prepare.chunks.chunk import ANSWERS, SUMMARY, write_json
 from trainer.data.prepare.preview import ContactSheet
 from trainer.data.prepare.statistics import Counts, describe
 from trainer.data.prepare.thumbnails import write_reject_pictures
-from trainer.data.rejects import Ledger, Reject, RejectCode
+from trainer.data.rejects import REJECTS, Ledger, Reject, RejectCode
+from trainer.data.rejects import SUMMARY as REJECTS_SUMMARY
 from trainer.data.sample import SPLITS, ImageRef, Split
 from trainer.data.shards import index
 from trainer.data.shards.index import IndexWriter
@@ -82,15 +83,15 @@ def merge(
             sheet.add_sheet(part.files)
             first.update(summary["shards"])
             trim_memory()
+    pictures = write_reject_pictures(ledger.examples, folder, config.max_image_pixels)
+    whole = ledger.summary() | {"pictures": pictures}
+    write_json(folder / REJECTS_SUMMARY, whole)
     ledger.check()
     lines.write(folder)
     sheet.write(folder)
     stats = describe(folder, counts, config, tile_tokens)
     split_samples = {split: int(stats["splits"][split]["samples"]) for split in SPLITS}
     _check_splits(split_samples, config)
-    pictures = write_reject_pictures(ledger.examples, folder, config.max_image_pixels)
-    whole = ledger.summary() | {"pictures": pictures}
-    write_json(folder / "rejects_summary.json", whole)
     write_json(folder / "stats.json", stats)
     return {name: whole[name] for name in ("read", "accepted", "rejected", "repaired")} | split_samples, shards
 

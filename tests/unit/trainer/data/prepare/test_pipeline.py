@@ -232,6 +232,24 @@ def test_a_stored_image_opens_as_grey_or_colour(tmp_path: Path) -> None:
         assert image.mode in ("L", "RGB") and image.format in ("PNG", "JPEG")
 
 
+def test_a_failed_preparation_keeps_its_rejects_until_one_goes_through(tmp_path: Path) -> None:
+    images, records = llava_folder(tmp_path, 20)
+    (images / "3.png").write_bytes(b"no picture")
+    (images / "4.png").unlink()
+    settings = {"source": str(write_json(tmp_path / "a.json", records)), "image_folder": str(images)}
+    config = job_config(tmp_path / "root", **settings)
+    with pytest.raises(DataError, match=r"2 of 20 samples cannot be used: image\.unidentified 1, ref\.missing 1"):
+        run_prepare(config)
+    left = Path(config.run.run_uri, "rejected")
+    assert [json.loads(line)["id"] for line in (left / "rejects.jsonl").open()] == ["sample-3", "sample-4"]
+    summary = json.loads((left / "rejects_summary.json").read_text())
+    assert (summary["read"], summary["accepted"], summary["rejected"]) == (20, 18, 2)
+    (images / "3.png").write_bytes(png(3))
+    (images / "4.png").write_bytes(png(4))
+    run_prepare(config)
+    assert not left.exists()
+
+
 # ---- ids
 
 
