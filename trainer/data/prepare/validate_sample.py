@@ -44,6 +44,11 @@ class Accepted:
     repairs: tuple[Repair, ...]
 
 
+def image_bytes(entry: Entry | Reject) -> int:
+    """What the images of an entry take in memory."""
+    return 0 if isinstance(entry, Reject) else entry.sample.image_bytes()
+
+
 def with_unique_ids(
     source: Iterable[Sample | Reject], validation_fraction: float
 ) -> Iterator[tuple[Entry | Reject, Met]]:

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from trainer.data.prepare.deduplicate import Met
 from trainer.data.prepare.thread_map import map_in_order
-from trainer.data.prepare.validate_sample import Entry, with_unique_ids
+from trainer.data.prepare.validate_sample import Entry, image_bytes, with_unique_ids
 from trainer.data.rejects import Reject, RejectedError
 from trainer.data.sample import ImageRef, Sample, stable_digest
 
@@ -77,11 +77,23 @@ def records_of_one_chunk(source: Iterable[object], chunk_samples: int) -> int | 
 
 
 def write_plan(
-    source: Iterable[Sample | Reject], folder: Path, *, validation_fraction: float, chunk_samples: int, threads: int
+    source: Iterable[Sample | Reject],
+    folder: Path,
+    *,
+    validation_fraction: float,
+    chunk_samples: int,
+    threads: int,
+    max_image_bytes: int,
 ) -> Iterator[int]:
     """Read the source once, write `chunks.jsonl` and `where.parquet`; yields how many records were read so far."""
     entries = with_unique_ids(source, validation_fraction)
-    records = map_in_order(lambda entry: (*entry, _digest(entry[0])), entries, threads)
+    records = map_in_order(
+        lambda entry: (*entry, _digest(entry[0])),
+        entries,
+        threads,
+        weigh=lambda entry: image_bytes(entry[0]),
+        max_bytes=threads * max_image_bytes,
+    )
     with (folder / CHUNKS).open("w") as chunks, pq.ParquetWriter(folder / WHERE, WHERE_SCHEMA) as places:
         number = start = 0
         where: list[str] = []

@@ -132,6 +132,7 @@ def make_plan(config: JobConfig, source: Source, identity: str, folder: Path, pr
         validation_fraction=config.data.validation_fraction,
         chunk_samples=config.data.chunk_samples,
         threads=threads_for(1),
+        max_image_bytes=config.data.max_image_bytes,
     )
     for read in reading:
         progress.update(read, total, unit="samples", message="looking for what is new")
