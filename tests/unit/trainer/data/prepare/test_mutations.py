@@ -59,10 +59,12 @@ DAMAGES: dict[str, Callable[[bytes, int, int, int], bytes]] = {
 }
 
 SPARSE_TAIL_BYTES = 3 << 29  # 1.5 GiB, of which the disk holds nothing
+CONTAINERS_TAIL_BYTES = 192 << 20  # is read, piece by piece, and is longer than any line may be
 
 
 def _sparse_tail(path: Path) -> None:
-    os.truncate(path, path.stat().st_size + SPARSE_TAIL_BYTES)
+    tail_bytes = SPARSE_TAIL_BYTES if path.suffix == ".png" else CONTAINERS_TAIL_BYTES
+    os.truncate(path, path.stat().st_size + tail_bytes)
 
 
 def _instead(make: Callable[[Path], object]) -> Callable[[Path], None]:
