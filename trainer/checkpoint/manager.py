@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 from trainer.checkpoint.async_saver import CheckpointSaver, agree, raise_together
 from trainer.checkpoint.attempts import Attempts, begin_at, claim_attempt, note_end, read_attempts, require_beginning
@@ -19,8 +18,10 @@ from trainer.config.job import JobConfig
 from trainer.distributed.process import ProcessContext, StopRequest
 from trainer.errors import ConfigError, UserError
 from trainer.storage.base import Storage
+from trainer.storage.regular_files import read_regular
 from trainer.strategies.base import Strategy
 
+LARGEST_KEY_BYTES = 1 << 20
 COMMIT_MARGIN_S = 2.0  # of the notice, for what the estimate does not know
 
 
@@ -116,7 +117,7 @@ def signing_key(settings: CheckpointConfig) -> bytes:
     if not settings.signing_key_file:
         return b""
     try:
-        key = Path(settings.signing_key_file).read_bytes().strip()
+        key = read_regular(settings.signing_key_file, LARGEST_KEY_BYTES).strip()
     except OSError as error:
         raise ConfigError(f"checkpoint.signing_key_file cannot be read: {error.strerror}") from error
     if not key:

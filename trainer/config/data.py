@@ -41,6 +41,11 @@ class DataConfig(Section):
         "keep", description="drop leaves out a sample with the images and the text of one before; both count them."
     )
     max_image_pixels: Positive = Field(50_000_000, description="Larger images are rejected before decoding.")
+    max_image_bytes: Positive = Field(
+        64 << 20,
+        description="Image files with more bytes are rejected unread; a process holds at most this times its threads, "
+        "or one sample.",
+    )
     min_image_side: Positive = Field(4, description="Images with a shorter side, in pixels, are rejected.")
     max_image_aspect: float = Field(
         200.0, ge=1, description="Images whose longer side is more times the shorter one are rejected."

@@ -44,7 +44,7 @@ class RejectCode(StrEnum):
     REF_UNSAFE_PATH = "ref.unsafe_path"  # the image path leaves data.image_folder
     IMAGE_EMPTY = "image.empty"  # zero bytes
     IMAGE_UNIDENTIFIED = "image.unidentified"  # not one of the allowed formats, whatever its name says
-    IMAGE_TOO_LARGE = "image.too_large"  # more pixels than data.max_image_pixels
+    IMAGE_TOO_LARGE = "image.too_large"  # more pixels than data.max_image_pixels, or bytes than data.max_image_bytes
     IMAGE_TOO_SMALL = "image.too_small"  # a side shorter than data.min_image_side
     IMAGE_ASPECT = "image.aspect"  # longer for its width, or the other way round, than data.max_image_aspect
     IMAGE_ANIMATED = "image.animated"  # several frames (data.animated=reject)

@@ -40,6 +40,7 @@ class ImageRef:
     name: str
     read: Callable[[], bytes]
     known: Callable[[], str] | None = None  # tells its bytes apart from others without reading them
+    size_bytes: Callable[[], int] | None = None  # as it is stored, told without reading it; None: it is small
 
     def content(self) -> str:
         """Changes with the image's bytes: what the source knows of them, or a hash."""
@@ -56,6 +57,10 @@ class Sample:
     where: str  # for people: file and line, or the name within a built-in set
     split: Split | None = None  # None: decided by data.split_by
     group: str = ""  # the value of the field that data.split_by names
+
+    def image_bytes(self) -> int:
+        """What all its images take as they are stored."""
+        return sum(image.size_bytes() for image in self.images if image.size_bytes)
 
     def content_digest(self) -> str:
         """Equal for two samples that say the same about the same images. Hexadecimal."""

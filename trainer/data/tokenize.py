@@ -23,6 +23,7 @@ from trainer.config.model import IMAGE_TOKEN
 from trainer.data.sample import Turn
 from trainer.errors import ConfigError, ExitCode, UserError
 from trainer.storage.base import Storage
+from trainer.storage.regular_files import require_regular
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -31,6 +32,7 @@ IGNORED = -100  # label of a token that does not count in the loss
 TRAINED_PREFIX = "train:"
 PAD, BOS, EOS = "<pad>", "<s>", "</s>"
 BYTES_ALPHABET = 256
+LARGEST_TOKENIZER_BYTES = 256 << 20  # of one file
 FEW = 4  # tokens that an error names
 CONTROL_TOKEN = re.compile("<[^<>]+>")
 QUESTION_PREFIX, ANSWER_PREFIX = "USER: ", " ASSISTANT:"
@@ -214,9 +216,18 @@ def _train(name: str, texts: Iterable[str], around: list[str]) -> PreTrainedToke
     )
 
 
+def _require_readable(folder: Path) -> None:
+    """transformers opens what it finds, and would wait for a FIFO for ever. Weights may lie beside, of any size."""
+    for path in sorted(folder.iterdir()):
+        if not path.is_dir():
+            require_regular(path)
+
+
 def _pretrained(name: str, around: list[str], *, has_mark: bool) -> Any:
     from transformers import AutoTokenizer
 
+    if Path(name).is_dir():
+        _require_readable(Path(name))
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, use_fast=True)
     except (OSError, ValueError) as error:

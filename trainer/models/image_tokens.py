@@ -18,12 +18,14 @@ from trainer.config.model import GRID_FAMILIES, IMAGE_TOKEN, ModelConfig, Weight
 from trainer.models.registry import family_of
 from trainer.sizing.image_grids import ImageGrids
 from trainer.sizing.image_tiles import WHOLE, ImageTiles
+from trainer.storage.regular_files import read_regular
 
 ImageTokens = Callable[[int, int], int]  # (width, height) in pixels -> tokens
 CLIP = "clip_vision_model"
 KNOWN_TOWERS = (CLIP, "siglip_vision_model")  # others are looked up in transformers, which also knows what is no tower
 VISION_START, VISION_END = "<|vision_start|>", "<|vision_end|>"  # what the Qwen-VL models have learnt to see images in
 LEAST_TOKENS = 4  # of an image, where model.min_pixels does not say: 56 x 56 pixels of Qwen2.5-VL
+LARGEST_CONFIG_BYTES = 16 << 20
 PROBE_SIZES = ((64, 64), (640, 480), (480, 640), (1024, 1024))  # pixels; tell image token rules apart
 
 
@@ -142,7 +144,7 @@ def stated(tower: WeightsConfig) -> dict[str, Any]:
     if tower.weights:
         file = Path(tower.weights, "config.json")
         try:
-            content = json.loads(file.read_text()) if file.is_file() else {}
+            content = json.loads(read_regular(file, LARGEST_CONFIG_BYTES)) if file.is_file() else {}
         except ValueError:  # transformers says what is wrong with it
             return {}
     return content if isinstance(content, dict) else {}

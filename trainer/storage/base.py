@@ -7,6 +7,7 @@ Names are relative to the root, with `/` between parts; a name can never leave t
 from __future__ import annotations
 
 import os
+import stat
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -14,7 +15,7 @@ from typing import Protocol
 
 import google_crc32c
 
-from trainer.errors import ConfigError, ExitCode, UserError
+from trainer.errors import ConfigError, ExitCode, UserError, os_errors
 
 BUCKETS_MOUNT = Path("/gcs")
 CHUNK_BYTES = 8 << 20
@@ -70,7 +71,9 @@ class Storage(Protocol):
 
     def stat(self, name: str) -> ObjectInfo | None: ...
 
-    def read(self, name: str) -> bytes: ...
+    def read(self, name: str, max_bytes: int | None = None) -> bytes:
+        """Raises FileTooLargeError (exit 65) for an object of more than `max_bytes`, before they are in memory."""
+        ...
 
     def write(self, name: str, data: bytes) -> None:
         """Write, replacing what is there."""
@@ -140,17 +143,29 @@ def join_uri(base: str, *parts: str) -> str:
 
 def cache_folder() -> Path:
     """Where this machine keeps copies of remote objects: VLMPIPE_CACHE_DIR, else a folder of this user's own."""
-    if chosen := os.environ.get("VLMPIPE_CACHE_DIR"):
-        return Path(chosen).expanduser()
-    folder = Path(tempfile.gettempdir(), f"vlmpipe-cache-{os.getuid()}")
-    folder.mkdir(mode=0o700, exist_ok=True)
-    if folder.stat().st_uid != os.getuid():
-        raise ConfigError(
-            f"{folder} belongs to another user",
-            expected="a cache folder that only this user writes",
-            fix="set VLMPIPE_CACHE_DIR to a folder of your own",
-        )
-    return folder
+    chosen = os.environ.get("VLMPIPE_CACHE_DIR")
+    # A link that the user chose is followed. One in the temporary folder may be anybody's.
+    folder = Path(os.path.realpath(Path(chosen).expanduser())) if chosen else _own_temporary_folder()
+    with os_errors(f"making the cache folder {folder}"):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode):
+        how = "is a link or a file"
+    elif status.st_uid != os.getuid():
+        how = "belongs to another user"
+    elif status.st_mode & stat.S_IWOTH:
+        how = f"may be written by every user (mode {stat.S_IMODE(status.st_mode):04o})"
+    else:
+        return folder
+    raise ConfigError(
+        f"the cache folder {folder} {how}",
+        expected="a folder that only this user writes: what is cached is read without asking the bucket again",
+        fix="set VLMPIPE_CACHE_DIR to a folder of your own, or take the right from others: chmod o-w",
+    )
+
+
+def _own_temporary_folder() -> Path:
+    return Path(tempfile.gettempdir(), f"vlmpipe-cache-{os.getuid()}")
 
 
 def crc32c_of(data: bytes) -> int:

@@ -44,6 +44,7 @@ from trainer.storage.base import (
     crc32c_of,
     crc32c_of_file,
 )
+from trainer.storage.regular_files import FileTooLargeError, open_lock, open_regular
 
 # The library's tracing asks for each bucket's metadata behind our back, which needs a permission that a job has not.
 os.environ.setdefault("DISABLE_GCS_PYTHON_CLIENT_OTEL_BUCKET_METADATA", "true")
@@ -119,8 +120,8 @@ class GcsStorage:
         blob = self._lookup(name)
         return self._info(blob) if blob else None
 
-    def read(self, name: str) -> bytes:
-        sink = io.BytesIO()
+    def read(self, name: str, max_bytes: int | None = None) -> bytes:
+        sink = io.BytesIO() if max_bytes is None else _Bounded(self.uri(name), max_bytes)
         self._download(name, sink)
         return sink.getvalue()
 
@@ -146,8 +147,8 @@ class GcsStorage:
     def upload(self, path: Path, name: str, *, crc32c: int | None = None) -> None:
         with os_errors(f"reading {path}"):
             checksum = crc32c_of_file(path) if crc32c is None else crc32c
-            with path.open("rb") as source:
-                self._put(name, source, path.stat().st_size, checksum)
+            with open_regular(path) as source:
+                self._put(name, source, os.fstat(source.fileno()).st_size, checksum)
 
     def copy(self, name: str, new_name: str) -> None:
         source, target = self._bucket.blob(self._key(name)), self._bucket.blob(self._key(new_name))
@@ -170,7 +171,7 @@ class GcsStorage:
         with os_errors(f"writing {target}"):
             target.parent.mkdir(parents=True, exist_ok=True)
             # The processes of one machine fetch the same shards: one downloads, the others wait and find the file.
-            with open(target.parent / f"{TEMPORARY_PREFIX}lock-{target.name}", "w") as lock:
+            with os.fdopen(open_lock(target.parent / f"{TEMPORARY_PREFIX}lock-{target.name}"), "w") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 if not _same_bytes(target, blob):
                     self._download_file(name, target)
@@ -185,7 +186,7 @@ class GcsStorage:
 
     def _info(self, blob: storage.Blob) -> ObjectInfo:
         name = blob.name.removeprefix(self._prefix)
-        return ObjectInfo(name, int(blob.size), str(blob.generation), _checksum(blob))
+        return ObjectInfo(name, _size(blob), str(blob.generation), _checksum(blob))
 
     def _lookup(self, name: str) -> storage.Blob | None:
         """The object with its metadata; None when there is none."""
@@ -209,7 +210,8 @@ class GcsStorage:
         blob = self._bucket.blob(self._key(name), chunk_size=UPLOAD_CHUNK_BYTES)
         # The server compares this with what arrives. The library's own check comes after the object exists.
         blob.crc32c = base64.b64encode(checksum.to_bytes(4, "big")).decode()
-        blob.metadata = metadata
+        if metadata is not None:  # else the library would send a null, which is no map
+            blob.metadata = metadata
         for _ in range(TRANSFER_ATTEMPTS):
             source.seek(0)
             try:
@@ -219,8 +221,19 @@ class GcsStorage:
                     )
                 return
             except CorruptObjectError as error:  # on the way, or here: then it stays so
+                corruption: Exception = error
+            except api.PreconditionFailed as error:
+                # An emulator answers 412 where the service answers 400 to bytes with another sum. Which it is tells
+                # the generation: one that still is what was asked for is no condition that failed.
+                if generation is not None and self._generation(name) != generation:
+                    raise
                 corruption = error
         raise changed_before_upload(self.uri(name)) from corruption
+
+    def _generation(self, name: str) -> int:
+        """Of the object that is there; 0 when there is none, as in a condition."""
+        there = self._lookup(name)
+        return int(there.generation) if there else 0
 
     def _put_if(self, name: str, data: bytes, generation: int) -> bool:
         """Write over exactly this generation (0: over nothing). False when something else is there."""
@@ -258,6 +271,20 @@ class GcsStorage:
             Path(temporary).unlink(missing_ok=True)
 
 
+class _Bounded(io.BytesIO):
+    """Takes no more bytes than an object may have."""
+
+    def __init__(self, uri: str, max_bytes: int) -> None:
+        super().__init__()
+        self._uri, self._max_bytes = uri, max_bytes
+
+    def write(self, data: Any) -> int:
+        size_bytes = self.tell() + len(data)
+        if size_bytes > self._max_bytes:
+            raise FileTooLargeError(self._uri, size_bytes, self._max_bytes)
+        return super().write(data)
+
+
 class _Summed:
     """A sink that keeps the CRC32C of what is written to it."""
 
@@ -281,9 +308,14 @@ def _client_for(emulator: str) -> storage.Client:
 
 
 def _same_bytes(path: Path, blob: storage.Blob) -> bool:
-    if not path.is_file() or path.stat().st_size != blob.size:
+    if not path.is_file() or path.stat().st_size != _size(blob):
         return False
     return crc32c_of_file(path) == _checksum(blob)
+
+
+def _size(blob: storage.Blob) -> int:
+    """An emulator leaves the size of an empty object out, as the default of a number in protobuf."""
+    return int(blob.size or 0)
 
 
 def _checksum(blob: storage.Blob) -> int:

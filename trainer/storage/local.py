@@ -16,7 +16,7 @@ from typing import IO
 
 import google_crc32c
 
-from trainer.errors import ExitCode, UserError, os_errors
+from trainer.errors import ConfigError, ExitCode, UserError, os_errors
 from trainer.storage.base import (
     CHUNK_BYTES,
     TEMPORARY_PREFIX,
@@ -26,6 +26,7 @@ from trainer.storage.base import (
     changed_before_upload,
     clean_name,
 )
+from trainer.storage.regular_files import open_lock, open_regular, read_regular
 
 
 class LocalStorage:
@@ -35,15 +36,35 @@ class LocalStorage:
     """
 
     def __init__(self, root: str | Path) -> None:
-        self.root = Path(root).expanduser().resolve()
+        self.root = Path(os.path.realpath(Path(root).expanduser()))  # which takes a loop of links as it is
         self.root_uri = str(self.root)
 
     def uri(self, name: str) -> str:
-        return str(self.path(name))
+        return str(self.root / clean_name(name))
 
     def path(self, name: str) -> Path:
-        """The file behind a name. Raises ConfigError for a name that would leave the root."""
-        return self.root / clean_name(name)
+        """The file behind a name. Raises ConfigError for a name that would leave the root, also through a link.
+
+        The last part may itself be a link: writing and deleting replace the link, reading follows it inside the root.
+        """
+        path = self.root / clean_name(name)
+        self._require_inside(path.parent, name)
+        return path
+
+    def _existing(self, name: str) -> Path:
+        """The file behind a name, to be read."""
+        path = self.root / clean_name(name)
+        self._require_inside(path, name)
+        return path
+
+    def _require_inside(self, path: Path, name: str) -> None:
+        real = os.path.realpath(path)
+        if not Path(real).is_relative_to(self.root):
+            raise ConfigError(
+                f"{self.uri(name)} is reached through a link to {real}, outside of {self.root}",
+                expected="a file below the folder itself",
+                fix="put the file where the link is, or name the folder that the link leads to",
+            )
 
     def list(self, prefix: str = "") -> list[ObjectInfo]:
         base = self.path(prefix) if prefix else self.root
@@ -57,9 +78,13 @@ class LocalStorage:
         path = self.path(name)
         return self._info(path) if path.is_file() else None
 
-    def read(self, name: str) -> bytes:
-        with os_errors(f"reading {self.uri(name)}"):
-            return self.path(name).read_bytes()
+    def read(self, name: str, max_bytes: int | None = None) -> bytes:
+        path = self._existing(name)
+        with os_errors(f"reading {path}"):
+            if max_bytes is not None:
+                return read_regular(path, max_bytes)
+            with open_regular(path) as file:
+                return file.read()
 
     def write(self, name: str, data: bytes) -> None:
         with self._durable(name, io.BytesIO(data)) as temporary:
@@ -81,7 +106,8 @@ class LocalStorage:
         path = self.path(name)
         with os_errors(f"writing {path}"):
             path.parent.mkdir(parents=True, exist_ok=True)
-            with open(path.parent / f"{TEMPORARY_PREFIX}lock-{path.name}", "w") as lock:
+            # Others of the group may share the folder, and must be able to lock.
+            with os.fdopen(open_lock(path.parent / f"{TEMPORARY_PREFIX}lock-{path.name}", 0o666), "w") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 info = self.stat(name)
                 if info is None or info.version != expected_version:
@@ -98,7 +124,7 @@ class LocalStorage:
 
     def upload(self, path: Path, name: str, *, crc32c: int | None = None) -> None:
         with os_errors(f"reading {path}"):
-            source = path.open("rb")
+            source = open_regular(path)
         with source, self._durable(name, source, crc32c) as temporary:
             os.replace(temporary, self.path(name))
 
@@ -116,7 +142,7 @@ class LocalStorage:
 
     def fetch(self, name: str) -> Path:
         """The object itself, so callers must not change it."""
-        path = self.path(name)
+        path = self._existing(name)
         if not path.is_file():
             raise UserError(f"no such file: {path}", code=ExitCode.CONFIG)
         return path
@@ -149,8 +175,12 @@ class LocalStorage:
                 Path(temporary).unlink(missing_ok=True)
 
     def _info(self, path: Path) -> ObjectInfo | None:
+        """Of a link that leads nowhere, the link's own: to leave it out would make a folder smaller in silence."""
         try:
-            stat = path.stat()
+            try:
+                stat = path.stat()
+            except OSError:
+                stat = path.lstat()
         except FileNotFoundError:  # deleted since it was listed
             return None
         name = path.relative_to(self.root).as_posix()

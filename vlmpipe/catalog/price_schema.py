@@ -13,6 +13,7 @@ from pydantic_core import ErrorDetails
 
 from trainer.config.base import Fraction, Section
 from trainer.errors import ConfigError, os_errors
+from trainer.storage.regular_files import FileTooLargeError, read_regular
 from vlmpipe.catalog.machines import load_catalog
 from vlmpipe.config.validation_errors import Problem, RunFileError, did_you_mean, show
 from vlmpipe.config.yaml_loader import parse_yaml
@@ -116,11 +117,12 @@ def read_prices(path: Path) -> PriceFile:
             expected="plan.prices_file: the path of a YAML file, or empty for the built-in prices",
         )
     with os_errors(f"reading the prices file {path}"):
-        raw = path.read_bytes()
-    if len(raw) > LARGEST_FILE_BYTES:
-        raise ConfigError(
-            f"{path} has {len(raw)} bytes", expected=f"a prices file of at most {LARGEST_FILE_BYTES} bytes"
-        )
+        try:
+            raw = read_regular(path, LARGEST_FILE_BYTES)
+        except FileTooLargeError as error:
+            raise ConfigError(
+                f"{path} has {error.size_bytes} bytes", expected=f"a prices file of at most {LARGEST_FILE_BYTES} bytes"
+            ) from error
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from trainer.errors import ConfigError, os_errors
+from trainer.storage.regular_files import FileTooLargeError, kind_of, read_regular
 from vlmpipe.config.validation_errors import Problem, RunFileError
 
 LARGEST_FILE_BYTES = 1 << 20
@@ -90,12 +91,12 @@ def read_run_file(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise _missing(path)
     with os_errors(f"reading the run file {path}"):
-        size_bytes = path.stat().st_size
-        if size_bytes > LARGEST_FILE_BYTES:
+        try:
+            raw = read_regular(path, LARGEST_FILE_BYTES)
+        except FileTooLargeError as error:
             raise ConfigError(
-                f"{path} has {size_bytes} bytes", expected=f"a run file of at most {LARGEST_FILE_BYTES} bytes"
-            )
-        raw = path.read_bytes()
+                f"{path} has {error.size_bytes} bytes", expected=f"a run file of at most {LARGEST_FILE_BYTES} bytes"
+            ) from error
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -114,7 +115,8 @@ def _missing(path: Path) -> ConfigError:
     if path.is_dir():
         folder, found = path, f"{path} is a folder, not a run file"
     else:
-        folder, found = CONFIGS_FOLDER, f"no run file {path}"
+        kind = kind_of(path)
+        folder, found = CONFIGS_FOLDER, f"{path} is {kind}, not a run file" if kind else f"no run file {path}"
     others = sorted([*folder.glob("*.yaml"), *folder.glob("*.yml")])
     if not others:
         return ConfigError(

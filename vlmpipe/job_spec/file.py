@@ -12,6 +12,7 @@ from typing import Any, Literal
 import yaml
 
 from trainer.errors import ConfigError, os_errors
+from trainer.storage.regular_files import FileTooLargeError, NotRegularFileError, read_regular
 from vlmpipe.catalog.machines import Catalog
 from vlmpipe.job_spec.rules import Violation, check_spec, violation_of
 from vlmpipe.job_spec.rules.base import Breach
@@ -77,12 +78,15 @@ def read_spec_file(path: str | Path) -> SpecFile:
     """Read a job spec. Raises ConfigError for a file that cannot be read, is no YAML or JSON, or names a key twice."""
     path = Path(path)
     with os_errors(f"reading {path}"):
-        if path.stat().st_size > LARGEST_FILE_BYTES:
+        try:
+            data = read_regular(path, LARGEST_FILE_BYTES)
+        except FileTooLargeError as error:
             raise ConfigError(
-                f"{path} has {path.stat().st_size:,} bytes",
+                f"{path} has {error.size_bytes:,} bytes",
                 expected=f"a job spec, at most {LARGEST_FILE_BYTES:,} bytes",
-            )
-        data = path.read_bytes()
+            ) from error
+        except NotRegularFileError as error:
+            raise ConfigError(error.found, expected="a job spec in a file") from error
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -32,13 +32,14 @@ from trainer.data.rejects import KEPT, REJECTS, SUMMARY
 from trainer.data.sample import Sample, Turn
 from trainer.data.shards.prepared_files import DONE, FileSum, Manifest
 from trainer.data.sources import Source, open_source
-from trainer.data.tokenize import load_tokenizer, make_tokenizer, training_texts
+from trainer.data.tokenize import LARGEST_TOKENIZER_BYTES, load_tokenizer, make_tokenizer, training_texts
 from trainer.errors import DataError, os_errors
 from trainer.models.image_tokens import image_form_of, image_rule
 from trainer.progress import Progress
 from trainer.storage import open_storage
 from trainer.storage.base import AlreadyExistsError, Storage, join_uri
 from trainer.storage.local import LocalStorage
+from trainer.storage.regular_files import read_regular
 
 FORMAT_VERSION = 5  # raise it when the same input gives other bytes
 TOKENIZER_SAMPLES = 200_000  # a tokenizer is trained on the first of them: its trainer holds every distinct word
@@ -133,7 +134,7 @@ def _fingerprint(config: JobConfig, source: Source) -> str:
         "source": source.fingerprint(),
         "data": config.data.model_dump(exclude=NOT_IN_FINGERPRINT),
         "tokenizer": config.model.tokenizer,
-        "tokenizer_files": [hashlib.sha256(path.read_bytes()).hexdigest() for path in files],
+        "tokenizer_files": [hashlib.sha256(read_regular(path, LARGEST_TOKENIZER_BYTES)).hexdigest() for path in files],
         "image_tokens": image_rule(config.model),
     }
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:32]

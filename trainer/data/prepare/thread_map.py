@@ -32,13 +32,25 @@ def threads_for(processes: int) -> int:
     return max(1, min(MAX_THREADS, cores() // processes))
 
 
-def map_in_order(function: Callable[[T], R], items: Iterable[T], threads: int) -> Iterator[R]:
-    """`map` in threads. At most four items a thread are held, so that a large source never lies in memory."""
+def map_in_order(
+    function: Callable[[T], R], items: Iterable[T], threads: int, *, weigh: Callable[[T], int], max_bytes: int
+) -> Iterator[R]:
+    """`map` in threads. At most four items a thread are held, so that a large source never lies in memory.
+
+    Args:
+        weigh: bytes that an item and its result hold.
+        max_bytes: what all items held may weigh together; a heavier one is held alone.
+    """
     with ThreadPoolExecutor(threads, "prepare") as pool:
-        pending: deque[Future[R]] = deque()
+        pending: deque[tuple[Future[R], int]] = deque()
+        held_bytes = 0
         for item in items:
-            pending.append(pool.submit(function, item))
-            if len(pending) == 4 * threads:
-                yield pending.popleft().result()
+            weight = weigh(item)
+            while pending and (len(pending) == 4 * threads or held_bytes + weight > max_bytes):
+                future, freed = pending.popleft()
+                yield future.result()
+                held_bytes -= freed
+            pending.append((pool.submit(function, item), weight))
+            held_bytes += weight
         while pending:
-            yield pending.popleft().result()
+            yield pending.popleft()[0].result()

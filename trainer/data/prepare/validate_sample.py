@@ -44,6 +44,13 @@ class Accepted:
     repairs: tuple[Repair, ...]
 
 
+def image_bytes(record: Entry | Sample | Reject) -> int:
+    """What the images of a record take in memory."""
+    if isinstance(record, Reject):
+        return 0
+    return (record.sample if isinstance(record, Entry) else record).image_bytes()
+
+
 def with_met_ids(source: Iterable[Sample | Reject]) -> Iterator[tuple[Sample | Reject, Met]]:
     """The records of a source, and whether each one's id was met before."""
     seen = SeenIds()

@@ -28,6 +28,7 @@ from trainer.data.shards.verified_files import ShardFiles, ShardSet, ShardsInPla
 from trainer.errors import ConfigError, os_errors
 from trainer.storage.base import cache_folder
 from trainer.storage.local import LocalStorage
+from trainer.storage.regular_files import open_lock
 
 CACHE_FOLDER = ".shards"  # no bucket can have this name: what `Storage.fetch` keeps lies beside it
 GIB = 1 << 30
@@ -281,7 +282,7 @@ def files_in(folder: Path) -> Iterator[CachedFile]:
 @contextmanager
 def _alone(path: Path, *, wait: bool = True, create: bool = True) -> Iterator[bool]:
     """Hold the exclusive lock of a file during the block. Without `wait`, False says that another holds a lock."""
-    handle = os.open(path, os.O_RDWR | (os.O_CREAT if create else 0), 0o600)
+    handle = open_lock(path, create=create)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         held = True

@@ -9,7 +9,8 @@ from trainer.config.data import DataConfig
 from trainer.data.rejects import Reject
 from trainer.data.sample import Sample
 from trainer.data.sources.builtin import BUILTIN_PREFIX
-from trainer.errors import ConfigError
+from trainer.errors import ConfigError, os_errors
+from trainer.storage.regular_files import open_regular
 
 if TYPE_CHECKING:
     from trainer.data.sources.file_patterns import Files
@@ -63,22 +64,22 @@ def _open_files(config: DataConfig) -> Source:
     files = find_files(config.source, config.shard_cache_gib)
     suffix = _suffix(files, METADATA)
     if suffix == ".tar":
-        return WebDatasetSource(files.ending(suffix), config.caption_question, config.split_by)
+        return WebDatasetSource(files.ending(suffix), config.caption_question, config.split_by, config.max_image_bytes)
+    settings = (config.image_folder, config.caption_question, config.split_by, config.max_image_bytes)
     if suffix == ".parquet":
         from trainer.data.sources.parquet import ParquetSource
 
-        return ParquetSource(files.ending(suffix), config.image_folder, config.caption_question, config.split_by)
+        return ParquetSource(files.ending(suffix), *settings)
     if suffix == ".csv":
-        files = files.named(METADATA) if files.is_folder else files
-        return ImageFolderSource(files, config.image_folder, config.caption_question, config.split_by)
+        return ImageFolderSource(files.named(METADATA) if files.is_folder else files, *settings)
     if len(files.infos) > 1:
         raise ConfigError(
             f"data.source {config.source!r} names {len(files.infos)} {suffix} files",
             expected="one file: only tars and Parquet files may be many",
         )
     if suffix == ".json" and _begins_object(files):
-        return CocoSource(files, config.image_folder, config.caption_question, config.split_by)
-    return LlavaSource(files, config.image_folder, config.caption_question, config.split_by)
+        return CocoSource(files, *settings)
+    return LlavaSource(files, *settings)
 
 
 def _suffix(files: Files, metadata: str) -> str:
@@ -108,7 +109,8 @@ def _begins_object(files: Files) -> bool:
     """Whether a JSON file holds an object, as COCO's do, and not a list, as LLaVA's do."""
     from trainer.data.sources.json_stream import JsonReader
 
-    with files.storage.fetch(files.names[0]).open("rb") as file:
+    path = files.path(files.names[0])
+    with os_errors(f"reading {path}"), open_regular(path) as file:
         try:
             return JsonReader(file).peek() == "{"
         except UnicodeDecodeError:

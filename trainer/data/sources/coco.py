@@ -15,6 +15,7 @@ from trainer.data.sources.parts import OnePart
 from trainer.data.sources.records import group_named, identity_of, split_named, text, turns_of
 from trainer.data.sqlite_table import disk_table
 from trainer.errors import DataError, os_errors
+from trainer.storage.regular_files import open_regular
 
 EXAMPLE = """{"images": [{"id": 1, "file_name": "cats/1.jpg"}],
  "annotations": [{"id": 7, "image_id": 1, "caption": "A cat on a mat."}]}"""
@@ -23,12 +24,14 @@ EXAMPLE = """{"images": [{"id": 1, "file_name": "cats/1.jpg"}],
 class CocoSource(OnePart):
     """One sample a caption."""
 
-    def __init__(self, files: Files, image_folder: str, caption_question: str, split_by: str) -> None:
+    def __init__(
+        self, files: Files, image_folder: str, caption_question: str, split_by: str, max_image_bytes: int
+    ) -> None:
         self._files, self._caption_question = files, caption_question
         self._split_by = split_by
         self._name = files.names[0]
-        self._path = files.storage.fetch(self._name)
-        self._images = open_image_files(image_folder, files.storage)
+        self._path = files.path(self._name)
+        self._images = open_image_files(image_folder, files.storage, max_image_bytes)
         if next(iter(self), None) is None:
             raise DataError(f"{self._path} holds no captions", expected=f"COCO captions, like\n{EXAMPLE}")
 
@@ -72,7 +75,7 @@ class CocoSource(OnePart):
         """The items of one of the object's lists. A damaged file is refused as a whole."""
         met = []
         try:
-            with os_errors(f"reading {self._path}"), self._path.open("rb") as file:
+            with os_errors(f"reading {self._path}"), open_regular(self._path) as file:
                 reader = JsonReader(file)
                 for key in reader.keys():  # noqa: SIM118 (a reader is not a dictionary)
                     met.append(key)

@@ -19,6 +19,7 @@ from trainer.errors import ConfigError, DataError, ExitCode, UserError, os_error
 from trainer.storage import open_storage
 from trainer.storage.base import ObjectInfo, Storage
 from trainer.storage.local import LocalStorage
+from trainer.storage.regular_files import NotRegularFileError, kind_of, open_regular
 
 SPECIAL = re.compile(r"[{*?\[]")
 BRACES = re.compile(r"\{([^{}]*)\}")
@@ -53,13 +54,19 @@ class Files:
         """Hexadecimal; changes with any file's name or bytes."""
         return fingerprint_of(self.infos)
 
+    def path(self, name: str) -> Path:
+        """The file, to be read with `open_regular`. Links are followed: whoever names a source may link its files."""
+        if isinstance(self.storage, LocalStorage):
+            return self.storage.root / name
+        return self.storage.fetch(name)
+
     @contextmanager
     def opened(self, name: str) -> Iterator[Path]:
         """The file on this machine's disk, for the block. One of a bucket may be evicted meanwhile: it is read on."""
         uri = self.storage.uri(name)
         if isinstance(self.storage, LocalStorage):
-            with os_errors(f"reading {uri}"):
-                yield self.storage.path(name)
+            with os_errors(f"reading {uri}"), open_regular(self.path(name)) as file:
+                yield Path(f"/dev/fd/{file.fileno()}")
             return
         with os_errors(f"fetching {uri}"), self._cached.opened(name) as locked:
             handle = os.dup(locked)
@@ -116,6 +123,8 @@ def find_files(source: str, cache_gib: float = 0.0) -> Files:
     """
     root, name = _root_and_name(source)
     storage = _open_folder(root)
+    if isinstance(storage, LocalStorage) and (kind := kind_of(storage.root / name)):
+        raise NotRegularFileError(f"data.source {source!r}", kind)
     if name and (info := storage.stat(name)):
         return Files(source, storage, (info,), cache_gib=cache_gib)
     if SPECIAL.search(name):

@@ -18,13 +18,14 @@ from trainer.errors import ConfigError, DataError, ExitCode, UserError
 from trainer.storage import open_storage
 from trainer.storage.base import Storage, clean_name, crc32c_of
 from trainer.storage.local import LocalStorage
+from trainer.storage.regular_files import FileTooLargeError, NotRegularFileError, read_regular
 
 
 class ImageFiles:
     """A local folder or gs:// prefix of pictures."""
 
-    def __init__(self, storage: Storage) -> None:
-        self._storage = storage
+    def __init__(self, storage: Storage, max_image_bytes: int) -> None:
+        self._storage, self.max_image_bytes = storage, max_image_bytes
         self._root = storage.root if isinstance(storage, LocalStorage) else None
         self._listed: sqlite3.Connection | None = None  # what a bucket knows of its pictures
         self._lock = threading.Lock()
@@ -38,10 +39,16 @@ class ImageFiles:
             raise outside from error
         if self._root:
             target = Path(self._root, name)
-            if not target.resolve().is_relative_to(self._root):  # through a link
+            # Unlike Path.resolve, this takes a loop of links as it is; to open it is the error.
+            if not Path(os.path.realpath(target)).is_relative_to(self._root):
                 raise outside
-            return ImageRef(name, partial(_read_local, target), partial(_local_content, target))
-        return ImageRef(name, partial(_read_object, self._storage, name), partial(self._known, name))
+            return ImageRef(
+                name,
+                partial(_read_local, target, self.max_image_bytes),
+                partial(_local_content, target, self.max_image_bytes),
+                partial(_size, target),
+            )
+        return ImageRef(name, partial(self._read_object, name), partial(self._known, name), partial(self._size, name))
 
     def fingerprint(self, names: Iterable[str]) -> str:
         """Changes when one of these pictures does. In a bucket, when any picture of the folder does.
@@ -56,27 +63,48 @@ class ImageFiles:
         return digest.hexdigest()
 
     def _known(self, name: str) -> str:
-        """A bucket keeps a checksum of each picture and tells all of them in one list: none has to be fetched."""
+        found = self._object(name)
+        return f"{found[0]} {found[1]}" if found else f"no {self._storage.uri(name)}"
+
+    def _size(self, name: str) -> int:
+        found = self._object(name)
+        return found[0] if found else 0
+
+    def _object(self, name: str) -> tuple[int, int | None] | None:
+        """A bucket tells size and checksum of all pictures in one list: none has to be fetched for them."""
         with self._lock:
             if self._listed is None:
-                self._listed = disk_table("CREATE TABLE known (name TEXT PRIMARY KEY, content TEXT) WITHOUT ROWID")
-                rows = ((info.name, f"{info.size_bytes} {info.crc32c}") for info in self._storage.list())
-                self._listed.executemany("INSERT INTO known VALUES (?, ?)", rows)
-            found = self._listed.execute("SELECT content FROM known WHERE name = ?", (name,)).fetchone()
-        return str(found[0]) if found else f"no {self._storage.uri(name)}"
+                columns = "name TEXT PRIMARY KEY, bytes INTEGER, crc32c INTEGER"
+                self._listed = disk_table(f"CREATE TABLE known ({columns}) WITHOUT ROWID")
+                rows = ((info.name, info.size_bytes, info.crc32c) for info in self._storage.list())
+                self._listed.executemany("INSERT INTO known VALUES (?, ?, ?)", rows)
+            found: tuple[int, int | None] | None = self._listed.execute(
+                "SELECT bytes, crc32c FROM known WHERE name = ?", (name,)
+            ).fetchone()
+            return found
+
+    def _read_object(self, name: str) -> bytes:
+        try:
+            return self._storage.read(name, self.max_image_bytes)
+        except FileTooLargeError as error:
+            raise RejectedError(RejectCode.IMAGE_TOO_LARGE, _too_large(error.size_bytes, error.max_bytes)) from error
+        except UserError as error:
+            if error.code != ExitCode.CONFIG:  # the bucket does not answer: no fault of this sample
+                raise
+            raise RejectedError(RejectCode.REF_MISSING, error.found) from error
 
 
-def open_image_files(image_folder: str, beside: Storage) -> ImageFiles:
+def open_image_files(image_folder: str, beside: Storage, max_image_bytes: int) -> ImageFiles:
     """The pictures in `data.image_folder`, or without one, those beside the file that names them.
 
     A folder that is named must exist and hold pictures. Raises ConfigError or DataError.
     """
     if not image_folder:
-        return ImageFiles(beside)
+        return ImageFiles(beside, max_image_bytes)
     storage = open_storage(image_folder)
     if isinstance(storage, LocalStorage):
         _require_pictures(image_folder, storage.root)
-    return ImageFiles(storage)
+    return ImageFiles(storage, max_image_bytes)
 
 
 def _require_pictures(image_folder: str, folder: Path) -> None:
@@ -93,26 +121,38 @@ def _require_pictures(image_folder: str, folder: Path) -> None:
         )
 
 
-def _read_local(path: Path) -> bytes:
+def require_size(size_bytes: int, max_image_bytes: int) -> None:
+    """Raise RejectedError for an encoded image with more bytes than allowed. To be asked before they are read."""
+    if size_bytes > max_image_bytes:
+        raise RejectedError(RejectCode.IMAGE_TOO_LARGE, _too_large(size_bytes, max_image_bytes))
+
+
+def _too_large(size_bytes: int, max_image_bytes: int) -> str:
+    return f"{size_bytes} bytes, more than data.max_image_bytes {max_image_bytes}"
+
+
+def _read_local(path: Path, max_image_bytes: int) -> bytes:
     try:
-        return path.read_bytes()
+        return read_regular(path, max_image_bytes)
+    except FileTooLargeError as error:
+        raise RejectedError(RejectCode.IMAGE_TOO_LARGE, _too_large(error.size_bytes, max_image_bytes)) from error
+    except NotRegularFileError as error:
+        raise RejectedError(RejectCode.REF_MISSING, error.found) from error
     except OSError as error:
         raise RejectedError(RejectCode.REF_MISSING, f"{path}: {error.strerror}") from error
 
 
-def _local_content(path: Path) -> str:
+def _local_content(path: Path, max_image_bytes: int) -> str:
     """In the form that a bucket knows its pictures by, so that the same picture has the same split from either."""
-    data = _read_local(path)
+    data = _read_local(path, max_image_bytes)
     return f"{len(data)} {crc32c_of(data)}"
 
 
-def _read_object(storage: Storage, name: str) -> bytes:
+def _size(path: Path) -> int:
     try:
-        return storage.read(name)
-    except UserError as error:
-        if error.code != ExitCode.CONFIG:  # the bucket does not answer: no fault of this sample
-            raise
-        raise RejectedError(RejectCode.REF_MISSING, error.found) from error
+        return path.stat().st_size
+    except OSError:  # said when it is read
+        return 0
 
 
 def _file_state(root: Path, name: str) -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import csv
+import io
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TextIO
 
 from trainer.data.rejects import Reject, RejectCode, RejectedError
 from trainer.data.sample import Sample, stable_digest
@@ -13,20 +14,24 @@ from trainer.data.sources.image_files import open_image_files
 from trainer.data.sources.parts import OnePart
 from trainer.data.sources.records import group_named, identity_of, split_named, text, turns_of
 from trainer.errors import DataError, os_errors
+from trainer.storage.regular_files import open_regular
 
 METADATA = "metadata.csv"
 TEXT_COLUMNS = ("question", "caption", "text")
+LONGEST_LINE_CHARS = 64 << 20
 
 
 class ImageFolderSource(OnePart):
     """One sample a line."""
 
-    def __init__(self, files: Files, image_folder: str, caption_question: str, split_by: str) -> None:
+    def __init__(
+        self, files: Files, image_folder: str, caption_question: str, split_by: str, max_image_bytes: int
+    ) -> None:
         self._files, self._caption_question = files, caption_question
         self._split_by = split_by
         self._name = files.names[0]
-        self._path = files.storage.fetch(self._name)
-        self._images = open_image_files(image_folder, files.storage)
+        self._path = files.path(self._name)
+        self._images = open_image_files(image_folder, files.storage, max_image_bytes)
         if next(iter(self), None) is None:
             raise DataError(f"{self._path} holds no lines but the header", expected="one line a sample")
 
@@ -54,13 +59,20 @@ class ImageFolderSource(OnePart):
         identity = identity_of(row, stable_digest(sorted(row.items()))[:16])
         return Sample(identity, turns, (image,), where, split_named(row), group_named(row, self._split_by))
 
+    def _lines(self, file: TextIO) -> Iterator[str]:
+        """The file's lines, none of which may fill the memory."""
+        while line := file.readline(LONGEST_LINE_CHARS + 1):
+            if len(line) > LONGEST_LINE_CHARS:
+                raise DataError(f"{self._path} has a line of more than {LONGEST_LINE_CHARS:,} characters")
+            yield line
+
     def _rows(self) -> Iterator[tuple[int, dict[Any, Any]]]:
         # Bytes that are not UTF-8 become lone surrogates, which reject their line and not the file.
         with (
             os_errors(f"reading {self._path}"),
-            self._path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file,
+            io.TextIOWrapper(open_regular(self._path), "utf-8-sig", "surrogateescape", newline="") as file,
         ):
-            reader = csv.DictReader(file, strict=True)
+            reader = csv.DictReader(self._lines(file), strict=True)
             try:
                 columns = list(reader.fieldnames or ())
                 if "file_name" not in columns or not any(name in columns for name in TEXT_COLUMNS):

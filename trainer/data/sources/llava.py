@@ -14,6 +14,7 @@ from trainer.data.sources.json_stream import BadJsonError, JsonReader, parse_jso
 from trainer.data.sources.parts import OnePart
 from trainer.data.sources.records import group_named, identity_of, split_named, text, turns_of
 from trainer.errors import DataError, os_errors
+from trainer.storage.regular_files import open_regular
 
 CONVERSATION_KEYS = ("conversations", "messages")
 FORMAT_PROBE_RECORDS = 20  # if none of the first ones is a conversation, the file is something else
@@ -28,11 +29,13 @@ Record = tuple[str, Any]  # where it is, and what the JSON says
 class LlavaSource(OnePart):
     """Samples of one `.json` or `.jsonl` file, read one by one."""
 
-    def __init__(self, files: Files, image_folder: str, caption_question: str, split_by: str) -> None:
+    def __init__(
+        self, files: Files, image_folder: str, caption_question: str, split_by: str, max_image_bytes: int
+    ) -> None:
         self._files, self._caption_question, self._split_by = files, caption_question, split_by
         self._name = files.names[0]
-        self._path = files.storage.fetch(self._name)
-        self._images = open_image_files(image_folder, files.storage)
+        self._path = files.path(self._name)
+        self._images = open_image_files(image_folder, files.storage, max_image_bytes)
         self._check_format()
 
     def fingerprint(self) -> str:
@@ -53,7 +56,7 @@ class LlavaSource(OnePart):
 
     def _records(self) -> Iterator[Record]:
         """Parsed records; a Reject in place of a line that is not JSON."""
-        with os_errors(f"reading {self._path}"), self._path.open("rb") as file:
+        with os_errors(f"reading {self._path}"), open_regular(self._path) as file:
             yield from self._lines(file) if self._name.endswith(".jsonl") else self._array(file)
 
     def _lines(self, file: BinaryIO) -> Iterator[Record]:
@@ -62,8 +65,8 @@ class LlavaSource(OnePart):
             number += 1
             where = f"{self._name} line {number}"
             if len(line) > LONGEST_LINE_BYTES:
-                while (rest := file.readline(LONGEST_LINE_BYTES)) and not rest.endswith(b"\n"):
-                    pass
+                while line and not line.endswith(b"\n"):
+                    line = file.readline(LONGEST_LINE_BYTES)
                 yield where, Reject(where, "", RejectCode.RECORD_PARSE, f"more than {LONGEST_LINE_BYTES} bytes")
                 continue
             try:

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from trainer.data.rejects import Reject, RejectCode, RejectedError
 from trainer.data.sample import ImageRef, Sample, stable_digest
 from trainer.data.sources.file_patterns import Files
-from trainer.data.sources.image_files import ImageFiles, open_image_files
+from trainer.data.sources.image_files import ImageFiles, open_image_files, require_size
 from trainer.data.sources.parts import ManyParts, Part, Records
 from trainer.data.sources.records import SHAPES, group_named, identity_of, split_named, turns_of
 from trainer.errors import DataError, os_errors
@@ -28,10 +28,12 @@ DAMAGE = (pa.ArrowException, OSError, UnicodeDecodeError)
 class ParquetSource(ManyParts):
     """Rows of one or many files, in the order of their names. An image is a struct {bytes, path}, or plain bytes."""
 
-    def __init__(self, files: Files, image_folder: str, caption_question: str, split_by: str) -> None:
+    def __init__(
+        self, files: Files, image_folder: str, caption_question: str, split_by: str, max_image_bytes: int
+    ) -> None:
         self._files, self._caption_question, self._split_by = files, caption_question, split_by
         # Rows may name pictures instead of holding them.
-        self._images = open_image_files(image_folder, files.storage)
+        self._images = open_image_files(image_folder, files.storage, max_image_bytes)
         self._names_pictures = bool(image_folder)
 
     def fingerprint(self) -> str:
@@ -105,6 +107,7 @@ def _image(value: Any, files: ImageFiles) -> ImageRef:
         raise RejectedError(
             RejectCode.RECORD_FORM, f"an image is a {type(value).__name__}, not bytes or {{bytes, path}}"
         )
+    require_size(len(value), files.max_image_bytes)
     # Equal names must mean equal pictures, and a path inside a row need not be the only one of its name.
     sha256 = hashlib.sha256(value).hexdigest()
-    return ImageRef(sha256 + PurePosixPath(path).suffix, lambda: value, lambda: sha256)
+    return ImageRef(sha256 + PurePosixPath(path).suffix, lambda: value, lambda: sha256, lambda: len(value))

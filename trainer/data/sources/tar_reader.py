@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from trainer.storage.base import CHUNK_BYTES
+from trainer.storage.regular_files import open_regular
 
 BLOCK = tarfile.BLOCKSIZE
 LONGEST_HEADER_BYTES = 1 << 20  # of a long name or a set of pax records
@@ -38,8 +39,8 @@ class Member:
 
 def members(path: Path) -> Iterator[Member]:
     """All members in order. Raises DamagedTarError at the place where the archive is not whole."""
-    end = path.stat().st_size
-    with path.open("rb") as file:
+    with open_regular(path) as file:
+        end = os.fstat(file.fileno()).st_size
         offset, long_name, pax = 0, b"", {}  # type: int, bytes, dict[str, str]
         while True:
             file.seek(offset)
@@ -71,11 +72,8 @@ def members(path: Path) -> Iterator[Member]:
 
 def read_member(path: Path, member: Member) -> bytes:
     """The bytes of one member. Safe to call from several threads."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        return os.pread(handle, member.size_bytes, member.offset)
-    finally:
-        os.close(handle)
+    with open_regular(path) as file:
+        return os.pread(file.fileno(), member.size_bytes, member.offset)
 
 
 def _kind(type_flag: bytes, pax: dict[str, str]) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 from trainer.data.rejects import Reject, RejectCode, RejectedError
 from trainer.data.sample import IMAGE_SUFFIXES, ImageRef, Sample
 from trainer.data.sources.file_patterns import Files
+from trainer.data.sources.image_files import require_size
 from trainer.data.sources.json_stream import BadJsonError, parse_json
 from trainer.data.sources.parts import ManyParts, Part, Records
 from trainer.data.sources.records import SHAPES, group_named, identity_of, split_named, turns_of
@@ -29,8 +30,9 @@ MOST_MEMBERS = 1000  # of one sample
 class WebDatasetSource(ManyParts):
     """Samples of one or many tars, in the order of their names."""
 
-    def __init__(self, files: Files, caption_question: str, split_by: str) -> None:
+    def __init__(self, files: Files, caption_question: str, split_by: str, max_image_bytes: int) -> None:
         self._files, self._caption_question, self._split_by = files, caption_question, split_by
+        self._max_image_bytes = max_image_bytes
 
     def fingerprint(self) -> str:
         """Covers name, size and checksum (in a folder: time of change) of every tar."""
@@ -61,13 +63,19 @@ class WebDatasetSource(ManyParts):
         record = _record(parts, path)
         pictures = [part for part in parts if PurePosixPath(part.name).suffix.lower() in IMAGE_SUFFIXES]
         images = tuple(
-            ImageRef(f"{tar}/{part.offset}/{part.name}", partial(self._read, tar, part)) for part in pictures
+            ImageRef(
+                f"{tar}/{part.offset}/{part.name}",
+                partial(self._read, tar, part),
+                size_bytes=partial(getattr, part, "size_bytes"),
+            )
+            for part in pictures
         )
         turns = turns_of(record, len(images), self._caption_question)
         group = group_named(record, self._split_by)
         return Sample(identity_of(record, key), turns, images, where, split_named(record), group)
 
     def _read(self, tar: str, member: Member) -> bytes:
+        require_size(member.size_bytes, self._max_image_bytes)
         with self._files.opened(tar) as path:
             return read_member(path, member)
 

@@ -19,7 +19,7 @@ import threading
 import time
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import google_crc32c
@@ -31,6 +31,14 @@ from vlmpipe.rehearsal.gcs.faults import Fault
 TRICKLE_PIECES, TRICKLE_S = 8, 0.05  # pieces of a body, and the pause before each
 
 
+Form = Literal["null_metadata", "no_zero_size", "checksum_412"]
+"""Forms of answers in which Google's own storage-testbench differs from what this server answers otherwise.
+
+null_metadata: an object without metadata has a null there, and an upload that sends one is refused. no_zero_size: an
+empty object has no size. checksum_412: bytes with another CRC32C are refused as a condition that failed, not with 400.
+"""
+
+
 @dataclass
 class StoredObject:
     """One live object. GCS keeps no older generation unless the bucket is versioned."""
@@ -38,6 +46,7 @@ class StoredObject:
     data: bytes
     generation: int
     metadata: dict[str, str]
+    forms: frozenset[Form] = frozenset()
     _summed: tuple[bytes, str] | None = None  # these bytes and their sum: a test may put others there
 
     def crc32c(self) -> str:
@@ -72,6 +81,7 @@ class FakeGcs:
         self.buckets: dict[str, dict[str, StoredObject]] = {name: {} for name in buckets}
         self.places: dict[str, dict[str, Any]] = {}  # of a bucket's metadata; else it lies in us-central1
         self.granted: dict[str, set[str]] = {}  # what the caller may, for buckets where that is not everything
+        self.forms: set[Form] = set()
         self.uploads: dict[str, ResumableUpload] = {}
         self.faults: list[Fault] = []
         self.requests: list[str] = []  # "METHOD path?query" of every request that arrived
@@ -149,10 +159,13 @@ class FakeGcs:
         objects = self.objects(bucket)
         self._check_precondition(objects.get(name), query)
         self._generation += 1
-        stored = StoredObject(data, self._generation, resource.get("metadata") or {})
+        if "null_metadata" in self.forms and resource.get("metadata", {}) is None:
+            raise ApiError(400, "metadata: expected a map of texts, found null")
+        stored = StoredObject(data, self._generation, resource.get("metadata") or {}, frozenset(self.forms))
         claimed = resource.get("crc32c")
         if claimed and claimed != stored.crc32c():
-            raise ApiError(400, f'Provided CRC32C "{claimed}" doesn\'t match calculated CRC32C "{stored.crc32c()}".')
+            code = 412 if "checksum_412" in self.forms else 400
+            raise ApiError(code, f'Provided CRC32C "{claimed}" doesn\'t match calculated CRC32C "{stored.crc32c()}".')
         objects[name] = stored
         return name, stored
 
@@ -265,7 +278,7 @@ class _Handler(BaseHTTPRequestHandler):
         size = min(int(query.get("maxResults", self.fake.page_size)), self.fake.page_size)
         items = [_resource(bucket, name, objects[name]) for name in names[:size]]
         if "fields" in query:
-            items = [{key: item[key] for key in _item_fields(query["fields"])} for item in items]
+            items = [{key: item[key] for key in _item_fields(query["fields"]) if key in item} for item in items]
         answer: dict[str, Any] = {"items": items}
         if len(names) > size:
             answer["nextPageToken"] = names[size - 1]
@@ -365,7 +378,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _resource(bucket: str, name: str, stored: StoredObject) -> dict[str, Any]:
-    return {
+    resource: dict[str, Any] = {
         "kind": "storage#object",
         "bucket": bucket,
         "name": name,
@@ -375,6 +388,11 @@ def _resource(bucket: str, name: str, stored: StoredObject) -> dict[str, Any]:
         "crc32c": stored.crc32c(),
         "metadata": stored.metadata,
     }
+    if "null_metadata" in stored.forms and not stored.metadata:
+        resource["metadata"] = None
+    if "no_zero_size" in stored.forms and not stored.data:
+        del resource["size"]
+    return resource
 
 
 def _item_fields(fields: str) -> list[str]:

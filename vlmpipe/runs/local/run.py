@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from trainer.errors import ConfigError, ExitCode, UserError, from_os_error, os_errors
 from trainer.storage.base import join_uri
 from trainer.storage.local import LocalStorage
+from trainer.storage.regular_files import NotRegularFileError, open_lock
 from vlmpipe.runs.local.state import STOPPED, RunState, read_json, read_state
 
 if TYPE_CHECKING:
@@ -220,7 +221,7 @@ def open_run(config: RunConfig, arguments: Sequence[str], *, run_id: str = "", f
 
 def take_lock(folder: Path) -> int:
     """Hold the run's folder until the number that is returned is closed. Raises UserError where somebody holds it."""
-    lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    lock = open_lock(folder / LOCK, 0o644)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
@@ -239,8 +240,8 @@ def take_lock(folder: Path) -> int:
 def is_running(folder: Path) -> bool:
     """Whether a process holds the run's lock."""
     try:
-        lock = os.open(folder / LOCK, os.O_RDWR)
-    except OSError:
+        lock = open_lock(folder / LOCK, create=False)
+    except (OSError, NotRegularFileError):
         return False
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

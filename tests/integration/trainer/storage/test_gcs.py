@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -9,11 +10,12 @@ import pytest
 from google.cloud import storage
 
 from tests.support.gcs import QUICK_RETRY
-from trainer.errors import ConfigError, ExitCode, UserError
+from trainer.errors import ConfigError, DataError, ExitCode, UserError
 from trainer.storage import gcs as storage_gcs
 from trainer.storage import open_storage
 from trainer.storage.base import AlreadyExistsError, CorruptObjectError, VersionConflictError
 from trainer.storage.gcs import GcsStorage
+from trainer.storage.regular_files import FileTooLargeError
 from vlmpipe.rehearsal.gcs.server import FakeGcs, Fault
 
 TRANSIENT = [
@@ -305,3 +307,104 @@ def _operations(store: GcsStorage, file: Path) -> dict:
         "fetch": lambda: store.fetch("a"),
         "delete": lambda: store.delete("a"),
     }
+
+
+@pytest.fixture
+def testbench(gcs: GcsStorage, gcs_server: FakeGcs) -> GcsStorage:
+    """Against a server that answers in the forms of Google's storage-testbench."""
+    gcs_server.forms |= {"null_metadata", "no_zero_size", "checksum_412"}
+    return gcs
+
+
+def test_an_object_without_metadata_or_size_is_an_object(testbench: GcsStorage) -> None:
+    testbench.write("empty", b"")
+    assert testbench.read("empty") == testbench.fetch("empty").read_bytes() == b""
+    assert [(info.name, info.size_bytes) for info in testbench.list()] == [("empty", 0)]
+    with pytest.raises(AlreadyExistsError):
+        testbench.create("empty", b"1")
+
+
+@pytest.mark.parametrize("operation", ["write", "upload", "create", "replace"])
+def test_bytes_refused_with_412_are_sent_again(
+    testbench: GcsStorage, gcs_server: FakeGcs, tmp_path: Path, operation: str
+) -> None:
+    version = ""
+    if operation == "replace":
+        testbench.write("a", b"before")
+        version = str(gcs_server.buckets["bucket"]["some/root/a"].generation)
+    (tmp_path / "file").write_bytes(b"after!")
+    gcs_server.faults.append(Fault("corrupt_request", method="POST", path="/upload/"))
+    {
+        "write": lambda: testbench.write("a", b"after!"),
+        "upload": lambda: testbench.upload(tmp_path / "file", "a"),
+        "create": lambda: testbench.create("a", b"after!"),
+        "replace": lambda: testbench.replace("a", b"after!", version),
+    }[operation]()
+    assert gcs_server.faults[0].times == 0
+    assert testbench.read("a") == b"after!"
+
+
+@pytest.mark.parametrize("size_bytes", [1000, 9 << 20])
+def test_bytes_always_refused_with_412_are_corrupt_and_do_not_exist(
+    testbench: GcsStorage, gcs_server: FakeGcs, tmp_path: Path, size_bytes: int
+) -> None:
+    (tmp_path / "shard").write_bytes(bytes(size_bytes))
+    with pytest.raises(CorruptObjectError, match="changed"):
+        testbench.upload(tmp_path / "shard", "shard", crc32c=12345)
+    gcs_server.faults.append(Fault("corrupt_request", path="/upload/", times=9))
+    with pytest.raises(CorruptObjectError, match="changed"):
+        testbench.create("COMMIT", b"bytes")
+    assert testbench.list() == []
+
+
+def test_a_condition_that_fails_is_still_told_from_a_checksum(testbench: GcsStorage) -> None:
+    testbench.create("COMMIT", b"one")
+    with pytest.raises(AlreadyExistsError):
+        testbench.create("COMMIT", b"two")
+    with pytest.raises(VersionConflictError):
+        testbench.replace("COMMIT", b"two", "7")
+    assert testbench.read("COMMIT") == b"one"
+
+
+def test_an_object_is_read_up_to_a_bound(gcs: GcsStorage) -> None:
+    gcs.write("a", b"12345")
+    assert gcs.read("a", 5) == b"12345"
+    with pytest.raises(FileTooLargeError, match="at most 4 bytes"):
+        gcs.read("a", 4)
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o702])
+def test_a_cache_folder_that_others_write_is_refused(
+    gcs: GcsStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int
+) -> None:
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(mode)
+    monkeypatch.setenv("VLMPIPE_CACHE_DIR", str(tmp_path / "open"))
+    gcs.write("a", b"bytes")
+    with pytest.raises(ConfigError, match=f"every user .mode {mode:04o}"):
+        gcs.fetch("a")
+
+
+def test_the_default_cache_is_no_link(gcs: GcsStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("VLMPIPE_CACHE_DIR")
+    monkeypatch.setattr(storage_gcs.tempfile, "gettempdir", lambda: str(tmp_path))
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / f"vlmpipe-cache-{os.getuid()}").symlink_to(tmp_path / "elsewhere")
+    gcs.write("a", b"bytes")
+    with pytest.raises(ConfigError, match="is a link or a file"):
+        gcs.fetch("a")
+
+
+def test_a_planted_link_is_no_lock_of_the_cache(
+    gcs: GcsStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLMPIPE_CACHE_DIR", str(tmp_path / "cache"))
+    victim = tmp_path / "victim"
+    victim.write_bytes(b"precious")
+    gcs.write("a", b"bytes")
+    lock = gcs.fetch("a").parent / ".tmp-lock-a"
+    lock.unlink()
+    lock.symlink_to(victim)
+    with pytest.raises(DataError, match="symbolic link"):
+        gcs.fetch("a")
+    assert victim.read_bytes() == b"precious"

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
 from tests.support.paths import ROOT
-from vlmpipe.config.yaml_loader import _Loader, compose
+from trainer.errors import ConfigError
+from vlmpipe.config.yaml_loader import _Loader, compose, read_run_file
 
 FILES = [*sorted((ROOT / "configs").glob("*.yaml")), *sorted((ROOT / "vlmpipe/catalog").glob("*.yaml"))]
 STRANGE = """# é 🎉
@@ -50,3 +53,15 @@ def nodes(node: yaml.Node | None) -> list[Any]:
 def test_both_parsers_find_the_same_at_the_same_places(text: str, line_end: str) -> None:
     text = text.replace("\n", line_end)
     assert nodes(compose(text)) == nodes(yaml.compose(text, Loader=InPython))
+
+
+@pytest.mark.timeout(10)
+@pytest.mark.parametrize("kind", ["a FIFO", "a loop of symbolic links", "a character device"])
+def test_a_special_file_is_no_run_file(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "run.yaml"
+    if kind == "a FIFO":
+        os.mkfifo(path)
+    else:
+        path.symlink_to("/dev/zero" if kind == "a character device" else path.name)
+    with pytest.raises(ConfigError, match=f"{path} is {kind}, not a run file"):
+        read_run_file(path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -269,3 +270,10 @@ def test_checking_a_job_spec_loads_nothing_slow() -> None:
     answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     slow = {"torch", "kfp", "google.cloud.aiplatform_v1", "google.protobuf", "transformers", "numpy"}
     assert slow & set(json.loads(answer.stdout)) == set()
+
+
+@pytest.mark.timeout(10)
+def test_a_fifo_is_no_job_spec(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "job.yaml")
+    with pytest.raises(ConfigError, match=r"job\.yaml is a FIFO"):
+        read_spec_file(tmp_path / "job.yaml")

@@ -21,7 +21,7 @@ from trainer.data.prepare.preview import ContactSheet
 from trainer.data.prepare.statistics import sample_digest
 from trainer.data.prepare.thread_map import map_in_order
 from trainer.data.prepare.thumbnails import write_reject_pictures
-from trainer.data.prepare.validate_sample import Accepted, Entry, SampleValidator
+from trainer.data.prepare.validate_sample import Accepted, Entry, SampleValidator, image_bytes
 from trainer.data.rejects import REJECTS, Ledger, Reject, RejectCode
 from trainer.data.sample import SPLITS
 from trainer.data.shards.index import IndexWriter
@@ -57,7 +57,9 @@ def build_chunk(
     met, dropped = set(repeats), 0
     with (folder / REJECTS).open("w") as lines:
         ledger = Ledger(config.max_reject_fraction, lines)
-        results = map_in_order(examine, ledger.counting(entries), threads)
+        results = map_in_order(
+            examine, ledger.counting(entries), threads, weigh=image_bytes, max_bytes=threads * config.max_image_bytes
+        )
         for position, result in enumerate(results):
             if isinstance(result, Accepted):
                 content = sample_digest(result.turns, [image.sha256 for image in result.images])

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from trainer.data.prepare.deduplicate import Met
 from trainer.data.prepare.split_groups import ImageGroups, group_of
 from trainer.data.prepare.thread_map import map_in_order
-from trainer.data.prepare.validate_sample import Entry, final_entry, with_met_ids
+from trainer.data.prepare.validate_sample import Entry, final_entry, image_bytes, with_met_ids
 from trainer.data.rejects import Reject, RejectedError
 from trainer.data.sample import ImageRef, Sample, Split, split_of, stable_digest
 from trainer.data.sqlite_table import disk_table
@@ -107,6 +107,7 @@ def write_plan(
     validation_fraction: float,
     chunk_samples: int,
     threads: int,
+    max_image_bytes: int,
 ) -> Iterator[int]:
     """Read the source once, write `chunks.jsonl` and `where.parquet`; yields how many records were read so far.
 
@@ -117,7 +118,13 @@ def write_plan(
         "CREATE TABLE records (place TEXT, met TEXT, identity TEXT, digest BLOB, split TEXT, member TEXT)"
     )
     groups = ImageGroups()
-    records = map_in_order(lambda record: _look_at(*record, split_by), with_met_ids(source), threads)
+    records = map_in_order(
+        lambda record: _look_at(*record, split_by),
+        with_met_ids(source),
+        threads,
+        weigh=lambda record: image_bytes(record[0]),
+        max_bytes=threads * max_image_bytes,
+    )
     for read, (line, group) in enumerate(records, 1):
         if len(group) > 1:
             groups.join(group)

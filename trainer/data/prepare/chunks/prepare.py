@@ -133,6 +133,7 @@ def make_plan(config: JobConfig, source: Source, folder: Path, progress: Progres
         validation_fraction=config.data.validation_fraction,
         chunk_samples=config.data.chunk_samples,
         threads=threads_for(1),
+        max_image_bytes=config.data.max_image_bytes,
     )
     read = 0
     for read in reading:

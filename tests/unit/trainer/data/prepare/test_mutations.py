@@ -58,6 +58,39 @@ DAMAGES: dict[str, Callable[[bytes, int, int, int], bytes]] = {
     "append": lambda data, start, stop, byte: data + data[start:stop],
 }
 
+SPARSE_TAIL_BYTES = 3 << 29  # 1.5 GiB, of which the disk holds nothing
+CONTAINERS_TAIL_BYTES = 192 << 20  # is read, piece by piece, and is longer than any line may be
+
+
+def _sparse_tail(path: Path) -> None:
+    tail_bytes = SPARSE_TAIL_BYTES if path.suffix == ".png" else CONTAINERS_TAIL_BYTES
+    os.truncate(path, path.stat().st_size + tail_bytes)
+
+
+def _instead(make: Callable[[Path], object]) -> Callable[[Path], None]:
+    def replace(path: Path) -> None:
+        path.unlink()
+        make(path)
+
+    return replace
+
+
+SPECIAL_FILES: dict[str, Callable[[Path], None]] = {
+    "FIFO": _instead(os.mkfifo),
+    "device": _instead(lambda path: path.symlink_to("/dev/zero")),
+    "link to itself": _instead(lambda path: path.symlink_to(path.name)),
+    "link to nowhere": _instead(lambda path: path.symlink_to("not-here")),
+    "folder": _instead(Path.mkdir),
+    "sparse tail": _sparse_tail,
+}
+
+REJECT_CODES = {"sparse tail": "image.too_large", "device": "ref.unsafe_path"}  # the others are ref.missing
+READABLE = {
+    ("llava-lines", "sparse tail"),  # one line is too long
+    ("webdataset", "sparse tail"),  # zeros are what stands behind the end of a tar
+    ("webdataset", "folder"),  # which is no file of the set, whatever its name
+}
+
 damages = st.builds(
     Damage,
     kind=st.sampled_from(sorted(DAMAGES)),
@@ -103,15 +136,42 @@ def test_damage_is_refused_or_counted(
     for number, damage in victims:
         path = files[number % len(files)]
         path.write_bytes(damage(path.read_bytes()))
-    config = job_config(work / "root", source=str(folder / relative), validation_fraction=0.0, max_reject_fraction=1.0)
+    prepare_or_refuse(work / "root", str(folder / relative))
+    shutil.rmtree(work)
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("kind", SPECIAL_FILES)
+@pytest.mark.parametrize("victim", ["container", "picture"])
+@pytest.mark.parametrize("name", sorted(FORMATS))
+def test_a_special_file_is_refused_or_counted(
+    originals: dict[str, tuple[Path, str]], tmp_path: Path, name: str, victim: str, kind: str
+) -> None:
+    original, relative = originals[name]
+    folder = Path(shutil.copytree(original, tmp_path / "set"))
+    files = sorted(path for path in folder.rglob("*") if (path.suffix == ".png") == (victim == "picture"))
+    if not files:
+        pytest.skip(f"{name} holds its pictures inside")
+    SPECIAL_FILES[kind](files[0])
+    uri = prepare_or_refuse(tmp_path / "root", str(folder / relative))
+    if victim == "picture":
+        (reject,) = map(json.loads, Path(uri, "rejects.jsonl").read_text().splitlines())
+        assert reject["code"] == REJECT_CODES.get(kind, "ref.missing"), reject
+    else:
+        assert bool(uri) == ((name, kind) in READABLE), "a container that cannot be read is no set of samples"
+
+
+def prepare_or_refuse(root: Path, source: str) -> str:
+    """URI of what was prepared, by the law; empty where preparation refused in words."""
+    config = job_config(root, source=source, validation_fraction=0.0, max_reject_fraction=1.0)
     try:
         uri = run_prepare(config).uri
     except UserError as error:
         assert error.code in (ExitCode.DATA, ExitCode.CONFIG), error
-        assert not (work / "root" / "prepared").exists()
-    else:
-        check_law(uri)
-    shutil.rmtree(work)
+        assert not (root / "prepared").exists()
+        return ""
+    check_law(uri)
+    return uri
 
 
 def check_law(uri: str) -> None:

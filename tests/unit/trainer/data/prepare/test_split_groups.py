@@ -47,7 +47,9 @@ def splits_of(folder: Path, records: Sequence[Sequence[int]], split_by: str = "i
         )
         for number, images in enumerate(records)
     ]
-    for _ in write_plan(samples, folder, split_by=split_by, validation_fraction=0.4, chunk_samples=8, threads=2):
+    for _ in write_plan(
+        samples, folder, split_by=split_by, validation_fraction=0.4, chunk_samples=8, threads=2, max_image_bytes=99
+    ):
         pass
     return [split for chunk in read_plan(folder) for split in chunk.splits()]
 

@@ -5,15 +5,20 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from tests.support.data.prepared import conversation, llava_folder, png, record, write_json
 from trainer.config.data import DataConfig
 from trainer.data.rejects import Reject, RejectCode
 from trainer.data.sample import Sample
-from trainer.data.sources import open_source
+from trainer.data.sources import llava, open_source
 from trainer.errors import ConfigError, DataError, UserError
+
+LIMIT = 400  # bytes of a line in the law of lines
 
 
 def read(path: Path, folder: Path | str = "") -> list[Sample | Reject]:
@@ -181,3 +186,36 @@ def test_a_cut_array_is_refused_and_not_read_up_to_the_cut(tmp_path: Path) -> No
     path.write_bytes(path.read_bytes()[:-200])
     with pytest.raises(DataError, match=r"not JSON.*behind record 9\d"):
         read(path)
+
+
+@st.composite
+def line_lengths(draw: st.DrawFn) -> list[int]:
+    """Lengths of lines without their ends; 0 is a blank line. Most are about as long as a line may be."""
+    near = st.integers(LIMIT - 4, LIMIT + 4)
+    return draw(st.lists(near | st.sampled_from([0, 300, 2 * LIMIT - 1, 2 * LIMIT, 2 * LIMIT + 1, 3 * LIMIT])))
+
+
+@settings(deadline=None, max_examples=300)
+@given(lengths=line_lengths(), end=st.sampled_from([b"\n", b"\r\n"]), ends_with_newline=st.booleans())
+@example(lengths=[LIMIT, 300], end=b"\n", ends_with_newline=True)
+def test_every_line_is_a_sample_or_a_reject(
+    tmp_path_factory: pytest.TempPathFactory, lengths: list[int], end: bytes, ends_with_newline: bool
+) -> None:
+    lines = [padded(number, length) for number, length in enumerate([300, *lengths])]
+    content = end.join(lines) + (end if ends_with_newline else b"")
+    path = tmp_path_factory.mktemp("lines") / "a.jsonl"
+    path.write_bytes(content)
+    with mock.patch.object(llava, "LONGEST_LINE_BYTES", LIMIT):
+        found = read(path)
+    assert len(found) == sum(bool(line.strip()) for line in content.split(b"\n")), "lines != accepted + rejected"
+    short = [line for line in content.splitlines(keepends=True) if line.strip() and len(line) <= LIMIT]
+    assert [one.id for one in found if isinstance(one, Sample)] == [json.loads(line)["id"] for line in short]
+    assert all("more than" in one.message for one in found if isinstance(one, Reject))
+
+
+def padded(number: int, length: int) -> bytes:
+    """A record's line of exactly that many bytes."""
+    if length == 0:
+        return b""
+    bare = json.dumps(record(number, note=""))
+    return json.dumps(record(number, note="x" * (length - len(bare)))).encode()

@@ -1,0 +1,95 @@
+"""Opens files that somebody else may have put there: regular files only, within a bound on bytes, never waiting.
+
+To open a FIFO waits for a writer that may never come, a device has no end, and a link may lead to either. So every file
+of a user is opened without waiting and looked at through its descriptor, which cannot be exchanged afterwards.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+from typing import BinaryIO
+
+from trainer.errors import DataError
+
+KINDS = {
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFCHR: "a character device",
+    stat.S_IFBLK: "a block device",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFDIR: "a folder",
+}
+READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+LOCK = os.O_RDWR | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC | os.O_NOFOLLOW
+UNOPENABLE = (errno.ELOOP, errno.ENXIO, errno.ENODEV)  # a loop of links, a socket, a device without a driver
+
+
+class NotRegularFileError(DataError):
+    """What stands at a path is no regular file (exit 65)."""
+
+    def __init__(self, path: Path | str, kind: str) -> None:
+        super().__init__(
+            f"{path} is {kind}, not a regular file",
+            expected="a regular file, or a link to one",
+            fix="replace it by the file that should be there, or leave it out",
+        )
+
+
+class FileTooLargeError(DataError):
+    """A file has more bytes than may be read into memory (exit 65)."""
+
+    def __init__(self, path: Path | str, size_bytes: int, max_bytes: int) -> None:
+        self.size_bytes, self.max_bytes = size_bytes, max_bytes
+        super().__init__(f"{path} has {size_bytes:,} bytes", expected=f"at most {max_bytes:,} bytes")
+
+
+def open_regular(path: Path | str) -> BinaryIO:
+    """Open for reading. Raises NotRegularFileError, and OSError as `open` does."""
+    return os.fdopen(_opened(path, READ), "rb")
+
+
+def read_regular(path: Path | str, max_bytes: int) -> bytes:
+    """All bytes of a file of at most `max_bytes`. Raises FileTooLargeError before it reads more, else as above."""
+    with open_regular(path) as file:
+        size_bytes = os.fstat(file.fileno()).st_size
+        if size_bytes <= max_bytes:
+            data = file.read(max_bytes + 1)  # a file may grow, and those of /proc say that they are empty
+            size_bytes = len(data)
+        if size_bytes > max_bytes:
+            raise FileTooLargeError(path, size_bytes, max_bytes)
+    return data
+
+
+def require_regular(path: Path | str) -> None:
+    """Raise as `open_regular` does. For libraries that open a file themselves."""
+    open_regular(path).close()
+
+
+def open_lock(path: Path, mode: int = 0o600, *, create: bool = True) -> int:
+    """A descriptor of a file that only serves to be locked: never through a link, whose target is somebody else's."""
+    return _opened(path, LOCK | (os.O_CREAT if create else 0), mode)
+
+
+def kind_of(path: Path | str) -> str:
+    """What stands at the path when it is neither a regular file nor a folder, in words; empty for those and nothing."""
+    try:
+        mode = os.stat(path).st_mode
+    except OSError as error:
+        return "a loop of symbolic links" if error.errno == errno.ELOOP else ""
+    return "" if stat.S_ISREG(mode) or stat.S_ISDIR(mode) else KINDS.get(stat.S_IFMT(mode), "a special file")
+
+
+def _opened(path: Path | str, flags: int, mode: int = 0o600) -> int:
+    try:
+        handle = os.open(path, flags, mode)
+    except OSError as error:
+        if error.errno not in UNOPENABLE:
+            raise
+        raise NotRegularFileError(path, kind_of(path) or "a symbolic link") from error
+    found = os.fstat(handle).st_mode
+    if not stat.S_ISREG(found):
+        os.close(handle)
+        raise NotRegularFileError(path, KINDS.get(stat.S_IFMT(found), "a special file"))
+    return handle
