@@ -115,10 +115,12 @@ def run(
         raise_on_failure: Raise RunFailedError for a run that fails; otherwise its report is returned as well.
 
     Raises:
-        ConfigError: The run cannot be started, for example because `run_id` belongs to a finished run.
+        ConfigError: The run cannot be started, for example because `run_id` belongs to a finished run, or no model can
+            be built from the model section.
         RunFailedError: The run failed or was stopped.
     """
     from pipelines.local_process import execute, pipeline_command
+    from vlmpipe.planner.model_architecture import require_model
     from vlmpipe.runs.live_view import view_for
     from vlmpipe.runs.local.run import open_run
     from vlmpipe.runs.local.summary import report_of
@@ -128,6 +130,7 @@ def run(
 
         cluster = config.cluster
         parse_faults(inject_faults, nodes=cluster.replica_count, ranks_per_node=cluster.processes)
+    require_model(config)
     this = open_run(config, config.source, run_id=run_id, fresh=fresh)
     for line in this.introduction():
         say(line)

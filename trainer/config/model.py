@@ -77,8 +77,9 @@ class ModelConfig(Section):
     tower: WeightsConfig = Field(description="Vision encoder. For llava.")
     language_model: WeightsConfig = Field(description="Causal language model. For llava.")
     tokenizer: str = Field(
+        min_length=1,
         description="Hub id or folder of a tokenizer, or train:N to train a byte-level BPE of N entries on the first "
-        "200,000 training samples of the data."
+        "200,000 training samples of the data.",
     )
     feature_layer: int = Field(-1, description="Tower hidden state that feeds the projector; -1 is the last layer.")
     feature_select: Literal["full", "drop_cls"] = Field(

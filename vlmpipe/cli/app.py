@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -32,6 +34,7 @@ app = typer.Typer(
     help="Fine-tune vision-language models as one pipeline: the same graph here, on Vertex AI and on Kubeflow.",
     epilog="Start with: vlmpipe run configs/digits.yaml",
     no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
     add_completion=False,
     rich_markup_mode=None,  # with rich, --help takes half as long again
     pretty_exceptions_enable=False,
@@ -211,6 +214,7 @@ def main() -> None:
 
 def _main() -> None:
     try:
+        _require_no_dashed_override(sys.argv[1:])
         app()
     except KeyboardInterrupt:
         to_stderr("stopped before anything was started")
@@ -219,6 +223,16 @@ def _main() -> None:
         user_error = error if isinstance(error, UserError) else from_os_error(error, "running vlmpipe")
         print_error(user_error, as_json="--json" in sys.argv)
         sys.exit(int(user_error.code))
+
+
+def _require_no_dashed_override(arguments: Sequence[str]) -> None:
+    for argument in arguments:
+        if re.match(r"--\w+\.[\w.]+(=|$)", argument):
+            raise ConfigError(
+                f"{argument!r} is no option",
+                expected="fields of the run file without dashes",
+                fix=f"write {argument.removeprefix('--') + ('' if '=' in argument else '=VALUE')}",
+            )
 
 
 def _check_job_spec(path: Path, region: str, as_json: bool) -> int:

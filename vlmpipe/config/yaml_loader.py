@@ -31,6 +31,10 @@ else:
             yaml.composer.Composer.__init__(self)
 
 
+SCALARS = ("str", "int", "float", "bool", "null")
+KINDS = dict.fromkeys(SCALARS, yaml.ScalarNode) | {"seq": yaml.SequenceNode, "map": yaml.MappingNode}  # by tag
+
+
 class _Loader(_Base):
     """YAML's safe subset, with three differences that keep a run file free of surprises.
 
@@ -45,6 +49,17 @@ class _Loader(_Base):
             mark = self.peek_event().start_mark
             raise yaml.MarkedYAMLError(problem="aliases (*name) are not allowed in a run file", problem_mark=mark)
         return super().compose_node(parent, index)
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        name = node.tag.removeprefix("tag:yaml.org,2002:")
+        if not isinstance(node, KINDS.get(name, ())):
+            problem = f"a value that cannot be read as {name}"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
+        try:
+            return super().construct_object(node, deep)
+        except (ValueError, ArithmeticError, LookupError) as error:  # !!int abc, or more digits than Python reads
+            problem = f"a value that cannot be read as {name}"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark) from error
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen: set[str] = set()
@@ -77,6 +92,8 @@ def parse_yaml(text: str, source: str) -> Any:
         raise RunFileError(source, [Problem(where, f"not valid YAML: {error.problem or error.context}")]) from error
     except yaml.YAMLError as error:
         raise RunFileError(source, [Problem("", f"not valid YAML: {error}")]) from error
+    except UnicodeEncodeError as error:
+        raise RunFileError(source, [Problem("", "holds half a character, which is no text")]) from error
     except RecursionError as error:
         raise RunFileError(source, [Problem("", "nested too deep to be a run file")]) from error
 
@@ -137,7 +154,9 @@ def parse_overrides(texts: Sequence[str]) -> dict[str, Any]:
     for text in texts:
         key, equals, value = text.partition("=")
         key = key.strip()
-        if not equals or not all(key.split(".")):
+        if not text.isprintable() and not _is_text(text):
+            problems.append(Problem("", f"found {text!r}, expected text in UTF-8 without NUL"))
+        elif not equals or not all(key.split(".")):
             problems.append(Problem("", f"found {text!r}, expected an override of the form section.field=value"))
         elif key in overrides:
             problems.append(Problem(key, "overridden twice"))
@@ -146,6 +165,15 @@ def parse_overrides(texts: Sequence[str]) -> dict[str, Any]:
     if problems:
         raise RunFileError("command line", problems)
     return overrides
+
+
+def _is_text(value: str) -> bool:
+    """Whether a program may be given this: no bytes that are not UTF-8, which Python keeps as half characters."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return "\0" not in value
 
 
 def apply_overrides(data: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainer.config.model import ModelConfig, WeightsConfig
-from trainer.errors import ExitCode, UserError
+from trainer.errors import ConfigError, ExitCode, UserError
 from trainer.models.layers.freeze import require_frozen_tower, require_something_trained
 from trainer.sizing.model_shape import ModelShape
 from vlmpipe.catalog.machines import load_models
@@ -19,6 +19,7 @@ from vlmpipe.planner.disk_cache import disk_cached
 from vlmpipe.planner.workload import is_cached
 
 HUB_TIMEOUT_S = 2.0
+LONGEST_CAUSE_CHARS = 400
 
 
 @dataclass(frozen=True)
@@ -49,13 +50,32 @@ def architecture(config: RunConfig) -> Architecture:
     return Architecture(model, shape, " and ".join(origins))
 
 
+def require_model(config: RunConfig) -> None:
+    """Raise ConfigError where no model can be built. Weights that are not at hand here are left to the job."""
+    try:
+        architecture(config)
+    except UserError as error:
+        if error.code != ExitCode.UNAVAILABLE:
+            raise
+
+
 @disk_cached
 def _shape(model: str) -> ModelShape:
     """`model` is the model section as JSON."""
     from trainer.models.registry import family_of
 
     section = ModelConfig.model_validate_json(model)
-    return family_of(section).shape(section)
+    try:
+        return family_of(section).shape(section)
+    except UserError:
+        raise
+    except Exception as error:  # whatever transformers raises where a configuration makes no model
+        said = " ".join(str(error).split())[:LONGEST_CAUSE_CHARS]
+        raise ConfigError(
+            f"no model can be built from this model section: {type(error).__name__}: {said}",
+            expected="configurations and weights that transformers can build a model of",
+            fix="correct model.tower, model.language_model or model.pretrained",
+        ) from error
 
 
 def _configuration(part: WeightsConfig) -> tuple[WeightsConfig, str]:
@@ -63,6 +83,7 @@ def _configuration(part: WeightsConfig) -> tuple[WeightsConfig, str]:
         return part, "the run file"
     if Path(part.weights).expanduser().is_dir():
         return part, "a local folder"
+    _require_hub_id(part.weights)
     if _in_cache(part):
         return part, "the Hugging Face cache"
     known = load_models().get(part.weights)
@@ -70,6 +91,19 @@ def _configuration(part: WeightsConfig) -> tuple[WeightsConfig, str]:
         return WeightsConfig(config=dict(known.config)), f"the catalogue of {known.date}"
     _require_hub(part.weights)
     return part, "the Hugging Face hub"
+
+
+def _require_hub_id(name: str) -> None:
+    from huggingface_hub.utils import HFValidationError, validate_repo_id
+
+    try:
+        validate_repo_id(name)
+    except HFValidationError as error:
+        raise ConfigError(
+            f"no folder {name!r}, and it is no name of a model on the Hugging Face hub",
+            expected="a local folder with config.json, or a hub id such as Qwen/Qwen2.5-0.5B",
+            fix="copy weights from a bucket to a folder first" if name.startswith("gs://") else "",
+        ) from error
 
 
 def _require_hub(name: str) -> None:

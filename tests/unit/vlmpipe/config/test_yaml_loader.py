@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 import yaml
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from tests.support.paths import ROOT
-from trainer.errors import ConfigError
-from vlmpipe.config.yaml_loader import _Loader, compose, read_run_file
+from trainer.errors import ConfigError, UserError
+from vlmpipe.config.yaml_loader import _Loader, apply_overrides, compose, parse_overrides, parse_yaml, read_run_file
 
 FILES = [*sorted((ROOT / "configs").glob("*.yaml")), *sorted((ROOT / "vlmpipe/catalog").glob("*.yaml"))]
 STRANGE = """# é 🎉
@@ -65,3 +67,34 @@ def test_a_special_file_is_no_run_file(tmp_path: Path, kind: str) -> None:
         path.symlink_to("/dev/zero" if kind == "a character device" else path.name)
     with pytest.raises(ConfigError, match=f"{path} is {kind}, not a run file"):
         read_run_file(path)
+
+
+TAGGED = ("int", "float", "bool", "null", "str", "timestamp", "binary", "set", "omap", "pairs")
+TAGS = ["", *(f"!!{name} " for name in TAGGED)]
+
+
+@given(tag=st.sampled_from(TAGS), scalar=st.text(max_size=30))
+@example(tag="!!int ", scalar="abc")
+@example(tag="!!timestamp ", scalar="nope")
+@example(tag="!!bool ", scalar="perhaps")
+@example(tag="", scalar="9" * 5000)
+@example(tag="", scalar="1e" + "9" * 400)
+@example(tag="!!python/object/apply:os.system ", scalar="[echo]")
+@example(tag="", scalar="\ud800")
+def test_a_text_is_a_value_or_a_sentence(tag: str, scalar: str) -> None:
+    try:
+        parse_yaml(f"a: {tag}{scalar}", "x.yaml")
+    except UserError as error:
+        assert "x.yaml" in error.text()
+
+
+@given(st.lists(st.text(max_size=40), max_size=4))
+@example(["train.epochs=!!int abc"])
+@example(["model.seed=" + "9" * 5000])
+@example(["data.source=\udcff\udcfe.json"])
+@example(["data.source=a\0b"])
+def test_overrides_are_values_or_a_sentence(texts: list[str]) -> None:
+    try:
+        apply_overrides({"train": {"epochs": 1}}, parse_overrides(texts))
+    except UserError as error:
+        assert error.code == 64

@@ -205,14 +205,14 @@ def test_planning_refuses_what_training_would() -> None:
 
 def test_check_says_how_much_patterns_leave_or_why_they_fail() -> None:
     def found(**model: Any) -> tuple[str, str]:
-        finding = next(one for one in check_run(run_file(**model)) if one.subject == "patterns")
+        finding = next(one for one in check_run(run_file(**model)) if one.subject == "parameters")
         return finding.state, finding.text
 
     state, text = found(freeze_parameters=["*.embed_tokens.*"])
-    assert state == "ok" and text.endswith("parameters are trained")
+    assert state == "ok" and text.endswith("are trained")
     state, text = found(freeze_parameters=["*layer.0*"])
     assert state == "failed" and "matches no parameter" in text
-    assert all(one.subject != "patterns" for one in check_run(run_file()))
+    assert found()[0] == "ok"
 
 
 def test_an_empty_pattern_is_refused_with_the_file() -> None:

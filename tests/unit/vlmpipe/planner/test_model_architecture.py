@@ -1,0 +1,41 @@
+"""A model section that makes no model is one sentence, the same in check, plan and run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.paths import ROOT
+from trainer.errors import ConfigError
+from vlmpipe import api
+
+BROKEN = {
+    "a patch of nothing": "model.tower.config.patch_size=0",
+    "a size that is a text": "model.tower.config.hidden_size=abc",
+    "a type that nobody knows": "model.language_model.config.model_type=nope",
+    "layers below none": "model.language_model.config.num_hidden_layers=-1",
+    "heads that do not divide": "model.tower.config.num_attention_heads=7",
+    "a folder that is not there": "model.language_model={weights: /no/such/folder}",
+    "a bucket": "model.language_model={weights: 'gs://bucket/weights'}",
+    "no possible hub id": "model.language_model={weights: 'a/b/c d'}",
+    "adapters for layers that are not there": "model.lora={targets: [no_such_layer]}",
+}
+
+
+@pytest.mark.parametrize("override", BROKEN.values(), ids=BROKEN.keys())
+def test_check_plan_and_run_refuse_it_before_anything_starts(override: str, tmp_path: Path) -> None:
+    config = api.load(ROOT / "configs/digits.yaml", override, f"output.root_uri={tmp_path}")
+    failed = [finding for finding in api.check(config) if finding.state == "failed"]
+    assert failed and all(finding.code == 64 for finding in failed)
+    with pytest.raises(ConfigError) as planned:
+        api.plan(config)
+    with pytest.raises(ConfigError) as started:
+        api.run(config)
+    assert started.value.text() == planned.value.text()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_good_one_is_counted() -> None:
+    found = next(one for one in api.check(api.load(ROOT / "configs/digits.yaml")) if one.subject == "parameters")
+    assert found.state == "ok" and "are trained" in found.text
