@@ -20,6 +20,7 @@ HIDDEN = "(hidden)"
 _KEY_BEGINS, _KEY_ENDS = "-----BEGIN ", "-----END "
 _KEY_IN_LINE = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|$)")
 _KEY_LINE = re.compile(r"(?:[A-Za-z0-9+/=]*|(?:Proc-Type|DEK-Info): .*)\s*")
+_WHOLE_KEY_LINE = re.compile(r"[A-Za-z0-9+/]{60,}={0,2}")
 
 Value = TypeVar("Value")
 
@@ -45,6 +46,7 @@ class Redactor:
 
     def __init__(self) -> None:
         self._in_key = False
+        self._prefix = 0  # characters before the key's first line, which a logger may put before each
 
     def __call__(self, text: str) -> str:
         if not self._in_key and _KEY_BEGINS not in text:
@@ -52,11 +54,19 @@ class Redactor:
         return "".join(map(self._line, text.splitlines(keepends=True)))
 
     def _line(self, line: str) -> str:
-        if self._in_key and (_KEY_ENDS in line or _KEY_LINE.fullmatch(line)):
+        if self._in_key and (_KEY_ENDS in line or self._is_of_key(line)):
             self._in_key = _KEY_ENDS not in line
             return ""
         self._in_key = _KEY_BEGINS in line and "PRIVATE KEY" in line and _KEY_ENDS not in line
+        if self._in_key:
+            self._prefix = line.index(_KEY_BEGINS)
         return _without(_KEY_IN_LINE.sub(HIDDEN, line))
+
+    def _is_of_key(self, line: str) -> bool:
+        """With a prefix as long as the first line's, or with one of another length before a whole line of a key."""
+        words = line.split()
+        whole = bool(self._prefix and words and _WHOLE_KEY_LINE.fullmatch(words[-1]))
+        return whole or _KEY_LINE.fullmatch(line[self._prefix :]) is not None
 
 
 def _without(text: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,10 @@ SECRETS = [
     TOKEN, "sk-proj-" + 40 * "a", "ghp_" + 36 * "a", "glpat-" + 20 * "a", "AIza" + 35 * "a", "ya29." + 30 * "a",
     "AKIA" + 16 * "A", "xoxb-1234567890-abc", "eyJhbGciOiJI.eyJzdWIiOiIx.SflKxwRJSMeK", "GOCSPX-" + 28 * "a",
     "pypi-" + 60 * "a", "npm_" + 36 * "a", "postgres://user:letmein@",
+    "postgres://user:let$me@", "postgres://user:let:me:in@", "POSTGRES://user:letmein@", "redis://:secret@",
+    "hooks.slack.com/services/" + "T00000000/B00000000/" + 24 * "x", "SG." + 22 * "a" + "." + 43 * "b",
+    "discord.com/api/webhooks/123456789012345678/" + 60 * "a", "hvs." + 40 * "a", "1//" + 50 * "a",
+    "Bearer " + 30 * "a", "bearer " + 30 * "b" + "==",
 ]  # fmt: skip
 
 
@@ -37,6 +42,38 @@ def test_a_private_key_is_hidden_to_its_last_line_however_it_is_cut(key: str) ->
     assert redact(text) == f"before\n{HIDDEN}\nafter it\n"
     lines, pieces = Redactor(), text.splitlines(keepends=True)
     assert "".join(map(lines, pieces)) == redact(text)
+
+
+@pytest.mark.parametrize("prefix", ["2026-11-23 10:00:00 INFO db: ", "[worker 1] "])
+def test_a_private_key_behind_a_prefix_of_each_line_is_hidden(prefix: str) -> None:
+    body = [64 * "M", 64 * "a", "hkiG9w0BAQ=="]
+    lines = ["-----BEGIN PRIVATE KEY-----", *body, "-----END PRIVATE KEY-----", "done"]
+    shown = redact("".join(f"{prefix}{line}\n" for line in lines))
+    assert shown == f"{prefix}{HIDDEN}\n{prefix}done\n"
+
+
+@pytest.mark.parametrize("reference", ["postgres://user:$PASSWORD@db", "postgres://user:${PASSWORD}@db"])
+def test_a_variable_in_the_place_of_a_password_is_shown(reference: str) -> None:
+    assert redact(reference) == reference
+
+
+PUMPED = ["eyJ", "eyJaaaaaaaa.", "-eyJaaaaaaaaa", "-----BEGIN ", "a://", "a://b:", "://:@", "sk-", "xoxb-", "SG.a",
+          "1//a", "Bearer ", "hf_", "a:", "discord.com/api/webhooks/1"]  # fmt: skip
+
+
+@pytest.mark.parametrize("piece", PUMPED)
+def test_looking_for_secrets_takes_time_in_proportion_to_the_text(piece: str) -> None:
+    def seconds(size: int) -> float:
+        text, taken = piece * (size // len(piece)), []
+        for _ in range(3):
+            start = time.process_time()
+            for form in forms().values():
+                form.pattern.search(text)
+            taken.append(time.process_time() - start)
+        return min(taken)
+
+    # Four times the text takes four times as long, or sixteen times where the time grows with its square.
+    assert seconds(120_000) < 8 * seconds(30_000) + 0.05
 
 
 def test_a_key_in_json_is_hidden_and_the_rest_of_its_line_is_not() -> None:
