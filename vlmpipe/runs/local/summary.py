@@ -213,10 +213,10 @@ def next_commands(report: RunReport, *, accepted: bool) -> list[str]:
     commands = [(f"vlmpipe status {run}", "this summary again")]
     if not accepted:
         commands.insert(0, (_longer(report), "train for longer"))
-    commands += [
-        ("vlmpipe run configs/llava-local.yaml", "your own LLaVA JSON, see docs/tutorial.md"),
-        (f"vlmpipe compile {report.marker.arguments[0]}", "the same pipeline for Vertex AI"),
-    ]
+    data = read_json(report.folder / RUN_FILE_COPY).get("data") or {}
+    if str(data.get("source", "builtin:")).startswith("builtin:"):  # else it was their own
+        commands.append(("vlmpipe run configs/llava-local.yaml", "your own LLaVA JSON, see docs/tutorial.md"))
+    commands.append((f"vlmpipe compile {report.marker.arguments[0]}", "the same pipeline for Vertex AI"))
     width = max(len(command) for command, _ in commands)
     return ["Next:", *(f"  {command:<{width}}   {purpose}" for command, purpose in commands)]
 

@@ -13,6 +13,7 @@ import pytest
 
 from benchmarks.tiny_native import CONFIGS, model_section
 from pipelines import local_process
+from tests.support.data.prepared import llava_folder, record, write_json
 from tests.support.paths import ROOT
 from tests.support.short_form import only_whole
 from vlmpipe.cli import app as cli
@@ -281,6 +282,16 @@ def test_run_ends_with_results_and_what_to_type_next(vlmpipe: Vlmpipe, tmp_path:
         f"vlmpipe status {folder} this summary again",
     ):
         assert line in said
+
+
+@pytest.mark.usefixtures("fake_pipeline")
+def test_a_run_on_data_of_ones_own_does_not_offer_that(vlmpipe: Vlmpipe, tmp_path: Path) -> None:
+    source = write_json(llava_folder(tmp_path, 20)[0].parent / "a.json", [record(n) for n in range(20)])
+    offer = "vlmpipe run configs/llava-local.yaml"
+    own = (f"data.source={source}", f"data.image_folder={tmp_path / 'images'}")
+    for overrides, offered in (((), True), (own, False)):
+        answer = vlmpipe("run", DIGITS, f"output.root_uri={tmp_path / 'runs'}", "--plain", *overrides)
+        assert answer.code == 0 and (offer in answer.out) == offered, answer.out
 
 
 def test_a_rejected_run_is_told_how_to_train_for_longer(
