@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import itertools
 import os
 import shutil
@@ -15,6 +16,7 @@ from trainer.config.job import RunPaths
 from trainer.config.model import GRID_FAMILIES, ModelConfig, WeightsConfig
 from trainer.errors import ExitCode, UserError
 from trainer.models.image_tokens import image_form_of, stated, vision_of
+from vlmpipe.catalog.machines import load_catalog
 from vlmpipe.config.run_config import RunConfig, warnings
 from vlmpipe.config.validation_errors import RunFileError
 from vlmpipe.runs.local.run import require_writable
@@ -294,9 +296,21 @@ def _tuning(config: RunConfig) -> Iterator[Finding]:
         yield Finding("tuning", "ok", f"{config.tune.max_trial_count} trials over {names}")
 
 
+def _unknown_region(location: str) -> str:
+    """Why a region is doubted; empty for one that has GPUs. Others there are, so this is no error."""
+    known = sorted({region for regions in load_catalog().regions.values() for region in regions})
+    if location in known:
+        return ""
+    closest = difflib.get_close_matches(location, known, 1)
+    hint = f": did you mean {closest[0]}?" if closest else ""
+    return f"gcp.location {location} is no region that has GPUs{hint}"
+
+
 def _vertex(config: RunConfig) -> Iterator[Finding]:
     if missing := list(_missing_for_vertex(config)):
         yield Finding("vertex", "unchecked", f"runs here, not on Vertex AI: {'; '.join(missing)}")
+    elif odd := _unknown_region(config.gcp.location):
+        yield Finding("vertex", "warning", odd)
     elif config.gcp.project == EXAMPLE_PROJECT:
         yield Finding("vertex", "unchecked", f"complete, with the example values of the project {EXAMPLE_PROJECT}")
     else:

@@ -48,6 +48,8 @@ CompileBackend = Literal["inductor", "aot_eager"]
 Precision = Literal["fp32", "bf16", "fp16"]
 Compression = Literal["none", "bf16", "fp16", "powersgd"]
 
+MOST_EPOCHS = 100_000  # more is a slip of the finger
+
 
 class TrainConfig(Section):
     """The training step."""
@@ -83,7 +85,7 @@ class TrainConfig(Section):
         description="Stages on each rank of a pipeline. With 2 or more they are interleaved: ranks wait less for each "
         "other and send more.",
     )
-    epochs: Positive = Field(1, description="Passes over the training split.")
+    epochs: Positive = Field(1, le=MOST_EPOCHS, description="Passes over the training split.")
     max_steps: int = Field(0, ge=0, description="Stop after N optimizer steps; 0 trains all epochs.")
     global_batch_size: Positive = Field(description="Packed sequences per optimizer step over all ranks.")
     micro_batch_size: Positive = Field(1, description="Packed sequences per forward pass on one rank.")

@@ -36,6 +36,21 @@ def test_check_plan_and_run_refuse_it_before_anything_starts(override: str, tmp_
     assert not list(tmp_path.iterdir())
 
 
+def test_a_region_that_does_not_exist_is_doubted() -> None:
+    def vertex(location: str) -> str:
+        values = ("gcp.project=my-project", f"gcp.location={location}", "gcp.pipeline_root=gs://bucket/root")
+        config = api.load(ROOT / "configs/llava-7b-lora.yaml", *values)
+        return " ".join(finding.text for finding in api.check(config) if finding.subject == "vertex")
+
+    assert "us-centrall1 is no region that has GPUs: did you mean us-central1?" in vertex("us-centrall1")
+    assert "did you mean" not in vertex("us-central1")
+
+
+def test_epochs_are_bounded() -> None:
+    with pytest.raises(ConfigError, match=r"train\.epochs"):
+        api.load(ROOT / "configs/digits.yaml", f"train.epochs={10**20}")
+
+
 def test_a_good_one_is_counted() -> None:
     found = next(one for one in api.check(api.load(ROOT / "configs/digits.yaml")) if one.subject == "parameters")
     assert found.state == "ok" and "are trained" in found.text
