@@ -75,6 +75,7 @@ def _context(files: RunFiles) -> dict[str, Any]:
         "name": files.config.get("name", "run"),
         "written": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "outcome": tables.outcome(files),
+        "reached": _reached(files),
         "comparison": tables.comparison(files.evaluation),
         "overlap": overlap_sentence(files.evaluation),
         "controls": controls,
@@ -95,6 +96,18 @@ def _context(files: RunFiles) -> dict[str, Any]:
         "config": _config(files.config),
         "versions": _versions(files.summary),
     }
+
+
+def _reached(files: RunFiles) -> set[str]:
+    """The sections with results that are shown: of a run that failed, those that have any; of others all."""
+    content = {
+        "decision": files.decision,
+        "training": files.metrics or files.summary,
+        "slices": files.evaluation,
+        "samples": files.predictions,
+    }
+    failed = tables.outcome(files).kind == "failed"
+    return {name for name, found in content.items() if found or not failed}
 
 
 def _config(config: dict[str, Any]) -> dict[str, list[tuple[str, Any]]]:
