@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 from tests.support.paths import ROOT
 
 PACKAGES = ("vlmpipe", "pipelines", "components", "trainer")
+PYTHON_BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 START = "import sys; sys.argv[0] = 'vlmpipe'; from vlmpipe.cli.entry import console; console()"
 
 
@@ -36,8 +38,12 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(installed: Path, folder: Path, *arguments: str, before: str = "") -> subprocess.CompletedProcess[str]:
     """The `vlmpipe` of the wheel, in a folder."""
+    return python(installed, folder, "-c", before + START, *arguments)
+
+
+def python(installed: Path, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-P", "-c", before + START, *arguments],
+        [sys.executable, "-P", *arguments],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(installed)},
         capture_output=True,
@@ -46,17 +52,28 @@ def run(installed: Path, folder: Path, *arguments: str, before: str = "") -> sub
 
 
 @pytest.mark.e2e
-def test_a_run_file_is_written_and_its_pipeline_runs_beside_folders_of_the_same_names(
-    installed: Path, tmp_path: Path
-) -> None:
+def test_the_python_how_to_runs_beside_folders_of_the_same_names(installed: Path, tmp_path: Path) -> None:
+    """The page's code, block after block as in a notebook: checks, plans, runs and compiles a whole pipeline."""
     for name in PACKAGES:  # a user's own packages
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text(f"raise ImportError('the user\\'s own {name}')\n")
-    assert run(installed, tmp_path, "init").returncode == 0
-    short = ("train.max_steps=2", "data.max_samples=400", "evaluate.max_samples=20", "cluster.replica_count=1")
-    answer = run(installed, tmp_path, "run", "digits.yaml", "--plain", "--run-id", "w", *short)
-    assert answer.returncode == 0, answer.stdout + answer.stderr
-    assert (tmp_path / "runs/runs/w/report.html").is_file()
+    blocks = PYTHON_BLOCK.findall((ROOT / "docs/how-to/python-api.md").read_text())
+    assert len(blocks) == 4
+    (tmp_path / "configs").mkdir()
+    assert run(installed, tmp_path, "init", "--output", "configs/digits.yaml").returncode == 0
+    *ours, components = blocks
+    (tmp_path / "ours.py").write_text("\n".join(ours))
+    answer = python(installed, tmp_path, "ours.py")
+    assert answer.returncode == 0, answer.stdout[-3000:] + answer.stderr[-3000:]
+    assert "done " in answer.stdout and (tmp_path / "runs/runs/from-python/report.html").is_file()
+    assert (tmp_path / "build/pipelines/digits.local.yaml").is_file()
+    for name in PACKAGES:  # kfp.local starts the steps of a user's own pipeline without -P
+        shutil.rmtree(tmp_path / name)
+    (tmp_path / "components_of_ours.py").write_text(components)
+    answer = python(installed, tmp_path, "components_of_ours.py")
+    assert answer.returncode == 0, answer.stdout[-3000:] + answer.stderr[-3000:]
+    prepared = re.search(r"ready for training: ([^\s']+)", answer.stdout)
+    assert prepared and Path(prepared[1], "DONE").is_file()
 
 
 @pytest.mark.parametrize("template", ["digits", "llava", "qwen-vl", "vertex"])

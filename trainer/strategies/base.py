@@ -1,4 +1,4 @@
-"""The Strategy protocol between the training loop and distribution."""
+"""The protocol between the training loop and a distributed training strategy."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StepResult:
-    """What one optimizer step did. `grad_norm` is the global norm before clipping.
+    """Outcome of one optimizer step. `grad_norm` is the global norm before clipping.
 
-    A step is skipped when its gradients overflow fp16; its norm is not finite, and no weight has changed.
+    A step whose gradients overflow fp16 is skipped: its norm is not finite and no weight changes.
     """
 
     grad_norm: Tensor | float
@@ -29,34 +29,33 @@ class StepResult:
 
 
 class Strategy(Protocol):
-    """One way to train. Built from a module whose weights are equal on all ranks."""
+    """A distributed training strategy, built from a module whose weights are equal on all ranks."""
 
     checkpoint_format: str
 
     def forward_backward(self, batches: Sequence[PackedBatch], total_label_tokens: int) -> Tensor:
-        """Gradients of one global step from this rank's micro-batches.
+        """Accumulate the gradients of one global step from this rank's micro-batches.
 
-        Returns this rank's share of the loss (its summed token loss / the label tokens of ALL ranks and
-        micro-batches); the sum over ranks is the loss of the global step, whatever the accumulation or the world size.
-        Where several ranks hold one copy of the model and see the same rows, their shares add up to that copy's.
+        Returns this rank's share of the loss: its summed token loss / the label tokens of ALL ranks and micro-batches.
+        The shares of all ranks add up to the loss of the global step, also where several ranks hold one model replica.
         """
         ...
 
     def forward_loss(self, batch: PackedBatch) -> Tensor:
-        """Summed token loss of one micro-batch, of the model as it is: no gradients, no dropout. Collective.
+        """Summed token loss of one micro-batch, without gradients or dropout. Collective.
 
-        Where several ranks hold one copy of the model, each returns the copy's whole loss.
+        Every rank of a model replica returns the replica's whole loss.
         """
         ...
 
     def averaged(self) -> AbstractContextManager[None]:
-        """Have `forward_loss` see the average of the weights in here, where `train.ema_decay` keeps one. Collective."""
+        """Let `forward_loss` use the averaged weights of `train.ema_decay` inside this context. Collective."""
         ...
 
     def step(self, rate_factor: float) -> StepResult:
         """Clip by the global norm, update at `rate_factor` of the peak learning rates, clear the gradients.
 
-        The average of the weights, where one is kept, follows an update that was not skipped.
+        Updates the averaged weights too, unless the step is skipped.
         """
         ...
 
@@ -66,13 +65,13 @@ class Strategy(Protocol):
     def loss_scale(self) -> LossScale: ...
 
     def snapshot(self, folder: Path, group: ProcessGroup) -> Callable[[], None]:
-        """Take this rank's state as it is now, to be written into its node's staging folder. Collective.
+        """Copy this rank's state for its node's staging folder. Collective.
 
-        Returns what writes it, or what is left to write; to be called on all ranks, in any thread, while training goes
-        on. `group` is for that alone.
+        Returns a function that writes it, to be called on all ranks, from any thread, while training continues.
+        `group` is a process group reserved for that.
         """
         ...
 
     def load(self, folder: Path) -> None:
-        """Take the state from a folder that holds every rank's files. Collective; the files are already verified."""
+        """Load the state from a folder with every rank's verified files. Collective."""
         ...

@@ -27,7 +27,7 @@ COMPRESSED = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Ddp(TorchStrategy):
-    """A `Strategy`. One rank runs the bare module: the reference of every equality test."""
+    """A `Strategy`. With one rank it runs the bare module: the reference of every equality test."""
 
     def __init__(self, config: TrainConfig, module: nn.Module, worker: ProcessContext) -> None:
         self._config, self._worker = config, worker
@@ -39,24 +39,24 @@ class Ddp(TorchStrategy):
             with warnings.catch_warnings():
                 # torch 2.13 renames broadcast_buffers; 2.11 and 2.12 know no other name.
                 warnings.simplefilter("ignore", FutureWarning)
-                copies = DistributedDataParallel(
+                replicated = DistributedDataParallel(
                     module,
                     broadcast_buffers=False,
                     gradient_as_bucket_view=True,
                     bucket_cap_mb=bucket_cap_mib(reducers=worker.num_reducers > 0),
-                    # After its first step DDP lays its buckets out anew, unless it looks for unused parameters. A run
-                    # that is resumed would make a step in the first layout where the uninterrupted one had the second,
-                    # and sums over more than two ranks come out in another order.
+                    # DDP rebuilds its buckets after the first step, unless it looks for unused parameters. A resumed
+                    # run would use the first layout in a step for which the uninterrupted run used the second, and
+                    # sums over more than two ranks would be taken in another order.
                     find_unused_parameters=config.deterministic,
                 )
-            # Hooks are in lambdas, for DDP compares annotations with types, and here they are texts.
+            # Lambdas, because DDP checks a hook's annotations, which are strings here.
             if config.gradient_compression == "powersgd":
                 names = {parameter: name for name, parameter in trained_of(module).items()}
                 hook = powersgd = PowerSgd(config.powersgd, names, rank=worker.rank, ranks=worker.world_size)
-                copies.register_comm_hook(None, lambda _, bucket: hook(bucket))
+                replicated.register_comm_hook(None, lambda _, bucket: hook(bucket))
             elif number_type := COMPRESSED.get(config.gradient_compression):
-                copies.register_comm_hook(None, lambda _, bucket: mean_of_rounded(number_type, bucket))
-            self._module = copies
+                replicated.register_comm_hook(None, lambda _, bucket: mean_of_rounded(number_type, bucket))
+            self._module = replicated
         optimizer = build_optimizer(module, config.optimizer)
         super().__init__(
             self._module,
@@ -84,24 +84,23 @@ class Ddp(TorchStrategy):
         return loss_without_gradients(self._module, batch, self._worker.device, self._config.precision)
 
     def step(self, rate_factor: float) -> StepResult:
-        # Gradients are views of DDP's buckets. Let go of, they would be made anew beside the buckets while micro-
-        # batches are summed: all of them twice in memory.
+        # Gradients are views of DDP's buckets. If released, they would be allocated again beside the buckets.
         most, scale = self._config.clip_grad_norm, self.loss_scale
         return self.followed(
             clip_and_step(self._module, self._optimizer, scale, most, rate_factor, keep_gradients=True)
         )
 
     def _synchronise(self, last: bool) -> contextlib.AbstractContextManager[None]:
-        """Gradients travel once a step, after the last micro-batch."""
+        """Synchronise gradients in the last micro-batch of a step only."""
         if last or not isinstance(self._module, DistributedDataParallel):
             return contextlib.nullcontext()
         return self._module.no_sync()
 
 
 def mean_of_rounded(number_type: torch.dtype, bucket: dist.GradBucket) -> Future[Tensor]:
-    """A communication hook of DDP: a bucket's mean over ranks, of gradients rounded to `number_type`.
+    """DDP communication hook: a bucket's mean over ranks, sent as `number_type`.
 
-    It keeps nothing from step to step, so a resumed run is the same. torch's own hook for bf16 takes GPUs only.
+    It has no state, so resuming is exact. torch's own bf16 hook needs a GPU.
     """
     gradients = bucket.buffer()
     rounded = gradients.div_(dist.get_world_size()).to(number_type)

@@ -1,4 +1,4 @@
-"""Exponential moving average of the trained weights (`train.ema_decay`), of this rank's shards, in fp32."""
+"""Exponential moving average of this rank's trained weights, in fp32 (`train.ema_decay`)."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-SWAPPED_NUMBERS = 1 << 24  # at a time: what swapping takes of memory
+SWAPPED_NUMBERS = 1 << 24  # swapped at a time, which bounds the extra memory
 
 
 class Ema:
-    """average <- decay x average + (1 - decay) x weight, after each update; the first average is the first weight.
+    """average <- decay x average + (1 - decay) x weight after each update, starting from the first weights.
 
-    Each rank averages its own slices, so nothing is sent. `averages` are placed as `weights` are, or where `copied`
-    puts its copies.
+    Each rank averages its own shards without communication. `copied` decides where averages are stored; by default
+    beside the weights.
     """
 
     def __init__(
@@ -30,13 +30,13 @@ class Ema:
         self._follow = get_ema_multi_avg_fn(decay)
 
     def update(self) -> None:
-        """Follow the weights. After an update that was made, not after one that was skipped."""
+        """Average in the new weights. Not after a skipped step."""
         if self._weights:  # a pipeline stage may have nothing to train
             self._follow(_local(self.averages), _local(self._weights), None)
 
     @torch.no_grad()
     def restart(self, source: str) -> None:
-        """Begin with the weights that were loaded from `source`, which holds no average, and say so."""
+        """Start from the weights loaded from `source`, which holds no average, and print that."""
         for average, weight in zip(_local(self.averages), _local(self._weights), strict=True):
             average.copy_(weight)
         if not dist.is_initialized() or dist.get_rank() == 0:
@@ -44,7 +44,7 @@ class Ema:
 
     @contextlib.contextmanager
     def swapped(self) -> Iterator[None]:
-        """The weights are the averages in here, and bit for bit what they were afterwards."""
+        """Use the averages as weights inside this context; the weights are restored bit for bit."""
         self._swap()
         try:
             yield
@@ -63,6 +63,6 @@ class Ema:
 
 
 def _local(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """This rank's own part of each."""
+    """This rank's shard of each."""
     found = [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors]
     return [tensor.detach() for tensor in found]

@@ -1,7 +1,7 @@
-"""Fully sharded data parallel (FSDP2): each rank holds a slice of every trainable weight, gradient and moment.
+"""Fully sharded data parallel (FSDP2): each rank holds a shard of every trainable weight, gradient and moment.
 
-`fsdp` slices over all ranks. `hsdp`, hybrid, slices over the ranks of a node and keeps a copy of all slices on every
-node: weights are gathered inside a node only, and nodes exchange the sums of gradients.
+`fsdp` shards over all ranks. `hsdp` (hybrid) shards over the ranks of a node and replicates over nodes: weights are
+gathered inside a node only, and nodes all-reduce gradients.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from trainer.strategies.vision_prefetch import micro_batches
 
 
 class Fsdp(TorchStrategy):
-    """A `Strategy`. Parts in which nothing is trained stay whole on every rank: they need no collective. Of a part that
-    is trained what patterns have frozen is sliced with the rest, and computes in the same type."""
+    """A `Strategy`. Frozen parts stay whole on every rank and need no collective. Frozen parameters inside a trained
+    part are sharded with it and compute in the same type."""
 
     def __init__(self, config: TrainConfig, module: nn.Module, blocks: ShardingUnits, worker: ProcessContext) -> None:
         self._config, self._worker = config, worker
@@ -41,8 +41,8 @@ class Fsdp(TorchStrategy):
         scale = self.loss_scale.value * self._worker.world_size / total_label_tokens
         loss_sum = torch.zeros((), device=self._worker.device)
         for number, arguments in enumerate(self._arguments(batches), start=1):
-            # Gradients are sharded after every micro-batch: kept for the last one, each rank would hold all of them.
-            # Between the copies of hsdp, slices travel once a step.
+            # Gradients are reduce-scattered after every micro-batch, or each rank would hold all of them. hsdp's
+            # all-reduce between nodes runs once a step.
             self._module.set_requires_all_reduce(number == len(batches))
             loss = self._module(**arguments)
             (loss * scale).backward()
@@ -50,7 +50,7 @@ class Fsdp(TorchStrategy):
         return loss_sum / total_label_tokens
 
     def forward_loss(self, batch: PackedBatch) -> Tensor:
-        return loss_without_gradients(self._module, batch, self._worker.device, "fp32")  # else by FSDP's own policy
+        return loss_without_gradients(self._module, batch, self._worker.device, "fp32")  # FSDP's policy casts
 
     def step(self, rate_factor: float) -> StepResult:
         most = self._config.clip_grad_norm
@@ -58,14 +58,14 @@ class Fsdp(TorchStrategy):
 
 
 def shard(module: nn.Module, blocks: ShardingUnits, config: TrainConfig, mesh: DeviceMesh) -> FSDPModule:
-    """Apply `fully_shard` to each layer, then to the rest. Layers of the tower, never the tower module itself:
-    renaming its class would break transformers' capture of hidden states."""
+    """Apply `fully_shard` to each layer, then to the rest. Never to the tower module itself: renaming its class would
+    break transformers' capture of hidden states."""
     policy = MixedPrecisionPolicy()
     if config.precision != "fp32":
         dtype = COMPUTE_TYPES[config.precision]
         policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
     offload: OffloadPolicy = OffloadPolicy()
-    if config.offload != "none":  # slices, gradients and moments; the update is done where they are
+    if config.offload != "none":  # shards, gradients and moments; the update runs on the CPU
         offload = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda")
     ignored = in_frozen_parts(module)
     layers = [*blocks.tower_layers, *blocks.language_layers]
@@ -76,8 +76,8 @@ def shard(module: nn.Module, blocks: ShardingUnits, config: TrainConfig, mesh: D
 
 
 def _mesh(config: TrainConfig, worker: ProcessContext) -> DeviceMesh:
-    """Ranks that share one set of slices; for hsdp on several nodes (nodes, ranks of a node)."""
+    """Mesh of one dimension, for hsdp on several nodes of two: (nodes, ranks of a node)."""
     if config.strategy == "hsdp" and worker.num_nodes > 1:
         shape = (worker.num_nodes, worker.local_world_size)
-        return init_device_mesh(worker.device.type, shape, mesh_dim_names=("copies", "slices"))
+        return init_device_mesh(worker.device.type, shape, mesh_dim_names=("replicate", "shard"))
     return init_device_mesh(worker.device.type, (worker.world_size,))

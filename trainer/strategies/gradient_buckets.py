@@ -12,20 +12,20 @@ from torch.distributed.tensor import DTensor
 
 from trainer.sizing.gradient_buckets import MIB, TORCH_BUCKET_MIB
 
-BUCKET_ELEMENTS = TORCH_BUCKET_MIB * MIB // 4  # in fp32, as DDP has it
+BUCKET_ELEMENTS = TORCH_BUCKET_MIB * MIB // 4  # DDP's size, in fp32
 
 
 class GradientBuckets:
-    """Makes the gradients of `parameters` parts of a few buffers, to be summed over the ranks of `group`.
+    """Makes the gradients of `parameters` views of a few buffers, which are all-reduced over `group`.
 
-    For parameters that may be DTensors, which DDP does not take; each rank of the group has the same parts of them.
+    Unlike DDP it takes DTensors, whose shards must be the same on all ranks of the group.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], group: ProcessGroup) -> None:
         self._group, self._is_alone = group, group.size() == 1
         self._buffers: list[Tensor] = []
         self._sizes: list[int] = []  # parameters in each
-        self._missing: list[int] = []  # gradients that are not there yet; empty while nothing is to be sent
+        self._missing: list[int] = []  # gradients still to come, by bucket; empty while nothing is to be sent
         self._sent: list[dist.Work] = []
         for number, bucket in enumerate(_buckets(list(reversed(parameters)))):  # the backward pass begins at the end
             self._sizes.append(len(bucket))
@@ -34,11 +34,11 @@ class GradientBuckets:
                 parameter.register_post_accumulate_grad_hook(lambda _, number=number: self._arrived(number))
 
     def expect_last(self, passes: int = 1) -> None:
-        """The next backward pass, or as many, are the step's last: gradients go out as they are complete."""
+        """Send each bucket when the next `passes` backward passes have completed its gradients."""
         self._missing, self._sent = [passes * size for size in self._sizes], []
 
     def wait(self) -> None:
-        """Until all gradients are sums over the group."""
+        """Wait until all gradients are summed over the group."""
         self._send(ready_only=False)  # some parameters may have had no gradient
         for work in self._sent:
             work.wait()
@@ -50,7 +50,7 @@ class GradientBuckets:
             self._send(ready_only=True)
 
     def _send(self, *, ready_only: bool) -> None:
-        """In the same order on all ranks, whatever order the gradients come in."""
+        """Send in the same order on all ranks, whatever order the gradients complete in."""
         if self._is_alone:
             return
         while len(self._sent) < len(self._buffers) and not (ready_only and self._missing[len(self._sent)]):
@@ -73,7 +73,7 @@ def _buckets(parameters: Sequence[nn.Parameter]) -> Iterator[list[nn.Parameter]]
 
 
 def _attach(bucket: Sequence[nn.Parameter]) -> Tensor:
-    """A buffer of zeros whose parts are the gradients."""
+    """Allocate a zeroed buffer and make its parts the gradients."""
     parts = [_local(parameter) for parameter in bucket]
     buffer = torch.zeros(sum(part.numel() for part in parts), device=parts[0].device)
     for parameter, part, flat in zip(bucket, parts, buffer.split([part.numel() for part in parts]), strict=True):

@@ -1,4 +1,4 @@
-"""Autocast, and the loss scale that keeps fp16 gradients in range."""
+"""Autocast and the fp16 loss scale."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from trainer.config.train import Precision
 from trainer.errors import DataError
 
 COMPUTE_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
-# As torch.amp.GradScaler has them.
+# torch.amp.GradScaler's values.
 FIRST_SCALE, GROWTH, STEPS_TO_GROW = 2.0**16, 2.0, 2000
 MOST_OVERFLOWS_IN_A_ROW = 20  # 16 of them take the first scale down to 1
 
 
 def autocast(precision: Precision, device: torch.device) -> torch.autocast:
-    """Compute in the type of `precision`, while weights stay fp32."""
+    """Compute in `precision` with fp32 weights."""
     dtype = COMPUTE_TYPES.get(precision)
     return torch.autocast(device.type, dtype or torch.bfloat16, enabled=dtype is not None)
 
 
 class LossScale:
-    """What the loss is multiplied by before the backward pass: 1 unless the precision is fp16.
+    """Factor of the loss before the backward pass: 1 unless the precision is fp16.
 
-    fp16 has no numbers below 6e-8, where many gradients lie (Micikevicius et al. 2018, arXiv 1710.03740, 3.2). The
-    scale is a power of two, so it changes no digit; a step whose gradients overflow is skipped and halves it, many good
-    steps double it. Of torch's GradScaler it has the rule and not the class, which looks at each rank's own gradients:
-    here the norm over all ranks decides, whatever the strategy, and they cannot disagree.
+    fp16 has no numbers below 6e-8, the size of many gradients (Micikevicius et al. 2018, arXiv 1710.03740, 3.2). The
+    scale is a power of two, so it changes no digit. A step whose gradients overflow is skipped and halves it, many good
+    steps double it. torch's GradScaler decides by each rank's own gradients; here the norm over all ranks decides, so
+    ranks cannot disagree.
     """
 
     def __init__(self, precision: Precision) -> None:
@@ -41,12 +41,12 @@ class LossScale:
         self.overflows = 0  # steps skipped since the run began
 
     def accepts(self, norm: Tensor | float) -> bool:
-        """Whether gradients with this norm, the same on all ranks, are to be used. Sets the scale of the next step.
+        """Whether to use gradients with this global norm. Updates the scale.
 
-        Raises DataError when many steps in a row overflow: the scale is not what is wrong then.
+        Raises DataError when many steps in a row overflow, which no scale can mend.
         """
         if not self.is_on:
-            return True  # without a look at the number, for which the host would wait
+            return True  # reading the norm would make the host wait
         if math.isfinite(float(norm)):
             self._good_steps, self._in_a_row = self._good_steps + 1, 0
             if self._good_steps == STEPS_TO_GROW:
@@ -64,7 +64,7 @@ class LossScale:
         return False
 
     def unscale(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Divide gradients by the scale that they were computed with. Not after `accepts`, which may change it."""
+        """Divide gradients by the scale. Call it before `accepts`, which may change the scale."""
         if self.is_on:
             for parameter in parameters:
                 if parameter.grad is not None:
@@ -72,12 +72,12 @@ class LossScale:
                     (gradient.to_local() if isinstance(gradient, DTensor) else gradient).mul_(1 / self.value)
 
     def state(self) -> dict[str, Any]:
-        """For a checkpoint; empty where there is no scale."""
+        """Checkpoint entry; empty unless the precision is fp16."""
         numbers = [self.value, self._good_steps, self._in_a_row, self.overflows]
         return {"loss_scale": torch.tensor(numbers, dtype=torch.float64)} if self.is_on else {}
 
     def restore(self, numbers: Tensor) -> None:
-        """From a state's tensor."""
+        """Restore from the tensor of `state`."""
         value, good_steps, in_a_row, overflows = numbers.tolist()
         self.value, self._good_steps, self._in_a_row = value, int(good_steps), int(in_a_row)
         self.overflows = int(overflows)

@@ -1,8 +1,8 @@
 """PowerSGD gradient compression for DDP (`train.gradient_compression: powersgd`).
 
-Vogels et al. 2019, arXiv 1905.13727. The algorithm is torch's own hook. Here is what a run needs beside it: an order of
-collectives that is the same on all ranks, and state that outlasts a run's end. The hook keeps its state by DDP's
-buckets, which are laid out anew after the first step of every start; here it is kept by parameters.
+Vogels et al. 2019, arXiv 1905.13727; the algorithm is torch's own hook. Added here: the same order of collectives on
+all ranks, and state that survives a restart. The hook stores state by DDP bucket, and DDP rebuilds its buckets after
+the first step; here it is stored by parameter.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from trainer.config.train_options import PowerSgdConfig
 from trainer.sizing.powersgd import MIN_COMPRESSION_RATE, factors_rank
 
 ENTRY = "powersgd"  # of a checkpoint's state, beside "model" and "optimizer"
-# Factors of one or two columns are made orthogonal by dividing by lengths. That of a gradient of zeros is 0.
+# Epsilon for the norms that factors are divided by: a gradient of zeros has norm 0.
 SHORTEST = 1e-20
 
 
 class Slot(NamedTuple):
-    """A parameter in a bucket: a matrix, where its error and its factor begin there, and the factor's rank."""
+    """A parameter's place in a bucket: its matrix shape, its factor's rank, and where its error and factor begin."""
 
     name: str
     rows: int
     columns: int
-    rank: int  # 0 for what travels as it is
+    rank: int  # 0: sent uncompressed
     first: int
     factor_first: int
 
@@ -45,9 +45,9 @@ class Slot(NamedTuple):
 
 
 class PowerSgd:
-    """The hook of one rank. `names` gives the trained parameters the names that checkpoints have for them.
+    """The hook of one rank. `names`: the trained parameters' names in checkpoints.
 
-    What the approximation leaves out of a rank's gradients, its error, is added to those of the next step.
+    The approximation error of a rank's gradients is added to those of its next step.
     """
 
     def __init__(self, config: PowerSgdConfig, names: Mapping[nn.Parameter, str], *, rank: int, ranks: int) -> None:
@@ -59,8 +59,8 @@ class PowerSgd:
             min_compression_rate=MIN_COMPRESSION_RATE,
             orthogonalization_epsilon=SHORTEST,
         )
-        self._layout: dict[int, list[Slot]] = {}  # of what the hook's state holds, by bucket
-        # What was loaded or taken out of buckets, and no bucket holds yet: by parameter, flat.
+        self._layout: dict[int, list[Slot]] = {}  # of the hook's state, by bucket
+        # State that no bucket holds yet, flat, by parameter.
         self._errors: dict[str, Tensor] = {}
         self._factors: dict[str, Tensor] = {}
 
@@ -68,7 +68,7 @@ class PowerSgd:
         state, index, gradients = self._state, bucket.index(), bucket.buffer()
         if state.iter >= state.start_powerSGD_iter:
             if index == 0:
-                state.rng.seed(state.iter)  # so that checkpoints need not hold what is drawn
+                state.rng.seed(state.iter)  # so that checkpoints need no random state
             slots = self._slots(bucket.parameters())
             if self._layout.get(index) != slots:
                 if index in self._layout:
@@ -77,28 +77,28 @@ class PowerSgd:
             self._revive(index)
         mean: Future[Tensor] = powerSGD_hook(state, bucket)
         if gradients.device.type == "cpu":
-            # On GPUs all of it is in NCCL's queue by now. gloo goes on in its threads, from which the collectives of
-            # two buckets would start in another order on each rank.
+            # NCCL has everything queued by now. gloo's threads would start the collectives of two buckets in another
+            # order on each rank.
             mean.wait()
         return mean
 
     def begin_at(self, step: int) -> None:
-        """As many steps of the run are done."""
+        """Continue after `step` steps."""
         self._state.iter = step
 
     def state(self) -> dict[str, Any]:
-        """For a checkpoint: this rank's errors, and the factors that the next step begins with, the same on all ranks.
+        """Checkpoint entry: this rank's errors, and the next step's factors, which are the same on all ranks.
 
-        Empty before the first step that is compressed.
+        Empty before the first compressed step.
         """
         errors, factors = self._by_parameter()
         return {ENTRY: {"error": {str(self._rank): errors}, "factor": factors}} if errors else {}
 
     def wanted(self, saved: Mapping[str, Any]) -> dict[str, Any]:
-        """What this rank reads of a checkpoint with these tensors: to be filled, and handed to `restore`.
+        """Empty tensors for what this rank loads of a checkpoint with the tensors `saved`; pass them to `restore`.
 
-        Training follows the mean of the ranks' errors. On another number of ranks each takes on the errors of every
-        so many-th rank, so that none is lost.
+        Training depends on the mean of the ranks' errors. When the number of ranks changes, each rank takes over the
+        errors of every n-th saved rank, so none is lost.
         """
         ranks = ranks_with_errors(saved)
         errors = {
@@ -113,7 +113,7 @@ class PowerSgd:
         return {ENTRY: {"error": errors, "factor": factors}} if ranks else {}
 
     def restore(self, filled: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
-        """Go on from what was read, in the place of what is held."""
+        """Replace the state by what was loaded."""
         self._take_apart()
         self._errors, self._factors = {}, {}
         if not filled:
@@ -126,7 +126,7 @@ class PowerSgd:
         self._factors = dict(filled[ENTRY]["factor"])
 
     def _slots(self, parameters: Sequence[Tensor]) -> list[Slot]:
-        """As the hook goes through a bucket of these: factors of equal matrices lie side by side."""
+        """Places in a bucket of `parameters`, in the hook's order: factors of equal shapes are contiguous."""
         slots: list[Slot] = []
         alike: dict[tuple[int, int], list[int]] = {}
         first = 0
@@ -152,14 +152,13 @@ class PowerSgd:
         return errors, factors
 
     def _take_apart(self) -> None:
-        """DDP has laid its buckets out anew: what they hold belongs to other places."""
+        """Move all state out of the buckets, which DDP has rebuilt."""
         self._errors, self._factors = self._by_parameter()
         for held in (self._layout, self._state.error_dict, self._state.p_memory_dict, self._state.q_memory_dict):
             held.clear()
 
     def _put_together(self, index: int, slots: list[Slot], gradients: Tensor) -> None:
-        """A bucket's state, of what is held of its parameters. The hook makes what is missing: errors of zeros, and
-        factors at random."""
+        """Build a bucket's state from that of its parameters. The hook fills gaps: zero errors, random factors."""
         if any(slot.name in self._errors for slot in slots):
             self._state.error_dict[index] = error = torch.zeros_like(gradients)
             for slot in slots:
@@ -176,8 +175,7 @@ class PowerSgd:
         self._layout[index] = slots
 
     def _revive(self, index: int) -> None:
-        """Draw columns of factors that are zeros, as a gradient of zeros leaves them: no step would change them again,
-        and nothing of that matrix would ever travel."""
+        """Redraw zero columns of factors, which a zero gradient leaves: they would stay zero for ever."""
         factors = self._state.q_memory_dict.get(index)
         if factors is None or bool(factors.all()):
             return
@@ -189,6 +187,6 @@ class PowerSgd:
 
 
 def ranks_with_errors(saved: Iterable[str]) -> int:
-    """How many ranks' errors are among the tensors of a checkpoint."""
+    """Number of ranks whose errors a checkpoint's tensors hold."""
     prefix = f"{ENTRY}.error."
     return len({key.removeprefix(prefix).partition(".")[0] for key in saved if key.startswith(prefix)})

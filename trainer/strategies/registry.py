@@ -1,4 +1,4 @@
-"""The strategies by name."""
+"""Builds the strategy that `train.strategy` names."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def build_strategy(config: TrainConfig, module: nn.Module, blocks: ShardingUnits, worker: ProcessContext) -> Strategy:
-    """The strategy that `train.strategy` names. Imports are here: DeepSpeed alone takes a second."""
+    """Build the strategy. Imports are local: DeepSpeed alone takes a second."""
     match config.strategy:
         case "ddp":
             from trainer.strategies.ddp import Ddp
@@ -39,5 +39,5 @@ def build_strategy(config: TrainConfig, module: nn.Module, blocks: ShardingUnits
 
 
 def strategy_names() -> list[str]:
-    """Every entry of the table; the equality tests run over it."""
+    """All strategies; the equality tests run over them."""
     return sorted(get_args(TrainConfig.model_fields["strategy"].annotation))

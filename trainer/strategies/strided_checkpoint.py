@@ -1,8 +1,7 @@
 """Checkpoint support for non-contiguous shards.
 
-A fused weight gives queries, keys and values one after the other, and a rank that computes some heads has rows of each
-(`split_modules.ColwiseFusedLinear`). DCP takes a DTensor for one piece; given each piece with its place, files are
-as those of any other strategy, and any other can read them.
+A rank's shard of a fused query-key-value weight has rows of all three parts (`ColwiseFusedLinear`), but DCP treats a
+DTensor's shard as one block. Given each block with its offset, it writes files that every other strategy can load.
 """
 
 from __future__ import annotations
@@ -19,8 +18,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 
 
 def with_strided_shards(state: Mapping[str, Any]) -> dict[str, Any]:
-    """The same state, nested as it is, with such tensors as `Pieces`. These share its memory: what is loaded into them
-    is in `state`."""
+    """The same nested state with such tensors as `StridedShards`, which share its memory, so loading fills `state`."""
     return {name: _with_strided_shards(value) for name, value in state.items()}
 
 
@@ -32,7 +30,7 @@ def _with_strided_shards(value: Any) -> Any:
 
 def _strided_shards_of(tensor: DTensor) -> Tensor:
     mesh, placement = tensor.device_mesh, tensor.placements[-1]
-    if not isinstance(placement, _StridedShard):  # FSDP's slices of what is split are strided on an axis before
+    if not isinstance(placement, _StridedShard):  # FSDP's own strided placement is on an earlier axis
         return tensor
     parts, ranks, number = int(placement.split_factor), mesh.size(mesh.ndim - 1), mesh.get_local_rank(mesh.ndim - 1)
     rows = tensor.shape[0] // (parts * ranks)  # of each piece
@@ -49,7 +47,7 @@ def _strided_shards_of(tensor: DTensor) -> Tensor:
 
 
 class StridedShards(Tensor):
-    """What DCP asks of a tensor that it saves or loads: its pieces on this rank by their offsets, which are views."""
+    """Answers DCP for a tensor with several blocks on this rank: views by their offsets."""
 
     pieces: dict[torch.Size, Tensor]
 
@@ -60,7 +58,7 @@ class StridedShards(Tensor):
         return made
 
     @classmethod
-    def __torch_dispatch__(  # type: ignore[override]  # torch says it by a function that is none
+    def __torch_dispatch__(  # type: ignore[override]  # torch declares it as a disabled function
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         raise NotImplementedError(f"{func}: pieces are for checkpoints only")

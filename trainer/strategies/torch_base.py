@@ -1,4 +1,4 @@
-"""Shared by the torch strategies: a step with an ordinary optimizer, and DCP checkpoints."""
+"""Shared by strategies with a torch optimizer: clipping, the update, and DCP checkpoints."""
 
 from __future__ import annotations
 
@@ -30,10 +30,8 @@ from trainer.strategies.mixed_precision import LossScale, autocast
 from trainer.strategies.powersgd import PowerSgd, ranks_with_errors
 from trainer.strategies.strided_checkpoint import with_strided_shards
 
-# Frozen parameters are rebuilt from their source and compared by digest: they would only fill checkpoints.
+# Checkpoints leave out frozen parameters, which are rebuilt from their source and compared by digest.
 STATE_OPTIONS = StateDictOptions(ignore_frozen_params=True, strict=False)
-
-
 EMA = "ema"  # entry of a state, beside "model" and "optimizer"
 
 
@@ -46,9 +44,9 @@ def clip_and_step(
     *,
     keep_gradients: bool = False,
 ) -> StepResult:
-    """Clip by the global norm (0: measure only), set the rates, update, clear. Of what overflows, only clear.
+    """Clip by the global norm (0: only measure it), set the learning rates, update, clear the gradients.
 
-    `keep_gradients` sets gradients to zero where they are, instead of letting go of them.
+    Gradients that overflow are cleared without an update. `keep_gradients` zeroes them in place.
     """
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
     loss_scale.unscale(parameters)
@@ -64,9 +62,9 @@ def clip_and_step(
 
 @torch.no_grad()
 def clear_gradients(parameters: Iterable[nn.Parameter], *, keep: bool) -> None:
-    """Let go of gradients, or with `keep` set them to zero where they are.
+    """Release gradients, or with `keep` zero them in place.
 
-    By hand: a fused optimizer's own `zero_grad` takes all at once, and fails where some are DTensors and others not.
+    A fused optimizer's own `zero_grad` fails on a mix of tensors and DTensors.
     """
     for parameter in parameters:
         if not keep:
@@ -76,9 +74,9 @@ def clear_gradients(parameters: Iterable[nn.Parameter], *, keep: bool) -> None:
 
 
 def gradient_norm(parameters: Sequence[nn.Parameter]) -> Tensor:
-    """Of the gradients of all parameters together. Collective where they are split.
+    """Global gradient norm of parameters on one device mesh, several, or none. Collective where they are sharded.
 
-    They may lie on different meshes, or on none: torch's own functions can only take those of one mesh together.
+    torch's own functions only combine tensors of one mesh.
     """
     norms = []
     for group in _by_mesh(parameters):
@@ -90,7 +88,7 @@ def gradient_norm(parameters: Sequence[nn.Parameter]) -> Tensor:
 
 
 def scale_gradients(parameters: Sequence[nn.Parameter], most: float, norm: Tensor) -> None:
-    """Clip gradients of this norm to `most`; 0 leaves them as they are."""
+    """Clip gradients with the global norm `norm` to `most`; 0 does not clip."""
     for group in _by_mesh(parameters):
         clip_grads_with_norm_(group, most or float("inf"), norm)
 
@@ -104,7 +102,7 @@ def _by_mesh(parameters: Sequence[nn.Parameter]) -> Iterable[list[nn.Parameter]]
 
 
 def host_stager(*, on_gpu: bool) -> DefaultStager:
-    """Copies nested state into host memory, each storage into the same buffer every time."""
+    """A stager that copies nested state into host memory and reuses its buffers."""
     return DefaultStager(
         StagingOptions(
             use_pinned_memory=on_gpu,
@@ -116,23 +114,22 @@ def host_stager(*, on_gpu: bool) -> DefaultStager:
 
 
 def loss_without_gradients(module: nn.Module, batch: PackedBatch, device: torch.device, precision: Precision) -> Tensor:
-    """`Strategy.forward_loss`, computed by autocast where `precision` is not fp32."""
+    """`Strategy.forward_loss` under autocast to `precision`."""
     module.eval()
     with torch.no_grad(), autocast(precision, device):
         loss: Tensor = module(**batch.to(device))
     module.train()
     for part in module.modules():
         if isinstance(part, FSDPModule):
-            part.reshard()  # which it leaves to a backward pass that does not come
+            part.reshard()  # FSDP leaves that to a backward pass
     return loss
 
 
 class TorchStrategy:
-    """What strategies share that use torch's own optimizer: its rates, the average of the weights where `ema_decay` is
-    not 0, and DCP checkpoints. See `Strategy`.
+    """Base of the strategies with a torch optimizer: learning rate, averaged weights, DCP checkpoints. See `Strategy`.
 
-    State is copied into host memory, into the same buffers each time. Where `copies` ranks hold the same tensors,
-    number `copy` keeps its share of them: a node with eight such ranks has room for one copy, not for eight.
+    Snapshots are copied into host memory. Where `copies` ranks hold the same tensors, rank `copy` of them saves its
+    share: a node with eight such ranks has room for one copy, not for eight.
     """
 
     checkpoint_format = "dcp"
@@ -163,7 +160,7 @@ class TorchStrategy:
         return self._ema.swapped() if self._ema else contextlib.nullcontext()
 
     def snapshot(self, folder: Path, group: ProcessGroup) -> Callable[[], None]:
-        """Files are by parameter name, which any world size and any of these strategies can read."""
+        """Files are keyed by parameter name, so any world size and any torch strategy can load them."""
         lasting = _lasting(*get_state_dict(self._stateful, self._optimizer, options=STATE_OPTIONS))
         lasting |= self._average()
         if self._copies > 1:
@@ -183,14 +180,14 @@ class TorchStrategy:
         return write
 
     def load(self, folder: Path) -> None:
-        """Read what a snapshot wrote, resharded for the present layout."""
+        """Load a snapshot, resharded for this run's layout."""
         model_state, optimizer_state = get_state_dict(self._stateful, self._optimizer, options=STATE_OPTIONS)
         reader = dcp.FileSystemReader(folder)
         state = _lasting(model_state, optimizer_state)
-        kept = self.loss_scale.state()  # none in a checkpoint of another precision
-        scale = {name: tensor for name, tensor in kept.items() if name in reader.read_metadata().state_dict_metadata}
-        state |= scale
         average, saved = self._average(), reader.read_metadata().state_dict_metadata
+        # A checkpoint of another precision has no loss scale.
+        scale = {name: tensor for name, tensor in self.loss_scale.state().items() if name in saved}
+        state |= scale
         has_average = all(f"{EMA}.{name}" in saved for name in average.get(EMA, ()))
         if has_average:
             state |= average  # filled in place
@@ -213,20 +210,20 @@ class TorchStrategy:
             self._powersgd.restore(of_hook, saved)
             self._powersgd.begin_at(max((int(held["step"]) for held in self._optimizer.state.values()), default=0))
         elif ranks_with_errors(saved) and (not dist.is_initialized() or dist.get_rank() == 0):
-            print("train: what PowerSGD has left out of gradients so far is dropped: it is not used now", flush=True)
+            print("train: the checkpoint's PowerSGD errors are dropped: this run does not use PowerSGD", flush=True)
 
     def followed(self, result: StepResult) -> StepResult:
-        """The same result, once the average has followed an update that was made."""
+        """Update the averaged weights after a step that was not skipped; returns `result`."""
         if self._ema and not result.skipped:
             self._ema.update()
         return result
 
     def _average(self) -> dict[str, Any]:
-        """Of the weights, by their names; nothing where none is kept."""
+        """The averaged weights by name; empty without `train.ema_decay`."""
         return {EMA: dict(zip(self._trained, self._ema.averages, strict=True))} if self._ema else {}
 
     def _share(self, state: dict[str, Any]) -> dict[str, Any]:
-        """Of the parameters, those that this rank writes, and what the optimizer holds for them."""
+        """The parameters that this rank writes, with their optimizer state."""
         weights, moments = state["model"], state["optimizer"]["state"]
         mine = share_of({name: weight.nbytes for name, weight in weights.items()}, self._copies, self._copy)
         shared: dict[str, Any] = {
@@ -239,13 +236,13 @@ class TorchStrategy:
 
 
 def trained_of(module: nn.Module) -> dict[str, nn.Parameter]:
-    """Trained parameters by the names that checkpoints have for them."""
+    """Trained parameters by their names in checkpoints."""
     module = module.module if isinstance(module, DistributedDataParallel) else module
     return {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
 
 
 def share_of(sizes_bytes: Mapping[str, int], shares: int, number: int) -> set[str]:
-    """The names of one of `shares` shares of about equal size: the largest first, each to the smallest share."""
+    """Names in share `number` of `shares` shares of similar size: the largest first, each to the smallest share."""
     held, mine = [0] * shares, set()
     for name in sorted(sizes_bytes, key=lambda name: (-sizes_bytes[name], name)):
         smallest = held.index(min(held))
@@ -257,7 +254,7 @@ def share_of(sizes_bytes: Mapping[str, int], shares: int, number: int) -> set[st
 
 @contextlib.contextmanager
 def _plain_errors() -> Iterator[None]:
-    """Raise the first rank's own error on every rank: DCP wraps the errors of all into one that is no Exception."""
+    """Raise the first failing rank's own error on every rank: DCP's wrapper is not an Exception."""
     try:
         yield
     except CheckpointException as error:
@@ -266,6 +263,6 @@ def _plain_errors() -> Iterator[None]:
 
 
 def _lasting(model_state: dict[str, Any], optimizer_state: dict[str, Any]) -> dict[str, Any]:
-    """What a checkpoint holds. Groups of the optimizer are left out: their settings are the run file's, and layouts
-    group parameters differently."""
+    """The state that a checkpoint holds: without parameter groups, whose settings come from the run file and whose
+    grouping depends on the layout."""
     return {"model": model_state, "optimizer": {"state": optimizer_state["state"]}}

@@ -1,8 +1,7 @@
-"""Copies micro-batches to the device ahead of use, and runs a frozen tower for the next one on its own stream.
+"""Runs a frozen vision tower for the next micro-batch on its own CUDA stream (`train.overlap_vision_encoder`).
 
-A frozen tower needs nothing of the step: not the weights that are trained, nor what the micro-batch before computes. On
-its own CUDA stream it fills what the rest leaves of the GPU, such as where FSDP waits for weights. The first
-micro-batch of a step has nothing beside which its tower could run, so a step of one gains nothing.
+A frozen tower depends on nothing in the step, so it can fill gaps in the GPU's work, such as waits for FSDP's
+all-gathers. A step's first micro-batch cannot overlap with another, so a step of one gains nothing.
 """
 
 from __future__ import annotations
@@ -21,20 +20,20 @@ MicroBatches = Callable[[Sequence[PackedBatch]], Iterator[dict[str, Any]]]
 
 
 def micro_batches(config: TrainConfig, module: nn.Module, device: torch.device) -> MicroBatches:
-    """Gives the module's arguments for each of a step's micro-batches. `module`: a family's, before it is wrapped."""
+    """A function that yields the module's arguments for each micro-batch. `module` is not wrapped by a strategy yet."""
     if not config.overlap_vision_encoder or not getattr(module, "runs_frozen_tower", False):
         return lambda batches: (batch.to(device) for batch in batches)
-    # FSDP leaves frozen parts as they are, in fp32.
+    # FSDP leaves frozen parts in fp32.
     precision: Precision = "fp32" if config.strategy in ("fsdp", "hsdp") else config.precision
     return VisionPrefetch(module, device, precision)
 
 
 class VisionPrefetch:
-    """`MicroBatches` whose images have been through the tower."""
+    """`MicroBatches` whose images are already encoded."""
 
     def __init__(self, module: nn.Module, device: torch.device, precision: Precision) -> None:
         self._module, self._device, self._precision = module, device, precision
-        # torch.cpu has streams too, of which all are one: the same lines run on both.
+        # torch.cpu has the same interface, with a single stream.
         self._streams: Any = torch.get_device_module(device)
         self._own = self._streams.Stream()
         self._is_ready = False
@@ -47,18 +46,18 @@ class VisionPrefetch:
         for number, batch in enumerate(batches, start=1):
             features, done = coming
             if number < len(batches):
-                coming = self._encode(batches[number])  # ordered before this micro-batch, and done beside it
+                coming = self._encode(batches[number])  # queued before this micro-batch, runs beside it
             arguments = batch.to(self._device, images=False)
             main = self._streams.current_stream()
             main.wait_event(done)
             if features.is_cuda:
-                features.record_stream(main)  # its memory is not given away before the main stream has read it
+                features.record_stream(main)  # its memory is not reused before the main stream has read it
             yield arguments | {"images": features, "encoded": True}
 
     def _encode(self, batch: PackedBatch) -> tuple[Tensor, Any]:
-        """A micro-batch's features, and the event after which they are there."""
+        """A micro-batch's features, and the event that marks them complete."""
         with self._streams.stream(self._own), torch.no_grad(), autocast(self._precision, self._device):
-            # Copied on this stream as well: on the main one it would wait for all that was ordered there.
+            # Copied on this stream too: on the main one the copy would wait for everything queued there.
             features: Tensor = self._module.encode(**batch.images_to(self._device))
             done = self._streams.Event()
             done.record(self._own)

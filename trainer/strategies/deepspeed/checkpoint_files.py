@@ -14,10 +14,9 @@ Given = ParamSpec("Given")
 
 
 class HeldFiles(CheckpointEngine):
-    """A checkpoint engine of DeepSpeed that takes copies when asked to save, in the same buffers each time.
+    """DeepSpeed checkpoint engine that stages files in memory; the function that `take` returns writes them.
 
-    What it holds is written by what `take` returns. Without a stager, for state that memory has no room for twice, it
-    is written at once, and read in again as it is needed.
+    Without a stager, for state too large to hold twice, files are written at once and memory-mapped when loaded.
     """
 
     def __init__(self, stager: DefaultStager | None) -> None:
@@ -37,8 +36,8 @@ class HeldFiles(CheckpointEngine):
         self.written(super().makedirs)(path, exist_ok=exist_ok)
 
     def written(self, write: Callable[Given, None]) -> Callable[Given, None]:
-        """`write`, for use while the engine saves: what goes wrong is raised later, by what `take` returns. An error on
-        one rank would leave the others waiting in the engine's collectives."""
+        """Wrap `write` so that its error is raised later, by the function that `take` returns: raised during the save,
+        it would leave the other ranks waiting in the engine's collectives."""
 
         def kept(*args: Given.args, **kwargs: Given.kwargs) -> None:
             if self._error is None:
@@ -50,7 +49,7 @@ class HeldFiles(CheckpointEngine):
         return kept
 
     def take(self) -> Callable[[], None]:
-        """Hand over the files that are held. The next save uses their buffers again: they must be written before."""
+        """Return a function that writes the staged files. Call it before the next save, which reuses their buffers."""
         held, self._held = self._held, {}
         error, self._error = self._error, None
 
@@ -63,11 +62,11 @@ class HeldFiles(CheckpointEngine):
         return write
 
     def load(self, path: str, map_location: Any = None) -> Any:
-        """Files of this program, verified by their checksums: they hold objects of DeepSpeed beside tensors."""
+        """Load a file. It holds DeepSpeed objects beside tensors; its checksum has been verified."""
         return torch.load(path, map_location=map_location, weights_only=False, mmap=self._stager is None)
 
     def create(self, info: CheckpointCommitInfo) -> None:
-        """Nothing: the commit protocol (`trainer.checkpoint.commit`) decides what is a checkpoint."""
+        """No-op: the commit protocol (`trainer.checkpoint.commit`) decides what is a checkpoint."""
 
     def commit(self, info: CheckpointCommitInfo) -> bool:
         return True

@@ -1,4 +1,7 @@
-"""DeepSpeed ZeRO: optimizer state (1), gradients too (2). The engine's JSON is derived from the run file."""
+"""DeepSpeed ZeRO: shards optimizer state (stage 1), gradients (2) and weights (3).
+
+The engine's JSON is derived from the run file.
+"""
 
 from __future__ import annotations
 
@@ -32,10 +35,10 @@ if TYPE_CHECKING:
 
     from trainer.models.base import ShardingUnits
 
-TAG = "zero"  # one fixed folder name: which checkpoint this is, is said by COMMIT and not by DeepSpeed's `latest`
+TAG = "zero"  # one fixed folder name: COMMIT identifies the checkpoint, not DeepSpeed's `latest`
 MODULE_FILE = f"{TAG}/mp_rank_00_model_states.pt"  # the weights, whole for stages 1 and 2
-SHAPES_FILE = f"{TAG}/zero_pp_rank_0_mp_rank_00_model_states.pt"  # stage 3: what lies where in the partitions
-EMA_FILE = f"{TAG}/ema_rank_{{rank}}.pt"  # the average of what a rank's partitions hold, in their order
+SHAPES_FILE = f"{TAG}/zero_pp_rank_0_mp_rank_00_model_states.pt"  # stage 3: the layout of the partitions
+EMA_FILE = f"{TAG}/ema_rank_{{rank}}.pt"  # averages of a rank's partitions, in their order
 PARTITION_FILE = f"{TAG}/zero_pp_rank_{{rank}}_mp_rank_00_optim_states.pt"
 
 
@@ -62,7 +65,7 @@ class Zero:
         of_node = node_weights(config, nodes=worker.num_nodes, node_ranks=worker.local_world_size)
         settings["zero_optimization"] |= of_node
         self.settings = laid_over(settings, config.deepspeed)
-        with disk.keeping(optimizer) if disk else contextlib.nullcontext():  # stage 3 updates while it is set up
+        with disk.keeping(optimizer) if disk else contextlib.nullcontext():  # stage 3 updates during initialisation
             self._engine, self._optimizer, _, _ = deepspeed.initialize(
                 model=module, optimizer=optimizer, config=self.settings, dist_init_required=False
             )
@@ -70,12 +73,12 @@ class Zero:
             self._move_to(disk)
         self._micro_steps = micro_steps
         self.loss_scale = LossScale(config.precision)
-        # Its own scaler under autocast clips before it divides by the scale, and comes also without fp16 when an engine
-        # before this one, in the same process, had that.
+        # DeepSpeed's own scaler clips before it divides by the scale, and stays on after an earlier fp16 engine of
+        # this process.
         self._engine.optimizer.torch_autocast_gradscaler = None
         from trainer.strategies.deepspeed.checkpoint_files import HeldFiles
 
-        # A copy of what lies on a disk for want of memory would not fit into memory either.
+        # State that is on a disk for lack of memory cannot be staged in memory.
         stager = None if disk else host_stager(on_gpu=worker.device.type == "cuda")
         self._files = HeldFiles(stager)
         self._engine.checkpoint_engine = self._files
@@ -84,19 +87,19 @@ class Zero:
         self._ema = Ema(self._partitions(), config.ema_decay, copied) if config.ema_decay else None
 
     def forward_backward(self, batches: Sequence[PackedBatch], total_label_tokens: int) -> Tensor:
-        # The engine divides by ranks and by its count of micro-steps; the loss is a sum over both: multiply by these.
+        # The engine averages over ranks and micro-steps; the loss is a sum over both.
         scale = self._worker.world_size * self._micro_steps / total_label_tokens
         if self.loss_scale.is_on:
             self._engine.optimizer.override_loss_scale(self.loss_scale.value)
         loss_sum = torch.zeros((), device=self._worker.device)
         for number, arguments in enumerate(self._arguments(batches), start=1):
-            # The boundary is ours to say: an epoch's last step may have fewer micro-batches than the engine counts.
+            # Set explicitly: an epoch's last step may have fewer micro-batches than the engine expects.
             self._engine.set_gradient_accumulation_boundary(number == len(batches))
             loss = self._engine(**arguments)
             self._engine.backward(loss * scale)
             loss_sum += loss.detach()
             if number < len(batches):
-                self._engine.step()  # only counts: the update is at the boundary, in `step`
+                self._engine.step()  # only counts; the update is at the boundary, in `step`
         return loss_sum / total_label_tokens
 
     def forward_loss(self, batch: PackedBatch) -> Tensor:
@@ -120,7 +123,7 @@ class Zero:
 
     def step(self, rate_factor: float) -> StepResult:
         set_rates(self._optimizer, rate_factor)
-        self._engine.step()  # which skips the update when the norm, over all ranks, is not finite
+        self._engine.step()  # skips the update when the global norm is not finite
         norm = self._engine.get_global_grad_norm()
         accepted = self.loss_scale.accepts(norm)
         if self._ema and accepted:
@@ -131,7 +134,7 @@ class Zero:
         return float(self._optimizer.param_groups[0]["lr"])
 
     def snapshot(self, folder: Path, group: ProcessGroup) -> Callable[[], None]:
-        # The engine talks to the other ranks while it saves, so it does that here; its files are written later.
+        # The engine's save is collective, so it runs here; its files are written later.
         state = self.loss_scale.state()
         self._engine.save_checkpoint(folder, TAG, client_state=state, save_latest=False, exclude_frozen_parameters=True)
         if self._ema:
@@ -143,8 +146,8 @@ class Zero:
         if path is None:
             raise RuntimeError(f"DeepSpeed found no checkpoint in {folder}")
         if self._disk:
-            self._move_to(self._disk)  # stages 1 and 2 have put what was read in place of the moments
-        for name in self.loss_scale.state().keys() & state.keys():  # none in a checkpoint of another precision
+            self._move_to(self._disk)  # stages 1 and 2 have replaced the moments
+        for name in self.loss_scale.state().keys() & state.keys():  # another precision's checkpoint has none
             self.loss_scale.restore(state[name])
         if self._ema:
             self._load_average(self._ema, folder / self._ema_file)
@@ -161,35 +164,35 @@ class Zero:
             average.copy_(saved)
 
     def _partitions(self) -> list[Tensor]:
-        """This rank's fp32 weights: each a group's, end to end."""
+        """This rank's flat fp32 weights, one tensor a parameter group."""
         optimizer = self._engine.optimizer
         return list(
             optimizer.fp32_partitioned_groups_flat if self._stage == 3 else optimizer.single_partition_of_fp32_groups
         )
 
     def _move_to(self, disk: NvmeOffload) -> None:
-        """This rank's fp32 weights and their moments, as far as they are not there."""
+        """Move this rank's fp32 weights and moments to the disk, unless they are there."""
         for partition in self._partitions():
             partition.data = disk.moved(partition.data)
         disk.keep(self._engine.optimizer.optimizer, self._partitions())
         if self._stage < 3:
-            self._engine.optimizer._link_all_hp_params()  # parameters have views of the partitions: of these now
+            self._engine.optimizer._link_all_hp_params()  # renew the parameters' views of the partitions
 
     def _let_go(self) -> None:
-        """Of weights that ZeRO-3 has gathered: they would be used again, whatever becomes of the partitions."""
+        """Release weights that ZeRO-3 has gathered: they would be used again although the partitions change."""
         if self._stage == 3:
             self._engine.optimizer._partition_all_parameters()
 
     def _publish(self) -> None:
-        """Have the module's weights be those of the partitions, as the engine does after an update. Collective."""
+        """Copy the partitions into the module's weights, as the engine does after an update. Collective."""
         optimizer = self._engine.optimizer
         if self._stage < 3:
             optimizer.update_lp_params()
             return
-        optimizer.invalidate_secondary_tensor()  # a node's copy, which would be gathered as it was
+        optimizer.invalidate_secondary_tensor()  # the node's stale copy
         for number in range(len(optimizer.fp32_partitioned_groups_flat)):
             optimizer._reassign_or_swap_out_partitioned_parameters(number)
-        if small := optimizer.persistent_parameters:  # kept whole on every rank
+        if small := optimizer.persistent_parameters:  # replicated
             small[0].all_gather(small)
 
 
@@ -198,16 +201,16 @@ def _import_deepspeed(worker: ProcessContext) -> Any:
     import deepspeed
     from deepspeed.ops import __compatible_ops__
 
-    # Optional; its build takes minutes, and a killed build leaves a lock on which every later run waits for ever.
+    # An optional extension. Its build takes minutes, and a killed build leaves a lock that blocks later runs for ever.
     __compatible_ops__["deepspeed_shm_comm"] = False
-    # Held for the whole process: an engine before this one may have left a node's ranks, and this one would use them.
+    # A process-wide global: an earlier engine may have left its node group.
     deepspeed.utils.groups._ZERO_PARAM_INTRA_PARALLEL_GROUP = None
     deepspeed.utils.logger.setLevel("WARNING")
     return deepspeed
 
 
 def sizes_of(module: nn.Module, blocks: ShardingUnits) -> Sizes:
-    """Sizes of a module that is whole on this rank."""
+    """Sizes of an unsharded module."""
     parameters = list(module.parameters())
     return Sizes(
         trainable=sum(parameter.numel() for parameter in parameters if parameter.requires_grad),

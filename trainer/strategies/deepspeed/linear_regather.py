@@ -1,8 +1,8 @@
 """Linear layers that recompute gathered weights in the backward pass instead of keeping them.
 
-torch keeps what a product needs for its gradient, the transposed weight, and autocast keeps bf16 copies of weights
-until the forward pass ends. Either would hold all gathered weights at once. Here the parameter itself is kept, which
-the strategy fills again before the gradient is computed, and copies last for one product. What is computed is the same.
+torch saves the transposed weight of each product for the backward pass, and autocast caches bf16 copies until the
+forward pass ends: either would hold all gathered weights at once. Here only the parameter is saved, which ZeRO-3
+gathers again before the gradient is computed. The result is the same.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 
 def recompute_gathered_linear(module: nn.Module) -> None:
-    """Have every linear layer of `module` hold on to its parameter only. A head that computes the loss does already."""
+    """Replace the forward of every linear layer, except a head that computes the loss, which does this already."""
     for layer in module.modules():
         if isinstance(layer, nn.Linear) and "forward" not in vars(layer):
             layer.forward = functools.partial(_forward, layer)  # type: ignore[method-assign]
@@ -28,7 +28,7 @@ def _forward(layer: nn.Linear, rows: Tensor) -> Tensor:
 
 
 class _Linear(torch.autograd.Function):
-    """(..., inputs) -> (..., outputs), in the compute type of autocast where it is on."""
+    """(..., inputs) -> (..., outputs), in autocast's type where it is on."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -1,7 +1,7 @@
-"""Optimizer state on a local disk (`train.nvme_path`): memory-mapped tensors.
+"""Optimizer state on a local disk (`train.nvme_path`), in memory-mapped tensors.
 
-The system reads what an update touches and writes it back in its own time, and what does not fit into memory is on the
-disk alone. Files have no name: their room is free again when the process ends, however it does.
+The kernel pages state in and out as updates touch it. The files are unnamed, so their space is freed when the process
+ends, however it ends.
 """
 
 from __future__ import annotations
@@ -24,18 +24,17 @@ from trainer.errors import ExitCode, UserError
 GIB = 1 << 30
 MOUNTS = Path("/proc/self/mounts")
 IN_MEMORY = ("tmpfs", "ramfs")  # file systems
-MOMENTS = ("exp_avg", "exp_avg_sq")  # torch's names for those of AdamW
+MOMENTS = ("exp_avg", "exp_avg_sq")  # torch's names in AdamW
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
 class NvmeOffload:
-    """Room in `folder` for tensors of this process."""
+    """Tensors of this process in files in `folder`."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises UserError where nothing can be written (73 without room, else 77), or where files would lie in memory
-        (64)."""
+        """Raise UserError where nothing can be written (73: no space, else 77) or the folder is in memory (64)."""
         self._folder = folder
-        self._mapped: WeakValueDictionary[int, mmap.mmap] = WeakValueDictionary()  # by the address of its numbers
+        self._mapped: WeakValueDictionary[int, mmap.mmap] = WeakValueDictionary()  # by data pointer
         try:
             folder.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=folder):
@@ -56,19 +55,19 @@ class NvmeOffload:
 
     @property
     def addresses(self) -> Container[int]:
-        """Of the numbers of all tensors that lie here, now and later."""
+        """Data pointers of all mapped tensors; a live view."""
         return self._mapped
 
     def held_bytes(self) -> int:
-        """Of this process."""
+        """Bytes mapped by this process."""
         return sum(len(mapped) for mapped in self._mapped.values())
 
     def zeros(self, like: Tensor) -> Tensor:
-        """Numbers of a file, 0 to begin with. Raises UserError (73) where the disk has no room."""
+        """A mapped tensor of zeros. Raises UserError (73) where the disk has no space."""
         if not like.nbytes:
             return torch.zeros_like(like)
         with tempfile.TemporaryFile(dir=self._folder) as file:
-            try:  # room that is missing later would be a SIGBUS
+            try:  # space that is missing later would be a SIGBUS
                 _take_room(file.fileno(), like.nbytes)
             except OSError as error:
                 if error.errno not in NO_ROOM:
@@ -76,22 +75,21 @@ class NvmeOffload:
                 raise self._full(like.nbytes) from error
             mapped = mmap.mmap(file.fileno(), like.nbytes)
         if hasattr(mmap, "MADV_SEQUENTIAL"):
-            mapped.madvise(mmap.MADV_SEQUENTIAL)  # an update goes through it once, from front to back
+            mapped.madvise(mmap.MADV_SEQUENTIAL)  # an update reads it once, front to back
         numbers = torch.frombuffer(mapped, dtype=like.dtype).view(like.shape)
         self._mapped[numbers.data_ptr()] = mapped
         return numbers
 
     def copied(self, tensor: Tensor) -> Tensor:
-        """The numbers of `tensor` in a file."""
+        """A mapped copy of `tensor`."""
         return self.zeros(tensor).copy_(tensor.detach())
 
     def moved(self, tensor: Tensor) -> Tensor:
-        """`tensor` itself if it lies here already, and else its copy."""
+        """`tensor` if it is mapped already, else a mapped copy."""
         return tensor if tensor.data_ptr() in self._mapped or not tensor.nbytes else self.copied(tensor)
 
     def keep(self, optimizer: torch.optim.Optimizer, parameters: Iterable[Tensor]) -> None:
-        """Move the moments of `parameters` here. Those that have none yet get AdamW's first ones, as torch makes them
-        in memory."""
+        """Map the moments of `parameters`, with AdamW's initial zeros where there are none yet."""
         for parameter in parameters:
             state = optimizer.state[parameter]
             if not state:
@@ -101,7 +99,7 @@ class NvmeOffload:
 
     @contextlib.contextmanager
     def keeping(self, optimizer: torch.optim.Optimizer) -> Iterator[None]:
-        """What is updated for the first time in here has its state on the disk."""
+        """Map the state of parameters whose first update happens inside this context."""
 
         def before_update(updating: torch.optim.Optimizer, *_: Any) -> None:
             self.keep(updating, [each for group in updating.param_groups for each in group["params"]])
@@ -124,12 +122,12 @@ class NvmeOffload:
 def _take_room(file: int, size_bytes: int) -> None:
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(file, 0, size_bytes)
-    else:  # macOS has no such call: there room is taken as it is used
+    else:  # macOS has no such call: space is allocated on use
         os.truncate(file, size_bytes)
 
 
 def file_system(folder: Path) -> str:
-    """The kind of file system that `folder` is on, as the kernel names it; empty where it does not say."""
+    """The kernel's name for the type of file system of `folder`; empty where unknown."""
     try:
         lines = MOUNTS.read_text().splitlines()
     except OSError:  # not Linux

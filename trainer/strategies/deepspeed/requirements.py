@@ -1,4 +1,4 @@
-"""Checks what DeepSpeed needs of the machine and the model, before anything is built."""
+"""Checks what DeepSpeed needs of the machine and the model."""
 
 from __future__ import annotations
 
@@ -14,17 +14,16 @@ if TYPE_CHECKING:
 
 
 def require_engine(config: TrainConfig, worker: ProcessContext) -> None:
-    """Raise ConfigError where this machine cannot do what DeepSpeed is asked for."""
+    """Raise ConfigError where this machine lacks what the DeepSpeed settings need."""
     if config.quantized:
         _require_quantizer(config.quantized[0], worker)
 
 
 def require_fp16_gradients(module: nn.Module) -> None:
-    """Raise ConfigError for a matrix whose gradient would not travel in fp16.
+    """Raise ConfigError for a trained matrix whose gradient is not sent in fp16.
 
-    Under autocast only those of linear and convolutional layers do (`deepspeed/runtime/torch_autocast.py`). What
-    quantizes gradients takes the bytes of any other type for fp16 numbers (`swizzle_quant` in DeepSpeed 0.19), without
-    a word.
+    Under autocast only linear and convolutional layers send fp16 (`deepspeed/runtime/torch_autocast.py`), and the
+    quantization kernel silently reads any other type as fp16 (`swizzle_quant` in DeepSpeed 0.19).
     """
     from deepspeed.runtime.torch_autocast import LOWER_PRECISION_SAFE_MODULES
 

@@ -14,23 +14,20 @@ from trainer.strategies.torch_base import gradient_norm, scale_gradients
 
 
 class Groups:
-    """This rank's place in one mesh of stages, copies and ranks that split layers, and the ranks that it works with:
-    see `trainer.distributed.data_parallel_rank`. Made on all ranks together.
+    """This rank's place and process groups in the mesh of (stages, replicas, tensor-parallel ranks). Collective.
 
-    `ends`: the first and the last stage of each pipeline need a group of their own.
+    `ends`: also create a group of the first and last stage of each pipeline. Ranks are laid out as
+    `trainer.distributed.data_parallel_rank` describes.
     """
 
     def __init__(self, stages: int, tensor: int, worker: ProcessContext, *, ends: bool) -> None:
-        self.device, self.num_stages, self.num_copies = worker.device, stages, worker.world_size // (stages * tensor)
-        shape = (stages, self.num_copies, tensor)
-        mesh = init_device_mesh(worker.device.type, shape, mesh_dim_names=("stages", "copies", "tensor"))
-        self.stage, self.copy, self.tensor_rank = (mesh.get_local_rank(name) for name in ("stages", "copies", "tensor"))
-        self.pipeline, self.copies, self.tensor_mesh = (
-            mesh.get_group("stages"),
-            mesh.get_group("copies"),
-            mesh["tensor"],
-        )
-        of_a_stage = self.num_copies * tensor
+        self.device, self.num_stages, self.num_replicas = worker.device, stages, worker.world_size // (stages * tensor)
+        shape = (stages, self.num_replicas, tensor)
+        mesh = init_device_mesh(worker.device.type, shape, mesh_dim_names=("stages", "replicas", "tensor"))
+        self.stage, self.replica, self.tensor_rank = map(mesh.get_local_rank, ("stages", "replicas", "tensor"))
+        self.pipeline, self.replicas = mesh.get_group("stages"), mesh.get_group("replicas")
+        self.tensor_mesh = mesh["tensor"]
+        of_a_stage = self.num_replicas * tensor
         pairs = [[rank, (stages - 1) * of_a_stage + rank] for rank in range(of_a_stage)]
         self.ends: ProcessGroup | None = None
         if ends:
@@ -40,8 +37,8 @@ class Groups:
 class Gradients:
     """The gradients of a stage.
 
-    tied: the matrix that is both embedding and head. Both ends of the pipeline have it, and each a part of its
-    gradient: these are added, and in the norm it counts once.
+    tied: the matrix that is both embedding and head. The first and last stage each compute a part of its gradient:
+    these are summed, and the norm counts it once.
     """
 
     def __init__(self, module: nn.Module, tied: nn.Parameter | None, groups: Groups) -> None:
@@ -52,14 +49,14 @@ class Gradients:
         self._buckets: GradientBuckets | None = None
 
     def expect(self, passes: int) -> None:
-        """As many backward passes are the next step's. Not to be called before a checkpoint is loaded: torch takes an
+        """Prepare for a step of `passes` backward passes. Call it after a checkpoint is loaded: torch mistakes an
         optimizer with gradients for one without state."""
         if self._buckets is None:
-            self._buckets = GradientBuckets(self.parameters, self._groups.copies)
+            self._buckets = GradientBuckets(self.parameters, self._groups.replicas)
         self._buckets.expect_last(passes)
 
     def add_up(self) -> None:
-        """Sums over the copies of the model, and over both ends of the pipeline what is tied. Collective."""
+        """Sum over model replicas, and the tied matrix over both ends of the pipeline. Collective."""
         assert self._buckets is not None
         self._buckets.wait()
         for parameter in self._tied:
@@ -69,7 +66,7 @@ class Gradients:
             dist.all_reduce(gradient, group=self._groups.ends)
 
     def clip(self, most: float) -> Tensor:
-        """Clip by the norm over all stages (0: measure only), and return it. Collective."""
+        """Clip by the norm over all stages (0: only measure it). Returns the norm. Collective."""
         square = gradient_norm(self._counted).square().to(self._groups.device)
         dist.all_reduce(square, group=self._groups.pipeline)
         norm = square.sqrt()

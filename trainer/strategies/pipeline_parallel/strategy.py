@@ -1,15 +1,10 @@
 """Pipeline parallelism: ranks hold consecutive stages of the model.
 
-With tensor parallelism (`tp+pp+dp`) several ranks hold a stage and split its layers between them, as
-`trainer.strategies.tensor_parallel.strategy` describes: they see the same rows and pass on the same hidden states,
-each to one of the next stage.
-
-Hidden states travel forward and their gradients backward, a micro-batch at a time, in torch's 1F1B schedule (Narayanan
-et al. 2021, arXiv 2104.04473, 2.2.1). What is not passed on (positions, labels, images) each stage takes from its own
-batches: the ranks of a copy read the same rows.
-
-With `train.virtual_stages` a rank holds several stages that do not follow each other, and the schedule is the
-interleaved one of the same paper (2.2.2). Weights, gradients and checkpoints are those of all its stages together.
+Hidden states are sent forward and their gradients backward, one micro-batch at a time, in torch's 1F1B schedule
+(Narayanan et al. 2021, arXiv 2104.04473, 2.2.1). Each stage takes positions, labels and images from its own batches:
+all ranks of a model replica read the same sequences. With `train.virtual_stages` a rank holds several non-consecutive
+stages under the interleaved schedule (2.2.2). With tensor parallelism (`tp+pp+dp`) several ranks shard each stage, as
+in `trainer.strategies.tensor_parallel.strategy`; each sends its hidden states to one rank of the next stage.
 """
 
 from __future__ import annotations
@@ -39,7 +34,7 @@ from trainer.strategies.torch_base import TorchStrategy, clear_gradients
 
 
 class Pipeline(TorchStrategy):
-    """A `Strategy`. Of the whole module it keeps this rank's stage."""
+    """A `Strategy`. It reduces the module to this rank's stages."""
 
     def __init__(self, config: TrainConfig, module: nn.Module, blocks: ShardingUnits, worker: ProcessContext) -> None:
         self._config, self._worker = config, worker
@@ -51,10 +46,10 @@ class Pipeline(TorchStrategy):
         views = [blocks.view(stage) for stage in own] if len(own) > 1 else [module]
         mine = Stage.joined(own)
         blocks.reduce_to(mine)
-        self._in_part: list[Parameter] = []
+        self._partial_gradients: list[Parameter] = []
         if config.tensor_parallel > 1:
             mesh, sequence = self._groups.tensor_mesh, config.sequence_parallel
-            self._in_part = parallelize(blocks, mesh, mine, sequence=sequence)
+            self._partial_gradients = parallelize(blocks, mesh, mine, sequence=sequence)
         module = module.to(worker.device)
         self._gradients = Gradients(module, blocks.embedding.weight if is_tied else None, self._groups)
         super().__init__(
@@ -62,8 +57,8 @@ class Pipeline(TorchStrategy):
             _optimizer(module, config),
             LossScale(config.precision),
             ema_decay=config.ema_decay,
-            copies=self._groups.num_copies,
-            copy=self._groups.copy,
+            copies=self._groups.num_replicas,
+            copy=self._groups.replica,
         )
         self._module = module
         self._runners = [
@@ -71,8 +66,8 @@ class Pipeline(TorchStrategy):
         ]
         self._schedule: Schedule1F1B | ScheduleInterleaved1F1B | None = None
         self._loss_factor = 1.0
-        # An epoch's last step may have fewer micro-batches, and the schedule wants one for each stage: some are empty.
-        in_a_step = config.global_batch_size // (config.micro_batch_size * self._groups.num_copies)
+        # The schedule has a fixed number of micro-batches; an epoch's last step fills up with empty ones.
+        in_a_step = config.global_batch_size // (config.micro_batch_size * self._groups.num_replicas)
         self._passes = schedule_passes(in_a_step, config.pipeline_parallel, config.virtual_stages)
 
     def forward_backward(self, batches: Sequence[PackedBatch], total_label_tokens: int) -> Tensor:
@@ -85,8 +80,8 @@ class Pipeline(TorchStrategy):
         losses: list[Tensor] = []
         self._schedule.step(target=torch.arange(self._passes), losses=losses, return_outputs=False)
         self._gradients.add_up()
-        sum_partial_gradients(self._in_part, self._groups.tensor_mesh.get_group())
-        if self._groups.tensor_rank:  # all ranks of a stage have its loss; one gives it
+        sum_partial_gradients(self._partial_gradients, self._groups.tensor_mesh.get_group())
+        if self._groups.tensor_rank:  # every rank of a stage has its loss; one returns it
             losses = []
         share = sum((loss.detach() for loss in losses), torch.zeros((), device=self._worker.device))
         return share / self.loss_scale.value
@@ -126,14 +121,14 @@ class Pipeline(TorchStrategy):
         accepted = self.loss_scale.accepts(norm)
         if accepted:
             self._optimizer.step()
-        clear_gradients(self._gradients.parameters, keep=True)  # they stay parts of their buckets
+        clear_gradients(self._gradients.parameters, keep=True)  # they are views of their buckets
         return self.followed(StepResult(norm, skipped=not accepted))
 
     def _build_schedule(self) -> Schedule1F1B | ScheduleInterleaved1F1B:
-        """Torch's schedule, with one buffer for each micro-batch that is received, of the shape that all have."""
+        """torch's schedule. All micro-batches have one shape, for which it allocates receive buffers."""
         between = torch.empty(self._runners[0].shape, device="meta", requires_grad=True)
         loss = torch.empty((), device="meta")
-        stages: list[Any] = [  # torch takes a list of any of its kinds of stages
+        stages: list[Any] = [
             PipelineStage(
                 runner,
                 self._groups.stage + number * self._config.pipeline_parallel,
@@ -152,23 +147,23 @@ class Pipeline(TorchStrategy):
 
 
 class StageRunner(nn.Module):
-    """What the schedule runs for each micro-batch, in their order."""
+    """The module that the schedule runs: one stage, micro-batch after micro-batch."""
 
     def __init__(self, module: nn.Module, stage: Stage, hidden: int, config: TrainConfig, device: torch.device) -> None:
         super().__init__()
         self._module, self.stage, self._hidden, self._config, self._device = module, stage, hidden, config, device
         self._batches: deque[PackedBatch | None] = deque()
-        self.shape: tuple[int, int, int] = (0, 0, 0)  # (rows, tokens, hidden) of what is passed on
+        self.shape: tuple[int, int, int] = (0, 0, 0)  # (sequences, tokens, hidden) of the hidden states sent
 
     def take(self, batches: Sequence[PackedBatch], passes: int) -> None:
-        """Take the micro-batches of a step; what is missing of `passes` is empty."""
+        """Queue the micro-batches of a step, filled up to `passes` with empty ones."""
         self._batches = deque([*batches, *[None] * (passes - len(batches))])
         self.shape = (self._config.micro_batch_size, batches[0].input_ids.shape[1], self._hidden)
 
     def forward(self, *received: Tensor) -> Tensor:
-        """Of the next micro-batch: its summed loss in the last stage, else hidden states of `shape` in fp32.
+        """Run the next micro-batch: the last stage returns its summed loss, others hidden states of `shape` in fp32.
 
-        received: nothing in the first stage, else one tensor of `shape`. Rows that a micro-batch lacks are zeros.
+        received: one tensor of `shape`, except in the first stage. Missing sequences of a micro-batch are zeros.
         """
         batch, most_rows = self._batches.popleft(), self._config.micro_batch_size
         if batch is None:
@@ -178,23 +173,23 @@ class StageRunner(nn.Module):
             output: Tensor = self._module(**batch.to(self._device), hidden=received[0][:rows] if received else None)
         if self.stage.is_last:
             return output
-        if not output.requires_grad:  # nothing is trained up to here, but the schedule has a backward pass for it
+        if not output.requires_grad:  # all frozen up to here, but the schedule runs a backward pass
             output.requires_grad_()
         return F.pad(output, (0, 0, 0, 0, 0, most_rows - rows)) if rows < most_rows else output
 
     def evaluate(self, batch: PackedBatch, received: Tensor) -> Tensor:
-        """Of one micro-batch, with the rows that it has: its summed loss in the last stage, else hidden states in fp32.
-        Nothing is received in the first stage."""
+        """Run one unpadded micro-batch: the last stage returns its summed loss, others hidden states in fp32.
+        `received` is ignored in the first stage."""
         with autocast(self._config.precision, self._device):
             output: Tensor = self._module(**batch.to(self._device), hidden=None if self.stage.is_first else received)
         return output.float()
 
     def room_for(self, batch: PackedBatch) -> Tensor:
-        """What the stage before sends `evaluate` goes in here."""
+        """A receive buffer for `evaluate`."""
         return torch.empty(*batch.input_ids.shape, self._hidden, device=self._device)
 
     def _pass_nothing(self, hidden: Tensor | None = None) -> Tensor:
-        """An empty micro-batch is zeros all along."""
+        """Run an empty micro-batch: zeros through all stages."""
         if hidden is None:
             return torch.zeros(self.shape, device=self._device, requires_grad=True)
         return 0.0 * hidden.sum() if self.stage.is_last else 0.0 * hidden
@@ -203,5 +198,5 @@ class StageRunner(nn.Module):
 def _optimizer(module: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
     if any(parameter.requires_grad for parameter in module.parameters()):
         return build_optimizer(module, config.optimizer)
-    rate = config.optimizer.learning_rate  # a stage in which all is frozen
+    rate = config.optimizer.learning_rate  # a stage whose weights are all frozen
     return torch.optim.AdamW([{"params": [], "lr": rate, "peak_rate": rate}])

@@ -1,4 +1,4 @@
-"""Tensor-parallel plan of transformers' layers, by the names of their linear modules."""
+"""Tensor-parallel plan of transformers layers, by the names of their linear modules."""
 
 from __future__ import annotations
 
@@ -42,30 +42,30 @@ from trainer.strategies.tensor_parallel.styles import (
     linear_of,
 )
 
-# Rows of the weight are split: each rank computes its heads, or its part of the inner width ...
+# Column-parallel: each rank computes its heads, or its part of the inner width ...
 SPLIT_OUTPUTS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "fc1", "linear_fc1")
-# ... and here columns: each rank takes what it has computed, and the results are summed over ranks.
+# ... row-parallel: each rank multiplies what it computed, and the products are summed over ranks.
 SPLIT_INPUTS = ("o_proj", "out_proj", "down_proj", "fc2", "linear_fc2")
-# Attention whose `qkv` gives all queries, then all keys, then all values, and which counts its heads by `num_heads`.
-# By class: others of this name have them in another order, in which a rank's rows would be those of other heads.
+# Attention whose `qkv` computes all queries, then all keys, then all values, with `num_heads` heads. By class: other
+# modules of this name use another order, in which a rank's rows would belong to other heads.
 FUSED_ATTENTION = ("Qwen2_5_VLVisionAttention", "Qwen3VLVisionAttention")
 FUSED_OUTPUTS, FUSED_INPUTS = "qkv", "proj"
 
-Parameter = tuple[nn.Module, str]  # the module that has it, and its name there: FSDP puts another in its place
+Parameter = tuple[nn.Module, str]  # owner and name, since FSDP replaces the parameter object
 
 
 def parallelize(blocks: ShardingUnits, mesh: DeviceMesh, stage: Stage, *, sequence: bool) -> list[Parameter]:
-    """Split the layers of a stage, and its embedding and head by vocabulary, over the ranks of `mesh`.
+    """Shard the layers of a stage, its embedding and its head over the ranks of `mesh`.
 
-    Returns the parameters that are whole on each rank but work on its part of something: norms of queries and keys on
-    its heads, of adapters the matrix that is not split, and with `sequence` parallelism the language layers' norms on
-    its tokens. Their gradients have yet to be summed over ranks.
+    Returns the replicated parameters whose gradients must be summed over ranks (`sum_partial_gradients`), because each
+    rank uses them on a part only: query and key norms on its heads, the unsharded matrix of each adapter, and with
+    `sequence` parallelism the language layers' norms on its tokens.
     """
-    in_part: list[Parameter] = []
+    partial_gradients: list[Parameter] = []
     for layer, shared in _layers(blocks, stage, sequence=sequence):
         plan = _plan(layer, shared=shared)
         parallelize_module(layer, mesh, {**plan.styles})
-        in_part += plan.in_part
+        partial_gradients += plan.partial_gradients
     for ends in _ends(blocks, stage) if sequence else ():
         scatter_sequence(*ends, SequenceParallel.of(mesh))
     is_tied = blocks.is_tied
@@ -75,7 +75,7 @@ def parallelize(blocks: ShardingUnits, mesh: DeviceMesh, stage: Stage, *, sequen
         if is_tied:
             blocks.head.weight = blocks.embedding.weight
         _shard_head(blocks, mesh)
-    return in_part
+    return partial_gradients
 
 
 def _shard_head(blocks: ShardingUnits, mesh: DeviceMesh) -> None:
@@ -86,10 +86,10 @@ def _shard_head(blocks: ShardingUnits, mesh: DeviceMesh) -> None:
         parallelize_module(blocks.loss, mesh, VocabParallelLoss(vocabulary))
 
 
-def sum_partial_gradients(in_part: Sequence[Parameter], group: ProcessGroup) -> None:
-    """Of what is whole on each rank and has seen a part: without this its copies drift apart, silently. `in_part` is
-    what `split` gave, `group` the ranks that it split over."""
-    parameters = [module.get_parameter(name) for module, name in in_part]
+def sum_partial_gradients(partial_gradients: Sequence[Parameter], group: ProcessGroup) -> None:
+    """Sum the gradients of replicated parameters that each rank used on a part; otherwise replicas drift apart
+    silently. `partial_gradients` comes from `parallelize`, `group` holds the ranks of its mesh."""
+    parameters = [module.get_parameter(name) for module, name in partial_gradients]
     gradients: list[Tensor] = [
         parameter.grad.to_local() if isinstance(parameter.grad, DTensor) else parameter.grad
         for parameter in parameters
@@ -103,8 +103,7 @@ def sum_partial_gradients(in_part: Sequence[Parameter], group: ProcessGroup) -> 
 
 
 def shard_first_rank(blocks: ShardingUnits, ranks: int, stage: Stage, *, sequence: bool) -> None:
-    """Leave of a stage what the first rank has of it after `split`, to see what a step holds: its results are not those
-    of any model."""
+    """Reduce a stage to the first rank's shard, without other ranks, to trace its memory. Its outputs mean nothing."""
     for layer, shared in _layers(blocks, stage, sequence=sequence):
         for name, style in _plan(layer, shared=shared).styles.items():
             style.cut(layer.get_submodule(name), ranks)
@@ -116,8 +115,8 @@ def shard_first_rank(blocks: ShardingUnits, ranks: int, stage: Stage, *, sequenc
 
 
 def require_shardable(config: ModelConfig, ranks: int, *, cached: bool, sequence: bool = False) -> None:
-    """Raises ConfigError for a model whose layers `ranks` ranks cannot split between them, or with `sequence` not share
-    the tokens of. Builds nothing large."""
+    """Raise ConfigError for a model whose layers `ranks` ranks cannot shard, by tokens too with `sequence`. Builds it
+    on the meta device only."""
     family = family_of(config)
     shape = family.shape(config)
     stacks = {"language model": shape.language} if cached else {"language model": shape.language, "tower": shape.tower}
@@ -137,9 +136,9 @@ def require_shardable(config: ModelConfig, ranks: int, *, cached: bool, sequence
 
 
 def _layers(blocks: ShardingUnits, stage: Stage, *, sequence: bool) -> list[tuple[nn.Module, bool]]:
-    """The layers of a stage, and whether ranks share their tokens: not in the tower. An image has its tokens and often
-    one more, which do not divide, and features are read off between layers, where each rank would have its share. Nor
-    in the first language layers where images are added between them, by the places of whole rows."""
+    """The layers of a stage, and whether ranks shard their tokens. Never in the tower, whose number of tokens does not
+    divide and whose features are read between layers; nor in the first language layers of models that add image
+    features between them, at positions of the whole sequence."""
     language = [blocks.language_layers[number] for number in _shareable(blocks, stage)]
     return [(layer, sequence and layer in language) for layer in blocks.layers_in(stage)]
 
@@ -149,7 +148,7 @@ def _shareable(blocks: ShardingUnits, stage: Stage) -> list[int]:
 
 
 def _ends(blocks: ShardingUnits, stage: Stage) -> Iterator[tuple[nn.Module, nn.Module]]:
-    """The first and the last of the shared layers that follow each other: of several stages in one, of each."""
+    """The first and last layer of each run of consecutive token-sharded layers."""
     layers = _shareable(blocks, stage)
     firsts = [number for number in layers if number - 1 not in layers]
     lasts = [number for number in layers if number + 1 not in layers]
@@ -159,21 +158,21 @@ def _ends(blocks: ShardingUnits, stage: Stage) -> Iterator[tuple[nn.Module, nn.M
 
 @dataclass
 class _Plan:
-    styles: dict[str, ShardingStyle] = field(default_factory=dict)  # by the name of a module in the layer
-    in_part: list[Parameter] = field(default_factory=list)  # see `split`
+    styles: dict[str, ShardingStyle] = field(default_factory=dict)  # by name of a module in the layer
+    partial_gradients: list[Parameter] = field(default_factory=list)  # see `parallelize`
 
 
 def _plan(layer: nn.Module, *, shared: bool) -> _Plan:
-    """How to split one layer, and whether ranks have `shared` its tokens between its split parts.
+    """How to shard one layer. `shared`: tokens are sharded between its sharded parts.
 
-    Raises ConfigError for a layer with anything else in it: what is not known to be right would be silently wrong.
+    Raises ConfigError for a layer with unknown modules, which might be silently wrong.
     """
     plan = _Plan()
     linear: list[str] = []
     fused = {name for name, module in layer.named_modules() if type(module).__name__ in FUSED_ATTENTION}
     for name, module in layer.named_modules():
         is_adapted = hasattr(module, "lora_A")
-        is_inside = any(name.startswith(f"{other}.") for other in linear)  # of an adapted one
+        is_inside = any(name.startswith(f"{other}.") for other in linear)  # an adapted layer
         if is_inside or not (is_adapted or isinstance(module, nn.Linear)):
             continue
         parent, _, role = name.rpartition(".")
@@ -189,7 +188,7 @@ def _plan(layer: nn.Module, *, shared: bool) -> _Plan:
         else:
             plan.styles[name] = ScatteredInputs() if shared else RowwiseLinear()
         if shared and splits_inputs and linear_of(module).bias is not None:
-            plan.in_part.append((linear_of(module), "bias"))
+            plan.partial_gradients.append((linear_of(module), "bias"))
     around = {name.rpartition(".")[0] for name in linear}
     for name, module in layer.named_modules():
         own = list(module.named_parameters(recurse=False))
@@ -198,19 +197,19 @@ def _plan(layer: nn.Module, *, shared: bool) -> _Plan:
             head_dim = getattr(layer.get_submodule(parent), "head_dim", None)
             if any(tuple(parameter.shape) != (head_dim,) for _, parameter in own):
                 raise _unknown(layer, name)
-            plan.in_part += [(module, parameter) for parameter, _ in own]
+            plan.partial_gradients += [(module, parameter) for parameter, _ in own]
         elif own and shared and not any(name.startswith(f"{part}.") for part in around):
             if any(parameter.ndim > 1 for _, parameter in own):
                 raise _unknown(layer, name)
-            plan.in_part += [(module, parameter) for parameter, _ in own]
+            plan.partial_gradients += [(module, parameter) for parameter, _ in own]
     plan.styles |= {name: GatheredInput() if shared else CopyToModelParallelRegion() for name in around - fused}
     plan.styles |= {name: CopyToModelParallelHeads() for name in fused}
     return plan
 
 
 def _plan_adapted(plan: _Plan, name: str, module: nn.Module, *, splits_outputs: bool, shared: bool) -> None:
-    """B A is split as the weight W beside it is: B by outputs, or A by inputs. The other matrix is whole, and each rank
-    has the part of its gradient that comes from its outputs or inputs; no sum beside those of W is needed in a pass."""
+    """Shard the adapter B A like its weight W: B by outputs, or A by inputs. The other matrix is replicated and each
+    rank computes a part of its gradient, so a pass needs no collective beside those of W."""
     base, a, b, dropout = (
         f"{name}.{part}" for part in ("base_layer", f"lora_A.{ADAPTER}", f"lora_B.{ADAPTER}", f"lora_dropout.{ADAPTER}")
     )
@@ -221,7 +220,7 @@ def _plan_adapted(plan: _Plan, name: str, module: nn.Module, *, splits_outputs: 
         plan.styles |= {base: PartialSum(), a: PartialSum(), dropout: ShardedDropout()}
         plan.styles[name] = ScatteredOutput() if shared else ReduceFromModelParallelRegion()
         whole = module.lora_B[ADAPTER]
-    plan.in_part.append((whole, "weight"))
+    plan.partial_gradients.append((whole, "weight"))
 
 
 def _unknown(layer: nn.Module, name: str) -> ConfigError:

@@ -1,8 +1,8 @@
-"""Sequence parallelism: between sharded parts of language layers, each rank holds a share of the tokens.
+"""Sequence parallelism (Korthikanti et al. 2022, arXiv 2205.05198) for language layers under tensor parallelism.
 
-Norms and sums with the residual stream work on each token by itself, so ranks that split a layer need not do them all.
-A sum over ranks becomes a reduce-scatter, and what attention and the feed-forward part take is gathered before: as many
-bytes as the sum had (Korthikanti et al. 2022, arXiv 2205.05198). Attention sees whole rows, packed or not.
+Norms and residual sums work on single tokens, so each tensor-parallel rank computes them for its share of the tokens.
+Each all-reduce becomes a reduce-scatter, and the inputs of attention and MLP are all-gathered: the same bytes in total.
+Attention sees whole sequences.
 """
 
 from __future__ import annotations
@@ -26,28 +26,27 @@ _reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_ten
 
 @dataclass(frozen=True)
 class SequenceParallel:
-    """The shares of `ranks` ranks in hidden states (rows, tokens, hidden): each (rows, tokens / ranks, hidden).
+    """Shards hidden states (sequences, tokens, hidden) into (sequences, tokens / ranks, hidden) per rank.
 
-    Cut from the rows laid end to end, so that shares lie in one piece whatever the number of rows: which tokens a rank
-    has makes no difference.
+    The shards are cut from the flattened tokens, so each is contiguous; which tokens a rank holds does not matter.
     """
 
     ranks: int
     number: int = 0  # this rank's
-    group: ProcessGroup | None = None  # None: there are no others, and nothing is known of their shares
+    group: ProcessGroup | None = None  # None traces one rank alone: gathered values are uninitialised
 
     @classmethod
     def of(cls, mesh: DeviceMesh) -> SequenceParallel:
         return cls(mesh.size(), mesh.get_local_rank(), mesh.get_group())
 
     def own(self, whole: Tensor) -> Tensor:
-        """This rank's share, by itself in memory."""
+        """A copy of this rank's shard."""
         rows, tokens, hidden = whole.shape
         part = whole.reshape(-1, hidden).chunk(self.ranks)[self.number]
         return part.clone().view(rows, tokens // self.ranks, hidden)
 
     def gathered(self, part: Tensor) -> Tensor:
-        """All shares."""
+        """All-gather."""
         rows, tokens, hidden = part.shape
         whole = part.new_empty(rows, tokens * self.ranks, hidden)
         if self.group:
@@ -55,7 +54,7 @@ class SequenceParallel:
         return whole
 
     def summed(self, whole: Tensor) -> Tensor:
-        """This rank's share of the sum over ranks."""
+        """Reduce-scatter."""
         rows, tokens, hidden = whole.shape
         part = whole.new_empty(rows, tokens // self.ranks, hidden)
         if self.group:
@@ -64,7 +63,7 @@ class SequenceParallel:
 
 
 class GatheredInput(ShardingStyle):
-    """A module around split ones: all ranks give it their shares, and it takes the whole."""
+    """All-gathers the input of a module around sharded ones."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         return self._gather(module, SequenceParallel.of(device_mesh))
@@ -73,13 +72,12 @@ class GatheredInput(ShardingStyle):
         self._gather(module, SequenceParallel(ranks))
 
     def _gather(self, module: nn.Module, shares: SequenceParallel) -> nn.Module:
-        # In the type that products compute in: they would cast it anyway, and it is half the bytes.
+        # Cast to the compute type first, as the products would do: half the bytes in bf16.
         return mark_input(module, lambda hidden: _gathered(_in_compute_type(hidden), shares))
 
 
 class ScatteredOutput(ShardingStyle):
-    """A module whose output is summed over ranks, each of which has its share of the sum. See
-    `ReduceFromModelParallelRegion`."""
+    """Reduce-scatters a module's output. See `ReduceFromModelParallelRegion`."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         shares = SequenceParallel.of(device_mesh)
@@ -90,7 +88,7 @@ class ScatteredOutput(ShardingStyle):
 
 
 class ScatteredInputs(PartialSum):
-    """A linear layer that takes what each rank has: (..., inputs of this rank) -> its share of the outputs."""
+    """Row-parallel linear layer: (..., this rank's inputs) -> this rank's tokens of the outputs."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         return ScatteredOutput()._apply(super()._apply(module, device_mesh), device_mesh)
@@ -101,7 +99,7 @@ class ScatteredInputs(PartialSum):
 
 
 def scatter_sequence(first: nn.Module, last: nn.Module, shares: SequenceParallel) -> None:
-    """From the input of layer `first`, which is equal on all ranks, to the output of layer `last`, which is again."""
+    """Shard tokens from the replicated input of layer `first` to the replicated output of layer `last`."""
     mark_input(first, lambda hidden: _own(hidden, shares))
     last.register_forward_hook(lambda _module, _args, output: _all(output, shares))
 
@@ -112,7 +110,7 @@ def _in_compute_type(hidden: Tensor) -> Tensor:
 
 
 class _Moved(torch.autograd.Function):
-    """What `forth` makes of a tensor, and of its gradient `back`."""
+    """Applies `forth` to a tensor and `back` to its gradient."""
 
     @staticmethod
     def forward(ctx: Any, given: Tensor, forth: Callable[[Tensor], Tensor], back: Callable[[Tensor], Tensor]) -> Tensor:
@@ -125,20 +123,20 @@ class _Moved(torch.autograd.Function):
 
 
 def _gathered(part: Tensor, shares: SequenceParallel) -> Tensor:
-    """Shares to the whole. Each rank has a part of the whole's gradient: all are summed."""
+    """All-gather; each rank computes a part of the gradient, which is reduce-scattered."""
     return _Moved.apply(part, shares.gathered, shares.summed)
 
 
 def _summed(summand: Tensor, shares: SequenceParallel) -> Tensor:
-    """Summands to a share of their sum, whose gradient is that of each summand."""
+    """Reduce-scatter; the gradient is all-gathered."""
     return _Moved.apply(summand, shares.summed, shares.gathered)
 
 
 def _own(whole: Tensor, shares: SequenceParallel) -> Tensor:
-    """What is equal on all ranks to their shares."""
+    """Shard a replicated tensor; the gradient is all-gathered."""
     return _Moved.apply(whole, shares.own, shares.gathered)
 
 
 def _all(part: Tensor, shares: SequenceParallel) -> Tensor:
-    """Shares to the whole, whose gradient all ranks know."""
+    """All-gather; the gradient is replicated, and each rank takes its shard."""
     return _Moved.apply(part, shares.gathered, shares.own)

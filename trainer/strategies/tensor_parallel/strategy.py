@@ -1,10 +1,9 @@
-"""Tensor parallelism: ranks share the weights of each layer.
+"""Tensor parallelism (Shoeybi et al. 2019, arXiv 1909.08053): ranks shard the weights of each layer.
 
-Attention is split by heads and the feed-forward part by its inner width, in the language model and in the tower; the
-embedding and the head by vocabulary, so that no rank ever holds whole logits. Norms, the projector and what else is
-small are whole on every rank (Shoeybi et al. 2019, arXiv 1909.08053). Between submodules activations are plain tensors,
-equal on the ranks of a copy, or with `train.sequence_parallel` each rank's share of the tokens. Copies sum their
-gradients by all-reduce (`tp`), or slice by FSDP2 what each rank has left (`tp+fsdp`).
+Attention is sharded by heads and the MLP by its inner width, in the language model and the tower; embedding and head by
+vocabulary, so that no rank holds whole logits. Norms, the projector and other small modules are replicated. Activations
+between submodules are plain tensors, replicated or, with `train.sequence_parallel`, sharded by tokens. Model replicas
+all-reduce their gradients (`tp`), or shard each rank's weights over the replicas by FSDP2 (`tp+fsdp`).
 """
 
 from __future__ import annotations
@@ -30,33 +29,33 @@ from trainer.strategies.torch_base import TorchStrategy, clip_and_step, loss_wit
 
 
 class TensorParallel(TorchStrategy):
-    """A `Strategy`. `tp+fsdp` computes in bf16 by FSDP's own policy, `tp` by autocast, as FSDP and DDP do."""
+    """A `Strategy`. Mixed precision is FSDP's policy for `tp+fsdp`, and autocast for `tp`."""
 
     def __init__(self, config: TrainConfig, module: nn.Module, blocks: ShardingUnits, worker: ProcessContext) -> None:
         self._config, self._worker, self._module = config, worker, module
         ranks = config.tensor_parallel
-        self._num_copies, self._leads = worker.world_size // ranks, worker.rank % ranks == 0
-        mesh = init_device_mesh(worker.device.type, (self._num_copies, ranks), mesh_dim_names=("copies", "tensor"))
-        self._tensor_group, self._copies_group = mesh.get_group("tensor"), mesh.get_group("copies")
-        self._in_part = parallelize(
+        self._num_replicas, self._leads = worker.world_size // ranks, worker.rank % ranks == 0
+        mesh = init_device_mesh(worker.device.type, (self._num_replicas, ranks), mesh_dim_names=("replicas", "tensor"))
+        self._tensor_group, self._replica_group = mesh.get_group("tensor"), mesh.get_group("replicas")
+        self._partial_gradients = parallelize(
             blocks, mesh["tensor"], Stage.whole(len(blocks.language_layers)), sequence=config.sequence_parallel
         )
         module.to(worker.device)
-        self._is_sliced = config.strategy == "tp+fsdp" and self._num_copies > 1  # one copy has nothing to slice over
-        if self._is_sliced:
-            shard(module, blocks, config, mesh["copies"])
+        self._is_sharded = config.strategy == "tp+fsdp" and self._num_replicas > 1
+        if self._is_sharded:
+            shard(module, blocks, config, mesh["replicas"])
         optimizer = build_optimizer(module, config.optimizer)
         super().__init__(module, optimizer, LossScale(config.precision), ema_decay=config.ema_decay)
         self._buckets: GradientBuckets | None = None
 
     def forward_backward(self, batches: Sequence[PackedBatch], total_label_tokens: int) -> Tensor:
-        if not self._is_sliced and self._buckets is None:
-            # Not before a checkpoint is loaded: torch takes an optimizer with gradients for one without state.
+        if not self._is_sharded and self._buckets is None:
+            # Only after a checkpoint is loaded: torch mistakes an optimizer with gradients for one without state.
             trained = [parameter for parameter in self._module.parameters() if parameter.requires_grad]
-            self._buckets = GradientBuckets(trained, self._copies_group)
-        # FSDP averages over copies, the buckets are sums.
-        scale = self.loss_scale.value * (self._num_copies if self._is_sliced else 1) / total_label_tokens
-        by_autocast = "fp32" if self._is_sliced else self._config.precision
+            self._buckets = GradientBuckets(trained, self._replica_group)
+        # FSDP averages over replicas, the buckets sum.
+        scale = self.loss_scale.value * (self._num_replicas if self._is_sharded else 1) / total_label_tokens
+        by_autocast = "fp32" if self._is_sharded else self._config.precision
         loss_sum = torch.zeros((), device=self._worker.device)
         for number, batch in enumerate(batches, start=1):
             if self._buckets and number == len(batches):
@@ -67,12 +66,12 @@ class TensorParallel(TorchStrategy):
             loss_sum += loss.detach()
         if self._buckets:
             self._buckets.wait()
-        sum_partial_gradients(self._in_part, self._tensor_group)
-        # All ranks of a copy have its loss; one gives it.
+        sum_partial_gradients(self._partial_gradients, self._tensor_group)
+        # Every rank of a replica has its loss; one returns it.
         return loss_sum / total_label_tokens if self._leads else torch.zeros_like(loss_sum)
 
     def forward_loss(self, batch: PackedBatch) -> Tensor:
-        by_autocast = "fp32" if self._is_sliced else self._config.precision
+        by_autocast = "fp32" if self._is_sharded else self._config.precision
         return loss_without_gradients(self._module, batch, self._worker.device, by_autocast)
 
     def step(self, rate_factor: float) -> StepResult:

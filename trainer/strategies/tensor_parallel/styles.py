@@ -1,8 +1,7 @@
-"""Sharding styles of modules for `parallelize_module`.
+"""Sharding styles of modules for `parallelize_module` (scheme: Shoeybi et al. 2019, arXiv 1909.08053).
 
-Parameters become DTensors, which keeps their whole shape for the optimizer, for checkpoints and for FSDP. What is
-computed is computed on plain tensors: DTensor's own operations plan anew for every shape that they meet, and the number
-of labels is another in each micro-batch. Shoeybi et al. 2019 (arXiv 1909.08053) has the scheme.
+Parameters become DTensors, which keep the whole shape for the optimizer, checkpoints and FSDP. Computation uses plain
+tensors: DTensor plans each operation anew for every shape, and the number of labels differs in each micro-batch.
 """
 
 from __future__ import annotations
@@ -23,19 +22,18 @@ from torch.nn import functional as F
 
 from trainer.models.layers.chunked_loss import chunked_loss, on_this_rank
 
-FUSED = 3  # parts of a product that gives queries, keys and values
+FUSED = 3  # queries, keys and values in one product
 
 
 class ShardingStyle(ParallelStyle):
-    """How a module of a layer is split."""
+    """How one module of a layer is sharded."""
 
     def cut(self, module: nn.Module, ranks: int) -> None:
-        """Leave of the module what the first rank has of it, without other ranks."""
+        """Reduce the module to the first rank's shard, without other ranks."""
 
 
 class CopyToModelParallelRegion(ShardingStyle):
-    """A module around split ones. All ranks give it the same input, whose gradient is summed over them: once, however
-    many split layers take it."""
+    """A module around sharded ones with a replicated input, whose gradient is all-reduced once."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         group = device_mesh.get_group()
@@ -43,7 +41,7 @@ class CopyToModelParallelRegion(ShardingStyle):
 
 
 class CopyToModelParallelHeads(CopyToModelParallelRegion):
-    """The same for attention that lays out its heads by their number: this rank's are fewer."""
+    """The same for attention that reshapes by `num_heads`, which is reduced to this rank's."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         self.cut(module, device_mesh.size())
@@ -54,7 +52,7 @@ class CopyToModelParallelHeads(CopyToModelParallelRegion):
 
 
 class ColwiseLinear(ShardingStyle):
-    """A linear layer of which each rank computes some outputs: (..., inputs) -> (..., outputs of this rank)."""
+    """Column-parallel linear layer: (..., inputs) -> (..., this rank's outputs)."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         _shard_parameter(module, "weight", device_mesh, Shard(0))
@@ -68,11 +66,9 @@ class ColwiseLinear(ShardingStyle):
 
 
 class ColwiseFusedLinear(ShardingStyle):
-    """A linear layer that computes queries, keys and values in one product, one after the other: each rank computes
-    those of its heads, (..., inputs) -> (..., 3 x outputs of this rank).
+    """Column-parallel fused query-key-value layer: (..., inputs) -> (..., 3 x this rank's outputs).
 
-    Its rows of the weight do not lie side by side, so checkpoints take them in pieces
-    (trainer/strategies/strided_checkpoint.py).
+    A rank's rows of the weight are not contiguous; see trainer/strategies/strided_checkpoint.py.
     """
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
@@ -86,8 +82,8 @@ class ColwiseFusedLinear(ShardingStyle):
 
 
 class PartialSum(ShardingStyle):
-    """A linear layer that takes what each rank has: (..., inputs of this rank) -> (..., outputs), to be summed over
-    ranks. Its bias is left to whoever sums."""
+    """Linear layer over this rank's inputs: (..., this rank's inputs) -> (..., outputs), not yet summed over ranks and
+    without bias."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         _shard_parameter(module, "weight", device_mesh, Shard(1))
@@ -98,7 +94,7 @@ class PartialSum(ShardingStyle):
 
 
 class ReduceFromModelParallelRegion(ShardingStyle):
-    """A module whose output is summed over ranks, and then gets the bias of its linear layer: one that is adapted."""
+    """All-reduces the output of an adapted linear layer, then adds its bias."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         group = device_mesh.get_group()
@@ -106,15 +102,15 @@ class ReduceFromModelParallelRegion(ShardingStyle):
 
 
 class RowwiseLinear(PartialSum):
-    """A linear layer that takes what each rank has: (..., inputs of this rank) -> (..., outputs), equal on all."""
+    """Row-parallel linear layer: (..., this rank's inputs) -> (..., outputs), replicated."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         return ReduceFromModelParallelRegion()._apply(super()._apply(module, device_mesh), device_mesh)
 
 
 class ShardedDropout(ShardingStyle):
-    """Dropout of what each rank has a part of. Ranks draw the same numbers: from those for all of it each takes its
-    own, or the same places would be dropped out in every part."""
+    """Dropout of a sharded tensor. Ranks share a random state, so each takes its part of the whole tensor's mask;
+    otherwise every part would drop the same positions."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         return _with_own_dropout(module, device_mesh.size(), device_mesh.get_local_rank())
@@ -124,7 +120,7 @@ class ShardedDropout(ShardingStyle):
 
 
 class VocabParallelEmbedding(ParallelStyle):
-    """An embedding of which each rank has some rows: (...) token numbers -> (..., hidden), equal on all ranks."""
+    """Embedding sharded by vocabulary: (...) token ids -> (..., hidden), replicated."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         first = first_row(module.weight.shape[0], device_mesh)
@@ -142,7 +138,7 @@ class VocabParallelEmbedding(ParallelStyle):
 
 
 class VocabParallelLoss(ParallelStyle):
-    """The summed cross-entropy of a head of which each rank computes the logits of some tokens."""
+    """Summed cross-entropy of a head sharded by vocabulary."""
 
     def __init__(self, vocabulary: int) -> None:
         super().__init__()
@@ -159,7 +155,7 @@ class VocabParallelLoss(ParallelStyle):
 
 
 class ChunkedHeadLoss(ParallelStyle):
-    """A head that computes the loss itself, a chunk of labels at a time, of which each rank has some tokens."""
+    """A head sharded by vocabulary that computes the loss itself, one chunk of labels at a time."""
 
     def __init__(self, chunk_tokens: int) -> None:
         super().__init__()
@@ -176,17 +172,17 @@ class ChunkedHeadLoss(ParallelStyle):
 
 
 def first_row(rows: int, mesh: DeviceMesh) -> int:
-    """Where this rank's part of `rows` rows begins: parts are equal but for the last, as DTensor has them."""
+    """First of this rank's rows under DTensor's sharding: equal shards but for the last."""
     return min(rows, mesh.get_local_rank() * -(-rows // mesh.size()))
 
 
 def linear_of(module: nn.Module) -> nn.Module:
-    """The linear layer in an adapted one, or that which is not."""
+    """The base layer of an adapted linear layer, or the layer itself."""
     return module.get_base_layer() if hasattr(module, "get_base_layer") else module
 
 
 def mark_input(module: nn.Module, mark: Callable[[Tensor], Tensor]) -> nn.Module:
-    """Have the module take `mark` of the hidden states that it is given: its first argument, however it is passed."""
+    """Apply `mark` to the module's hidden states: its first argument, positional or by keyword."""
 
     def marked(_module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
         if args:
@@ -198,7 +194,7 @@ def mark_input(module: nn.Module, mark: Callable[[Tensor], Tensor]) -> nn.Module
 
 
 def sum_output(module: nn.Module, add_up: Callable[[Tensor], Tensor]) -> nn.Module:
-    """Have `add_up` sum the module's output over ranks before the bias is added, which would count once for each."""
+    """Apply `add_up` to the module's output, then add the bias once."""
     linear = linear_of(module)
 
     def summed(_module: nn.Module, _args: Any, part: Tensor) -> Tensor:
@@ -211,7 +207,7 @@ def sum_output(module: nn.Module, add_up: Callable[[Tensor], Tensor]) -> nn.Modu
 
 def _shard_parameter(module: nn.Module, name: str, mesh: DeviceMesh, placement: Placement) -> None:
     whole = module.get_parameter(name)
-    if not isinstance(whole, DTensor):  # a tied one is split already
+    if not isinstance(whole, DTensor):  # a tied weight is sharded already
         split = nn.Parameter(_distributed(whole.detach(), mesh, placement), requires_grad=whole.requires_grad)
         module.register_parameter(name, split)
 
@@ -219,7 +215,7 @@ def _shard_parameter(module: nn.Module, name: str, mesh: DeviceMesh, placement: 
 def _distributed(whole: Tensor, mesh: DeviceMesh, placement: Placement) -> DTensor:
     if not isinstance(placement, _StridedShard):
         return distribute_tensor(whole, mesh, [placement])
-    parts = whole.unflatten(0, (placement.split_factor, -1))  # of each, a rank has its share
+    parts = whole.unflatten(0, (placement.split_factor, -1))
     own = distribute_tensor(parts, mesh, [Shard(1)]).to_local().flatten(0, 1).clone()
     return DTensor.from_local(own, mesh, [placement], run_check=False, shape=whole.shape, stride=whole.stride())
 
@@ -233,7 +229,7 @@ def _with_own_dropout(module: nn.Module, ranks: int, number: int) -> nn.Module:
         if not (dropout.training and isinstance(dropout, nn.Dropout)):
             return rows
         of_all = F.dropout(rows.new_ones(*rows.shape[:-1], ranks * rows.shape[-1]), dropout.p)
-        return rows * of_all.chunk(ranks, dim=-1)[number].contiguous()  # not to keep those of others
+        return rows * of_all.chunk(ranks, dim=-1)[number].contiguous()  # a view would keep the whole mask
 
     return _with_forward(module, forward)
 
@@ -249,8 +245,8 @@ def _local(parameter: Tensor) -> Tensor:
 
 
 class _CopyToModelParallel(torch.autograd.Function):
-    """As it is forward; the gradients of all ranks summed. What takes it are linear layers, whose gradient nobody else
-    holds: it may be summed in place."""
+    """Identity forward, all-reduce backward: in place, since only linear layers consume it and nobody else holds their
+    gradient."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, group: ProcessGroup) -> Tensor:
@@ -265,7 +261,7 @@ class _CopyToModelParallel(torch.autograd.Function):
 
 
 class _ReduceFromModelParallel(torch.autograd.Function):
-    """Summed over ranks forward, in place; each rank's part has the gradient of the sum."""
+    """In-place all-reduce forward, identity backward."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, group: ProcessGroup) -> Tensor:
@@ -279,7 +275,7 @@ class _ReduceFromModelParallel(torch.autograd.Function):
 
 
 class _VocabParallelCrossEntropy(torch.autograd.Function):
-    """Every rank returns the whole loss and gives its own logits their gradient."""
+    """Every rank returns the whole loss and computes the gradient of its own logits."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, label_ids: Tensor, first: int, group: ProcessGroup) -> Tensor:
