@@ -180,6 +180,11 @@ fuzz-data: N ?= 10000
 fuzz-data: $(INSTALLED_DEV)  ## damaged files of every format through data preparation, other damage each time: make fuzz-data N=10000
 	VLMPIPE_FUZZ_EXAMPLES=$(N) $(BIN)/python -m pytest tests/unit/trainer/data/prepare/test_mutations.py -q $(args)
 
+.PHONY: storage-conformance
+storage-conformance: TESTBENCH ?= http://localhost:9000
+storage-conformance: $(INSTALLED_DEV)  ## the storage contract against a running storage-testbench of Google's: TESTBENCH=http://localhost:9000
+	VLMPIPE_STORAGE_TESTBENCH=$(TESTBENCH) $(BIN)/python -m pytest tests/integration/trainer/storage/test_local.py -q $(args)
+
 .PHONY: clean
 clean:  ## remove build outputs and tool caches; keeps .venv and runs/
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

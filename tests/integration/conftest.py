@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from google.auth.credentials import AnonymousCredentials
+from google.cloud import storage
 
-from tests.support.gcs import QUICK_RETRY
+from tests.support.gcs import QUICK_RETRY, TESTBENCH
 from trainer.storage.gcs import GcsStorage
 from vlmpipe.backends.local import supervisor as local_supervisor
 from vlmpipe.rehearsal.gcs.server import FakeGcs
@@ -24,6 +27,16 @@ def gcs_server() -> Iterator[FakeGcs]:
 def gcs(gcs_server: FakeGcs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> GcsStorage:
     monkeypatch.setenv("VLMPIPE_CACHE_DIR", str(tmp_path / "cache"))
     return GcsStorage("gs://bucket/some/root", client=gcs_server.client(), retry=QUICK_RETRY)
+
+
+@pytest.fixture
+def gcs_testbench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> GcsStorage:
+    """A store in Google's storage-testbench, which `make storage-conformance` gives the address of."""
+    monkeypatch.setenv("VLMPIPE_CACHE_DIR", str(tmp_path / "cache"))
+    endpoint = {"api_endpoint": os.environ[TESTBENCH]}
+    client = storage.Client(project="laws", credentials=AnonymousCredentials(), client_options=endpoint)
+    bucket = client.create_bucket(f"laws-{uuid.uuid4().hex}")
+    return GcsStorage(f"gs://{bucket.name}/some/root", client=client, retry=QUICK_RETRY)
 
 
 @pytest.fixture

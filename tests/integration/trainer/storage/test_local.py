@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -9,15 +10,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.support.gcs import TESTBENCH
 from trainer.errors import ConfigError, ExitCode, UserError
 from trainer.storage import open_storage
 from trainer.storage.base import AlreadyExistsError, CorruptObjectError, Storage, VersionConflictError, crc32c_of
 from trainer.storage.local import LocalStorage
 
 
-@pytest.fixture(params=["local", "gcs"])
+@pytest.fixture(params=["local", "gcs", *(["gcs_testbench"] if TESTBENCH in os.environ else [])])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
-    return LocalStorage(tmp_path / "root") if request.param == "local" else request.getfixturevalue("gcs")
+    return LocalStorage(tmp_path / "root") if request.param == "local" else request.getfixturevalue(request.param)
 
 
 def test_a_written_object_reads_back(store: Storage) -> None:
