@@ -89,10 +89,7 @@ def _processes(text: str) -> int:
 
 def _describe(cluster: Cluster) -> None:
     reducers = f", {cluster.num_reducers} reducers (not counted)" if cluster.num_reducers else ""
-    print(
-        f"launcher: node {cluster.node_rank} of {cluster.num_nodes}, chief {cluster.hosts[0]}{reducers}",
-        flush=True,
-    )
+    print(f"launcher: node {cluster.node_rank} of {cluster.num_nodes}, chief {cluster.hosts[0]}{reducers}", flush=True)
 
 
 @dataclass(frozen=True)

@@ -1,37 +1,45 @@
-"""Redacts known forms of secrets in what is printed, logged or recorded.
+"""Hides secrets of known forms in what is printed, logged or recorded.
 
-Every process of vlmpipe writes to its terminal or log through `hiding_secrets`; the logs of a local job's replicas,
-which may run anything, go through a `Redactor` line by line, and records of steps through `redact_all`. What has no
-known form, such as a password in words, is not found.
+Every process of vlmpipe writes to its terminal or log through `hiding_secrets`. The logs of a local job's replicas,
+which may run any program, pass through a `Redactor` line by line, and step records through `redact_all`. A secret of no
+known form, such as a password in prose, is not found.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import os
 import re
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterable, Iterator
 from typing import Any, TextIO, TypeVar, cast
 
-from trainer.secret_detection import forms
+from trainer.secret_detection import may_begin_secret, possible_forms
 
 HIDDEN = "(hidden)"
-# The rest of a private key, which stands in lines of its own or, in JSON, in the same one.
 _KEY_BEGINS, _KEY_ENDS = "-----BEGIN ", "-----END "
-_KEY_IN_LINE = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|$)")
+_KEY_IN_LINE = re.compile(  # in JSON, a key is in one line
+    r"-----BEGIN [A-Z ]*PRIVATE KEY(?: BLOCK)?-----.*?(?:-----END [A-Z ]*PRIVATE KEY(?: BLOCK)?-----|$)"
+)
 _KEY_LINE = re.compile(r"(?:[A-Za-z0-9+/=]*|(?:Proc-Type|DEK-Info): .*)\s*")
-_WHOLE_KEY_LINE = re.compile(r"[A-Za-z0-9+/]{60,}={0,2}")
+_KEY_TEXT = re.compile(r"(?<![A-Za-z0-9+/=])[A-Za-z0-9+/=]{40,}")  # a line of a PEM file has 64 characters
+_LAST_WORD = re.compile(r"(?<=\s)(?=\S)")
+MAX_KEY_LINES = 200  # the largest RSA keys in use have 100
+MAX_PREFIX_CHARS = 200
+MAX_UNFINISHED_CHARS = 1 << 16
 
 Value = TypeVar("Value")
 
 
 def redact(text: str) -> str:
-    """`text` without anything that has the form of a well-known secret, whole private keys included."""
+    """Replace every secret of a known form in `text`, private keys included."""
     return Redactor()(text)
 
 
 def redact_all(value: Value) -> Value:
-    """The same for every text in nested mappings and lists, keys excepted."""
+    """Redact every text in nested mappings and lists, but no mapping keys."""
     if isinstance(value, str):
         return cast(Value, redact(value))
     if isinstance(value, dict):
@@ -42,71 +50,161 @@ def redact_all(value: Value) -> Value:
 
 
 class Redactor:
-    """Redacts one stream of text, which comes in pieces: a private key may take many lines."""
+    """Redacts a stream of text, called with whole lines: a private key may span many.
+
+    After the first line of a key, lines that look like part of it are removed, with or without the prefix (a logger's,
+    for example) of the first one. Once another line has come in between, only texts as long as a line of a key are
+    hidden, until the key ends.
+    """
 
     def __init__(self) -> None:
-        self._in_key = False
-        self._prefix = 0  # characters before the key's first line, which a logger may put before each
+        self._key_lines_left = 0
+        self._uninterrupted = True
+        self._prefix = re.compile("")
+
+    @property
+    def in_key(self) -> bool:
+        return self._key_lines_left > 0
 
     def __call__(self, text: str) -> str:
-        if not self._in_key and _KEY_BEGINS not in text:
-            return _without(text)
-        return "".join(map(self._line, text.splitlines(keepends=True)))
+        if not self.in_key and _KEY_BEGINS not in text:
+            return _redact_forms(text)
+        return "".join(map(self._redact_line, text.splitlines(keepends=True)))
 
-    def _line(self, line: str) -> str:
-        if self._in_key and (_KEY_ENDS in line or self._is_of_key(line)):
-            self._in_key = _KEY_ENDS not in line
-            return ""
-        self._in_key = _KEY_BEGINS in line and "PRIVATE KEY" in line and _KEY_ENDS not in line
-        if self._in_key:
-            self._prefix = line.index(_KEY_BEGINS)
-        return _without(_KEY_IN_LINE.sub(HIDDEN, line))
+    def _redact_line(self, line: str) -> str:
+        if self.in_key:
+            self._key_lines_left -= 1
+            if _KEY_ENDS in line:
+                self._key_lines_left = 0
+                return ""
+            prefix = self._prefix.match(line)
+            if self._uninterrupted and prefix and _KEY_LINE.fullmatch(line, prefix.end()):
+                return ""
+            if not _KEY_TEXT.search(line):
+                self._uninterrupted = False
+            line = _KEY_TEXT.sub(HIDDEN, line)
+        if _KEY_BEGINS in line and "PRIVATE KEY" in line and _KEY_ENDS not in line:
+            self._key_lines_left, self._uninterrupted = MAX_KEY_LINES, True
+            self._prefix = _prefix_pattern(line[: line.index(_KEY_BEGINS)])
+        return _redact_forms(_KEY_IN_LINE.sub(HIDDEN, line))
 
-    def _is_of_key(self, line: str) -> bool:
-        """With a prefix as long as the first line's, or with one of another length before a whole line of a key."""
-        words = line.split()
-        whole = bool(self._prefix and words and _WHOLE_KEY_LINE.fullmatch(words[-1]))
-        return whole or _KEY_LINE.fullmatch(line[self._prefix :]) is not None
+
+def _prefix_pattern(prefix: str) -> re.Pattern[str]:
+    """Matches the prefix of the log's other lines, in which times and other numbers differ."""
+    if len(prefix) > MAX_PREFIX_CHARS:
+        return re.compile("")
+    return re.compile("".join("[0-9]+" if part.isdigit() else re.escape(part) for part in re.split("([0-9]+)", prefix)))
 
 
-def _without(text: str) -> str:
-    for form in forms().values():
-        if any(word in text for word in form.has):
-            text = form.pattern.sub(HIDDEN, text)
+def _redact_forms(text: str) -> str:
+    for form in possible_forms(text):
+        text = form.pattern.sub(HIDDEN, text)
     return text
 
 
-class _Hiding:
-    """A text stream whose writes are redacted; all else is that of the stream behind it."""
+class _RedactedStream:
+    """A text stream whose writes are redacted; everything else is passed to the stream behind it.
+
+    A secret may be split between writes, so a line is written once it is complete, be it by a carriage return. `flush`,
+    and any write to an unbuffered stream, also writes an unfinished line, such as a prompt, except for a last word that
+    may be the beginning of a secret.
+    """
 
     def __init__(self, stream: TextIO) -> None:
-        self._stream, self._redacted = stream, Redactor()
+        self._stream, self._redactor = stream, Redactor()
+        self._unbuffered = getattr(stream, "write_through", False)
+        self._line = self._written = ""  # the unfinished line, and what has been written of it, redacted
+        self.lock = threading.RLock()  # reentrant: a signal handler may print
 
     def write(self, text: str) -> int:
-        self._stream.write(self._redacted(text))
+        if not isinstance(text, str):
+            raise TypeError(f"write() argument must be str, not {type(text).__name__}")
+        with self.lock:
+            end = max(text.rfind("\n"), text.rfind("\r")) + 1
+            if end:
+                self._write_line(self._line + text[:end])
+            self._line += text[end:]
+            if len(self._line) > MAX_UNFINISHED_CHARS:
+                self._write_line(self._line)
+            if self._unbuffered:
+                self._write_unfinished()
         return len(text)
 
-    def writelines(self, lines: Iterator[str]) -> None:
+    def writelines(self, lines: Iterable[str]) -> None:
         for line in lines:
             self.write(line)
+
+    def flush(self) -> None:
+        with self.lock:
+            self._write_unfinished()
+        self._stream.flush()
+
+    def finish(self) -> None:
+        """Write what is held back, as nothing more comes. A full disk must not change the exit code."""
+        with self.lock, contextlib.suppress(OSError, ValueError):
+            if self._line:
+                self._write_line(self._line)
+
+    def _write_unfinished(self) -> None:
+        if not self._line or self._redactor.in_key:
+            return
+        words = _LAST_WORD.split(self._line)
+        if len(words) > 1 and words[-2].rstrip().lower().endswith(("bearer", "basic")):
+            del words[-2:]
+        elif may_begin_secret(words[-1]):
+            words.pop()
+        self._write_rest(_redact_forms("".join(words)))
+
+    def _write_line(self, text: str) -> None:
+        self._line = ""
+        self._write_rest(self._redactor(text))
+        self._written = ""
+
+    def _write_rest(self, redacted: str) -> None:
+        """Write what of the line's redacted text is not written yet."""
+        start = len(os.path.commonprefix([self._written, redacted]))  # noqa: RUF071, by character is meant
+        if start < len(redacted):
+            self._stream.write(redacted[start:])
+            self._written = redacted
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
 
 def hide_secrets() -> None:
-    """From now on, what this process writes to stdout and stderr is redacted; its last traceback is, too."""
-    for name in ("stdout", "stderr"):
-        if not isinstance(stream := getattr(sys, name), _Hiding):
-            setattr(sys, name, _Hiding(stream))
+    """Redact stdout and stderr of this process from now on, the traceback of its end included."""
+    for stream in _redact_streams():
+        atexit.register(stream.finish)
 
 
 @contextlib.contextmanager
 def hiding_secrets() -> Iterator[None]:
-    """The same inside the block."""
+    """Redact stdout and stderr inside the block."""
     before = sys.stdout, sys.stderr
-    hide_secrets()
+    streams = _redact_streams()
     try:
         yield
     finally:
+        for stream in streams:
+            stream.finish()
         sys.stdout, sys.stderr = before
+
+
+def _redact_streams() -> list[_RedactedStream]:
+    """Replace stdout and stderr where they are not redacted yet. Returns the new streams."""
+    streams = []
+    for name in ("stdout", "stderr"):
+        if not isinstance(stream := getattr(sys, name), _RedactedStream):
+            streams.append(_RedactedStream(stream))
+            setattr(sys, name, streams[-1])
+    return streams
+
+
+def _renew_locks() -> None:
+    """In a forked child: another thread of the parent may have held a lock."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, _RedactedStream):
+            stream.lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_renew_locks)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import functools
 import itertools
+import json
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 PATTERNS_FILE = Path(__file__).with_name("secret_patterns.yaml")
+GITLEAKS_RULES_FILE = Path(__file__).with_name("gitleaks_rules.json")
 LEAST_BITS_PER_CHARACTER = 4.0  # 32 random letters and digits have about 4.6
 LEAST_CHANGES = 0.4  # share of neighbours of another class; about 0.64 in random text, mostly below 0.4 in names
 MOST_IN_WORDS = 0.2  # share of letters in runs of four small ones; about 0.09 in random text
@@ -22,6 +24,8 @@ _REFERENCE = re.compile(
     r"\$.*|[<\[{].*|projects/[^/]+/secrets/.*|(gs|s3|https?|file|sm)://.*|[./~].*|.*\.(json|txt|pem|key|ya?ml)",
     re.DOTALL,
 )
+# The beginning of a URL, up to a user name or password that has not ended; a port is none.
+_OPEN_URL = re.compile(r"://[^\s/:]*(?::(?![0-9]{1,5}[/?#]).*)?$")
 _SWITCH = re.compile(r"true|false|yes|no|on|off|none|null|0|1", re.IGNORECASE)
 
 
@@ -73,24 +77,49 @@ def _is_random(text: str) -> bool:
     return bits >= LEAST_BITS_PER_CHARACTER and changes >= LEAST_CHANGES
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Form:
-    """What one kind of secret looks like. A text without any of the words `has` has none of it."""
+    """What one kind of secret looks like. A text without any of the lower-case keywords has no secret of this form."""
 
-    has: tuple[str, ...]
-    pattern: re.Pattern[str]
+    name: str
+    keywords: Sequence[str]
+    regex: str
 
-    def is_in(self, text: str) -> bool:
-        return any(word in text for word in self.has) and self.pattern.search(text) is not None
+    @functools.cached_property
+    def pattern(self) -> re.Pattern[str]:
+        return re.compile(self.regex)
 
 
 @functools.cache
-def forms() -> Mapping[str, Form]:
-    """Well-known kinds of secrets, by name."""
-    found = _patterns()["forms"]
-    return {name: Form(tuple(one["has"]), re.compile(one["form"])) for name, one in found.items()}
+def forms() -> Sequence[Form]:
+    """Well-known kinds of secrets: our own list first, then the rules of gitleaks."""
+    rules = json.loads(GITLEAKS_RULES_FILE.read_text(encoding="utf-8"))["rules"]
+    return [Form(name, **form) for name, form in {**_patterns()["forms"], **rules}.items()]
+
+
+@functools.cache
+def _forms_by_keyword() -> Sequence[tuple[str, Form]]:
+    return [(keyword, form) for form in forms() for keyword in form.keywords]
+
+
+def possible_forms(text: str) -> Iterable[Form]:
+    """The forms that have a keyword in the text."""
+    lowered = text.lower()
+    return dict.fromkeys(form for keyword, form in _forms_by_keyword() if keyword in lowered)
 
 
 def known_form(value: str) -> str:
     """What well-known kind of secret is in the text; empty for none."""
-    return next((name for name, form in forms().items() if form.is_in(value)), "")
+    return next((form.name for form in possible_forms(value) if form.pattern.search(value)), "")
+
+
+@functools.cache
+def _opening() -> re.Pattern[str]:
+    """Keywords that hardly occur in ordinary words."""
+    keywords = sorted({keyword for keyword, _ in _forms_by_keyword() if not keyword.isalpha() or len(keyword) > 2})
+    return re.compile("|".join("(?<![a-z])" * word[0].isalpha() + re.escape(word) for word in keywords if word != "@"))
+
+
+def may_begin_secret(text: str) -> bool:
+    """Whether the text may end in the middle of a secret of a known form."""
+    return bool(_OPEN_URL.search(text) or _opening().search(text.lower()))

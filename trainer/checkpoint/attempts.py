@@ -1,8 +1,8 @@
-"""Numbers the attempts of a run's training job, so that a later attempt outranks files of an earlier one.
+"""Numbers the attempts (starts) of a run's training job.
 
-A platform may start a job again while a process of the earlier start still lives (a zombie: cut off, not dead). Each
-start takes the next number by compare-and-swap, checkpoints carry it in front of their names, and readers prefer the
-highest. So whatever a zombie still commits can never be taken for newer than what the later start has saved.
+A platform may start a job again while processes of the earlier start still live, cut off from it. Each start takes the
+next number by compare-and-swap, checkpoint names begin with it, and readers prefer the highest. So nothing that an
+earlier start still commits counts as newer than the later start's checkpoints.
 """
 
 from __future__ import annotations
@@ -22,30 +22,27 @@ _NAME = re.compile(r"(?P<attempt>[0-9]{4,})-(?P<step>[0-9]{8,})-[0-9A-Za-z]+")
 
 @dataclass(frozen=True)
 class Attempts:
-    """What is known of a run's starts. `ended` is how the last one did, as far as it could say."""
+    """The starts of a run's training job so far."""
 
     attempt: int = 0  # number of the last start
-    fresh_from: int = 0  # first start that may be resumed: those before were given up by resume=never
+    fresh_from: int = 0  # first start that may be resumed; resume=never gave up those before
     start_step: int | None = None  # where the last start began
     without_progress: int = 0  # starts in a row before the last one that crashed without a checkpoint
-    ended: str = ""  # "", done or preempted
+    ended: str = ""  # of the last one: done, preempted, or "" while it runs or after a crash
 
 
 def read_attempts(store: Storage) -> Attempts:
-    """The present state; all zero where training never started."""
+    """The current state; all zero if training never started."""
     return _read(store)[0]
 
 
 def claim_attempt(store: Storage, *, fresh: bool, above: int = 0) -> Attempts:
-    """Take the next number, and one above `above`, the last that a mirror has seen.
-
-    `fresh`: what was saved by the starts before this one is not to be resumed, ever.
-    """
+    """Take the next number, above `above`, a mirror's last one. `fresh` gives up the checkpoints of earlier starts."""
     while True:
         found, version = _read(store)
-        # Checkpoints outlive a lost or rolled-back count: a number below theirs would leave what it saves unread.
+        # The file may be lost or rolled back: checkpoints with a number below the existing ones would not be read.
         number = max(found.attempt, _highest_saved(store), above) + 1
-        # A start that could not say how it ended has crashed, be it while it was still loading.
+        # A start that recorded no end has crashed.
         crashes = found.without_progress + 1 if found.attempt and not found.ended and not fresh else 0
         fresh_from = number if fresh else found.fresh_from
         mine = replace(found, attempt=number, fresh_from=fresh_from, without_progress=crashes, ended="")
@@ -53,11 +50,11 @@ def claim_attempt(store: Storage, *, fresh: bool, above: int = 0) -> Attempts:
             store.replace(FILE, _bytes(mine), version)
             return mine
         except VersionConflictError:
-            continue  # another start was quicker: take the number after its
+            continue  # another start took the number
 
 
 def begin_at(store: Storage, mine: Attempts, step: int, *, most: int) -> None:
-    """Record where this start begins. Raises UserError (70) when `most` starts in a row crashed at the same step."""
+    """Record this start's first step. Raises UserError (70) when `most` starts in a row crashed at the same one."""
     crashes = mine.without_progress if mine.start_step in (None, step) else 0
     if most and crashes >= most:
         raise _no_progress(crashes, f"each start was at step {step}")
@@ -65,10 +62,9 @@ def begin_at(store: Storage, mine: Attempts, step: int, *, most: int) -> None:
 
 
 def require_beginning(mine: Attempts, *, most: int) -> None:
-    """Raise UserError (70) when more than `most` starts in a row crashed, the last ones before they began.
+    """Raise UserError (70) when more than `most` starts in a row crashed, the last ones while loading.
 
-    To be called before anything is loaded: loading may be what crashes. Without this a platform would restart a job
-    that cannot go on for as long as its budget lasts, on paid machines.
+    Call it before loading. Otherwise a platform would restart a job that always crashes until its budget is spent.
     """
     if most and mine.without_progress > most:
         raise _no_progress(mine.without_progress, "the last ones before they had loaded a checkpoint")
@@ -85,7 +81,7 @@ def _no_progress(crashes: int, where: str) -> UserError:
 
 
 def note_end(store: Storage, mine: Attempts, ended: str) -> None:
-    """Record that this start ended well (done) or on request (preempted), unless a later one has taken over."""
+    """Record that this start is done, or was preempted, unless a later one has taken over."""
     with contextlib.suppress(UserError):
         _update(store, mine.attempt, ended=ended)
 
@@ -138,17 +134,17 @@ def _highest_saved(store: Storage) -> int:
 
 
 def attempt_of(name: str) -> int:
-    """The start of the training job that made the folder `name`; -1 for a folder that no save has made."""
+    """The start that saved the folder `name`; -1 for a folder of no save."""
     return order_of(name)[0]
 
 
 def step_of(name: str) -> int:
-    """The step that the folder `name` was saved at; -1 for a folder that no save has made."""
+    """The step at which the folder `name` was saved; -1 for a folder of no save."""
     return order_of(name)[1]
 
 
 def order_of(name: str) -> tuple[int, int, str]:
-    """What checkpoints are ordered by: start, step, name. As text, start 10000 would come before start 9999."""
+    """Sort key of checkpoints: start, step, name. As text, start 10000 would come before 9999."""
     found = _NAME.fullmatch(name)
     return (int(found["attempt"]), int(found["step"]), name) if found else (-1, -1, name)
 

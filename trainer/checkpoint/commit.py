@@ -2,14 +2,13 @@
 
     checkpoints/<attempt>-<step>-<nonce>/<file>        written by the node that holds it
                                         /node-N.json   sizes and checksums of that node's files
-                                        /COMMIT        checksums of all manifests and its own; without it nothing exists
+                                        /COMMIT        checksums of all manifests; makes the checkpoint exist
                                         /REJECTED.json why a reader passed it over
-               LATEST                                  name of the last one committed, for people; no reader trusts it
+               LATEST                                  name of the last commit, for people; no reader uses it
                ATTEMPTS.json                           see attempts.py
 
-A reader takes the newest checkpoint whose COMMIT, manifests and files all verify, and falls back to the one before if
-they do not. Nothing is deserialised before its checksum is confirmed, because DCP's metadata and DeepSpeed's files are
-pickles.
+Readers take the newest checkpoint whose COMMIT, manifests and files all verify. Nothing is deserialized before its
+checksum is confirmed, because DCP's metadata and DeepSpeed's files are pickles.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ REJECTED = "REJECTED.json"
 
 @dataclass(frozen=True)
 class CommitRecord:
-    """What a checkpoint says of itself. Rows are counted over all ranks since the start of training."""
+    """Content of COMMIT. Sequences are counted over all ranks since the start of training."""
 
     attempt: int  # start of the training job that saved it
     epoch: int
@@ -70,24 +69,24 @@ class CommitRecord:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A committed checkpoint. See `attempts.order_of` for the order of names."""
+    """A committed checkpoint. `attempts.order_of` orders names."""
 
     name: str
     record: CommitRecord
 
 
 def checkpoint_name(attempt: int, step: int, nonce: str) -> str:
-    """Folder of one save; the nonce keeps it apart from every other."""
+    """Folder of one save, unique by its nonce."""
     return f"{attempt:04d}-{step:08d}-{nonce}"
 
 
 def upload_node_files(store: Storage, name: str, node: int, staging: Path, *, key: bytes = b"") -> None:
-    """Upload what this node's ranks wrote, then the manifest that vouches for it, signed if there is a key."""
+    """Upload the files of this node's ranks, then their manifest, signed if there is a key."""
 
     def upload(file: Path) -> tuple[str, FileSums]:
         relative = file.relative_to(staging).as_posix()
         sums = sums_of_file(file, with_sha256=bool(key))
-        # The checksum goes with the file: one that changes on its way from here is refused, and nothing is committed.
+        # The store refuses a file that does not have this checksum on arrival.
         store.upload(file, f"{FOLDER}/{name}/{relative}", crc32c=sums.crc32c)
         crash_point("first file uploaded")
         return relative, sums
@@ -100,13 +99,10 @@ def upload_node_files(store: Storage, name: str, node: int, staging: Path, *, ke
 
 
 def commit(store: Storage, name: str, record: CommitRecord, *, key: bytes = b"") -> None:
-    """Make the checkpoint exist. All nodes must have uploaded their files.
+    """Write COMMIT, which makes the checkpoint exist, after all nodes have uploaded their files.
 
-    Args:
-        key: secret that signs COMMIT and has signed the manifests; empty for none.
-
-    Raises UserError (72) when a later start of the training job has taken over, ConfigError for a manifest that was not
-    signed with the key.
+    Raises UserError (72) when a later start of the training job has taken over, ConfigError for a manifest that is not
+    signed with `key` (empty: nothing is signed).
     """
     manifests, manifests_sha256 = {}, {}
     for node in range(record.num_nodes):
@@ -114,7 +110,7 @@ def commit(store: Storage, name: str, record: CommitRecord, *, key: bytes = b"")
         try:
             data = store.read(f"{FOLDER}/{name}/{manifest}")
         except UserError:
-            require_current(store, record.attempt)  # a later start has swept it: that is the cause to name
+            require_current(store, record.attempt)  # the cause, if a later start has swept the manifest
             raise
         manifests[manifest] = crc32c_of(data)
         if key:
@@ -128,7 +124,7 @@ def commit(store: Storage, name: str, record: CommitRecord, *, key: bytes = b"")
     try:
         store.create(f"{FOLDER}/{name}/COMMIT", body)
     except AlreadyExistsError:
-        # The name holds our nonce: only an earlier try of this write, whose answer was lost, can have made it.
+        # The name has our nonce: an earlier try of this write succeeded, and its answer was lost.
         if store.read(f"{FOLDER}/{name}/COMMIT") != body:
             raise
     crash_point("after COMMIT")
@@ -137,43 +133,41 @@ def commit(store: Storage, name: str, record: CommitRecord, *, key: bytes = b"")
 
 
 def committed(store: Storage) -> list[str]:
-    """Names of the checkpoints that have a COMMIT and may be resumed, oldest first."""
+    """Names of the checkpoints that may be resumed, oldest first."""
     return Listing.read(store).committed
 
 
 @dataclass(frozen=True)
 class Listing:
-    """One look at the checkpoints' folder."""
+    """All objects of the checkpoints' folder at one time."""
 
     sizes_bytes: dict[str, int]  # object name under checkpoints/ -> size
     fresh_from: int  # attempts before this one were given up
 
     @classmethod
     def read(cls, store: Storage) -> Listing:
-        """One list of the folder, however many files there are."""
         sizes = {info.name.removeprefix(f"{FOLDER}/"): info.size_bytes for info in store.list(FOLDER)}
         return cls(sizes, read_attempts(store).fresh_from)
 
     @property
     def committed(self) -> list[str]:
-        """Names with a COMMIT, oldest first, without those that were given up."""
+        """Names with a COMMIT, oldest first, without those given up by resume=never."""
         names = [name.removesuffix("/COMMIT") for name in self.sizes_bytes if name.endswith("/COMMIT")]
         return sorted((name for name in names if attempt_of(name) >= self.fresh_from), key=order_of)
 
     @property
     def rejected(self) -> set[str]:
         """Names that a reader has passed over."""
-        suffix = f"/{REJECTED}"
-        return {name.removesuffix(suffix) for name in self.sizes_bytes if name.endswith(suffix)}
+        return {name.removesuffix(f"/{REJECTED}") for name in self.sizes_bytes if name.endswith(f"/{REJECTED}")}
 
     @property
     def folders(self) -> set[str]:
-        """Every folder that a save has made, committed or not."""
+        """Folders of saves, committed or not."""
         return {name for name in self._all_folders if attempt_of(name) >= 0}
 
     @property
     def strangers(self) -> set[str]:
-        """Folders that no save has made, such as another program's checkpoints."""
+        """Other folders, such as another program's checkpoints."""
         return self._all_folders - self.folders
 
     @property
@@ -182,7 +176,7 @@ class Listing:
 
 
 def inspect(store: Storage, name: str, listing: Listing, *, key: bytes = b"") -> tuple[Checkpoint, Files]:
-    """Check COMMIT, its signature, the manifests and that every file is there in its size. Reads no file.
+    """Check COMMIT, the manifests, and every file's presence and size, without reading files.
 
     Returns the checkpoint and its files. Raises DamagedError with the first fault.
     """
@@ -198,7 +192,7 @@ def inspect(store: Storage, name: str, listing: Listing, *, key: bytes = b"") ->
 
 
 def verify(store: Storage, name: str, *, key: bytes = b"") -> Checkpoint:
-    """Check COMMIT, manifests and every file's size and checksums. Raises DamagedError with the first fault."""
+    """Check COMMIT, manifests, and every file's size and checksums. Raises DamagedError with the first fault."""
     checkpoint, files = inspect(store, name, Listing.read(store), key=key)
     for file, sums in files.items():
         verified(store, name, file, sums)
@@ -206,10 +200,9 @@ def verify(store: Storage, name: str, *, key: bytes = b"") -> Checkpoint:
 
 
 def newest_good(store: Storage, *, key: bytes = b"") -> tuple[Checkpoint | None, list[str]]:
-    """The newest checkpoint that verifies, and why each newer one was passed over.
+    """The newest checkpoint that verifies, and why newer ones were passed over; (None, []) when there are none.
 
-    Returns (None, []) when nothing was ever committed. Raises UserError (exit 74) when checkpoints exist but none
-    verifies: starting afresh in silence would throw a run away.
+    Raises UserError (74) when checkpoints exist and none verifies: a silent fresh start would discard the run.
     """
     passed_over: list[str] = []
     for name in reversed(committed(store)):
@@ -225,15 +218,12 @@ def newest_good(store: Storage, *, key: bytes = b"") -> tuple[Checkpoint | None,
 
 
 def was_uncommitted(store: Storage, name: str) -> bool:
-    """Whether a committed checkpoint has no COMMIT any more: clearing up went by while it was read.
-
-    Then it was not damaged, and there is a newer one than the reader's listing had.
-    """
+    """Whether a listed checkpoint lost its COMMIT to retention while it was read: it is not damaged, only deleted."""
     return store.stat(f"{FOLDER}/{name}/COMMIT") is None
 
 
 def none_verifies(passed_over: Sequence[str]) -> UserError:
-    """The error of a run that has checkpoints, none of them whole."""
+    """The error of a run whose checkpoints are all damaged."""
     return UserError(
         "no checkpoint of this run verifies: " + "; ".join(passed_over),
         expected="at least one whole checkpoint",
@@ -243,10 +233,7 @@ def none_verifies(passed_over: Sequence[str]) -> UserError:
 
 
 def fetch_folder(store: Storage, checkpoint: Checkpoint, scratch: Path) -> Path:
-    """A local folder with all files of a checkpoint, in their layout, each compared with its checksums on the way.
-
-    Raises DamagedError for a file that differs: then nothing of the folder may be read.
-    """
+    """A local folder, below `scratch`, of all the checkpoint's files, verified. Raises DamagedError for a wrong one."""
     folder = scratch / checkpoint.name
     for file, sums in _files_of(store, checkpoint).items():
         target = folder / file
@@ -256,7 +243,7 @@ def fetch_folder(store: Storage, checkpoint: Checkpoint, scratch: Path) -> Path:
 
 
 def vouched_manifest(store: Storage, checkpoint: Checkpoint, manifest: str) -> bytes:
-    """A manifest that COMMIT vouches for. Raises DamagedError when it has changed."""
+    """Content of a manifest that COMMIT lists. Raises DamagedError when it has changed."""
     record, data = checkpoint.record, _read(store, checkpoint.name, manifest)
     is_signed_for = not record.manifests_sha256 or sha256_of(data) == record.manifests_sha256.get(manifest)
     if crc32c_of(data) != record.manifests[manifest] or not is_signed_for:
@@ -265,7 +252,6 @@ def vouched_manifest(store: Storage, checkpoint: Checkpoint, manifest: str) -> b
 
 
 def _files_of(store: Storage, checkpoint: Checkpoint) -> Files:
-    """The files of a checkpoint whose COMMIT was read before."""
     files: Files = {}
     for manifest in checkpoint.record.manifests:
         data = vouched_manifest(store, checkpoint, manifest)
@@ -274,12 +260,12 @@ def _files_of(store: Storage, checkpoint: Checkpoint) -> Files:
 
 
 def reject(store: Storage, name: str, reason: str) -> None:
-    """Leave a note beside a checkpoint that was passed over. Nothing of it is deleted."""
+    """Mark a checkpoint as passed over. Nothing is deleted."""
     store.write(f"{FOLDER}/{name}/{REJECTED}", json.dumps({"reason": reason}).encode())
 
 
 def read_record(store: Storage, name: str, *, key: bytes = b"") -> CommitRecord:
-    """What COMMIT says. Raises DamagedError when it cannot be believed, ConfigError for another format version."""
+    """The content of COMMIT. Raises DamagedError when it is damaged, ConfigError for another format version."""
     text, *rest = _read(store, name, "COMMIT").split(b"\n")
     if not rest or rest[0] != f"{crc32c_of(text):08x}".encode():
         raise DamagedError(f"{name}: COMMIT differs from its CRC32C")
@@ -292,7 +278,7 @@ def read_record(store: Storage, name: str, *, key: bytes = b"") -> CommitRecord:
             return CommitRecord(**content)
     except (ValueError, TypeError, KeyError) as error:
         raise DamagedError(f"{name}: COMMIT is not what this program writes") from error
-    # Whole, and not ours to judge: passing it over would let a later save clear it away.
+    # Not damaged: if it were passed over, a later save could delete it.
     raise ConfigError(
         f"checkpoint {name} has format version {version}, this program reads {FORMAT_VERSION}",
         expected="checkpoints of this version of vlmpipe",
@@ -308,7 +294,7 @@ def _read(store: Storage, name: str, file: str) -> bytes:
 
 
 def verified(store: Storage, name: str, file: str, sums: FileSums) -> Path:
-    """A local file with the bytes of a checkpoint's file, compared with its checksums. Raises DamagedError."""
+    """A local copy of a checkpoint's file. Raises DamagedError when its checksums differ."""
     try:
         path = store.fetch(f"{FOLDER}/{name}/{file}").resolve()
         with os_errors(f"reading {path}"):
@@ -322,10 +308,8 @@ def verified(store: Storage, name: str, file: str, sums: FileSums) -> Path:
 
 
 def _damage(store: Storage, name: str, file: str, error: UserError) -> Exception:
-    """A DamagedError when the file itself is at fault, else the error: a store out of reach damages nothing."""
-    if isinstance(error, CorruptObjectError) or (
-        isinstance(error.__cause__, OSError) and error.__cause__.errno == errno.EIO
-    ):
+    """A DamagedError when the file itself is at fault; else, as for an unreachable store, the error."""
+    if isinstance(error, CorruptObjectError) or getattr(error.__cause__, "errno", None) == errno.EIO:
         return DamagedError(f"{name}: {file}: {error.found}")
     if store.stat(f"{FOLDER}/{name}/{file}") is None:
         return DamagedError(f"{name}: {file} is missing")

@@ -1,4 +1,4 @@
-"""The description beside an exported model, and the check that the model's files are those that were written."""
+"""The description of an exported model, with checksums of its files."""
 
 from __future__ import annotations
 
@@ -15,15 +15,12 @@ OWN_SUM = "crc32c"  # of the description without this key
 
 
 def write_description(run: Storage, described: dict[str, Any]) -> None:
-    """Complete the export; `files` in `described` has size and CRC32C of each of its files."""
+    """Complete the export. `described["files"]` has the size and CRC32C of each file."""
     run.write(NAME, json.dumps({**described, OWN_SUM: _sum_of(described)}).encode())
 
 
 def require_whole_export(run: Storage) -> dict[str, Any]:
-    """The description of a run's export, whose files were all read and compared with it.
-
-    Raises DataError when there is none, or a file differs, is missing, or was added since.
-    """
+    """The description of a run's export, after checking its files. Raises DataError for none or a damaged one."""
     if run.stat(NAME) is None:
         raise DataError(
             f"there is no exported model in {run.uri(FOLDER)}",

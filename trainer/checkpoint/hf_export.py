@@ -1,4 +1,4 @@
-"""From a checkpoint to a Hugging Face folder that plain `from_pretrained` loads, one tensor at a time."""
+"""Exports a checkpoint to a Hugging Face folder for `from_pretrained`, one tensor at a time."""
 
 from __future__ import annotations
 
@@ -34,12 +34,11 @@ def export_checkpoint(
     *,
     max_shard_bytes: int = MAX_SHARD_BYTES,
 ) -> dict[str, Any]:
-    """Write `<run>/export/` from a verified checkpoint in `source`: the average of the weights, where `train.ema_decay`
-    asks for one and the checkpoint holds it. Does nothing when it is there and whole.
+    """Write `<run>/export/` from a verified checkpoint in `source`, unless that export exists undamaged.
 
-    Of the model, one tensor and the frozen tower are in memory; of the files, one lies on the disk. Returns the
-    export's description, which is also its marker: it is written last, and without it there is no export. Raises
-    ConfigError when the checkpoint belongs to another model, before anything of an earlier export is touched.
+    Exports the average of the weights if `train.ema_decay` is set and the checkpoint has one. Memory holds one tensor
+    and the frozen tower; the local disk one file. Returns the export's description, which is written last and makes the
+    export exist. Raises ConfigError when the checkpoint belongs to another model, before touching an earlier export.
     """
     store = open_storage(job.run.run_uri)
     if described := _whole_export(store, checkpoint, ema_decay=job.train.ema_decay):
@@ -53,7 +52,8 @@ def export_checkpoint(
     _require_same_base(checkpoint, initial, sorted(frozen_weights(blueprint)))
     files: dict[str, dict[str, int]] = {}
 
-    def send(file: Path, name: str) -> None:
+    def send(file: Path) -> None:
+        name = file.relative_to(target).as_posix()
         with os_errors(f"reading {file}"):
             files[name] = {"bytes": file.stat().st_size, "crc32c": crc32c_of_file(file)}
             store.upload(file, f"{FOLDER}/{name}", crc32c=files[name]["crc32c"])
@@ -64,26 +64,20 @@ def export_checkpoint(
         target = scratch / FOLDER
         with os_errors(f"writing {target}"):
             target.mkdir()
-        kept_as = checkpoint.record.checkpoint_format
-        # A run that was given an average after its last step has none in its checkpoint.
-        averaged = bool(job.train.ema_decay) and holds_average(folder, kept_as)
-        trained = open_weights(folder, kept_as, averaged=averaged)
+        checkpoint_format = checkpoint.record.checkpoint_format
+        # There is none if ema_decay was set after the run's last step.
+        averaged = bool(job.train.ema_decay) and holds_average(folder, checkpoint_format)
+        trained = open_weights(folder, checkpoint_format, averaged=averaged)
         weights = Merged(blueprint, trained, initial, adapters)
-        store.delete(NAME)  # the files are overwritten: until all are, nothing vouches for them
-        written = write_weights(
-            blueprint,
-            weights.read,
-            target,
-            max_shard_bytes=max_shard_bytes,
-            finished=lambda file: send(file, file.name),
-        )
+        store.delete(NAME)  # no export exists until all files are overwritten
+        written = write_weights(blueprint, weights.read, target, max_shard_bytes=max_shard_bytes, finished=send)
         with os_errors(f"writing {target}"):
             family.save_settings(job.model, blueprint, tokenizer, target)
         for file in sorted(path for path in target.rglob("*") if path.is_file()):
-            send(file, file.relative_to(target).as_posix())
+            send(file)
     for info in store.list(FOLDER):
         if info.name.removeprefix(f"{FOLDER}/") not in files:
-            store.delete(info.name)  # of an export in other shards: from_pretrained might take it for ours
+            store.delete(info.name)  # of an earlier export: from_pretrained might load it
     described = {
         "checkpoint": checkpoint.name,
         "step": checkpoint.record.step,
@@ -99,35 +93,31 @@ def export_checkpoint(
 
 
 class Merged:
-    """Trained weights from the checkpoint, frozen ones from where they came from, with what adapters (by the weight's
-    name) add to them. See `trainer.models.base.Weights`.
+    """Trained weights from the checkpoint, frozen ones from their source with `adapters` (by weight name) merged in.
 
-    Raises ConfigError when the checkpoint lacks a weight that is trained.
+    A `trainer.models.base.Weights`. Raises ConfigError when the checkpoint lacks a trained weight.
     """
 
     def __init__(
         self, blueprint: nn.Module, trained: WeightReader, initial: Weights, adapters: Mapping[str, Adapter]
     ) -> None:
         self._trained, self._initial, self._adapters = trained, initial, adapters
-        self._wanted = {name for name, parameter in blueprint.named_parameters() if parameter.requires_grad}
-        self._same_as = dict(getattr(blueprint, "all_tied_weights_keys", {}))
+        self._trainable = {name for name, parameter in blueprint.named_parameters() if parameter.requires_grad}
+        self._tied_to = dict(getattr(blueprint, "all_tied_weights_keys", {}))
         in_adapters = {name for adapter in adapters.values() for name in (adapter.a, adapter.b)}
-        if missing := sorted((self._wanted | in_adapters) - trained.names):
+        if missing := sorted((self._trainable | in_adapters) - trained.names):
             raise ConfigError(f"the checkpoint lacks {len(missing)} trained weights, for example {missing[0]}")
 
     def read(self, name: str) -> Tensor:
-        name = self._same_as.get(name, name)
-        if name in self._wanted:
+        name = self._tied_to.get(name, name)
+        if name in self._trainable:
             return self._trained.read(name)
         weight, adapter = self._initial.read(name), self._adapters.get(name)
         return adapter.merged(weight, self._trained.read) if adapter else weight
 
 
 def _whole_export(store: Storage, checkpoint: Checkpoint, *, ema_decay: float) -> dict[str, Any] | None:
-    """The description of the export that is there, if it is of this checkpoint and decay, and its files are as written.
-
-    A file may have been lost since, or overwritten by a process that was thought dead.
-    """
+    """The description of an existing undamaged export of this checkpoint and decay."""
     try:
         described = require_whole_export(store)
     except DataError:
@@ -148,7 +138,7 @@ def _require_same_model(job: JobConfig, checkpoint: Checkpoint) -> None:
 
 
 def _require_same_base(checkpoint: Checkpoint, initial: Weights, frozen: list[str]) -> None:
-    """`frozen` names the frozen weights beside those of a frozen tower."""
+    """`frozen` names the frozen weights outside a frozen tower."""
     expected = checkpoint.record.frozen_sha256
     if expected and expected != tensors_sha256((name, initial.read(name)) for name in frozen):
         raise ConfigError(

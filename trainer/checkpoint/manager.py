@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from collections.abc import Callable
 
-from trainer.checkpoint.async_saver import CheckpointSaver, agree, raise_together
+from trainer.checkpoint.async_saver import CheckpointSaver, agree, on_first
 from trainer.checkpoint.attempts import Attempts, begin_at, claim_attempt, note_end, read_attempts, require_beginning
 from trainer.checkpoint.commit import CommitRecord
 from trainer.checkpoint.mirror import mirror_of
@@ -22,11 +21,11 @@ from trainer.storage.regular_files import read_regular
 from trainer.strategies.base import Strategy
 
 LARGEST_KEY_BYTES = 1 << 20
-COMMIT_MARGIN_S = 2.0  # of the notice, for what the estimate does not know
+COMMIT_MARGIN_S = 2.0  # the time of the last save only estimates that of the next
 
 
 class Checkpoints:
-    """What the loop does with checkpoints. Its methods are collective; errors come out the same on all ranks."""
+    """Resumes and saves for the training loop. Methods are collective and raise the same errors on all ranks."""
 
     def __init__(
         self, job: JobConfig, store: Storage, strategy: Strategy, record: CommitRecord, worker: ProcessContext
@@ -34,20 +33,15 @@ class Checkpoints:
         self._store, self._strategy, self._worker, self._job = store, strategy, worker, job
         self._settings, self._key = job.checkpoint, signing_key(job.checkpoint)
         self._mirror = mirror_of(job)
-        self._mine = self._claim()
+        self._mine = on_first(worker, self._claim)
         self._record = dataclasses.replace(record, attempt=self._mine.attempt)
         self._name = ""
         self._saver = CheckpointSaver(
-            store,
-            strategy,
-            worker,
-            Retention.of(job),
-            async_save=self._settings.async_save,
-            key=self._key,
+            store, strategy, worker, Retention.of(job), async_save=self._settings.async_save, key=self._key
         )
 
     def resume(self) -> Resumed | None:
-        """Load the newest good checkpoint, if the run file wants one and there is one."""
+        """Load the newest good checkpoint, unless there is none or train.resume is never."""
         resumed = None
         if self._job.train.resume == "auto":
             stores = [self._store, *([self._mirror] if self._mirror else [])]
@@ -55,65 +49,46 @@ class Checkpoints:
         step = resumed.checkpoint.record.step if resumed else 0
         self._name = resumed.checkpoint.name if resumed else ""
         most = self._settings.max_starts_without_progress
-        self._on_first(lambda: begin_at(self._store, self._mine, step, most=most))
+        on_first(self._worker, lambda: begin_at(self._store, self._mine, step, most=most))
         return resumed
 
     def save(self, step: int, epoch: int, sequences_consumed: int, loss: float, stop: StopRequest) -> None:
-        """Begin to save this step; a save that a stop request leaves no time for is not begun."""
-        if agree(self._no_time_left(stop)):
-            if self._worker.is_first:
-                print(
-                    f"train: no time to save step {step} before the machine goes: the last checkpoint counts",
-                    flush=True,
-                )
-            return
-        self._saver.save(
-            dataclasses.replace(self._record, step=step, epoch=epoch, sequences_consumed=sequences_consumed, loss=loss)
+        """Begin to save this step, unless a stop request leaves too little time."""
+        record = dataclasses.replace(
+            self._record, step=step, epoch=epoch, sequences_consumed=sequences_consumed, loss=loss
         )
+        if not agree(self._no_time_left(stop)):
+            self._saver.save(record)
+        elif self._worker.is_first:
+            message = f"no time to save step {step} before the machine goes: the last checkpoint counts"
+            print(f"train: {message}", flush=True)
 
     def finish(self, ended: str) -> str:
-        """Wait for the last save and note how this start ended. Returns the newest checkpoint's name."""
+        """Wait for the last save and record how this start ended. Returns the newest checkpoint's name."""
         saved = self._saver.finish()
-        self._on_first(lambda: note_end(self._store, self._mine, ended))
+        on_first(self._worker, lambda: note_end(self._store, self._mine, ended))
         return saved.name or self._name
 
     def _claim(self) -> Attempts:
-        mine: Attempts | None = None
-
-        def claim() -> None:
-            nonlocal mine
-            above = 0
-            if self._mirror:
-                with contextlib.suppress(UserError):  # a mirror out of reach is met again when it is looked into
-                    above = read_attempts(self._mirror).attempt
-            mine = claim_attempt(self._store, fresh=self._job.train.resume == "never", above=above)
-            require_beginning(mine, most=self._settings.max_starts_without_progress)
-
-        self._on_first(claim)
-        claimed = agree(mine)
-        assert claimed is not None
-        return claimed
-
-    def _on_first(self, action: Callable[[], None]) -> None:
-        """Do it on rank 0; its error is raised on all."""
-        error: UserError | None = None
-        if self._worker.is_first:
-            try:
-                action()
-            except UserError as found:
-                error = found
-        raise_together(error, self._worker)
+        above = 0
+        if self._mirror:
+            with contextlib.suppress(UserError):  # an unreachable mirror is reported by `resume`
+                above = read_attempts(self._mirror).attempt
+        mine = claim_attempt(self._store, fresh=self._job.train.resume == "never", above=above)
+        require_beginning(mine, most=self._settings.max_starts_without_progress)
+        return mine
 
     def _no_time_left(self, stop: StopRequest) -> bool:
-        """Whether the last save took longer than what is left of the notice. The first save is always tried."""
-        if stop.requested_at is None or self._saver.seconds is None:
+        """Whether less is left of the notice than the last save took. The first save is always tried."""
+        last_s = self._saver.saved.seconds
+        if stop.requested_at is None or last_s is None:
             return False
         left_s = self._settings.preemption_notice_s - (time.monotonic() - stop.requested_at)
-        return self._saver.seconds + COMMIT_MARGIN_S > left_s
+        return last_s + COMMIT_MARGIN_S > left_s
 
 
 def signing_key(settings: CheckpointConfig) -> bytes:
-    """The secret that signs COMMITs; empty for none. Raises ConfigError for a file that cannot be read or is empty."""
+    """The key that signs COMMITs; empty for none. Raises ConfigError for an unreadable or empty file."""
     if not settings.signing_key_file:
         return b""
     try:

@@ -1,11 +1,12 @@
-"""A node's manifest of the files it uploaded: sizes and checksums, signed where the run has a key.
+"""A node's manifest of its uploaded files: sizes and checksums, signed if the run has a key.
 
-CRC32C finds accidents, and costs next to nothing. Who can write to the bucket can make other bytes of the same CRC32C:
-with a key there is a SHA-256 beside it, and a signature (HMAC-SHA256) that is also over the place of what it signs.
+CRC32C detects accidents cheaply, but can be forged. With a key, files also have a SHA-256, and manifests and COMMIT are
+signed by HMAC-SHA256 over their content and name.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
 import json
@@ -19,12 +20,12 @@ from trainer.storage.base import CHUNK_BYTES, clean_name
 
 
 class DamagedError(Exception):
-    """A checkpoint that must not be loaded, and why."""
+    """Why a checkpoint must not be loaded."""
 
 
 @dataclass(frozen=True)
 class FileSums:
-    """Size and checksums of a file. `sha256` is hexadecimal; "" where there is no key."""
+    """Size and checksums of a file. `sha256` is hexadecimal, "" without a key."""
 
     bytes: int
     crc32c: int
@@ -56,21 +57,19 @@ def sha256_of(data: bytes) -> str:
 
 
 def signature(key: bytes, place: str, text: bytes) -> bytes:
-    """Of `text` at `place`, <checkpoint>/<file>: what is signed is not believed under another name."""
+    """Signs `text` together with its `place`, <checkpoint>/<file>, so that it is valid under no other name."""
     return hmac.new(key, place.encode() + b"\n" + text, "sha256").hexdigest().encode()
 
 
 def manifest_bytes(files: Files, place: str, *, key: bytes = b"") -> bytes:
-    """A manifest as it is written: JSON, and with a key a second line that signs it."""
-    entries = {
-        name: {what: value for what, value in asdict(sums).items() if value != ""} for name, sums in files.items()
-    }
+    """A manifest's content: JSON and, with a key, a second line with its signature."""
+    entries = {name: {k: v for k, v in asdict(sums).items() if v != ""} for name, sums in files.items()}
     text = json.dumps(entries).encode()
     return b"\n".join([text, *([signature(key, place, text)] if key else [])])
 
 
 def require_signed(data: bytes, place: str, key: bytes) -> None:
-    """Raise ConfigError when a manifest is not signed with `key`: nothing may vouch for it."""
+    """Raise ConfigError when a manifest is not signed with `key`."""
     text, *rest = data.split(b"\n")
     if not (len(rest) == 1 and hmac.compare_digest(rest[0], signature(key, place, text))):
         raise ConfigError(
@@ -81,16 +80,11 @@ def require_signed(data: bytes, place: str, key: bytes) -> None:
 
 
 def read_manifest(data: bytes, manifest: str) -> Files:
-    """The files of a manifest that COMMIT vouches for. `manifest` is its name, for errors.
-
-    Raises DamagedError for a file's name that could leave the checkpoint's folder.
-    """
+    """The files of a manifest, called `manifest` in errors. Raises DamagedError for a name outside the checkpoint."""
     files = {name: FileSums(**entry) for name, entry in json.loads(data.split(b"\n")[0]).items()}
     for name in files:
-        try:
-            is_clean = clean_name(name) == name
-        except ConfigError:
-            is_clean = False
-        if not is_clean:
-            raise DamagedError(f"{manifest} names the file {name!r}")
+        with contextlib.suppress(ConfigError):
+            if clean_name(name) == name:
+                continue
+        raise DamagedError(f"{manifest} names the file {name!r}")
     return files

@@ -1,7 +1,6 @@
-"""A second copy of a checkpoint in another location, by the same protocol: it exists when its COMMIT does.
+"""Copies checkpoints to a mirror: a second store to resume from, under the same commit protocol.
 
-The copy has the name, files, manifests and COMMIT of the original, byte for byte, so a signature over COMMIT holds for
-it too. A mirror is one more store to resume from, no backup with rules of its own.
+A copy has the original's name, files, manifests and COMMIT byte for byte, so COMMIT's signature is valid for it.
 """
 
 from __future__ import annotations
@@ -32,18 +31,17 @@ from trainer.storage.transfer import THREADS, in_parallel
 
 
 def mirror_of(job: JobConfig) -> Storage | None:
-    """The run's folder in `checkpoint.mirror_uri`; None when no mirror is named."""
+    """The run's folder in `checkpoint.mirror_uri`; None without a mirror."""
     root = job.checkpoint.mirror_uri
     return open_storage(join_uri(root, "runs", job.run.run_id)) if root else None
 
 
 def mirror_checkpoint(source: Storage, target: Storage, checkpoint: Checkpoint, *, threads: int = THREADS) -> str:
-    """Copy a verified checkpoint; its URI there. Does nothing when it is there and whole.
+    """Copy a verified checkpoint, unless a complete copy is there. Returns the copy's URI.
 
-    What an earlier, killed try has sent is kept where its size and checksum are right, so the call may be repeated. To
-    compare a SHA-256, which a run with a signing key has, it is read again. A damaged copy is uncommitted, mended and
-    committed again. Raises CorruptObjectError when a file of the source has changed since it was verified, and whatever
-    the two stores raise.
+    May be repeated after a kill: files of the right size and checksum are not sent again; those with a SHA-256 are read
+    to compare it. A damaged copy is uncommitted, repaired and committed again. Raises CorruptObjectError when a source
+    file has changed since it was verified, and the stores' errors.
     """
     folder = f"{FOLDER}/{checkpoint.name}"
     body = source.read(f"{folder}/COMMIT")
@@ -53,12 +51,12 @@ def mirror_checkpoint(source: Storage, target: Storage, checkpoint: Checkpoint, 
         files |= read_manifest(data, name)
     there = {info.name.removeprefix(f"{folder}/"): info for info in target.list(folder)}
 
-    kept = list(in_parallel(lambda name: _is_there(target, files[name], there.get(name)), files, threads=threads))
-    missing = [name for name, is_there in zip(files, kept, strict=True) if not is_there]
+    complete = in_parallel(lambda name: _has_file(target, files[name], there.get(name)), files, threads=threads)
+    missing = [name for name, is_complete in zip(files, complete, strict=True) if not is_complete]
     stale = [name for name, data in manifests.items() if name not in there or _read(target, folder, name) != data]
     is_committed = "COMMIT" in there
     if is_committed and (missing or stale or _read(target, folder, "COMMIT") != body):
-        target.delete(f"{folder}/COMMIT")  # it vouches for what is not there
+        target.delete(f"{folder}/COMMIT")
         is_committed = False
 
     def send(name: str) -> None:
@@ -68,7 +66,7 @@ def mirror_checkpoint(source: Storage, target: Storage, checkpoint: Checkpoint, 
                 path = verified(source, checkpoint.name, name, sums)
         else:
             path = source.fetch(f"{folder}/{name}")
-        target.upload(path, f"{folder}/{name}", crc32c=sums.crc32c)  # refused if it differs
+        target.upload(path, f"{folder}/{name}", crc32c=sums.crc32c)  # the store refuses another checksum
 
     for _ in in_parallel(send, missing, threads=threads):
         pass
@@ -77,19 +75,18 @@ def mirror_checkpoint(source: Storage, target: Storage, checkpoint: Checkpoint, 
     _mirror_attempts(source, target)
     if not is_committed:
         _commit(target, f"{folder}/COMMIT", body)
-    if REJECTED in there:  # a reader met the copy while it was damaged
+    if REJECTED in there:  # a reader passed over the damaged copy
         target.delete(f"{folder}/{REJECTED}")
     inspect(target, checkpoint.name, Listing.read(target))
     return target.uri(folder)
 
 
 def newest_good_of(stores: Sequence[Storage], *, key: bytes = b"") -> tuple[Storage, Checkpoint | None, list[str]]:
-    """The newest checkpoint that verifies over all stores, the one that has it, and why others were passed over.
+    """The newest checkpoint of all stores that verifies, its store (the first that has it), and why newer ones do not.
 
-    Where several have it, the first is taken. Checkpoints of starts that were given up (resume=never) do not count,
-    whichever store knows of that. The first store must be readable; another that is not is passed over as long as there
-    is a checkpoint elsewhere. Returns (first store, None, []) when nothing was ever committed anywhere. Raises
-    UserError (exit 74) when checkpoints exist and none verifies.
+    Checkpoints of starts that any store records as given up (resume=never) do not count. The first store must be
+    readable; the others only if there is no good checkpoint elsewhere. Returns (first store, None, []) without any
+    checkpoint. Raises UserError (74) when none verifies.
     """
     candidates: list[tuple[str, int]] = []
     passed_over: list[str] = []
@@ -113,7 +110,7 @@ def newest_good_of(stores: Sequence[Storage], *, key: bytes = b"") -> tuple[Stor
         except DamagedError as error:
             passed_over.append(f"in {store.root_uri}: {error}")
     if unreadable:
-        raise unreadable  # it may hold the only checkpoint: no fresh start because of it
+        raise unreadable  # it may hold the only good checkpoint: do not start afresh
     if passed_over:
         raise none_verifies(passed_over)
     return stores[0], None, []
@@ -132,7 +129,7 @@ def _corrupt_if_damaged(source: Storage) -> Iterator[None]:
         raise CorruptObjectError(f"{source.root_uri}: {error}, which was whole a moment ago") from error
 
 
-def _is_there(target: Storage, sums: FileSums, info: ObjectInfo | None) -> bool:
+def _has_file(target: Storage, sums: FileSums, info: ObjectInfo | None) -> bool:
     if info is None or info.size_bytes != sums.bytes:
         return False
     if info.crc32c is not None and not sums.sha256:
@@ -141,7 +138,7 @@ def _is_there(target: Storage, sums: FileSums, info: ObjectInfo | None) -> bool:
 
 
 def _read(target: Storage, folder: str, name: str) -> bytes:
-    """What is there; nothing when that is damaged."""
+    """Content of a file; nothing if it is corrupt."""
     with contextlib.suppress(CorruptObjectError):
         return target.read(f"{folder}/{name}")
     return b""
@@ -150,12 +147,12 @@ def _read(target: Storage, folder: str, name: str) -> bytes:
 def _commit(target: Storage, name: str, body: bytes) -> None:
     try:
         target.create(name, body)
-    except AlreadyExistsError:  # of another process that mirrors the same: its bytes are ours
+    except AlreadyExistsError:  # another process mirrors the same checkpoint
         if target.read(name) != body:
             raise
 
 
 def _mirror_attempts(source: Storage, target: Storage) -> None:
-    """Bring the count of starts along: on an empty primary store the next start must outrank what the mirror holds."""
+    """Copy the number of starts: should the primary store be lost, the next start must outrank the mirror's files."""
     if read_attempts(target).attempt < read_attempts(source).attempt:
         target.write(ATTEMPTS, source.read(ATTEMPTS))

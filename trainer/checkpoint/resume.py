@@ -1,4 +1,4 @@
-"""Finds the newest checkpoint that verifies; all ranks resume from the same one."""
+"""Resumes all ranks from the newest checkpoint that verifies."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from trainer.checkpoint.async_saver import agree, raise_together, restore_random_states
+from trainer.checkpoint.async_saver import agree, on_first, raise_together, restore_random_states, together
 from trainer.checkpoint.attempts import attempt_of, order_of
 from trainer.checkpoint.commit import (
     FOLDER,
@@ -36,13 +36,13 @@ VERSIONED = ("torch", "transformers", "deepspeed", "safetensors", "peft")
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python and of the libraries whose files a checkpoint holds."""
+    """Versions of Python and of the libraries that a checkpoint's files depend on."""
     return {"python": platform.python_version(), **{name: importlib.metadata.version(name) for name in VERSIONED}}
 
 
 @dataclass(frozen=True)
 class Resumed:
-    """The checkpoint that training continues from, and what is wrong with newer ones."""
+    """The checkpoint that training continues from, and why newer ones were passed over."""
 
     checkpoint: Checkpoint
     passed_over: list[str]
@@ -53,30 +53,29 @@ def resume(
 ) -> Resumed | None:
     """Load the newest good checkpoint of all stores on all ranks. Collective. Returns None when there is none.
 
-    Rank 0 chooses by COMMIT, manifests and sizes; each node then compares every file with its CRC32C before any is
-    read. A checkpoint that fails on one node is marked and passed over on all. The first store must be readable;
-    another, a mirror, only where no other has a good one. Raises ConfigError when the checkpoint belongs to another
-    plan, model or layout, or when there are only folders that no save has made; UserError (74) when there are
-    checkpoints and none is whole.
+    Rank 0 chooses by COMMIT, manifests and sizes; each node then checks every file's checksums before reading any. A
+    checkpoint that fails on one node is marked and passed over on all. The first store must be readable; the others,
+    mirrors, only if no other has a good checkpoint. Raises ConfigError when the checkpoint belongs to another plan,
+    model or layout, or when all folders are another program's; UserError (74) when no checkpoint verifies.
     """
-    looks, error = _look(stores, worker)
-    fresh_from = max(look.fresh_from for look in looks.values())
+    listings, unreadable = _list_stores(stores, worker)
+    fresh_from = max(listing.fresh_from for listing in listings.values())
     passed_over: list[str] = []
-    candidates = [(name, -number) for number, look in looks.items() for name in look.committed]
+    candidates = [(name, -number) for number, listing in listings.items() for name in listing.committed]
     for name, number in sorted(candidates, key=lambda found: (order_of(found[0]), found[1]), reverse=True):
         store = stores[-number]
         if attempt_of(name) < fresh_from:
             continue
-        reason = _try_to_load(store, strategy, expected, worker, name, looks[-number], key)
-        if isinstance(reason, Checkpoint):
-            return Resumed(reason, passed_over)
-        if _note_damage(store, worker, name, reason):
+        found = _try_to_load(store, strategy, expected, worker, name, listings[-number], key)
+        if isinstance(found, Checkpoint):
+            return Resumed(found, passed_over)
+        if _reject_unless_deleted(store, worker, name, found):
             return resume(stores, strategy, expected, worker, key=key)
-        passed_over.append(reason)
-    raise_together(error, worker)  # what could not be read may hold the only good one: no fresh start because of it
+        passed_over.append(found)
+    raise_together(unreadable, worker)  # that store may hold the only good checkpoint: do not start afresh
     if passed_over:
         raise none_verifies(passed_over)
-    if strangers := sorted(looks[0].strangers):
+    if strangers := sorted(listings[0].strangers):
         raise ConfigError(
             f"{stores[0].uri(FOLDER)} holds no checkpoint of this run, but {', '.join(strangers[:3])}",
             expected="only what training has saved there",
@@ -85,33 +84,34 @@ def resume(
     return None
 
 
-def _look(stores: Sequence[Storage], worker: ProcessContext) -> tuple[dict[int, Listing], UserError | None]:
-    """Rank 0's look at each store, on all ranks, and why a store after the first could not be read. Collective."""
-    looks: dict[int, Listing] = {}
-    fatal: UserError | None = None
-    unread: UserError | None = None
-    if worker.is_first:
+def _list_stores(stores: Sequence[Storage], worker: ProcessContext) -> tuple[dict[int, Listing], UserError | None]:
+    """Rank 0's listings of the stores, by their number, and its error for an unreadable mirror. Collective."""
+    errors: list[UserError] = []
+
+    def list_all() -> dict[int, Listing]:
+        listings = {}
         for number, store in enumerate(stores):
             try:
-                looks[number] = Listing.read(store)
+                listings[number] = Listing.read(store)
             except UserError as error:
-                fatal, unread = (error, unread) if number == 0 else (fatal, error)
-    raise_together(fatal, worker)
-    return agree(looks), unread
+                if number == 0:
+                    raise
+                errors.append(error)
+        return listings
+
+    return on_first(worker, list_all), errors[-1] if errors else None
 
 
-def _note_damage(store: Storage, worker: ProcessContext, name: str, reason: str) -> bool:
-    """Leave a note beside a damaged checkpoint. True when it was not damaged but cleared away meanwhile. Collective."""
-    gone, error = False, None
-    if worker.is_first:
-        try:
-            gone = was_uncommitted(store, name)
-            if not gone:
-                reject(store, name, reason)
-        except UserError as found:
-            error = found
-    raise_together(error, worker)
-    return agree(gone)
+def _reject_unless_deleted(store: Storage, worker: ProcessContext, name: str, reason: str) -> bool:
+    """Leave a note beside a damaged checkpoint. True if it is not damaged but was deleted meanwhile. Collective."""
+
+    def check() -> bool:
+        deleted = was_uncommitted(store, name)
+        if not deleted:
+            reject(store, name, reason)
+        return deleted
+
+    return on_first(worker, check)
 
 
 def _try_to_load(
@@ -123,36 +123,34 @@ def _try_to_load(
     listing: Listing,
     key: bytes,
 ) -> Checkpoint | str:
-    """The checkpoint, loaded, or why it cannot be. The same on all ranks."""
-    checkpoint: Checkpoint | None = None
-    reason, error = "", None
-    if worker.is_first:
+    """The checkpoint, loaded, or why it is damaged. The same on all ranks."""
+
+    def choose() -> Checkpoint | str:
         try:
             checkpoint, _ = inspect(store, name, listing, key=key)
-            _require_same_run(checkpoint, expected)
         except DamagedError as damaged:
-            reason = str(damaged)
-        except UserError as found:
-            error = found
-    raise_together(error, worker)
-    checkpoint, reason = agree((checkpoint, reason))
-    if reason:
-        return reason
-    assert checkpoint is not None
+            return str(damaged)
+        _require_same_run(checkpoint, expected)
+        return checkpoint
+
+    checkpoint = on_first(worker, choose)
+    if isinstance(checkpoint, str):
+        return checkpoint
     scratch = Path(tempfile.gettempdir(), f"vlmpipe-load-{agree(uuid.uuid4().hex[:12])}-{worker.node}")
-    try:
-        if worker.is_node_leader:
-            try:
+
+    def fetch() -> str:
+        try:
+            if worker.is_node_leader:
                 fetch_folder(store, checkpoint, scratch)
-            except DamagedError as damaged:
-                reason = str(damaged)
-            except UserError as found:
-                error = found
-        raise_together(error, worker)
+        except DamagedError as damaged:
+            return str(damaged)
+        return ""
+
+    try:
         reasons: list[str] = [""] * worker.world_size
-        dist.all_gather_object(reasons, reason)
-        if damaged_somewhere := next(filter(None, reasons), ""):
-            return damaged_somewhere
+        dist.all_gather_object(reasons, together(worker, f"fetching checkpoint {name}", fetch))
+        if any(reasons):
+            return next(filter(None, reasons))
         folder = scratch / name
         strategy.load(folder)
         restore_random_states(folder, worker)

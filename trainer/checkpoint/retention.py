@@ -1,4 +1,4 @@
-"""Decides which checkpoints stay. Deletion removes COMMIT first, so a half-deleted checkpoint never looks complete."""
+"""Deletes old checkpoints, COMMIT first, so that a half-deleted one never looks complete."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trainer.storage.base import Storage
 
 @dataclass(frozen=True)
 class Retention:
-    """What is kept: the last good ones, multiples of a number of steps (0: none), and the best by its loss."""
+    """Which checkpoints to keep: the last good ones, those at multiples of a step (0: none), the one of lowest loss."""
 
     keep_last: int
     keep_every_steps: int = 0
@@ -24,26 +24,21 @@ class Retention:
 
     @classmethod
     def of(cls, job: JobConfig) -> Retention:
-        """What the run file asks for."""
         return cls(job.train.keep_checkpoints, job.checkpoint.keep_every_steps, job.checkpoint.keep_best)
 
 
 def delete_old(store: Storage, retention: Retention, *, newest: str, key: bytes = b"") -> list[str]:
-    """Delete what `retention` does not keep, of the checkpoints up to `newest`. Returns their names.
+    """Delete the checkpoints up to `newest` that `retention` does not keep. Returns their names.
 
-    To be called by the start that has committed `newest`. One that was rejected as damaged takes no place among the
-    last ones. What a later start has saved is not touched. Raises UserError (72) once a later start has taken over: it
-    may rely on an older one, because it found a newer one damaged.
+    Called by the start that committed `newest`. Rejected checkpoints do not count among the last ones. Raises UserError
+    (72) once a later start has taken over: it may have resumed from an older one because newer ones were damaged.
     """
-    # A later start that claims after this check sees `newest`, and goes on from it unless it is damaged.
+    # A start that claims its number after this check sees `newest` and resumes from it, unless it is damaged.
     return _delete_old(store, retention, newest, key, lambda: require_current(store, attempt_of(newest)))
 
 
 def delete_old_copies(mirror: Storage, retention: Retention, *, newest: str, key: bytes = b"") -> list[str]:
-    """The same in a mirror, where no start saves: `newest` has just been copied there and is whole.
-
-    What was left half copied, or given up, goes as well. Returns the names.
-    """
+    """Delete old checkpoints and incomplete copies in a mirror that has a complete copy of `newest`. Returns names."""
     left = _sweep(mirror, lambda name: order_of(name) < order_of(newest))
     return left + _delete_old(mirror, retention, newest, key, lambda: None)
 
@@ -72,9 +67,9 @@ def _delete_old(
 
 
 def sweep_leftovers(store: Storage, attempt: int) -> list[str]:
-    """Delete what earlier starts left without a COMMIT, and what was given up. Returns the folders' names.
+    """Delete folders of earlier starts that are not committed or were given up. Returns their names.
 
-    A zombie that still uploads one of them cannot commit it any more, or commits one that does not verify.
+    An earlier start that still uploads one cannot commit it any more, or its checkpoint does not verify.
     """
     return _sweep(store, lambda name: attempt_of(name) < attempt)
 
@@ -90,9 +85,9 @@ def _sweep(store: Storage, is_over: Callable[[str], bool]) -> list[str]:
 
 
 def _best(store: Storage, names: list[str], key: bytes) -> str | None:
-    losses = {}
+    losses: dict[str, float] = {}
     for name in names:
-        with contextlib.suppress(DamagedError):  # its loss is not known, and nobody would resume it
-            losses[name] = read_record(store, name, key=key).loss
-    known = {name: loss for name, loss in losses.items() if loss is not None}
-    return min(known, key=lambda name: (known[name], order_of(name))) if known else None
+        with contextlib.suppress(DamagedError):
+            if (loss := read_record(store, name, key=key).loss) is not None:
+                losses[name] = loss
+    return min(losses, key=lambda name: (losses[name], order_of(name)), default=None)

@@ -1,7 +1,5 @@
-"""Writes weights in the Hugging Face layout, one tensor at a time.
+"""Writes weights in the Hugging Face layout with one tensor in memory; safetensors' own writer needs a whole file.
 
-safetensors' own writer wants all tensors of a file at once. Their shapes are known beforehand, so the header can be
-written first and each tensor after it: one tensor is in memory, whatever the size of the file.
 Format: https://github.com/huggingface/safetensors#format
 """
 
@@ -29,7 +27,7 @@ DTYPES = {
 
 @dataclass(frozen=True)
 class Written:
-    """All files of a model's weights, and the digest of what they hold (`trainer.weights_digest.weights_sha256`)."""
+    """Files of a model's weights, and their `trainer.weights_digest.weights_sha256`."""
 
     files: list[str]
     weights_sha256: str
@@ -43,13 +41,13 @@ def write_weights(
     max_shard_bytes: int = MAX_SHARD_BYTES,
     finished: Callable[[Path], None] = lambda path: None,
 ) -> Written:
-    """Write the weights of a Hugging Face model as `save_pretrained` does, in shards and with their index.
+    """Write the weights of a Hugging Face model as `save_pretrained` does: shards and their index.
 
     Args:
-        model: names, shapes and dtypes; it may be on the meta device.
-        read: a weight by its name in the model's state dict; asked in name order.
-        max_shard_bytes: largest file; a tensor that is larger gets one of its own.
-        finished: called with each file once it is whole; it may remove it.
+        model: gives names, shapes and dtypes; may be on the meta device.
+        read: returns a weight by its name in the state dict; called in the order of names.
+        max_shard_bytes: size of a file; a larger tensor gets a file of its own.
+        finished: called with each complete file, which it may delete.
     """
     wanted = dict(sorted(model.state_dict().items()))
     saved_as = saved_names(model)
@@ -65,11 +63,11 @@ def write_weights(
                 name = next(names)
                 tensor = _checked(name, read(name), wanted[name])
                 digest.add(name, tensor)
-                if name in shard:  # not so for a tied one: another name stands for it in the file
+                if name in shard:  # tied weights are written once
                     sink.write(raw_bytes(tensor))
                     left -= 1
         finished(folder / file)
-    for name in names:  # tied ones behind the last that is written
+    for name in names:  # tied ones after the last that was written
         digest.add(name, read(name))
     if len(shards) > 1:
         index = folder / SAFE_WEIGHTS_INDEX_NAME
@@ -80,13 +78,13 @@ def write_weights(
 
 
 def saved_names(model: nn.Module) -> dict[str, str]:
-    """State-dict name -> the name in the file, for the weights that files hold: of tied ones, one.
+    """State-dict name -> name in the file, for all weights except tied copies.
 
-    transformers keeps the names that a family's first release had. Where it would also cut or merge tensors, the names
-    of the state dict are used, which it reads as well.
+    transformers' files use the names of a family's first release. Where it would also split or merge tensors, the state
+    dict's names are used, which it loads, too.
     """
     state = {name: tensor for name, tensor in model.state_dict().items() if name not in model.all_tied_weights_keys}
-    # A tensor says which it is: the library only tells what names there are in the end.
+    # Tensors identify the weights: the library returns only the new names.
     names = {id(tensor): name for name, tensor in state.items()}
     saved = {names.get(id(tensor), ""): name for name, tensor in revert_weight_conversion(model, dict(state)).items()}
     return saved if saved.keys() == state.keys() else {name: name for name in state}
@@ -105,14 +103,13 @@ def _shards(tensors: dict[str, Tensor], max_bytes: int) -> list[dict[str, Tensor
 
 
 def _file_names(count: int) -> list[str]:
-    if count == 1:
-        return [SAFE_WEIGHTS_NAME]
-    stem = SAFE_WEIGHTS_NAME.removesuffix(".safetensors")
-    return [f"{stem}-{number:05d}-of-{count:05d}.safetensors" for number in range(1, count + 1)]
+    stem, ending = SAFE_WEIGHTS_NAME.split(".")
+    numbered = [f"{stem}-{number:05d}-of-{count:05d}.{ending}" for number in range(1, count + 1)]
+    return numbered if count > 1 else [SAFE_WEIGHTS_NAME]
 
 
 def _header(tensors: dict[str, Tensor]) -> bytes:
-    """Length and JSON of a safetensors header, padded so that the data begin at a multiple of 8."""
+    """Length and JSON of a safetensors header; the data begin at a multiple of 8 bytes."""
     entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, tensor in tensors.items():
@@ -125,13 +122,9 @@ def _header(tensors: dict[str, Tensor]) -> bytes:
 
 def _index(files: list[str], shards: list[dict[str, Tensor]], saved_as: dict[str, str]) -> dict[str, object]:
     tensors = [tensor for shard in shards for tensor in shard.values()]
-    return {
-        "metadata": {
-            "total_parameters": sum(tensor.numel() for tensor in tensors),
-            "total_size": sum(tensor.nbytes for tensor in tensors),
-        },
-        "weight_map": {saved_as[name]: file for file, shard in zip(files, shards, strict=True) for name in shard},
-    }
+    parameters, size = sum(tensor.numel() for tensor in tensors), sum(tensor.nbytes for tensor in tensors)
+    file_of = {saved_as[name]: file for file, shard in zip(files, shards, strict=True) for name in shard}
+    return {"metadata": {"total_parameters": parameters, "total_size": size}, "weight_map": file_of}
 
 
 def _checked(name: str, tensor: Tensor, expected: Tensor) -> Tensor:

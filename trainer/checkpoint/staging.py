@@ -1,8 +1,7 @@
-"""Local staging folder for the files of one checkpoint or export, until they are uploaded.
+"""Local staging folders for the files of a checkpoint or export until they are uploaded.
 
-A process that is killed leaves its folder, as large as the node's share of a checkpoint, and a container that is
-started again and again would run out of room. So each start deletes the folders without an owner. An owner holds a lock
-on its folder; the system takes it away when the process ends, however it ends. Other runs on the machine keep theirs.
+A killed process leaves its folder behind, and a container that is restarted often would run out of disk. So each start
+deletes the folders that no process holds a lock on, of any run on the machine.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ EXPORT_PREFIX = "vlmpipe-export-"
 
 
 def staging_folder(nonce: str, node: int) -> Path:
-    """The folder of a node for one save; all its ranks know it by these two."""
+    """The folder that all ranks of a node share for one save."""
     return Path(tempfile.gettempdir(), f"{PREFIX}{nonce}-{node}")
 
 
 class Staging:
-    """A folder that belongs to this process until `remove`. Raises OSError when it cannot be made."""
+    """A new folder, locked by this process until `remove`. Raises OSError when it cannot be made."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -34,10 +33,9 @@ class Staging:
         unnamed.mkdir()
         self._lock = os.open(unnamed, os.O_RDONLY)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
-        unnamed.rename(folder)  # only now: what has the name and no lock is taken for a leftover
+        unnamed.rename(folder)  # not before: sweep_staging deletes such names without a lock
 
     def remove(self) -> None:
-        """Delete the folder with all that is in it."""
         shutil.rmtree(self.folder, ignore_errors=True)
         os.close(self._lock)
 
@@ -53,11 +51,11 @@ def export_folder() -> Iterator[Path]:
 
 
 def sweep_staging() -> int:
-    """Delete what killed processes have left on this machine. Returns the number of folders."""
+    """Delete the folders that killed processes have left on this machine. Returns their number."""
     swept = 0
     temporary = Path(tempfile.gettempdir())
     for folder in [*temporary.glob(f"{PREFIX}*"), *temporary.glob(f"{EXPORT_PREFIX}*")]:
-        with contextlib.suppress(OSError):  # in use, gone meanwhile, or of another user
+        with contextlib.suppress(OSError):  # locked, already deleted, or another user's
             handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

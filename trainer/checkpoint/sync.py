@@ -1,4 +1,4 @@
-"""The `sync_checkpoint` step: newest good checkpoint, mirror, export. Each part can be repeated."""
+"""The `sync_checkpoint` step: mirrors and exports the newest good checkpoint."""
 
 from __future__ import annotations
 
@@ -15,13 +15,10 @@ from trainer.storage import open_storage
 
 
 def sync_run(job: JobConfig) -> dict[str, Any]:
-    """Verify the run's newest good checkpoint, mirror it if `checkpoint.mirror_uri` says where, and export it.
+    """Verify the run's newest good checkpoint, copy it to the mirror, if any, and export it. May be repeated if killed.
 
-    In the mirror the run's retention holds as it does in the run's own folder.
-
-    Killed at any point, the next call continues: neither a copy nor an export counts before its last object is there.
-    Returns the export's description with the URI of the mirrored checkpoint ("" without a mirror). Raises ConfigError
-    when the run has no checkpoint, UserError (74) when none verifies.
+    Returns the export's description and, as `mirror`, the URI of the copy or "". Raises ConfigError when the run has no
+    checkpoint, UserError (74) when none verifies.
     """
     sweep_staging()
     store, mirror, key = open_storage(job.run.run_uri), mirror_of(job), signing_key(job.checkpoint)

@@ -1,7 +1,6 @@
-"""Reads trained weights from a checkpoint one tensor at a time, for each checkpoint format, without a process group.
+"""Reads trained weights of each checkpoint format one tensor at a time, without a process group.
 
-Sharded tensors are put together as they are read, so no more than one is held. Only files that the commit protocol has
-verified may be given: their metadata are pickles.
+Reads pickles: the commit protocol must have verified the files.
 """
 
 from __future__ import annotations
@@ -32,11 +31,11 @@ class WeightReader(Protocol):
 
 
 class DcpWeights:
-    """What `save_dcp` wrote: DDP's whole tensors, or FSDP's slices of every rank."""
+    """Weights in torch's distributed checkpoint format, of DDP, FSDP and the model-parallel strategies."""
 
     def __init__(self, folder: Path, *, averaged: bool = False) -> None:
         self._reader = _OneMetadata(folder)
-        self._prefix = f"{EMA if averaged else 'model'}.{MODULE_PREFIX}"  # of the state's entry, then of the module
+        self._prefix = f"{EMA if averaged else 'model'}.{MODULE_PREFIX}"
         self._entries = {
             key.removeprefix(self._prefix): entry
             for key, entry in self._reader.read_metadata().state_dict_metadata.items()
@@ -48,13 +47,13 @@ class DcpWeights:
         entry = self._entries[name]
         tensor = torch.empty(entry.size, dtype=entry.properties.dtype)
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "torch.distributed is disabled")  # as asked for
+            warnings.filterwarnings("ignore", "torch.distributed is disabled")  # by no_dist
             dcp.load({self._prefix + name: tensor}, storage_reader=self._reader, no_dist=True)
         return tensor
 
 
 class _OneMetadata(dcp.FileSystemReader):
-    """Reads the metadata once: every `dcp.load` asks for them, and they name every tensor of the checkpoint."""
+    """Caches the metadata, which every `dcp.load` reads in full."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -65,7 +64,7 @@ class _OneMetadata(dcp.FileSystemReader):
 
 
 class GatheredModule:
-    """ZeRO-1 and 2 keep the whole module on every rank; rank 0's file holds it."""
+    """Weights of ZeRO-1 and 2: every rank has the whole module, and rank 0's file holds it."""
 
     def __init__(self, folder: Path) -> None:
         self._module = {
@@ -78,10 +77,8 @@ class GatheredModule:
 
 
 class Partitions:
-    """ZeRO-3 cuts each parameter into equal slices, one for each rank. A rank's file holds its slices end to end.
-
-    Source of the layout: deepspeed/utils/zero_to_fp32.py. The last slices are filled up to the common length.
-    """
+    """Weights of ZeRO-3: each parameter is cut into equal slices, the last one padded; a rank's file concatenates its
+    slices. Source: deepspeed/utils/zero_to_fp32.py."""
 
     def __init__(self, folder: Path, *, averaged: bool = False) -> None:
         saved = _mapped(folder / SHAPES_FILE)
@@ -104,8 +101,7 @@ class Partitions:
 
 
 class ShardedAverages:
-    """Averages of ZeRO-1 and 2, which lay all parameters of a group end to end and cut that into a partition for each
-    rank. Same source as above."""
+    """Averages of ZeRO-1 and 2: a group's concatenated parameters, partitioned over ranks. Source as above."""
 
     def __init__(self, folder: Path) -> None:
         saved = _mapped(folder / MODULE_FILE)
@@ -123,15 +119,15 @@ class ShardedAverages:
 
 
 def _places(saved: Mapping[str, Any], size: Callable[[torch.Size], int]) -> dict[str, tuple[int, int, torch.Size]]:
-    """Group, offset and shape of each parameter in its group, where `size` numbers of it lie after each other."""
+    """Group, offset and shape of each parameter, `size(shape)` elements of which are contiguous in its group."""
     places: dict[str, tuple[int, int, torch.Size]] = {}
     for group, shapes in enumerate(saved["param_shapes"]):
         offset = 0
         for name, shape in shapes.items():
             places[name.removeprefix(MODULE_PREFIX)] = (group, offset, shape)
             offset += size(shape)
-    for name, kept_as in saved["shared_params"].items():  # tied weights are kept once
-        places[name.removeprefix(MODULE_PREFIX)] = places[kept_as.removeprefix(MODULE_PREFIX)]
+    for name, tied_to in saved["shared_params"].items():
+        places[name.removeprefix(MODULE_PREFIX)] = places[tied_to.removeprefix(MODULE_PREFIX)]
     return places
 
 
@@ -140,8 +136,8 @@ def _averages(folder: Path, ranks: int) -> list[list[Tensor]]:
     return [torch.load(file, map_location="cpu", weights_only=True, mmap=True) for file in files]
 
 
-class _NotRead:
-    """Stands for an object of DeepSpeed in a file of which only the tensors are wanted."""
+class _Ignored:
+    """Replaces DeepSpeed's objects in a file of which only the tensors are read."""
 
     def __init__(self, *_: object) -> None:
         pass
@@ -151,8 +147,8 @@ DEEPSPEED_OBJECTS = ("deepspeed.runtime.fp16.loss_scaler.LossScaler", "deepspeed
 
 
 def _mapped(file: Path) -> dict[str, Any]:
-    """A file of DeepSpeed: tensors are mapped, not read, and its own objects are not made."""
-    with torch.serialization.safe_globals([(_NotRead, name) for name in DEEPSPEED_OBJECTS]):
+    """A file of DeepSpeed, with memory-mapped tensors and without its own objects."""
+    with torch.serialization.safe_globals([(_Ignored, name) for name in DEEPSPEED_OBJECTS]):
         return dict(torch.load(file, map_location="cpu", weights_only=True, mmap=True))
 
 
@@ -162,27 +158,18 @@ def _deepspeed_weights(folder: Path, *, averaged: bool) -> WeightReader:
     return ShardedAverages(folder) if averaged else GatheredModule(folder)
 
 
-class OpenWeights(Protocol):
-    """Of a checkpoint's folder."""
-
-    def __call__(self, folder: Path, *, averaged: bool) -> WeightReader: ...
-
-
-READERS: dict[str, OpenWeights] = {"dcp": DcpWeights, "deepspeed": _deepspeed_weights}
+READERS: dict[str, Callable[..., WeightReader]] = {"dcp": DcpWeights, "deepspeed": _deepspeed_weights}
 
 
 def holds_average(folder: Path, checkpoint_format: str) -> bool:
-    """Whether a fetched checkpoint holds an average of the weights."""
+    """Whether a fetched checkpoint has an average of the weights."""
     if checkpoint_format == "deepspeed":
         return (folder / EMA_FILE.format(rank=0)).exists()
     return bool(open_weights(folder, checkpoint_format, averaged=True).names)
 
 
 def open_weights(folder: Path, checkpoint_format: str, *, averaged: bool = False) -> WeightReader:
-    """The reader of a fetched checkpoint: of its weights, or of their average, which it must hold.
-
-    Raises ConfigError for a format that this program does not know.
-    """
+    """The reader of a fetched checkpoint's weights, or of their average. Raises ConfigError for an unknown format."""
     if checkpoint_format not in READERS:
         raise ConfigError(
             f"the checkpoint's format is {checkpoint_format!r}",

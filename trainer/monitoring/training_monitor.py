@@ -161,10 +161,7 @@ class TrainingMonitor:
         if self.is_due(done) or self._validated:
             timer, reducers = self._parts.forward_timer, self._reducers
             gauges = gather_rank_metrics(
-                self._worker,
-                waited_s,
-                timer.seconds() if timer else 0.0,
-                reducers.num_connected() if reducers else 0,
+                self._worker, waited_s, timer.seconds() if timer else 0.0, reducers.num_connected() if reducers else 0
             )
             if self._worker.is_first:
                 assert self._last is not None

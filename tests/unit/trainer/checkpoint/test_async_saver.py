@@ -189,7 +189,7 @@ def test_a_save_that_does_not_fit_the_notice_is_not_begun(
     checkpoints = _checkpoints(store)
     checkpoints.save(1, 0, 8, 2.0, Stop(None))  # type: ignore[arg-type]
     checkpoints.finish("done")
-    checkpoints._saver._saved = dataclasses.replace(checkpoints._saver._saved, seconds=5.0)
+    checkpoints._saver.saved = dataclasses.replace(checkpoints._saver.saved, seconds=5.0)
     checkpoints.save(2, 0, 16, 1.0, Stop(seconds_ago))  # type: ignore[arg-type]
     checkpoints.finish("preempted")
     assert [int(name.split("-")[1]) for name in committed(store)] == saved

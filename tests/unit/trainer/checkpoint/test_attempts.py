@@ -58,10 +58,7 @@ def test_a_fresh_start_gives_up_what_came_before_and_later_ones_keep_to_that(sto
 def test_only_the_last_start_is_current(store: LocalStorage) -> None:
     first, second = claim_attempt(store, fresh=False), claim_attempt(store, fresh=False)
     require_current(store, second.attempt)
-    for act in (
-        lambda: require_current(store, first.attempt),
-        lambda: begin_at(store, first, 0, most=0),
-    ):
+    for act in (lambda: require_current(store, first.attempt), lambda: begin_at(store, first, 0, most=0)):
         with pytest.raises(UserError, match="start 2 has taken over") as caught:
             act()
         assert caught.value.code == ExitCode.SUPERSEDED
@@ -136,9 +133,7 @@ def test_a_fresh_start_owes_nothing_to_the_crashes_before(store: LocalStorage) -
 
 @settings(max_examples=50)
 @given(ends=st.lists(st.sampled_from(["crash", "preempted", "done", "progress"]), max_size=12))
-def test_only_crashes_in_a_row_at_one_step_are_counted(
-    ends: list[str],
-) -> None:
+def test_only_crashes_in_a_row_at_one_step_are_counted(ends: list[str]) -> None:
     step = row = 0
     with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as folder:
         store = LocalStorage(folder)

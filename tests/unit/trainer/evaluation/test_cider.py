@@ -60,9 +60,7 @@ def test_scores_lie_between_0_and_10_and_do_not_depend_on_order(
 
 
 @given(PICTURES)
-def test_nothing_scores_higher_than_the_one_reference_itself(
-    pictures: list[tuple[list[list[str]], list[str]]],
-) -> None:
+def test_nothing_scores_higher_than_the_one_reference_itself(pictures: list[tuple[list[list[str]], list[str]]]) -> None:
     single = [([references[0]], caption) for references, caption in pictures]
     itself = [(references, references[0]) for references, _ in single]
     assert all(
