@@ -6,7 +6,6 @@ import os
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -243,7 +242,7 @@ def _check_job_spec(path: Path, region: str, as_json: bool) -> int:
     violations = file.check(load_catalog(), region)
     failed = any(violation.severity == "error" for violation in violations)
     if as_json:
-        found = [asdict(violation) for violation in violations]
+        found = [violation.as_dict() for violation in violations]
         print_json({"ok": not failed, "job_spec": str(path), "spelling": file.spelling, "violations": found})
     else:
         from vlmpipe.cli.views.tables import print_violations

@@ -148,15 +148,15 @@ def test_warnings_about_vertex_are_said_of_run_files_that_can_run_there() -> Non
 
 def test_a_wrong_value_says_what_is_right_and_where_that_is_written() -> None:
     (found,) = check(changed(ONE, {"worker_pool_specs.0.machine_spec.accelerator_count": 4}))
-    assert found == Violation(
-        code="VP304",
-        severity="error",
-        path="job_spec.worker_pool_specs[0].machine_spec.accelerator_count",
-        found="4",
-        expected="8 on a2-highgpu-8g",
-        fix="4 x NVIDIA_TESLA_A100 is on a2-highgpu-4g",
-        source=RULES["VP304"].source,
-    )
+    assert found.as_dict() == {
+        "code": "VP304",
+        "severity": "error",
+        "path": "job_spec.worker_pool_specs[0].machine_spec.accelerator_count",
+        "found": "4",
+        "expected": "8 on a2-highgpu-8g",
+        "fix": "4 x NVIDIA_TESLA_A100 is on a2-highgpu-4g",
+        "source": RULES["VP304"].source,
+    }
 
 
 @pytest.mark.parametrize(
