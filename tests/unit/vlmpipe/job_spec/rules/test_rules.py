@@ -159,6 +159,32 @@ def test_a_wrong_value_says_what_is_right_and_where_that_is_written() -> None:
     }
 
 
+def test_the_refusal_of_tpus_names_a_comparable_gpu_machine() -> None:
+    config = load_run_file(ROOT / "configs/digits.yaml", ["cluster.machine_type=ct5lp-hightpu-4t"])
+    (found,) = [one for one in job_violations(config, "train", "gs://b/r") if one.severity == "error"]
+    assert (found.code, found.found) == ("VP214", "TPUs (ct5lp-hightpu-4t) for trainer.launch")
+    assert found.fix == "a GPU machine of similar memory is a2-ultragpu-1g with 1 x NVIDIA_A100_80GB"
+
+
+@pytest.mark.parametrize(
+    ("machine", "expected"),
+    [
+        ("ct6e-standard-1t", "a2-highgpu-1g with 1 x NVIDIA_TESLA_A100"),
+        ("tpu7x-standard-4t", "a4-highgpu-8g with 8 x NVIDIA_B200"),
+        ("cloud-tpu", "a2-ultragpu-1g with 1 x NVIDIA_A100_80GB"),
+    ],
+)
+def test_the_comparable_gpu_machine_has_at_least_the_memory(machine: str, expected: str) -> None:
+    assert CATALOG.gpu_machine_like(machine) == expected
+
+
+def test_too_few_reducers_are_answered_with_the_number_that_suffices() -> None:
+    config = load_run_file(ROOT / "configs/llava-7b-zero2-spot.yaml", ["cluster.reduction_server.replica_count=2"])
+    (found,) = [one for one in job_violations(config, "train", "gs://b/r") if one.code == "VP215"]
+    assert (found.severity, found.found) == ("warning", "2 reducers, 64 Gbit/s in total")
+    assert (found.expected, found.fix) == ("at least the 400 Gbit/s of the 4 nodes", "write replica_count: 13")
+
+
 @pytest.mark.parametrize(
     ("changes", "hint"),
     [
