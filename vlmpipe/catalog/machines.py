@@ -98,7 +98,7 @@ class Catalog:
         return tuple(machine for machine in self.machines.values() if accelerator_type in machine.accelerators)
 
     def gpu_machine_like(self, tpu_machine: str) -> str:
-        """The smallest machine with bf16 GPUs that has at least the TPU machine's HBM (else the largest), in words."""
+        """The smallest on-demand machine with bf16 GPUs that has the TPU machine's HBM; the largest where none has."""
         hbm_gib = next((gib for family, gib in self.tpu_hbm_gib.items() if tpu_machine.startswith(family)), 16)
         chips = re.search(r"-([0-9]+)t$", tpu_machine)
         wanted_gib = hbm_gib * (int(chips[1]) if chips else 4)
@@ -107,7 +107,7 @@ class Catalog:
             for machine in self.machines.values()
             for gpu, counts in machine.accelerators.items()
             for count in counts
-            if self.gpus[gpu].bf16_tflops and not machine.needs_reservation
+            if self.gpus[gpu].bf16_tflops and machine.on_demand
         ]
         return min((size for size in sizes if size[0] >= wanted_gib), default=max(sizes))[1]
 

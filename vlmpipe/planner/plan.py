@@ -90,7 +90,7 @@ class Plan:
             "name": self.name,
             "state": self.state,
             "errors": self.errors,
-            "findings": [dataclasses.asdict(finding) for finding in self.findings],
+            "findings": [finding.as_dict() for finding in self.findings],
             "model": {
                 "parameters": shape.total_parameters,
                 "trainable_parameters": shape.trainable_parameters,

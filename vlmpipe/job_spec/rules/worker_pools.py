@@ -31,13 +31,13 @@ def check(job: Job) -> Iterator[Violation]:
 
 def _tpus(job: Job, pool: Pool) -> Iterator[Violation]:
     machine = pool.machine_type or pool.accelerator_type
-    if len(job.pools) > 1:
-        expected = "one pool of one replica: TPU hosts form no cluster of pools"
-        yield Violation("VP213", pool.at(), f"TPUs in one of {len(job.pools)} pools", expected)
-    elif module := next((match[0] for _, word in pool.words() if (match := _OUR_TRAINER.search(word))), ""):
+    if module := next((match[0] for _, word in pool.words() if (match := _OUR_TRAINER.search(word))), ""):
         expected = "GPU or CPU nodes: this package's trainer does not run on TPUs"
         fix = f"a GPU machine of similar memory is {job.catalog.gpu_machine_like(machine)}"
         yield Violation("VP214", pool.at("machine_spec"), f"TPUs ({machine}) for {module}", expected, fix)
+    elif len(job.pools) > 1:
+        expected = "one pool of one replica: TPU hosts form no cluster of pools"
+        yield Violation("VP213", pool.at(), f"TPUs in one of {len(job.pools)} pools", expected)
 
 
 def _reducers(pool: Pool) -> Iterator[Violation]:

@@ -161,17 +161,18 @@ def test_a_wrong_value_says_what_is_right_and_where_that_is_written() -> None:
 
 def test_the_refusal_of_tpus_names_a_comparable_gpu_machine() -> None:
     config = load_run_file(ROOT / "configs/digits.yaml", ["cluster.machine_type=ct5lp-hightpu-4t"])
-    (found,) = [one for one in job_violations(config, "train", "gs://b/r") if one.severity == "error"]
+    found, workers = [one for one in job_violations(config, "train", "gs://b/r") if one.severity == "error"]
+    assert workers.code == "VP214"
     assert (found.code, found.found) == ("VP214", "TPUs (ct5lp-hightpu-4t) for trainer.launch")
-    assert found.fix == "a GPU machine of similar memory is a2-ultragpu-1g with 1 x NVIDIA_A100_80GB"
+    assert found.fix == "a GPU machine of similar memory is a2-highgpu-2g with 2 x NVIDIA_TESLA_A100"
 
 
 @pytest.mark.parametrize(
     ("machine", "expected"),
     [
         ("ct6e-standard-1t", "a2-highgpu-1g with 1 x NVIDIA_TESLA_A100"),
-        ("tpu7x-standard-4t", "a4-highgpu-8g with 8 x NVIDIA_B200"),
-        ("cloud-tpu", "a2-ultragpu-1g with 1 x NVIDIA_A100_80GB"),
+        ("tpu7x-standard-4t", "a3-ultragpu-8g with 8 x NVIDIA_H200_141GB"),
+        ("cloud-tpu", "a2-highgpu-2g with 2 x NVIDIA_TESLA_A100"),
     ],
 )
 def test_the_comparable_gpu_machine_has_at_least_the_memory(machine: str, expected: str) -> None:
