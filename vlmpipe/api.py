@@ -55,14 +55,22 @@ def load(path: str | Path, *overrides: str) -> RunConfig:
     return load_run_file(path, overrides)
 
 
-def check(config: RunConfig) -> list[Finding]:
+def check(config: RunConfig, *, online: bool = False) -> list[Finding]:
     """Everything that can be found wrong in seconds and offline: model, data, batch, output, job specs.
 
     A finding's `state` is "ok", "warning", "failed" or "unchecked".
+
+    Args:
+        online: Also look up models on the Hugging Face hub, gs:// addresses and the region.
     """
     from pipelines.check import check_run
 
-    return check_run(config)
+    findings = check_run(config)
+    if online:
+        from pipelines.check_online import check_online
+
+        findings += check_online(config)
+    return findings
 
 
 def plan(config: RunConfig) -> Plan:

@@ -50,7 +50,7 @@ def a100(replica_count: int = 1) -> Spec:
 def reducers() -> Spec:
     return {
         "machine_spec": {"machine_type": "n1-highcpu-16"},
-        "replica_count": 4,
+        "replica_count": 25,  # 800 Gbit/s, for up to 8 nodes of 100
         "container_spec": {"image_uri": REDUCERS},
     }
 
@@ -59,7 +59,11 @@ CPU = job(pool("n1-standard-8"))
 ONE = job(a100())
 CLUSTER = job(a100(), a100(3))
 REDUCED = job(a100(), a100(3), reducers())
-TPU = job(pool("ct5lp-hightpu-4t") | {"machine_spec": {"machine_type": "ct5lp-hightpu-4t", "tpu_topology": "2x2"}})
+TPU_POOL = pool("ct5lp-hightpu-4t") | {
+    "machine_spec": {"machine_type": "ct5lp-hightpu-4t", "tpu_topology": "2x2"},
+    "container_spec": {"image_uri": IMAGE, "command": ["python", "-m", "their_trainer.train"]},
+}
+TPU = job(TPU_POOL)
 MEGA_ONE = job(pool("a3-megagpu-8g", "NVIDIA_H100_MEGA_80GB", 8))
 ULTRA = job(pool("a3-ultragpu-8g", "NVIDIA_H200_141GB", 8))
 MEGA = job(*(pool("a3-megagpu-8g", "NVIDIA_H100_MEGA_80GB", 8) for _ in range(2)))
@@ -195,6 +199,11 @@ CASES = [
     Case("VP211", {P2: reducers()}, {}, base=MEGA),
     Case("VP212", {P1: pool("n1-standard-8"), P2: reducers()}, {P1: pool("n1-standard-8")}, base=CPU),
     Case("VP213", {P1: pool("n1-standard-8")}, {}, base=TPU),
+    Case("VP214", {f"{CONTAINER}.command": ["python", "-m", "trainer.launch"]}, {}, base=TPU),
+    Case("VP214", {f"{CONTAINER}.command": ["sh", "-c", "python -m trainer.train"]}, {}, base=TPU),
+    Case("VP214", {MACHINE: {"machine_type": "ct6e-standard-8t"}}, {MACHINE: {"machine_type": "n1-standard-8"}}),
+    Case("VP215", {f"{P2}.replica_count": 2}, {f"{P2}.replica_count": 13}, base=REDUCED),
+    Case("VP215", {f"{P2}.replica_count": 12}, {f"{P2}.replica_count": 12, f"{P1}.replica_count": 2}, base=REDUCED),
     Case("VP301", {f"{MACHINE}.machine_type": "a2-highgpu-3g"}, {f"{MACHINE}.machine_type": "a2-highgpu-8g"}),
     Case("VP301", {f"{MACHINE}.machine_type": "n1standard8"}, {}, base=CPU),
     Case("VP302", {f"{MACHINE}.machine_type": "c9d-standard-8"}, {}, base=CPU),

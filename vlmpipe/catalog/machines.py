@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import date
@@ -13,6 +15,7 @@ import yaml
 
 FOLDER = Path(__file__).parent
 MIB_PER_GIB = 1024
+REDUCER_GBPS = 32  # n1-highcpu-16 and n2-highcpu-16, the Reduction Server's machines in Vertex AI's documentation
 
 # libyaml reads the files ten times faster; PyYAML may be installed without it.
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -88,10 +91,25 @@ class Catalog:
     gpus: Mapping[str, Gpu]
     machines: Mapping[str, Machine]
     regions: Mapping[str, tuple[str, ...]]  # accelerator type -> regions
+    tpu_hbm_gib: Mapping[str, float]  # family of TPU machines -> HBM of a chip
 
     def machines_with(self, accelerator_type: str) -> tuple[Machine, ...]:
         """Machine types that may carry this GPU."""
         return tuple(machine for machine in self.machines.values() if accelerator_type in machine.accelerators)
+
+    def gpu_machine_like(self, tpu_machine: str) -> str:
+        """The smallest on-demand machine with bf16 GPUs that has the TPU machine's HBM; the largest where none has."""
+        hbm_gib = next((gib for family, gib in self.tpu_hbm_gib.items() if tpu_machine.startswith(family)), 16)
+        chips = re.search(r"-([0-9]+)t$", tpu_machine)
+        wanted_gib = hbm_gib * (int(chips[1]) if chips else 4)
+        sizes = [
+            (count * self.gpus[gpu].memory_gib, f"{machine.machine_type} with {count} x {gpu}")
+            for machine in self.machines.values()
+            for gpu, counts in machine.accelerators.items()
+            for count in counts
+            if self.gpus[gpu].bf16_tflops and machine.on_demand
+        ]
+        return min((size for size in sizes if size[0] >= wanted_gib), default=max(sizes))[1]
 
 
 @dataclass(frozen=True)
@@ -116,7 +134,7 @@ def load_catalog() -> Catalog:
         for name, entry in family.pop("machines").items()
     }
     regions = {name: tuple(entry) for name, entry in data["regions"]["by_accelerator"].items()}
-    return Catalog(gpus, machines, regions)
+    return Catalog(gpus, machines, regions, data["tpu_hbm_gib"])
 
 
 @functools.cache
@@ -127,6 +145,11 @@ def load_models() -> Mapping[str, KnownModel]:
         name: KnownModel(entry["config"], entry["parameters"], *_source(entry["source"], data["sources"]))
         for name, entry in data["models"].items()
     }
+
+
+def reducers_needed(nodes: int, nic_gbps: float) -> int:
+    """Reducers whose bandwidth in total is at least that of the nodes."""
+    return math.ceil(nodes * nic_gbps / REDUCER_GBPS)
 
 
 def read_yaml(name: str) -> dict[str, Any]:

@@ -6,7 +6,6 @@ import os
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -88,20 +87,25 @@ def check(
         typer.Option(metavar="FILE", help="Check a CustomJob's spec (YAML or JSON) instead.", show_default=False),
     ] = None,
     region: Annotated[str, typer.Option(help="With --job-spec: region of the job.", show_default=False)] = "",
+    online: Annotated[
+        bool, typer.Option("--online", help="Also look up models on the hub, gs:// addresses and the region.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Check a run file or a job spec, offline. Fields, model, data, batch, output and job specs, in seconds."""
+    """Check a run file or a job spec. Fields, model, data, batch, output and job specs, in seconds and offline."""
     if (config is None) == (job_spec is None):
         found = "neither a run file nor a job spec given" if config is None else "both a run file and a job spec given"
         raise ConfigError(found, expected="vlmpipe check CONFIG [a.b=c]..., or vlmpipe check --job-spec FILE")
     if job_spec is not None:
+        if online:
+            raise ConfigError("--online is given with a job spec", expected="a run file: vlmpipe check CONFIG --online")
         raise typer.Exit(_check_job_spec(job_spec, region, as_json))
     assert config is not None
     if region:
         raise ConfigError("--region is given with a run file", fix="set gcp.location=REGION in the run file instead")
     from pipelines.check import exit_code
 
-    findings = api.check(load(config, overrides))
+    findings = api.check(load(config, overrides), online=online)
     code = exit_code(findings)
     if as_json:
         checks = [{"subject": one.subject, "state": one.state, "text": one.text} for one in findings]
@@ -243,7 +247,7 @@ def _check_job_spec(path: Path, region: str, as_json: bool) -> int:
     violations = file.check(load_catalog(), region)
     failed = any(violation.severity == "error" for violation in violations)
     if as_json:
-        found = [asdict(violation) for violation in violations]
+        found = [violation.as_dict() for violation in violations]
         print_json({"ok": not failed, "job_spec": str(path), "spelling": file.spelling, "violations": found})
     else:
         from vlmpipe.cli.views.tables import print_violations

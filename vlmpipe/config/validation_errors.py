@@ -19,7 +19,6 @@ from pydantic_core import ErrorDetails
 
 from trainer.errors import ConfigError
 
-LONGEST_VALUE_CHARS = 60
 LEAST_SIMILARITY = 0.68
 MAY_HOLD_SECRETS = ("cluster.env",)
 
@@ -58,9 +57,7 @@ OTHER_NAMES = {
 }
 # Earlier names that are still names of something else.
 EARLIER_PATHS = {"train.schedule": "train.lr_schedule", "cluster.strategy": "cluster.scheduling_strategy"}
-
-
-LONGEST_SHOWN = 60  # characters of a value that is quoted
+LONGEST_SHOWN = 60  # characters of a quoted value
 
 
 @dataclass(frozen=True)
@@ -115,14 +112,13 @@ def section_of(field: FieldInfo) -> type[BaseModel] | None:
 
 
 def show(value: Any) -> str:
-    """A value as a person would write it, shortened."""
+    """A value as it is written in YAML or JSON, shortened."""
     if isinstance(value, Mapping):
         return "a section" if value else "an empty section"
-    try:
-        text = json.dumps(value, ensure_ascii=False)
-    except TypeError:
-        text = repr(value)
-    return text if len(text) <= LONGEST_VALUE_CHARS else text[: LONGEST_VALUE_CHARS - 1] + "…"
+    text = json.dumps(value, ensure_ascii=False, default=repr)
+    if not text.isprintable():
+        text = json.dumps(value, default=repr)
+    return text if len(text) <= LONGEST_SHOWN else text[: LONGEST_SHOWN - 1] + "…"
 
 
 def from_validation_error(error: ValidationError, model: type[BaseModel]) -> list[Problem]:
@@ -173,7 +169,10 @@ def _text(path: str, group: list[ErrorDetails], fields: Mapping[str, FieldInfo])
         return reason if whole_section or path.startswith(MAY_HOLD_SECRETS) else f"found {show(value)}: {reason}"
     found = "a value of another kind" if path.startswith(MAY_HOLD_SECRETS) else show(details["input"])
     expected = " or ".join(dict.fromkeys(_expected(one) for one in group))
-    return f"found {found}, expected {expected}{_closest_option(details)}"
+    hint = ""
+    if details["type"] == "literal_error" and isinstance(details["input"], str):
+        hint = did_you_mean(details["input"], _options(details))
+    return f"found {found}, expected {expected}{hint}"
 
 
 def _expected(details: ErrorDetails) -> str:
@@ -217,14 +216,6 @@ def _options(details: ErrorDetails) -> list[str]:
     return [option.strip("'") or "(empty)" for option in options]
 
 
-def _closest_option(details: ErrorDetails) -> str:
-    if details["type"] != "literal_error" or not isinstance(details["input"], str):
-        return ""
-    options = {option.lower(): option for option in _options(details)}
-    close = difflib.get_close_matches(details["input"].lower(), options, n=1)
-    return f"; did you mean {options[close[0]]}?" if close else ""
-
-
 def _unknown_key(path: str, fields: Mapping[str, FieldInfo]) -> str:
     closest = closest_field(path, fields)
     if closest:
@@ -257,7 +248,13 @@ def closest_field(path: str, fields: Mapping[str, FieldInfo] | Sequence[str]) ->
     return best if score(best) else ""
 
 
-def did_you_mean(name: str, known: list[str]) -> str:
-    """ "; did you mean X?" or nothing."""
+def closest(name: str, known: Sequence[str]) -> str:
+    """The most similar known name in any case, or "" when none is similar."""
     close = difflib.get_close_matches(name[:LONGEST_SHOWN].upper(), [item.upper() for item in known], n=1)
-    return f"; did you mean {next(item for item in known if item.upper() == close[0])}?" if close else ""
+    return next(item for item in known if item.upper() == close[0]) if close else ""
+
+
+def did_you_mean(name: str, known: Sequence[str]) -> str:
+    """ "; did you mean X?" or nothing."""
+    found = closest(name, known)
+    return f"; did you mean {found}?" if found else ""

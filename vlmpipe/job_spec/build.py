@@ -10,7 +10,8 @@ from trainer.storage.base import join_uri
 from vlmpipe.catalog.machines import load_catalog
 from vlmpipe.catalog.nccl import environment
 from vlmpipe.config.run_config import RunConfig
-from vlmpipe.job_spec.rules import Violation, check_spec
+from vlmpipe.job_spec.rules import check_spec
+from vlmpipe.job_spec.violation import Violation
 from vlmpipe.job_spec.worker_pools import LOCAL_PORT_VARIABLE, STEP_LABEL
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ import yaml
 from trainer.errors import ConfigError, os_errors
 from trainer.storage.regular_files import FileTooLargeError, NotRegularFileError, read_regular
 from vlmpipe.catalog.machines import Catalog
-from vlmpipe.job_spec.rules import Violation, check_spec, violation_of
-from vlmpipe.job_spec.rules.base import Breach
-from vlmpipe.job_spec.schema import FieldPath, camel_case, load_fields, snake_case
+from vlmpipe.job_spec.rules import check_spec
+from vlmpipe.job_spec.schema import camel_case, load_fields, snake_case
+from vlmpipe.job_spec.violation import FieldPath, Violation
 from vlmpipe.job_spec.worker_pools import POOLS
 
 LARGEST_FILE_BYTES = 1 << 20
@@ -118,8 +118,8 @@ def spec_of(content: Mapping[str, Any] | list[Any]) -> SpecFile:
     )
     spelling: Spelling = "camelCase" if num_camel > num_snake else "snake_case"
     file = SpecFile(renamed, region, spelling, form, root, names=names.written)
-    breaches = [
-        Breach(
+    violations = [
+        Violation(
             "VP102",
             path,
             f"{_spelling_of(name)} in a file that is written in {spelling}",
@@ -129,7 +129,7 @@ def spec_of(content: Mapping[str, Any] | list[Any]) -> SpecFile:
         for path, name in names.written.items()
         if _spelling_of(name) not in ("", spelling)
     ]
-    return replace(file, violations=tuple(violation_of(breach, file.name_path) for breach in breaches))
+    return replace(file, violations=tuple(violation.named(file.name_path) for violation in violations))
 
 
 class _Names:

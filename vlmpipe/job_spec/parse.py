@@ -1,8 +1,7 @@
-"""Strict parser of CustomJob specs: rejects what Vertex AI would reject or silently reinterpret.
+"""Strict parser of CustomJob specs into the API's message.
 
-The API's message types say which fields exist. Three things make a second look necessary: `google.protobuf` takes both
-spellings of a name, proto-plus cuts 4.5 replicas to 4 and spreads a text over a list of letters, and neither knows the
-roles of the worker pools.
+Stricter than the API client: `google.protobuf` accepts both spellings of a name, proto-plus truncates 4.5 replicas to 4
+and splits a text into a list of letters, and neither knows the roles of the worker pools.
 """
 
 from __future__ import annotations
@@ -14,10 +13,9 @@ from google.cloud.aiplatform_v1.types import custom_job as api
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 from trainer.errors import ConfigError
-from vlmpipe.job_spec.schema import Kind, Problem, path_text, read_message
-from vlmpipe.job_spec.worker_pools import CHIEF_POOL, EVALUATOR_POOL, REDUCTION_SERVER_POOL, WORKER_POOL, pool_problems
-
-__all__ = ["CHIEF_POOL", "EVALUATOR_POOL", "REDUCTION_SERVER_POOL", "WORKER_POOL", "api_fields", "parse_job_spec"]
+from vlmpipe.job_spec.schema import read_message
+from vlmpipe.job_spec.violation import path_text
+from vlmpipe.job_spec.worker_pools import POOLS, pool_violations
 
 _SCALARS = {
     FieldDescriptor.CPPTYPE_INT32: "int32",
@@ -28,28 +26,24 @@ _SCALARS = {
 
 
 def parse_job_spec(spec: Mapping[str, Any]) -> api.CustomJobSpec:
-    """`spec`, a mapping with the API's snake_case names, as the API's message.
+    """`spec`, with the API's snake_case names, as the API's message.
 
-    Whole numbers that arrive as floats are converted: a compiled pipeline stores 8 as 8.0. Raises ConfigError that
-    names the path of the first unknown field, wrong enum name or wrong type, and for worker pools that Vertex AI would
-    misunderstand (see `vlmpipe.job_spec.worker_pools`).
+    Whole floats become integers: a compiled pipeline stores 8 as 8.0.
+
+    Raises ConfigError for the first violation of form or of the worker pools' roles.
     """
-    reading = read_message(spec)
-    problems = [
-        problem
-        for problem in reading.problems
-        if not (problem.kind == Kind.NUMBER_FORM and isinstance(problem.value, float))
-    ]
-    problems += pool_problems(reading.fields.get("worker_pool_specs", []), containers_only=True)
-    if problems:
-        raise _error(problems[0])
+    reading = read_message(spec, whole_floats=True)
+    violations = [*reading.violations, *pool_violations(reading.fields.get(POOLS, []), containers_only=True)]
+    if violations:
+        first = violations[0]
+        raise ConfigError(f"{path_text(first.field)}: found {first.found}", expected=first.expected, fix=first.fix)
     return api.CustomJobSpec(reading.fields)
 
 
 def api_fields() -> dict[str, Any]:
-    """What `custom_job_fields.json` must hold, from the API client that is installed.
+    """The content of `custom_job_fields.json` for the installed API client.
 
-    What of a CustomJob lies outside its spec is named there and not described.
+    Fields of a CustomJob beside its spec have the type "any".
     """
     messages: dict[str, dict[str, str]] = {}
     enums: dict[str, list[str]] = {}
@@ -77,8 +71,3 @@ def _describe(descriptor: Descriptor, messages: dict[str, dict[str, str]], enums
         else:
             kind = _SCALARS[field.cpp_type]
         fields[field.name] = f"[{kind}]" if field.is_repeated else kind
-
-
-def _error(problem: Problem) -> ConfigError:
-    path = path_text(problem.path)
-    return ConfigError(f"{path} {problem.verb} {problem.found}", expected=problem.expected, fix=problem.fix)

@@ -1,8 +1,7 @@
-"""The fields of a CustomJobSpec as data, and a strict reading that collects every problem instead of the first.
+"""Fields of a CustomJobSpec, and a strict reader that collects every violation of form (rules VP1xx).
 
-`custom_job_fields.json` says which fields the API's messages have. It is written from the API client (`api_fields` in
-`vlmpipe.job_spec.parse`; a test keeps the two equal), because loading that client takes longer than everything else
-that `vlmpipe check` does.
+`custom_job_fields.json` holds the messages of the API client (`vlmpipe.job_spec.parse.api_fields` writes it, a test
+compares the two), because importing the client takes longer than the rest of `vlmpipe check`.
 """
 
 from __future__ import annotations
@@ -10,72 +9,71 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from vlmpipe.config.validation_errors import LONGEST_SHOWN, did_you_mean
+from vlmpipe.config.validation_errors import closest, did_you_mean, show
+from vlmpipe.job_spec.violation import FieldPath, Violation, read_rules_yaml
 
 FIELDS_FILE = Path(__file__).with_name("custom_job_fields.json")
-FieldPath = tuple[str | int, ...]  # ("worker_pool_specs", 0, "replica_count")
-
 INTEGER_BITS = {"int32": 32, "int64": 64}
 DURATION = re.compile(r"[0-9]{1,12}(\.[0-9]{1,9})?s")
-# What stands there may be a secret: these values are never quoted, only their kind is said.
-UNQUOTED = frozenset({"env", "args", "command"})
-
-
-class Kind(StrEnum):
-    """What is wrong with a field or a pool."""
-
-    UNKNOWN_FIELD = "unknown field"
-    SPELLING = "spelling"
-    TYPE = "type"
-    NO_LIST = "no list"  # one object where a list of them belongs
-    NOT_WHOLE = "not a whole number"
-    NUMBER_FORM = "form of a number"  # the right number in a form that a 32-bit field does not take
-    ENUM = "enum"
-    DURATION = "duration"
-    ENV = "env"
-    NO_POOL = "no pool"
-    MANY_POOLS = "many pools"
-    CHIEF = "chief"
-    EMPTY_POOL = "empty pool"
-    NO_MACHINE = "no machine"
-    NO_IMAGE = "no image"
-    TASK = "task"
-    REDUCERS = "reducers"
+MAY_HOLD_SECRETS = frozenset({"env", "args", "command"})  # values below these fields are not quoted
 
 
 @dataclass(frozen=True)
-class Problem:
-    """One thing that is wrong, as a sentence: path, verb, found; expected; fix."""
+class UnknownField:
+    """A field that the API's `message` does not have. Its value may be a secret."""
 
-    kind: Kind
     path: FieldPath
-    found: str
-    expected: str
-    fix: str = ""
-    verb: str = "is"
-    message: str = ""  # of an unknown field: the API's message that lacks it
-    value: Any = None  # what the field holds; may be secret
+    message: str
+    value: Any
+
+    @property
+    def target(self) -> FieldPath:
+        """Path of the field that was probably meant; the unknown field's own where none is similar."""
+        *parents, name = self.path
+        if moved_to := _advice(self.message, name).get("to"):
+            return (*parents, *moved_to.split("."))
+        return (*parents, closest(snake_case(str(name)), load_fields()["messages"][self.message]) or name)
+
+    @property
+    def has_target(self) -> bool:
+        """Whether the value certainly belongs to `target`."""
+        return bool(_advice(self.message, self.path[-1]).get("to"))
 
 
 @dataclass(frozen=True)
 class Reading:
-    """What could be understood, with snake_case names and values of the right types, and what could not."""
+    """The readable part of a message, with snake_case names and the API's types, and what is wrong with the rest."""
 
     fields: dict[str, Any]
-    problems: tuple[Problem, ...]
+    violations: tuple[Violation, ...]
+    unknown: tuple[UnknownField, ...]
 
 
 @functools.cache
 def load_fields() -> Mapping[str, Any]:
-    """`messages`: message -> field -> type; `enums`: enum -> names. "[T]" is a list of T, "any" is not looked into."""
+    """`messages`: message -> field -> type; `enums`: enum -> names. "[T]" is a list of T; "any" is not checked."""
     tables: Mapping[str, Any] = json.loads(FIELDS_FILE.read_text(encoding="utf-8"))
     return tables
+
+
+@functools.cache
+def _all_advice() -> Mapping[tuple[str, str], Mapping[str, str]]:
+    return {
+        (message, name): entry
+        for message, entries in read_rules_yaml("fields.yaml").items()
+        for entry in entries
+        for name in entry["names"]
+    }
+
+
+def _advice(message: str, name: str | int) -> Mapping[str, str]:
+    """Where an unknown field belongs (`to`), or what to do with it (`fix`); empty if it is not a common mistake."""
+    return _all_advice().get((message, snake_case(str(name))), {})
 
 
 def snake_case(name: str) -> str:
@@ -89,16 +87,8 @@ def camel_case(name: str) -> str:
     return first + "".join(word.capitalize() for word in others)
 
 
-def path_text(path: FieldPath, root: str = "job_spec") -> str:
-    """`job_spec.worker_pool_specs[0].replica_count`."""
-    text = root
-    for part in path:
-        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
-    return text
-
-
 def kind_of(value: Any) -> str:
-    """The kind of a JSON value in words."""
+    """The JSON type of a value in words."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -109,78 +99,83 @@ def kind_of(value: Any) -> str:
     return next((name for kind, name in names.items() if isinstance(value, kind)), f"a {type(value).__name__}")
 
 
-def show(value: Any, path: FieldPath = ()) -> str:
-    """A value for a sentence: short, and without what may be secret."""
-    if isinstance(value, Mapping | list | tuple) or UNQUOTED & set(path):
-        return kind_of(value)
-    text = repr(value)
-    return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}... ({len(text)} characters)"
+def read_message(value: Mapping[str, Any], *, whole_floats: bool = False) -> Reading:
+    """Read `value` as a CustomJobSpec. Never raises for bad content.
+
+    Args:
+        value: the spec, with names in any spelling.
+        whole_floats: accept 8.0 in 32-bit integer fields.
+    """
+    reader = _Reader(whole_floats)
+    fields = reader.message(value, "CustomJobSpec", ())
+    return Reading(fields or {}, tuple(reader.violations), tuple(reader.unknown))
 
 
-def read_message(value: Mapping[str, Any], message: str = "CustomJobSpec", path: FieldPath = ()) -> Reading:
-    """Read `value` as one of the API's messages. Never raises for bad content."""
+def read_field(value: Any, kind: str, path: FieldPath) -> tuple[Any, tuple[Violation, ...]]:
+    """`value` as a field of type `kind`, None if it cannot be read, and its violations."""
     reader = _Reader()
-    fields = reader.message(value, message, path)
-    return Reading(fields or {}, tuple(reader.problems))
-
-
-def read_field(value: Any, kind: str, path: FieldPath) -> tuple[Any, tuple[Problem, ...]]:
-    """`value` as a field of type `kind`, None if it is no such thing, and what is wrong with it."""
-    reader = _Reader()
-    return reader.field(value, kind, path), tuple(reader.problems)
+    return reader.field(value, kind, path), tuple(reader.violations)
 
 
 class _Reader:
-    """Walks along the API's fields, never along what else is in there, so that no nesting is too deep."""
+    """Descends only into fields of the API, so that the depth of other content does not matter."""
 
-    def __init__(self) -> None:
-        self.problems: list[Problem] = []
-        self.tables = load_fields()
+    def __init__(self, whole_floats: bool = False) -> None:
+        self.violations: list[Violation] = []
+        self.unknown: list[UnknownField] = []
+        self._whole_floats = whole_floats
+        self._messages, self._enums = load_fields()["messages"], load_fields()["enums"]
 
     def message(self, value: Any, message: str, path: FieldPath) -> dict[str, Any] | None:
+        is_variable = message == "EnvVar"
+        form = "an object with name and value" if is_variable else f"an object with fields of {message}"
         if not isinstance(value, Mapping):
-            self._wrong(Kind.ENV if message == "EnvVar" else Kind.TYPE, value, path, self._form_of(message))
-            if message == "EnvVar" and isinstance(value, str):
+            self._wrong("VP110" if is_variable else "VP103", value, path, form)
+            if is_variable and isinstance(value, str):
                 name, _, text = value.partition("=")
                 return {"name": name, "value": text}
             return None
-        known = self.tables["messages"][message]
-        cleaned: dict[str, Any] = {}
+        known = self._messages[message]
+        fields: dict[str, Any] = {}
         for name, inner in value.items():
             field = self._known_name(name, inner, value, message, path)
-            if field and inner is not None:  # null is the same as leaving it out
+            if field and inner is not None:  # null means unset
                 read = self.field(inner, known[field], (*path, field))
                 if read is not None:
-                    cleaned[field] = read
-        if message == "EnvVar" and not cleaned.get("name") and set(value) <= set(known) and _is_text_or_absent(value):
-            self.problems.append(Problem(Kind.ENV, path, "a variable without a name", self._form_of(message)))
-        return cleaned
+                    fields[field] = read
+        has_only_text = set(value) <= set(known) and isinstance(value.get("name", ""), str | None)
+        if is_variable and not fields.get("name") and has_only_text:  # else there is a violation already
+            self.violations.append(Violation("VP110", path, "a variable without a name", form))
+        return fields
 
     def field(self, value: Any, kind: str, path: FieldPath) -> Any:
         if not kind.startswith("["):
             return self._single(value, kind, path)
         inner = kind[1:-1]
         if not isinstance(value, list | tuple):
-            return self._not_listed(value, inner, path)
+            return self._not_a_list(value, inner, path)
         read = [self._single(item, inner, (*path, index)) for index, item in enumerate(value)]
-        # What could not be read keeps its place: pools have roles by position.
-        return [item if item is not None else {} if self._is_message(inner) else "" for item in read]
+        # An unreadable item keeps its position: a pool's position is its role.
+        return [item if item is not None else {} if inner in self._messages else "" for item in read]
 
-    def _not_listed(self, value: Any, inner: str, path: FieldPath) -> Any:
-        """What is not in a list is read as if it were: one pool is a pool, an object of variables has variables."""
+    def _not_a_list(self, value: Any, inner: str, path: FieldPath) -> Any:
+        """Read a single object as a list of one, and an object of variables as a list of them."""
         if inner == "EnvVar":
-            self._wrong(Kind.ENV, value, path, "a list of objects with name and value")
-            return _variables(value.items()) if isinstance(value, Mapping) else None
-        if self._is_message(inner) and isinstance(value, Mapping):
-            self._wrong(Kind.NO_LIST, value, path, "a list", fix="put a dash before each of its objects")
+            self._wrong("VP110", value, path, "a list of objects with name and value")
+            if not isinstance(value, Mapping):
+                return None
+            texts = ((name, text) for name, text in value.items() if isinstance(name, str) and isinstance(text, str))
+            return [{"name": name, "value": text} for name, text in texts]
+        if inner in self._messages and isinstance(value, Mapping):
+            self._wrong("VP112", value, path, "a list", fix="put a dash before each of its objects")
             return self.field([value], f"[{inner}]", path)
-        self._wrong(Kind.TYPE, value, path, "a list", fix="put a dash in front, or [ ] around it")
+        self._wrong("VP103", value, path, "a list", fix="put a dash in front, or [ ] around it")
         return None
 
     def _single(self, value: Any, kind: str, path: FieldPath) -> Any:
-        if self._is_message(kind):
+        if kind in self._messages:
             return self.message(value, kind, path)
-        if kind in self.tables["enums"]:
+        if kind in self._enums:
             return self._enum(value, kind, path)
         if kind in INTEGER_BITS:
             return self._integer(value, INTEGER_BITS[kind], path)
@@ -190,89 +185,64 @@ class _Reader:
             case ["duration", _] if isinstance(value, str) and DURATION.fullmatch(value):
                 return value
             case ["duration", _]:
-                self._wrong(Kind.DURATION, value, path, 'a duration in seconds, for example "3600s"')
+                self._wrong("VP108", value, path, 'a duration in seconds, for example "3600s"')
             case ["text", _]:
-                self._wrong(Kind.TYPE, value, path, "text", fix="put it in quotes")
+                self._wrong("VP103", value, path, "text", fix="put it in quotes")
             case _:
-                self._wrong(Kind.TYPE, value, path, "true or false", fix="write it without quotes")
+                self._wrong("VP103", value, path, "true or false", fix="write it without quotes")
         return None
 
     def _enum(self, value: Any, kind: str, path: FieldPath) -> Any:
-        names = self.tables["enums"][kind]
-        if value in names if isinstance(value, str) else False:
+        names = self._enums[kind]
+        if isinstance(value, str) and value in names:
             return value
+        noun = f"an {kind}" if kind[0] in "AEIOU" else f"a {kind}"
         hint = did_you_mean(value, names) if isinstance(value, str) else ""
-        self._wrong(
-            Kind.ENUM, value, path, f"{_a(kind)}{hint}" if hint else f"{_a(kind)}: one of {', '.join(names[1:])}"
-        )
+        self._wrong("VP106", value, path, f"{noun}{hint}" if hint else f"{noun}: one of {', '.join(names[1:])}")
         return None
 
     def _integer(self, value: Any, bits: int, path: FieldPath) -> int | None:
         number = _whole(value)
         if number is None or not 0 <= number < 2 ** (bits - 1):
-            self._wrong(Kind.NOT_WHOLE, value, path, "a whole number")
+            self._wrong("VP104", value, path, "a whole number")
             return None
-        if bits == 32 and not isinstance(value, int):
-            # json_format takes both forms, proto-plus (SDK, pipeline component) neither.
-            self._wrong(Kind.NUMBER_FORM, value, path, f"a whole number: {number}", fix=f"write {number}")
+        if bits == 32 and not isinstance(value, int) and not (self._whole_floats and isinstance(value, float)):
+            # json_format accepts both forms; proto-plus (SDK, pipeline component) neither.
+            self._wrong("VP105", value, path, f"a whole number: {number}", fix=f"write {number}")
         return number
 
     def _known_name(self, name: Any, inner: Any, value: Mapping[Any, Any], message: str, path: FieldPath) -> str:
-        known = self.tables["messages"][message]
+        """The field's name in the API; empty for an unknown field."""
+        known = self._messages[message]
         if name in known:
             return str(name)
-        snake = snake_case(str(name))
+        here, snake, found = (*path, str(name)), snake_case(str(name)), f"a field that {message} does not have"
         if snake in known and snake not in value:
-            self.problems.append(
-                Problem(Kind.SPELLING, (*path, str(name)), f"no field of {message}", "snake_case", _write(snake))
-            )
+            fix = f"write {snake}: this API client takes snake_case"
+            self.violations.append(Violation("VP102", here, found, "snake_case", fix))
             return snake
-        twice = f"write {snake} once: it is there in both spellings" if snake in known else ""
-        self.problems.append(
-            Problem(
-                Kind.UNKNOWN_FIELD,
-                (*path, str(name)),
-                f"no field of {message}",
-                f"one of {', '.join(known)}{'' if twice else did_you_mean(snake, list(known))}",
-                twice,
-                message=message,
-                value=inner,
-            )
-        )
+        advice = _advice(message, name)
+        expected, fix = f"one of {', '.join(known)}", ""
+        if snake in known:
+            fix = f"write {snake} once: it is given in both spellings"
+        elif target := advice.get("to"):
+            expected, fix = f"{target}, relative to the {message}", "move it there"
+        elif advice:
+            expected, fix = f"only fields that a {message} has", advice["fix"]
+        else:
+            expected += did_you_mean(snake, list(known))
+        self.violations.append(Violation("VP101", here, found, expected, fix))
+        self.unknown.append(UnknownField(here, message, inner))
         return ""
 
-    def _is_message(self, kind: str) -> bool:
-        return kind in self.tables["messages"]
-
-    def _form_of(self, message: str) -> str:
-        return "an object with name and value" if message == "EnvVar" else f"an object with fields of {message}"
-
-    def _wrong(self, kind: Kind, value: Any, path: FieldPath, expected: str, *, fix: str = "") -> None:
-        self.problems.append(Problem(kind, path, show(value, path), expected, fix, value=value))
-
-
-def _variables(pairs: Iterable[tuple[Any, Any]]) -> list[dict[str, Any]]:
-    """Variables that were not written as name and value: what else is wrong with them is said too."""
-    return [{"name": name, "value": value} for name, value in pairs if isinstance(name, str) and isinstance(value, str)]
-
-
-def _a(noun: str) -> str:
-    return f"an {noun}" if noun[0] in "AEIOU" else f"a {noun}"
-
-
-def _write(snake: str) -> str:
-    return f"write {snake}: this API client takes snake_case"
-
-
-def _is_text_or_absent(variable: Mapping[str, Any]) -> bool:
-    return isinstance(variable.get("name", ""), str | None)
+    def _wrong(self, code: str, value: Any, path: FieldPath, expected: str, *, fix: str = "") -> None:
+        quoted = not isinstance(value, Mapping | list | tuple) and MAY_HOLD_SECRETS.isdisjoint(path)
+        self.violations.append(Violation(code, path, show(value) if quoted else kind_of(value), expected, fix))
 
 
 def _whole(value: Any) -> int | None:
-    """4, 4.0 and "4" are four; 4.5, true and "four" are no whole number."""
-    if isinstance(value, bool):
-        return None
-    if isinstance(value, int):
+    """4 for 4, 4.0 and "4"; None for 4.5, true and "four"."""
+    if isinstance(value, int) and not isinstance(value, bool):
         return value
     if isinstance(value, float):
         return int(value) if value.is_integer() else None

@@ -16,7 +16,7 @@ from vlmpipe.catalog.machines import Gpu, Machine, load_catalog
 from vlmpipe.catalog.prices import Prices, load_prices
 from vlmpipe.config.run_config import RunConfig, warnings
 from vlmpipe.job_spec.build import JOBS, job_spec, job_violations
-from vlmpipe.job_spec.rules.base import Violation
+from vlmpipe.job_spec.violation import Violation
 from vlmpipe.planner.cost import estimate as cost
 from vlmpipe.planner.cost.estimate import Cost
 from vlmpipe.planner.memory.estimate import estimate_memory
@@ -90,7 +90,7 @@ class Plan:
             "name": self.name,
             "state": self.state,
             "errors": self.errors,
-            "findings": [dataclasses.asdict(finding) for finding in self.findings],
+            "findings": [finding.as_dict() for finding in self.findings],
             "model": {
                 "parameters": shape.total_parameters,
                 "trainable_parameters": shape.trainable_parameters,

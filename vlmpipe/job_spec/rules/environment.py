@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from vlmpipe.job_spec.rules.base import Breach, Job
+from vlmpipe.job_spec.rules.base import Job
+from vlmpipe.job_spec.violation import Violation
 
 _SHELLS = {"sh", "bash", "dash", "zsh", "ksh", "ash"}
 _VARIABLE = re.compile(r"\$(\{[A-Z_][A-Z0-9_]*\}|[A-Z_][A-Z0-9_]*)")
@@ -13,7 +14,7 @@ _PLACEHOLDER = re.compile(r"\{\{\$[^}]*\}\}|\{\{channel:[^}]*\}\}")
 _OF_A_PROCESS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
-def check(job: Job) -> Iterator[Breach]:
+def check(job: Job) -> Iterator[Violation]:
     """Shell variables, pipeline placeholders and ranks."""
     for pool in job.pools:
         for path, task in pool.tasks():
@@ -25,14 +26,14 @@ def check(job: Job) -> Iterator[Breach]:
                         fix = (
                             "write the value when the pipeline is compiled, or give the whole pool list as a parameter"
                         )
-                        yield Breach("VP705", where, found[0], "a value: it is not replaced reliably there", fix)
+                        yield Violation("VP705", where, found[0], "a value: it is not replaced reliably there", fix)
                     elif not _has_shell([*command, *(task.get("args") or [])]) and (found := _VARIABLE.search(word)):
                         fix = "read the variable in the program, or start the container with a shell and -c"
-                        yield Breach("VP704", where, found[0], "a value: no shell replaces it", fix)
+                        yield Violation("VP704", where, found[0], "a value: no shell replaces it", fix)
         for where, name, _ in pool.environment():
             if name in _OF_A_PROCESS:
                 expected = "nothing: it would be the same in all replicas, and Vertex AI's own counts nodes"
-                yield Breach("VP706", where, name, expected, "start torchrun from CLUSTER_SPEC")
+                yield Violation("VP706", where, name, expected, "start torchrun from CLUSTER_SPEC")
 
 
 def _has_shell(words: Sequence[str]) -> bool:

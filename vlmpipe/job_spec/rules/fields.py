@@ -1,141 +1,100 @@
-"""Rules VP1xx: fields, spellings and types. What people most often write instead is in `fields.yaml`."""
+"""Rules VP1xx: fields, spellings and types. `fields.yaml` has common mistakes and what to write instead."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from vlmpipe.config.validation_errors import did_you_mean
-from vlmpipe.job_spec.rules.base import Breach, Job, read_yaml
-from vlmpipe.job_spec.schema import FieldPath, Kind, Problem, kind_of, load_fields, read_field, read_message, snake_case
+from vlmpipe.job_spec.rules.base import Job
+from vlmpipe.job_spec.schema import UnknownField, kind_of, load_fields, read_field, read_message
+from vlmpipe.job_spec.violation import FieldPath, Violation
 from vlmpipe.job_spec.worker_pools import POOLS
 
 MOST_VARIABLES = 100
 DEPRECATED_STRATEGIES = {"ON_DEMAND": "STANDARD", "LOW_COST": "SPOT"}
-# What a list of pools alone does not say; the SDK and the pipeline component take it beside the list.
-BESIDE_POOLS: tuple[FieldPath, ...] = (("scheduling",), ("service_account",))
-
-CODES = {
-    Kind.UNKNOWN_FIELD: "VP101",
-    Kind.SPELLING: "VP102",
-    Kind.TYPE: "VP103",
-    Kind.NO_LIST: "VP112",
-    Kind.NOT_WHOLE: "VP104",
-    Kind.NUMBER_FORM: "VP105",
-    Kind.ENUM: "VP106",
-    Kind.DURATION: "VP108",
-    Kind.ENV: "VP110",
-}
+BESIDE_POOLS: tuple[FieldPath, ...] = (("scheduling",), ("service_account",))  # given beside a bare list of pools
 
 
 @dataclass(frozen=True)
-class Understood:
-    """A spec as far as it could be read, the paths that could not, and what breaks the rules of form."""
+class LenientReading:
+    """The readable part of a spec, the paths of the rest, and the violations of form."""
 
     spec: Mapping[str, Any]
     unread: frozenset[FieldPath]
-    breaches: tuple[Breach, ...]
-    written: Mapping[FieldPath, FieldPath]  # where a value was read -> where it stands, if that is another place
+    violations: tuple[Violation, ...]
+    moved: Mapping[FieldPath, FieldPath]  # path of a value in `spec` -> its path as written, where they differ
 
 
-def understand(content: Any) -> Understood:
-    """Read what is meant to be a CustomJobSpec. Never raises for bad content.
+def read_leniently(content: Any) -> LenientReading:
+    """Read what should be a CustomJobSpec. Never raises for bad content.
 
-    A value in a field that the API does not have is read where it was meant to go, so that one mistake is said once:
-    a machine type directly in a pool is no field, but the pool does have a machine type.
+    A value in an unknown field is moved to the field that was meant, so that one mistake causes one violation: a
+    machine type directly in a pool violates VP101, not also the rule that a pool needs a machine type.
     """
-    breaches, content, unread = _unwrapped(content)
+    violations, content, unread = _unwrapped(content)
     reading = read_message(content)
-    written: dict[FieldPath, FieldPath] = {}
-    for problem in reading.problems:
-        breaches.append(_breach(problem))
-        path = problem.path
-        if problem.kind == Kind.UNKNOWN_FIELD:
-            path = _meant_for(problem)
-            moved, problems = _move(reading.fields, problem, path)
-            breaches += [_breach(inner) for inner in problems]
-            if moved:
-                written[path] = problem.path
-        if _look_up(reading.fields, path) is None:
-            unread.add(path)
-    return Understood(reading.fields, frozenset(unread), tuple(breaches), written)
+    moved: dict[FieldPath, FieldPath] = {}
+    violations += reading.violations
+    places = [violation.field for violation in reading.violations if violation.code != "VP101"]
+    for field in reading.unknown:
+        if field.value is not None and field.has_target:
+            is_moved, inner = _move(reading.fields, field)
+            violations += inner
+            if is_moved:
+                moved[field.target] = field.path
+        places.append(field.target)
+    unread.update(path for path in places if _look_up(reading.fields, path) is None)
+    return LenientReading(reading.fields, frozenset(unread), tuple(violations), moved)
 
 
-def check(job: Job) -> Iterator[Breach]:
-    """Rules about values that the API's messages can hold."""
+def check(job: Job) -> Iterator[Violation]:
+    """Check values that have the right form."""
     strategy = job.scheduling("strategy")
     if strategy in DEPRECATED_STRATEGIES:
-        instead = DEPRECATED_STRATEGIES[strategy]
-        yield Breach("VP107", ("scheduling", "strategy"), strategy, "STANDARD, SPOT or FLEX_START", f"write {instead}")
+        fix = f"write {DEPRECATED_STRATEGIES[strategy]}"
+        yield Violation("VP107", ("scheduling", "strategy"), strategy, "STANDARD, SPOT or FLEX_START", fix)
     for pool in job.pools:
         for path, task in pool.tasks():
             count = len(task.get("env") or ())
             if count > MOST_VARIABLES:
                 fix = "put them into a file in Cloud Storage"
-                yield Breach("VP111", (*path, "env"), f"{count} variables", f"at most {MOST_VARIABLES}", fix)
+                yield Violation("VP111", (*path, "env"), f"{count} variables", f"at most {MOST_VARIABLES}", fix)
 
 
-def _unwrapped(content: Any) -> tuple[list[Breach], Mapping[str, Any], set[FieldPath]]:
-    """What is wrong with the whole, the spec in it, and fields that may be set although they are not there."""
+def _unwrapped(content: Any) -> tuple[list[Violation], Mapping[str, Any], set[FieldPath]]:
+    """Violations of the whole, the spec in it, and fields that may be set elsewhere."""
     if isinstance(content, list | tuple):
-        breach = Breach("VP109", (), "a list", "an object", f"write {POOLS}: before the list")
-        return [breach], {POOLS: content}, set(BESIDE_POOLS)
+        violation = Violation("VP109", (), "a list", "an object", f"write {POOLS}: before the list")
+        return [violation], {POOLS: content}, set(BESIDE_POOLS)
     if not isinstance(content, Mapping):
-        return [Breach("VP103", (), kind_of(content), "an object with fields of CustomJobSpec")], {}, {(POOLS,)}
+        return [Violation("VP103", (), kind_of(content), "an object with fields of CustomJobSpec")], {}, {(POOLS,)}
     for name in ("job_spec", "jobSpec"):
         if isinstance(content.get(name), Mapping) and not {POOLS, "workerPoolSpecs"} & set(content):
-            breach = Breach("VP109", (), "a whole CustomJob", "its spec", f"give what is under {name}")
-            return [breach], content[name], set()
+            violation = Violation("VP109", (), "a whole CustomJob", "its spec", f"give the content of {name}")
+            return [violation], content[name], set()
     return [], content, set()
 
 
-@functools.cache
-def _advice() -> Mapping[tuple[str, str], Mapping[str, str]]:
-    """(message, name that the API does not have) -> where it goes, or what to do."""
-    return {
-        (message, name): entry
-        for message, entries in read_yaml("fields.yaml").items()
-        for entry in entries
-        for name in entry["names"]
-    }
+def _move(spec: dict[str, Any], field: UnknownField) -> tuple[bool, tuple[Violation, ...]]:
+    """Put an unknown field's value into its target, if that is unset and of the right type.
 
-
-def _advice_for(problem: Problem) -> Mapping[str, str]:
-    return _advice().get((problem.message, snake_case(str(problem.path[-1]))), {})
-
-
-def _meant_for(problem: Problem) -> FieldPath:
-    """The field that an unknown one was most likely meant to be; itself where none is near."""
-    *parents, name = problem.path
-    if target := _advice_for(problem).get("to"):
-        return (*parents, *target.split("."))
-    hint = did_you_mean(snake_case(str(name)), list(load_fields()["messages"][problem.message]))
-    return (*parents, hint.removeprefix("; did you mean ").removesuffix("?") or name)
-
-
-def _move(spec: dict[str, Any], problem: Problem, path: FieldPath) -> tuple[bool, tuple[Problem, ...]]:
-    """Put the value of an unknown field where it was meant to go, if that is free and takes it.
-
-    Returns whether that was done, and what is wrong with the value itself.
+    Returns whether it was moved, and the violations of the value itself.
     """
-    if problem.value is None or not _advice_for(problem).get("to"):
-        return False, ()
     place: Any = spec
-    for part in problem.path[:-1]:
+    for part in field.path[:-1]:
         place = place[part] if isinstance(part, int) else place.get(part)
         if place is None:
             return False, ()
-    fields, message = load_fields()["messages"], problem.message
-    *parents, name = path[len(problem.path) - 1 :]
+    fields, message = load_fields()["messages"], field.message
+    *parents, name = field.target[len(field.path) - 1 :]
     for parent in parents:
         place, message = place.setdefault(parent, {}), fields[message][parent]
-    value, problems = read_field(problem.value, fields[message][name], problem.path)
-    moved = value is not None and name not in place
-    if moved:
+    value, violations = read_field(field.value, fields[message][name], field.path)
+    is_moved = value is not None and name not in place
+    if is_moved:
         place[name] = value
-    return moved, problems
+    return is_moved, violations
 
 
 def _look_up(value: Any, path: FieldPath) -> Any:
@@ -143,18 +102,7 @@ def _look_up(value: Any, path: FieldPath) -> Any:
         if isinstance(value, Mapping):
             value = value.get(str(part))
         elif isinstance(value, list) and isinstance(part, int) and part < len(value):
-            value = value[part] or None  # an empty object stands for one that could not be read
+            value = value[part] or None  # an empty object stands for an unreadable one
         else:
             return None
     return value
-
-
-def _breach(problem: Problem) -> Breach:
-    expected, fix = problem.expected, problem.fix
-    if problem.kind == Kind.UNKNOWN_FIELD and not fix and (advice := _advice_for(problem)):
-        target = advice.get("to")
-        expected = (
-            f"{target}, seen from the {problem.message}" if target else f"only fields that a {problem.message} has"
-        )
-        fix = "move it there" if target else advice["fix"]
-    return Breach(CODES[problem.kind], problem.path, problem.found, expected, fix)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from vlmpipe.job_spec.rules.base import Breach, Job, Pool
-from vlmpipe.job_spec.schema import FieldPath
+from vlmpipe.job_spec.rules.base import Job, Pool
+from vlmpipe.job_spec.violation import FieldPath, Violation
 
 _CONTAINER_REGISTRY = re.compile(r"([a-z]+\.)?gcr\.io/(?P<path>.+)")
 _ARTIFACT_REGISTRY = re.compile(r"[a-z0-9-]+-docker\.pkg\.dev/(?P<path>[^/\s]+/[^/\s]+/\S+)")
@@ -19,7 +19,7 @@ _GOOGLE = (
 EXAMPLE = "REGION-docker.pkg.dev/PROJECT/REPOSITORY/IMAGE@sha256:..."
 
 
-def check(job: Job) -> Iterator[Breach]:
+def check(job: Job) -> Iterator[Violation]:
     """Each pool's image. That it is missing altogether is found with the pools."""
     for pool in job.pools:
         if pool.image_uri:
@@ -27,27 +27,31 @@ def check(job: Job) -> Iterator[Breach]:
         yield from _package(pool)
 
 
-def _image(path: FieldPath, image: str) -> Iterator[Breach]:
+def _image(path: FieldPath, image: str) -> Iterator[Violation]:
     old, new = _CONTAINER_REGISTRY.fullmatch(image), _ARTIFACT_REGISTRY.fullmatch(image)
     place = old or new
     if place and place["path"].startswith(_GOOGLE):
         return
     if old:
         fix = "push it to Artifact Registry; a gcr.io repository that was moved there has a pkg.dev name too"
-        yield Breach("VP602", path, image, EXAMPLE, fix)
+        yield Violation("VP602", path, image, EXAMPLE, fix)
     elif not new:
         expected = f"{EXAMPLE}: a public registry may limit how often many nodes pull"
-        yield Breach("VP604", path, image, expected, "push it to Artifact Registry")
+        yield Violation("VP604", path, image, expected, "push it to Artifact Registry")
     elif not _DIGEST.search(image):
         expected = "IMAGE@sha256:DIGEST: a tag may change between two runs"
-        yield Breach("VP603", path, image, expected, "gcloud artifacts docker images describe IMAGE prints the digest")
+        yield Violation(
+            "VP603", path, image, expected, "gcloud artifacts docker images describe IMAGE prints the digest"
+        )
 
 
-def _package(pool: Pool) -> Iterator[Breach]:
+def _package(pool: Pool) -> Iterator[Violation]:
     package = pool.get("python_package_spec")
     if package is None:
         return
     for name in ("executor_image_uri", "package_uris", "python_module"):
         if not package.get(name) and pool.knows("python_package_spec", name):
             path = pool.at("python_package_spec", name)
-            yield Breach("VP605", path, "missing", "a prebuilt image, packages on Cloud Storage and the module to run")
+            yield Violation(
+                "VP605", path, "nothing", "a prebuilt image, packages on Cloud Storage and the module to run"
+            )

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from vlmpipe.config.validation_errors import did_you_mean
-from vlmpipe.job_spec.rules.base import Breach, Job, Pool
-from vlmpipe.job_spec.schema import FieldPath
+from vlmpipe.job_spec.rules.base import Job, Pool
+from vlmpipe.job_spec.violation import FieldPath, Violation
 
 if TYPE_CHECKING:
     from vlmpipe.catalog.machines import Catalog, Machine
@@ -20,7 +20,7 @@ SPECIFIC_RESERVATION = "SPECIFIC_RESERVATION"
 _MACHINE_TYPE = re.compile(r"(?P<family>[a-z][0-9]+[a-z]{0,2})-[a-z]+-[0-9]+g?")
 
 
-def check(job: Job) -> Iterator[Breach]:
+def check(job: Job) -> Iterator[Violation]:
     """Each pool's machine. Reducers are another rule's matter, TPU hosts are not in the catalogue."""
     for pool in job.pools:
         yield from _disk_size(pool)
@@ -39,16 +39,16 @@ def check(job: Job) -> Iterator[Breach]:
         yield from _region(job, pool)
 
 
-def _pair(pool: Pool) -> Iterator[Breach]:
+def _pair(pool: Pool) -> Iterator[Violation]:
     """Type and count are given together. TPU hosts of newer kinds have neither."""
     name, count = _paths(pool)
     if pool.accelerator_type and not pool.accelerator_count and pool.knows("machine_spec", "accelerator_count"):
-        yield Breach("VP305", count, "missing", f"the number of {pool.accelerator_type}")
+        yield Violation("VP305", count, "nothing", f"the number of {pool.accelerator_type}")
     if pool.accelerator_count and not pool.accelerator_type and pool.knows("machine_spec", "accelerator_type"):
-        yield Breach("VP306", name, "missing", f"the type of the {pool.accelerator_count} accelerators")
+        yield Violation("VP306", name, "nothing", f"the type of the {pool.accelerator_count} accelerators")
 
 
-def _accelerators(catalog: Catalog, pool: Pool, machine: Machine) -> Iterator[Breach]:
+def _accelerators(catalog: Catalog, pool: Pool, machine: Machine) -> Iterator[Violation]:
     wanted, count = pool.accelerator_type, pool.accelerator_count
     name_path, count_path = _paths(pool)
     if wanted and wanted not in machine.accelerators:
@@ -56,7 +56,7 @@ def _accelerators(catalog: Catalog, pool: Pool, machine: Machine) -> Iterator[Br
         others = [other.machine_type for other in catalog.machines_with(wanted)]
         fix = f"{wanted} is on {_some(others)}" if others else f"no machine in the catalogue has {wanted}"
         expected = f"{takes}: what {machine.machine_type} takes"
-        yield Breach("VP303", name_path, f"{wanted} on {machine.machine_type}", expected, fix)
+        yield Violation("VP303", name_path, f"{wanted} on {machine.machine_type}", expected, fix)
     elif wanted and count and count not in machine.accelerators[wanted]:
         allowed = machine.accelerators[wanted]
         others = [
@@ -66,61 +66,61 @@ def _accelerators(catalog: Catalog, pool: Pool, machine: Machine) -> Iterator[Br
         ]
         fix = f"{count} x {wanted} is on {_some(others)}" if others else ""
         expected = f"{' or '.join(map(str, allowed))} on {machine.machine_type}"
-        yield Breach("VP304", count_path, str(count), expected, fix)
+        yield Violation("VP304", count_path, str(count), expected, fix)
     elif machine.accelerators_fixed and not wanted and not count and pool.knows("machine_spec", "accelerator_type"):
         (count, *_) = machine.accelerator_counts
         fix = f"write accelerator_type: {machine.accelerator_type} and accelerator_count: {count}"
-        yield Breach("VP307", name_path, "missing", f"the accelerators of {machine.machine_type}", fix)
+        yield Violation("VP307", name_path, "nothing", f"the accelerators of {machine.machine_type}", fix)
 
 
-def _reservation(pool: Pool, machine: Machine) -> Iterator[Breach]:
+def _reservation(pool: Pool, machine: Machine) -> Iterator[Violation]:
     affinity = pool.get("machine_spec", "reservation_affinity") or {}
     path = ("machine_spec", "reservation_affinity")
     specific = affinity.get("reservation_affinity_type") == SPECIFIC_RESERVATION
     if machine.needs_reservation and not specific and pool.knows(*path, "reservation_affinity_type"):
-        yield Breach(
+        yield Violation(
             "VP309",
             pool.at(*path),
-            affinity.get("reservation_affinity_type", "missing"),
+            affinity.get("reservation_affinity_type", "nothing"),
             f"{SPECIFIC_RESERVATION}: {machine.machine_type} is only to be had from a shared reservation",
             "name yours with key: compute.googleapis.com/reservation-name and values",
         )
 
 
-def _region(job: Job, pool: Pool) -> Iterator[Breach]:
+def _region(job: Job, pool: Pool) -> Iterator[Violation]:
     regions = job.catalog.regions.get(pool.accelerator_type, ())
     if job.region and regions and job.region not in regions:
         hint = did_you_mean(job.region, list(regions)).removeprefix("; ")
         found = f"{pool.accelerator_type} in {job.region}"
-        yield Breach("VP308", _paths(pool)[0], found, f"a region that offers it: {', '.join(regions)}", hint)
+        yield Violation("VP308", _paths(pool)[0], found, f"a region that offers it: {', '.join(regions)}", hint)
 
 
-def _disk_type(pool: Pool, machine: Machine | None) -> Iterator[Breach]:
+def _disk_type(pool: Pool, machine: Machine | None) -> Iterator[Violation]:
     disk = pool.get("disk_spec", "boot_disk_type")
     allowed = machine.boot_disk_types if machine else BOOT_DISK_TYPES
     if disk and disk not in allowed:
         hint = did_you_mean(disk, list(allowed)) if disk not in BOOT_DISK_TYPES else ""
         where = f" on {machine.machine_type}" if machine else ""
         expected = f"{' or '.join(allowed)}{where}{hint}"
-        yield Breach("VP310", pool.at("disk_spec", "boot_disk_type"), disk, expected)
+        yield Violation("VP310", pool.at("disk_spec", "boot_disk_type"), disk, expected)
 
 
-def _disk_size(pool: Pool) -> Iterator[Breach]:
+def _disk_size(pool: Pool) -> Iterator[Violation]:
     size_gb = pool.get("disk_spec", "boot_disk_size_gb")
     if size_gb and not LEAST_BOOT_DISK_GB <= size_gb <= MOST_BOOT_DISK_GB:
         expected = f"{LEAST_BOOT_DISK_GB} to {MOST_BOOT_DISK_GB:,} GB"
-        yield Breach("VP311", pool.at("disk_spec", "boot_disk_size_gb"), f"{size_gb:,} GB", expected)
+        yield Violation("VP311", pool.at("disk_spec", "boot_disk_size_gb"), f"{size_gb:,} GB", expected)
 
 
-def _unknown(catalog: Catalog, pool: Pool) -> Breach:
+def _unknown(catalog: Catalog, pool: Pool) -> Violation:
     """An impossible machine is an error; one of a family that the catalogue leaves out is only unchecked."""
     path, name = pool.at("machine_spec", "machine_type"), pool.machine_type
     form = _MACHINE_TYPE.fullmatch(name)
     held = {machine.partition("-")[0] for machine in catalog.machines}
     if form and form["family"] not in held:
-        return Breach("VP302", path, name, "a machine of the catalogue: this one is not checked further")
+        return Violation("VP302", path, name, "a machine of the catalogue: this one is not checked further")
     hint = did_you_mean(name, list(catalog.machines)).removeprefix("; ")
-    return Breach("VP301", path, name, "a machine type that Vertex AI training offers", hint)
+    return Violation("VP301", path, name, "a machine type that Vertex AI training offers", hint)
 
 
 def _paths(pool: Pool) -> tuple[FieldPath, FieldPath]:

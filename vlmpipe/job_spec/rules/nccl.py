@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from vlmpipe.catalog.nccl import NET_VARIABLE, NO_PLUGIN, load_misfits, load_networks
-from vlmpipe.job_spec.rules.base import Breach, Job
+from vlmpipe.job_spec.rules.base import Job
+from vlmpipe.job_spec.violation import Violation
 
 
-def check(job: Job) -> Iterator[Breach]:
+def check(job: Job) -> Iterator[Violation]:
     """NCCL's variables on each pool's machine, where that has GPUs and is known."""
     for pool in job.pools:
         machine = job.machine(pool)
@@ -21,4 +22,4 @@ def check(job: Job) -> Iterator[Breach]:
                 if machine.network not in misfit.suits and misfit.means(name, value):
                     what = f"{name}={value}" if name == NET_VARIABLE else name
                     expected = f"no variable for {misfit.of}: {machine.machine_type} {instead}"
-                    yield Breach(misfit.rule, path, f"{what} on {machine.machine_type}", expected, "leave it out")
+                    yield Violation(misfit.rule, path, f"{what} on {machine.machine_type}", expected, "leave it out")

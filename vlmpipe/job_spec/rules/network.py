@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from vlmpipe.job_spec.rules.base import Breach, Job
-from vlmpipe.job_spec.schema import FieldPath
+from vlmpipe.job_spec.rules.base import Job
+from vlmpipe.job_spec.violation import FieldPath, Violation
 
 _NETWORK = re.compile(r"projects/[0-9]+/global/networks/[a-z]([a-z0-9-]*[a-z0-9])?")
 _ADDRESS = re.compile(r"[0-9.]+(/[0-9]+)?|[0-9a-fA-F:]*:[0-9a-fA-F:]*(/[0-9]+)?")
@@ -25,32 +25,32 @@ _SERVICES = {
 }
 
 
-def check(job: Job) -> Iterator[Breach]:
+def check(job: Job) -> Iterator[Violation]:
     """Peering, Private Service Connect, address ranges and the service account."""
     network, psc = job.spec.get("network"), job.spec.get("psc_interface_config")
     if network and psc:
-        yield Breach("VP501", ("psc_interface_config",), "given with network", "one of the two")
+        yield Violation("VP501", ("psc_interface_config",), "given with network", "one of the two")
     if network and not _NETWORK.fullmatch(network):
         expected = "projects/NUMBER/global/networks/NAME with the project's number"
         fix = "gcloud projects describe PROJECT --format='value(projectNumber)' prints it"
-        yield Breach("VP502", ("network",), network, expected, fix)
+        yield Violation("VP502", ("network",), network, expected, fix)
     for index, name in enumerate(job.spec.get("reserved_ip_ranges", ())):
         if _ADDRESS.fullmatch(name):
             fix = "gcloud compute addresses list --global --filter=purpose=VPC_PEERING prints the names"
-            yield Breach("VP503", ("reserved_ip_ranges", index), name, "the name of a reserved range", fix)
+            yield Violation("VP503", ("reserved_ip_ranges", index), name, "the name of a reserved range", fix)
     if network or psc:
         yield from _services(job, "network" if network else "psc_interface_config")
     if not job.spec.get("service_account") and job.knows("service_account"):
         expected = "an account for this job; without one it runs as the project's Vertex AI custom code agent"
         fix = "write NAME@PROJECT.iam.gserviceaccount.com; the account of a pipeline is not inherited"
-        yield Breach("VP505", ("service_account",), "missing", expected, fix)
+        yield Violation("VP505", ("service_account",), "nothing", expected, fix)
 
 
-def _services(job: Job, network: str) -> Iterator[Breach]:
+def _services(job: Job, network: str) -> Iterator[Violation]:
     for service, (names, silenced_by, words) in _SERVICES.items():
         where = _first_use(job, names, silenced_by, words)
         if where:
-            yield Breach(
+            yield Violation(
                 "VP504",
                 where,
                 f"{service} with {network}",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from vlmpipe.job_spec.rules.base import Breach, Job
+from vlmpipe.job_spec.rules.base import Job
+from vlmpipe.job_spec.violation import Violation
 from vlmpipe.job_spec.worker_pools import POOLS
 
 SPOT, FLEX_START = "SPOT", "FLEX_START"
@@ -12,7 +13,7 @@ FLEX_START_MOST_TIMEOUT_S = 7 * 24 * 3600
 _SCHEDULING = "scheduling"
 
 
-def check(job: Job) -> Iterator[Breach]:
+def check(job: Job) -> Iterator[Violation]:
     """What the strategy asks of pools and times, and what a restart needs."""
     strategy = job.scheduling("strategy")
     if strategy == SPOT:
@@ -22,18 +23,18 @@ def check(job: Job) -> Iterator[Breach]:
     elif job.scheduling("max_wait_duration") is not None and job.knows(_SCHEDULING, "strategy"):
         path = (_SCHEDULING, "max_wait_duration")
         found = f"{job.scheduling('max_wait_duration')} with strategy {strategy or 'STANDARD'}"
-        yield Breach("VP405", path, found, "FLEX_START, the only strategy that waits", "leave it out")
+        yield Violation("VP405", path, found, "FLEX_START, the only strategy that waits", "leave it out")
     yield from _restart(job)
 
 
-def _spot(job: Job) -> Iterator[Breach]:
+def _spot(job: Job) -> Iterator[Violation]:
     for pool in job.pools:
         if pool.is_tpu:
             found = pool.machine_type or pool.accelerator_type
-            yield Breach("VP401", pool.at("machine_spec"), f"{found} on Spot", "GPU or CPU machines", "use STANDARD")
+            yield Violation("VP401", pool.at("machine_spec"), f"{found} on Spot", "GPU or CPU machines", "use STANDARD")
 
 
-def _flex_start(job: Job) -> Iterator[Breach]:
+def _flex_start(job: Job) -> Iterator[Violation]:
     offered = [name for name, gpu in job.catalog.gpus.items() if gpu.flex_start]
     for pool in job.pools:
         if pool.is_reducers or not pool.knows("machine_spec", "accelerator_type"):
@@ -41,27 +42,29 @@ def _flex_start(job: Job) -> Iterator[Breach]:
         if pool.accelerator_type not in offered:
             path = pool.at("machine_spec", "accelerator_type")
             found = pool.accelerator_type or "no GPU"
-            yield Breach("VP402", path, f"{found} with FLEX_START", f"one of {', '.join(offered)}", "or use STANDARD")
+            yield Violation(
+                "VP402", path, f"{found} with FLEX_START", f"one of {', '.join(offered)}", "or use STANDARD"
+            )
     machines = {(pool.machine_type, pool.accelerator_type, pool.accelerator_count) for pool in job.pools if pool.spec}
     if len(machines) > 1 and all(pool.knows("machine_spec") for pool in job.pools):
         found = ", ".join(sorted({f"{name} with {count} x {gpu}" if gpu else name for name, gpu, count in machines}))
         expected = "the same machine in all pools, so no Reduction Server"
-        yield Breach("VP403", (POOLS,), found, expected, "or use STANDARD or SPOT")
+        yield Violation("VP403", (POOLS,), found, expected, "or use STANDARD or SPOT")
     timeout = job.scheduling("timeout")
     if timeout and float(timeout.removesuffix("s")) > FLEX_START_MOST_TIMEOUT_S:
         expected = f"at most {FLEX_START_MOST_TIMEOUT_S}s, 7 days"
-        yield Breach("VP404", (_SCHEDULING, "timeout"), timeout, expected, "train in several jobs from checkpoints")
+        yield Violation("VP404", (_SCHEDULING, "timeout"), timeout, expected, "train in several jobs from checkpoints")
 
 
-def _restart(job: Job) -> Iterator[Breach]:
+def _restart(job: Job) -> Iterator[Violation]:
     path = (_SCHEDULING, "restart_job_on_worker_restart")
     restart = job.scheduling("restart_job_on_worker_restart")
     if restart and job.scheduling("disable_retries"):
         found = "true with disable_retries true, which overrides it"
-        yield Breach("VP406", path, found, "one of the two", "leave disable_retries out")
+        yield Violation("VP406", path, found, "one of the two", "leave disable_retries out")
     if job.num_nodes > 1 and not restart and job.knows(*path):
         spot = " on Spot" if job.scheduling("strategy") == SPOT else ""
-        yield Breach(
+        yield Violation(
             "VP407",
             path,
             f"{'false' if restart is False else 'missing'} with {job.num_nodes} nodes{spot}",

@@ -8,11 +8,10 @@ in which the ring is waited for, the step becomes 1 / (1 - f + f/g) times as fas
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from vlmpipe.catalog.machines import Machine
+from vlmpipe.catalog.machines import REDUCER_GBPS, Machine, reducers_needed
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.planner.parallel_layout import Layout
 from vlmpipe.planner.time.step_time import Time
@@ -20,7 +19,6 @@ from vlmpipe.planner.time.step_time import Time
 if TYPE_CHECKING:
     from vlmpipe.catalog.prices import Prices
 
-REDUCER_GBPS = 32  # n1-highcpu-16 and n2-highcpu-16, the machines that the documentation names
 DEFAULT_REDUCER = "n1-highcpu-16"
 ELIGIBLE = {
     "ddp": "all of its gradients",
@@ -43,11 +41,6 @@ class Advice:
     extra_usd_per_hour: float | None  # the reducers
     saved_usd_per_hour: float | None  # what the nodes would cost longer without them
     why: str
-
-
-def reducers_needed(nodes: int, nic_gbps: float) -> int:
-    """Reducers whose bandwidth together is at least the nodes'."""
-    return math.ceil(nodes * nic_gbps / REDUCER_GBPS)
 
 
 def all_reduce_gain(nodes: int, nic_gbps: float, reducers: int) -> float:

@@ -182,7 +182,7 @@ sys.exit(1)
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"useSpot": True}, "worker_pool_specs[0].useSpot is no field of WorkerPoolSpec"),
+        ({"useSpot": True}, "worker_pool_specs[0].useSpot: found a field that WorkerPoolSpec does not have"),
         ({"machineSpec": {}}, "write machine_spec"),
         (
             {"machine_spec": {"machine_type": "a", "accelerator_type": "NVIDIA_TESLA_T5"}},

@@ -106,7 +106,7 @@ def test_the_other_spelling_is_named_field_by_field() -> None:
 def test_a_field_in_both_spellings_is_named() -> None:
     found = check(ONE | {"serviceAccount": "other@example.com"})
     assert [(one.code, one.path) for one in found] == [("VP101", "serviceAccount")]
-    assert found[0].fix == "write service_account once: it is there in both spellings"
+    assert found[0].fix == "write service_account once: it is given in both spellings"
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.code != "VP102"], ids=lambda case: case.code)

@@ -148,15 +148,42 @@ def test_warnings_about_vertex_are_said_of_run_files_that_can_run_there() -> Non
 
 def test_a_wrong_value_says_what_is_right_and_where_that_is_written() -> None:
     (found,) = check(changed(ONE, {"worker_pool_specs.0.machine_spec.accelerator_count": 4}))
-    assert found == Violation(
-        code="VP304",
-        severity="error",
-        path="job_spec.worker_pool_specs[0].machine_spec.accelerator_count",
-        found="4",
-        expected="8 on a2-highgpu-8g",
-        fix="4 x NVIDIA_TESLA_A100 is on a2-highgpu-4g",
-        source=RULES["VP304"].source,
-    )
+    assert found.as_dict() == {
+        "code": "VP304",
+        "severity": "error",
+        "path": "job_spec.worker_pool_specs[0].machine_spec.accelerator_count",
+        "found": "4",
+        "expected": "8 on a2-highgpu-8g",
+        "fix": "4 x NVIDIA_TESLA_A100 is on a2-highgpu-4g",
+        "source": RULES["VP304"].source,
+    }
+
+
+def test_the_refusal_of_tpus_names_a_comparable_gpu_machine() -> None:
+    config = load_run_file(ROOT / "configs/digits.yaml", ["cluster.machine_type=ct5lp-hightpu-4t"])
+    found, workers = [one for one in job_violations(config, "train", "gs://b/r") if one.severity == "error"]
+    assert workers.code == "VP214"
+    assert (found.code, found.found) == ("VP214", "TPUs (ct5lp-hightpu-4t) for trainer.launch")
+    assert found.fix == "a GPU machine of similar memory is a2-highgpu-2g with 2 x NVIDIA_TESLA_A100"
+
+
+@pytest.mark.parametrize(
+    ("machine", "expected"),
+    [
+        ("ct6e-standard-1t", "a2-highgpu-1g with 1 x NVIDIA_TESLA_A100"),
+        ("tpu7x-standard-4t", "a3-ultragpu-8g with 8 x NVIDIA_H200_141GB"),
+        ("cloud-tpu", "a2-highgpu-2g with 2 x NVIDIA_TESLA_A100"),
+    ],
+)
+def test_the_comparable_gpu_machine_has_at_least_the_memory(machine: str, expected: str) -> None:
+    assert CATALOG.gpu_machine_like(machine) == expected
+
+
+def test_too_few_reducers_are_answered_with_the_number_that_suffices() -> None:
+    config = load_run_file(ROOT / "configs/llava-7b-zero2-spot.yaml", ["cluster.reduction_server.replica_count=2"])
+    (found,) = [one for one in job_violations(config, "train", "gs://b/r") if one.code == "VP215"]
+    assert (found.severity, found.found) == ("warning", "2 reducers, 64 Gbit/s in total")
+    assert (found.expected, found.fix) == ("at least the 400 Gbit/s of the 4 nodes", "write replica_count: 13")
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.planner.configs import A100_80, LLAVA_7B, RoundPrices, machine, run_config
+from vlmpipe.catalog.machines import reducers_needed
 from vlmpipe.planner.parallel_layout import STRATEGIES, layout_of, make_layout
-from vlmpipe.planner.time.reduction_server import ELIGIBLE, Advice, advise, all_reduce_gain, reducers_needed, step_gain
+from vlmpipe.planner.time.reduction_server import ELIGIBLE, Advice, advise, all_reduce_gain, step_gain
 from vlmpipe.planner.time.step_time import Time, Workload, estimate_time
 
 SLOW = machine(nic_gbps=100)

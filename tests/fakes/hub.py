@@ -1,0 +1,78 @@
+"""A strict Hugging Face hub on this machine: it answers HEAD for files of its repositories, and nothing else."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+FILE = re.compile(r"/(?P<repo>[\w.-]+/[\w.-]+)/resolve/(?P<revision>[^/]+)/(?P<file>.+)")
+
+
+@dataclass
+class Repository:
+    """`readers` are tokens; empty is public. A gated repository is visible to all and readable by its readers."""
+
+    files: tuple[str, ...] = ("config.json", "tokenizer_config.json")
+    revisions: tuple[str, ...] = ("main",)
+    readers: tuple[str, ...] = ()
+    gated: bool = False
+
+
+@dataclass
+class FakeHub:
+    """The hub's repositories, its endpoint, and the requests that arrived."""
+
+    repositories: dict[str, Repository]
+    endpoint: str = ""
+    status: int = 0  # answer everything with this HTTP status
+    requests: list[str] = field(default_factory=list)
+
+    def answer(self, path: str, token: str) -> tuple[int, str]:
+        """Status and X-Error-Code, as huggingface.co answers."""
+        if self.status:
+            return self.status, ""
+        asked = FILE.fullmatch(path)
+        if asked is None:
+            return 400, ""
+        repository = self.repositories.get(asked["repo"])
+        may_read = repository is not None and (not repository.readers or token in repository.readers)
+        if repository is None or not (may_read or repository.gated):
+            return (404 if token else 401), "RepoNotFound"
+        if not may_read:
+            return 403, "GatedRepo"
+        if asked["revision"] not in repository.revisions:
+            return 404, "RevisionNotFound"
+        return (200, "") if asked["file"] in repository.files else (404, "EntryNotFound")
+
+
+@contextmanager
+def running_hub(**repositories: Repository) -> Iterator[FakeHub]:
+    """Serve repositories, by their ids with `__` for the slash."""
+    hub = FakeHub({name.replace("__", "/"): repository for name, repository in repositories.items()})
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_HEAD(self) -> None:
+            hub.requests.append(self.path)
+            status, code = hub.answer(self.path, self.headers.get("Authorization", "").removeprefix("Bearer "))
+            self.send_response(status)
+            self.send_header("ETag", '"0"')
+            if code:
+                self.send_header("X-Error-Code", code)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    hub.endpoint = f"http://127.0.0.1:{server.server_port}"
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield hub
+    finally:
+        server.shutdown()
+        server.server_close()

@@ -1,0 +1,94 @@
+"""Violations of the job spec rules. The rules' titles, severities and sources are in `rules/rules.yaml`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from trainer.redaction import redact
+
+FieldPath = tuple[str | int, ...]  # ("worker_pool_specs", 0, "replica_count")
+Severity = Literal["error", "warning"]
+RULES_FOLDER = Path(__file__).with_name("rules")
+
+
+def read_rules_yaml(name: str) -> dict[str, Any]:
+    loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times faster; PyYAML may come without libyaml
+    content: dict[str, Any] = yaml.load((RULES_FOLDER / name).read_text(encoding="utf-8"), Loader=loader)
+    return content
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A rule about job specs. `source` is the platform's document, or a measurement."""
+
+    code: str
+    title: str
+    severity: Severity
+    source: str
+
+
+def _load_rules() -> dict[str, Rule]:
+    content = read_rules_yaml("rules.yaml")
+    return {
+        code: Rule(code=code, **(entry | {"source": content["sources"][entry["source"]].strip()}))
+        for code, entry in content["rules"].items()
+    }
+
+
+RULES: Mapping[str, Rule] = _load_rules()
+
+
+@dataclass(frozen=True)
+class Violation:
+    """A rule that a field breaks: what was found, what is right, and the fix.
+
+    Rules give `field`, the path in the API's names. `named` replaces it by `path`, the field's name for the user.
+    """
+
+    code: str
+    field: FieldPath
+    found: str
+    expected: str
+    fix: str = ""
+    path: str = ""
+
+    @property
+    def severity(self) -> Severity:
+        return RULES[self.code].severity
+
+    @property
+    def source(self) -> str:
+        return RULES[self.code].source
+
+    def named(self, name_path: Callable[[FieldPath], str]) -> Violation:
+        """The violation for the user: with the field's name, and without secrets pasted into unexpected places."""
+        return replace(
+            self,
+            field=(),
+            path=redact(name_path(self.field)),
+            found=redact(self.found),
+            expected=redact(self.expected),
+            fix=redact(self.fix),
+        )
+
+    def text(self) -> str:
+        """One line."""
+        fix = f"; {self.fix}" if self.fix else ""
+        return f"{self.code} {self.path}: found {self.found}, expected {self.expected}{fix}"
+
+    def as_dict(self) -> dict[str, str]:
+        names = ("code", "severity", "path", "found", "expected", "fix", "source")
+        return {name: getattr(self, name) for name in names}
+
+
+def path_text(path: FieldPath, root: str = "job_spec") -> str:
+    """`job_spec.worker_pool_specs[0].replica_count`."""
+    text = root
+    for part in path:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+    return text
