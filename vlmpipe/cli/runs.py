@@ -5,6 +5,7 @@ What is typed as RUN is looked for here first, then among what was submitted fro
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -117,23 +118,21 @@ def logs(
     location: Location = "",
     step: Annotated[str, typer.Option(help="Only this step's, for example train.", show_default=False)] = "",
     last: Annotated[int, typer.Option("--last", min=0, metavar="N", help="Lines from the end; 0 for all.")] = 200,
-    follow: Annotated[bool, typer.Option("--follow", help="Go on until the run is over.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", help="Continue until the run is over.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object a line: time (null if unknown), step, process, text.")
+    ] = False,
 ) -> None:
     """Print what a run has printed. The pipeline and its steps, or the replicas of one job."""
     from pipelines.find import find
-    from vlmpipe.runs.local import control as local_control
     from vlmpipe.runs.vertex.names import Address
 
     found = find(run, root=root, project=project, location=location)
-    if isinstance(found, Address):
-        lines = _vertex_logs(found, step, last, follow)
-    else:
-        files = local_control.log_files(found.folder, step)
-        read: Callable[..., Iterator[str]] = local_control.read_logs
-        lines = local_control.follow_logs(found.folder, files, last=last) if follow else read(files, last=last)
+    vertex = isinstance(found, Address)
+    lines = _vertex_logs(found, step, last, follow) if vertex else _local_logs(found.folder, step, last, follow)
     try:
-        for line in lines:
-            print(line, flush=follow)
+        for text, fields in lines:
+            print(json.dumps(fields, ensure_ascii=False) if as_json else text, flush=follow)
     except KeyboardInterrupt:
         raise typer.Exit(0) from None
 
@@ -189,7 +188,20 @@ def show(found: RunReport | SearchStatus | VertexStatus, as_json: bool) -> None:
     print_lines(["", *found.lines()])
 
 
-def _vertex_logs(address: Address, step: str, last: int, follow: bool) -> Iterator[str]:
+def _local_logs(folder: Path, step: str, last: int, follow: bool) -> Iterator[tuple[str, dict[str, str | None]]]:
+    from vlmpipe.runs.local.control import follow_logs, log_files, read_logs
+
+    files = log_files(folder, step)
+    for line in follow_logs(folder, files, last=last) if follow else read_logs(files, last=last):
+        prefix = f"[{line.process}] " if len(files) > 1 else ""
+        yield prefix + line.text, _log_fields(line.time, line.step, line.process, line.text)
+
+
+def _log_fields(time: str, step: str, process: str, text: str) -> dict[str, str | None]:
+    return {"time": time or None, "step": step or None, "process": process, "text": text}
+
+
+def _vertex_logs(address: Address, step: str, last: int, follow: bool) -> Iterator[tuple[str, dict[str, str | None]]]:
     from vlmpipe.runs.vertex.client import OVER, Runs, state_of
     from vlmpipe.runs.vertex.logs import Follower, job_numbers, require_jobs
     from vlmpipe.runs.watch import VERTEX_POLL_S
@@ -200,7 +212,7 @@ def _vertex_logs(address: Address, step: str, last: int, follow: bool) -> Iterat
         require_jobs(job_numbers(job, step), step, address.argument)
     while True:
         for entry in follower.read(address.place, job_numbers(job, step)):
-            yield entry.line()
+            yield entry.line(), _log_fields(entry.moment, entry.step, entry.replica, entry.text)
         if not follow or state_of(job) in OVER:
             return
         time.sleep(VERTEX_POLL_S)

@@ -324,7 +324,11 @@ def test_status_lists_runs_and_shows_one(vlmpipe: Vlmpipe, tmp_path: Path) -> No
     assert (watched.code, "Accepted: above chance" in watched.out) == (0, True)
     over = vlmpipe("cancel", "mine", "--root", str(tmp_path))
     assert (over.code, "nothing to cancel" in over.err) == (64, True)
-    assert "this attempt started at" in vlmpipe("logs", "mine", "--root", str(tmp_path)).out
+    logs = vlmpipe("logs", "mine", "--root", str(tmp_path)).out
+    assert "this attempt started at" in logs
+    lines = [json.loads(line) for line in vlmpipe("logs", "mine", "--root", str(tmp_path), "--json").out.splitlines()]
+    assert [line["text"] for line in lines] == logs.splitlines()
+    assert lines[0].keys() == {"time", "step", "process", "text"} and lines[0]["process"] == "pipeline"
     assert vlmpipe("logs", "mine", "--root", str(tmp_path), "--step", "train").code == 66
     missing = vlmpipe("status", "other", "--root", str(tmp_path))
     assert (missing.code, "one of the newest: mine" in missing.err) == (66, True)
