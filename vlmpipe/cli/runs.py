@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from vlmpipe.cli import completion
 from vlmpipe.cli.arguments import AsJson
-from vlmpipe.cli.output import print_json, print_lines, to_stderr
+from vlmpipe.cli.output import doing, print_json, print_lines, to_stderr
 
 if TYPE_CHECKING:
     from pipelines.tune.status import SearchStatus
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from vlmpipe.runs.vertex.status import VertexStatus
 
 RUN_HELP = "Run id or folder, pipeline job, its resource name or its link to the console; or a search."
-Run = Annotated[str, typer.Argument(metavar="RUN", help=RUN_HELP)]
+Run = Annotated[str, typer.Argument(metavar="RUN", help=RUN_HELP, autocompletion=completion.run_ids)]
 Root = Annotated[str, typer.Option(help="The local runs' output.root_uri.")]
 Project = Annotated[
     str,
@@ -36,7 +37,10 @@ Plain = Annotated[bool, typer.Option("--plain", help="Print lines instead of a l
 
 
 def status(
-    run: Annotated[str, typer.Argument(metavar="[RUN]", help=f"{RUN_HELP} Without it, all runs.")] = "",
+    run: Annotated[
+        str,
+        typer.Argument(metavar="[RUN]", help=f"{RUN_HELP} Without it, all runs.", autocompletion=completion.run_ids),
+    ] = "",
     root: Root = "runs",
     project: Project = "",
     location: Location = "",
@@ -53,15 +57,18 @@ def status(
     if not run:
         _list_runs(root, as_json)
         return
-    from pipelines.find import reader_of
+    with doing(f"looking for run {run}"):
+        from pipelines.find import reader_of
 
-    read, on_vertex = reader_of(run, root=root, project=project, location=location)
+        read, on_vertex = reader_of(run, root=root, project=project, location=location)
     if deep:
         _check_files(run, root, as_json)
         return
     if watching:
         raise typer.Exit(watch_and_show(run, read, on_vertex=on_vertex, plain=plain, as_json=as_json))
-    show(read(), as_json)
+    with doing(f"asking {'Vertex AI' if on_vertex else 'its records'} how run {run} stands"):
+        found = read()
+    show(found, as_json)
 
 
 def _check_files(run: str, root: str, as_json: bool) -> None:
@@ -100,7 +107,8 @@ def cancel(
     elif isinstance(found, Address):
         from vlmpipe.runs.vertex.client import Runs
 
-        name, asked = found.argument, Runs(found.place).cancel(found)
+        with doing(f"asking Vertex AI to cancel run {run}"):
+            name, asked = found.argument, Runs(found.place).cancel(found)
     else:
         assert found
         name, asked = found.folder.name, local_control.cancel(found)
@@ -145,13 +153,14 @@ def diagnose(
     from vlmpipe.runs.local import diagnose as local
     from vlmpipe.runs.vertex.names import Address
 
-    run_at = None if local.is_run_folder(run) else find(run, root=root, project=project, location=location)
-    if isinstance(run_at, Address):
-        from vlmpipe.runs.vertex.diagnose import diagnose_vertex
+    with doing(f"reading the records and logs of run {run}"):
+        run_at = None if local.is_run_folder(run) else find(run, root=root, project=project, location=location)
+        if isinstance(run_at, Address):
+            from vlmpipe.runs.vertex.diagnose import diagnose_vertex
 
-        found = diagnose_vertex(run_at)
-    else:
-        found = local.diagnose_folder(run_at.folder if run_at else Path(run))
+            found = diagnose_vertex(run_at)
+        else:
+            found = local.diagnose_folder(run_at.folder if run_at else Path(run))
     print_json(found.as_json()) if as_json else print_lines(found.lines())
 
 
@@ -207,7 +216,8 @@ def _vertex_logs(address: Address, step: str, last: int, follow: bool) -> Iterat
     from vlmpipe.runs.watch import VERTEX_POLL_S
 
     runs, follower = Runs(address.place), Follower(last)
-    job = runs.get(address)
+    with doing(f"asking Vertex AI for the logs of run {address.argument}"):
+        job = runs.get(address)
     if not follow:
         require_jobs(job_numbers(job, step), step, address.argument)
     while True:
