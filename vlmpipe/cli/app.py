@@ -106,8 +106,9 @@ def check(
         raise ConfigError("--region is given with a run file", fix="set gcp.location=REGION in the run file instead")
     from pipelines.check import exit_code
 
+    settings = load(config, overrides)
     with doing(f"checking {config}: model, data, batch, output and job specs"):
-        findings = api.check(load(config, overrides))
+        findings = api.check(settings)
     code = exit_code(findings)
     if as_json:
         checks = [{"subject": one.subject, "state": one.state, "text": one.text} for one in findings]
@@ -176,11 +177,11 @@ def rehearse(config: RunFile, overrides: Overrides = None) -> None:
 @cache.command("explain")
 def explain_cache(config: RunFile, overrides: Overrides = None, as_json: AsJson = False) -> None:
     """Say whether a run's images have cached features. What decides that, and how other caches there differ."""
+    settings = load(config, overrides)
     with doing(f"comparing the feature caches of {config}"):
         from trainer.config.job import JobConfig, RunPaths
         from trainer.feature_cache.explain import explain  # loads torch
 
-        settings = load(config, overrides)
         paths = RunPaths(run_id=settings.name, root_uri=settings.root_uri("local"))
         found = explain(JobConfig.model_validate(settings.to_run_json(paths)))
     print_json(found.as_json()) if as_json else print_lines(found.lines())
