@@ -1,14 +1,17 @@
 """The run report: one self-contained HTML page that a person can open, print and send on.
 
-It loads nothing from anywhere (a content security policy in the page forbids it) and has no script.
+A content security policy in the page forbids requests and every script but its own, which lists the predictions.
 """
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import hashlib
 import importlib.metadata
 import json
 import platform
+import shlex
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -18,16 +21,18 @@ from markupsafe import Markup
 
 from trainer.evaluation.metrics import overlap_sentence
 from trainer.storage import open_storage
+from trainer.storage.base import join_uri
 from vlmpipe.report import tables
 from vlmpipe.report.dataset_section import data_view
 from vlmpipe.report.format import count, duration, percent
 from vlmpipe.report.load import RunFiles, column, flatten, number, read_run
 from vlmpipe.report.plan_section import plan_view
-from vlmpipe.report.samples import choose, sample_cards
+from vlmpipe.report.samples import EvaluationImages, choose, prediction_browser, sample_cards
 from vlmpipe.report.svg_charts import SMOOTH_FROM, Chart, compact, line_chart
 
 SHOWN_SAMPLES = 16
-STYLE = Path(__file__).with_name("style.css")
+STYLE = Path(__file__).with_name("style.css").read_text()
+SCRIPT = Path(__file__).with_name("predictions.js").read_text()
 NOISY = ("loss", "tokens_per_s", "grad_norm")  # a learning rate is no measurement: there is nothing to smooth
 PACKAGES = ("torch", "transformers", "deepspeed", "pyarrow", "pillow", "kfp")
 
@@ -68,9 +73,13 @@ def _context(files: RunFiles) -> dict[str, Any]:
     )
     splits, split_rows = tables.split_table(files.stats)
     timings, whole_s = tables.timings(files.steps)
+    images = EvaluationImages(files.prepared.get("prepared_uri", files.run_uri)) if files.predictions else None
     return {
         "files": files,
-        "style": Markup(STYLE.read_text()),  # our own file; everything else is escaped
+        # Our own files; everything else is escaped.
+        "style": Markup(STYLE),
+        "script": Markup(SCRIPT),
+        "script_hash": base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode(),
         "smooth_from": SMOOTH_FROM,
         "name": files.config.get("name", "run"),
         "written": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
@@ -84,7 +93,9 @@ def _context(files: RunFiles) -> dict[str, Any]:
         "not_confused": not_confused,
         "charts": _charts(files),
         "training_facts": tables.training_facts(files),
-        "cards": _cards(files),
+        "cards": sample_cards(images, choose(files.predictions, SHOWN_SAMPLES)) if images else [],
+        "predictions": prediction_browser(images, files.predictions) if images else None,
+        "tensorboard": f"tensorboard --logdir {shlex.quote(join_uri(files.run_uri, 'logs'))}",
         "num_wrong": sum(not line.get("correct") for line in files.predictions),
         "timings": timings,
         "whole_s": whole_s,
@@ -115,11 +126,6 @@ def _config(config: dict[str, Any]) -> dict[str, list[tuple[str, Any]]]:
     sections = {name: flatten(content) for name, content in config.items() if isinstance(content, dict) and content}
     single = [(name, content) for name, content in config.items() if name not in sections]
     return {"general": single, **sections} if single else sections
-
-
-def _cards(files: RunFiles) -> list[Any]:
-    lines = choose(files.predictions, SHOWN_SAMPLES)
-    return sample_cards(files.prepared.get("prepared_uri", files.run_uri), lines) if lines else []
 
 
 def _charts(files: RunFiles) -> list[Chart]:
