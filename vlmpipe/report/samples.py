@@ -18,10 +18,10 @@ from trainer.data.shards.tar import ShardReader
 from trainer.errors import UserError
 
 THUMBNAIL_PIXELS = 240  # longer side; twice what a card shows, for dense screens
-MOST_PIXELS = 50_000_000  # a picture that would need more memory than that is not decoded
+MOST_PIXELS = 50_000_000  # larger pictures are not decoded, which would take too much memory
 SMALL_PIXELS = 100  # up to this side a picture is shown enlarged, with its pixels visible
 UNREADABLE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)  # what Pillow raises for damaged files
-SHOWN_IMAGES = 2  # pictures of one sample that a card shows
+SHOWN_IMAGES = 2  # on a card
 # Bounds of the list of all predictions, which keep the page below about 8 MB and its pictures cheap to read.
 FIELDS = ("correct", "slice", "question", "answer", "prediction", "id")
 TEXT_CHARACTERS, TEXT_BYTES = 500, 4_000_000
@@ -40,15 +40,6 @@ class Picture:
 
 
 @dataclass(frozen=True)
-class SampleCard:
-    """One question with its answer, prediction and pictures."""
-
-    line: dict[str, Any]
-    pictures: tuple[Picture, ...]
-    more_pictures: int = 0
-
-
-@dataclass(frozen=True)
 class PredictionBrowser:
     """What the list of predictions is made of: FIELDS and the number of a picture in each line."""
 
@@ -62,7 +53,7 @@ class PredictionBrowser:
 
 
 def choose(predictions: Sequence[dict[str, Any]], most: int) -> list[dict[str, Any]]:
-    """Half wrong and half right predictions, spread over slices and pictures; the same ones for the same input."""
+    """Half wrong and half right predictions, spread over slices and pictures; deterministic."""
     wrong = [line for line in predictions if not line.get("correct")]
     right = [line for line in predictions if line.get("correct")]
     num_wrong = min(len(wrong), max(most // 2, most - len(right)))
@@ -70,7 +61,7 @@ def choose(predictions: Sequence[dict[str, Any]], most: int) -> list[dict[str, A
 
 
 def _spread(lines: Sequence[dict[str, Any]], most: int) -> list[dict[str, Any]]:
-    """Take from each slice in turn, and from each slice a sample not shown yet where there is one."""
+    """Take from each slice in turn, if possible a sample not taken yet."""
     slices: dict[Any, list[dict[str, Any]]] = defaultdict(list)
     for line in lines:
         slices[line.get("slice")].append(line)
@@ -112,10 +103,13 @@ class EvaluationImages:
         return [thumbnail(image, pixels) for image in images[:most]], max(0, len(images) - most)
 
 
-def sample_cards(images: EvaluationImages, lines: Sequence[dict[str, Any]]) -> list[SampleCard]:
+def sample_cards(images: EvaluationImages, lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """The chosen lines with their pictures."""
-    found = [images.pictures(line.get("id"), SHOWN_IMAGES, THUMBNAIL_PIXELS) for line in lines]
-    return [SampleCard(line, tuple(pictures), more) for line, (pictures, more) in zip(lines, found, strict=True)]
+    cards = []
+    for line in lines:
+        pictures, more = images.pictures(line.get("id"), SHOWN_IMAGES, THUMBNAIL_PIXELS)
+        cards.append({"line": line, "pictures": pictures, "more_pictures": more})
+    return cards
 
 
 def prediction_browser(images: EvaluationImages, predictions: Sequence[dict[str, Any]]) -> PredictionBrowser:

@@ -397,8 +397,8 @@ predictions = st.lists(
 def test_every_prediction_is_counted_once_in_its_confusion_table(lines: list[dict[str, Any]]) -> None:
     tables, left_out = confusions(lines, None)
     assert not left_out
-    for table in tables:
-        of_slice = [line for line in lines if line["slice"] == table.slice]
+    for name, table in tables:
+        of_slice = [line for line in lines if line["slice"] == name]
         assert sum(map(sum, table.counts)) == len(of_slice)
         diagonal = sum(line[number] for number, line in enumerate(table.counts))
         assert diagonal == sum(line["correct"] for line in of_slice)
