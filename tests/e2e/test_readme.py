@@ -11,11 +11,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
-import typer
 
-from tests.support.commands import command_lines
+from tests.support.commands import command_lines, parse_vlmpipe
 from tests.support.paths import ROOT
-from vlmpipe.cli.app import app
 from vlmpipe.config.run_config import load_run_file
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -58,11 +56,7 @@ def _check_make(arguments: list[str]) -> None:
 
 
 def _check_vlmpipe(arguments: list[str]) -> None:
-    """Parse as the command line would, without running; a run file is loaded with its overrides."""
-    group = typer.main.get_command(app)
-    with group.make_context("vlmpipe", list(arguments)) as context:
-        _, command, rest = group.resolve_command(context, arguments)
-        command.make_context(command.name, list(rest), parent=context)
+    rest = parse_vlmpipe(arguments)
     files = [argument for argument in rest if argument.endswith(".yaml")]
     overrides = [argument for argument in rest if "=" in argument and not argument.startswith("-")]
     for file in files:

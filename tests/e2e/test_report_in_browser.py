@@ -5,8 +5,13 @@ Needs a Chromium on PATH and the package playwright; screenshots go to build/rep
 
 from __future__ import annotations
 
+import csv
+import io
+import json
 import shutil
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,6 +35,7 @@ FLAGS = [
 ]
 SCREENSHOTS = ROOT / "build" / "report"
 NUM_PICTURES = 8 + 8 + 1 + 1  # wrong and right answers, rejected samples, accepted samples
+PAGE_LINES = 25  # of the list of all answers
 WIDTHS = [400, 1400]
 SCHEMES = ["light", "dark"]
 
@@ -70,8 +76,18 @@ CHART_TEXT_PIXELS = """() => [...document.querySelectorAll('svg.chart text')].ma
 
 
 @pytest.fixture(scope="module")
-def report(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return write_report(str(make_run(tmp_path_factory.mktemp("report"))))
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_run(tmp_path_factory.mktemp("report"))
+
+
+@pytest.fixture(scope="module")
+def report(run: Path) -> str:
+    return write_report(str(run))
+
+
+@pytest.fixture(scope="module")
+def predictions(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "predictions.jsonl").read_text().splitlines()]
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +123,7 @@ def test_the_report_reads_well(page: sync_api.Page, report: str, width: int, sch
     assert [url for url in requests if not url.startswith("data:")] == [f"file://{report}"]
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     loaded = page.evaluate("[...document.images].map(image => image.naturalWidth)")
-    assert len(loaded) == NUM_PICTURES
+    assert len(loaded) == NUM_PICTURES + PAGE_LINES
     assert min(loaded) > 0
     assert page.evaluate(LOW_CONTRAST) == []
     sizes = page.evaluate(CHART_TEXT_PIXELS)
@@ -141,3 +157,85 @@ def test_paper_shows_the_whole_configuration_and_no_links(page: sync_api.Page, r
     assert tables.count() > 8
     assert all(tables.nth(number).is_visible() for number in range(tables.count()))
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+
+
+CELLS = "rows => rows.map(row => [...row.cells].map(cell => cell.textContent))"
+
+
+def test_all_wrong_answers_are_shown_page_by_page(
+    page: sync_api.Page, report: str, predictions: list[dict[str, Any]]
+) -> None:
+    page.goto(f"file://{report}")
+    rows, following = page.locator("#predictions tbody tr"), page.get_by_role("button", name="Next")
+    seen: list[tuple[str, ...]] = []
+    while True:
+        assert rows.count() <= PAGE_LINES
+        seen += [tuple(cells[1:]) for cells in rows.evaluate_all(CELLS)]
+        if following.is_disabled():
+            break
+        following.click()
+    wrong = [line for line in predictions if not line["correct"]]
+    assert len(wrong) > PAGE_LINES
+    assert sorted(seen) == sorted(
+        ("✕ wrong", line["slice"], line["question"].replace("<image>", "").strip(), line["answer"], line["prediction"])
+        for line in wrong
+    )
+
+
+def test_answers_are_filtered_by_text_and_verdict_and_downloaded(
+    page: sync_api.Page, report: str, predictions: list[dict[str, Any]]
+) -> None:
+    page.goto(f"file://{report}")
+    page.get_by_label("Show").select_option("right")
+    page.get_by_label("Text").fill("LEFT digit even")
+    expected = [line for line in predictions if line["correct"] and "left digit even" in line["question"].lower()]
+    assert page.locator("#predictions output").text_content().startswith(f"{len(expected)} of {len(predictions)} ")
+    with page.expect_download() as download:
+        page.get_by_role("button", name="JSON").click()
+    found = json.loads(Path(download.value.path()).read_text())
+    assert sorted(line["id"] for line in found) == sorted(line["id"] for line in expected)
+    assert {line["correct"] for line in found} == {True}
+    with page.expect_download() as download:
+        page.get_by_role("button", name="CSV").click()
+    table = list(csv.DictReader(io.StringIO(Path(download.value.path()).read_text())))
+    assert [line["id"] for line in table] == [line["id"] for line in found]
+    assert download.value.suggested_filename.endswith("-predictions.csv")
+
+
+HOSTILE = "</pre></script><script>window.hit = 1</script><img src=x onerror='window.hit = 2'>"
+
+
+def test_answers_run_neither_as_markup_nor_as_formulas(page: sync_api.Page, tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    line = {
+        "id": "=1+1",
+        "slice": HOSTILE,
+        "question": HOSTILE,
+        "answer": "-5",
+        "prediction": '@x,"y"',
+        "correct": False,
+    }
+    (run / "predictions.jsonl").write_text(json.dumps(line))
+    page.goto(f"file://{write_report(str(run))}")
+    assert page.locator("#predictions tbody td").nth(3).text_content() == HOSTILE
+    assert page.evaluate("window.hit") is None
+    with page.expect_download() as download:
+        page.get_by_role("button", name="CSV").click()
+    (found,) = csv.DictReader(io.StringIO(Path(download.value.path()).read_text()))
+    assert (found["id"], found["answer"], found["prediction"]) == ("'=1+1", "-5", '\'@x,"y"')
+
+
+def test_a_script_that_got_into_the_page_would_not_run(page: sync_api.Page, report: str, tmp_path: Path) -> None:
+    changed = tmp_path / "report.html"
+    changed.write_text(Path(report).read_text().replace("<main>", "<main><script>window.hit = 1</script>"))
+    page.goto(f"file://{changed}")
+    assert page.evaluate("window.hit") is None
+    assert page.locator("#predictions").is_visible(), "the page's own script does"
+
+
+def test_without_javascript_the_page_says_where_all_answers_are(browser: sync_api.Browser, report: str) -> None:
+    page = browser.new_page(java_script_enabled=False)
+    page.goto(f"file://{report}")
+    assert not page.locator("#predictions").is_visible()
+    assert page.locator("noscript p").inner_text().endswith("/predictions.jsonl has all answers.")
+    page.close()

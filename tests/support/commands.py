@@ -1,9 +1,14 @@
-"""The fenced code blocks of a Markdown page."""
+"""The fenced code blocks of a Markdown page, and the commands in them."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
+
+import typer
+
+from vlmpipe.cli.app import app
 
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -17,3 +22,14 @@ def command_lines(page: Path) -> list[str]:
     """Every line of the page's bash blocks that is a command."""
     lines = [line.strip() for block in blocks(page, "bash") for line in block.splitlines()]
     return [line for line in lines if line and not line.startswith("#")]
+
+
+def parse_vlmpipe(arguments: Sequence[str]) -> list[str]:
+    """Parse arguments as the command line does, without running. Returns those of the innermost command."""
+    command, context = typer.main.get_command(app), None
+    rest = list(arguments)
+    while True:
+        context = command.make_context(command.name, list(rest), parent=context)
+        if not hasattr(command, "resolve_command"):
+            return rest
+        _, command, rest = command.resolve_command(context, rest)

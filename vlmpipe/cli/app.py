@@ -17,13 +17,14 @@ from trainer.redaction import hiding_secrets
 from vlmpipe import api
 from vlmpipe.backends.vertex.client import ENDPOINT_VARIABLE
 from vlmpipe.cli import compile as compile_commands
-from vlmpipe.cli import init
+from vlmpipe.cli import completion, init
 from vlmpipe.cli import runs as run_commands
 from vlmpipe.cli import schedule as schedule_commands
 from vlmpipe.cli import start as start_commands
 from vlmpipe.cli import tune as tune_command
 from vlmpipe.cli.arguments import AsJson, Overrides, RunFile, load
-from vlmpipe.cli.output import print_error, print_json, print_lines, to_stderr
+from vlmpipe.cli.examples import add_examples
+from vlmpipe.cli.output import doing, print_error, print_json, print_lines, to_stderr
 
 if TYPE_CHECKING:
     from vlmpipe.config.run_config import RunConfig
@@ -34,7 +35,6 @@ app = typer.Typer(
     epilog="Start with: vlmpipe run configs/digits.yaml",
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
-    add_completion=False,
     rich_markup_mode=None,  # with rich, --help takes half as long again
     pretty_exceptions_enable=False,
 )
@@ -56,7 +56,7 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def _global_options(
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors. May be typed anywhere.")] = False,
     api_endpoint: Annotated[
         str,
         typer.Option(
@@ -79,7 +79,12 @@ def _global_options(
 def check(
     config: Annotated[
         Path | None,
-        typer.Argument(metavar="[CONFIG]", help="The run file, for example configs/digits.yaml.", show_default=False),
+        typer.Argument(
+            metavar="[CONFIG]",
+            help="The run file, for example configs/digits.yaml.",
+            show_default=False,
+            autocompletion=completion.run_files,
+        ),
     ] = None,
     overrides: Overrides = None,
     job_spec: Annotated[
@@ -105,7 +110,9 @@ def check(
         raise ConfigError("--region is given with a run file", fix="set gcp.location=REGION in the run file instead")
     from pipelines.check import exit_code
 
-    findings = api.check(load(config, overrides), online=online)
+    settings = load(config, overrides)
+    with doing(f"checking {config}: model, data, batch, output and job specs"):
+        findings = api.check(settings, online=online)
     code = exit_code(findings)
     if as_json:
         checks = [{"subject": one.subject, "state": one.state, "text": one.text} for one in findings]
@@ -139,7 +146,8 @@ def plan(
         return
     from vlmpipe.cli.views.plan import print_plan_tables
 
-    found = api.plan(settings)
+    with doing(f"planning {config}: memory, time and cost"):
+        found = api.plan(settings)
     if as_json:
         print_json(found.as_dict())
     else:
@@ -153,8 +161,9 @@ def _suggest(settings: RunConfig, config: str, overrides: list[str], goal: str, 
     from vlmpipe.planner.search.search import Goal, suggest
 
     wanted = Goal.parse(goal)
-    model, load, prices = plan_basis(settings)
-    found = suggest(settings, model, load, prices, wanted)
+    with doing(f"comparing machines and strategies for {config}"):
+        model, load, prices = plan_basis(settings)
+        found = suggest(settings, model, load, prices, wanted)
     if as_json:
         print_json({"goal": goal, "suggestions": [vars(one) for one in found]})
     else:
@@ -172,12 +181,13 @@ def rehearse(config: RunFile, overrides: Overrides = None) -> None:
 @cache.command("explain")
 def explain_cache(config: RunFile, overrides: Overrides = None, as_json: AsJson = False) -> None:
     """Say whether a run's images have cached features. What decides that, and how other caches there differ."""
-    from trainer.config.job import JobConfig, RunPaths
-    from trainer.feature_cache.explain import explain
-
     settings = load(config, overrides)
-    paths = RunPaths(run_id=settings.name, root_uri=settings.root_uri("local"))
-    found = explain(JobConfig.model_validate(settings.to_run_json(paths)))
+    with doing(f"comparing the feature caches of {config}"):
+        from trainer.config.job import JobConfig, RunPaths
+        from trainer.feature_cache.explain import explain  # loads torch
+
+        paths = RunPaths(run_id=settings.name, root_uri=settings.root_uri("local"))
+        found = explain(JobConfig.model_validate(settings.to_run_json(paths)))
     print_json(found.as_json()) if as_json else print_lines(found.lines())
 
 
@@ -196,6 +206,9 @@ def schema(
         return
     for path in schemas.write(output):
         print(path)
+
+
+add_examples(app)
 
 
 def console() -> None:
@@ -218,8 +231,10 @@ def main() -> None:
 
 def _main() -> None:
     try:
-        _require_no_dashed_override(sys.argv[1:])
-        app()
+        arguments = sys.argv[1:]
+        _require_no_dashed_override(arguments)
+        debug = ["--debug"] if "--debug" in arguments else []  # an option of vlmpipe, wherever it is typed
+        app([*debug, *(each for each in arguments if each != "--debug")], prog_name="vlmpipe")
     except KeyboardInterrupt:
         to_stderr("stopped before anything was started")
         sys.exit(int(ExitCode.INTERRUPTED))
@@ -227,6 +242,11 @@ def _main() -> None:
         user_error = error if isinstance(error, UserError) else from_os_error(error, "running vlmpipe")
         print_error(user_error, as_json="--json" in sys.argv)
         sys.exit(int(user_error.code))
+    except Exception as error:
+        fix = "report it with the output of the same command with --debug, which adds the traceback"
+        unexpected = UserError(f"unexpected {type(error).__name__}: {error}", fix=fix, code=ExitCode.UNEXPECTED)
+        print_error(unexpected, as_json="--json" in sys.argv)
+        sys.exit(ExitCode.UNEXPECTED)
 
 
 def _require_no_dashed_override(arguments: Sequence[str]) -> None:

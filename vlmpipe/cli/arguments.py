@@ -11,6 +11,7 @@ import typer
 
 from trainer.errors import ConfigError
 from vlmpipe import api
+from vlmpipe.cli import completion
 
 if TYPE_CHECKING:
     from pipelines.templates.publish import Template
@@ -25,12 +26,18 @@ class TargetOption(StrEnum):
     local = "local"
 
 
-RunFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="The run file, for example configs/digits.yaml.")]
+RunFile = Annotated[
+    Path,
+    typer.Argument(
+        metavar="CONFIG", help="The run file, for example configs/digits.yaml.", autocompletion=completion.run_files
+    ),
+]
 Source = Annotated[
     str,
     typer.Argument(
         metavar="CONFIG",
         help="The run file, or https://REGION-kfp.pkg.dev/PROJECT/REPOSITORY/NAME/TAG of a published one.",
+        autocompletion=completion.run_files,
     ),
 ]
 Overrides = Annotated[

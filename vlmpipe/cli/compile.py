@@ -11,13 +11,19 @@ import typer
 from trainer.errors import ConfigError
 from trainer.gc_control import collector_off
 from vlmpipe import api
+from vlmpipe.cli import completion
 from vlmpipe.cli.arguments import AsJson, TargetOption, load
-from vlmpipe.cli.output import print_json, print_lines
+from vlmpipe.cli.output import doing, print_json, print_lines
 
 if TYPE_CHECKING:
     from pipelines.compile import Compiled
 
-Configs = Annotated[list[str], typer.Argument(metavar="CONFIG", help="Run files, and fields to override in all.")]
+Configs = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="CONFIG", help="Run files, and fields to override in all.", autocompletion=completion.run_files
+    ),
+]
 Output = Annotated[Path, typer.Option(help="Folder to write the pipelines to.")]
 
 
@@ -59,7 +65,8 @@ def publish(
     all_tags(tag or [])  # before anything is compiled
     there = Registry(registry)
     every = list(_compiled(configs, TargetOption.vertex, output))  # so that none is published if one cannot be compiled
-    done = [publish_one(there, compiled, tag or []) for compiled in every]
+    with doing(f"publishing to {registry}"):
+        done = [publish_one(there, compiled, tag or []) for compiled in every]
     if as_json:
         print_json({"published": [one.as_json() for one in done]})
     else:
@@ -77,4 +84,6 @@ def _compiled(configs: list[str], target: TargetOption, output: Path) -> Iterato
     if len(loaded) < len(files):
         raise ConfigError("two of the run files have the same name", expected="a different `name` in each run file")
     for path, config in loaded.items():
-        yield api.compile(config, target.value, path)
+        with doing(f"compiling {config.name} for {target.value}"):
+            compiled = api.compile(config, target.value, path)
+        yield compiled

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
+import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from trainer.errors import DEBUG_VARIABLE, UserError
+
+SILENT_S = 1.0
 
 
 def print_json(value: dict[str, Any]) -> None:
@@ -22,6 +26,18 @@ def print_lines(lines: Sequence[str]) -> None:
 
 def to_stderr(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def doing(text: str) -> Iterator[None]:
+    """Say on standard error what is being done, once, if it takes longer than SILENT_S."""
+    notice = threading.Timer(SILENT_S, to_stderr, [f"{text} ..."])
+    notice.daemon = True
+    notice.start()
+    try:
+        yield
+    finally:
+        notice.cancel()
 
 
 def print_error(error: UserError, *, as_json: bool) -> None:

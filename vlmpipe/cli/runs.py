@@ -5,6 +5,7 @@ What is typed as RUN is looked for here first, then among what was submitted fro
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,8 +13,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from vlmpipe.cli import completion
 from vlmpipe.cli.arguments import AsJson
-from vlmpipe.cli.output import print_json, print_lines, to_stderr
+from vlmpipe.cli.output import doing, print_json, print_lines, to_stderr
 
 if TYPE_CHECKING:
     from pipelines.tune.status import SearchStatus
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
     from vlmpipe.runs.vertex.status import VertexStatus
 
 RUN_HELP = "Run id or folder, pipeline job, its resource name or its link to the console; or a search."
-Run = Annotated[str, typer.Argument(metavar="RUN", help=RUN_HELP)]
+Run = Annotated[str, typer.Argument(metavar="RUN", help=RUN_HELP, autocompletion=completion.run_ids)]
 Root = Annotated[str, typer.Option(help="The local runs' output.root_uri.")]
 Project = Annotated[
     str,
@@ -35,7 +37,10 @@ Plain = Annotated[bool, typer.Option("--plain", help="Print lines instead of a l
 
 
 def status(
-    run: Annotated[str, typer.Argument(metavar="[RUN]", help=f"{RUN_HELP} Without it, all runs.")] = "",
+    run: Annotated[
+        str,
+        typer.Argument(metavar="[RUN]", help=f"{RUN_HELP} Without it, all runs.", autocompletion=completion.run_ids),
+    ] = "",
     root: Root = "runs",
     project: Project = "",
     location: Location = "",
@@ -52,15 +57,18 @@ def status(
     if not run:
         _list_runs(root, as_json)
         return
-    from pipelines.find import reader_of
+    with doing(f"looking for run {run}"):
+        from pipelines.find import reader_of
 
-    read, on_vertex = reader_of(run, root=root, project=project, location=location)
+        read, on_vertex = reader_of(run, root=root, project=project, location=location)
     if deep:
         _check_files(run, root, as_json)
         return
     if watching:
         raise typer.Exit(watch_and_show(run, read, on_vertex=on_vertex, plain=plain, as_json=as_json))
-    show(read(), as_json)
+    with doing(f"asking {'Vertex AI' if on_vertex else 'its records'} how run {run} stands"):
+        found = read()
+    show(found, as_json)
 
 
 def _check_files(run: str, root: str, as_json: bool) -> None:
@@ -99,7 +107,8 @@ def cancel(
     elif isinstance(found, Address):
         from vlmpipe.runs.vertex.client import Runs
 
-        name, asked = found.argument, Runs(found.place).cancel(found)
+        with doing(f"asking Vertex AI to cancel run {run}"):
+            name, asked = found.argument, Runs(found.place).cancel(found)
     else:
         assert found
         name, asked = found.folder.name, local_control.cancel(found)
@@ -117,23 +126,21 @@ def logs(
     location: Location = "",
     step: Annotated[str, typer.Option(help="Only this step's, for example train.", show_default=False)] = "",
     last: Annotated[int, typer.Option("--last", min=0, metavar="N", help="Lines from the end; 0 for all.")] = 200,
-    follow: Annotated[bool, typer.Option("--follow", help="Go on until the run is over.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", help="Continue until the run is over.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object a line: time (null if unknown), step, process, text.")
+    ] = False,
 ) -> None:
     """Print what a run has printed. The pipeline and its steps, or the replicas of one job."""
     from pipelines.find import find
-    from vlmpipe.runs.local import control as local_control
     from vlmpipe.runs.vertex.names import Address
 
     found = find(run, root=root, project=project, location=location)
-    if isinstance(found, Address):
-        lines = _vertex_logs(found, step, last, follow)
-    else:
-        files = local_control.log_files(found.folder, step)
-        read: Callable[..., Iterator[str]] = local_control.read_logs
-        lines = local_control.follow_logs(found.folder, files, last=last) if follow else read(files, last=last)
+    vertex = isinstance(found, Address)
+    lines = _vertex_logs(found, step, last, follow) if vertex else _local_logs(found.folder, step, last, follow)
     try:
-        for line in lines:
-            print(line, flush=follow)
+        for text, fields in lines:
+            print(json.dumps(fields, ensure_ascii=False) if as_json else text, flush=follow)
     except KeyboardInterrupt:
         raise typer.Exit(0) from None
 
@@ -146,13 +153,14 @@ def diagnose(
     from vlmpipe.runs.local import diagnose as local
     from vlmpipe.runs.vertex.names import Address
 
-    run_at = None if local.is_run_folder(run) else find(run, root=root, project=project, location=location)
-    if isinstance(run_at, Address):
-        from vlmpipe.runs.vertex.diagnose import diagnose_vertex
+    with doing(f"reading the records and logs of run {run}"):
+        run_at = None if local.is_run_folder(run) else find(run, root=root, project=project, location=location)
+        if isinstance(run_at, Address):
+            from vlmpipe.runs.vertex.diagnose import diagnose_vertex
 
-        found = diagnose_vertex(run_at)
-    else:
-        found = local.diagnose_folder(run_at.folder if run_at else Path(run))
+            found = diagnose_vertex(run_at)
+        else:
+            found = local.diagnose_folder(run_at.folder if run_at else Path(run))
     print_json(found.as_json()) if as_json else print_lines(found.lines())
 
 
@@ -189,18 +197,32 @@ def show(found: RunReport | SearchStatus | VertexStatus, as_json: bool) -> None:
     print_lines(["", *found.lines()])
 
 
-def _vertex_logs(address: Address, step: str, last: int, follow: bool) -> Iterator[str]:
+def _local_logs(folder: Path, step: str, last: int, follow: bool) -> Iterator[tuple[str, dict[str, str | None]]]:
+    from vlmpipe.runs.local.control import follow_logs, log_files, read_logs
+
+    files = log_files(folder, step)
+    for line in follow_logs(folder, files, last=last) if follow else read_logs(files, last=last):
+        prefix = f"[{line.process}] " if len(files) > 1 else ""
+        yield prefix + line.text, _log_fields(line.time, line.step, line.process, line.text)
+
+
+def _log_fields(time: str, step: str, process: str, text: str) -> dict[str, str | None]:
+    return {"time": time or None, "step": step or None, "process": process, "text": text}
+
+
+def _vertex_logs(address: Address, step: str, last: int, follow: bool) -> Iterator[tuple[str, dict[str, str | None]]]:
     from vlmpipe.runs.vertex.client import OVER, Runs, state_of
     from vlmpipe.runs.vertex.logs import Follower, job_numbers, require_jobs
     from vlmpipe.runs.watch import VERTEX_POLL_S
 
     runs, follower = Runs(address.place), Follower(last)
-    job = runs.get(address)
+    with doing(f"asking Vertex AI for the logs of run {address.argument}"):
+        job = runs.get(address)
     if not follow:
         require_jobs(job_numbers(job, step), step, address.argument)
     while True:
         for entry in follower.read(address.place, job_numbers(job, step)):
-            yield entry.line()
+            yield entry.line(), _log_fields(entry.moment, entry.step, entry.replica, entry.text)
         if not follow or state_of(job) in OVER:
             return
         time.sleep(VERTEX_POLL_S)

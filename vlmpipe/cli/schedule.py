@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from vlmpipe.cli.arguments import AsJson, Overrides, RunFile, Source, load, load_source
-from vlmpipe.cli.output import print_json, print_lines
+from vlmpipe.cli.output import doing, print_json, print_lines
 
 if TYPE_CHECKING:
-    from pipelines.schedules.client import Live
+    from pipelines.schedules.client import Live, Schedules
 
 app = typer.Typer(help="Recurring runs on Vertex AI, kept as the run file says.", no_args_is_help=True)
 
@@ -22,7 +23,8 @@ def plan_command(config: Source, overrides: Overrides = None, as_json: AsJson = 
     from pipelines.schedules.apply import plan_schedule, schedules_of
 
     settings, template = load_source(config, overrides)
-    plan = plan_schedule(settings, schedules_of(settings), _now(), template)
+    with doing("planning a run and reading the schedules on Vertex AI"):
+        plan = plan_schedule(settings, schedules_of(settings), _now(), template)
     print_json(plan.as_json()) if as_json else print_lines(plan.lines())
 
 
@@ -39,7 +41,8 @@ def apply_command(
     from vlmpipe.planner.cost.approval import terminal_confirm
 
     source, ask = load_source(config, overrides), terminal_confirm()
-    plan, live = apply_schedule(*source, force=force, yes=yes, ask=ask, now=_now())
+    with doing("planning a run and changing the schedule on Vertex AI"):
+        plan, live = apply_schedule(*source, force=force, yes=yes, ask=ask, now=_now())
     if as_json:
         print_json({**plan.as_json(), "live": live.as_json()})
         return
@@ -52,7 +55,8 @@ def list_command(config: RunFile, overrides: Overrides = None, as_json: AsJson =
     """List vlmpipe's schedules in the run file's project."""
     from pipelines.schedules.apply import schedules_of
 
-    found = schedules_of(load(config, overrides)).all()
+    with doing("reading the schedules on Vertex AI"):
+        found = schedules_of(load(config, overrides)).all()
     if as_json:
         print_json({"schedules": [live.as_json() for live in found]})
         return
@@ -64,11 +68,7 @@ def list_command(config: RunFile, overrides: Overrides = None, as_json: AsJson =
 @app.command("pause")
 def pause_command(config: RunFile, overrides: Overrides = None, as_json: AsJson = False) -> None:
     """Start no more runs until resume. Runs that have begun go on."""
-    from pipelines.schedules.apply import schedules_of
-
-    settings = load(config, overrides)
-    schedules = schedules_of(settings)
-    live = schedules.require(settings.name)
+    schedules, live = _find(config, overrides)
     _say(schedules.pause(live) if live.state == "active" else live, as_json)
 
 
@@ -82,27 +82,28 @@ def resume_command(
     as_json: AsJson = False,
 ) -> None:
     """Start runs again."""
-    from pipelines.schedules.apply import schedules_of
-
-    settings = load(config, overrides)
-    schedules = schedules_of(settings)
-    live = schedules.require(settings.name)
+    schedules, live = _find(config, overrides)
     _say(schedules.resume(live, catch_up=catch_up) if live.state == "paused" else live, as_json)
 
 
 @app.command("delete")
 def delete_command(config: RunFile, overrides: Overrides = None, as_json: AsJson = False) -> None:
     """Delete the schedule. Its runs stay, and those that have begun go on."""
-    from pipelines.schedules.apply import schedules_of
-
-    settings = load(config, overrides)
-    schedules = schedules_of(settings)
-    live = schedules.require(settings.name)
+    schedules, live = _find(config, overrides)
     schedules.delete(live)
     if as_json:
         print_json({"deleted": live.schedule.name})
     else:
         print_lines([f"schedule {live.name} is deleted: {live.schedule.name}"])
+
+
+def _find(config: Path, overrides: list[str] | None) -> tuple[Schedules, Live]:
+    from pipelines.schedules.apply import schedules_of
+
+    settings = load(config, overrides)
+    with doing("reading the schedules on Vertex AI"):
+        schedules = schedules_of(settings)
+        return schedules, schedules.require(settings.name)
 
 
 def _say(live: Live, as_json: bool) -> None:

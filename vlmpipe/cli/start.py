@@ -10,7 +10,7 @@ from trainer.errors import ConfigError
 from vlmpipe import api
 from vlmpipe.cli import runs as run_commands
 from vlmpipe.cli.arguments import AsJson, Overrides, RunFile, Source, TargetOption, load, load_source
-from vlmpipe.cli.output import print_json, print_lines, to_stderr
+from vlmpipe.cli.output import doing, print_json, print_lines, to_stderr
 
 if TYPE_CHECKING:
     from vlmpipe.config.run_config import RunConfig
@@ -107,19 +107,20 @@ def submit(
     as_json: AsJson = False,
 ) -> None:
     """Start a run on Vertex AI and watch it. Plans and compiles it, asks before much is spent, and sends it."""
-    from pipelines.find import vertex_reader
-    from pipelines.submit import submit_run
-    from vlmpipe.planner.cost.approval import terminal_confirm
+    with doing(f"planning, compiling and submitting {config}"):
+        from pipelines.find import vertex_reader
+        from pipelines.submit import submit_run
+        from vlmpipe.planner.cost.approval import terminal_confirm
 
-    answer = submit_run(
-        *load_source(config, overrides),
-        source=[config, *(overrides or [])],
-        run_id=run_id,
-        force=force,
-        yes=yes,
-        dry_run=dry_run,
-        ask=terminal_confirm(),
-    )
+        answer = submit_run(
+            *load_source(config, overrides),
+            source=[config, *(overrides or [])],
+            run_id=run_id,
+            force=force,
+            yes=yes,
+            dry_run=dry_run,
+            ask=terminal_confirm(),
+        )
     watching = bool(answer.resource_name) and not detach
     if not as_json:
         print_lines(answer.lines())

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trainer.errors import ExitCode
+from vlmpipe.cli import completion
 from vlmpipe.cli.arguments import AsJson, Overrides, RunFile, load
-from vlmpipe.cli.output import print_json, print_lines, to_stderr
+from vlmpipe.cli.output import doing, print_json, print_lines, to_stderr
 
 if TYPE_CHECKING:
     from pipelines.tune.search import Search
@@ -29,7 +30,13 @@ def tune(
     config: RunFile,
     overrides: Overrides = None,
     from_run: Annotated[
-        str, typer.Option("--from", help="Run whose prepared data and features the trials share.", show_default=False)
+        str,
+        typer.Option(
+            "--from",
+            help="Run whose prepared data and features the trials share.",
+            show_default=False,
+            autocompletion=completion.run_ids,
+        ),
     ] = "",
     target: Annotated[TuneTarget, typer.Option(help="Where the trials run.")] = TuneTarget.local,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the request for Vertex AI; start nothing.")] = False,
@@ -71,7 +78,8 @@ def _approval(settings: RunConfig, *, yes: bool) -> float | None:
     from vlmpipe.planner.plan import plan_run
 
     assert settings.tune
-    one = spending_of(settings, plan_run(settings))
+    with doing(f"planning one trial of {settings.name}"):
+        one = spending_of(settings, plan_run(settings))
     trials = settings.tune.max_trial_count
     whole = dataclasses.replace(
         one,
@@ -88,7 +96,8 @@ def _submit(search: Search, usd: float | None, *, as_json: bool) -> None:
     from pipelines.tune.search import submit_search
     from vlmpipe.runs.vertex.names import RunRecord
 
-    job = submit_search(search)
+    with doing(f"submitting search {search.search_id}"):
+        job = submit_search(search)
     # `vlmpipe status` and `cancel` then know the search by its id
     RunRecord(job.name, search.uri, datetime.now(UTC).timestamp(), usd).write(search.search_id)
     if as_json:

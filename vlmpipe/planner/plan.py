@@ -74,14 +74,25 @@ class Plan:
         return found
 
     @property
+    def doubts(self) -> list[str]:
+        """Why a plan without errors is amber, a phrase each."""
+        codes = dict.fromkeys(finding.code for finding in self.findings)
+        found = [f"see {', '.join(codes)}"] if codes else []
+        if self.memory is None:
+            return [*found, "memory, time and cost are unknown"]
+        if self.memory.spare_bytes < LITTLE_SPARE * self.memory.capacity_bytes:
+            found.append(f"only {self.memory.spare_bytes / GIB:,.1f} GiB of memory to spare")
+        if self.cost is None or self.cost.usd is None:
+            if self.time is None or self.time.step_s is None:
+                found.append("time and cost are unknown")
+            else:
+                found.append("a price is unknown" if self.time.steps else "the amount of data is unknown")
+        return found
+
+    @property
     def state(self) -> State:
         """red: it would fail. amber: look before you start it. green: nothing speaks against it."""
-        if self.errors:
-            return "red"
-        memory = self.memory
-        tight = memory is not None and memory.spare_bytes < LITTLE_SPARE * memory.capacity_bytes
-        unknown = memory is None or self.cost is None or self.cost.usd is None
-        return "amber" if self.findings or tight or unknown else "green"
+        return "red" if self.errors else "amber" if self.doubts else "green"
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -90,6 +101,7 @@ class Plan:
             "name": self.name,
             "state": self.state,
             "errors": self.errors,
+            "doubts": self.doubts,
             "findings": [finding.as_dict() for finding in self.findings],
             "model": {
                 "parameters": shape.total_parameters,

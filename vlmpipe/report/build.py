@@ -1,14 +1,18 @@
 """The run report: one self-contained HTML page that a person can open, print and send on.
 
-It loads nothing from anywhere (a content security policy in the page forbids it) and has no script.
+A content security policy in the page forbids requests and every script but its own, which lists the predictions.
 """
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import functools
+import hashlib
 import importlib.metadata
 import json
 import platform
+import shlex
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -18,59 +22,62 @@ from markupsafe import Markup
 
 from trainer.evaluation.metrics import overlap_sentence
 from trainer.storage import open_storage
+from trainer.storage.base import join_uri
 from vlmpipe.report import tables
 from vlmpipe.report.dataset_section import data_view
 from vlmpipe.report.format import count, duration, percent
 from vlmpipe.report.load import RunFiles, column, flatten, number, read_run
 from vlmpipe.report.plan_section import plan_view
-from vlmpipe.report.samples import choose, sample_cards
-from vlmpipe.report.svg_charts import SMOOTH_FROM, Chart, compact, line_chart
+from vlmpipe.report.samples import EvaluationImages, choose, prediction_browser, sample_cards
+from vlmpipe.report.svg_charts import SMOOTH_FROM, compact, line_chart
 
 SHOWN_SAMPLES = 16
-STYLE = Path(__file__).with_name("style.css")
-NOISY = ("loss", "tokens_per_s", "grad_norm")  # a learning rate is no measurement: there is nothing to smooth
+STYLE = Path(__file__).with_name("style.css").read_text()
+SCRIPT = Path(__file__).with_name("predictions.js").read_text()
+# Title, unit and whether the axis starts at zero.
+CHARTS = {
+    "loss": ("Loss", "nats a label token", False),
+    "validation_loss": ("Validation loss while training", "nats a label token", False),
+    "tokens_per_s": ("Throughput", "tokens per second", True),
+    "mfu": ("Model FLOPs utilisation", "share of the GPUs' peak", True),
+    "learning_rate": ("Learning rate", "as applied at the step", True),
+    "grad_norm": ("Gradient norm", "norm before clipping", True),
+}
+NOISY = ("loss", "tokens_per_s", "grad_norm")
 PACKAGES = ("torch", "transformers", "deepspeed", "pyarrow", "pillow", "kfp")
 
 
 def build_report(run_uri: str) -> str:
-    """The report of the run in `run_uri`, finished or not, as HTML.
-
-    Raises UserError when there is no run at all.
-    """
+    """The report of the run in `run_uri`, finished or not, as HTML. Raises UserError when there is no run."""
     files = read_run(run_uri)
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("vlmpipe.report.build", "."),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
+        loader=jinja2.PackageLoader("vlmpipe.report.build", "."), autoescape=True, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters |= {
-        "percent": percent,
-        "count": count,
-        "duration": duration,
-        "tojson_text": lambda value: json.dumps(value, ensure_ascii=False),  # plain text: autoescape comes after it
-    }
+    as_text = functools.partial(json.dumps, ensure_ascii=False)  # plain text: autoescape comes after it
+    environment.filters |= {"percent": percent, "count": count, "duration": duration, "tojson_text": as_text}
     return environment.get_template("template.html.j2").render(_context(files))
 
 
 def write_report(run_uri: str) -> str:
-    """Write `report.html` into the run's folder; returns where it is."""
-    html = build_report(run_uri)
+    """Write `report.html` into the run's folder; returns its address."""
     store = open_storage(run_uri)
-    store.write("report.html", html.encode())
+    store.write("report.html", build_report(run_uri).encode())
     return store.uri("report.html")
 
 
 def _context(files: RunFiles) -> dict[str, Any]:
     controls, slices = tables.slice_rows(files.evaluation)
-    confusions, not_confused = tables.confusions(
-        files.predictions, (files.evaluation.get("confusion") or {}).get("shown")
-    )
+    shown_slice = (files.evaluation.get("confusion") or {}).get("shown")
+    confusions, not_confused = tables.confusions(files.predictions, shown_slice)
     splits, split_rows = tables.split_table(files.stats)
     timings, whole_s = tables.timings(files.steps)
+    images = EvaluationImages(files.prepared.get("prepared_uri", files.run_uri)) if files.predictions else None
     return {
         "files": files,
-        "style": Markup(STYLE.read_text()),  # our own file; everything else is escaped
+        # Our own files; everything else is escaped.
+        "style": Markup(STYLE),
+        "script": Markup(SCRIPT),
+        "script_hash": base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode(),
         "smooth_from": SMOOTH_FROM,
         "name": files.config.get("name", "run"),
         "written": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
@@ -84,7 +91,9 @@ def _context(files: RunFiles) -> dict[str, Any]:
         "not_confused": not_confused,
         "charts": _charts(files),
         "training_facts": tables.training_facts(files),
-        "cards": _cards(files),
+        "cards": sample_cards(images, choose(files.predictions, SHOWN_SAMPLES)) if images else [],
+        "predictions": prediction_browser(images, files.predictions) if images else None,
+        "tensorboard": f"tensorboard --logdir {shlex.quote(join_uri(files.run_uri, 'logs'))}",
         "num_wrong": sum(not line.get("correct") for line in files.predictions),
         "timings": timings,
         "whole_s": whole_s,
@@ -99,14 +108,14 @@ def _context(files: RunFiles) -> dict[str, Any]:
 
 
 def _reached(files: RunFiles) -> set[str]:
-    """The sections with results that are shown: of a run that failed, those that have any; of others all."""
+    """Result sections to show: all, or for a failed run those with content."""
     content = {
         "decision": files.decision,
         "training": files.metrics or files.summary,
         "slices": files.evaluation,
         "samples": files.predictions,
     }
-    failed = tables.outcome(files).kind == "failed"
+    failed = tables.outcome(files)["kind"] == "failed"
     return {name for name, found in content.items() if found or not failed}
 
 
@@ -117,26 +126,12 @@ def _config(config: dict[str, Any]) -> dict[str, list[tuple[str, Any]]]:
     return {"general": single, **sections} if single else sections
 
 
-def _cards(files: RunFiles) -> list[Any]:
-    lines = choose(files.predictions, SHOWN_SAMPLES)
-    return sample_cards(files.prepared.get("prepared_uri", files.run_uri), lines) if lines else []
-
-
-def _charts(files: RunFiles) -> list[Chart]:
-    """Loss, throughput, learning rate and gradient norm over optimizer steps; those that were logged."""
-    resumed = files.summary.get("resumed_from_step")
-    marks = [(float(resumed), f"continued from step {resumed}")] if resumed else []
-    held_out = number(files.evaluation.get("loss"))
-    wanted = [
-        ("loss", "Loss", "nats a label token", False),
-        ("validation_loss", "Validation loss while training", "nats a label token", False),
-        ("tokens_per_s", "Throughput", "tokens per second", True),
-        ("mfu", "Model FLOPs utilisation", "share of the GPUs' peak", True),
-        ("learning_rate", "Learning rate", "as applied at the step", True),
-        ("grad_norm", "Gradient norm", "norm before clipping", True),
-    ]
+def _charts(files: RunFiles) -> list[dict[str, Any]]:
+    """Charts over optimizer steps of the metrics that were logged."""
+    resumed, held_out = number(files.summary.get("resumed_from_step")), number(files.evaluation.get("loss"))
+    evaluated = None if held_out is None else (held_out, f"evaluation loss {held_out:.3g}")
     charts = []
-    for name, title, unit, from_zero in wanted:
+    for name, (title, unit, from_zero) in CHARTS.items():
         points = column(files.metrics, name)
         if not points:
             continue
@@ -148,19 +143,17 @@ def _charts(files: RunFiles) -> list[Chart]:
             x_label="step",
             from_zero=from_zero,
             smoothed=name in NOISY and len(points) >= SMOOTH_FROM,
-            reference=(held_out, f"evaluation loss {held_out:.3g}")
-            if name == "loss" and held_out is not None
-            else None,
-            marks=[mark for mark in marks if first <= mark[0] <= last],
+            reference=evaluated if name == "loss" else None,
+            marks=[(resumed, f"continued from step {int(resumed)}")] if resumed and first <= resumed <= last else [],
         )
         broken = len(files.metrics) - len(points)
         note = f"{broken} logged steps have no finite value." if broken else ""
-        charts.append(Chart(title, unit, svg, note))
+        charts.append({"title": title, "unit": unit, "svg": svg, "note": note})
     return charts
 
 
 def _versions(summary: dict[str, Any]) -> list[tuple[str, str]]:
-    """Versions that training recorded, or else those of the machine that writes the report."""
+    """Versions that training recorded, else those of the machine that writes the report."""
     recorded = summary.get("versions")
     if isinstance(recorded, dict):
         return [(name, str(version)) for name, version in recorded.items()]

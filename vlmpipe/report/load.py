@@ -1,4 +1,4 @@
-"""Loads the files of a run for its report. What a failed run lacks becomes a note, not an error."""
+"""Loads the files of a run for its report. A missing or damaged file becomes a note, not an error."""
 
 from __future__ import annotations
 
@@ -16,23 +16,14 @@ from trainer.storage import open_storage
 from trainer.storage.base import Storage
 
 STEP_ORDER = (
-    "resolve-run",
-    "plan-data",
-    "prepare-chunks",
-    "prepare-data",
-    "cache-features",
-    "train",
-    "sync-checkpoint",
-    "evaluate",
-    "decide",
-    "register-model",
-    "notify",
-)
+    "resolve-run", "plan-data", "prepare-chunks", "prepare-data", "cache-features", "train", "sync-checkpoint",
+    "evaluate", "decide", "register-model", "notify",
+)  # fmt: skip
 
 
 @dataclass
 class RunFiles:
-    """The files of one run, parsed. Where a file is missing its field is empty and `missing` has the reason."""
+    """The parsed files of one run. The field of a missing file is empty, and `missing` has the reason."""
 
     run_uri: str
     run_id: str
@@ -49,13 +40,13 @@ class RunFiles:
     changes: dict[str, Any] = field(default_factory=dict)
     stats: dict[str, Any] = field(default_factory=dict)
     rejects: dict[str, Any] = field(default_factory=dict)
-    rejects_uri: str = ""  # the folder that their pictures are in
+    rejects_uri: str = ""  # folder of their pictures
     contact_sheet: dict[str, Any] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
 
 
 class _Reader:
-    """Reads JSON and JSON lines from one folder and remembers what it could not read."""
+    """Reads JSON and JSON lines from one folder and notes in `missing` what cannot be read."""
 
     def __init__(self, store: Storage, missing: dict[str, str]) -> None:
         self.store, self.missing = store, missing
@@ -93,6 +84,10 @@ class _Reader:
             self.missing[name] = f"{bad} of {bad + len(lines)} lines of {name} cannot be read and are left out."
         return lines
 
+    def optional(self, name: str, writer: str) -> dict[str, Any]:
+        """The same for a file that not every run has: its absence is no note."""
+        return self.object(name, writer) if self.store.stat(name) else {}
+
     def _bytes(self, name: str, writer: str) -> bytes | None:
         if self.store.stat(name) is None:
             self.missing[name] = f"There is no {name}: the step {writer} did not get that far."
@@ -107,7 +102,7 @@ class _Reader:
 def read_run(run_uri: str) -> RunFiles:
     """Read the run folder and the prepared data it points to.
 
-    Raises UserError when there is nothing at `run_uri` at all.
+    Raises UserError when `run_uri` is empty.
     """
     missing: dict[str, str] = {}
     run = _Reader(open_storage(run_uri), missing)
@@ -115,8 +110,7 @@ def read_run(run_uri: str) -> RunFiles:
         raise UserError(f"no run in {run_uri}", expected="the folder of a run, with run.json", code=ExitCode.CONFIG)
     files = RunFiles(run_uri=run_uri, run_id=run_uri.rstrip("/").rpartition("/")[2], missing=missing)
     files.config = run.object("run.json", "resolve-run")
-    if run.store.stat("plan.json"):  # earlier versions wrote none
-        files.plan = run.object("plan.json", "resolve-run")
+    files.plan = run.optional("plan.json", "resolve-run")
     files.steps = _steps(run)
     files.metrics = _last_of_each_step(run.lines("metrics.jsonl", "train"))
     files.summary = run.object("summary.json", "train")
@@ -124,13 +118,10 @@ def read_run(run_uri: str) -> RunFiles:
     files.predictions = run.lines("predictions.jsonl", "evaluate")
     files.decision = run.object("decision.json", "decide")
     files.prepared = run.object("prepared.json", "prepare-data")
-    if run.store.stat(CHANGES_FILE):
-        files.changes = run.object(CHANGES_FILE, "prepare-data")
-    if run.store.stat("registered.json"):
-        files.registered = run.object("registered.json", "register-model")
-    if run.store.stat(f"{KEPT}/{SUMMARY}"):  # preparation failed, and this is all that it left
-        files.rejects_uri = run.store.uri(KEPT)
-        files.rejects = run.object(f"{KEPT}/{SUMMARY}", "prepare-data")
+    files.changes = run.optional(CHANGES_FILE, "prepare-data")
+    files.registered = run.optional("registered.json", "register-model")
+    files.rejects = run.optional(f"{KEPT}/{SUMMARY}", "prepare-data")  # all that a failed preparation leaves
+    files.rejects_uri = run.store.uri(KEPT) if files.rejects else ""
     if "prepared_uri" in files.prepared:
         files.rejects_uri = files.prepared["prepared_uri"]
         try:
@@ -145,22 +136,19 @@ def read_run(run_uri: str) -> RunFiles:
 
 
 def _steps(run: _Reader) -> list[dict[str, Any]]:
-    """The records of the last attempt's steps in the order of the graph; steps it does not know come last.
-
-    Every attempt begins with resolve-run; a record from before that is of an earlier one.
-    """
+    """Step records of the last attempt, which began with resolve-run, in the graph's order; unknown steps come last."""
     names = [info.name for info in run.store.list("steps") if info.name.endswith(".json")]
     records = [run.object(name, "that it is named after") for name in names]
     rank = {name: number for number, name in enumerate(STEP_ORDER)}
     known = [record for record in records if "step" in record]
     started_s = {record["step"]: number(record.get("started_s")) or 0.0 for record in known}
     known = [record for record in known if started_s[record["step"]] >= started_s.get("resolve-run", 0.0)]
-    # Of prepare-chunks there are several, with a number behind the name.
+    # prepare-chunks runs several times, each with a number at the end of its name.
     return sorted(known, key=lambda record: (rank.get(record["step"].rstrip("-0123456789"), len(rank)), record["step"]))
 
 
 def _last_of_each_step(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A resumed run has logged some steps twice: the last time counts."""
+    """One line of each step: a resumed run logs some twice, and the last one counts."""
     by_step = {line["step"]: line for line in lines if "step" in line}
     return [by_step[step] for step in sorted(by_step)]
 
@@ -169,6 +157,16 @@ def number(value: Any) -> float | None:
     """`value` as a finite number, or None."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return float(value) if is_number and math.isfinite(value) else None
+
+
+def mapping(value: Any) -> dict[str, Any]:
+    """`value` where it is an object, else an empty one."""
+    return value if isinstance(value, dict) else {}
+
+
+def sequence(value: Any) -> list[Any]:
+    """`value` where it is a list, else an empty one."""
+    return value if isinstance(value, list) else []
 
 
 def column(lines: Iterable[dict[str, Any]], name: str) -> list[tuple[float, float]]:

@@ -1,9 +1,10 @@
-"""Selects the evaluation questions that the report shows, with their images as data URIs."""
+"""Evaluation answers that the report shows, with their images as data URIs."""
 
 from __future__ import annotations
 
 import base64
 import io
+import json
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,16 +12,20 @@ from typing import Any
 
 from PIL import Image
 
-from trainer.data.shards.index import Index, SplitIndex
+from trainer.data.shards.index import Index
 from trainer.data.shards.prepared_files import open_prepared
 from trainer.data.shards.tar import ShardReader
 from trainer.errors import UserError
 
 THUMBNAIL_PIXELS = 240  # longer side; twice what a card shows, for dense screens
-MOST_PIXELS = 50_000_000  # a picture that would need more memory than that is not decoded
+MOST_PIXELS = 50_000_000  # larger pictures are not decoded, which would take too much memory
 SMALL_PIXELS = 100  # up to this side a picture is shown enlarged, with its pixels visible
 UNREADABLE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)  # what Pillow raises for damaged files
-SHOWN_IMAGES = 2  # pictures of one sample that a card shows
+SHOWN_IMAGES = 2  # on a card
+# Bounds of the list of all predictions, which keep the page below about 8 MB and its pictures cheap to read.
+FIELDS = ("correct", "slice", "question", "answer", "prediction", "id")
+TEXT_CHARACTERS, TEXT_BYTES = 500, 4_000_000
+LISTED_PIXELS, LISTED_PICTURES, PICTURE_BYTES = 72, 100, 1_000_000
 
 
 @dataclass(frozen=True)
@@ -35,16 +40,20 @@ class Picture:
 
 
 @dataclass(frozen=True)
-class SampleCard:
-    """One question with its answer, prediction and pictures."""
+class PredictionBrowser:
+    """What the list of predictions is made of: FIELDS and the number of a picture in each line."""
 
-    line: dict[str, Any]
-    pictures: tuple[Picture, ...]
-    more_pictures: int = 0
+    lines: list[list[Any]]
+    pictures: list[tuple[str, int, int]]  # data URI, width, height
+    left_out: int
+    shortened: bool
+
+    def as_json(self, run_id: str) -> str:
+        return json.dumps({"name": run_id, "fields": FIELDS, "lines": self.lines, "pictures": self.pictures})
 
 
 def choose(predictions: Sequence[dict[str, Any]], most: int) -> list[dict[str, Any]]:
-    """Half wrong and half right predictions, spread over slices and pictures; the same ones for the same input."""
+    """Half wrong and half right predictions, spread over slices and pictures; deterministic."""
     wrong = [line for line in predictions if not line.get("correct")]
     right = [line for line in predictions if line.get("correct")]
     num_wrong = min(len(wrong), max(most // 2, most - len(right)))
@@ -52,7 +61,7 @@ def choose(predictions: Sequence[dict[str, Any]], most: int) -> list[dict[str, A
 
 
 def _spread(lines: Sequence[dict[str, Any]], most: int) -> list[dict[str, Any]]:
-    """Take from each slice in turn, and from each slice a sample not shown yet where there is one."""
+    """Take from each slice in turn, if possible a sample not taken yet."""
     slices: dict[Any, list[dict[str, Any]]] = defaultdict(list)
     for line in lines:
         slices[line.get("slice")].append(line)
@@ -68,41 +77,78 @@ def _spread(lines: Sequence[dict[str, Any]], most: int) -> list[dict[str, Any]]:
     return chosen
 
 
-def sample_cards(prepared_uri: str, lines: Sequence[dict[str, Any]]) -> list[SampleCard]:
-    """The chosen lines with their pictures, read from the shards of the prepared data."""
-    try:
-        held_out = Index.load(prepared_uri).split("eval")
-    except UserError as error:
-        return [SampleCard(line, (Picture(problem=f"The index cannot be read: {error.found}."),)) for line in lines]
-    reader = ShardReader.open(open_prepared(prepared_uri))
-    numbers = {identity: number for number, identity in enumerate(held_out.ids)}
-    return [_card(line, held_out, numbers.get(str(line.get("id"))), reader) for line in lines]
+class EvaluationImages:
+    """Reads the images of evaluation samples from the shards of the prepared data."""
+
+    def __init__(self, prepared_uri: str) -> None:
+        try:
+            self._split, self._problem = Index.load(prepared_uri).split("eval"), ""
+        except UserError as error:
+            self._problem = f"The index cannot be read: {error.found}."
+            return
+        self._reader = ShardReader.open(open_prepared(prepared_uri))
+        self._numbers = {identity: number for number, identity in enumerate(self._split.ids)}
+
+    def pictures(self, identity: Any, most: int, pixels: int) -> tuple[list[Picture], int]:
+        """Thumbnails of the first `most` images, or one that says why there are none; and how many images are left."""
+        if self._problem:
+            return [Picture(problem=self._problem)], 0
+        number = self._numbers.get(str(identity))
+        if number is None:
+            return [Picture(problem="This sample is not in the prepared data any more.")], 0
+        try:
+            images = self._reader.images(self._split.sample_location(number))
+        except UserError as error:
+            return [Picture(problem=f"The picture cannot be read: {error.found}.")], 0
+        return [thumbnail(image, pixels) for image in images[:most]], max(0, len(images) - most)
 
 
-def _card(line: dict[str, Any], held_out: SplitIndex, number: int | None, reader: ShardReader) -> SampleCard:
-    if number is None:
-        return SampleCard(line, (Picture(problem="This sample is not in the prepared data any more."),))
-    place = held_out.sample_location(number)
-    try:
-        images = reader.images(place)
-    except UserError as error:
-        return SampleCard(line, (Picture(problem=f"The picture cannot be read: {error.found}."),))
-    pictures = tuple(thumbnail(image) for image in images[:SHOWN_IMAGES])
-    return SampleCard(line, pictures, len(images) - len(pictures))
+def sample_cards(images: EvaluationImages, lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The chosen lines with their pictures."""
+    cards = []
+    for line in lines:
+        pictures, more = images.pictures(line.get("id"), SHOWN_IMAGES, THUMBNAIL_PIXELS)
+        cards.append({"line": line, "pictures": pictures, "more_pictures": more})
+    return cards
 
 
-def thumbnail(data: bytes) -> Picture:
+def prediction_browser(images: EvaluationImages, predictions: Sequence[dict[str, Any]]) -> PredictionBrowser:
+    """Lines for the page's own list, wrong answers first, as many as TEXT_BYTES hold."""
+    pictures: list[tuple[str, int, int]] = []
+    places: dict[str, int | None] = {}
+    lines: list[list[Any]] = []
+    spare_bytes, picture_bytes, shortened = TEXT_BYTES, PICTURE_BYTES, False
+    for line in sorted(predictions, key=lambda line: bool(line.get("correct"))):
+        texts = [str(line.get(field, "")) for field in FIELDS[1:]]
+        texts[1] = texts[1].replace("<image>", "").strip()
+        shown = [text if len(text) <= TEXT_CHARACTERS else f"{text[:TEXT_CHARACTERS]}…" for text in texts]
+        spare_bytes -= len(json.dumps(shown))
+        if spare_bytes < 0:
+            break
+        shortened |= shown != texts
+        identity = shown[-1]
+        if identity not in places and len(places) < LISTED_PICTURES and picture_bytes > 0:
+            (picture, *_), _ = images.pictures(identity, 1, LISTED_PIXELS)
+            places[identity] = len(pictures) if picture.data_uri else None
+            if picture.data_uri:
+                pictures.append((picture.data_uri, picture.width, picture.height))
+                picture_bytes -= len(picture.data_uri)
+        lines.append([bool(line.get("correct")), *shown, places.get(identity)])
+    return PredictionBrowser(lines, pictures, len(predictions) - len(lines), shortened)
+
+
+def thumbnail(data: bytes, pixels: int = THUMBNAIL_PIXELS) -> Picture:
     """A small copy of an encoded picture, or why there is none."""
     try:
         image = Image.open(io.BytesIO(data), formats=["PNG", "JPEG"])
         if image.width * image.height > MOST_PIXELS:
             return Picture(problem=f"The picture has {image.width} x {image.height} pixels, too many to show.")
         tiny = max(image.size) <= SMALL_PIXELS
-        image.draft("RGB", (THUMBNAIL_PIXELS, THUMBNAIL_PIXELS))  # a JPEG decodes straight to about this size
+        image.draft("RGB", (pixels, pixels))  # a JPEG decodes straight to about this size
         small = image.convert("RGB")
     except UNREADABLE:
         return Picture(problem="The picture is damaged.")
-    small.thumbnail((THUMBNAIL_PIXELS, THUMBNAIL_PIXELS))
+    small.thumbnail((pixels, pixels))
     buffer = io.BytesIO()
     small.save(buffer, "PNG" if tiny else "JPEG", **({} if tiny else {"quality": 82}))
     kind = "png" if tiny else "jpeg"

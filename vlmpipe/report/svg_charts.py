@@ -1,7 +1,4 @@
-"""Line charts as inline SVG: axes, nice ticks, labels and hover titles; no script, no request.
-
-Colours and fonts come from the page's style sheet through class names, so that light, dark and print follow it.
-"""
+"""Line charts as inline SVG: axes, ticks, labels and hover titles. The page's style sheet sets colours and fonts."""
 
 from __future__ import annotations
 
@@ -12,22 +9,12 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 WIDTH, HEIGHT = 560, 300
-LEFT, RIGHT, TOP, BOTTOM = 70, 14, 14, 52  # margins that hold tick labels, also at the larger type of narrow screens
+LEFT, RIGHT, TOP, BOTTOM = 70, 14, 14, 52  # room for tick labels, also at the larger type of narrow screens
 MOST_POINTS = 400  # a line has no more corners than a screen has columns
 MOST_HOVERS = 120
 SMOOTH_FROM = 40  # with fewer points the raw line reads well by itself
 
 Point = tuple[float, float]
-
-
-@dataclass(frozen=True)
-class Chart:
-    """A drawn chart and what stands around it."""
-
-    title: str
-    unit: str
-    svg: Markup
-    note: str = ""
 
 
 def compact(value: float) -> str:
@@ -40,7 +27,7 @@ def compact(value: float) -> str:
 
 
 def nice_ticks(low: float, high: float, most: int = 6) -> list[float]:
-    """Round numbers (1, 2 or 5 times a power of ten apart) that cover `low` to `high`, about `most` of them."""
+    """About `most` numbers that cover `low` to `high`, 1, 2 or 5 times a power of ten apart."""
     size = max(abs(low), abs(high))
     if high - low <= 1e-9 * size or size < 1e-100:  # one value, as far as a chart can show
         room = 0.5 * size if size >= 1e-100 else 0.5
@@ -49,24 +36,24 @@ def nice_ticks(low: float, high: float, most: int = 6) -> list[float]:
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough * (1 - 1e-9))
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    digits = 2 - math.floor(math.log10(step))  # removes the dust of binary fractions: 0.30000000000000004
+    digits = 2 - math.floor(math.log10(step))  # else 0.30000000000000004
     return [round(number * step, digits) for number in range(first, last + 1)]
 
 
 def thin_out(points: Sequence[Point], most: int = MOST_POINTS) -> list[Point]:
-    """At most `most` points; of each stretch the lowest and the highest stay, so that a spike never disappears."""
+    """At most `most` points, the lowest and the highest of each stretch: no spike disappears."""
     if len(points) <= most:
         return list(points)
-    kept: list[Point] = []
+    thinned: list[Point] = []
     stretches = most // 2
     for number in range(stretches):
         stretch = points[number * len(points) // stretches : (number + 1) * len(points) // stretches]
-        kept += sorted({min(stretch, key=lambda point: point[1]), max(stretch, key=lambda point: point[1])})
-    return kept
+        thinned += sorted({min(stretch, key=lambda point: point[1]), max(stretch, key=lambda point: point[1])})
+    return thinned
 
 
 def smooth(points: Sequence[Point]) -> list[Point]:
-    """Mean over a window around each point, a twentieth of the line wide: centred, so that it does not lag behind."""
+    """Mean over a centred window around each point, a twentieth of the line wide."""
     half = max(1, len(points) // 40)
     windows = (points[max(0, number - half) : number + half + 1] for number in range(len(points)))
     return [(x, sum(y for _, y in window) / len(window)) for (x, _), window in zip(points, windows, strict=True)]
@@ -101,15 +88,13 @@ def line_chart(
     reference: tuple[float, str] | None = None,
     marks: Sequence[tuple[float, str]] = (),
 ) -> Markup:
-    """One line over steps.
+    """One line through `points` (x ascending, all finite, at least one).
 
     Args:
-        points: (x, y), x ascending, all finite, at least one.
-        label: what the chart shows, for screen readers.
-        from_zero: start the y axis at zero.
-        smoothed: draw the moving average over the line.
-        reference: a dashed horizontal line at a value, and its name.
-        marks: dotted vertical lines at x values, and their names.
+        label: Description for screen readers.
+        smoothed: Draw the moving average over the line.
+        reference: A dashed horizontal line at a value, and its name.
+        marks: Dotted vertical lines at x values, and their names.
     """
     xs, ys = [x for x, _ in points], [y for _, y in points]
     if reference:
@@ -152,7 +137,7 @@ def _mark(frame: _Frame, x: float, name: str) -> Markup:
 def _reference(frame: _Frame, value: float, name: str) -> Markup:
     y, right = frame.down(value), WIDTH - RIGHT
     line = Markup('<line class="reference" x1="{}" x2="{}" y1="{:.1f}" y2="{:.1f}"/>').format(LEFT, right, y, y)
-    # At the left, where a falling curve is still high above it.
+    # On the left, where a falling curve is still high above it.
     text = Markup('<text class="reference-name" x="{}" y="{:.1f}">{}</text>')
     return line + text.format(LEFT + 6, y - 6 if y > TOP + 24 else y + 18, name)
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from trainer.evaluation.confusion_matrix import confusion_of
+from trainer.evaluation.confusion_matrix import Confusion, confusion_of
 from trainer.evaluation.metrics import normalise
 from vlmpipe.report.format import count, duration, percent
 from vlmpipe.report.load import RunFiles, column, number
@@ -18,87 +18,36 @@ CONTROL_NAMES = {"shuffled_image": "Shuffled image", "no_image": "No image"}
 STATE_SYMBOLS = {"done": "✓", "reused": "↻", "stopped": "■", "failed": "✕", "running": "…"}
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """How the run ended: `kind` is accepted, rejected, failed or unfinished."""
-
-    kind: str
-    symbol: str
-    title: str
-    reason: str
-
-
-@dataclass(frozen=True)
-class Bar:
-    """A labelled share; `low` and `high` bound its 95% interval where there is one."""
-
-    label: str
-    share: float
-    kind: str
-    low: float | None = None
-    high: float | None = None
-    note: str = ""
-
-
-@dataclass(frozen=True)
-class SliceRow:
-    """Results of one slice; None is not measured."""
-
-    name: str
-    questions: int | None
-    share: float | None
-    chance: float | None
-    controls: tuple[float | None, ...]
-
-
-@dataclass(frozen=True)
-class ConfusionTable:
-    """What is mixed up in one slice; `totals[i]` questions in each line."""
-
-    slice: str
-    answers: tuple[str, ...]
-    columns: tuple[str, ...]
-    counts: tuple[tuple[int, ...], ...]
-    totals: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Timing:
-    """One step on the run's time line; `start` and `width` are shares of it."""
-
-    step: str
-    state: str
-    symbol: str
-    seconds: float | None
-    start: float
-    width: float
-    message: str
-
-
-def outcome(files: RunFiles) -> Outcome:
-    """The run's end in a title and one sentence."""
-    failed = [record for record in files.steps if record.get("state") == "failed"]
-    if failed:
-        message = failed[0].get("message") or "no message was recorded"
-        return Outcome("failed", "✕", f"Failed in step {failed[0]['step']}", message)
-    stopped = [record for record in files.steps if record.get("state") == "stopped"]
-    if stopped:
-        message = _sentence(stopped[0].get("message") or "stopped on request")
-        title = f"Stopped in step {stopped[0]['step']}"
-        return Outcome("unfinished", "■", title, f"{message}. Run it again to continue.")
+def outcome(files: RunFiles) -> dict[str, str]:
+    """How the run ended: `kind` (accepted, rejected, failed or unfinished), `symbol`, `title` and `reason`."""
+    by_state: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for record in files.steps:
+        by_state[str(record.get("state"))].append(record)
+    if by_state["failed"]:
+        first = by_state["failed"][0]
+        return _outcome("failed", f"Failed in step {first['step']}", first.get("message") or "no message was recorded")
+    if by_state["stopped"]:
+        first = by_state["stopped"][0]
+        message = _sentence(first.get("message") or "stopped on request")
+        return _outcome("unfinished", f"Stopped in step {first['step']}", f"{message}. Run it again to continue.", "■")
     if "accepted" not in files.decision:
-        running = [record["step"] for record in files.steps if record.get("state") == "running"]
         done = [record["step"] for record in files.steps if record.get("state") in ("done", "reused")]
-        last = done[-1] if done else "none"
-        where = f"The step {running[0]} has begun." if running else f"The last finished step is {last}."
-        return Outcome("unfinished", "…", "Not finished", f"{where} There is no decision yet.")
+        where = f"The last finished step is {done[-1] if done else 'none'}."
+        if by_state["running"]:
+            where = f"The step {by_state['running'][0]['step']} has begun."
+        return _outcome("unfinished", "Not finished", f"{where} There is no decision yet.")
     reason = str(files.decision.get("reason", ""))
     if not files.decision["accepted"]:
-        return Outcome("rejected", "✕", "Rejected", _sentence(reason.removeprefix("Rejected: ")))
+        return _outcome("rejected", "Rejected", _sentence(reason.removeprefix("Rejected: ")))
     title = "Accepted"
     if files.registered:
         title = f"Accepted and registered as {files.registered.get('model')} version {files.registered.get('version')}"
-    return Outcome("accepted", "✓", title, _sentence(reason.removeprefix("Accepted: ")))
+    return _outcome("accepted", title, _sentence(reason.removeprefix("Accepted: ")))
+
+
+def _outcome(kind: str, title: str, reason: str, symbol: str = "") -> dict[str, str]:
+    symbols = {"accepted": "✓", "unfinished": "…"}
+    return {"kind": kind, "symbol": symbol or symbols.get(kind, "✕"), "title": title, "reason": reason}
 
 
 def _sentence(text: str) -> str:
@@ -113,40 +62,39 @@ def wilson(share: float, questions: int) -> tuple[float, float]:
     return max(0.0, middle - half), min(1.0, middle + half)
 
 
-def comparison(evaluation: dict[str, Any]) -> list[Bar]:
-    """The model's exact match beside chance and the controls; empty without an evaluation."""
+def comparison(evaluation: dict[str, Any]) -> list[dict[str, Any]]:
+    """Bars of the model's exact match with its 95% interval, the controls and chance; empty without an evaluation."""
     bars = []
     share, questions = number(evaluation.get("exact_match")), number(evaluation.get("questions"))
     if share is not None:
         low, high = wilson(share, int(questions)) if questions else (None, None)
-        bars.append(Bar("This model", share, "model", low, high))
+        bars.append({"label": "This model", "share": share, "kind": "model", "low": low, "high": high})
     notes = {"shuffled_image": "shown another sample's picture", "no_image": "shown no picture"}
-    for name, control in (evaluation.get("controls") or {}).items():
-        value = number(control.get("exact_match"))
-        if value is not None:
-            bars.append(Bar(CONTROL_NAMES.get(name, name), value, "control", note=notes.get(name, "")))
-    chance = number(evaluation.get("chance"))
-    if chance is not None:
-        bars.append(Bar("Chance", chance, "control", note="always the commonest training answer"))
+    baselines = [
+        (CONTROL_NAMES.get(name, name), control.get("exact_match"), notes.get(name, ""))
+        for name, control in (evaluation.get("controls") or {}).items()
+    ]
+    baselines.append(("Chance", evaluation.get("chance"), "always the commonest training answer"))
+    for label, value, note in baselines:
+        if number(value) is not None:
+            bars.append({"label": label, "share": number(value), "kind": "control", "low": None, "note": note})
     return bars
 
 
-def slice_rows(evaluation: dict[str, Any]) -> tuple[list[str], list[SliceRow]]:
-    """Names of the control columns, and a line for each slice, the weakest first."""
+def slice_rows(evaluation: dict[str, Any]) -> tuple[list[str], list[dict[str, Any]]]:
+    """Names of the control columns, and a line for each slice, the weakest first. None is not measured."""
     controls: dict[str, Any] = evaluation.get("controls") or {}
-    rows = []
-    for name, measured in (evaluation.get("slices") or {}).items():
-        baselines = tuple(_control_share(control, name) for control in controls.values())
-        rows.append(
-            SliceRow(
-                name,
-                measured.get("questions"),
-                number(measured.get("exact_match")),
-                number(measured.get("chance")),
-                baselines,
-            )
-        )
-    rows.sort(key=lambda row: (row.share is None, row.share, row.name))
+    rows = [
+        {
+            "name": name,
+            "questions": measured.get("questions"),
+            "share": number(measured.get("exact_match")),
+            "chance": number(measured.get("chance")),
+            "controls": [_control_share(control, name) for control in controls.values()],
+        }
+        for name, measured in (evaluation.get("slices") or {}).items()
+    ]
+    rows.sort(key=lambda row: (row["share"] is None, row["share"], row["name"]))
     return [CONTROL_NAMES.get(name, name) for name in controls], rows
 
 
@@ -156,51 +104,50 @@ def _control_share(control: dict[str, Any], name: str) -> float | None:
     return number(value.get("exact_match") if isinstance(value, dict) else value)
 
 
-def confusions(predictions: Sequence[dict[str, Any]], shown: str | None) -> tuple[list[ConfusionTable], list[str]]:
-    """A table for each slice with few distinct answers, and the names of the slices that have too many.
+def confusions(
+    predictions: Sequence[dict[str, Any]], shown: str | None
+) -> tuple[list[tuple[str, Confusion]], list[str]]:
+    """Slices with few distinct answers and their tables, and the names of those with too many.
 
     `shown` is the slice that the console shows, which comes first.
     """
     by_slice: dict[str, list[tuple[str, str]]] = defaultdict(list)
     for line in predictions:
         by_slice[str(line.get("slice"))].append((str(line.get("answer")), str(line.get("prediction"))))
-    tables: list[ConfusionTable] = []
+    tables: list[tuple[str, Confusion]] = []
     left_out = []
     for name, pairs in sorted(by_slice.items(), key=lambda item: item[0] != shown):
         found = confusion_of(pairs) if len(tables) < MOST_CONFUSIONS else None
         if found:
-            totals = tuple(sum(line) for line in found.counts)
-            tables.append(ConfusionTable(name, found.answers, found.columns, found.counts, totals))
+            tables.append((name, found))
         elif len({normalise(answer) for answer, _ in pairs}) > 1:
             left_out.append(name)
     return tables, left_out
 
 
-def timings(steps: Sequence[dict[str, Any]]) -> tuple[list[Timing], float]:
-    """Each step's place on the time line, and the seconds from the first start to the last end.
+def timings(steps: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], float]:
+    """Each step on the run's time line (`start` and `width` are shares of it), and the length of the line in seconds.
 
     The step that writes this very report is left out: it has not ended.
     """
     steps = [record for record in steps if record["step"] != "notify"]
-    starts = [record.get("started_s", 0.0) for record in steps]
-    ends = [record.get("ended_s") or record.get("started_s", 0.0) for record in steps]
     if not steps:
         return [], 0.0
-    first, whole = min(starts), max(max(ends) - min(starts), 1e-9)
-    rows = []
-    for record, start, end in zip(steps, starts, ends, strict=True):
-        state = str(record.get("state"))
-        rows.append(
-            Timing(
-                step=record["step"],
-                state=state,
-                symbol=STATE_SYMBOLS.get(state, "?"),
-                seconds=end - start if record.get("ended_s") else None,
-                start=(start - first) / whole,
-                width=max(0.0, end - start) / whole,
-                message=str(record.get("message") or ""),
-            )
-        )
+    spans = [(start := record.get("started_s", 0.0), record.get("ended_s") or start) for record in steps]
+    first = min(start for start, _ in spans)
+    whole = max(max(end for _, end in spans) - first, 1e-9)
+    rows = [
+        {
+            "step": record["step"],
+            "state": record.get("state"),
+            "symbol": STATE_SYMBOLS.get(str(record.get("state")), "?"),
+            "seconds": end - start if record.get("ended_s") else None,
+            "start": (start - first) / whole,
+            "width": max(0.0, end - start) / whole,
+            "message": record.get("message") or "",
+        }
+        for record, (start, end) in zip(steps, spans, strict=True)
+    ]
     return rows, whole
 
 
@@ -232,14 +179,14 @@ def reused(files: RunFiles) -> list[str]:
 def training_facts(files: RunFiles) -> list[tuple[str, str]]:
     """Names and values of the training's summary."""
     summary = files.summary
-    speeds = sorted(value for _, value in column(files.metrics, "tokens_per_s"))
+    speeds = [value for _, value in column(files.metrics, "tokens_per_s")]
     facts = [
         ("Optimizer steps", count(summary.get("steps"))),
         ("Training loss, first and last", _pair(summary.get("first_loss"), summary.get("final_loss"))),
         ("Tokens", count(summary.get("tokens"))),
         ("Label tokens", count(summary.get("label_tokens"))),
         ("Training time", duration(summary.get("wall_s"))),
-        ("Median tokens per second", count(round(speeds[len(speeds) // 2])) if speeds else ""),
+        ("Median tokens per second", count(round(statistics.median(speeds))) if speeds else ""),
         ("Processes", _processes(summary)),
         ("Strategy and precision", " · ".join(str(summary[k]) for k in ("strategy", "precision") if k in summary)),
         ("Parameters", count(summary.get("parameters"))),

@@ -52,6 +52,7 @@ _PLAN: dict[str, Any] = {
     "name": "planned",
     "state": "green",
     "errors": [],
+    "doubts": [],
     "findings": [],
     "model": {
         "parameters": 7_062_902_784,
@@ -163,7 +164,7 @@ def red() -> dict[str, Any]:
 def amber() -> dict[str, Any]:
     """How much data there is and a price are not known."""
     plan = make_plan()
-    plan["state"] = "amber"
+    plan |= {"state": "amber", "doubts": ["the amount of data is unknown"]}
     plan["time"] |= {"steps": None, "train_hours": None}
     for found in plan["cost"]["by_term"].values():
         found |= {"usd": None, "train_hours": None, "lost": None}
@@ -178,7 +179,7 @@ def amber() -> dict[str, Any]:
 
 def without_gpu() -> dict[str, Any]:
     """Training on CPUs: no time is known, and so no cost."""
-    plan = amber()
+    plan = amber() | {"doubts": ["time and cost are unknown"]}
     why = "Training on CPUs: how fast they compute is not known."
     plan["time"] |= {"step_s": None, "parts": [], "mfu": None, "binds": "", "tokens_per_s_per_gpu": None}
     plan["time"]["assumptions"] = [why]
@@ -190,7 +191,11 @@ def sizes_unknown() -> dict[str, Any]:
     """The model's sizes are not known, so nothing is estimated."""
     plan = make_plan()
     plan |= dict.fromkeys(("model", "load", "memory", "time", "features_cache", "reduction_server", "cost"))
-    plan |= {"state": "amber", "notes": ["Memory, time and cost are open: the model's sizes are not known."]}
+    plan |= {
+        "state": "amber",
+        "doubts": ["memory, time and cost are unknown"],
+        "notes": ["Memory, time and cost are open: the model's sizes are not known."],
+    }
     return plan
 
 

@@ -33,7 +33,8 @@ def print_plan_tables(plan: Mapping[str, Any], screen: Console | None = None) ->
 def plan_blocks(plan: Mapping[str, Any], width: int) -> Iterator[RenderableType]:
     """The plan's parts from the top down."""
     sign, style = STATES[plan["state"]]
-    yield Text.assemble((f"{sign} {plan['state']}", style), (f"  {plan['name']}", "bold"))
+    reasons = f": {', '.join(plan['doubts'])}" if plan["state"] == "amber" else ""
+    yield Text.assemble((f"{sign} {plan['state']}", style), (f"  {plan['name']}", "bold"), reasons)
     yield Text(headline(plan), style="bold")
     if plan["model"]:
         yield Text(_model_line(plan["model"]), style="dim")

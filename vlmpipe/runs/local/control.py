@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta
 from pathlib import Path
 
 from trainer.errors import ConfigError, ExitCode, UserError
@@ -15,6 +18,9 @@ from vlmpipe.runs.local.summary import RunReport
 
 PROCESSES = Path("/proc")
 POLL_S = 0.5
+# KFP's local runner stamps its own lines with the time of day, and those of components with date and time.
+_STAMP = re.compile(r"(?:vlmpipe: [\w ]+ at |\s*\[KFP Executor )?(\d{4}-\d\d-\d\d )?(\d\d:\d\d:\d\d(?:[.,]\d{3})?)\b")
+_TASK = re.compile(r"Executing task (?:\x1b\[\d+m)?'([\w-]+)'")
 
 
 def cancel(report: RunReport) -> bool:
@@ -75,28 +81,61 @@ def log_files(folder: Path, step: str = "") -> list[Path]:
     )
 
 
-def read_logs(files: list[Path], *, last: int) -> Iterator[str]:
-    """Lines of these files, the `last` ones of each (0: all), under the file's name where there are several."""
+@dataclass(frozen=True)
+class LogLine:
+    """One line of a log. `time` is the newest time stamp up to here, ISO 8601; empty where the log has none."""
+
+    time: str
+    step: str
+    process: str
+    text: str
+
+
+class LogFile:
+    """Parses the lines of one log in order. The pipeline's log names the step that each part of it is from."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self._is_pipeline = path, path.name == LOG
+        self._step = "" if self._is_pipeline else path.parent.name
+        self._time: datetime | None = None
+
+    def parse(self, text: str) -> LogLine:
+        if stamp := _STAMP.match(text):
+            with contextlib.suppress(ValueError):  # digits that are no time
+                self._advance(*stamp.groups())
+        if self._is_pipeline and (task := _TASK.search(text)):
+            self._step = task[1]
+        stamped = self._time.astimezone().isoformat(timespec="milliseconds") if self._time else ""
+        return LogLine(stamped, self._step, self.path.stem, text)
+
+    def _advance(self, date: str | None, clock: str) -> None:
+        if date:
+            self._time = datetime.fromisoformat(date + clock)
+        elif self._is_pipeline and self._time:
+            time = datetime.fromisoformat(f"{self._time.date()} {clock}")
+            self._time = time + timedelta(days=time < self._time)  # past midnight
+
+
+def read_logs(files: list[Path], *, last: int) -> Iterator[LogLine]:
+    """Lines of these files, the `last` ones of each; 0: all."""
     for file in files:
-        lines = file.read_text("utf-8", "replace").splitlines()
-        prefix = f"[{file.stem}] " if len(files) > 1 else ""
-        yield from (prefix + line for line in lines[-last:])
+        log = LogFile(file)
+        yield from [log.parse(line) for line in file.read_text("utf-8", "replace").splitlines()][-last:]
 
 
 def follow_logs(
     folder: Path, files: list[Path], *, last: int, sleep: Callable[[float], None] = time.sleep
-) -> Iterator[str]:
+) -> Iterator[LogLine]:
     """The same, and what is added to the files until the run is over."""
-    yield from read_logs(files, last=last)
+    logs = [LogFile(file) for file in files]
     with contextlib.ExitStack() as stack:
-        streams = {file: stack.enter_context(file.open(encoding="utf-8", errors="replace")) for file in files}
-        for stream in streams.values():
-            stream.seek(0, os.SEEK_END)
+        streams = [stack.enter_context(log.path.open(encoding="utf-8", errors="replace")) for log in logs]
+        for log, stream in zip(logs, streams, strict=True):
+            yield from [log.parse(line.rstrip("\n")) for line in stream][-last:]
         running = True
         while running:
             running = is_running(folder)  # asked first: what is printed before the end is read below
-            for file, stream in streams.items():
-                prefix = f"[{file.stem}] " if len(files) > 1 else ""
-                yield from (prefix + line.rstrip("\n") for line in stream)
+            for log, stream in zip(logs, streams, strict=True):
+                yield from (log.parse(line.rstrip("\n")) for line in stream)
             if running:
                 sleep(POLL_S)

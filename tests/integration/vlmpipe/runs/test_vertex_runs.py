@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 from typing import Any
@@ -223,6 +224,9 @@ def test_logs_are_those_of_the_step_and_in_order(started: FakeVertex, vlmpipe: S
     assert "[train workerpool0-0] step 7" in whole.out
     last = vlmpipe("logs", RUN, "--step", "train", "--last", "4")
     assert [line[-6:] for line in last.out.splitlines()] == ["step 4", "step 5", "step 6", "step 7"]
+    newest = json.loads(vlmpipe("logs", RUN, "--last", "1", "--json").out)
+    assert newest.pop("time").startswith("20")
+    assert newest == {"step": "train", "process": "workerpool0-0", "text": "step 7"}
 
 
 def test_following_logs_prints_each_line_once_until_the_end(

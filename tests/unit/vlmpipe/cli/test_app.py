@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,13 +15,20 @@ import pytest
 
 from benchmarks.tiny_native import CONFIGS, model_section
 from pipelines import local_process
+from pipelines.check import Finding
+from tests.support.commands import parse_vlmpipe
 from tests.support.data.prepared import llava_folder, record, write_json
 from tests.support.paths import ROOT
 from tests.support.short_form import only_whole
+from vlmpipe import api
 from vlmpipe.cli import app as cli
+from vlmpipe.cli import output
+from vlmpipe.cli.examples import EXAMPLES
+from vlmpipe.config.run_config import RunConfig, load_run_file
 from vlmpipe.config.yaml_loader import read_run_file
 from vlmpipe.runs.local.run import LocalRun
 from vlmpipe.runs.vertex import names as addresses
+from vlmpipe.runs.vertex.names import RunRecord
 
 DIGITS = "configs/digits.yaml"
 
@@ -172,11 +181,116 @@ def test_an_error_with_json_is_an_object(vlmpipe: Vlmpipe) -> None:
     assert DIGITS in answer.json["error"]["fix"]
 
 
-def test_debug_shows_the_traceback_too(vlmpipe: Vlmpipe) -> None:
-    answer = vlmpipe("--debug", "check", "nowhere.yaml")
+@pytest.mark.parametrize("place", range(3))
+def test_debug_shows_the_traceback_wherever_it_is_typed(vlmpipe: Vlmpipe, place: int) -> None:
+    arguments = ["check", "nowhere.yaml"]
+    arguments.insert(place, "--debug")
+    answer = vlmpipe(*arguments)
     assert answer.code == 64
     assert "Traceback" in answer.err
     assert answer.err.splitlines()[-3].startswith("error: no run file nowhere.yaml")
+
+
+def test_an_unexpected_error_has_a_traceback_only_with_debug(vlmpipe: Vlmpipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError("a fault of the program")
+
+    monkeypatch.setattr(api, "check", fail)
+    answer = vlmpipe("check", DIGITS)
+    assert (answer.code, answer.out) == (1, "")
+    assert answer.err.startswith("error: unexpected ZeroDivisionError: a fault of the program\n")
+    assert "--debug" in answer.err and "Traceback" not in answer.err
+    assert "Traceback" in vlmpipe("check", DIGITS, "--debug").err
+
+
+@pytest.mark.parametrize("as_json", [[], ["--json"]], ids=["text", "json"])
+def test_a_slow_command_says_once_what_it_is_doing(
+    vlmpipe: Vlmpipe, monkeypatch: pytest.MonkeyPatch, as_json: list[str]
+) -> None:
+    """Not on standard output, which stays as it is."""
+    quick = vlmpipe("check", DIGITS, *as_json)
+    said, check = threading.Event(), api.check
+
+    def wait_for_notice(config: RunConfig) -> list[Finding]:
+        assert said.wait(60)
+        return check(config)
+
+    def to_stderr(text: str) -> None:
+        print(text, file=sys.stderr)
+        said.set()
+
+    monkeypatch.setattr(output, "SILENT_S", 0.0)
+    monkeypatch.setattr(output, "to_stderr", to_stderr)
+    monkeypatch.setattr(api, "check", wait_for_notice)
+    slow = vlmpipe("check", DIGITS, *as_json)
+    assert slow.out == quick.out
+    assert slow.err == f"checking {DIGITS}: model, data, batch, output and job specs ...\n"
+
+
+GROUPS = [("", cli.app), *((f"{group.name} ", group.typer_instance) for group in cli.app.registered_groups)]
+COMMANDS = [
+    prefix + (command.name or command.callback.__name__)
+    for prefix, group in GROUPS
+    for command in group.registered_commands
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_each_command_has_two_or_three_examples_that_parse(vlmpipe: Vlmpipe, command: str) -> None:
+    examples = [
+        line.strip() for line in vlmpipe(*command.split(), "--help").out.partition("Examples:\n")[2].splitlines()
+    ]
+    assert 2 <= len(examples) <= 3
+    for example in examples:
+        program, *arguments = shlex.split(example)
+        assert [program, *arguments][: 1 + len(command.split())] == ["vlmpipe", *command.split()]
+        rest = parse_vlmpipe(arguments)
+        for file in (argument for argument in rest if argument.startswith("configs/") and "*" not in argument):
+            load_run_file(file, [each for each in rest if "=" in each and not each.startswith(("-", "kill:"))])
+
+
+def test_examples_belong_to_commands_that_exist() -> None:
+    assert set(EXAMPLES) == set(COMMANDS)
+
+
+@pytest.fixture
+def complete(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> Callable[[str], list[str]]:
+    """What bash offers for the last word of a line typed in `tmp_path`."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(line: str) -> list[str]:
+        monkeypatch.setattr(sys, "argv", ["vlmpipe"])
+        monkeypatch.setenv("_VLMPIPE_COMPLETE", "complete_bash")
+        monkeypatch.setenv("COMP_WORDS", line)
+        monkeypatch.setenv("COMP_CWORD", str(line.count(" ")))
+        with pytest.raises(SystemExit):
+            cli.main()
+        return capfd.readouterr().out.split()
+
+    return call
+
+
+def test_the_shell_completes_commands_run_files_and_run_ids(
+    complete: Callable[[str], list[str]], tmp_path: Path
+) -> None:
+    for name in ("own.yaml", "notes.txt", "configs/a.yaml", "configs/b.yml", "runs/runs/first-1/local.json"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("{}")
+    RunRecord("projects/p/locations/l/pipelineJobs/sent-1", "gs://b/r", 0.0).write("sent-1")
+    assert complete("vlmpipe che") == ["check"]
+    assert complete("vlmpipe check ") == ["configs/a.yaml", "configs/b.yml", "own.yaml"]
+    assert complete("vlmpipe plan configs/") == ["configs/a.yaml", "configs/b.yml"]
+    assert complete("vlmpipe compile o") == ["own.yaml"]
+    assert set(complete("vlmpipe logs ")) == {"first-1", "sent-1"}
+    assert complete("vlmpipe status fi") == ["first-1"]
+
+
+def test_completion_can_be_installed(vlmpipe: Vlmpipe) -> None:
+    assert "complete -o default -F _vlmpipe_completion vlmpipe" in vlmpipe("--show-completion", "bash").out
+    assert "--install-completion" in vlmpipe("--help").out
 
 
 def test_plan_shows_the_pools_and_says_what_is_unknown(vlmpipe: Vlmpipe) -> None:
@@ -324,7 +438,11 @@ def test_status_lists_runs_and_shows_one(vlmpipe: Vlmpipe, tmp_path: Path) -> No
     assert (watched.code, "Accepted: above chance" in watched.out) == (0, True)
     over = vlmpipe("cancel", "mine", "--root", str(tmp_path))
     assert (over.code, "nothing to cancel" in over.err) == (64, True)
-    assert "this attempt started at" in vlmpipe("logs", "mine", "--root", str(tmp_path)).out
+    logs = vlmpipe("logs", "mine", "--root", str(tmp_path)).out
+    assert "this attempt started at" in logs
+    lines = [json.loads(line) for line in vlmpipe("logs", "mine", "--root", str(tmp_path), "--json").out.splitlines()]
+    assert [line["text"] for line in lines] == logs.splitlines()
+    assert lines[0].keys() == {"time", "step", "process", "text"} and lines[0]["process"] == "pipeline"
     assert vlmpipe("logs", "mine", "--root", str(tmp_path), "--step", "train").code == 66
     missing = vlmpipe("status", "other", "--root", str(tmp_path))
     assert (missing.code, "one of the newest: mine" in missing.err) == (66, True)

@@ -86,7 +86,7 @@ def test_an_impossible_machine_is_red_and_one_that_nobody_knows_leaves_the_rest_
 
 def test_without_a_number_of_samples_the_price_is_open_and_a_note_says_what_to_give() -> None:
     plan = planned("plan.samples=0")
-    assert plan.state == "amber"
+    assert plan.state == "amber" and plan.doubts == ["the amount of data is unknown"]
     assert plan.cost is not None and plan.cost.usd is None
     assert plan.time is not None and plan.time.step_s and plan.time.train_hours is None
     assert any("plan.samples" in note for note in plan.notes)
@@ -100,6 +100,7 @@ def test_a_hub_out_of_reach_is_said_at_once_and_the_rest_is_still_planned(monkey
     monkeypatch.setattr(architectures.urllib.request, "getproxies", dict)
     plan = planned("model.tower.weights=nobody/has-this-tower", "model.tower.revision=")
     assert plan.memory is None and plan.jobs and plan.state == "amber"
+    assert plan.doubts == ["memory, time and cost are unknown"]
     assert any("nobody/has-this-tower" in note and "not reachable" in note for note in plan.notes)
 
 

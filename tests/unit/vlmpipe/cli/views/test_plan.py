@@ -81,6 +81,11 @@ def test_what_is_not_known_is_called_unknown_with_a_reason() -> None:
     assert "$0" not in text
 
 
+@pytest.mark.parametrize("name", [name for name in PLANS if PLANS[name]()["state"] == "amber"])
+def test_an_amber_plan_says_why_in_its_first_line(name: str) -> None:
+    assert printed(PLANS[name](), width=80).splitlines()[0] == f"! amber  planned: {PLANS[name]()['doubts'][0]}"
+
+
 def test_a_price_by_the_hour_is_said_where_hours_are_not_known() -> None:
     plan = amber()
     plan["cost"]["term"] = "standard"

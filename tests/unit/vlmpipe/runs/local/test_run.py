@@ -279,11 +279,34 @@ def test_logs_are_followed_until_the_run_is_over(config: RunConfig) -> None:
     found = list(
         local_control.follow_logs(run.folder, local_control.log_files(run.folder, "train"), last=1, sleep=go_on)
     )
-    assert found == ["[workerpool0-0] starting", "[workerpool1-0] starting", "[workerpool1-0] step 1",
-                     "[workerpool1-0] last words"]  # fmt: skip
+    assert {line.step for line in found} == {"train"}
+    assert [(line.process, line.text) for line in found] == [
+        ("workerpool0-0", "starting"), ("workerpool1-0", "starting"), ("workerpool1-0", "step 1"),
+        ("workerpool1-0", "last words"),
+    ]  # fmt: skip
     with pytest.raises(UserError, match="no log of step evaluate") as caught:
         local_control.log_files(run.folder, "evaluate")
     assert (caught.value.code, "one of train" in caught.value.expected) == (ExitCode.NOT_FOUND, True)
+
+
+def test_lines_of_the_pipelines_log_have_the_time_and_step_that_it_names(tmp_path: Path) -> None:
+    log = local_control.LogFile(tmp_path / "pipeline.log")
+    lines = [
+        "before any stamp",
+        "vlmpipe: this attempt started at 2026-11-24 23:59:58",
+        "23:59:59.500 - INFO - Executing task \x1b[96m'prepare-data'\x1b[0m",
+        "    read 20 records",
+        "00:00:01.000 - INFO - Executing task 'train'",
+        "    [KFP Executor 2026-11-25 00:00:02,250 INFO]: Got executor_input:",
+        "99:99:99.000 is no time",
+    ]
+    parsed = [log.parse(line) for line in lines]
+    assert [line.text for line in parsed] == lines
+    assert [line.time[:23] for line in parsed] == [
+        "", "2026-11-24T23:59:58.000", "2026-11-24T23:59:59.500", "2026-11-24T23:59:59.500",
+        "2026-11-25T00:00:01.000", "2026-11-25T00:00:02.250", "2026-11-25T00:00:02.250",
+    ]  # fmt: skip
+    assert [line.step for line in parsed] == ["", "", "prepare-data", "prepare-data", "train", "train", "train"]
 
 
 def test_what_goes_wrong_while_stopping_is_a_failure(config: RunConfig, carry_out: Callable[..., int]) -> None:

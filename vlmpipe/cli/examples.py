@@ -1,0 +1,56 @@
+"""Examples that each command's help ends with."""
+
+from __future__ import annotations
+
+import typer
+
+# Arguments of each command, as typed behind its name.
+EXAMPLES = {
+    "init": ("", "llava --output my-run.yaml"),
+    "check": ("configs/digits.yaml", "configs/llava-local.yaml data.source=my.json", "--job-spec job.yaml"),
+    "plan": (
+        "configs/llava-7b-zero2-spot.yaml",
+        "configs/llava-13b-fsdp.yaml train.strategy=zero3 --json",
+        "configs/llava-7b-zero2-spot.yaml --suggest under:1200",
+    ),
+    "run": (
+        "configs/digits.yaml",
+        "configs/llava-local.yaml data.source=my.json data.image_folder=images --run-id mine",
+        "configs/digits.yaml --inject-fault kill:rank=0,after_step=7",
+    ),
+    "compile": ("configs/*.yaml", "configs/digits.yaml train.epochs=2 --target kubeflow --output build/kubeflow"),
+    "publish": ("configs/digits.yaml --registry https://us-central1-kfp.pkg.dev/my-project/pipelines --tag stable",
+                "configs/digits.yaml configs/openmoji.yaml --json"),
+    "submit": (
+        "configs/llava-7b-zero2-spot.yaml --dry-run",
+        "configs/llava-7b-zero2-spot.yaml --detach",
+        "https://us-central1-kfp.pkg.dev/my-project/pipelines/digits/stable --yes",
+    ),
+    "rehearse": ("configs/digits.yaml", "configs/llava-7b-zero2-spot.yaml gcp.project=my-project"),
+    "tune": ("my-run.yaml --from digits-20260301-120000", "my-run.yaml --target vertex --dry-run"),
+    "status": ("", "digits-20260301-120000 --watch", "digits-20260301-120000 --deep"),
+    "cancel": ("digits-20260301-120000", "runs/runs/digits-20260301-120000 --json"),
+    "logs": (
+        "digits-20260301-120000 --step train --follow",
+        "digits-20260301-120000 --last 0 --json",
+    ),
+    "diagnose": ("digits-20260301-120000", "digits-20260301-120000 --project my-project --location us-central1"),
+    "schema": ("--markdown", "--output docs/reference"),
+    "cache explain": ("configs/digits.yaml", "configs/digits.yaml model.image_size=128 --json"),
+    "schedule plan": ("my-run.yaml", "my-run.yaml 'schedule.cron=0 6 * * 1' --json"),
+    "schedule apply": ("my-run.yaml", "my-run.yaml --yes"),
+    "schedule list": ("my-run.yaml", "my-run.yaml --json"),
+    "schedule pause": ("my-run.yaml", "my-run.yaml --json"),
+    "schedule resume": ("my-run.yaml", "my-run.yaml --catch-up"),
+    "schedule delete": ("my-run.yaml", "my-run.yaml --json"),
+}  # fmt: skip
+
+
+def add_examples(app: typer.Typer, group: str = "") -> None:
+    """End the help of every command with its examples."""
+    for command in app.registered_commands:
+        name = f"{group}{command.name or command.callback.__name__}"
+        lines = [f"  vlmpipe {name} {arguments}".rstrip() for arguments in EXAMPLES[name]]
+        command.epilog = "\n".join(["\b", "Examples:", *lines])
+    for child in app.registered_groups:
+        add_examples(child.typer_instance, f"{group}{child.name} ")
