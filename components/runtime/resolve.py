@@ -110,7 +110,7 @@ def resolve(
     config = _with_registry(config, root_uri)
     on_vertex, elsewhere = settings["target"] == "vertex", settings["target"] != "local"
     # On this machine nothing is paid for, and planning takes seconds: only where something depends on it.
-    plan = _planned(config) if elsewhere or config.features.cache == "auto" else None
+    plan = _planned(config, priced=elsewhere) if elsewhere or config.features.cache == "auto" else None
     if not elsewhere or config.plan.fail_on_error:
         check_jobs(config, uri)
     if plan and elsewhere and config.plan.fail_on_error:
@@ -146,10 +146,10 @@ def open_run_folder(run_file: str, root_uri: str, *, run_id: str, overrides: str
     return resolve(json.dumps(content), compiled, run_id=run_id, overrides=overrides).run_uri
 
 
-def _planned(config: RunConfig) -> Plan:
+def _planned(config: RunConfig, *, priced: bool) -> Plan:
     from vlmpipe.planner.plan import plan_run  # not above: compiling needs this module, and no planner
 
-    return plan_run(config)
+    return plan_run(config, priced=priced)
 
 
 def _require_not_red(plan: Plan) -> None:
