@@ -29,7 +29,7 @@ def resolve_run(
 
     Args:
         run_file: The run file, as a JSON text.
-        compiled: Target, root and fixed settings of the compiled pipeline, as a JSON text.
+        compiled: Target, root, fixed settings and parameter defaults of the compiled pipeline, as a JSON text.
         run_id: Name of the run; empty takes job_name.
         job_name: Name of the pipeline job.
         data_uri: See the pipeline's parameters, as for all that follow.

@@ -32,7 +32,7 @@ from components.prepare_data import prepare_data
 from components.register_model import register_model
 from components.resolve_run import resolve_run
 from components.reuse_features import reuse_features
-from components.runtime.resolve import compiled_settings
+from components.runtime.resolve import compiled_settings, parameter_defaults
 from components.sync_checkpoint import sync_checkpoint
 from pipelines.targets.base import Target, TargetName, target_of
 from vlmpipe.config.run_config import RunConfig
@@ -50,6 +50,7 @@ def build(config: RunConfig, target: TargetName) -> BaseComponent:
     root_uri = config.root_uri(target)
     compiled = compiled_settings(config, target, root_uri)
     job_name = place.run_name()
+    defaults = parameter_defaults(config)
     default_run_file = json.dumps(config.to_dict(), ensure_ascii=False)
 
     def run(
@@ -105,23 +106,23 @@ def build(config: RunConfig, target: TargetName) -> BaseComponent:
     def training(
         run_file: str = default_run_file,
         run_id: str = "",
-        data_uri: str = "",
-        epochs: int = 0,
-        max_steps: int = 0,
-        learning_rate: float = 0.0,
-        seed: int = 0,
-        resume: str = "",
-        min_exact_match: float = 0.0,
+        data_uri: str = defaults["data_uri"],
+        epochs: int = defaults["epochs"],
+        max_steps: int = defaults["max_steps"],
+        learning_rate: float = defaults["learning_rate"],
+        seed: int = defaults["seed"],
+        resume: str = defaults["resume"],
+        min_exact_match: float = defaults["min_exact_match"],
         overrides: str = "",
     ) -> None:
         """Data preparation, feature caching, distributed training, evaluation and gated registration of one model.
 
         Args:
-            run_file: The run file as JSON. Where a parameter below is left empty or at 0, its value counts.
+            run_file: The run file as JSON. A parameter below overrides it only where its default is changed.
             run_id: Name of the run; empty takes the pipeline job's. An earlier run's name continues that run.
             data_uri: Data source (data.source).
             epochs: Passes over the training data (train.epochs).
-            max_steps: Optimizer steps after which training stops (train.max_steps).
+            max_steps: Optimizer steps after which training stops; 0 trains all epochs (train.max_steps).
             learning_rate: Peak learning rate (train.optimizer.learning_rate).
             seed: Seed of the data order (train.seed).
             resume: auto continues from the newest good checkpoint, never starts anew (train.resume).

@@ -73,14 +73,14 @@ def check(config: RunConfig, *, online: bool = False) -> list[Finding]:
     return findings
 
 
-def plan(config: RunConfig) -> Plan:
+def plan(config: RunConfig, target: Target = "vertex") -> Plan:
     """Whether a run fits in memory, how long it takes and what it costs. `Plan.state` is "green", "amber" or "red".
 
-    Reads prepared data's index where there is one; downloads no weights.
+    Reads prepared data's index where there is one; downloads no weights. For the target local, `Plan.cost` is None.
     """
     from vlmpipe.planner.plan import plan_run
 
-    return plan_run(config)
+    return plan_run(config, priced=target != "local")
 
 
 def compile(config: RunConfig, target: Target = "vertex", output: str | Path | None = None) -> Compiled:

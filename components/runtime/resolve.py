@@ -48,11 +48,22 @@ class Resolved:
     evaluate_pools: list[dict[str, Any]]
 
 
-def compiled_settings(config: RunConfig, target: str, root_uri: str) -> str:
-    """What `resolve` must know of the compiled pipeline, as JSON: its target, its root and what is fixed in it."""
+def parameter_defaults(config: RunConfig) -> dict[str, Any]:
+    """Defaults of the pipeline's parameters: the run file's values, which the console shows."""
     content = config.to_dict()
-    fixed = {field: _look_up(content, field) for field in FIXED}
-    return json.dumps({"target": target, "root_uri": root_uri, "fixed": fixed}, sort_keys=True)
+    return {name: _look_up(content, field) for name, field in PARAMETER_FIELDS.items()}
+
+
+def compiled_settings(config: RunConfig, target: str, root_uri: str) -> str:
+    """JSON text of what `resolve` needs from compile time: target, root, fixed fields and parameter defaults."""
+    content = config.to_dict()
+    settings = {
+        "target": target,
+        "root_uri": root_uri,
+        "fixed": {field: _look_up(content, field) for field in FIXED},
+        "parameters": parameter_defaults(config),
+    }
+    return json.dumps(settings, sort_keys=True)
 
 
 def resolve(
@@ -71,13 +82,15 @@ def resolve(
         compiled: `compiled_settings` of the pipeline.
         run_id: name of the run; empty takes `job_name`, the pipeline job's own.
         overrides: JSON object of dotted keys, for example {"train.optimizer.weight_decay": 0.1}; empty for none.
-        parameters: those of PARAMETER_FIELDS; an empty text, 0 and negative numbers leave the run file's value.
+        parameters: those of PARAMETER_FIELDS. One that equals its compiled default, or is blank, leaves the run file's
+            value: the run file may have been replaced as well.
 
     Raises ConfigError that says what was found, what was expected and what to do.
     """
     uri = run_uri(compiled, run_id, job_name)
     settings = json.loads(compiled)
-    given = {PARAMETER_FIELDS[name]: value for name, value in parameters.items() if _is_given(value)}
+    defaults = settings["parameters"]
+    given = {PARAMETER_FIELDS[name]: value for name, value in parameters.items() if _is_changed(value, defaults[name])}
     wanted = _object(overrides or "{}", "overrides")
     if twice := sorted(set(given) & set(wanted)):
         raise ConfigError(f"{', '.join(twice)} is given as a parameter and in overrides", fix="give it once")
@@ -97,7 +110,7 @@ def resolve(
     config = _with_registry(config, root_uri)
     on_vertex, elsewhere = settings["target"] == "vertex", settings["target"] != "local"
     # On this machine nothing is paid for, and planning takes seconds: only where something depends on it.
-    plan = _planned(config) if elsewhere or config.features.cache == "auto" else None
+    plan = _planned(config, priced=elsewhere) if elsewhere or config.features.cache == "auto" else None
     if not elsewhere or config.plan.fail_on_error:
         check_jobs(config, uri)
     if plan and elsewhere and config.plan.fail_on_error:
@@ -129,14 +142,14 @@ def open_run_folder(run_file: str, root_uri: str, *, run_id: str, overrides: str
         raise ConfigError(
             "run_file is not a run file", expected="a mapping with sections such as model, data and train"
         )
-    compiled = json.dumps({"target": "local", "root_uri": root_uri, "fixed": {}})
+    compiled = json.dumps({"target": "local", "root_uri": root_uri, "fixed": {}, "parameters": {}})
     return resolve(json.dumps(content), compiled, run_id=run_id, overrides=overrides).run_uri
 
 
-def _planned(config: RunConfig) -> Plan:
+def _planned(config: RunConfig, *, priced: bool) -> Plan:
     from vlmpipe.planner.plan import plan_run  # not above: compiling needs this module, and no planner
 
-    return plan_run(config)
+    return plan_run(config, priced=priced)
 
 
 def _require_not_red(plan: Plan) -> None:
@@ -193,8 +206,10 @@ def _with_decided_cache(config: RunConfig, plan: Plan | None) -> RunConfig:
     return config.model_copy(update={"features": features})
 
 
-def _is_given(value: str | int | float) -> bool:
-    return bool(value.strip()) if isinstance(value, str) else value > 0
+def _is_changed(value: str | int | float, default: str | int | float) -> bool:
+    if isinstance(value, str):
+        return bool(value.strip()) and value != default
+    return float(value) != float(default)  # pipeline parameters are doubles: a larger seed arrives rounded
 
 
 def _object(text: str, parameter: str) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from vlmpipe.cli import runs as run_commands
 from vlmpipe.cli import schedule as schedule_commands
 from vlmpipe.cli import start as start_commands
 from vlmpipe.cli import tune as tune_command
-from vlmpipe.cli.arguments import AsJson, Overrides, RunFile, load
+from vlmpipe.cli.arguments import AsJson, Overrides, RunFile, TargetOption, load
 from vlmpipe.cli.examples import add_examples
 from vlmpipe.cli.output import doing, print_error, print_json, print_lines, to_stderr
 
@@ -137,17 +137,24 @@ def plan(
             show_default=False,
         ),
     ] = "",
+    target: Annotated[
+        TargetOption, typer.Option(help="Where the run is to go. The plan of a local run has no prices.")
+    ] = TargetOption.vertex,
     as_json: AsJson = False,
 ) -> None:
     """Say whether a run fits, how long it takes, what it costs. Starts nothing; exit 64 on red."""
     settings = load(config, overrides)
     if suggest:
+        if target == TargetOption.local:
+            raise ConfigError(
+                "--suggest with --target local", expected="a target whose machines can be chosen", fix="leave one out"
+            )
         _suggest(settings, str(config), overrides or [], suggest, as_json)
         return
     from vlmpipe.cli.views.plan import print_plan_tables
 
     with doing(f"planning {config}: memory, time and cost"):
-        found = api.plan(settings)
+        found = api.plan(settings, target.value)
     if as_json:
         print_json(found.as_dict())
     else:

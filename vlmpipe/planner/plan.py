@@ -82,7 +82,7 @@ class Plan:
             return [*found, "memory, time and cost are unknown"]
         if self.memory.spare_bytes < LITTLE_SPARE * self.memory.capacity_bytes:
             found.append(f"only {self.memory.spare_bytes / GIB:,.1f} GiB of memory to spare")
-        if self.cost is None or self.cost.usd is None:
+        if self.cost is not None and self.cost.usd is None:  # no cost is planned for the local target
             if self.time is None or self.time.step_s is None:
                 found.append("time and cost are unknown")
             else:
@@ -124,10 +124,10 @@ class Plan:
         }
 
 
-def plan_run(config: RunConfig) -> Plan:
-    """Plan a run. Reads no data but an index of data that is prepared already, and downloads no weights.
+def plan_run(config: RunConfig, *, priced: bool = True) -> Plan:
+    """Plan a run. Reads no data but the index of data already prepared, and downloads no weights.
 
-    What cannot be found out is left open with a note, so that the rest is still said.
+    What cannot be found out is None, with a note. `priced=False` leaves out cost, for a run on the user's own machine.
     """
     paths = RunPaths(run_id=config.name, root_uri=config.root_uri("local"))
     jobs: dict[str, list[dict[str, Any]]] = {}
@@ -158,7 +158,7 @@ def plan_run(config: RunConfig) -> Plan:
             raise
         note = f"Memory, time and cost are open: the model's sizes are not known. {error.text()}"
         return dataclasses.replace(bare, notes=(*notes, note))
-    return _estimated(bare, config, model, machine, gpu, paths)
+    return _estimated(bare, config, model, machine, gpu, paths, priced=priced)
 
 
 def plan_basis(config: RunConfig) -> tuple[Architecture, Workload, Prices]:
@@ -169,9 +169,17 @@ def plan_basis(config: RunConfig) -> tuple[Architecture, Workload, Prices]:
 
 
 def _estimated(
-    bare: Plan, config: RunConfig, model: Architecture, machine: Machine, gpu: Gpu | None, paths: RunPaths
+    bare: Plan,
+    config: RunConfig,
+    model: Architecture,
+    machine: Machine,
+    gpu: Gpu | None,
+    paths: RunPaths,
+    *,
+    priced: bool,
 ) -> Plan:
-    layout, prices = layout_of(config), load_prices(config.plan.prices_file)
+    layout = layout_of(config)
+    prices = load_prices(config.plan.prices_file) if priced else None
     load, note = _load(config, model, paths)
     shape = load.sized(model.shape)
     cache = feature_cache.advise(config, shape, layout, load, gpu, prices)
@@ -189,8 +197,8 @@ def _estimated(
         memory=estimate_memory(config, model, machine, gpu, load=load),
         time=time,
         features_cache=cache,
-        reduction_server=reduction_server.advise(config, layout, time, machine, prices),
-        cost=cost.estimate_cost(config, shape, layout, load, time, cache, machine, gpu, prices),
+        reduction_server=reduction_server.advise(config, layout, time, machine, prices) if prices else None,
+        cost=cost.estimate_cost(config, shape, layout, load, time, cache, machine, gpu, prices) if prices else None,
         notes=tuple(dict.fromkeys(notes)),
     )
 

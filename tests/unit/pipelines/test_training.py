@@ -265,6 +265,17 @@ def test_parameters_are_few_described_and_need_no_value(digits: RunConfig, tmp_p
     assert load_run_file_text(parameters["run_file"]["defaultValue"], tmp_path) == digits
 
 
+@pytest.mark.parametrize("path", RUN_FILES, ids=lambda path: path.stem)
+def test_console_shows_the_run_files_values_as_defaults(path: Path, tmp_path: Path) -> None:
+    config = load_run_file(path)
+    parameters = compiled(config, "vertex", tmp_path)["root"]["inputDefinitions"]["parameters"]
+    shown = {name: one["defaultValue"] for name, one in parameters.items()}
+    assert (shown["epochs"], shown["max_steps"]) == (config.train.epochs, config.train.max_steps)
+    assert (shown["seed"], shown["resume"]) == (config.train.seed, config.train.resume)
+    assert (shown["data_uri"], shown["min_exact_match"]) == (config.data.source, config.gate.min_exact_match)
+    assert shown["learning_rate"] == config.train.optimizer.learning_rate
+
+
 def load_run_file_text(text: str, folder: Path) -> RunConfig:
     (folder / "run_file.json").write_text(text)
     return load_run_file(folder / "run_file.json")

@@ -54,8 +54,11 @@ def plan_blocks(plan: Mapping[str, Any], width: int) -> Iterator[RenderableType]
 
 
 def headline(plan: Mapping[str, Any]) -> str:
-    """Memory, hours and dollars in one sentence; what is not known is called unknown."""
-    sentence = f"{_fit(plan['memory'])}; {_hours(plan['time'])}; {_price(plan['cost'])}."
+    """Memory, hours and dollars in one sentence; a plan with a time and no cost is that of a local run."""
+    facts = [_fit(plan["memory"]), _hours(plan["time"])]
+    if plan["cost"] or not plan["time"]:
+        facts.append(_price(plan["cost"]))
+    sentence = f"{'; '.join(facts)}."
     return sentence[0].upper() + sentence[1:]
 
 

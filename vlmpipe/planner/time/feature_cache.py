@@ -55,22 +55,22 @@ def feature_bytes(shape: ModelShape) -> int:
 
 
 def advise(
-    config: RunConfig, shape: ModelShape, layout: Layout, load: Workload, gpu: Gpu | None, prices: Prices
+    config: RunConfig, shape: ModelShape, layout: Layout, load: Workload, gpu: Gpu | None, prices: Prices | None
 ) -> CacheAdvice:
     """`features.cache: auto` becomes what pays; `on` and `off` stay, with what the numbers say about them.
 
     Every image of an epoch is taken as another one: the same image twice makes the cache better than said here. Without
-    a known number of images, or without GPUs, one image decides.
+    a known number of images, or without GPUs, one image decides. Without `prices`, storage costs nothing.
     """
     size = feature_bytes(shape)
     if "tower" not in shape.frozen:
         why = "the tower is trained, so what it outputs changes"
         return CacheAdvice("off", None, None, size, None, None, None, None, why)
     images = None if load.images_per_epoch is None else round(load.images_per_epoch * min(1.0, load.passes))
-    storage = prices.storage(config.gcp.location)
+    usd_per_gb_month = prices.storage(config.gcp.location).usd_per_gb_month if prices else None
     monthly = None
-    if images is not None and storage.usd_per_gb_month is not None:
-        monthly = images * size / GIB * storage.usd_per_gb_month
+    if images is not None and usd_per_gb_month is not None:
+        monthly = images * size / GIB * usd_per_gb_month
     total = None if images is None else images * size
     speedup, each = _per_image(config, shape, layout, load, gpu)
     if not load.images_per_sequence:
@@ -80,17 +80,17 @@ def advise(
         return CacheAdvice(_state(config, pays), pays, speedup, size, total, None, None, monthly, why)
 
     saved_s, spent_s = each.saved_s * load.passes, each.encode_s
-    price_per_gpu_s = _usd_per_gpu_second(config, prices)
+    price_per_gpu_s = _usd_per_gpu_second(config, prices) if prices else None
     weighed = ""
-    if price_per_gpu_s is not None and storage.usd_per_gb_month is not None:
-        spent_s += size / GIB * storage.usd_per_gb_month * STORED_MONTHS / price_per_gpu_s
+    if price_per_gpu_s is not None and usd_per_gb_month is not None:
+        spent_s += size / GIB * usd_per_gb_month * STORED_MONTHS / price_per_gpu_s
         weighed = f" and {STORED_MONTHS} month of storage"
     pays = saved_s > spent_s
     why = (
         f"in {load.passes:.3g} epoch{'' if load.passes == 1 else 's'} it saves {1000 * saved_s:.2g} ms of GPU time per "
         f"image, computing is {speedup:.2f} times as fast; encoding once{weighed} takes {1000 * spent_s:.2g} ms"
     )
-    if not weighed:
+    if prices and not weighed:
         why += "; storage is not weighed, as a price is missing"
     return CacheAdvice(
         state=_state(config, pays),

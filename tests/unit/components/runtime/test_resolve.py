@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from components.runtime.resolve import Resolved, compiled_settings, resolve
+from components.runtime.resolve import PARAMETER_FIELDS, Resolved, compiled_settings, parameter_defaults, resolve
 from tests.support.paths import ROOT
 from trainer.config.job import JobConfig
 from trainer.errors import ConfigError
@@ -33,12 +33,42 @@ def refusal(config: RunConfig, **inputs: Any) -> str:
     return str(caught.value)
 
 
-def test_empty_zero_and_negative_parameters_leave_the_run_file_as_it_is(config: RunConfig) -> None:
-    answer = resolved(
-        config, data_uri="", epochs=0, max_steps=-1, learning_rate=0.0, seed=0, resume=" ", min_exact_match=-1.0,
-        overrides="",
-    )  # fmt: skip
-    assert answer.config == config
+def test_parameters_left_at_their_defaults_leave_the_run_file_as_it_is(config: RunConfig) -> None:
+    assert resolved(config, **parameter_defaults(config), overrides="").config == config
+    assert resolved(config, data_uri="", resume=" ").config == config
+
+
+def test_defaults_are_the_run_files_values(config: RunConfig) -> None:
+    defaults = parameter_defaults(config)
+    assert defaults.keys() == PARAMETER_FIELDS.keys()
+    assert (defaults["data_uri"], defaults["epochs"]) == (config.data.source, config.train.epochs)
+    assert defaults["learning_rate"] == config.train.optimizer.learning_rate > 0
+
+
+def test_defaults_do_not_override_a_run_file_that_was_replaced(config: RunConfig) -> None:
+    other = config.to_dict()
+    other["train"]["epochs"] = config.train.epochs + 1
+    parameters = parameter_defaults(config)
+    assert resolved(config, run_file=json.dumps(other), **parameters).config.train.epochs == config.train.epochs + 1
+    parameters["epochs"] = 9
+    assert resolved(config, run_file=json.dumps(other), **parameters).config.train.epochs == 9
+
+
+def test_parameter_left_at_its_default_may_be_in_overrides(config: RunConfig) -> None:
+    parameters = parameter_defaults(config)
+    assert resolved(config, **parameters, overrides='{"train.epochs": 3}').config.train.epochs == 3
+
+
+def test_zero_is_a_value_where_the_default_is_another(tmp_path: Path) -> None:
+    config = load_run_file(ROOT / "configs/digits.yaml", [f"output.root_uri={tmp_path}", "train.max_steps=5"])
+    assert resolved(config, max_steps=0).config.train.max_steps == 0
+    assert "train.epochs: found 0" in refusal(config, epochs=0)
+
+
+def test_seed_rounded_to_a_double_is_not_a_change(tmp_path: Path) -> None:
+    seed = 2**53 + 1
+    config = load_run_file(ROOT / "configs/digits.yaml", [f"output.root_uri={tmp_path}", f"train.seed={seed}"])
+    assert resolved(config, seed=int(float(seed))).config.train.seed == seed
 
 
 def test_parameters_and_overrides_take_the_place_of_the_run_files_values(config: RunConfig) -> None:

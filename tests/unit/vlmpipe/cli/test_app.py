@@ -301,6 +301,16 @@ def test_plan_shows_the_pools_and_says_what_is_unknown(vlmpipe: Vlmpipe) -> None
     assert "training hours unknown" in answer.out
 
 
+def test_plan_of_a_local_run_has_no_prices(vlmpipe: Vlmpipe) -> None:
+    answer = vlmpipe("plan", "configs/llava-7b-zero2-spot.yaml", "--target", "local")
+    assert answer.code == 0 and "training " in answer.out
+    assert "$" not in answer.out and "cost" not in answer.out.lower() and "price" not in answer.out
+    plan = vlmpipe("plan", "configs/digits.yaml", "--target", "local", "--json").json
+    assert plan["cost"] is None and plan["reduction_server"] is None
+    refused = vlmpipe("plan", DIGITS, "--target", "local", "--suggest", "cheapest")
+    assert refused.code == 64 and "--suggest with --target local" in refused.err
+
+
 def test_a_red_plan_ends_with_64_and_names_settings_that_fit(vlmpipe: Vlmpipe) -> None:
     answer = vlmpipe("plan", "configs/llava-7b-zero2-spot.yaml", "train.strategy=ddp", "--json")
     plan = json.loads(answer.out)
