@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import builtins
-import json
 import os
 import signal
 import sys
@@ -28,8 +27,8 @@ from trainer.errors import ExitCode, run_main
 from trainer.progress import StepRecord
 from trainer.storage import open_storage
 from trainer.storage.base import join_uri
+from trainer.storage.records import read_record, read_record_file, write_record
 from vlmpipe.backends.local.restart_policy import FAULTS_VARIABLE, RETRIES_VARIABLE
-from vlmpipe.runs.local.state import read_json
 
 if TYPE_CHECKING:
     from vlmpipe.config.run_config import RunConfig
@@ -102,8 +101,8 @@ def _exit_code(run_uri: str, failure: Path, *, since_s: float) -> int:
     A record that is still open belongs to a step that could not write it, but left its `failure`, or to one that was
     killed. It is closed here; when that fails too, on a full disk, the error is raised (exit 73).
     """
-    store, left = open_storage(run_uri), read_json(failure)
-    records = [StepRecord(**json.loads(store.read(info.name))) for info in store.list("steps")]
+    store, left = open_storage(run_uri), read_record_file(failure)
+    records = [StepRecord(**read_record(store, info.name)) for info in store.list("steps")]
     for record in sorted(records, key=lambda record: record.started_s):
         if record.started_s < since_s or record.state not in ("failed", "stopped", "running"):
             continue
@@ -111,7 +110,7 @@ def _exit_code(run_uri: str, failure: Path, *, since_s: float) -> int:
             record.state, record.ended_s = "failed", time.time()
             record.detail |= left or KILLED
             record.message = record.detail["error"].splitlines()[0]
-            store.write(f"steps/{record.step}.json", json.dumps(asdict(record)).encode())
+            write_record(store, f"steps/{record.step}.json", asdict(record))
         return int(record.detail.get("exit_code", ExitCode.UNEXPECTED))
     if os.environ.get(STOPPED_VARIABLE):
         return ExitCode.PREEMPTED

@@ -24,6 +24,7 @@ from trainer.sizing.checkpoint_size import checkpoint_bytes
 from trainer.storage import open_storage
 from trainer.storage.base import Storage
 from trainer.storage.local import LocalStorage
+from trainer.storage.records import write_record
 
 if TYPE_CHECKING:
     from trainer.config.train import TrainConfig
@@ -113,7 +114,7 @@ def check_ranks(run_uri: str, worker: ProcessContext) -> dict[str, Any]:
         "all_reduce": speed,
     }
     if worker.is_first:
-        open_storage(run_uri).write(FILE, json.dumps(result).encode())
+        write_record(open_storage(run_uri), FILE, result)
         if speed:
             print(
                 f"preflight: {worker.world_size} ranks on {worker.num_nodes} nodes add {speed['bytes'] / (1 << 20):g} "

@@ -8,7 +8,6 @@ is printed every few seconds.
 from __future__ import annotations
 
 import contextlib
-import json
 import sys
 import time
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ from trainer.errors import UNEXPECTED_PREFIX, ExitCode, UserError
 from trainer.redaction import redact_all
 from trainer.storage import open_storage
 from trainer.storage.background_writer import BackgroundWriter
+from trainer.storage.records import seal
 
 LOCAL_INTERVAL_S = 0.5
 REMOTE_INTERVAL_S = 15.0  # GCS takes about one write a second to one object
@@ -75,7 +75,7 @@ class Progress:
             print(f"{record.step}: {state} in {took:.1f} s. {record.message}".rstrip(), flush=True)
 
     def _content(self) -> bytes:
-        return json.dumps(redact_all(asdict(self.record))).encode()
+        return seal(redact_all(asdict(self.record)))
 
     def _print(self) -> None:
         record = self.record

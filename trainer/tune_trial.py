@@ -22,6 +22,7 @@ from trainer.errors import ConfigError, run_main
 from trainer.monitoring.hypertune import TRIAL_VARIABLE, VALIDATION_LOSS, WATCHED_VARIABLE
 from trainer.monitoring.hypertune import report as report_to_service
 from trainer.storage import open_storage
+from trainer.storage.records import read_lines, read_record, write_record
 
 METRICS = "metrics.jsonl"  # trainer.monitoring.metrics_writer would load torch here
 CLUSTER_VARIABLES = ("CLUSTER_SPEC", "TF_CONFIG")
@@ -80,7 +81,7 @@ def open_trial(config_uri: str, values: dict[str, Any], trial: str) -> JobConfig
     if not trial.isalnum():
         raise ConfigError(f"{TRIAL_VARIABLE} is {trial!r}", expected="the trial's id, which Vertex AI sets")
     search = open_storage(config_uri.rpartition("/")[0])
-    content = json.loads(search.read("run.json"))
+    content = read_record(search, "run.json")
     for name, value in values.items():
         *parents, last = name.split(".")
         inner = content
@@ -93,7 +94,7 @@ def open_trial(config_uri: str, values: dict[str, Any], trial: str) -> JobConfig
     job = JobConfig.model_validate(content)
     folder = open_storage(job.run.run_uri)
     folder.write("prepared.json", search.read("prepared.json"))
-    folder.write("run.json", json.dumps(content, indent=1).encode())
+    write_record(folder, "run.json", content, indent=1)
     return job
 
 
@@ -101,12 +102,12 @@ def report(job: JobConfig, metric: str) -> float:
     """Tell the service the trial's number, in the form of google/cloudml-hypertune. Raises ConfigError without one."""
     store = open_storage(job.run.run_uri)
     if metric == VALIDATION_LOSS:
-        lines = [json.loads(line) for line in store.read(METRICS).decode().splitlines()]
+        lines = read_lines(store, METRICS)
         measured = [(line[metric], line["step"]) for line in lines if metric in line]
         found, step = measured[-1] if measured else (None, 0)
     else:
-        found = json.loads(store.read("evaluate.json")).get(metric)
-        step = json.loads(store.read("summary.json")).get("steps", 0)
+        found = read_record(store, "evaluate.json").get(metric)
+        step = read_record(store, "summary.json").get("steps", 0)
     if not isinstance(found, int | float):
         raise ConfigError(f"the trial has measured no number {metric}", fix="correct tune.metric")
     report_to_service(metric, float(found), int(step))

@@ -139,7 +139,7 @@ def run(
         cluster = config.cluster
         parse_faults(inject_faults, nodes=cluster.replica_count, ranks_per_node=cluster.processes)
     require_model(config)
-    this = open_run(config, config.source, run_id=run_id, fresh=fresh)
+    this = open_run(config, config.source, run_id=run_id, fresh=fresh, say=say)
     for line in this.introduction():
         say(line)
     view = view or view_for(plain=True, say=say)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from trainer.config.job import RunPaths, run_uri_of
 from trainer.errors import ConfigError
 from trainer.storage import open_storage
+from trainer.storage.records import write_record
 from vlmpipe.config.kubeflow_requirements import require_kubeflow
 from vlmpipe.config.run_config import RunConfig, parse_run_config, run_uri
 from vlmpipe.config.yaml_loader import apply_overrides, parse_yaml
@@ -121,8 +122,8 @@ def resolve(
     paths = RunPaths(run_id=run_id or job_name, root_uri=root_uri)
     run = open_storage(uri)
     if plan:
-        run.write("plan.json", json.dumps(plan.as_dict(), indent=1, ensure_ascii=False).encode())
-    run.write("run.json", json.dumps(config.to_run_json(paths), indent=1, ensure_ascii=False).encode())
+        write_record(run, "plan.json", plan.as_dict(), indent=1)
+    write_record(run, "run.json", config.to_run_json(paths), indent=1)
     return Resolved(
         config=config,
         run_uri=uri,

@@ -5,7 +5,6 @@ Nothing here needs KFP, so that it can be tested without.
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Literal
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from trainer.config.job import DataPointers, JobConfig
 from trainer.data.prepare.dataset_diff import CHANGES_FILE
 from trainer.storage import open_storage
+from trainer.storage.records import read_record, write_record
 
 if TYPE_CHECKING:
     from trainer.data.prepare.pipeline import Prepared
@@ -27,7 +27,7 @@ def prepare_run(job: JobConfig, progress: Progress) -> tuple[DataPointers, dict[
 
     prepared = prepare(job, progress)
     pointers = point_to_features(job, prepared.uri)
-    open_storage(job.run.run_uri).write("prepared.json", pointers.model_dump_json(indent=1).encode())
+    write_record(open_storage(job.run.run_uri), "prepared.json", pointers.model_dump(), indent=1)
     _note_changes(job.run.run_uri, prepared)
     parts = ["samples: " + ", ".join(f"{count} {name}" for name, count in prepared.counts.items() if count)]
     if prepared.changes:
@@ -41,14 +41,14 @@ def prepare_run(job: JobConfig, progress: Progress) -> tuple[DataPointers, dict[
 def _note_changes(run_uri: str, prepared: Prepared) -> None:
     """`data_changes.json`: what is new in the run's data. A step that runs again finds nothing new and leaves it."""
     store = open_storage(run_uri)
-    if store.stat(CHANGES_FILE) and json.loads(store.read(CHANGES_FILE))["fingerprint"] == prepared.fingerprint:
+    if store.stat(CHANGES_FILE) and read_record(store, CHANGES_FILE)["fingerprint"] == prepared.fingerprint:
         return
     content = {
         "fingerprint": prepared.fingerprint,
         "changes": prepared.changes and asdict(prepared.changes),
         "chunks": prepared.chunks and asdict(prepared.chunks),
     }
-    store.write(CHANGES_FILE, json.dumps(content, indent=1).encode())
+    write_record(store, CHANGES_FILE, content, indent=1)
 
 
 def shares_of(run_uri: str, tasks: int) -> list[str]:
@@ -87,7 +87,7 @@ def point_to_features(job: JobConfig, prepared_uri: str) -> DataPointers:
 
 def job_metrics(run_uri: str, job: str) -> dict[str, float]:
     """The numbers in a job's own result file that make sense as metrics; nested ones are left to the report."""
-    content = json.loads(open_storage(run_uri).read(METRIC_FILES[job]))
+    content = read_record(open_storage(run_uri), METRIC_FILES[job])
     numbers = {"images": content["total"]} if job == "cache_features" else content
     return {name: value for name, value in numbers.items() if _is_number(value)}
 
@@ -96,7 +96,7 @@ def evaluated_confusion(run_uri: str) -> tuple[list[str], list[list[int]], str]:
     """Categories, rows and a sentence of the confusion matrix that the console is to show; no categories for none."""
     from trainer.evaluation.confusion_matrix import shown_confusion
 
-    table, note = shown_confusion(json.loads(open_storage(run_uri).read("evaluate.json")))
+    table, note = shown_confusion(read_record(open_storage(run_uri), "evaluate.json"))
     categories, rows = table.square() if table else ([], [])
     return categories, rows, note
 

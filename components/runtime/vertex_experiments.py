@@ -18,6 +18,7 @@ from components.runtime.step_logic import METRIC_FILES, job_metrics
 from trainer.errors import UserError
 from trainer.storage import open_storage
 from trainer.storage.base import Storage
+from trainer.storage.records import read_record
 from vlmpipe.backends.vertex.client import Place, credentials_for, endpoint, translate_errors
 
 SECTIONS = ("model", "data", "features", "train", "evaluate")
@@ -45,7 +46,7 @@ def log_run(run_uri: str, pipeline_state: str) -> str:
         store = open_storage(run_uri)
         if store.stat("run.json") is None:  # the run file was not accepted
             return ""
-        settings = json.loads(store.read("run.json"))
+        settings = read_record(store, "run.json")
         experiment = settings["gcp"].get("experiment", "")
         if not experiment:
             return ""
@@ -88,7 +89,7 @@ def metrics(store: Storage, run_uri: str) -> dict[str, float]:
         if store.stat(METRIC_FILES[job]):
             found |= {f"{job}.{name}": float(value) for name, value in job_metrics(run_uri, job).items()}
     if store.stat("decision.json"):
-        found["gate.accepted"] = float(bool(json.loads(store.read("decision.json"))["accepted"]))
+        found["gate.accepted"] = float(bool(read_record(store, "decision.json")["accepted"]))
     return found
 
 

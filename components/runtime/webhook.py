@@ -6,7 +6,6 @@ nothing secret is in it, else from Secret Manager, read by the step's own servic
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from typing import Any
@@ -15,6 +14,7 @@ from urllib.parse import urlsplit
 from trainer.errors import UserError
 from trainer.secret_manager import SECRET_NAME, SecretNotRead, read_secret
 from trainer.storage import open_storage
+from trainer.storage.records import unseal
 
 TIMEOUT_S = 10.0
 PAUSES_S = (1.0, 4.0)  # before the second and the third attempt
@@ -118,10 +118,9 @@ def _content(run_uri: str, name: str) -> dict[str, Any]:
     if store.stat(name) is None:
         return {}
     try:
-        content = json.loads(store.read(name))
+        return unseal(store.read(name))
     except ValueError:
         return {}
-    return content if isinstance(content, dict) else {}
 
 
 def _link(run_uri: str) -> str:

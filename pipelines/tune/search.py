@@ -26,6 +26,7 @@ from trainer.errors import ConfigError, UserError
 from trainer.monitoring.hypertune import VALIDATION_LOSS
 from trainer.storage import open_storage
 from trainer.storage.base import Storage, join_uri
+from trainer.storage.records import read_record
 from vlmpipe.config.run_config import RunConfig, parse_run_config
 from vlmpipe.config.tune import ParameterSpec, TuneConfig, Value
 from vlmpipe.config.yaml_loader import apply_overrides
@@ -90,7 +91,7 @@ def open_search(config: RunConfig, from_run: str, search_id: str, root_uri: str)
             fix="run the pipeline once, train.max_steps=1 is enough, and name that run with --from",
         )
     paths = RunPaths(run_id=search_id, root_uri=root_uri if "://" in root_uri else open_storage(root_uri).root_uri)
-    content, before = config.to_run_json(paths), json.loads(base.read("run.json"))
+    content, before = config.to_run_json(paths), read_record(base, "run.json")
     for section in SHARED:
         mine, its = ({**one[section]} for one in (content, before))
         if section == "features":

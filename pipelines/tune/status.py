@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 from pipelines.tune.trials import TABLE, Trial, as_steps, ranked, table_lines
 from trainer.errors import ConfigError, ExitCode, UserError
 from trainer.storage.base import join_uri
+from trainer.storage.records import read_record_file
 from vlmpipe.backends.vertex.client import Place
 from vlmpipe.runs.local.run import is_running
-from vlmpipe.runs.local.state import RunState, read_json
+from vlmpipe.runs.local.state import RunState
 from vlmpipe.runs.vertex.names import SUBMITTED
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ class LocalSearch:
         return self.folder.name
 
     def status(self) -> SearchStatus:
-        search, lines = read_json(self.folder / SEARCH_FILE), _read_table(self.folder / TABLE)
+        search, lines = read_record_file(self.folder / SEARCH_FILE), _read_table(self.folder / TABLE)
         trials = ranked((Trial(**one) for one in lines), search["goal"])
         failed, most_failed = sum(one.metric is None for one in trials), search["max_failed_trial_count"]
         whole = len(trials) >= search["num_trials"] or 0 < most_failed <= failed
@@ -183,7 +184,7 @@ def find_search(name: str, root: str) -> LocalSearch | VertexSearch | None:
     for folder in (Path(name), Path(join_uri(root, "runs", name))):
         if (folder / SEARCH_FILE).is_file():
             return LocalSearch(folder)
-    note = read_json(SUBMITTED / f"{name}.json") if _NAME.fullmatch(name) else {}
+    note = read_record_file(SUBMITTED / f"{name}.json") if _NAME.fullmatch(name) else {}
     match = _RESOURCE.fullmatch(str(note.get("resource_name") or name))
     return VertexSearch(name, Place(match[1], match[2]), match[3]) if match else None
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import os
+import random
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +22,7 @@ from tests.support.short_form import WHOLE, only_whole
 from trainer.data.shards.index import Index
 from trainer.data.shards.tar import ShardReader
 from trainer.storage import open_storage
+from vlmpipe.runs.file_check import check_files
 
 STEPS = {
     "resolve-run", "prepare-data", "cache-features", "train", "sync-checkpoint", "evaluate", "decide", "register-model",
@@ -66,6 +69,9 @@ def read(run: Path, name: str) -> dict[str, Any]:
     return dict(json.loads((run / name).read_text()))
 
 
+NOT_READ_AGAIN = re.compile(r"/(logs|kfp)/|/(pipeline\.log|report\.html|run\.lock|LATEST|\.tmp-lock-ATTEMPTS\.json)$")
+
+
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("quickstart")
@@ -74,7 +80,9 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def first(root: Path) -> tuple[Path, str]:
     """The quickstart; in the short form with two epochs instead of five, and a gate that these can pass."""
-    return run_quickstart(root, *([] if WHOLE else ["train.epochs=2", "evaluate.max_samples=200", "gate.min_exact_match=0.5"]))
+    return run_quickstart(
+        root, *([] if WHOLE else ["train.epochs=2", "evaluate.max_samples=200", "gate.min_exact_match=0.5"])
+    )
 
 
 @pytest.fixture(scope="module")
@@ -119,6 +127,23 @@ def test_it_is_accepted_registered_and_reported(first: tuple[Path, str]) -> None
     assert "data:image/png;base64" in report and "Accepted" in report
     for shown in (str(run / "export"), str(run / "report.html"), "vlmpipe compile"):
         assert shown in said
+
+
+def test_a_flipped_bit_in_any_file_that_is_read_again_is_found(first: tuple[Path, str]) -> None:
+    run, draws = first[0], random.Random(0)
+    pointers = read(run, "prepared.json")
+    assert not [check for check in check_files(str(run)) if check.problem]
+    folders = (run, Path(pointers["prepared_uri"]), Path(pointers["features_uri"]))
+    files = [path for folder in folders for path in folder.rglob("*") if path.is_file() and path.stat().st_size]
+    checked = [path for path in files if not NOT_READ_AGAIN.search(str(path))]
+    assert len(checked) > 50
+    for path in checked:
+        whole = path.read_bytes()
+        flipped, bit = bytearray(whole), draws.randrange(8 * len(whole))
+        flipped[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(flipped)
+        assert [check for check in check_files(str(run)) if check.problem], (path, bit)
+        path.write_bytes(whole)
 
 
 def test_plain_transformers_answers_as_the_evaluation_did(first: tuple[Path, str]) -> None:

@@ -197,7 +197,7 @@ def _decision(evaluation: dict[str, Any]) -> dict[str, Any]:
     gate = GateConfig(min_exact_match=0.5, min_margin_over_chance=0.2, min_margin_over_shuffled_image=0.2)
     champion = {"version": 3, "run_id": "digits-20261119-090000", "exact_match": 0.71, "held_out_sha256": "d"}
     decision = decide({**evaluation, "run_id": RUN_ID}, gate, champion)
-    content: dict[str, Any] = json.loads(decision.to_json())
+    content: dict[str, Any] = decision.model_dump(mode="json")
     return content
 
 

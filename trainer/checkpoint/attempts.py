@@ -8,13 +8,13 @@ earlier start still commits counts as newer than the later start's checkpoints.
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from trainer.errors import ExitCode, UserError
 from trainer.storage.base import Storage, VersionConflictError
+from trainer.storage.records import seal, unseal
 
 FILE = "checkpoints/ATTEMPTS.json"
 _NAME = re.compile(r"(?P<attempt>[0-9]{4,})-(?P<step>[0-9]{8,})-[0-9A-Za-z]+")
@@ -118,7 +118,7 @@ def _read(store: Storage) -> tuple[Attempts, str]:
     if info is None:
         return Attempts(), ""
     try:
-        return Attempts(**json.loads(store.read(FILE))), info.version
+        return Attempts(**unseal(store.read(FILE), required=True)), info.version
     except (ValueError, TypeError) as error:
         raise UserError(
             f"{store.uri(FILE)} is damaged: {error}",
@@ -150,4 +150,4 @@ def order_of(name: str) -> tuple[int, int, str]:
 
 
 def _bytes(attempts: Attempts) -> bytes:
-    return json.dumps(asdict(attempts)).encode()
+    return seal(asdict(attempts))

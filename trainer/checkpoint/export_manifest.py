@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from trainer.errors import DataError
-from trainer.storage.base import Storage, crc32c_of, crc32c_of_file
+from trainer.storage.base import Storage, crc32c_of_file
+from trainer.storage.records import unseal, write_record
 
 FOLDER = "export"  # in a run
 MARKER = "vlmpipe.json"
 NAME = f"{FOLDER}/{MARKER}"
-OWN_SUM = "crc32c"  # of the description without this key
 
 
 def write_description(run: Storage, described: dict[str, Any]) -> None:
     """Complete the export. `described["files"]` has the size and CRC32C of each file."""
-    run.write(NAME, json.dumps({**described, OWN_SUM: _sum_of(described)}).encode())
+    write_record(run, NAME, described)
 
 
 def require_whole_export(run: Storage) -> dict[str, Any]:
@@ -28,12 +27,9 @@ def require_whole_export(run: Storage) -> dict[str, Any]:
             fix="run the sync_checkpoint step first",
         )
     try:
-        described = dict(json.loads(run.read(NAME)))
-        is_whole = described.pop(OWN_SUM, None) == _sum_of(described)
-    except (ValueError, TypeError):
-        is_whole = False
-    if not is_whole:
-        raise _damaged(run, NAME, "its checksum (CRC32C) is not that of its content")
+        described = unseal(run.read(NAME), required=True)
+    except ValueError as error:
+        raise _damaged(run, NAME, str(error)) from error
     there = {info.name: info for info in run.list(FOLDER) if info.name != NAME}
     expected = {f"{FOLDER}/{name}": sums for name, sums in described["files"].items()}
     for name in sorted(there.keys() | expected.keys()):
@@ -46,10 +42,6 @@ def require_whole_export(run: Storage) -> dict[str, Any]:
         if (info.size_bytes, checksum) != (expected[name]["bytes"], expected[name]["crc32c"]):
             raise _damaged(run, name, f"its size or checksum (CRC32C) differs from that in {MARKER}")
     return described
-
-
-def _sum_of(described: dict[str, Any]) -> int:
-    return crc32c_of(json.dumps(described, sort_keys=True).encode())
 
 
 def _damaged(run: Storage, name: str, how: str) -> DataError:

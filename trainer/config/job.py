@@ -6,7 +6,6 @@ the pipeline reads. `JobConfig` is what a job loads from `run.json`, the effecti
 
 from __future__ import annotations
 
-import json
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -18,6 +17,7 @@ from trainer.config.model import ModelConfig
 from trainer.config.train import TrainConfig
 from trainer.storage import open_storage
 from trainer.storage.base import join_uri
+from trainer.storage.records import read_record
 
 PREPARED_FOLDER, CHUNKS_FOLDER = "prepared", "chunks"  # under the root of all runs
 
@@ -102,11 +102,11 @@ class JobConfig(BaseModel):
     def load(cls, uri: str) -> JobConfig:
         """Read the effective run file at `uri` (`<run>/run.json`)."""
         folder, _, name = uri.rpartition("/")
-        return cls.model_validate(json.loads(open_storage(folder).read(name)))
+        return cls.model_validate(read_record(open_storage(folder), name))
 
     def pointers(self) -> DataPointers:
         """The prepared data and features of this run. Needs `prepare_data` to have run."""
-        return DataPointers.model_validate_json(open_storage(self.run.run_uri).read("prepared.json"))
+        return DataPointers.model_validate(read_record(open_storage(self.run.run_uri), "prepared.json"))
 
 
 def run_uri_of(root_uri: str, run_id: str, job_name: str) -> str:

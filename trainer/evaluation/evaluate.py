@@ -46,6 +46,7 @@ from trainer.models.registry import family_of
 from trainer.progress import Progress
 from trainer.storage import open_storage
 from trainer.storage.base import Storage
+from trainer.storage.records import seal_lines, write_record
 
 LOSS_ROWS_PER_RANK = 4
 
@@ -111,9 +112,8 @@ def evaluate(job: JobConfig, worker: ProcessContext) -> None:
         "wall_s": time.perf_counter() - started,
     }
     store = open_storage(job.run.run_uri)
-    lines = "".join(json.dumps(asdict(prediction)) + "\n" for prediction in predictions[""])
-    store.write("predictions.jsonl", lines.encode())
-    store.write("evaluate.json", json.dumps(result).encode())
+    store.write("predictions.jsonl", seal_lines(map(asdict, predictions[""])))
+    write_record(store, "evaluate.json", result)
     progress.finish(message=f"exact match {result['exact_match']:.3f} on {result['questions']} held-out questions")
 
 

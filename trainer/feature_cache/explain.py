@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
@@ -14,6 +13,7 @@ from trainer.feature_cache.reader import missing_images
 from trainer.feature_cache.store import DESCRIPTION, describe_features, features_key, features_uri
 from trainer.storage import open_storage
 from trainer.storage.base import join_uri
+from trainer.storage.records import read_record
 
 State = Literal["hit", "part", "miss", "data not prepared"]
 NOT_THERE = "nothing"
@@ -94,7 +94,7 @@ def _others(root: str, key: str, description: dict[str, Any]) -> Iterator[OtherS
     names = [info.name.split("/") for info in storage.list()]
     described = {parts[0] for parts in names if parts[1:] == [DESCRIPTION]}
     for other in sorted({parts[0] for parts in names if len(parts) > 1} - {key}):
-        theirs = json.loads(storage.read(f"{other}/{DESCRIPTION}")) if other in described else {}
+        theirs = read_record(storage, f"{other}/{DESCRIPTION}") if other in described else {}
         yield OtherStore(other, other in described, differences(description, theirs) if theirs else {})
 
 

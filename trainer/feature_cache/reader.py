@@ -22,6 +22,7 @@ from trainer.errors import DataError, os_errors
 from trainer.feature_cache.store import SHARD, SIDECAR, shard_name
 from trainer.storage import open_storage
 from trainer.storage.base import Storage
+from trainer.storage.records import unseal
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -83,7 +84,7 @@ class FeatureShards:
             for name, content in zip(names, pool.map(self.storage.read, names), strict=True):
                 shard = name.removesuffix(SIDECAR)
                 try:
-                    sidecar = dict(json.loads(content))
+                    sidecar = unseal(content, required=True)
                     is_whole = shard_name(sidecar["images"]) == shard and sidecar.keys() >= {"bytes", "crc32c"}
                 except (ValueError, TypeError, KeyError):
                     is_whole = False

@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING, Any
 from trainer.config.model import ModelConfig
 from trainer.models.registry import family_of
 from trainer.storage.base import Storage, crc32c_of_file, join_uri
+from trainer.storage.records import write_record
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 DTYPE = "bfloat16"
 DESCRIPTION = "description.json"
 SHARD = ".safetensors"
@@ -54,7 +55,7 @@ def features_uri(features_root: str, config: ModelConfig) -> str:
 
 def write_description(store: Storage, config: ModelConfig) -> None:
     """Say what this store's key stands for. Equal for all who write it."""
-    store.write(DESCRIPTION, json.dumps(describe_features(config), indent=1, sort_keys=True).encode())
+    write_record(store, DESCRIPTION, describe_features(config), indent=1)
 
 
 def shard_name(images: Sequence[str]) -> str:
@@ -72,5 +73,5 @@ def write_shard(store: Storage, scratch: Path, features: dict[str, Tensor], desc
     save_file({image: features[image].contiguous() for image in images}, file)
     store.upload(file, file.name)
     sidecar = {**description, "images": images, "bytes": file.stat().st_size, "crc32c": crc32c_of_file(file)}
-    store.write(f"{name}{SIDECAR}", json.dumps(sidecar).encode())
+    write_record(store, f"{name}{SIDECAR}", sidecar)
     file.unlink()

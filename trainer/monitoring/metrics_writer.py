@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Sequence
@@ -17,6 +16,7 @@ from trainer.storage import open_storage
 from trainer.storage.background_writer import BackgroundWriter
 from trainer.storage.base import join_uri, mounted
 from trainer.storage.local import LocalStorage
+from trainer.storage.records import read_lines, seal, unseal
 
 FILE = "metrics.jsonl"
 LOCAL_INTERVAL_S = 0.5  # every write repeats the whole file
@@ -50,7 +50,7 @@ class MetricsLog:
 
     def write(self, step: int, values: dict[str, Any]) -> None:
         """Record the metrics of `step`, to be readable soon. Raises what an earlier line's write raised."""
-        self._lines.append(json.dumps({"step": step, **values}))
+        self._lines.append(seal({"step": step, **values}))
         numbers = {name: STATES[value] if isinstance(value, str) else value for name, value in values.items()}
         report_measured(numbers, step)
         if self._tensorboard:
@@ -73,7 +73,7 @@ class MetricsLog:
 
     def lines(self) -> list[dict[str, Any]]:
         """What was logged of every step, earlier attempts included."""
-        return [json.loads(line) for line in self._lines]
+        return [unseal(line) for line in self._lines]
 
     def close(self) -> None:
         self.flush()
@@ -83,13 +83,12 @@ class MetricsLog:
             mirror.close()
 
     def _content(self) -> bytes:
-        return ("\n".join(self._lines) + "\n").encode()
+        return b"\n".join(self._lines) + b"\n"
 
-    def _earlier_lines(self, resumed_from_step: int) -> list[str]:
+    def _earlier_lines(self, resumed_from_step: int) -> list[bytes]:
         if not resumed_from_step or self._store.stat(FILE) is None:
             return []
-        lines = self._store.read(FILE).decode().splitlines()
-        return [line for line in lines if json.loads(line)["step"] <= resumed_from_step]
+        return [seal(line) for line in read_lines(self._store, FILE) if line["step"] <= resumed_from_step]
 
 
 def _tensorboard(folder: Path) -> FileWriter | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -25,6 +24,7 @@ from trainer.sizing.gpu_peaks import TERA, peak_of
 from trainer.sizing.model_shape import ModelShape
 from trainer.storage import open_storage
 from trainer.storage.base import Storage
+from trainer.storage.records import read_record, seal
 from trainer.strategies.base import Strategy
 from trainer.strategies.mixed_precision import LossScale
 
@@ -33,7 +33,7 @@ SUMMARY = "summary.json"
 
 def _is_of_step(store: Storage, step: int) -> bool:
     """Whether there is a summary of training up to this step."""
-    return store.stat(SUMMARY) is not None and json.loads(store.read(SUMMARY))["steps"] == step
+    return store.stat(SUMMARY) is not None and read_record(store, SUMMARY)["steps"] == step
 
 
 def _of_scale(scale: LossScale) -> dict[str, float]:
@@ -197,7 +197,7 @@ class TrainingMonitor:
         store = open_storage(self._job.run.run_uri)
         nothing_left = self._last_step == self._first_step  # an earlier attempt made the last step
         if not (nothing_left and _is_of_step(store, self._last_step)):
-            store.write(SUMMARY, json.dumps(self._summary(checkpoint), allow_nan=False).encode())
+            store.write(SUMMARY, seal(self._summary(checkpoint), allow_nan=False))
         if nothing_left:
             self._progress.finish("reused", f"all {self._last_step} steps were made before")
         elif stopped:

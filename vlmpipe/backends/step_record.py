@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from dataclasses import asdict
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from trainer.progress import StepRecord
 from trainer.redaction import redact_all
 from trainer.storage.base import Storage
+from trainer.storage.records import read_record, write_record
 
 
 def open_record(store: Storage, step: str) -> float:
@@ -28,7 +28,7 @@ def close_record(
         started_s: when the job was started, which is before its program; None for one that another had started.
     """
     name = f"steps/{step}.json"
-    record = StepRecord(**json.loads(store.read(name))) if store.stat(name) else StepRecord(step)
+    record = StepRecord(**read_record(store, name)) if store.stat(name) else StepRecord(step)
     record.started_s = record.started_s if started_s is None else started_s
     if record.state == "running" or (state != "done" and record.state != state):
         record.state, record.message = state, message or record.message
@@ -38,4 +38,4 @@ def close_record(
 
 
 def _write(store: Storage, record: StepRecord) -> None:
-    store.write(f"steps/{record.step}.json", json.dumps(redact_all(asdict(record))).encode())
+    write_record(store, f"steps/{record.step}.json", redact_all(asdict(record)))

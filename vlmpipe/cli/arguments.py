@@ -45,6 +45,9 @@ Overrides = Annotated[
     typer.Argument(metavar="a.b=c", help="Fields to override, for example train.epochs=2.", show_default=False),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
+FailOnReject = Annotated[
+    bool, typer.Option("--fail-on-reject", help="End with exit code 76 where the gate rejects the model.")
+]
 
 
 def load(config: Path, overrides: Sequence[str] | None) -> RunConfig:

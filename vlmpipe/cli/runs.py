@@ -9,12 +9,13 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from trainer.errors import ConfigError, ExitCode, UserError
 from vlmpipe.cli import completion
-from vlmpipe.cli.arguments import AsJson
+from vlmpipe.cli.arguments import AsJson, FailOnReject
 from vlmpipe.cli.output import doing, print_json, print_lines, to_stderr
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ def status(
     ] = False,
     plain: Plain = False,
     as_json: AsJson = False,
+    fail_on_reject: FailOnReject = False,
 ) -> None:
     """Show the runs of this folder, or how one of them stands."""
     if not run:
@@ -65,7 +67,9 @@ def status(
         _check_files(run, root, as_json)
         return
     if watching:
-        raise typer.Exit(watch_and_show(run, read, on_vertex=on_vertex, plain=plain, as_json=as_json))
+        leave(watch_and_show(run, read, on_vertex=on_vertex, plain=plain, as_json=as_json), fail_on_reject)
+    if fail_on_reject:
+        raise ConfigError("--fail-on-reject is given without --watch", fix="add --watch, or leave it out")
     with doing(f"asking {'Vertex AI' if on_vertex else 'its records'} how run {run} stands"):
         found = read()
     show(found, as_json)
@@ -171,15 +175,28 @@ def watch_and_show(
     on_vertex: bool,
     plain: bool,
     as_json: bool,
-) -> int:
-    """Follow a run to its end, show how it ended and return its exit code."""
+) -> RunReport | SearchStatus | VertexStatus:
+    """Follow a run to its end and show how it ended."""
     from vlmpipe.runs.live_view import view_for
     from vlmpipe.runs.watch import LOCAL_POLL_S, VERTEX_POLL_S, watch
 
     view = view_for(plain=plain or as_json, say=to_stderr if as_json else print)
     found = watch(run, read, view, every_s=VERTEX_POLL_S if on_vertex else LOCAL_POLL_S)
     print_json(found.as_json()) if as_json else print_lines(["", *found.lines()])
-    return found.exit_code or 0
+    return found
+
+
+def leave(found: RunReport | SearchStatus | VertexStatus, fail_on_reject: bool) -> NoReturn:
+    """End with the run's exit code. Raises UserError (76) for a rejected model where `fail_on_reject`."""
+    decision = found.as_json().get("decision") or {}
+    if fail_on_reject and not found.exit_code and decision.get("accepted") is False:
+        raise UserError(
+            f"the gate rejected the model. {decision.get('reason', '')}",
+            expected="an accepted model, because --fail-on-reject is given",
+            fix="train for longer or on other data, or change the gate section of the run file",
+            code=ExitCode.REJECTED,
+        )
+    raise typer.Exit(found.exit_code or 0)
 
 
 def show(found: RunReport | SearchStatus | VertexStatus, as_json: bool) -> None:

@@ -9,7 +9,7 @@ import typer
 from trainer.errors import ConfigError
 from vlmpipe import api
 from vlmpipe.cli import runs as run_commands
-from vlmpipe.cli.arguments import AsJson, Overrides, RunFile, Source, TargetOption, load, load_source
+from vlmpipe.cli.arguments import AsJson, FailOnReject, Overrides, RunFile, Source, TargetOption, load, load_source
 from vlmpipe.cli.output import doing, print_json, print_lines, to_stderr
 
 if TYPE_CHECKING:
@@ -56,8 +56,9 @@ def run(
             show_default=False,
         ),
     ] = None,
-    plain: Annotated[bool, typer.Option("--plain", help="Print lines instead of a live table.")] = False,
+    plain: run_commands.Plain = False,
     as_json: AsJson = False,
+    fail_on_reject: FailOnReject = False,
     force: Annotated[bool, _flag(*FORCE, WITH_VERTEX)] = False,
     yes: Annotated[bool, _flag(*YES, WITH_VERTEX)] = False,
     dry_run: Annotated[bool, _flag(*DRY_RUN, WITH_VERTEX)] = False,
@@ -70,7 +71,7 @@ def run(
         _refuse_kubeflow(load(config, overrides), [str(config), *(overrides or [])])
     if target == TargetOption.vertex:
         _refuse_options(here, "this machine", "leave it out; on Vertex AI every run is new unless --run-id names one")
-        submit(str(config), overrides, force, yes, dry_run, run_id, detach, plain, as_json)
+        submit(str(config), overrides, force, yes, dry_run, run_id, detach, plain, as_json, fail_on_reject)
         return
     _refuse_options(there, "Vertex AI", "leave it out, or add --target vertex")
     from vlmpipe.runs.live_view import view_for
@@ -90,7 +91,7 @@ def run(
         print_json(found.as_json())
     else:
         print_lines(["", *found.lines()])
-    raise typer.Exit(found.exit_code or 0)
+    run_commands.leave(found, fail_on_reject)
 
 
 def submit(
@@ -105,8 +106,15 @@ def submit(
     detach: Annotated[bool, _flag(*DETACH)] = False,
     plain: run_commands.Plain = False,
     as_json: AsJson = False,
+    fail_on_reject: FailOnReject = False,
 ) -> None:
     """Start a run on Vertex AI and watch it. Plans and compiles it, asks before much is spent, and sends it."""
+    if fail_on_reject and (detach or dry_run):
+        raise ConfigError(
+            f"--fail-on-reject and {'--detach' if detach else '--dry-run'} are given",
+            expected="a run that is watched to its end",
+            fix="leave one out; vlmpipe status RUN --watch --fail-on-reject watches a run that was started",
+        )
     with doing(f"planning, compiling and submitting {config}"):
         from pipelines.find import vertex_reader
         from pipelines.submit import submit_run
@@ -129,7 +137,8 @@ def submit(
     if watching:
         read = vertex_reader(answer.address)
         name = answer.address.argument
-        raise typer.Exit(run_commands.watch_and_show(name, read, on_vertex=True, plain=plain, as_json=as_json))
+        found = run_commands.watch_and_show(name, read, on_vertex=True, plain=plain, as_json=as_json)
+        run_commands.leave(found, fail_on_reject)
 
 
 def _refuse_kubeflow(config: RunConfig, source: list[str]) -> NoReturn:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from trainer.errors import ConfigError, os_errors
+from trainer.storage.records import KEY, damaged_record, unseal
 from trainer.storage.regular_files import FileTooLargeError, kind_of, read_regular
 from vlmpipe.config.validation_errors import Problem, RunFileError
 
@@ -124,6 +125,11 @@ def read_run_file(path: Path) -> dict[str, Any]:
     if not isinstance(data, dict):
         kind = "empty" if data is None else f"a {type(data).__name__}"
         raise ConfigError(f"{path} is {kind}", expected="a run file with sections such as model, data and train")
+    if KEY in data:  # the copy in a run's folder
+        try:
+            return unseal(raw)
+        except ValueError as error:
+            raise damaged_record(str(path), error) from error
     return data
 
 

@@ -12,7 +12,6 @@ bucket, safe for several pipelines at once:
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 from datetime import UTC, datetime
 from typing import Any, Protocol
@@ -23,6 +22,7 @@ from trainer.config.base import Section
 from trainer.errors import ConfigError, ExitCode, UserError
 from trainer.storage import open_storage
 from trainer.storage.base import AlreadyExistsError, Storage, VersionConflictError, crc32c_of_file
+from trainer.storage.records import read_record, seal
 
 MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 MODEL_CARD = "README.md"
@@ -149,7 +149,7 @@ class FolderRegistry:
                 **candidate.model_dump(exclude={"export_uri"}),
             )
             with contextlib.suppress(AlreadyExistsError):  # another attempt of this run was faster, with the same files
-                self._store.create(f"{name}.json", entry.model_dump_json(indent=2).encode())
+                self._store.create(f"{name}.json", seal(entry.model_dump(mode="json"), indent=1))
         return self._entry(folder, number)
 
     def promote(self, model: str, version: int, *, instead_of: int | None) -> None:
@@ -163,7 +163,7 @@ class FolderRegistry:
         current, token = self._read_pointer(model)
         if current == version:
             return
-        data = json.dumps({"version": version, "run_id": entry.run_id}).encode()
+        data = seal({"version": version, "run_id": entry.run_id})
         try:
             if current != instead_of:
                 raise VersionConflictError(folder)
@@ -177,10 +177,10 @@ class FolderRegistry:
 
     def _claim(self, folder: str, candidate: Candidate) -> int:
         """The version number of this run: the one it claimed before, or the next free one, which no other run gets."""
-        claim = json.dumps({"run_id": candidate.run_id, "checkpoint": candidate.checkpoint}).encode()
+        claim = seal({"run_id": candidate.run_id, "checkpoint": candidate.checkpoint})
         while True:
             names = [info.name for info in self._store.list(f"{folder}/versions") if info.name.endswith("/CLAIM")]
-            taken = {_number(name): json.loads(self._store.read(name)) for name in names}
+            taken = {_number(name): read_record(self._store, name) for name in names}
             for number, owner in taken.items():
                 if owner["run_id"] == candidate.run_id:
                     require_same_checkpoint(f"version {number}", owner["checkpoint"], candidate)
@@ -197,7 +197,7 @@ class FolderRegistry:
         if self._store.stat(name) is None:
             raise ConfigError(f"no version {version} in the registry: {self._store.uri(name)} is missing")
         try:
-            return Entry.model_validate_json(self._store.read(name))
+            return Entry.model_validate(read_record(self._store, name))
         except ValidationError as error:
             raise ConfigError(
                 f"{self._store.uri(name)} is not a registry entry: {error.errors()[0]['msg']}",
@@ -210,7 +210,7 @@ class FolderRegistry:
         info = self._store.stat(name)
         if info is None:
             return None, None
-        return json.loads(self._store.read(name))["version"], info.version
+        return read_record(self._store, name)["version"], info.version
 
 
 def _folder(model: str) -> str:

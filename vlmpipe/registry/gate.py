@@ -6,7 +6,6 @@ understood without opening a notebook. What the gate asks for and the evaluation
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -48,16 +47,12 @@ class Champion(Section):
 
 
 class Decision(Section):
-    """The gate's answer, as kept in `decision.json`."""
+    """The gate's answer, written to `decision.json`; its numbers are finite."""
 
     accepted: bool
     reason: str
     checks: tuple[Check, ...]
     champion: Champion | None = None
-
-    def to_json(self) -> bytes:
-        """The bytes of `decision.json`: strict JSON, numbers are finite."""
-        return json.dumps(self.model_dump(), indent=2, allow_nan=False).encode()
 
 
 def decide(

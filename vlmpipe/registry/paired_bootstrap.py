@@ -6,11 +6,11 @@ grown between them.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from trainer.storage.base import Storage
+from trainer.storage.records import read_lines
 
 PREDICTIONS = "predictions.jsonl"
 LEAST_SHARE = 0.5  # of the champion's questions: on fewer, its record says little about the model that it is
@@ -72,5 +72,5 @@ def _right(store: Storage) -> dict[Key, bool]:
     """Each question with its expected answer, and whether it was answered right."""
     if store.stat(PREDICTIONS) is None:
         return {}
-    lines = [json.loads(line) for line in store.read(PREDICTIONS).decode().splitlines()]
-    return {(one["id"], one["turn"], one["question"], one["answer"]): bool(one["correct"]) for one in lines}
+    predictions = read_lines(store, PREDICTIONS)
+    return {(one["id"], one["turn"], one["question"], one["answer"]): bool(one["correct"]) for one in predictions}

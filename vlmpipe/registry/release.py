@@ -6,7 +6,6 @@ The steps `decide` and `register_model` call this; nothing here needs KFP.
 from __future__ import annotations
 
 import hashlib
-import json
 from typing import Any
 
 from trainer.checkpoint.export_manifest import require_whole_export
@@ -14,6 +13,7 @@ from trainer.config.job import DataPointers, JobConfig, run_uri_of
 from trainer.errors import ConfigError
 from trainer.storage import open_storage
 from trainer.storage.base import Storage, join_uri
+from trainer.storage.records import read_record, write_record
 from vlmpipe.config.gate import GateConfig
 from vlmpipe.registry.folder import Candidate, Entry, FolderRegistry, Registry
 from vlmpipe.registry.gate import Decision, decide
@@ -37,7 +37,7 @@ def decide_run(run_uri: str) -> Decision:
         shared = shared_questions(store, open_storage(run_uri_of(settings["run"]["root_uri"], entry.run_id, "")))
     gate = GateConfig.model_validate(settings["gate"])
     decision = decide(evaluation, gate, entry.as_champion() if entry else None, shared)
-    store.write("decision.json", decision.to_json())
+    write_record(store, "decision.json", decision.model_dump(mode="json"), indent=1)
     return decision
 
 
@@ -74,7 +74,7 @@ def register_run(run_uri: str) -> Entry:
     registered = {"model": model, "version": entry.version, "uri": entry.model_uri, "alias": alias}
     if entry.resource:
         registered["resource"] = entry.resource
-    store.write("registered.json", json.dumps(registered, indent=2).encode())
+    write_record(store, "registered.json", registered, indent=1)
     return entry
 
 
@@ -94,5 +94,4 @@ def open_registry(settings: dict[str, Any]) -> tuple[Registry, str, str]:
 def _read(store: Storage, name: str, step: str) -> dict[str, Any]:
     if store.stat(name) is None:
         raise ConfigError(f"missing {store.uri(name)}, which the step {step} writes", fix="run that step first")
-    content: dict[str, Any] = json.loads(store.read(name))
-    return content
+    return read_record(store, name)

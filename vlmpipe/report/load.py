@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from trainer.data.shards.prepared_files import open_prepared
 from trainer.errors import ExitCode, UserError
 from trainer.storage import open_storage
 from trainer.storage.base import Storage
+from trainer.storage.records import unseal
 
 STEP_ORDER = (
     "resolve-run", "plan-data", "prepare-chunks", "prepare-data", "cache-features", "train", "sync-checkpoint",
@@ -56,29 +56,22 @@ class _Reader:
         if data is None:
             return {}
         try:
-            content = json.loads(data)
+            content = unseal(data)
         except ValueError as error:
             self.missing[name] = f"{name} cannot be read: {error}."
-            return {}
-        if not isinstance(content, dict):
-            self.missing[name] = f"{name} holds {type(content).__name__}, not an object."
             return {}
         return content
 
     def lines(self, name: str, writer: str) -> list[dict[str, Any]]:
-        """All lines that are JSON objects. A killed run may have left half a line: it is counted, not fatal."""
+        """All whole lines. Damaged ones are counted, not fatal."""
         data = self._bytes(name, writer)
         if data is None:
             return []
         lines, bad = [], 0
         for line in data.splitlines():
             try:
-                content = json.loads(line)
+                lines.append(unseal(line))
             except ValueError:
-                content = None
-            if isinstance(content, dict):
-                lines.append(content)
-            else:
                 bad += 1
         if bad:
             self.missing[name] = f"{bad} of {bad + len(lines)} lines of {name} cannot be read and are left out."

@@ -1,20 +1,28 @@
-"""Reads every file that a run rests on, or left, and compares it with the checksum that was written with it."""
+"""Compares every file of a run that is read again with the checksum written with it."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from trainer.checkpoint.commit import FOLDER as CHECKPOINTS
+from trainer.checkpoint.commit import committed, verify
 from trainer.checkpoint.export_manifest import FOLDER as EXPORT
 from trainer.checkpoint.export_manifest import require_whole_export
+from trainer.checkpoint.manifest import DamagedError
 from trainer.config.job import DataPointers
 from trainer.data.shards.prepared_files import Manifest
 from trainer.data.shards.verified_files import mismatch
 from trainer.errors import UserError
 from trainer.feature_cache.reader import FeatureShards
+from trainer.feature_cache.store import DESCRIPTION
 from trainer.storage import open_storage
+from trainer.storage.base import Storage
+from trainer.storage.records import damaged_record, read_record, unseal, unseal_lines
+
+# For people only: no program reads these again. Neither are logs, TensorBoard's files and report.html read.
+UNCHECKED = ("deepspeed.json", "communication.json")
 
 
 @dataclass(frozen=True)
@@ -27,7 +35,6 @@ class FileCheck:
     problem: str = ""
 
     def line(self) -> str:
-        """For people."""
         return f"{self.part:<14} {self.problem or f'whole, {self.files:,} files'}   {self.uri}"
 
     def as_json(self) -> dict[str, Any]:
@@ -35,36 +42,64 @@ class FileCheck:
 
 
 def check_files(run_uri: str) -> Iterator[FileCheck]:
-    """Prepared data, features and export of a run, as far as it came: a part that is not there yet is left out."""
+    """Records, prepared data, features, checkpoints and export of a run, those that there are."""
     run = open_storage(run_uri)
-    if run.stat("prepared.json"):
-        pointers = DataPointers.model_validate(json.loads(run.read("prepared.json")))
+    records = _checked("records", run_uri, _records)
+    if records.files or records.problem:
+        yield records
+    try:
+        pointers = DataPointers.model_validate(read_record(run, "prepared.json")) if run.stat("prepared.json") else None
+    except (UserError, ValueError):  # among the records, whose problem is known by now
+        pointers = None
+    if pointers:
         yield _checked("prepared data", pointers.prepared_uri, _prepared)
         if pointers.features != "off":
             yield _checked("features", pointers.features_uri, _features)
+    if run.list(CHECKPOINTS):
+        yield _checked("checkpoints", run_uri, _checkpoints)
     if run.list(EXPORT):
-        yield _checked("export", run_uri, lambda uri: len(require_whole_export(open_storage(uri))["files"]))
+        yield _checked("export", run_uri, lambda run: len(require_whole_export(run)["files"]))
 
 
-def _checked(part: str, uri: str, count: Any) -> FileCheck:
+def _checked(part: str, uri: str, count: Callable[[Storage], int]) -> FileCheck:
     try:
-        return FileCheck(part, uri, files=count(uri))
-    except UserError as error:
-        return FileCheck(part, uri, problem=error.found)
+        return FileCheck(part, uri, files=count(open_storage(uri)))
+    except (UserError, DamagedError) as error:
+        return FileCheck(part, uri, problem=error.found if isinstance(error, UserError) else str(error))
 
 
-def _prepared(uri: str) -> int:
-    storage = open_storage(uri)
-    manifest = Manifest.read(storage)
-    if damaged := manifest.damaged(storage):
+def _records(run: Storage) -> int:
+    names = [info.name for info in run.list() if _is_record(info.name)]
+    for name in names:
+        try:
+            (unseal_lines if name.endswith(".jsonl") else unseal)(run.read(name), required=True)
+        except ValueError as error:
+            raise damaged_record(run.uri(name), error) from error
+    return len(names)
+
+
+def _is_record(name: str) -> bool:
+    folder, _, file = name.rpartition("/")
+    return folder in ("", "steps") and file.endswith((".json", ".jsonl")) and file not in UNCHECKED
+
+
+def _prepared(prepared: Storage) -> int:
+    manifest = Manifest.read(prepared)
+    if damaged := manifest.damaged(prepared):
         more = f" and {len(damaged) - 1} more files" if damaged[1:] else ""
         raise UserError(f"damaged or missing: {damaged[0]}{more}")
     return len(manifest.files)
 
 
-def _features(uri: str) -> int:
-    shards = FeatureShards(uri)
+def _features(features: Storage) -> int:
+    shards = FeatureShards(features.root_uri)
+    if features.stat(DESCRIPTION):
+        read_record(features, DESCRIPTION)
     for name in shards.names:
         if problem := mismatch(shards.storage.fetch(name), shards.sidecar(name)):
             raise shards.damaged(name, problem)
     return len(shards.names)
+
+
+def _checkpoints(run: Storage) -> int:
+    return sum(len(run.list(f"{CHECKPOINTS}/{verify(run, name).name}")) for name in committed(run))

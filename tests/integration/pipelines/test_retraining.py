@@ -23,6 +23,7 @@ from trainer.config.job import JobConfig
 from trainer.data.shards.index import Index
 from trainer.progress import Progress
 from trainer.storage import open_storage
+from trainer.storage.records import write_record
 from vlmpipe.registry.folder import FolderRegistry
 from vlmpipe.registry.release import decide_run, register_run
 
@@ -114,7 +115,7 @@ def carry_out_gate_alone(run_uri: str, **gate: Any) -> dict[str, Any]:
     """The decision about the same run under another gate."""
     store = open_storage(run_uri)
     settings = content(run_uri, "run.json")
-    store.write("run.json", json.dumps(settings | {"gate": gate | {"max_regression": None}}).encode())
+    write_record(store, "run.json", settings | {"gate": gate | {"max_regression": None}})
     decide_run(run_uri)
     return content(run_uri, "decision.json")
 

@@ -24,6 +24,7 @@ from trainer.preflight import GIB, REPORT_VARIABLE, announce, check_node, check_
 from trainer.setup import TrainingSetup
 from trainer.sizing.checkpoint_size import checkpoint_bytes
 from trainer.storage.local import LocalStorage
+from trainer.storage.records import read_record_file
 from vlmpipe.rehearsal.gcs.server import FakeGcs, Fault
 
 MIB = 1 << 20
@@ -224,7 +225,7 @@ def test_the_ranks_bandwidth_and_the_nodes_findings_are_kept(
     group(lambda numbers: numbers.mul_(2))
     monkeypatch.setenv(REPORT_VARIABLE, '{"node": 0}')
     result = check_ranks(str(tmp_path), worker(world_size=2))
-    assert result == json.loads((tmp_path / "preflight.json").read_text())
+    assert result == read_record_file(tmp_path / "preflight.json")
     speed = result["all_reduce"]
     assert result["nodes"] == [{"node": 0}]
     assert speed["bus_gb_per_s"] == pytest.approx(speed["bytes"] / speed["seconds"] / 1e9), "2 (n-1) / n is 1 for two"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from itertools import groupby
@@ -18,6 +17,7 @@ from trainer.data.shards.prepared_files import open_prepared
 from trainer.data.shards.tar import key_of
 from trainer.storage import open_storage
 from trainer.storage.base import join_uri
+from trainer.storage.records import read_record, write_record
 
 LATEST = "latest"  # folder under `<root>/chunks` with the fingerprint last prepared, by the run file's name
 BATCH_LINES = 4096
@@ -45,9 +45,9 @@ def changes_since_last(config: JobConfig, fingerprint: str) -> Changes | None:
     None when there was none, or it is no longer there.
     """
     notes, name = open_storage(config.run.chunks_root), f"{LATEST}/{key_of(config.name)}.json"
-    before = json.loads(notes.read(name))["fingerprint"] if notes.stat(name) else ""
+    before = read_record(notes, name)["fingerprint"] if notes.stat(name) else ""
     if before != fingerprint:
-        notes.write(name, json.dumps({"fingerprint": fingerprint}).encode())
+        write_record(notes, name, {"fingerprint": fingerprint})
     if not before or open_storage(join_uri(config.run.prepared_root, before)).stat(NAME) is None:
         return None
     return compare(config.run.prepared_root, before, fingerprint)

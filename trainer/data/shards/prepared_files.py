@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any, cast
 from trainer.data.shards.verified_files import FOLDER, damaged_file
 from trainer.storage import open_storage
 from trainer.storage.base import ObjectInfo, Storage, crc32c_of, crc32c_of_file
+from trainer.storage.records import seal, unseal
 
 DONE = "DONE"  # the manifest, written last: what lacks it is not prepared data
 READERS = 4  # files that are checked at the same time
@@ -38,17 +38,15 @@ class Manifest:
     files: dict[str, FileSum]
 
     def to_bytes(self) -> bytes:
-        """JSON, and behind it the checksum of the JSON."""
-        text = json.dumps(asdict(self), indent=1).encode()
-        return text + f"\n{crc32c_of(text):08x}".encode()
+        return seal(asdict(self), indent=1)
 
     @classmethod
     def read(cls, storage: Storage) -> Manifest:
         """Raises DataError for one that is damaged, UserError where there is none."""
-        text, _, checksum = storage.read(DONE).rpartition(b"\n")
-        if checksum != f"{crc32c_of(text):08x}".encode():
-            raise damaged_file(storage.uri(DONE), "its checksum (CRC32C) is not that of its text")
-        values = json.loads(text)
+        try:
+            values = unseal(storage.read(DONE), required=True)
+        except ValueError as error:
+            raise damaged_file(storage.uri(DONE), str(error)) from error
         return cls(**values | {"files": {name: FileSum(**sums) for name, sums in values["files"].items()}})
 
     def damaged(self, storage: Storage) -> list[str]:

@@ -13,6 +13,7 @@ from typing import Any
 from trainer.errors import ConfigError, ExitCode, UserError
 from trainer.storage import open_storage
 from trainer.storage.base import Storage
+from trainer.storage.records import read_record
 from vlmpipe.backends.kubeflow.manifest import GROUP, PLURAL, VERSION, Placement, job_name, train_job
 from vlmpipe.backends.kubeflow.watch import Jobs, Watch, stoppable
 from vlmpipe.backends.step_record import close_record, open_record
@@ -85,13 +86,13 @@ def _start_of(store: Storage) -> str:
     """
     if store.stat(FIRST_STEP) is None:
         return ""
-    return str(json.loads(store.read(FIRST_STEP))["started_s"])
+    return str(read_record(store, FIRST_STEP)["started_s"])
 
 
 def _section(store: Storage) -> KubeflowConfig:
     if store.stat("run.json") is None:
         raise ConfigError(f"no run.json in {store.uri('')}", expected="the run's folder, in which resolve-run wrote it")
-    return KubeflowConfig.model_validate(json.loads(store.read("run.json")).get("kubeflow", {}))
+    return KubeflowConfig.model_validate(read_record(store, "run.json").get("kubeflow", {}))
 
 
 def placement(section: KubeflowConfig, job_spec: Mapping[str, Any]) -> Placement:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import threading
 import time
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.errors import ConfigError, UserError, os_errors
+from trainer.storage.records import seal
 from vlmpipe.backends.local.fault_spec import Event
 from vlmpipe.backends.local.process_tree import descendants, send, worker_of_rank
 from vlmpipe.backends.local.replica import Process
@@ -28,9 +28,9 @@ class FaultLog:
 
     def write(self, event: str, **fields: Any) -> None:
         """Add a line. Raises UserError where it cannot be written."""
-        line = json.dumps({"event": event, "time_s": time.time(), **fields})
-        with self._lock, os_errors(f"writing {self._path}"), self._path.open("a", encoding="utf-8") as file:
-            file.write(line + "\n")
+        line = seal({"event": event, "time_s": time.time(), **fields}) + b"\n"
+        with self._lock, os_errors(f"writing {self._path}"), self._path.open("ab") as file:
+            file.write(line)
 
 
 class FaultInjector:

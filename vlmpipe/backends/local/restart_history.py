@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 from trainer.checkpoint.attempts import order_of, step_of
 from trainer.storage.local import LocalStorage
+from trainer.storage.records import read_record
 from vlmpipe.backends.local.fault_injector import FaultLog
 from vlmpipe.backends.local.restart_policy import Restart
 from vlmpipe.backends.local.supervisor import Verdict
@@ -61,7 +61,7 @@ def steps_done(store: LocalStorage, step: str, since_s: float) -> int | None:
     path = f"steps/{step}.json"
     if store.stat(path) is None:
         return None
-    record = json.loads(store.read(path))
+    record = read_record(store, path)
     return int(record["done"]) if record["started_s"] > since_s else None
 
 

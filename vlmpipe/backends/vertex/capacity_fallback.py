@@ -22,6 +22,7 @@ from requests.exceptions import RequestException
 
 from trainer.errors import ExitCode, UserError
 from trainer.storage import open_storage
+from trainer.storage.records import read_record, write_record
 from vlmpipe.backends.vertex.capacity_attempts import FILE, Attempt, parse_attempts
 from vlmpipe.backends.vertex.client import Place, job_client, translate_errors
 from vlmpipe.backends.vertex.pipeline_job import PASSING, REQUEST_TIMEOUT_S, SUBMISSION_LABEL, retrying
@@ -72,10 +73,10 @@ class CapacityFallback:
         self.place = Place(settings["project"], settings["location"])
         self._settings, self._spec, self._now, self._sleep = settings, job_spec, now, sleep
         self._store = open_storage(job_spec["base_output_directory"]["output_uri_prefix"])
-        cluster = json.loads(self._store.read("run.json"))["cluster"]
+        cluster = read_record(self._store, "run.json")["cluster"]
         self._options: list[dict[str, str]] = cluster["capacity_fallback"]
         self._max_spend_usd: float | None = cluster["max_spend_usd"]
-        self._prices = _prices(json.loads(self._store.read("plan.json")))
+        self._prices = _prices(read_record(self._store, "plan.json"))
         self._client: JobServiceClient = job_client(self.place.location)
         info = self._store.stat("run.json")
         self._of_run = info.version if info else ""  # a run that is continued writes run.json anew, and climbs anew
@@ -261,12 +262,12 @@ class CapacityFallback:
     def _kept(self) -> list[Attempt]:
         if self._store.stat(FILE) is None:
             return []
-        options = parse_attempts(json.loads(self._store.read(FILE)), self._of_run)
+        options = parse_attempts(read_record(self._store, FILE), self._of_run)
         return [one for one in options if one.cancelled_for != "stop"]
 
     def _keep(self) -> None:
         content = {"of_run": self._of_run, "attempts": [asdict(one) for one in self.attempts]}
-        self._store.write(FILE, json.dumps(content, indent=1).encode())
+        write_record(self._store, FILE, content, indent=1)
 
     def _spent_usd(self, attempt: Attempt, job: api.CustomJob) -> float | None:
         """At most: from its first start on, waiting for machines that were taken away included."""

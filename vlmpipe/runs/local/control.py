@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
-import signal
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 
+import psutil
+
 from trainer.errors import ConfigError, ExitCode, UserError
-from vlmpipe.runs.local.run import LOCK, LOG, is_running
+from vlmpipe.runs.local.run import LOG, is_running, lock_holders, lock_owner, run_argument
 from vlmpipe.runs.local.summary import RunReport
 
-PROCESSES = Path("/proc")
 POLL_S = 0.5
 # KFP's local runner stamps its own lines with the time of day, and those of components with date and time.
 _STAMP = re.compile(r"(?:vlmpipe: [\w ]+ at |\s*\[KFP Executor )?(\d{4}-\d\d-\d\d )?(\d\d:\d\d:\d\d(?:[.,]\d{3})?)\b")
@@ -24,47 +23,33 @@ _TASK = re.compile(r"Executing task (?:\x1b\[\d+m)?'([\w-]+)'")
 
 
 def cancel(report: RunReport) -> bool:
-    """Ask the `vlmpipe run` that carries the run out to stop it, as Ctrl-C does. False where it is stopping already.
+    """Ask the `vlmpipe run` that carries the run out to stop it, as Ctrl-C does; False where it has just ended.
 
-    Raises ConfigError for a run that is over, UserError where its process belongs to somebody else.
+    Where that process was killed, ask the subreaper it left behind, which then kills the run's processes. Raises
+    ConfigError for a run that is over, UserError where the process belongs to another user.
     """
     run = report.folder.name
     if not report.running:
         raise ConfigError(
             f"run {run} is over ({report.outcome}), so there is nothing to cancel",
-            expected="a run that is going on",
-            fix=f"vlmpipe status {run}",
+            expected="a run that is running",
+            fix=f"vlmpipe status {run_argument(report.folder)}",
         )
-    lock = report.folder / LOCK
-    with contextlib.suppress(ValueError, ProcessLookupError):
-        number = int(lock.read_text())
-        if _holds(number, lock):
-            try:
-                os.kill(number, signal.SIGTERM)
-            except PermissionError as error:
-                raise UserError(
-                    f"run {run} was started by another user: process {number}",
-                    expected="a run of your own",
-                    fix=f"ask them, or, as root: kill -TERM {number}",
-                    code=ExitCode.NO_PERMISSION,
-                ) from error
-            return True
-    return False  # `vlmpipe run` is gone, and what it started is being stopped for that reason
-
-
-def _holds(number: int, lock: Path) -> bool:
-    """Whether the process has the lock open: its number may have gone to another one since it was noted."""
-    if not PROCESSES.is_dir():  # not Linux: somebody holds the lock, and this is who said so
-        return True
-    try:
-        files = list((PROCESSES / str(number) / "fd").iterdir())
-    except PermissionError:
-        return True
-    except FileNotFoundError:
-        return False
-    with contextlib.suppress(FileNotFoundError):
-        return any(file.exists() and file.samefile(lock) for file in files)
-    return False
+    owner = lock_owner(report.folder)
+    processes = [owner] if owner else lock_holders(report.folder)
+    for process in processes:
+        try:
+            process.terminate()
+        except psutil.AccessDenied as error:
+            raise UserError(
+                f"run {run} was started by another user: process {process.pid}",
+                expected="a run of your own",
+                fix=f"ask them, or, as root: kill -TERM {process.pid}",
+                code=ExitCode.NO_PERMISSION,
+            ) from error
+        except psutil.NoSuchProcess:
+            return False
+    return bool(processes)
 
 
 def log_files(folder: Path, step: str = "") -> list[Path]:

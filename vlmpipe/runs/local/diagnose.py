@@ -10,10 +10,11 @@ import shlex
 import time
 from pathlib import Path
 
+from trainer.storage.records import read_record_file
 from vlmpipe.runs.diagnosis import STALL_IDS, Diagnosis, Text, decide, last_lines, rank_ends
 from vlmpipe.runs.local.fault_summary import read_faults
 from vlmpipe.runs.local.run import LOG, MARKER, is_running, read_marker
-from vlmpipe.runs.local.state import ATTEMPT_LINE, STOPPED, Step, read_json, read_state
+from vlmpipe.runs.local.state import ATTEMPT_LINE, STOPPED, Step, read_state
 from vlmpipe.runs.stack_dumps import read_stall
 
 LOG_BYTES = 4 << 20  # the end of each log: what ended a job is there
@@ -105,4 +106,4 @@ def _end_of(path: Path, where: str) -> Text:
 
 
 def _world_size(folder: Path) -> int:
-    return int(read_json(folder / "preflight.json").get("world_size", 0))
+    return int(read_record_file(folder / "preflight.json").get("world_size", 0))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from trainer.storage.local import LocalStorage
+from trainer.storage.records import read_lines
 from vlmpipe.backends.local.fault_injector import FAULTS_FILE
 from vlmpipe.runs.local.state import RunState
 
@@ -16,10 +17,8 @@ NAMES = {"preempt": "preemption", "kill": "kill", "stop": "stop of a node"}
 
 def read_faults(folder: Path, *, since_s: float) -> list[dict[str, Any]]:
     """The lines of the run's faults.jsonl from this attempt on; none for a run without faults."""
-    path = folder / FAULTS_FILE
-    if not path.exists():
-        return []
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    store = LocalStorage(folder)
+    lines = read_lines(store, FAULTS_FILE) if store.stat(FAULTS_FILE) else []
     return [line for line in lines if line["time_s"] >= since_s]
 
 

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import os
 import re
+import shlex
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psutil
+
 from trainer.errors import ConfigError, ExitCode, UserError, from_os_error, os_errors
 from trainer.storage.base import join_uri
 from trainer.storage.local import LocalStorage
+from trainer.storage.records import read_record_file, write_record
 from trainer.storage.regular_files import NotRegularFileError, open_lock
-from vlmpipe.runs.local.state import STOPPED, RunState, read_json, read_state
+from vlmpipe.runs.local.state import STOPPED, RunState, read_state
 
 if TYPE_CHECKING:
     from vlmpipe.config.run_config import RunConfig
@@ -29,6 +32,9 @@ MARKER = "local.json"
 RUN_FILE_COPY = "run_file.json"
 LOCK = "run.lock"
 LOG = "pipeline.log"
+ORPHANS_MAX_S = 90.0  # more than local_runner.GRACE_S, after which a subreaper kills what is left
+SAY_EVERY_S, POLL_S = 5.0, 0.25
+CLOCK_STEP_S = 2.0  # start times are derived from the clock, which may be set
 RUN_ID = re.compile(r"^[a-z0-9][a-z0-9-]{0,127}$")
 
 
@@ -54,12 +60,12 @@ class Marker:
         return self.exit_code == 0
 
     def write(self, folder: Path) -> None:
-        LocalStorage(folder).write(MARKER, json.dumps(asdict(self), indent=1).encode())
+        write_record(LocalStorage(folder), MARKER, asdict(self), indent=1)
 
 
 def read_marker(folder: Path) -> Marker | None:
     """The marker of the run in `folder`, or None when it was not started by `vlmpipe run`."""
-    raw = read_json(folder / MARKER)
+    raw = read_record_file(folder / MARKER)
     if raw.get("version") != 1:
         return None
     return Marker(**{**raw, "arguments": tuple(raw["arguments"])})
@@ -73,13 +79,12 @@ class Choice:
     earlier: Marker | None = None
 
 
-def choose_run(
-    markers: Sequence[Marker], *, name: str, config_digest: str, run_id: str, fresh: bool, now: datetime
-) -> Choice:
-    """Continue the newest unfinished run of the same run file, or start a new one.
+def choose_run(folder: Path, *, name: str, config_digest: str, run_id: str, fresh: bool, now: datetime) -> Choice:
+    """Continue the newest unfinished run of the same run file in a folder of runs, or start a new one.
 
     Raises ConfigError for a `run_id` that cannot be used or belongs to another run file or to a finished run.
     """
+    markers = all_markers(folder)
     taken = {marker.run_id: marker for marker in markers}
     if run_id:
         if not RUN_ID.match(run_id):
@@ -88,9 +93,7 @@ def choose_run(
         marker = taken.get(run_id)
         if marker is None:
             return Choice(run_id)
-        reason = _not_continuable(marker, config_digest, fresh)
-        if reason:
-            raise ConfigError(f"run {run_id} {reason}", expected="a run to continue, or a new --run-id")
+        _require_continuable(folder / run_id, marker, config_digest, fresh)
         return Choice(run_id, marker)
     newest = max(
         (marker for marker in markers if marker.config_digest == config_digest),
@@ -106,14 +109,18 @@ def choose_run(
     return Choice(new)
 
 
-def _not_continuable(marker: Marker, config_digest: str, fresh: bool) -> str:
+def _require_continuable(folder: Path, marker: Marker, config_digest: str, fresh: bool) -> None:
     if fresh:
-        return "exists already, and --fresh starts a new one"
-    if marker.finished:
-        return "is finished"
-    if marker.config_digest != config_digest:
-        return "belongs to another run file, or its settings have changed since"
-    return ""
+        found, fix = "exists already, and --fresh starts a new one", "leave out --fresh, or give another --run-id"
+    elif marker.finished:
+        found = "is finished"
+        fix = f"to see it: vlmpipe status {run_argument(folder)}\nto run again: give another --run-id"
+    elif marker.config_digest != config_digest:
+        found = "belongs to another run file, or its settings have changed since"
+        fix = f"to continue it: {shlex.join(marker.command)}\nelse give another --run-id"
+    else:
+        return
+    raise ConfigError(f"run {marker.run_id} {found}", expected="a run to continue, or a new --run-id", fix=fix)
 
 
 @dataclass
@@ -192,11 +199,19 @@ def all_markers(folder: Path) -> list[Marker]:
     return sorted((marker for marker in found if marker), key=lambda marker: marker.started_s)
 
 
-def open_run(config: RunConfig, arguments: Sequence[str], *, run_id: str = "", fresh: bool = False) -> LocalRun:
+def open_run(
+    config: RunConfig,
+    arguments: Sequence[str],
+    *,
+    run_id: str = "",
+    fresh: bool = False,
+    say: Callable[[str], None] = print,
+) -> LocalRun:
     """Choose the run, take its lock and write what the pipeline needs into its folder.
 
-    Raises ConfigError for a run id that cannot be used, UserError when the run is going on elsewhere or the chosen port
-    is in use (exit 69), or when nothing can be written to the output folder (exit 73 or 77).
+    Waits for what a killed `vlmpipe run` of the same run left behind, and says so. Raises ConfigError for a run id that
+    cannot be used, UserError when the run is already running or the chosen port is in use (exit 69), or when nothing
+    can be written to the output folder (exit 73 or 77).
     """
     folder = runs_folder(config)
     require_writable(folder.parent.absolute())
@@ -205,36 +220,100 @@ def open_run(config: RunConfig, arguments: Sequence[str], *, run_id: str = "", f
 
         require_free_port(config.cluster.local_port)
     digest = config.digest()
-    choice = choose_run(
-        all_markers(folder), name=config.name, config_digest=digest, run_id=run_id, fresh=fresh, now=datetime.now()
-    )
+    choice = choose_run(folder, name=config.name, config_digest=digest, run_id=run_id, fresh=fresh, now=datetime.now())
     folder = folder / choice.run_id
     with os_errors(f"creating the run's folder {folder}"):
         folder.mkdir(parents=True, exist_ok=True)
-        lock = take_lock(folder)
+        lock = take_lock(folder, say=say)
     marker = Marker(choice.run_id, digest, tuple(arguments), time.time())
-    text = json.dumps(config.to_dict(), indent=1, ensure_ascii=False)
-    LocalStorage(folder).write(RUN_FILE_COPY, text.encode())
+    write_record(LocalStorage(folder), RUN_FILE_COPY, config.to_dict(), indent=1)
     marker.write(folder)
     return LocalRun(folder, marker, choice.earlier, lock)
 
 
-def take_lock(folder: Path) -> int:
-    """Hold the run's folder until the number that is returned is closed. Raises UserError where somebody holds it."""
+def take_lock(folder: Path, *, say: Callable[[str], None] = print) -> int:
+    """Hold the run's folder until the returned descriptor is closed.
+
+    Subprocesses of a killed `vlmpipe run` still hold the lock while they save their state and end: this waits for them.
+    Raises UserError (69) where the process that took the lock lives, or its subprocesses do not end.
+    """
     lock = open_lock(folder / LOCK, 0o644)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
+        started_s, next_said_s = time.monotonic(), 0.0
+        while not _try_lock(lock):
+            if lock_owner(folder):
+                raise _already_running(folder)
+            waited_s = time.monotonic() - started_s
+            if waited_s >= ORPHANS_MAX_S:
+                raise _orphans_remain(folder)
+            if waited_s >= next_said_s:
+                say(
+                    f"Run {folder.name}: waiting for processes of a killed vlmpipe run to save their state and end "
+                    f"({waited_s:.0f} of at most {ORPHANS_MAX_S:.0f} s)"
+                )
+                next_said_s += SAY_EVERY_S
+            time.sleep(POLL_S)
+    except BaseException:
         os.close(lock)
-        raise UserError(
-            f"run {folder.name} is going on in another process",
-            expected="one process for each run",
-            fix=f"wait for it (vlmpipe status {folder.name}), stop it, or add --fresh to start another run",
-            code=ExitCode.UNAVAILABLE,
-        ) from error
+        raise
     os.ftruncate(lock, 0)
-    os.write(lock, f"{os.getpid()}\n".encode())  # whom `vlmpipe cancel` asks to stop
+    os.write(lock, f"{os.getpid()} {psutil.Process().create_time()}\n".encode())
     return lock
+
+
+def _try_lock(lock: int) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def lock_owner(folder: Path) -> psutil.Process | None:
+    """The process that took the run's lock; None once it has ended."""
+    with contextlib.suppress(OSError, ValueError, psutil.NoSuchProcess):
+        pid, created_s = (folder / LOCK).read_text().split()
+        process = psutil.Process(int(pid))
+        is_same = abs(process.create_time() - float(created_s)) < CLOCK_STEP_S  # else the pid was given out again
+        if is_same and process.status() != psutil.STATUS_ZOMBIE:
+            return process
+    return None
+
+
+def lock_holders(folder: Path) -> list[psutil.Process]:
+    """All processes of this user that hold the run's lock, other than this one: its owner and its subreaper."""
+    lock, found = str((folder / LOCK).resolve()), []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.pid != os.getpid() and any(file.path == lock for file in process.open_files()):
+                found.append(process)
+    return found
+
+
+def run_argument(folder: Path) -> str:
+    """What names the run on the command line: its id under the default root, else its folder."""
+    return folder.name if folder.parent == Path(DEFAULT_ROOT, "runs") else str(folder)
+
+
+def _already_running(folder: Path) -> UserError:
+    run = run_argument(folder)
+    return UserError(
+        f"run {folder.name} is already running, in another process",
+        expected="one process for each run",
+        fix=f"to watch it: vlmpipe status {run} --watch\nto stop it: vlmpipe cancel {run}\n"
+        "to start another run: add --fresh",
+        code=ExitCode.UNAVAILABLE,
+    )
+
+
+def _orphans_remain(folder: Path) -> UserError:
+    pids = ", ".join(str(process.pid) for process in lock_holders(folder))
+    return UserError(
+        f"processes that a killed vlmpipe run of {folder.name} left have not ended in {ORPHANS_MAX_S:.0f} s: {pids}",
+        expected="a run without processes of an earlier attempt",
+        fix=f"to end them: vlmpipe cancel {run_argument(folder)}; then run the same command again",
+        code=ExitCode.UNAVAILABLE,
+    )
 
 
 def is_running(folder: Path) -> bool:
@@ -244,9 +323,6 @@ def is_running(folder: Path) -> bool:
     except (OSError, NotRegularFileError):
         return False
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
+        return not _try_lock(lock)
     finally:
         os.close(lock)
-    return False

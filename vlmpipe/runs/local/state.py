@@ -1,13 +1,13 @@
 """State of a local run from its files: steps, training progress, results.
 
-Reading never fails on what a run may leave behind: files appear one after the other, and a run can be killed at any
-moment.
+Files appear one after the other, and a run can be killed at any moment. Missing and damaged records are left out, so
+that a view never ends a run; `report_of` names the damaged ones.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -17,8 +17,9 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from trainer.checkpoint.attempts import order_of
-from trainer.errors import UNEXPECTED_PREFIX, ExitCode
+from trainer.errors import UNEXPECTED_PREFIX, DataError, ExitCode
 from trainer.progress import StepRecord
+from trainer.storage.records import read_record_file, unseal
 
 STEPS = (
     "resolve-run",
@@ -116,15 +117,6 @@ class RunState:
         return replace(self, steps=tuple(map(close, self.steps)))
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in a file, or an empty one when there is none (yet)."""
-    try:
-        value = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return value if isinstance(value, dict) else {}
-
-
 def read_state(folder: Path, *, now_s: float, since_s: float = 0.0) -> RunState:
     """The state of the run in `folder`. Steps that began before `since_s` belong to an earlier attempt: they wait."""
     steps = tuple(_step(folder, name, now_s, since_s) for name in STEPS)
@@ -143,7 +135,10 @@ def _step(folder: Path, name: str, now_s: float, since_s: float) -> Step:
 
 
 def _record(folder: Path, name: str, since_s: float) -> StepRecord | None:
-    record = parse_record(name, read_json(folder / "steps" / f"{name}.json"))
+    try:
+        record = parse_record(name, read_record_file(folder / "steps" / f"{name}.json"))
+    except DataError:
+        return None
     return record if record and record.started_s and record.started_s >= since_s else None
 
 
@@ -187,12 +182,8 @@ def step_of_record(record: StepRecord, elapsed_s: float) -> Step:
 def _metrics_tail(path: Path) -> list[dict[str, Any]]:
     found = []
     for line in read_tail(path, METRICS_TAIL_BYTES).splitlines()[-RATE_LINES:]:
-        try:
-            value = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(value, dict):
-            found.append(value)
+        with contextlib.suppress(ValueError):  # the first line of the tail may be half a line
+            found.append(unseal(line.encode()))
     return found
 
 

@@ -11,9 +11,9 @@ from typing import Any
 from trainer.errors import ConfigError, ExitCode, UserError
 from trainer.evaluation.metrics import overlap_sentence
 from trainer.storage.base import join_uri
+from trainer.storage.records import read_record_file
 from vlmpipe.runs.local.fault_summary import fault_lines, read_faults, restart_lines
 from vlmpipe.runs.local.run import (
-    DEFAULT_ROOT,
     LOG,
     MARKER,
     RUN_FILE_COPY,
@@ -21,6 +21,7 @@ from vlmpipe.runs.local.run import (
     all_markers,
     is_running,
     read_marker,
+    run_argument,
 )
 from vlmpipe.runs.local.state import (
     STOPPED,
@@ -28,7 +29,6 @@ from vlmpipe.runs.local.state import (
     clock,
     first_error,
     newest_checkpoint_step,
-    read_json,
     read_state,
     read_tail,
 )
@@ -46,6 +46,7 @@ TO_DO = {
     ExitCode.PREEMPTED: "run the same command: it continues this run",
     ExitCode.NO_PERMISSION: "correct the permissions, then run the same command: it continues this run",
 }
+RESULTS = {"evaluate": "evaluation", "decision": "decision", "registered": "registered"}  # file: key in JSON
 
 
 @dataclass(frozen=True)
@@ -99,9 +100,7 @@ class RunReport:
         return {
             **self.as_dict(),
             "steps": [asdict(step) for step in self.state.steps],
-            "evaluation": read_json(self.folder / "evaluate.json") or None,
-            "decision": read_json(self.folder / "decision.json") or None,
-            "registered": read_json(self.folder / "registered.json") or None,
+            **{name: read_record_file(self.folder / f"{file}.json") or None for file, name in RESULTS.items()},
             "faults": read_faults(self.folder, since_s=self.marker.started_s) or None,
         }
 
@@ -118,13 +117,15 @@ class RunReport:
 
 
 def report_of(folder: Path, marker: Marker | None = None) -> RunReport:
-    """The report of the run in `folder`. Raises ConfigError when there is none.
+    """The report of the run in `folder`. Raises ConfigError when there is none, DataError for a damaged record.
 
     `marker` is given by who knows better than the folder, which may be on a full disk.
     """
     marker = marker or read_marker(folder)
     if marker is None:
         raise ConfigError(f"no run in {folder}", expected=f"a folder with {MARKER}, which vlmpipe run writes")
+    for path in sorted(folder.glob("steps/*.json")):
+        read_record_file(path)
     running = is_running(folder)
     state = read_state(folder, now_s=time.time(), since_s=marker.started_s)
     return RunReport(folder, marker, state if running else state.ended(marker.exit_code), running)
@@ -161,8 +162,10 @@ def success(report: RunReport) -> list[str]:
         f"Done in {clock(marker.ended_s - marker.started_s)}: run {folder.name}",
         "",
     ]
-    decision = read_json(folder / "decision.json")
-    lines += result_lines(read_json(folder / "evaluate.json"), decision, read_json(folder / "registered.json"))
+    decision = read_record_file(folder / "decision.json")
+    lines += result_lines(
+        read_record_file(folder / "evaluate.json"), decision, read_record_file(folder / "registered.json")
+    )
     for label, name in (("model", "export"), ("report", "report.html"), ("predictions", "predictions.jsonl")):
         if (folder / name).exists():
             lines.append(f"{label:<12} {folder / name}")
@@ -209,11 +212,11 @@ def _percent(value: Any) -> str:
 
 def next_commands(report: RunReport, *, accepted: bool) -> list[str]:
     """What to type next."""
-    run = report.folder.name if report.folder.parent == Path(DEFAULT_ROOT, "runs") else str(report.folder)
+    run = run_argument(report.folder)
     commands = [(f"vlmpipe status {run}", "this summary again")]
     if not accepted:
         commands.insert(0, (_longer(report), "train for longer"))
-    data = read_json(report.folder / RUN_FILE_COPY).get("data") or {}
+    data = read_record_file(report.folder / RUN_FILE_COPY).get("data") or {}
     if str(data.get("source", "builtin:")).startswith("builtin:"):  # else it was their own
         commands.append(("vlmpipe run configs/llava-local.yaml", "your own LLaVA JSON, see docs/tutorial.md"))
     commands.append((f"vlmpipe compile {report.marker.arguments[0]}", "the same pipeline for Vertex AI"))
@@ -223,7 +226,7 @@ def next_commands(report: RunReport, *, accepted: bool) -> list[str]:
 
 def _longer(report: RunReport) -> str:
     """The run's command with twice the training."""
-    train = read_json(report.folder / RUN_FILE_COPY).get("train") or {}
+    train = read_record_file(report.folder / RUN_FILE_COPY).get("train") or {}
     field = "max_steps" if train.get("max_steps") else "epochs"
     kept = [argument for argument in report.marker.command if not argument.startswith(f"train.{field}=")]
     return shlex.join([*kept, f"train.{field}={2 * train.get(field, 1)}"])

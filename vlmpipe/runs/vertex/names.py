@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 from dataclasses import asdict, dataclass
@@ -11,8 +10,8 @@ from urllib.parse import unquote
 
 from trainer.errors import ConfigError
 from trainer.storage.local import LocalStorage
+from trainer.storage.records import read_record_file, write_record
 from vlmpipe.backends.vertex.client import Place
-from vlmpipe.runs.local.state import read_json
 
 SUBMITTED = Path("build/submitted")  # a note for each run that was submitted from this folder
 SUBMIT = "vlmpipe submit"
@@ -36,7 +35,7 @@ class RunRecord:
     version: int = 1
 
     def write(self, job_id: str) -> None:
-        LocalStorage(SUBMITTED).write(f"{job_id}.json", json.dumps(asdict(self), indent=1).encode())
+        write_record(LocalStorage(SUBMITTED), f"{job_id}.json", asdict(self), indent=1)
 
 
 def continue_with(job_id: str, run_id: str, *, template_uri: str, pipeline: str) -> str:
@@ -46,7 +45,7 @@ def continue_with(job_id: str, run_id: str, *, template_uri: str, pipeline: str)
         template_uri: the published pipeline that the job was started from, if it was.
         pipeline: the pipeline's name, which is the run file's.
     """
-    source = read_json(SUBMITTED / f"{job_id}.json").get("source") or ([template_uri] if template_uri else [])
+    source = read_record_file(SUBMITTED / f"{job_id}.json").get("source") or ([template_uri] if template_uri else [])
     if source:
         return f"{SUBMIT} {shlex.join(map(str, source))} --run-id {run_id}"
     return (
@@ -57,7 +56,7 @@ def continue_with(job_id: str, run_id: str, *, template_uri: str, pipeline: str)
 
 def run_records() -> dict[str, RunRecord]:
     """The runs submitted from this folder by the names of their jobs, oldest first."""
-    found = {path.stem: read_json(path) for path in SUBMITTED.glob("*.json")}
+    found = {path.stem: read_record_file(path) for path in SUBMITTED.glob("*.json")}
     known = {name: RunRecord(**raw) for name, raw in found.items() if raw.get("version") == 1}
     return dict(sorted(known.items(), key=lambda item: item[1].submitted_s))
 
@@ -86,7 +85,7 @@ class Address:
 def address_of(name: str, *, project: str = "", location: str = "") -> Address | None:
     """The run on Vertex AI that `name` means: a resource name, a console link, a run submitted from this folder, or any
     job's name where `project` and `location` say where. None where nothing says that it is on Vertex AI."""
-    note = read_json(SUBMITTED / f"{name}.json") if _JOB_ID.fullmatch(name) else {}
+    note = read_record_file(SUBMITTED / f"{name}.json") if _JOB_ID.fullmatch(name) else {}
     text = str(note.get("resource_name") or name)
     if match := _RESOURCE.fullmatch(text) or _CONSOLE.match(text):
         where = {key: unquote(value) for key, value in match.groupdict().items()}

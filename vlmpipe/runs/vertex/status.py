@@ -6,7 +6,6 @@ that the steps keep there; where that cannot be read, the rest is still shown.
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from collections.abc import Iterable, Mapping
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainer.errors import ExitCode, UserError
 from trainer.storage import open_storage
+from trainer.storage.records import unseal
 from vlmpipe.backends.vertex.capacity_attempts import FILE as FALLBACK
 from vlmpipe.backends.vertex.capacity_attempts import Attempt, parse_attempts, waiting_message
 from vlmpipe.job_spec.build import JOBS, step_of
@@ -316,10 +316,9 @@ def _given(texts: Iterable[str]) -> Iterable[str]:
 def json_object(data: bytes) -> dict[str, Any]:
     """A JSON object; empty for what is none."""
     try:
-        value = json.loads(data)
+        return unseal(data)
     except ValueError:
         return {}
-    return value if isinstance(value, dict) else {}
 
 
 def _seconds(moment: Any) -> float:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from pathlib import Path
 
@@ -26,6 +25,7 @@ from trainer.checkpoint.mirror import mirror_checkpoint, newest_good_of
 from trainer.errors import ExitCode, UserError
 from trainer.storage.base import CorruptObjectError
 from trainer.storage.local import LocalStorage
+from trainer.storage.records import seal, unseal
 
 KEY = b"secret"
 
@@ -237,7 +237,7 @@ def test_the_mirror_knows_the_starts_so_that_a_lost_primary_counts_on(
     mirror_checkpoint(store, mirror, save(store, tmp_path, 1, attempt=4))
     assert read_attempts(mirror).attempt == 4
     data = mirror.read("checkpoints/ATTEMPTS.json")
-    mirror.write("checkpoints/ATTEMPTS.json", json.dumps({**json.loads(data), "attempt": 9}).encode())
+    mirror.write("checkpoints/ATTEMPTS.json", seal({**unseal(data), "attempt": 9}))
     mirror_checkpoint(store, mirror, save(store, tmp_path, 2, attempt=4))
     assert read_attempts(mirror).attempt == 9, "never back"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from trainer.monitoring.metrics_writer import FILE, MetricsLog
+from trainer.storage.records import unseal
 
 
 @pytest.mark.parametrize("writable", [True, False])
@@ -22,7 +22,7 @@ def test_a_tensorboard_folder_that_cannot_be_written_costs_a_warning(
     log = MetricsLog(str(tmp_path / "run"), resumed_from_step=0)
     log.write(1, {"loss": 2.5})
     log.close()
-    assert json.loads((tmp_path / "run" / FILE).read_text()) == {"step": 1, "loss": 2.5}
+    assert unseal((tmp_path / "run" / FILE).read_bytes().rstrip()) == {"step": 1, "loss": 2.5}
     assert (folder.exists() and any(folder.iterdir())) == writable
     assert ("no TensorBoard files" in capsys.readouterr().out) == (not writable)
 
@@ -61,6 +61,6 @@ def test_a_word_of_the_log_is_a_number_where_numbers_alone_are_taken(
     log.write(1, {"reduction_server": word})
     log.close()
     assert mirror.lines == [{"step": 1, "reduction_server": number}]
-    assert json.loads((tmp_path / "run" / FILE).read_text()) == {"step": 1, "reduction_server": word}
+    assert unseal((tmp_path / "run" / FILE).read_bytes().rstrip()) == {"step": 1, "reduction_server": word}
     (events,) = (tmp_path / "logs").iterdir()
     assert b"train/reduction_server" in events.read_bytes()

@@ -418,13 +418,30 @@ def test_a_run_on_data_of_ones_own_does_not_offer_that(vlmpipe: Vlmpipe, tmp_pat
         assert answer.code == 0 and (offer in answer.out) == offered, answer.out
 
 
-def test_a_rejected_run_is_told_how_to_train_for_longer(
-    vlmpipe: Vlmpipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    decision = """import sys, pathlib; pathlib.Path(sys.argv[1], "decision.json").write_text('{"accepted": false}')"""
+@pytest.fixture
+def rejecting_pipeline(monkeypatch: pytest.MonkeyPatch) -> None:
+    decision = """import sys, pathlib; pathlib.Path(sys.argv[1], "decision.json").write_text(
+        '{"accepted": false, "reason": "Rejected: below chance"}')"""
     monkeypatch.setattr(
         local_process, "pipeline_command", lambda run, **_: [sys.executable, "-c", decision, str(run.folder)]
     )
+
+
+@pytest.mark.usefixtures("rejecting_pipeline")
+def test_a_rejected_model_ends_with_76_where_that_is_asked_for(vlmpipe: Vlmpipe, tmp_path: Path) -> None:
+    command = ("run", DIGITS, f"output.root_uri={tmp_path}", "--run-id", "mine", "--plain")
+    answer = vlmpipe(*command, "--fail-on-reject")
+    assert (answer.code, "the gate rejected the model. Rejected: below chance" in answer.err) == (76, True)
+    watch = ("status", "mine", "--root", str(tmp_path), "--watch", "--plain")
+    assert [vlmpipe(*watch, *option).code for option in ((), ("--fail-on-reject",))] == [0, 76]
+    assert vlmpipe("status", "mine", "--root", str(tmp_path), "--fail-on-reject").code == 64
+    again = vlmpipe(*command)
+    assert again.code == 64
+    assert f"vlmpipe status {tmp_path / 'runs/mine'}" in again.err
+
+
+@pytest.mark.usefixtures("rejecting_pipeline")
+def test_a_rejected_run_is_told_how_to_train_for_longer(vlmpipe: Vlmpipe, tmp_path: Path) -> None:
     answer = vlmpipe("run", DIGITS, f"output.root_uri={tmp_path}", "train.epochs=7", "--plain")
     assert f"vlmpipe run {DIGITS} output.root_uri={tmp_path} train.epochs=14  " in answer.out
 

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainer.storage.local import LocalStorage
+from trainer.storage.records import seal, unseal
 from vlmpipe.config.gate import GateConfig
 from vlmpipe.registry.gate import Decision, decide
 from vlmpipe.registry.paired_bootstrap import PairedAnswers, paired_bootstrap, shared_questions
@@ -121,7 +122,7 @@ def test_what_is_no_finite_number_never_passes(value: object) -> None:
     broken = evaluation(exact_match=value, loss=value, chance=value, slices={"digit": {"exact_match": value}})
     decision = decide(broken, gate, CHAMPION)
     assert len(failed(decision)) == len(decision.checks) == 5
-    json.loads(decision.to_json())  # strict JSON even so
+    json.dumps(decision.model_dump(mode="json"), allow_nan=False)  # strict JSON even so
 
 
 @pytest.mark.parametrize(("own", "accepted"), [(0.5, True), (0.49, False)])
@@ -155,7 +156,7 @@ def test_the_far_end_of_the_interval_decides_where_it_is_asked_to(
     (check,) = (check for check in decision.checks if check.name == "no regression")
     assert (decision.accepted, check.interval) == (accepted, interval)
     assert f"difference {interval[0]:+.4f} to {interval[1]:+.4f} (95 %, paired bootstrap)" in check.why
-    assert Decision.model_validate_json(decision.to_json()) == decision
+    assert Decision.model_validate(unseal(seal(decision.model_dump(mode="json")))) == decision
     assert "left no predictions" in decide(EVALUATION, gate, CHAMPION).reason
 
 
@@ -228,7 +229,7 @@ def test_an_incomparable_champion_is_named_and_treated_as_configured(champion: d
 
 def test_decision_json_round_trips() -> None:
     decision = decide(EVALUATION, GateConfig(min_exact_match=0.5), CHAMPION)
-    content = json.loads(decision.to_json())
+    content = unseal(seal(decision.model_dump(mode="json")))
     assert Decision.model_validate(content) == decision
     assert content["champion"] == {"version": 3, "run_id": "run-a", "exact_match": 0.88}
     assert set(content["checks"][0]) == {"name", "metric", "slice", "value", "threshold", "interval", "passed", "why"}

@@ -11,6 +11,7 @@ from huggingface_hub import ModelCard
 
 from tests.support.reports import RUN_ID, make_run, write_export, write_json
 from trainer.errors import ConfigError, DataError, UserError
+from trainer.storage.records import read_record_file
 from vlmpipe.registry.folder import FolderRegistry
 from vlmpipe.registry.release import decide_run, register_run
 
@@ -48,7 +49,7 @@ def test_an_accepted_run_becomes_the_champion(run: Path, tmp_path: Path) -> None
     champion = FolderRegistry(f"{tmp_path}/registry").champion("digits")
     assert champion == entry
     assert (entry.version, entry.run_id, entry.data_fingerprint) == (1, RUN_ID, "f3a9c1d2")
-    registered = json.loads((run / "registered.json").read_text())
+    registered = read_record_file(run / "registered.json")
     assert registered == {"model": "digits", "version": 1, "uri": entry.model_uri, "alias": "champion"}
     assert register_run(str(run)) == entry  # a repeated step changes nothing
 

@@ -9,10 +9,32 @@ import pytest
 import torch
 
 from tests.support.data.prepared import prepare_llava
-from tests.support.reports import write_export
+from tests.support.reports import make_run, write_export
+from trainer.errors import DataError
 from trainer.feature_cache.store import write_shard
+from trainer.monitoring.metrics_writer import MetricsLog
+from trainer.progress import step_progress
 from trainer.storage import open_storage
+from trainer.storage.records import (
+    read_lines,
+    read_record,
+    read_record_file,
+    seal_lines,
+    unseal,
+    unseal_lines,
+    write_record,
+)
+from vlmpipe.registry.release import decide_run, register_run
 from vlmpipe.runs.file_check import check_files
+
+
+def write_training_records(run: Path) -> None:
+    with step_progress(str(run), "train") as progress:
+        progress.finish(message="loss 0.5")
+    log = MetricsLog(str(run), resumed_from_step=0)
+    log.write(1, {"loss": 0.75})
+    log.write(2, {"loss": 0.5})
+    log.close()
 
 
 @pytest.fixture
@@ -23,21 +45,23 @@ def run(tmp_path: Path) -> Path:
     run = tmp_path / "runs/a"
     write_export(run)
     pointers = {"prepared_uri": prepared.uri, "features_uri": str(features), "features": "reuse"}
-    (run / "prepared.json").write_text(json.dumps(pointers))
+    write_record(open_storage(str(run)), "prepared.json", pointers, indent=1)
+    write_training_records(run)
     return run
 
 
 def files_of(run: Path) -> dict[str, list[Path]]:
-    pointers = json.loads((run / "prepared.json").read_text())
+    pointers = read_record_file(run / "prepared.json")
     folders = {"prepared data": pointers["prepared_uri"], "features": pointers["features_uri"]}
     folders["export"] = str(run / "export")
-    return {name: sorted(path for path in Path(at).rglob("*") if path.is_file()) for name, at in folders.items()}
+    files = {name: sorted(path for path in Path(at).rglob("*") if path.is_file()) for name, at in folders.items()}
+    return {"records": [run / "metrics.jsonl", run / "prepared.json", run / "steps/train.json"], **files}
 
 
 def test_a_whole_run_is_whole(run: Path) -> None:
     checks = list(check_files(str(run)))
     assert [(check.part, check.problem) for check in checks] == [(name, "") for name in files_of(run)]
-    assert all(check.files for check in checks)
+    assert [check.files for check in checks][:1] == [3] and all(check.files for check in checks)
 
 
 def test_damage_to_any_file_is_found_in_its_part(run: Path) -> None:
@@ -47,11 +71,62 @@ def test_damage_to_any_file_is_found_in_its_part(run: Path) -> None:
             path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]) if whole else b"\0")
             assert [check.part for check in check_files(str(run)) if check.problem] == [part], path
             path.unlink()
-            if (part, path.suffix) != ("features", ".json"):  # a shard without its sidecar does not count
+            # Without its sidecar a shard does not count, and without its record a step is not known.
+            if part != "records" and (part, path.suffix) != ("features", ".json"):
                 assert part in [check.part for check in check_files(str(run)) if check.problem], path
             path.write_bytes(whole)
 
 
-def test_a_run_that_has_prepared_nothing_yet_has_no_parts(tmp_path: Path) -> None:
+def test_a_record_without_a_checksum_is_damaged(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text("{}")
-    assert list(check_files(str(tmp_path))) == []
+    (check,) = check_files(str(tmp_path))
+    assert (check.part, "it has no checksum (CRC32C)" in check.problem) == ("records", True)
+
+
+def test_every_flip_of_a_bit_in_a_record_is_found_at_the_next_read(tmp_path: Path) -> None:
+    write_training_records(tmp_path)
+    for name in ("steps/train.json", "metrics.jsonl"):
+        whole = (tmp_path / name).read_bytes()
+        check = unseal_lines if name == "metrics.jsonl" else unseal
+        assert check(whole)
+        for bit in range(8 * len(whole)):
+            with pytest.raises(ValueError):
+                check(flipped(whole, bit))
+        (tmp_path / name).write_bytes(flipped(whole, 100))
+        read = read_lines if name == "metrics.jsonl" else read_record
+        with pytest.raises(DataError, match=f"{name} is damaged") as error:
+            read(open_storage(str(tmp_path)), name)
+        assert "delete the file" in error.value.fix
+
+
+def flipped(data: bytes, bit: int) -> bytes:
+    changed = bytearray(data)
+    changed[bit // 8] ^= 1 << bit % 8
+    return bytes(changed)
+
+
+def test_what_the_gate_and_the_registry_write_is_sealed(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    write_export(run)
+    decide_run(str(run))
+    register_run(str(run))
+    written = [run / "decision.json", run / "registered.json", *(tmp_path / "registry").rglob("*/versions/*.json")]
+    assert len(written) == 3
+    for path in written:
+        path.write_bytes(path.read_bytes().replace(b"e", b"f", 1))
+        with pytest.raises(DataError, match="is damaged"):
+            read_record_file(path)
+
+
+def test_a_record_of_another_program_is_read_as_it_is(tmp_path: Path) -> None:
+    store = open_storage(str(tmp_path))
+    (tmp_path / "run.json").write_text(json.dumps({"name": "a"}))
+    assert read_record(store, "run.json") == {"name": "a"}
+    write_record(store, "run.json", {"name": "a"})
+    edited = json.loads((tmp_path / "run.json").read_text()) | {"name": "b"}
+    (tmp_path / "run.json").write_text(json.dumps(edited))
+    with pytest.raises(DataError, match=r"(?s)run\.json is damaged.*leave out its record_crc32c"):
+        read_record(store, "run.json")
+    (tmp_path / "metrics.jsonl").write_bytes(seal_lines([{"step": 1}, {"step": 2}])[:-9])
+    with pytest.raises(DataError, match=r"metrics\.jsonl is damaged: line 2"):
+        read_lines(store, "metrics.jsonl")

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
+from trainer.errors import DataError
 from vlmpipe.runs.live_view import PlainView, line_of, render, short_number
 from vlmpipe.runs.local.run import Marker
 from vlmpipe.runs.local.state import (
@@ -156,7 +157,7 @@ def test_a_failed_step_shows_its_message_and_what_to_do(tmp_path: Path) -> None:
     ),
     st.sampled_from([None, 0, 64, 65, 130, 143]),
 )
-def test_a_view_never_fails_on_what_a_run_may_leave_behind(
+def test_a_view_never_fails_on_damaged_files_and_the_summary_names_them(
     present: set[str], cut_at: dict[str, int], replaced: dict[str, str], exit_code: int | None
 ) -> None:
     files = {name: RUN_FILES[name] for name in present}
@@ -170,7 +171,10 @@ def test_a_view_never_fails_on_what_a_run_may_leave_behind(
         view = PlainView(lambda line: None)
         view.update(state)
         marker = Marker("r", "d", ("c.yaml",), 0.0, exit_code=exit_code)
-        assert RunReport(run, marker, state.ended(exit_code), running=False).lines()
+        try:
+            assert RunReport(run, marker, state.ended(exit_code), running=False).lines()
+        except DataError as error:
+            assert any(error.found.startswith(f"{run / name} is damaged") for name in {*cut_at, *replaced})
 
 
 def test_plain_output_has_one_line_for_each_change_and_every_few_seconds() -> None:

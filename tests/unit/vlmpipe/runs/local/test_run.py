@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -117,7 +118,10 @@ def marker(run_id: str, *, started_s: float = 0.0, exit_code: int | None = None,
 
 
 def choose(*markers: Marker, run_id: str = "", fresh: bool = False) -> Choice:
-    return choose_run(markers, name="x", config_digest="d", run_id=run_id, fresh=fresh, now=NOW)
+    with TemporaryDirectory() as folder:
+        for one in markers:
+            one.write(Path(folder, one.run_id))
+        return choose_run(Path(folder), name="x", config_digest="d", run_id=run_id, fresh=fresh, now=NOW)
 
 
 @pytest.mark.parametrize("exit_code", [None, 130, 65])
@@ -158,8 +162,9 @@ def test_a_named_run_is_started_or_continued() -> None:
     ],
 )
 def test_a_run_id_that_cannot_be_used_is_refused(existing: Marker, run_id: str, fresh: bool, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=said) as caught:
         choose(existing, run_id=run_id, fresh=fresh)
+    assert "--run-id" in caught.value.text()
 
 
 def test_a_run_on_another_machine_is_refused(config: RunConfig) -> None:
@@ -191,9 +196,10 @@ def test_an_output_folder_that_cannot_be_written_is_refused(
 
 def test_a_run_belongs_to_one_process_at_a_time(config: RunConfig) -> None:
     run = open_run(config, ARGUMENTS)
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(UserError, match="is already running") as caught:
         open_run(config, ARGUMENTS)
     assert caught.value.code == ExitCode.UNAVAILABLE
+    assert f"vlmpipe cancel {run.folder}" in caught.value.fix
     assert is_running(run.folder)
     run.close(1)
     assert not is_running(run.folder)
@@ -254,7 +260,7 @@ def test_a_run_can_be_cancelled_from_elsewhere(config: RunConfig, carry_out: Cal
 def test_only_the_process_that_holds_the_run_is_told_to_stop(config: RunConfig) -> None:
     run = open_run(config, ARGUMENTS)
     bystander = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    (run.folder / "run.lock").write_text(str(bystander.pid))  # as when the number was given to another process
+    (run.folder / "run.lock").write_text(f"{bystander.pid} 0.0")  # as when the pid was given to another process
     assert not local_control.cancel(report_of(run.folder))
     bystander.communicate(b"\n")
     assert bystander.returncode == 0
@@ -341,6 +347,64 @@ def test_signal_handlers_are_put_back(config: RunConfig, carry_out: Callable[...
     before = signal.getsignal(signal.SIGINT)
     carry_out(open_run(config, ARGUMENTS), "pass", Watcher())
     assert signal.getsignal(signal.SIGINT) is before
+
+
+# `vlmpipe run`, with the one-step pipeline above.
+PROGRAM = """
+import sys
+from pipelines.local_process import execute
+from vlmpipe.config.run_config import load_run_file
+from vlmpipe.runs.live_view import view_for
+from vlmpipe.runs.local.run import open_run
+file, root, pipeline, what = sys.argv[1:]
+run = open_run(load_run_file(file, [f"output.root_uri={root}"]), ["c.yaml"], run_id="mine")
+sys.exit(execute(run, view_for(plain=True, say=print), [sys.executable, "-c", pipeline, str(run.folder), what]))
+"""
+
+
+@pytest.fixture
+def killed(config: RunConfig, tmp_path: Path) -> Callable[[str], tuple[Path, int]]:
+    def killed(what: str) -> tuple[Path, int]:
+        """The folder of a run whose `vlmpipe run` was killed in training, and the pid of its orphaned pipeline."""
+        folder, file = tmp_path / "runs/mine", str(ROOT / "configs/digits.yaml")
+        program = subprocess.Popen([sys.executable, "-c", PROGRAM, file, str(tmp_path), PIPELINE, what])
+        record = folder / "steps/train.json"
+        while not record.exists():
+            assert program.poll() is None
+            time.sleep(0.05)
+        program.kill()
+        program.wait()
+        return folder, int((folder / "pid").read_text())
+
+    return killed
+
+
+def test_after_sigkill_the_same_command_waits_for_the_orphans_and_resumes(
+    config: RunConfig, killed: Callable[[str], tuple[Path, int]]
+) -> None:
+    folder, pid = killed("stoppable")
+    said = list[str]()
+    run = open_run(config, ARGUMENTS, run_id="mine", say=said.append)
+    assert not is_alive(pid)
+    assert newest_checkpoint_step(folder) == 7, "the orphan saved its state"
+    assert run.earlier and run.earlier.exit_code is None
+    assert all("waiting for processes of a killed vlmpipe run" in line for line in said)
+    run.close(0)
+
+
+def test_orphans_that_do_not_end_are_named_and_cancel_ends_them(
+    config: RunConfig, killed: Callable[[str], tuple[Path, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, pid = killed("deaf")
+    monkeypatch.setattr("vlmpipe.runs.local.run.ORPHANS_MAX_S", 1.0)
+    said = list[str]()
+    with pytest.raises(UserError, match=r"have not ended in 1 s: \d+") as caught:
+        open_run(config, ARGUMENTS, run_id="mine", say=said.append)
+    assert f"vlmpipe cancel {folder}" in caught.value.fix and len(said) == 1
+    assert local_control.cancel(report_of(folder))
+    monkeypatch.undo()
+    open_run(config, ARGUMENTS, run_id="mine").close(0)
+    assert not is_alive(pid)
 
 
 def test_a_killed_attempt_counts_as_stopped(config: RunConfig) -> None:

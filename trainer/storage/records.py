@@ -1,0 +1,101 @@
+"""JSON records with a CRC32C of their own text, so that damage is found when they are read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from trainer.errors import DataError, os_errors
+from trainer.storage.base import Storage, crc32c_of
+
+KEY = "record_crc32c"
+_MARK = f', "{KEY}": "'.encode()
+_SEAL_BYTES = len(_MARK) + len('01234567"}')
+
+
+def seal(record: Mapping[str, Any], *, indent: int | None = None, allow_nan: bool = True) -> bytes:
+    """A record that is not empty as JSON, its last member the CRC32C of the text before that member."""
+    # Files with an indent are for people to read, in any script.
+    text = json.dumps(record, indent=indent, ensure_ascii=not indent, allow_nan=allow_nan)
+    return _sealed(text.removesuffix("}").rstrip().encode())
+
+
+def unseal(data: bytes, *, required: bool = False) -> dict[str, Any]:
+    """The record without its checksum.
+
+    A text without a checksum, such as one written by hand, is accepted unless the checksum is `required`. Raises
+    ValueError that says what is wrong with the text.
+    """
+    record = json.loads(data)
+    if not isinstance(record, dict):
+        raise ValueError(f"it holds {type(record).__name__}, not an object")
+    last = next(reversed(record), "")
+    # One damaged character in the key must not make a sealed record look like one without a checksum.
+    is_sealed = len(last) == len(KEY) and sum(map(str.__eq__, last, KEY)) >= len(KEY) - 1
+    if KEY in record or is_sealed:
+        if data != _sealed(data[:-_SEAL_BYTES]):
+            raise ValueError("its checksum (CRC32C) is not that of its content")
+        del record[KEY]
+    elif required:
+        raise ValueError("it has no checksum (CRC32C)")
+    return record
+
+
+def _sealed(text: bytes) -> bytes:
+    return text + _MARK + f'{crc32c_of(text):08x}"}}'.encode()
+
+
+def seal_lines(records: Iterable[Mapping[str, Any]]) -> bytes:
+    """JSON lines, each with its own checksum."""
+    return b"".join(seal(record) + b"\n" for record in records)
+
+
+def unseal_lines(data: bytes, *, required: bool = False) -> list[dict[str, Any]]:
+    """The records of JSON lines. Raises ValueError that names the first damaged line."""
+    records = []
+    for number, line in enumerate(data.removesuffix(b"\n").split(b"\n") if data else (), 1):
+        try:
+            records.append(unseal(line, required=required))
+        except ValueError as error:
+            raise ValueError(f"line {number}: {error}") from error
+    return records
+
+
+def write_record(store: Storage, name: str, record: Mapping[str, Any], *, indent: int | None = None) -> None:
+    store.write(name, seal(record, indent=indent))
+
+
+def read_record(store: Storage, name: str) -> dict[str, Any]:
+    """Raises DataError for a damaged record, UserError where there is none."""
+    try:
+        return unseal(store.read(name))
+    except ValueError as error:
+        raise damaged_record(store.uri(name), error) from error
+
+
+def read_lines(store: Storage, name: str) -> list[dict[str, Any]]:
+    """The records of a file of JSON lines. Raises as `read_record` does."""
+    try:
+        return unseal_lines(store.read(name))
+    except ValueError as error:
+        raise damaged_record(store.uri(name), error) from error
+
+
+def read_record_file(path: Path) -> dict[str, Any]:
+    """The record in a file, empty where there is none. Raises DataError for a damaged one."""
+    try:
+        with os_errors(f"reading {path}"):
+            data = path.read_bytes() if path.is_file() else b""
+        return unseal(data) if data else {}
+    except ValueError as error:
+        raise damaged_record(str(path), error) from error
+
+
+def damaged_record(uri: str, how: object) -> DataError:
+    return DataError(
+        f"{uri} is damaged: {how}",
+        expected="the text that vlmpipe wrote",
+        fix=f"delete the file and run the same command again; if you edited it on purpose, leave out its {KEY}",
+    )
