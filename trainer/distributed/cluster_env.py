@@ -1,14 +1,15 @@
-"""The nodes of a job, from CLUSTER_SPEC (Vertex AI) or PET_* (Kubeflow), as seen by one node.
+"""Reads a job's nodes from CLUSTER_SPEC (Vertex AI) or PET_* (Kubeflow).
 
 Vertex sets CLUSTER_SPEC on every replica of a CustomJob; TF_CONFIG only on jobs of several replicas. Kubeflow Trainer's
 torch runtime sets PET_NNODES, PET_NODE_RANK, PET_MASTER_ADDR and PET_MASTER_PORT on every node of a TrainJob, and
-PET_NPROC_PER_NODE, which the launcher's own --nproc-per-node outranks. RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT,
-where set, count nodes and not processes, so they are never passed on to torchrun's workers.
+PET_NPROC_PER_NODE, which the launcher's --nproc-per-node overrides. RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT count
+nodes, not processes, so they are never passed on to torchrun's workers.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -26,12 +27,12 @@ NODE_LEVEL_VARIABLES = (
 
 @dataclass(frozen=True)
 class Cluster:
-    """The nodes of a job and which of them this one is. Reducers and evaluators are not nodes."""
+    """A job's nodes, and which one this is. Reducers and evaluators are not nodes."""
 
     hosts: tuple[str, ...]  # "host:port" of each node, the chief first
     node_rank: int
     reducers: tuple[str, ...] = ()  # "host:port" of each
-    in_pools: bool = True  # nodes are called after Vertex AI's worker pools; otherwise after their hosts
+    in_pools: bool = True  # nodes are named after Vertex AI's worker pools, otherwise after their hosts
 
     @property
     def num_nodes(self) -> int:
@@ -51,9 +52,9 @@ class Cluster:
 
 
 def read_cluster(environment: Mapping[str, str]) -> Cluster | None:
-    """The cluster from CLUSTER_SPEC, else from PET_*, else from TF_CONFIG, else None (a single node).
+    """The cluster from CLUSTER_SPEC, else PET_*, else TF_CONFIG, else None (a single node).
 
-    Raises ConfigError when a variable is set but not of the platform's form, or names a replica that must not train.
+    Raises ConfigError for a variable that the platform would not set so, or on a replica that must not train.
     """
     if text := environment.get("CLUSTER_SPEC"):
         return _from_cluster_spec(_parse("CLUSTER_SPEC", text))
@@ -93,14 +94,15 @@ def _from_cluster_spec(spec: dict[str, Any]) -> Cluster:
             expected="the launcher in worker pools 0 and 1 only",
             fix="pool 2 runs the Reduction Server image without a command",
         )
-    hosts = _hosts(cluster, "workerpool0") + _hosts(cluster, "workerpool1")
-    if len(_hosts(cluster, "workerpool0")) != 1:
+    chiefs, workers = _hosts(cluster, "workerpool0"), _hosts(cluster, "workerpool1")
+    if len(chiefs) != 1:
         raise ConfigError(
-            f"worker pool 0 has {len(_hosts(cluster, 'workerpool0'))} replicas",
+            f"worker pool 0 has {len(chiefs)} replicas",
             expected="exactly 1, the chief; the others belong to worker pool 1",
         )
-    node_rank = _index(index, len(_hosts(cluster, pool))) + (0 if pool == "workerpool0" else 1)
-    return Cluster(tuple(hosts), node_rank, tuple(_hosts(cluster, "workerpool2")))
+    is_chief = pool == "workerpool0"
+    node_rank = _index(index, len(chiefs if is_chief else workers)) + (0 if is_chief else 1)
+    return Cluster((*chiefs, *workers), node_rank, tuple(_hosts(cluster, "workerpool2")))
 
 
 def _from_tf_config(spec: dict[str, Any]) -> Cluster:
@@ -116,32 +118,27 @@ def _from_tf_config(spec: dict[str, Any]) -> Cluster:
 
 
 def _from_pet(environment: Mapping[str, str]) -> Cluster:
-    """Only the chief's host is told. Kubeflow calls pods <job>-node-0-<rank>, so the others' names follow from it."""
+    """The variables name the chief's host only. Pods are called <job>-node-0-<rank>, which gives the others' names."""
     missing = [name for name in PET_VARIABLES if not environment.get(name)]
     if missing:
         raise ConfigError(
             f"{', '.join(missing)} not set, but other PET_ variables are",
             expected=f"all of {', '.join(PET_VARIABLES)}, as Kubeflow Trainer's torch runtime sets them",
         )
-    nodes = _pet_number(environment, "PET_NNODES", "a fixed number of nodes, 1 or more", least=1)
-    rank = _pet_number(environment, "PET_NODE_RANK", f"a whole number from 0 to {nodes - 1}", most=nodes - 1)
-    port = _pet_number(environment, "PET_MASTER_PORT", "a port from 1 to 65535", least=1, most=65535)
-    name, dot, domain = environment["PET_MASTER_ADDR"].partition(".")
-    job, dash, number = name.rpartition("-")
-    others = [
-        f"{job}{dash}{index}{dot}{domain}" if job and number == "0" else f"node {index}" for index in range(nodes)
-    ]
-    hosts = (environment["PET_MASTER_ADDR"], *others[1:])
-    return Cluster(tuple(f"{host}:{port}" for host in hosts), rank, in_pools=False)
 
+    def number(name: str, expected: str, allowed: range) -> int:
+        text = environment[name]
+        if not (text.isascii() and text.isdigit()) or int(text) not in allowed:
+            raise ConfigError(f"{name} is {text!r}", expected=expected)
+        return int(text)
 
-def _pet_number(
-    environment: Mapping[str, str], name: str, expected: str, *, least: int = 0, most: int = 1 << 31
-) -> int:
-    text = environment[name]
-    if not (text.isascii() and text.isdigit()) or not least <= int(text) <= most:
-        raise ConfigError(f"{name} is {text!r}", expected=expected)
-    return int(text)
+    nodes = number("PET_NNODES", "a fixed number of nodes, 1 or more", range(1, 1 << 31))
+    rank = number("PET_NODE_RANK", f"a whole number from 0 to {nodes - 1}", range(nodes))
+    port = number("PET_MASTER_PORT", "a port from 1 to 65535", range(1, 65536))
+    chief = environment["PET_MASTER_ADDR"]
+    match = re.fullmatch(r"([^.]+-)0(\..*|)", chief)
+    others = [f"{match[1]}{node}{match[2]}" if match else f"node {node}" for node in range(1, nodes)]
+    return Cluster(tuple(f"{host}:{port}" for host in (chief, *others)), rank, in_pools=False)
 
 
 def _hosts(cluster: dict[str, Any], pool: str) -> list[str]:

@@ -1,8 +1,8 @@
 """Measures collectives by size, inside a node and across nodes (`train.measure_communication`).
 
-Bus bandwidth is what the slowest link must carry, whatever the number of ranks n: for a tensor of S bytes that takes t
-seconds, S / t * 2 (n - 1) / n of an all-reduce, S / t * (n - 1) / n of an all-gather or a reduce-scatter, of which S is
-the whole tensor (nccl-tests, doc/PERFORMANCE.md).
+Bus bandwidth is the load of the slowest link, comparable between numbers of ranks n: for a whole tensor of S bytes that
+takes t seconds, S / t * 2 (n - 1) / n of an all-reduce, S / t * (n - 1) / n of an all-gather or a reduce-scatter
+(nccl-tests, doc/PERFORMANCE.md).
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from trainer.storage import open_storage
 
 FILE = "communication.json"
 MIB = 1 << 20
-# From where latency rules to where bandwidth does. Multiples of any number of ranks that jobs have, in fp32.
+# From latency-bound to bandwidth-bound sizes.
 GPU_SIZES_BYTES = (MIB, 16 * MIB, 128 * MIB, 512 * MIB)
 CPU_SIZES_BYTES = (MIB // 16, MIB, 8 * MIB)
 WARM_UPS, REPETITIONS = 2, 5
-PASSES = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}  # how often the bytes go round
+PASSES = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}  # times that the bytes go round the ring
 
 
 @dataclass(frozen=True)
 class Speed:
-    """One collective over one kind of group. `seconds` is the median of its slowest rank."""
+    """One collective over one kind of group. seconds: the slowest rank's median."""
 
     among: str  # "all ranks", "ranks of a node" or "one rank of each node"
     ranks: int
@@ -46,9 +46,9 @@ class Speed:
 
 
 def measure_communication(run_uri: str, worker: ProcessContext) -> list[Speed]:
-    """Time every collective that strategies use; print the table and keep it in `<run>/communication.json`. Collective.
+    """Time the collectives that strategies use, print a table and write `<run>/communication.json`. Collective.
 
-    It takes seconds, and up to twice the largest size of memory while it does.
+    It takes seconds, and memory of up to twice the largest size.
     """
     if worker.world_size == 1:
         print("communication: one rank, nothing to measure", flush=True)
@@ -68,7 +68,7 @@ def measure_communication(run_uri: str, worker: ProcessContext) -> list[Speed]:
 
 
 def _groups(worker: ProcessContext) -> dict[str, list[list[int]]]:
-    """The ranks of every group of each kind. Kinds that would be the same as all ranks are left out."""
+    """Kind of group -> ranks of each group, without kinds that equal all ranks."""
     local, nodes = worker.local_world_size, worker.num_nodes
     kinds = {"all ranks": [list(range(worker.world_size))]}
     if local > 1 and nodes > 1:
@@ -80,22 +80,22 @@ def _groups(worker: ProcessContext) -> dict[str, list[list[int]]]:
 def _in_my_group(
     groups: list[list[int]], worker: ProcessContext, sizes: tuple[int, ...]
 ) -> tuple[list[int], dict[tuple[str, int], float]]:
-    """This rank's group, and the seconds of the slowest rank of any group: all of them work at the same time."""
+    """This rank's group, and the seconds of the slowest rank of any group. All groups work at the same time."""
     mine, _ = dist.new_subgroups_by_enumeration(groups)
     ranks = next(ranks for ranks in groups if worker.rank in ranks)
     cases = [(collective, size) for collective in PASSES for size in sizes]
     medians = [_seconds(_work(*case, len(ranks), mine, worker), worker) for case in cases]
     slowest = torch.tensor(medians, dtype=torch.float64, device=worker.device)
     dist.all_reduce(slowest, dist.ReduceOp.MAX)
-    dist.destroy_process_group(mine)  # its buffers would stay on the GPU
+    dist.destroy_process_group(mine)  # frees its buffers on the GPU
     return ranks, dict(zip(cases, slowest.tolist(), strict=True))
 
 
 def _work(collective: str, size: int, ranks: int, group: ProcessGroup, worker: ProcessContext) -> Callable[[], object]:
-    """The collective over a tensor of `size` bytes, rounded up to a whole number for each rank."""
+    """The collective over a tensor of `size` bytes, rounded up to a multiple of the number of ranks."""
     share = torch.zeros(-(-size // (4 * ranks)), device=worker.device)
     whole = torch.zeros(len(share) * ranks, device=worker.device)
-    # Their names from torch 2.13 on; before, they have the ones that are deprecated there.
+    # New names since torch 2.13, which deprecates the others.
     all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
     reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
     works: dict[str, Callable[[], object]] = {
@@ -107,7 +107,7 @@ def _work(collective: str, size: int, ranks: int, group: ProcessGroup, worker: P
 
 
 def _seconds(work: Callable[[], object], worker: ProcessContext) -> float:
-    """The median time of one call, after calls that open connections."""
+    """Median time of a call, after warm-up calls that open connections."""
 
     def once() -> float:
         dist.barrier()
@@ -123,10 +123,9 @@ def _seconds(work: Callable[[], object], worker: ProcessContext) -> float:
 
 
 def _table(speeds: list[Speed]) -> list[str]:
-    lines = [f"communication: {'among':<22} {'ranks':>5} {'collective':<14} {'MiB':>8} {'ms':>10} {'bus GB/s':>9}"]
-    for speed in speeds:
-        what = f"{speed.among:<22} {speed.ranks:>5} {speed.collective:<14}"
-        lines.append(
-            f"communication: {what} {speed.bytes / MIB:>8.4g} {1000 * speed.seconds:>10.3f} {speed.bus_gb_per_s:>9.2f}"
-        )
-    return lines
+    head = f"communication: {'among':<22} {'ranks':>5} {'collective':<14} {'MiB':>8} {'ms':>10} {'bus GB/s':>9}"
+    return [head] + [
+        f"communication: {one.among:<22} {one.ranks:>5} {one.collective:<14} "
+        f"{one.bytes / MIB:>8.4g} {1000 * one.seconds:>10.3f} {one.bus_gb_per_s:>9.2f}"
+        for one in speeds
+    ]

@@ -1,4 +1,4 @@
-"""Data-parallel ranks: which packed sequences a process trains on when several processes share one model replica."""
+"""Data-parallel ranks, where tensor or pipeline parallelism has several processes share one copy of the model."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from trainer.errors import ConfigError
 
 @dataclass(frozen=True)
 class DataParallelRank:
-    """The copy of the model that this rank belongs to. Ranks of one copy train on the same rows.
+    """The copy of the model that this process belongs to. Its processes train on the same packed sequences.
 
-    Ranks are counted with tensor parallelism innermost, so that it stays inside a node, then copies, then pipeline
-    stages: rank = (stage x copies + copy) x tensor_parallel + tensor rank.
+    Tensor parallelism is innermost, so that it stays inside a node, then copies, then pipeline stages: rank = (stage x
+    copies + copy) x tensor_parallel + tensor rank.
     """
 
     index: int
     count: int  # copies in the job
-    leads: bool  # whether this is the copy's first rank: the one that counts its rows
-    takes_images: bool  # whether this rank is in the copy's first stage
+    leads: bool  # this is the copy's first process, which counts its sequences
+    takes_images: bool  # this process is in the first pipeline stage
 
 
 def replica_of(config: TrainConfig, worker: ProcessContext) -> DataParallelRank:
@@ -35,6 +35,5 @@ def replica_of(config: TrainConfig, worker: ProcessContext) -> DataParallelRank:
     count = worker.world_size // config.model_ranks
     index = worker.rank // tensor % count
     is_first_stage = worker.rank // (tensor * count) == 0
-    return DataParallelRank(
-        index, count, leads=worker.rank % tensor == 0 and is_first_stage, takes_images=is_first_stage
-    )
+    leads = worker.rank % tensor == 0 and is_first_stage
+    return DataParallelRank(index, count, leads, takes_images=is_first_stage)

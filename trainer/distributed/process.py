@@ -1,4 +1,4 @@
-"""One process (rank) of a job: process group, stop requests, and a clean way out."""
+"""One process (rank) of a job: process group, stop requests and exit."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -34,12 +34,12 @@ class ProcessContext:
 
     @property
     def is_first(self) -> bool:
-        """Whether this is rank 0 of the job: the one that writes metrics and commits."""
+        """Whether this is rank 0 of the job, which writes metrics and commits."""
         return self.rank == 0
 
     @property
     def is_node_leader(self) -> bool:
-        """Whether this is the first rank of its node: the one that moves the node's files."""
+        """Whether this is the first rank of its node, which transfers the node's files."""
         return self.local_rank == 0
 
     @property
@@ -52,31 +52,24 @@ class ProcessContext:
 
 
 def start_worker() -> ProcessContext:
-    """Join the process group that torchrun describes; without torchrun, be the only rank."""
+    """Join the process group of torchrun's variables; without them, start one of a single rank."""
     rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     local_rank = int(os.environ.get("LOCAL_RANK", 0))
     device = torch.device("cpu")
     if torch.cuda.is_available():
         device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)
-    if "MASTER_ADDR" not in os.environ:
-        dist.init_process_group(
-            _backend(device), store=dist.HashStore(), rank=0, world_size=1, timeout=COLLECTIVE_TIMEOUT
-        )
-    else:
-        dist.init_process_group(_backend(device), timeout=COLLECTIVE_TIMEOUT)
+    # Objects and checkpoint plans travel on the CPU even on a GPU machine.
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    alone: dict[str, Any] = {} if "MASTER_ADDR" in os.environ else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
+    dist.init_process_group(backend, timeout=COLLECTIVE_TIMEOUT, **alone)
     cluster = read_cluster(os.environ)
     reducers = cluster.num_reducers if cluster else 0
     return ProcessContext(rank, world_size, local_rank, int(os.environ.get("LOCAL_WORLD_SIZE", 1)), device, reducers)
 
 
-def _backend(device: torch.device) -> str:
-    # Objects and checkpoint plans travel on the CPU even on a GPU machine.
-    return "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-
-
 class StopRequest:
-    """Remembers SIGTERM and SIGINT. The handler only sets a flag: the loop asks all ranks before it acts on it."""
+    """Remembers SIGTERM and SIGINT. The loop agrees with all ranks before it acts on them."""
 
     def __init__(self) -> None:
         self.requested = False
@@ -90,10 +83,10 @@ class StopRequest:
 
 
 def run_worker(main: Callable[[], int | None]) -> None:
-    """Run `main`, leave the exit code for the launcher, and end the process.
+    """Run `main`, write the exit code for the launcher and end the process.
 
-    The process ends by `os._exit` because gloo's threads can abort a finished process at exit (pytorch#190489); after a
-    clean run all ranks meet at a barrier first, so that none closes its connections while another still uses them.
+    It ends by `os._exit` because gloo's threads can abort a finished process at exit (pytorch#190489). After a clean
+    run all ranks meet at a barrier first, so that none closes its connections while another still uses them.
     """
     code = run_main(main)
     if dist.is_initialized() and code in (ExitCode.OK, ExitCode.PREEMPTED):
@@ -103,7 +96,7 @@ def run_worker(main: Callable[[], int | None]) -> None:
 
 
 def leave(code: int) -> NoReturn:
-    """Leave the exit code for the launcher and end this process at once. May be called from any thread."""
+    """Write the exit code for the launcher and end this process at once. Callable from any thread."""
     if folder := os.environ.get(EXIT_FOLDER_VARIABLE):
         Path(folder, f"rank-{os.environ.get('RANK', 0)}").write_text(str(code))
     sys.stdout.flush()

@@ -1,41 +1,38 @@
 """Detects whether the Reduction Server that a job pays for is in use.
 
-The plugin that NCCL needs for it is closed, and the text of its log is not known. Two things can be seen without it:
+NCCL's plugin for it is closed, and the text of its log is not known. Two facts can be observed without it:
 
 - which NCCL network plugin is mapped into this process (/proc/self/maps, files named libnccl-net*);
 - whether this process has established TCP connections to the reducers that CLUSTER_SPEC names. In training with a
   Reduction Server each worker connects to all reducer hosts (Vertex AI's documentation, "Distributed training").
 
-A connection to a reducer's address counts at any port: which one the reducers listen at is not documented, and nothing
-else in a trainer talks to their machines. Never seen with the real plugin.
+A connection to a reducer's address counts at any port: the reducers' port is not documented, and nothing else in a
+trainer connects to their machines. Not yet tested with the real plugin.
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
 import re
 import socket
-import sys
 import threading
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 from typing import Literal
+
+import psutil
 
 from trainer.distributed.cluster_env import read_cluster
 
 Address = IPv4Address | IPv6Address
 State = Literal["active", "absent"]
 
-ESTABLISHED = "01"  # of the kernel's TCP states (include/net/tcp_states.h)
-REMOTE, STATE, INODE = 2, 3, 9  # columns of /proc/net/tcp (Documentation/networking/proc_net_tcp.rst)
 PLUGIN = re.compile(r"libnccl-net[^/\s]*$")
-RESOLVE_S = 10.0  # the longest that training waits, once, for the reducers' names
+RESOLVE_S = 10.0  # training waits this long at most, once, for the reducers' names
 
 
 class Reducers:
-    """The job's reducers, as this process sees them. Their names are looked up while training goes on."""
+    """The job's reducers, as this process sees them. A thread looks up their names."""
 
     def __init__(self, hosts: Sequence[str]) -> None:
         self.hosts = tuple(hosts)
@@ -46,7 +43,7 @@ class Reducers:
 
     @classmethod
     def of_job(cls, environment: Mapping[str, str]) -> Reducers | None:
-        """None where the job has no reducers, and where they have no machines: jobs on one machine only name them."""
+        """None for a job without reducers, and for a job on one machine, which names reducers but has none."""
         cluster = read_cluster(environment)
         if cluster is None:
             return None
@@ -62,7 +59,7 @@ class Reducers:
         return sum(not remote.isdisjoint(addresses) for addresses in dict(self._addresses).values())
 
     def warning(self, nodes_connected: int, nodes: int) -> str:
-        """What to say, and to do, when not all nodes use the reducers."""
+        """Message for a job in which not all nodes use the reducers."""
         plugins = net_plugins()
         loaded = f"NCCL has loaded {', '.join(plugins)}" if plugins else "NCCL has loaded no network plugin"
         unknown = len(self.hosts) - sum(map(bool, dict(self._addresses).values()))
@@ -80,12 +77,12 @@ class Reducers:
 
 
 def state_of(nodes_connected: int, nodes: int) -> State:
-    """Active when every node is connected: an all-reduce takes part in all of them or goes another way."""
+    """Active when every node is connected: an all-reduce uses the reducers on all nodes or on none."""
     return "active" if nodes_connected == nodes else "absent"
 
 
 def connected_nodes(by_rank: Sequence[float], ranks_per_node: int) -> int:
-    """Nodes with a rank that is connected. NCCL sends from some GPUs of a node for all of them, so one is enough."""
+    """Nodes with a connected rank. One is enough: NCCL sends from some GPUs of a node for all of them."""
     return sum(any(by_rank[first : first + ranks_per_node]) for first in range(0, len(by_rank), ranks_per_node))
 
 
@@ -95,63 +92,32 @@ def net_plugins() -> list[str]:
 
 
 def plugins_in(maps: str) -> list[str]:
-    """Names of the plugins' files, of the text of /proc/PID/maps."""
+    """File names of the plugins in the text of /proc/PID/maps."""
     found = (PLUGIN.search(line.removesuffix(" (deleted)")) for line in maps.splitlines())
     return sorted({match[0] for match in found if match})
 
 
 def connections() -> set[Address]:
-    """Addresses that this process has established TCP connections to: the kernel's tables are of all its container."""
-    tables = [Path("/proc/self/net/tcp")]
-    if Path("/proc/self/net/tcp6").exists():  # not on a machine without IPv6
-        tables.append(Path("/proc/self/net/tcp6"))
-    own = _socket_inodes()
-    return set().union(*(remote_addresses(table.read_text(encoding="ascii"), own) for table in tables))
-
-
-def remote_addresses(table: str, inodes: Collection[int]) -> set[Address]:
-    """The far ends of established connections in the text of /proc/net/tcp or tcp6, of these sockets."""
-    rows = (line.split() for line in table.splitlines()[1:])
-    return {
-        parse_address(row[REMOTE].partition(":")[0])
-        for row in rows
-        if row[STATE] == ESTABLISHED and int(row[INODE]) in inodes
-    }
-
-
-def parse_address(digits: str) -> Address:
-    """An address as the kernel prints it: hexadecimal words of 4 bytes, each in this machine's byte order.
-
-    An IPv4 address in an IPv6 socket comes back as what it is.
-    """
-    words = [int(digits[start : start + 8], 16) for start in range(0, len(digits), 8)]
-    packed = b"".join(word.to_bytes(4, sys.byteorder) for word in words)
-    return _plain(IPv4Address(packed) if len(packed) == 4 else IPv6Address(packed))
+    """Addresses that this process has established TCP connections to."""
+    found = psutil.Process().net_connections(kind="tcp")
+    return {_address(one.raddr.ip) for one in found if one.status == psutil.CONN_ESTABLISHED}
 
 
 def resolve(host: str) -> set[Address]:
-    """The host's addresses; none for a name that cannot be looked up."""
+    """The host's addresses; none for an unknown name."""
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError:
         return set()
-    return {_plain(ip_address(str(address[0]).partition("%")[0])) for *_, address in found}
+    return {_address(str(address[0])) for *_, address in found}
 
 
-def _plain(address: Address) -> Address:
+def _address(text: str) -> Address:
+    """Without IPv6 zone; an IPv4 address in an IPv6 socket as IPv4."""
+    address = ip_address(text.partition("%")[0])
     mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
     return mapped or address
 
 
 def _host(address: str) -> str:
     return address.rpartition(":")[0].strip("[]")
-
-
-def _socket_inodes() -> set[int]:
-    found = set()
-    for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
-            kind, _, inode = os.readlink(f"/proc/self/fd/{name}").partition(":")
-            if kind == "socket":
-                found.add(int(inode.strip("[]")))
-    return found

@@ -1,11 +1,11 @@
 """Check-in of nodes at the chief before torchrun starts, so that a missing node is named.
 
-torchrun's own rendezvous waits in silence and ends with a count. Vertex AI starts each replica when its machine is
-ready, minutes apart, so waiting is normal, and waiting in vain must say for whom.
+torchrun's own rendezvous waits silently and ends with a count. Vertex AI starts each replica when its machine is ready,
+minutes apart, so waiting is normal, and an error must name the missing node.
 
-The chief listens on the master port, the only one that is known to be open between replicas (2222 in CLUSTER_SPEC), and
-closes it before it lets anybody go on: no torchrun can meet it there, and torchrun finds the port free. A node whose
-connection is refused, or answered by something else (the torchrun of a job that is still ending), tries again.
+The chief listens on the master port, the only port known to be open between replicas (2222 in CLUSTER_SPEC). It closes
+the port before it lets any node continue, so that torchrun finds it free. A node whose connection is refused, or
+answered by something else (the torchrun of a job that is still ending), tries again.
 
     node -> chief   {"node": 2, "nodes": 4}
     chief -> node   wait <sentence> | go | fail <sentence>      each a line; `wait` is repeated while others are missing
@@ -13,15 +13,13 @@ connection is refused, or answered by something else (the torchrun of a job that
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import json
 import os
-import selectors
 import socket
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, field
 
 from trainer.distributed.cluster_env import Cluster
 from trainer.errors import ConfigError, ExitCode, UserError, from_os_error
@@ -29,9 +27,9 @@ from trainer.errors import ConfigError, ExitCode, UserError, from_os_error
 TIMEOUT_VARIABLE = "VLMPIPE_RENDEZVOUS_TIMEOUT_S"
 DEFAULT_TIMEOUT_S = 900  # replicas start minutes apart
 REPORT_S = 30.0
-FIRST_RETRY_S, LONGEST_RETRY_S = 0.05, 2.0
+FIRST_RETRY_S, MAX_RETRY_S = 0.05, 2.0
 CONNECT_S = 5.0
-GOODBYE_S = 5.0  # for a node to hang up first, which leaves the port to torchrun at once
+GOODBYE_S = 5.0  # for nodes to hang up
 MAX_LINE_BYTES = 4096
 NO_IPV6 = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, errno.EPROTONOSUPPORT)
 
@@ -45,163 +43,118 @@ def rendezvous_timeout_s() -> int:
 
 
 def meet(cluster: Cluster, *, timeout_s: float, report_s: float = REPORT_S) -> None:
-    """Return on every node once all are here. Raises UserError (exit 69) that names those who are not."""
+    """Return on every node once all are here. Raises UserError (exit 69) that names the missing ones."""
     if cluster.num_nodes == 1:
         return
     if cluster.node_rank:
         _check_in(cluster, timeout_s, report_s)
     else:
-        _Chief(cluster, report_s).gather(timeout_s)
+        asyncio.run(_Chief(cluster, report_s).gather(timeout_s))
 
 
 def node_name(cluster: Cluster, node: int) -> str:
-    """A node as Vertex AI's logs call it, with its host; elsewhere its host, which is the name of its pod."""
+    """A node's name in Vertex AI's logs, with its host; elsewhere its host, which is the name of its pod."""
     host = cluster.hosts[node].rpartition(":")[0]
     if not cluster.in_pools:
         return host
     return f"{'workerpool0-0' if node == 0 else f'workerpool1-{node - 1}'} ({host})"
 
 
-@dataclass
-class _Peer:
-    """One connection to the chief: `node` is None until it has said who it is."""
-
-    socket: socket.socket
-    node: int | None = None
-    received: bytearray = field(default_factory=bytearray)
-
-
 class _Chief:
     def __init__(self, cluster: Cluster, report_s: float) -> None:
         self._cluster, self._report_s = cluster, report_s
-        self._selector = selectors.DefaultSelector()
-        self._here: dict[int, _Peer] = {}
+        self._connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
+        self._here: dict[int, asyncio.StreamWriter] = {}  # nodes that have checked in
+        self._arrived = asyncio.Event()
 
-    def gather(self, timeout_s: float) -> None:
-        began_s = time.monotonic()
-        deadline_s, report_at_s = began_s + timeout_s, began_s + self._report_s
-        with _listen(self._cluster) as listener:
-            self._selector.register(listener, selectors.EVENT_READ, None)
-            while self._missing():
-                now_s = time.monotonic()
-                if now_s >= deadline_s:
-                    break
-                if now_s >= report_at_s:
-                    report_at_s += self._report_s
-                    self._report()
-                self._wait(listener, min(deadline_s, report_at_s) - now_s)
-            self._selector.unregister(listener)
-        # Only now, with the port free, may anybody start torchrun.
-        missing = self._missing()
-        if missing:
-            error = self._missing_error(missing, timeout_s)
-            self._dismiss(f"fail {error.found}")
+    async def gather(self, timeout_s: float) -> None:
+        with _listen(self._cluster.master_port) as listener:
+            server = await asyncio.start_server(self._serve, sock=listener, limit=MAX_LINE_BYTES)
+            reports = asyncio.create_task(self._report())
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(timeout_s):
+                    while self._missing():
+                        self._arrived.clear()
+                        await self._arrived.wait()
+            reports.cancel()
+            server.close()
+        # Only now, with the port free, may a node start torchrun.
+        error = self._missing_error(timeout_s) if self._missing() else None
+        await self._dismiss(f"fail {error.found}\n" if error else "go\n")
+        if error:
             raise error
-        self._dismiss("go")
 
     def _missing(self) -> list[int]:
         return [node for node in range(1, self._cluster.num_nodes) if node not in self._here]
 
-    def _names(self, nodes: list[int]) -> str:
-        return ", ".join(node_name(self._cluster, node) for node in nodes)
+    def _missing_names(self) -> str:
+        return ", ".join(node_name(self._cluster, node) for node in self._missing())
 
-    def _missing_error(self, missing: list[int], timeout_s: float) -> UserError:
-        count = self._cluster.num_nodes
+    def _count(self) -> str:
+        return f"{1 + len(self._here)} of {self._cluster.num_nodes} nodes are here"
+
+    def _missing_error(self, timeout_s: float) -> UserError:
         return UserError(
-            f"{self._names(missing)} did not come within {timeout_s:g} s: {count - len(missing)} of {count} nodes are "
-            "here",
-            expected=f"all {count} nodes of the job",
+            f"{self._missing_names()} did not come within {timeout_s:g} s: {self._count()}",
+            expected=f"all {self._cluster.num_nodes} nodes of the job",
             fix="look at the log of the missing replicas: their machines may not have started (no capacity, no quota), "
             f"or port {self._cluster.master_port} of the chief may be closed to them",
             code=ExitCode.UNAVAILABLE,
         )
 
-    def _report(self) -> None:
-        missing, count = self._missing(), self._cluster.num_nodes
-        sentence = f"waiting for {self._names(missing)}, {count - len(missing)} of {count} nodes are here"
-        print(f"launcher: {sentence}", flush=True)
-        for peer in list(self._here.values()):
-            self._send(peer, f"wait {sentence}")
+    async def _report(self) -> None:
+        while True:
+            await asyncio.sleep(self._report_s)
+            sentence = f"waiting for {self._missing_names()}, {self._count()}"
+            print(f"launcher: {sentence}", flush=True)
+            for writer in self._here.values():
+                writer.write(f"wait {sentence}\n".encode())
 
-    def _wait(self, listener: socket.socket, seconds: float) -> None:
-        for key, _ in self._selector.select(max(0.0, seconds)):
-            if key.data is None:
-                connection, _ = listener.accept()
-                connection.setblocking(False)
-                self._selector.register(connection, selectors.EVENT_READ, _Peer(connection))
-            else:
-                self._receive(key.data)
-
-    def _receive(self, peer: _Peer) -> None:
-        try:
-            data = peer.socket.recv(MAX_LINE_BYTES)
-        except OSError:
-            data = b""
-        peer.received += data
-        if not data or len(peer.received) > MAX_LINE_BYTES:
-            self._drop(peer)
-        elif peer.node is None and b"\n" in peer.received:
-            self._welcome(peer)
-
-    def _welcome(self, peer: _Peer) -> None:
-        try:
-            hello = json.loads(peer.received)
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One connection, until the node hangs up."""
+        task = asyncio.current_task()
+        assert task
+        self._connections[task] = writer
+        node, nodes = 0, self._cluster.num_nodes
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # lost, or not a node
+            hello = json.loads(await reader.readline())
             node, count = int(hello["node"]), int(hello["nodes"])
-        except (ValueError, KeyError, TypeError):  # not one of ours
-            return self._drop(peer)
-        if count != self._cluster.num_nodes or not 0 < node < count:
-            self._send(peer, f"fail the chief knows of {self._cluster.num_nodes} nodes, node {node} of {count}")
-            return self._drop(peer)
-        if node in self._here:  # it has started again
-            self._drop(self._here[node])
-        peer.node = node
-        self._here[node] = peer
-
-    def _send(self, peer: _Peer, line: str) -> None:
-        try:
-            peer.socket.sendall(f"{line}\n".encode())
-        except OSError:
-            self._drop(peer)
-
-    def _drop(self, peer: _Peer) -> None:
-        if peer.node is not None and self._here.get(peer.node) is peer:
-            del self._here[peer.node]
-        self._selector.unregister(peer.socket)
-        peer.socket.close()
-
-    def _dismiss(self, line: str) -> None:
-        """Say the last line to everybody, and let them hang up first: a port is held by the side that closes."""
-        peers = [key.data for key in self._selector.get_map().values() if key.data is not None]
-        for peer in peers:
-            if peer.node is None:
-                self._drop(peer)
+            if count != nodes or not 0 < node < count:
+                writer.write(f"fail the chief knows of {nodes} nodes, node {node} of {count}\n".encode())
             else:
-                self._send(peer, line)
-        deadline_s = time.monotonic() + GOODBYE_S
-        while self._here and (left_s := deadline_s - time.monotonic()) > 0:
-            for key, _ in self._selector.select(left_s):
-                self._receive(key.data)
-        for peer in list(self._here.values()):
-            self._drop(peer)
-        self._selector.close()
+                if node in self._here:  # it has restarted
+                    self._here[node].close()
+                self._here[node] = writer
+                self._arrived.set()
+                while await reader.read(MAX_LINE_BYTES):
+                    pass
+        if self._here.get(node) is writer:
+            del self._here[node]
+        del self._connections[task]
+        writer.close()
+
+    async def _dismiss(self, line: str) -> None:
+        """Send the last line and let the nodes hang up first: the side that closes a connection blocks its port."""
+        for writer in self._connections.values():
+            if writer in self._here.values():
+                writer.write(line.encode())
+            else:
+                writer.close()
+        if self._connections:
+            await asyncio.wait(self._connections, timeout=GOODBYE_S)
 
 
-@contextlib.contextmanager
-def _listen(cluster: Cluster) -> Iterator[socket.socket]:
-    """The chief's port. Over IPv6 too where the machine has it, as a host name may lead to either."""
-    port = cluster.master_port
+def _listen(port: int) -> socket.socket:
+    """Listens on IPv6 too where the machine has it, because a host name may resolve to either."""
     try:
         try:
-            listener = socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
+            return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
         except (ValueError, OSError) as error:
             if isinstance(error, OSError) and error.errno not in NO_IPV6:
                 raise
-            listener = socket.create_server(("", port))
+            return socket.create_server(("", port))
     except OSError as error:
         raise from_os_error(error, f"waiting for the other nodes on port {port}") from error
-    with listener:
-        listener.setblocking(False)
-        yield listener
 
 
 def _check_in(cluster: Cluster, timeout_s: float, report_s: float) -> None:
@@ -214,7 +167,7 @@ def _check_in(cluster: Cluster, timeout_s: float, report_s: float) -> None:
                 if _wait_for_go(connection, cluster, patience_s=3 * report_s):
                     return
             reason = "it hung up"
-        except OSError as error:  # its name is not known yet, it is not listening yet, it went away
+        except OSError as error:  # unknown host name, not listening yet, or gone
             reason = str(error)
         now_s = time.monotonic()
         if now_s >= deadline_s:
@@ -228,14 +181,14 @@ def _check_in(cluster: Cluster, timeout_s: float, report_s: float) -> None:
             report_at_s += report_s
             print(f"launcher: waiting for {chief}: {reason}", flush=True)
         time.sleep(min(retry_s, max(0.0, deadline_s - now_s)))
-        retry_s = min(2 * retry_s, LONGEST_RETRY_S)
+        retry_s = min(2 * retry_s, MAX_RETRY_S)
 
 
 def _wait_for_go(connection: socket.socket, cluster: Cluster, patience_s: float) -> bool:
-    """Say who this is and wait with the others. False when what answers is not the chief, or is gone."""
+    """Check in and wait for the others. False when the chief is gone, or something else answers."""
     hello = json.dumps({"node": cluster.node_rank, "nodes": cluster.num_nodes})
     connection.sendall(f"{hello}\n".encode())
-    connection.settimeout(patience_s)  # the chief says something every `report_s`
+    connection.settimeout(patience_s)  # the chief reports every `report_s`
     with connection.makefile("rb") as lines:
         while line := lines.readline(MAX_LINE_BYTES):
             word, _, sentence = line.decode("utf-8", "replace").rstrip("\n").partition(" ")

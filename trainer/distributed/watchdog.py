@@ -1,9 +1,8 @@
-"""Ends a job that makes no progress, and leaves the stacks of its ranks.
+"""Ends a job that makes no progress, after writing the stacks of its ranks.
 
-A stalled collective holds a machine for as long as its timeout allows, and then says nothing of the rank that did not
-come. So each rank has a thread that knows how long steps take. All ranks stall together, since each step has a
-collective: every rank's own watchdog fires within one step's time of the others, and no message between ranks, over the
-network that may be the cause, is needed.
+A stalled collective blocks a machine until its timeout, and its error does not name the missing rank. So a thread of
+each rank knows how long steps take. Each step has a collective, so all ranks stall together and their watchdogs fire
+within one step's time of each other, without messages over a network that may be the cause.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 from trainer.config.job import JobConfig
 from trainer.distributed.process import COLLECTIVE_TIMEOUT, ProcessContext, leave
@@ -29,17 +27,17 @@ from trainer.storage import open_storage
 
 STACKS_FOLDER = "logs/stacks"
 REMEMBERED_STEPS = 101
-POLLS = 40  # looks at the clock in one limit
-LONGEST_POLL_S = 5.0
-# The collective's own timeout ends the process without a trace: stacks are taken before it does.
-LOOK_BEFORE_S = 0.9 * COLLECTIVE_TIMEOUT.total_seconds()
-SAY_S = 5.0
-UPLOAD_S = 20.0  # a store that does not answer may be why the job stalls
-GATHER_S = 10.0  # torchrun ends all ranks of a node when one leaves: time for the others to reach their own limit
+POLLS = 40  # in the shortest limit
+MAX_POLL_S = 5.0
+# Write stacks before the collective's own timeout ends the process.
+DUMP_BEFORE_S = 0.9 * COLLECTIVE_TIMEOUT.total_seconds()
+PRINT_S = 5.0
+UPLOAD_S = 20.0  # storage that does not answer may be why the job stalls
+GRACE_S = 10.0  # torchrun ends all ranks of a node when one ends: time for the others to reach their limits
 
 
 class Watchdog:
-    """Watches one rank from its first `beat` to `close` or the end of its process; not with `train.stall_factor` 0."""
+    """Watches one rank from its first `beat` to `close`; inactive with `train.stall_factor` 0."""
 
     def __init__(self, job: JobConfig, worker: ProcessContext, *, end: Callable[[int], object] = leave) -> None:
         self._factor, self._floor_s = job.train.stall_factor, job.train.stall_floor_s
@@ -49,23 +47,23 @@ class Watchdog:
         self._began_s = time.monotonic()
         self._quiet_s = 0.0
         self._pauses = 0
-        self._looked = False
+        self._dumped = False
         self._changed = threading.Condition()
         self._closed = not self._factor
         if not self._closed:
             threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
 
     def beat(self, step: int) -> None:
-        """Say that `step` is done. The first beat starts the watch: compiling and loading come before it."""
+        """Report that `step` is done. The first call starts the watch, after loading and compiling."""
         with self._changed:
             now_s = time.monotonic()
             if self._step is not None:
                 self._seconds.append(now_s - self._began_s)
-            self._step, self._looked, self._began_s, self._quiet_s = step, False, now_s, 0.0
+            self._step, self._dumped, self._began_s, self._quiet_s = step, False, now_s, 0.0
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
-        """Do not count the time in this block: saving, evaluating, compiling."""
+        """Do not count the time in this block, such as for saving or evaluating."""
         started_s = time.monotonic()
         with self._changed:
             self._pauses += 1
@@ -78,66 +76,61 @@ class Watchdog:
                 self._quiet_s = 0.0
 
     def close(self) -> None:
-        """Stop watching."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
 
     @property
     def limit_s(self) -> float:
-        """Seconds without a step that are a stall."""
+        """Seconds without a step that count as a stall."""
         return max(self._floor_s, self._factor * statistics.median(self._seconds or [0.0]))
 
     def _watch(self) -> None:
-        poll_s = min(LONGEST_POLL_S, self._floor_s / POLLS)
-        looked_s = time.monotonic()
+        poll_s = min(MAX_POLL_S, self._floor_s / POLLS)
+        now_s = time.monotonic()
         while not self._sleep(poll_s):
-            before_s, looked_s = looked_s, time.monotonic()
+            before_s, now_s = now_s, time.monotonic()
             with self._changed:
                 if self._step is None or self._pauses:
                     continue
-                # A process that was frozen as a whole, such as in a virtual machine that is moved, has not stalled.
-                self._quiet_s += min(looked_s - before_s, 2 * poll_s)
+                # A process that was frozen as a whole, such as in a migrating virtual machine, has not stalled.
+                self._quiet_s += min(now_s - before_s, 2 * poll_s)
                 step, quiet_s, limit_s = self._step, self._quiet_s, self.limit_s
-                look = quiet_s >= min(limit_s, LOOK_BEFORE_S) and not self._looked
-                self._looked = self._looked or look
-            if look:
-                self._leave_stacks(step, quiet_s, limit_s)
-            if quiet_s >= limit_s and not self._moves_after_all(step):
+                dump = quiet_s >= min(limit_s, DUMP_BEFORE_S) and not self._dumped
+                self._dumped = self._dumped or dump
+            if dump:
+                self._dump_stacks(step, quiet_s, limit_s)
+            if quiet_s >= limit_s and not self._recovers(step):
                 self._give_up(step, quiet_s, limit_s)
                 return
 
     def _sleep(self, seconds: float) -> bool:
-        """Wait; True when the watch is over."""
+        """Wait; True once closed."""
         with self._changed:
             return self._changed.wait_for(lambda: self._closed, timeout=seconds)
 
-    def _moves_after_all(self, step: int) -> bool:
-        """Leave the other ranks the time to reach their own limit; True if a step is done meanwhile."""
+    def _recovers(self, step: int) -> bool:
+        """Give the other ranks time to reach their limits; True if a step is done meanwhile."""
         if self._worker.world_size > 1:
-            self._sleep(min(GATHER_S, self._floor_s / 4))
+            self._sleep(min(GRACE_S, self._floor_s / 4))
         with self._changed:
             return self._closed or self._step != step or self._pauses > 0
 
-    def _leave_stacks(self, step: int, quiet_s: float, limit_s: float) -> None:
+    def _dump_stacks(self, step: int, quiet_s: float, limit_s: float) -> None:
         text = (
             f"rank {self._worker.rank} on {socket.gethostname()}, process {os.getpid()}: no step for {quiet_s:.1f} s\n"
             f"last step: {step}; limit: {limit_s:.1f} s\n"
             f"main thread: 0x{threading.main_thread().ident:016x}\n"
             f"{stacks_of_all_threads()}"
         )
-        text = redact(text)  # of the source lines in it, one may hold a secret
+        text = redact(text)  # source lines may hold a secret
 
-        def keep() -> None:
-            with contextlib.suppress(UserError):  # they are in the log as well
+        def upload() -> None:
+            with contextlib.suppress(UserError):  # the log has them too
                 name = f"{STACKS_FOLDER}/rank-{self._worker.rank}.txt"
                 open_storage(self._run_uri).write(name, text.encode())
 
-        def say() -> None:
-            sys.stderr.write(text)
-            sys.stderr.flush()
-
-        within(UPLOAD_S, keep, say)
+        within(UPLOAD_S, upload, lambda: print(text, end="", file=sys.stderr, flush=True))
 
     def _give_up(self, step: int, quiet_s: float, limit_s: float) -> None:
         median_s = statistics.median(self._seconds or [0.0])
@@ -145,18 +138,18 @@ class Watchdog:
             f"rank {self._worker.rank} has made no step for {quiet_s:.1f} s after step {step}",
             expected=f"a step at least every {limit_s:.1f} s: train.stall_floor_s, or train.stall_factor times the "
             f"median of {median_s:.2f} s",
-            fix=f"vlmpipe diagnose says where the ranks stand (stacks in {self._run_uri}/{STACKS_FOLDER}); "
+            fix=f"vlmpipe diagnose shows where the ranks hang (stacks in {self._run_uri}/{STACKS_FOLDER}); "
             "start again: the run continues from its last checkpoint",
             code=ExitCode.STALLED,
         )
-        within(SAY_S, lambda: print_error(error))
-        within(SAY_S, lambda: self._end(int(ExitCode.STALLED)))
-        if self._end is leave:  # not even the log takes a line
+        within(PRINT_S, lambda: print_error(error))
+        within(PRINT_S, lambda: self._end(int(ExitCode.STALLED)))
+        if self._end is leave:  # it did not end: standard output or error blocks
             os._exit(ExitCode.STALLED)
 
 
 def within(seconds: float, *actions: Callable[[], object]) -> None:
-    """Do these at once, and wait for them no longer than this: a full pipe or a dead network may hold them for ever."""
+    """Run the actions in threads and wait this long at most: a full pipe or a dead network may block them for ever."""
     threads = [threading.Thread(target=action, daemon=True) for action in actions]
     for thread in threads:
         thread.start()
@@ -166,9 +159,8 @@ def within(seconds: float, *actions: Callable[[], object]) -> None:
 
 
 def stacks_of_all_threads() -> str:
-    """What each thread of this process is doing, as faulthandler says it: the most recent call first."""
-    with tempfile.TemporaryDirectory(prefix="vlmpipe-stacks-") as folder:
-        path = Path(folder, "stacks")
-        with path.open("w") as file:
-            faulthandler.dump_traceback(file=file, all_threads=True)
-        return path.read_text()
+    """Each thread's stack in faulthandler's form, the most recent call first."""
+    with tempfile.TemporaryFile("w+") as file:
+        faulthandler.dump_traceback(file=file, all_threads=True)
+        file.seek(0)
+        return file.read()

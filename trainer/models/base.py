@@ -22,43 +22,42 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ShardingUnits:
-    """The parts of a training model that parallelism needs to know, without knowing the model."""
+    """The parts of a training module that strategies need, whatever its family."""
 
-    language_layers: Sequence[nn.Module]  # units for sharding and activation checkpointing
-    tower_layers: Sequence[nn.Module]  # empty when the tower is not part of the model (cached features)
+    language_layers: Sequence[nn.Module]  # units of sharding and activation checkpointing
+    tower_layers: Sequence[nn.Module]  # empty with cached features
     embedding: nn.Module  # tokens to hidden states
     head: nn.Module  # hidden states to logits; its weight may be the embedding's
-    loss: TokenLoss  # with the head, hidden states and label tokens to their summed loss
-    reduce_to: Callable[[Stage], None]  # makes a stage of the module: lets go of all else
-    view: Callable[[Stage], nn.Module]  # a module that is this stage, with the same weights
-    image_layers: int = 0  # behind so many first language layers images are added, by the places of whole rows
-    sequence_flops: SequenceFlops | None = None  # of a mean row, where the data is known: what stages are balanced by
+    loss: TokenLoss  # (head, hidden states, label tokens) to summed loss
+    reduce_to: Callable[[Stage], None]  # removes everything else from the module
+    view: Callable[[Stage], nn.Module]  # a new module of this stage, with the same weights
+    image_layers: int = 0  # images are also added after this many first language layers (DeepStack)
+    sequence_flops: SequenceFlops | None = None  # of a mean sequence of the data, to balance stages
 
     @property
     def is_tied(self) -> bool:
-        """Whether embedding and head are one matrix."""
         return self.head.weight is self.embedding.weight
 
     def layers_in(self, stage: Stage) -> list[nn.Module]:
-        """Those of the language model, then those of the tower."""
+        """The stage's language layers, then tower layers."""
         tower = self.tower_layers if stage.is_first else []
         return [*(self.language_layers[number] for number in stage.layers), *tower]
 
     def has_embedding(self, stage: Stage) -> bool:
-        """Whether the stage has the embedding's matrix: the last one too, where it is the head's."""
+        """Whether the stage has the embedding's matrix; a tied last stage has it too."""
         return stage.is_first or (stage.is_last and self.is_tied)
 
 
 class Weights(Protocol):
-    """Weights of a model that is nowhere in memory as a whole."""
+    """Weights of a model that need not be in memory as a whole."""
 
     def read(self, name: str) -> torch.Tensor:
-        """One weight by its name in the model's state dict. Cheap when asked in name order."""
+        """A weight by its name in the state dict. Fast in the order of names."""
         ...
 
 
 class Family(Protocol):
-    """What the trainer needs of a model family. `model` is the Hugging Face model, `module` the trainable wrapper."""
+    """What the trainer needs of a model family. model: the Hugging Face model; module: its training module."""
 
     def image_tokens(self, config: ModelConfig, width: int, height: int) -> int: ...
     def feature_shape(self, config: ModelConfig) -> tuple[int, ...]: ...

@@ -9,22 +9,22 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-Grid = tuple[int, int, int]  # of an image: 1, rows and columns of patches
+Grid = tuple[int, int, int]  # of an image: 1, rows of patches, columns of patches
 
 
 class Images(NamedTuple):
-    """Of a family whose images are all resized to one square, one entry of `values` is an image, or a tile of one that
-    is cut; of another family, `values` are the patches or tokens of all images, one image after another."""
+    """values: one entry for each image or tile, in families that resize them to one square; otherwise the patches or
+    tokens of all images, concatenated."""
 
     values: Tensor
-    grids: tuple[Grid, ...] | None = None  # where pixel values need it; numbers of the host, which stay there
-    tiles: tuple[int, ...] | None = None  # of each image, where images are cut
+    grids: tuple[Grid, ...] | None = None  # of pixel values that are patches; stays on the host
+    tiles: tuple[int, ...] | None = None  # of each image, if images are cut into tiles
 
     def to(self, device: torch.device) -> Images:
         return self._replace(values=self.values.to(device))
 
     def features_of_each(self, encoded: Sequence[Tensor] | Tensor) -> list[Tensor]:
-        """(tokens, width) of each image, from what a family's `encode` makes of `values`."""
+        """(tokens, width) of each image, from the output of the family's `encode`."""
         if self.tiles is None:
             return list(encoded)
         left = iter(encoded)
@@ -35,8 +35,8 @@ PrepareImages = Callable[[Sequence[bytes]], Images]  # encoded images -> their p
 
 
 def join_features(features: Sequence[Tensor], shape: tuple[int, ...]) -> Tensor:
-    """Features of several images as one tensor. `shape` is the family's `feature_shape`: (tokens, width) of an image or
-    of a tile, or (width,) where images differ in tokens."""
+    """Features of several images as one tensor. shape: the family's `feature_shape`, (tokens, width) of an image or
+    tile, or (width,) if images differ in tokens."""
     if not features:
         return torch.empty(0, *shape, dtype=torch.bfloat16)
     return torch.cat(list(features)).view(-1, *shape)

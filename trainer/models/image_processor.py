@@ -19,11 +19,11 @@ from trainer.models.image_tokens import image_form_of
 from trainer.models.registry import family_of
 from trainer.sizing.image_tiles import ImageTiles
 
-POINTWISE = (CLIPImageProcessorPil, SiglipImageProcessorPil)  # after resizing, each value depends on itself alone
+POINTWISE = (CLIPImageProcessorPil, SiglipImageProcessorPil)  # after resizing, they map each value on its own
 
 
 def image_preparer(config: ModelConfig) -> PrepareImages:
-    """What makes pixel values of the family's images."""
+    """Decodes the family's images into pixel values."""
     form = image_form_of(config)
     if form.grids:
         return PatchPreparer(config)
@@ -34,41 +34,42 @@ def image_preparer(config: ModelConfig) -> PrepareImages:
 
 
 def images_within(config: ModelConfig, tiles: int) -> int:
-    """So many images that they have at most `tiles` tiles, each of one that is not cut; at least one image."""
+    """How many images have at most `tiles` tiles; at least 1."""
     return max(1, tiles // image_form_of(config).most_tiles)
 
 
 def opened(images: Sequence[bytes]) -> Iterator[Image.Image]:
-    """Preparation left only whole, upright JPEG and PNG pictures of 8 bits a channel."""
+    """Decoded images. Prepared data holds complete, upright JPEG and PNG images of 8 bits a channel only."""
     return (Image.open(io.BytesIO(data), formats=("JPEG", "PNG")).convert("RGB") for data in images)
 
 
 def fill(place: np.ndarray, values: np.ndarray, tables: np.ndarray) -> None:
-    """Put into `place`, (3, side, side), what `tables`, (3, 256), make of `values`, (side, side, 3)."""
+    """Map `values` (side, side, 3) through `tables` (3, 256) into `place` (3, side, side)."""
     for channel, table in enumerate(tables):
-        np.take(table, values[..., channel], out=place[channel], mode="clip")  # other modes make a copy first
+        np.take(table, values[..., channel], out=place[channel], mode="clip")  # other modes copy first
 
 
 class PatchPreparer:
-    """Decodes images and cuts them into patches, each image in its own shape, by the family's own image processor."""
+    """Decodes images and cuts them into patches with the family's own image processor."""
 
     def __init__(self, config: ModelConfig) -> None:
         self._processor = family_of(config).image_processor(config)
         side, frames = self._processor.patch_size, self._processor.temporal_patch_size
-        self._numbers = 3 * frames * side**2  # of a patch
+        self._patch_numbers = 3 * frames * side**2
 
     def __call__(self, images: Sequence[bytes]) -> Images:
-        """Encoded images -> (patches, numbers) fp32 and grids; also for no images at all."""
+        """Encoded images, possibly none -> (patches, numbers) in fp32, and grids."""
         made = [self._processor([picture], return_tensors="np") for picture in opened(images)]
-        patches = np.concatenate([np.empty((0, self._numbers), np.float32), *(one["pixel_values"] for one in made)])
+        none = np.empty((0, self._patch_numbers), np.float32)
+        patches = np.concatenate([none, *(one["pixel_values"] for one in made)])
         grids = tuple((1, int(rows), int(columns)) for one in made for _, rows, columns in one["image_grid_thw"])
         return Images(torch.from_numpy(patches), grids)
 
 
 class TilePreparer:
-    """Decodes images and cuts them into tiles as the family's own image processor does: to the same bits, in less time.
+    """Decodes images and cuts them into tiles: the bits of the family's own image processor, in less time.
 
-    Raises ConfigError for a processor of another kind: what it cuts is not what was counted.
+    Raises ConfigError for a processor of another class, whose tiles may differ from those counted.
     """
 
     def __init__(self, config: ModelConfig, tiles: ImageTiles) -> None:
@@ -87,7 +88,7 @@ class TilePreparer:
         self._tables = np.asarray(normal if processor.do_normalize else scaled, np.float32)[:, 0]
 
     def __call__(self, images: Sequence[bytes]) -> Images:
-        """Encoded images -> (tiles, 3, side, side) fp32, image after image; also for no images at all."""
+        """Encoded images, possibly none -> (tiles, 3, side, side) in fp32, image after image."""
         cut = [list(self._cut(picture)) for picture in opened(images)]
         pixels = torch.empty(sum(map(len, cut)), 3, self._tiles.side, self._tiles.side)
         for place, tile in zip(pixels.numpy(), itertools.chain(*cut), strict=True):
@@ -95,7 +96,7 @@ class TilePreparer:
         return Images(pixels, tiles=tuple(map(len, cut)))
 
     def _cut(self, picture: Image.Image) -> Iterator[np.ndarray]:
-        """(side, side, 3) of each tile: row after row, then the whole image."""
+        """(side, side, 3) for each tile: row by row, then the whole image."""
         (rows, columns), side = self._tiles.of(*picture.size), self._tiles.side
         picture = picture.resize(self._tiles.resized(*picture.size), self._resample)
         picture = picture.resize((columns * side, rows * side), self._resample)
@@ -107,7 +108,7 @@ class TilePreparer:
 
 
 class PixelPreparer:
-    """Decodes and resizes as the family's own image processor does: to the same bits, in less time."""
+    """Decodes and resizes images: the bits of the family's own image processor, in less time."""
 
     def __init__(self, config: ModelConfig) -> None:
         self._processor = family_of(config).image_processor(config)
@@ -115,19 +116,19 @@ class PixelPreparer:
         self._tables = self._tables_of_values() if type(self._processor) in POINTWISE else None
 
     def __call__(self, images: Sequence[bytes]) -> Tensor:
-        """Encoded images -> (images, 3, side, side) fp32; also for no images at all."""
+        """Encoded images, possibly none -> (images, 3, side, side) in fp32."""
         pixels = torch.empty(len(images), 3, self._side, self._side)
         for place, picture in zip(pixels.numpy(), opened(images), strict=True):
             if self._tables is None:
                 made = self._processor([picture], return_tensors="np")["pixel_values"]
-                place[:] = made.reshape(place.shape)  # of some with an axis more
+                place[:] = made.reshape(place.shape)  # some processors add an axis
                 continue
             resized = np.asarray(picture.resize((self._side, self._side), self._processor.resample))
             fill(place, resized, self._tables)
         return pixels
 
     def _tables_of_values(self) -> np.ndarray | None:
-        """(3, 256) what rescaling and normalizing make of each value; None where pictures are not resized."""
+        """(3, 256) rescaled and normalized values; None if the processor does not resize."""
         if not self._processor.do_resize:
             return None
         ramp = np.repeat(np.arange(256, dtype=np.uint8)[None, :, None], 3, axis=2)

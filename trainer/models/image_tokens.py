@@ -1,8 +1,7 @@
-"""Image marks in prompts and image token counts, computed without torch where the model's configuration has all
-that decides them.
+"""Image marks in prompts and image token counts, without torch if the model's configuration file decides them.
 
-Processes that prepare data need nothing else of the model, and importing torch and transformers' models takes longer
-than preparing a thousand records.
+Data preparation needs nothing else of the model, and importing torch and transformers takes longer than preparing a
+thousand records.
 """
 
 from __future__ import annotations
@@ -22,43 +21,42 @@ from trainer.storage.regular_files import read_regular
 
 ImageTokens = Callable[[int, int], int]  # (width, height) in pixels -> tokens
 CLIP = "clip_vision_model"
-KNOWN_TOWERS = (CLIP, "siglip_vision_model")  # others are looked up in transformers, which also knows what is no tower
-VISION_START, VISION_END = "<|vision_start|>", "<|vision_end|>"  # what the Qwen-VL models have learnt to see images in
-LEAST_TOKENS = 4  # of an image, where model.min_pixels does not say: 56 x 56 pixels of Qwen2.5-VL
-LARGEST_CONFIG_BYTES = 16 << 20
-PROBE_SIZES = ((64, 64), (640, 480), (480, 640), (1024, 1024))  # pixels; tell image token rules apart
+KNOWN_TOWERS = (CLIP, "siglip_vision_model")  # others need transformers, which also rejects what is no tower
+VISION_START, VISION_END = "<|vision_start|>", "<|vision_end|>"  # around images in the Qwen-VL models' prompts
+MIN_TOKENS = 4  # of an image without model.min_pixels: 56 x 56 pixels of Qwen2.5-VL
+MAX_CONFIG_BYTES = 16 << 20
+PROBE_SIZES = ((64, 64), (640, 480), (480, 640), (1024, 1024))  # pixels; distinguish image token rules
 
 
 @dataclass(frozen=True)
 class ImageForm:
-    """How images stand in a row of tokens."""
+    """How images are represented in a sequence of tokens."""
 
-    mark: str = IMAGE_TOKEN  # text that stands for an image in a prompt; its image token is then repeated
-    grids: ImageGrids | None = None  # None: all images are resized to one square, and positions count tokens
-    is_in_tokenizer: bool = False  # the model's own tokenizer has the marks' tokens, and one without them is refused
-    tiles: ImageTiles | None = None  # None: images are not cut, and all have the same mark
+    mark: str = IMAGE_TOKEN  # text of an image in a prompt; its image token is then repeated
+    grids: ImageGrids | None = None  # None: all images are resized to one square
+    is_in_tokenizer: bool = False  # the tokenizer must already have the marks' tokens
+    tiles: ImageTiles | None = None  # None: images are not cut into tiles
 
     @property
     def tile_tokens(self) -> int:
-        """Tokens of a tile; 0 where images are not cut."""
+        """0 if images are not cut into tiles."""
         return self.tiles.tokens if self.tiles else 0
 
     @property
     def most_tiles(self) -> int:
-        """Of an image."""
         return self.tiles.most if self.tiles else 1
 
     @property
     def control_tokens(self) -> tuple[str, ...]:
-        """Tokens that marks are written with and `mark` does not show."""
+        """Tokens of tiles' marks."""
         return self.tiles.control_tokens if self.tiles else ()
 
     def num_tiles(self, counts: Sequence[int]) -> int:
-        """Tiles of images with these numbers of tokens, all together; an image that is not cut is one."""
+        """All tiles of images with these numbers of tokens."""
         return sum(counts) // self.tiles.tokens if self.tiles else len(counts)
 
     def marks(self, sizes: Sequence[tuple[int, int]]) -> list[str]:
-        """Text that stands for each image of these sizes, (width, height) in pixels."""
+        """Text of each image in a prompt. sizes: (width, height) in pixels."""
         return [self.tiles.mark(*size) for size in sizes] if self.tiles else [self.mark] * len(sizes)
 
 
@@ -66,28 +64,28 @@ SQUARES = ImageForm()
 
 
 def image_form_of(config: ModelConfig) -> ImageForm:
-    """Of the model's family. Imports torch only where it must."""
-    if config.family == "smolvlm" and config.longest_edge:
+    """Imports torch only if the configuration file is incomplete."""
+    if config.family == "smolvlm":
+        if not config.longest_edge:
+            return ImageForm(WHOLE, is_in_tokenizer=True)
         tiles = ImageTiles(config.image_size, config.longest_edge, _tile_tokens(config))
         return ImageForm(is_in_tokenizer=True, tiles=tiles)
-    if config.family == "smolvlm":
-        return ImageForm(WHOLE, is_in_tokenizer=True)
     if config.family not in GRID_FAMILIES:
         return SQUARES
     vision = vision_of(stated(config.tower))
     if not {"patch_size", "spatial_merge_size"} <= vision.keys():
-        from trainer.models.hf_native.build import pretrained_config
+        from trainer.models.hf_native.pretrained import pretrained_config
 
         vision = pretrained_config(config).vision_config.to_dict()
     patch, merge = int(vision["patch_size"]), int(vision["spatial_merge_size"])
-    assert config.max_pixels is not None, "the model section has checked it"
-    least_pixels = min(LEAST_TOKENS * (patch * merge) ** 2, config.max_pixels)
+    assert config.max_pixels is not None, "checked by ModelConfig"
+    least_pixels = min(MIN_TOKENS * (patch * merge) ** 2, config.max_pixels)
     grids = ImageGrids(patch, merge, config.min_pixels or least_pixels, config.max_pixels)
     return ImageForm(f"{VISION_START}{IMAGE_TOKEN}{VISION_END}", grids)
 
 
 def image_rule(config: ModelConfig) -> Any:
-    """What decides the tokens of images, as plain JSON: part of the name of prepared data."""
+    """What decides the tokens of images, as plain JSON. It identifies prepared data."""
     form = image_form_of(config)
     if form.grids:
         return {"mark": form.mark, **form.grids.as_dict()}
@@ -99,7 +97,7 @@ def image_rule(config: ModelConfig) -> Any:
 
 
 def image_tokens_of(config: ModelConfig) -> ImageTokens:
-    """The rule by which the model's family counts tokens of an image. Imports torch only where it must."""
+    """Counts tokens of an image. Imports torch only if the configuration file is incomplete."""
     form = image_form_of(config)
     if form.grids:
         return cache(form.grids.tokens)
@@ -118,39 +116,35 @@ def image_tokens_of(config: ModelConfig) -> ImageTokens:
 
 
 def _tile_tokens(config: ModelConfig) -> int:
-    """Of SmolVLM, tokens of a square of `image_size`."""
+    """Of SmolVLM, where a token is a square of `scale_factor` x `scale_factor` patches (pixel shuffle)."""
     content: dict[str, Any] = stated(config.tower)
     if not ("patch_size" in vision_of(content) and "scale_factor" in content):
-        from trainer.models.hf_native.build import pretrained_config
+        from trainer.models.hf_native.pretrained import pretrained_config
 
         content = pretrained_config(config).to_dict()
-    return shuffled_tokens(config.image_size, int(vision_of(content)["patch_size"]), int(content["scale_factor"]))
+    patch_size, scale_factor = int(vision_of(content)["patch_size"]), int(content["scale_factor"])
+    return int((config.image_size // patch_size // scale_factor) ** 2)
 
 
 def square_tokens(config: ModelConfig, tower_type: str, patch_size: int) -> int:
-    """Language-model tokens of an image that is resized to the square of `image_size`; `patch_size` in pixels."""
+    """Language-model tokens of an image resized to the square of `image_size`; `patch_size` in pixels."""
     side = config.image_size // patch_size
     return side * side + (1 if tower_type == CLIP and config.feature_select == "full" else 0)
 
 
-def shuffled_tokens(image_size: int, patch_size: int, scale_factor: int) -> int:
-    """The same of SmolVLM, where a token is a square of `scale_factor` x `scale_factor` patches (pixel shuffle)."""
-    return int((image_size // patch_size // scale_factor) ** 2)
-
-
 def stated(tower: WeightsConfig) -> dict[str, Any]:
-    """The model's configuration as far as it is written down; what is left out is transformers' to say."""
+    """The model's configuration as written, without transformers' defaults; {} for an unreadable file."""
     content: Any = tower.config
     if tower.weights:
         file = Path(tower.weights, "config.json")
         try:
-            content = json.loads(read_regular(file, LARGEST_CONFIG_BYTES)) if file.is_file() else {}
-        except ValueError:  # transformers says what is wrong with it
+            content = json.loads(read_regular(file, MAX_CONFIG_BYTES)) if file.is_file() else {}
+        except ValueError:  # transformers reports the error
             return {}
     return content if isinstance(content, dict) else {}
 
 
 def vision_of(content: dict[str, Any]) -> dict[str, Any]:
-    """That of the vision encoder in it."""
+    """The vision encoder's part of a configuration."""
     vision = content.get("vision_config", content)
     return vision if isinstance(vision, dict) else {}

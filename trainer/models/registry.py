@@ -1,4 +1,4 @@
-"""The model families by name."""
+"""Model families by name."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from trainer.config.model import ModelConfig
     from trainer.models.base import Family
 
-# Module and class of each `model.family`. Named, not imported: a family needs torch, and its name does not.
+# `model.family` -> module and class, imported on use because families import torch.
 FAMILIES = {
     "llava": ("trainer.models.llava.family", "LlavaFamily"),
     "smolvlm": ("trainer.models.smolvlm.family", "SmolVlmFamily"),
@@ -21,7 +21,6 @@ FAMILIES = {
 
 
 def family_of(config: ModelConfig) -> Family:
-    """The family that `model.family` names, which is imported here."""
     module, name = FAMILIES[config.family]
     with collector_off():
         family: Family = getattr(importlib.import_module(module), name)()

@@ -1,17 +1,18 @@
-"""Size of a checkpoint. No torch here: planners read it."""
+"""Size of a checkpoint. Imports no torch: the planner reads it."""
 
 from __future__ import annotations
 
 from trainer.config.train import TrainConfig
 
-STATE_BYTES = 12  # of a trained parameter: fp32 weight and the two moments of AdamW
-AVERAGE_BYTES = 4  # and the average of the weights, where train.ema_decay keeps one
-ERROR_BYTES = 4  # of what PowerSGD has left out, of each rank
-DEEPSPEED_WEIGHT_BYTES = 4  # of a module whose weights are whole, besides the optimizer's
+# Bytes for each trained parameter.
+STATE_BYTES = 12  # fp32 weight and the two moments of AdamW
+AVERAGE_BYTES = 4  # average of the weights (train.ema_decay)
+ERROR_BYTES = 4  # PowerSGD's compression error, for each rank
+DEEPSPEED_WEIGHT_BYTES = 4  # the module's weights besides the optimizer's
 
 
 def checkpoint_bytes(num_trainable: int, settings: TrainConfig, data_parallel: int) -> int:
-    """Of a run with these settings on so many copies of the model, but for some KiB that every file has."""
+    """Of a run with `data_parallel` copies of the model, without some KiB of each file's header."""
     per_parameter = STATE_BYTES
     if settings.ema_decay:
         per_parameter += AVERAGE_BYTES

@@ -1,11 +1,10 @@
-"""FLOPs of one packed sequence, from the model's sizes alone. A multiply-add counts as two.
+"""FLOPs of one packed sequence, from the model's sizes. A multiply-add counts as two.
 
-What the training modules compute is counted, as torch's own counter does (matrix products, convolutions and
-attention; not norms, activations or lookups): the tower runs all its layers even when an earlier one feeds the
-projector; each sample of a row attends to itself, and padding to next to nothing (a model that needs a mask over the
-row for that computes more: `trainer.models.attention.varlen`); only label positions go through the head. Products per
-layer: Kaplan et al. 2020 (arXiv 2001.08361), section 2.1; a backward pass takes one product for a weight's gradient and
-one for its input's.
+Counts what the training modules compute, like torch's own counter: matrix products, convolutions and attention, but no
+norms, activations or lookups. The tower runs all its layers even when an earlier one feeds the projector. Samples
+attend to themselves only, and padding costs almost nothing (models that need a mask compute more: see
+`trainer.models.attention.varlen`). Only label positions go through the head. Products per layer: Kaplan et al. 2020
+(arXiv 2001.08361), section 2.1. A backward pass takes one product for a weight's gradient and one for its input's.
 """
 
 from __future__ import annotations
@@ -23,11 +22,9 @@ BEFORE_HEAD: tuple[Part, ...] = ("embedding", "language_layers", "adapters")
 
 @dataclass(frozen=True)
 class PartFlops:
-    """Of one part of the model."""
-
     forward: float = 0
     backward: float = 0
-    recompute: float = 0  # forward work done again in the backward pass
+    recompute: float = 0  # forward work repeated in the backward pass
 
     @property
     def total(self) -> float:
@@ -42,7 +39,7 @@ class PartFlops:
 
 @dataclass(frozen=True)
 class SequenceFlops:
-    """Of one row, by part. Whole numbers for whole numbers of tokens and images."""
+    """By part of the model. Integers for integer numbers of tokens and images."""
 
     tower: PartFlops
     projector: PartFlops
@@ -57,19 +54,15 @@ class SequenceFlops:
 
     @property
     def forward(self) -> float:
-        return sum(part.forward for _, part in self.parts())
-
-    @property
-    def backward(self) -> float:
-        return sum(part.backward for _, part in self.parts())
-
-    @property
-    def recompute(self) -> float:
-        return sum(part.recompute for _, part in self.parts())
+        return self._summed.forward
 
     @property
     def total(self) -> float:
-        return self.forward + self.backward + self.recompute
+        return self._summed.total
+
+    @property
+    def _summed(self) -> PartFlops:
+        return sum((part for _, part in self.parts()), PartFlops())
 
     def times(self, count: float) -> SequenceFlops:
         return SequenceFlops(**{name: part.times(count) for name, part in self.parts()})
@@ -87,18 +80,17 @@ def flops_per_sequence(
     feature_layer: int = -1,
     sample_pairs: float | None = None,
 ) -> SequenceFlops:
-    """What the hardware computes for one row of `sequence_length` slots with `images` images and `label_tokens` labels.
+    """What the hardware computes for one sequence of `sequence_length` tokens, padding included.
 
-    `sample_pairs`: pairs of two tokens of one sample, which is the sum of the squares of the samples' lengths; without
-    it the row is one sample.
-    `cached` drops the tower. `full` checkpointing runs the language layers again, without the last product of each,
-    which torch leaves out because nothing in the backward pass needs it; `selective` computes no product again. Of
-    `loss_chunks` equal chunks of labels all but one go through the head again. `feature_layer` is the run file's:
-    layers of a trained tower behind it get no gradient.
+    cached: leaves out the tower.
+    activation_checkpointing: `full` repeats the language layers, except the last product of each, which no gradient
+        needs; `selective` repeats no product.
+    loss_chunks: equal chunks of labels; all but one go through the head twice.
+    feature_layer: of the run file; layers of a trained tower after it get no gradient.
+    sample_pairs: sum of the squares of the samples' lengths; None for a single sample.
 
-    The backward pass ends at the first layer in which something is trained. Where patterns choose some of its weights,
-    that layer is counted as if it were reached whole, but for the gradient of its input where only matrices of it are
-    trained, and so is a projector.
+    The backward pass ends at the first trained layer. If patterns choose some of its weights, all its products count,
+    except those for the gradient of its input if only matrices are trained. The same holds for the projector.
     """
     reaches_projector = "projector" not in shape.frozen or (not cached and "tower" not in shape.frozen)
     reaches_language = reaches_projector or any(shape.trained[part] for part in BEFORE_HEAD)
@@ -106,15 +98,16 @@ def flops_per_sequence(
     head_products = int(reaches_language) + int("head" not in shape.frozen)
 
     language = shape.language
-    layers = language.layers * sequence_length * _weight_flops_per_token(language)
+    layers = language.layers * sequence_length * 2 * language.matrices
     pairs = sequence_length**2 if sample_pairs is None else sample_pairs
     attention = language.layers * _attention_flops(language, pairs)
     adapters = language.layers * sequence_length * 2 * sum(shape.adapters.values())
-    reached = 1 - shape.first_reached_layer(cached=cached) / language.layers if reaches_language else 0  # of the layers
+    reached = 1 - shape.first_reached_layer(cached=cached) / language.layers if reaches_language else 0
     again = reached if activation_checkpointing == "full" else 0
     last_products, last_of_adapters = (language.layers * sequence_length * each for each in _last_products(shape))
-    # Where nothing is trained before the first layer, its query, key and value need no gradient of their input.
-    only_matrices = shape.chosen is None or not shape.chosen.language.has_vectors_first  # else perhaps the norm before
+    # If nothing is trained before the first layer, its query, key and value need no gradient of their input, unless a
+    # vector of that layer is trained: it may be the norm before them.
+    only_matrices = shape.chosen is None or not shape.chosen.language.has_vectors_first
     unreached = (
         sequence_length * _input_flops_per_token(language) if reached and not reaches_layers and only_matrices else 0
     )
@@ -125,11 +118,11 @@ def flops_per_sequence(
         tower=PartFlops() if cached else _tower(shape, feature_layer).times(images),
         projector=_projector(shape, reaches_inputs=not cached and "tower" not in shape.frozen).times(images),
         language_layers=PartFlops(
-            layers, _whole(reached * layers + own_products) - unreached, _whole(again * (layers - last_products))
+            layers, _rounded(reached * layers + own_products) - unreached, _rounded(again * (layers - last_products))
         ),
         adapters=PartFlops(adapters, 2 * adapters, adapters - last_of_adapters if again else 0),
-        # Two products forward; four backward, for both operands of each, whether weights are frozen or not.
-        attention=PartFlops(attention, _whole(2 * attention * reached), _whole(attention * again)),
+        # Two products forward; four backward, even with frozen weights.
+        attention=PartFlops(attention, _rounded(2 * attention * reached), _rounded(attention * again)),
         head=PartFlops(head, head_products * head, again_in_head),
     )
 
@@ -137,57 +130,48 @@ def flops_per_sequence(
 def model_flops_per_sequence(
     shape: ModelShape, *, useful_tokens: float, samples: float, images: float, label_tokens: float, cached: bool
 ) -> float:
-    """What a row asks for, however it is computed: the numerator of model FLOPs utilisation (MFU).
+    """The numerator of model FLOPs utilisation (MFU): what the model needs for one sequence, however it is computed.
 
-    Padding and recomputation do not count, a sample attends to itself only, a frozen tower counts forward only. Samples
-    are taken as equally long, which undercounts attention a little. MFU: Chowdhery et al. 2022 (arXiv 2204.02311), B.
+    Without padding and recomputation. Samples are taken as equally long, which undercounts attention a little. MFU:
+    Chowdhery et al. 2022 (arXiv 2204.02311), appendix B.
     """
-    return (
-        flops_per_sequence(
-            shape,
-            sequence_length=useful_tokens / samples,
-            images=images / samples,
-            label_tokens=label_tokens / samples,
-            cached=cached,
-            activation_checkpointing="none",
-        )
-        .times(samples)
-        .total
+    sample = flops_per_sequence(
+        shape,
+        sequence_length=useful_tokens / samples,
+        images=images / samples,
+        label_tokens=label_tokens / samples,
+        cached=cached,
+        activation_checkpointing="none",
     )
+    return sample.times(samples).total
 
 
 def tower_flops_per_image(shape: ModelShape) -> float:
-    """Forward FLOPs of the tower for one image: what a cached feature saves each time, and costs once."""
+    """Forward FLOPs of the tower for one image."""
     return _tower(shape, feature_layer=-1).forward
 
 
-def _weight_flops_per_token(stack: Stack) -> int:
-    """Forward, one layer: query and output, key and value, and the two or three matrices of the feed-forward part."""
-    attention = 2 * stack.heads * stack.head_dim + 2 * stack.kv_heads * stack.head_dim
-    return 2 * stack.hidden * (attention + (3 if stack.gated else 2) * stack.intermediate)
-
-
 def _trained_share(shape: ModelShape) -> float:
-    """Of the matrices in language layers."""
+    """Trained share of the parameters in matrices of language layers."""
     if shape.chosen:
         return sum(shape.chosen.language.in_matrices) / (shape.language.layers * shape.language.matrices)
     return float("language_layers" not in shape.frozen)
 
 
-def _whole(count: float) -> float:
-    """Without what a share of layers has left behind the point."""
+def _rounded(count: float) -> float:
+    """Without the rounding error of a share of layers."""
     return round(count) if abs(count - round(count)) < 1e-6 * abs(count) else count
 
 
 def _input_flops_per_token(stack: Stack) -> int:
-    """Forward, one layer: the products that read the layer's input, which are query, key and value."""
+    """Forward, one layer: query, key and value."""
     return 2 * stack.hidden * (stack.heads + 2 * stack.kv_heads) * stack.head_dim
 
 
 def _last_products(shape: ModelShape) -> tuple[int, int]:
-    """Forward, one layer and token: the last product of the layer itself, and of its adapters; one of them is 0.
+    """Forward, one layer and token: the last product of the layer, or of the adapter on it; the other is 0.
 
-    An adapted layer is followed by its adapter, whose last product is B's: from the rank to the hidden size.
+    An adapter's last product is B's: from the rank to the hidden size.
     """
     stack = shape.language
     in_last = next((count for name, count in shape.adapters.items() if name.endswith("down_proj")), 0)
@@ -197,14 +181,14 @@ def _last_products(shape: ModelShape) -> tuple[int, int]:
 
 
 def _attention_flops(stack: Stack, pairs: float) -> float:
-    """Forward, one layer, of so many pairs of tokens: scores and the weighted sum of values."""
+    """Forward, one layer: scores and weighted sums of values, for `pairs` pairs of tokens."""
     return 4 * pairs * stack.heads * stack.head_dim
 
 
 def _tower(shape: ModelShape, feature_layer: int) -> PartFlops:
     stack, tokens = shape.tower, shape.tower_tokens
-    in_weights, attention = stack.layers * tokens * _weight_flops_per_token(stack), _tower_attention(shape)
-    patches = 2 * tokens * shape.patch_pixels * stack.hidden  # with a class token, one too many: below a thousandth
+    in_weights, attention = stack.layers * tokens * 2 * stack.matrices, _tower_attention(shape)
+    patches = 2 * tokens * shape.patch_pixels * stack.hidden  # one too many with a class token: below 0.1 %
     forward = patches + in_weights + attention + _pooling_head(shape)
     if "tower" in shape.frozen:
         return PartFlops(int(forward))
@@ -212,7 +196,7 @@ def _tower(shape: ModelShape, feature_layer: int) -> PartFlops:
     backward = patches + 2 * (in_weights + attention) * used_layers / stack.layers  # pixels need no gradient
     if shape.chosen:
         chosen, per_parameter = shape.chosen.tower, 2 * tokens
-        outside = shape.chosen.parameters["tower"] - sum(chosen.parameters)  # taken to lie before the layers
+        outside = shape.chosen.parameters["tower"] - sum(chosen.parameters)  # assumed before the layers
         first = 0 if outside or chosen.first is None else chosen.first
         reached = (used_layers - first) / stack.layers
         backward = reached * (in_weights + 2 * attention) + per_parameter * sum(chosen.in_matrices)
@@ -223,11 +207,11 @@ def _tower(shape: ModelShape, feature_layer: int) -> PartFlops:
 
 
 def _tower_attention(shape: ModelShape) -> float:
-    """Forward, all layers. An image is taken as nearly square where windows cut it into pieces."""
+    """Forward, all layers. With windows, images are taken as nearly square."""
     stack, tokens, windows = shape.tower, shape.tower_tokens, shape.windows
     if windows is None:
         return stack.layers * _attention_flops(stack, tokens**2)
-    seen = float(shape.merge**2)  # patches that one sees inside its window, in the mean
+    seen = float(shape.merge**2)  # mean number of patches that a patch attends to in its window
     for side in near_square(shape.image_tokens):
         pieces = [windows.side] * (side // windows.side) + [side % windows.side]
         seen *= sum(piece**2 for piece in pieces) / side
@@ -236,13 +220,13 @@ def _tower_attention(shape: ModelShape) -> float:
 
 
 def _pooling_head(shape: ModelShape) -> int:
-    """SigLIP towers end in attention from one learned query, computed in each forward pass and used by nobody here.
+    """SigLIP towers end in attention from one learned query, which runs in each forward pass although it is not used.
 
-    It is told by the parameters that layers, patches and positions leave over.
+    Detected by the parameters outside of layers, patches and positions.
     """
     stack, tokens = shape.tower, shape.tower_tokens
     if shape.images_differ or shape.projector_layers == 1:
-        return 0  # a native model's has none
+        return 0  # towers of native models have none
     left = shape.parameters["tower"] - stack.layers * stack.layer_parameters
     left -= (shape.patch_pixels + tokens) * stack.hidden
     if left < 4 * stack.hidden**2:
@@ -252,8 +236,7 @@ def _pooling_head(shape: ModelShape) -> int:
 
 
 def _projector(shape: ModelShape, *, reaches_inputs: bool) -> PartFlops:
-    """One or two layers on each image token, in a native model of each level; `reaches_inputs`: a trained tower before
-    it needs gradients through it."""
+    """One or two layers on each token of each level. reaches_inputs: a trained tower needs gradients through it."""
     if shape.projector_layers == 1:
         only = 2 * shape.image_tokens * shape.feature_width * shape.language.hidden
         return PartFlops(only, only * (int("projector" not in shape.frozen) + int(reaches_inputs)))
@@ -262,7 +245,7 @@ def _projector(shape: ModelShape, *, reaches_inputs: bool) -> PartFlops:
     first = 2 * shape.image_tokens * shape.levels * width * inner
     second = 2 * shape.image_tokens * shape.levels * inner * shape.language.hidden
     trained = "projector" not in shape.frozen
-    # In a native model a norm comes first, which is trained too.
+    # In native models the projector begins with a trained norm.
     backward = first * (int(trained) + int(reaches_inputs or (trained and shape.images_differ)))
     backward += second * (int(trained) + int(trained or reaches_inputs))
     return PartFlops(first + second, backward)

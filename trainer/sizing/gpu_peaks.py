@@ -1,4 +1,4 @@
-"""Peak FLOP rates of GPUs, by the device names they report."""
+"""Peak FLOP rates of GPUs, by device name."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ TERA = 1e12
 
 @dataclass(frozen=True)
 class Peaks:
-    """Dense matrix products, in TFLOP/s; None where a GPU has no such units. Sources: the planner's machines.yaml."""
+    """Dense matrix products, in TFLOP/s; None without such units. Sources: the planner's machines.yaml."""
 
     bf16: float | None
     fp16: float | None
     fp32: float
 
 
-# More particular names first: the one that is found in the device's name counts.
+# The first that occurs in the device's name counts.
 PEAKS = {
     "GB200": Peaks(2500, 2500, 90),
     "B200": Peaks(2250, 2250, 80),
@@ -36,7 +36,7 @@ PEAKS = {
 
 
 def peak_of(name: str, precision: Precision) -> float | None:
-    """Peak FLOP/s of the GPU that reports this device name; None for one that is not in the table."""
+    """Peak FLOP/s of the GPU with this device name; None for an unknown one."""
     found = next((peaks for part, peaks in PEAKS.items() if re.search(rf"\b{part}\b", name)), None)
     peak = getattr(found, precision) if found else None
     return TERA * peak if peak else None

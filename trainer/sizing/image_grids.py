@@ -1,15 +1,15 @@
-"""Token grids of images that keep their aspect ratio. No torch here.
+"""Token grids of images that keep their aspect ratio. Imports no torch.
 
-The rule is the one of Qwen2-VL (arXiv 2409.12191, 2.1): both sides become multiples of a token's side in pixels, and
-their product stays between two bounds. A token covers `merge` x `merge` patches. transformers has the rule as
-`smart_resize` and the positions as `get_rope_index`; what is counted here must be what they give, and tests compare.
+The rule of Qwen2-VL (arXiv 2409.12191, 2.1): both sides become multiples of a token's side in pixels, and their product
+stays between two bounds. A token covers `merge` x `merge` patches. Tests compare with `smart_resize` and
+`get_rope_index` of transformers.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from trainer.config.model import MOST_ASPECT
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-AXES = 4  # of positions: the place in the sample, which keeps packed samples apart, then time, height and width
+AXES = 4  # of positions: token of the sample, which separates packed samples, then time, height and width
 
 
 @dataclass(frozen=True)
 class ImageGrids:
-    """How the images of a family are cut into patches. `patch` is a side in pixels, `merge` one in patches."""
+    """How a family cuts images into patches. patch: side in pixels; merge: side of a token in patches."""
 
     patch: int
     merge: int
@@ -32,11 +32,10 @@ class ImageGrids:
 
     @property
     def most_tokens(self) -> int:
-        """Of the largest image."""
         return max(1, self.max_pixels // (self.patch * self.merge) ** 2)
 
     def of(self, width: int, height: int) -> tuple[int, int]:
-        """Rows and columns of patches of an image of `width` x `height` pixels. Raises ValueError for a strip."""
+        """Rows and columns of patches of an image, sizes in pixels. Raises ValueError beyond MOST_ASPECT."""
         if max(width, height) > MOST_ASPECT * min(width, height):
             raise ValueError(f"an image of {width} x {height} pixels is longer than {MOST_ASPECT:g} times its width")
         side = self.patch * self.merge
@@ -52,24 +51,23 @@ class ImageGrids:
         return rows * self.merge, columns * self.merge
 
     def tokens(self, width: int, height: int) -> int:
-        """Tokens of an image of `width` x `height` pixels."""
+        """Tokens of an image, sizes in pixels."""
         rows, columns = self.of(width, height)
         return rows * columns // self.merge**2
 
     def positions(self, is_image: NDArray[np.bool_], sizes: Sequence[tuple[int, int]]) -> NDArray[np.int64]:
         """(AXES, tokens) positions of one sample's tokens.
 
-        is_image: (tokens,) whether a token is one of an image. sizes: (width, height) in pixels of each image, in
-        order. Text counts on all axes alike. An image's tokens share their time, and its height and width count from
-        there; what follows goes on behind the longer of both.
+        is_image: (tokens,). sizes: (width, height) in pixels of each image, in order. Text advances all axes alike. An
+        image's tokens share one time; height and width count from there, and the next text follows the larger of both.
         """
-        import numpy as np  # not above: the planner and the compiler count, and place nothing
+        import numpy as np  # not above: the planner imports this module and needs no positions
 
         length = len(is_image)
         places = np.empty((AXES, length), np.int64)
         places[0] = np.arange(length)
         image_tokens = np.flatnonzero(is_image)
-        used = reached = position = 0  # image tokens that are placed; tokens that are; the next position
+        used = reached = position = 0  # image tokens done, tokens done, next position
         for width, height in sizes:
             rows, columns = (patches // self.merge for patches in self.of(width, height))
             start = int(image_tokens[used])
@@ -84,12 +82,12 @@ class ImageGrids:
         return places
 
     def as_dict(self) -> dict[str, Any]:
-        """All that decides tokens and positions, as plain JSON."""
-        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+        """Everything that decides tokens and positions, as plain JSON."""
+        return asdict(self)
 
 
 def near_square(tokens: int) -> tuple[int, int]:
-    """Rows and columns of an image of at most `tokens` tokens: of those at most twice as wide as high, the largest."""
+    """Rows and columns of the largest image of at most `tokens` tokens that is at most twice as wide as high."""
     widest = math.isqrt(tokens)
     found = [(rows, tokens // rows) for rows in range(widest, 0, -1) if tokens // rows <= 2 * rows]
     return max(found, key=math.prod) if found else (1, tokens)

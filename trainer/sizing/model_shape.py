@@ -1,4 +1,4 @@
-"""The sizes of a model that decide its compute and memory. No torch here: the planner reads them."""
+"""The sizes of a model that decide its compute and memory. Imports no torch: the planner reads them."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ class Stack:
 
     @property
     def matrices(self) -> int:
-        """Parameters in one layer's matrices: query, key, value, output, and two or three of the feed-forward part."""
+        """Parameters in one layer's matrices: query, key, value, output, and two or three in the feed-forward part."""
         attention = 2 * (self.heads + self.kv_heads) * self.head_dim
         return self.hidden * (attention + (3 if self.gated else 2) * self.intermediate)
 
 
 @dataclass(frozen=True)
 class Windows:
-    """Squares of an image inside which the layers of a tower attend, but for some that see the whole image."""
+    """Windowed attention of a tower: all layers but `full_layers` attend inside squares of the image."""
 
-    side: int  # in tokens of the language model
+    side: int  # in language-model tokens
     full_layers: int
 
 
 @dataclass(frozen=True)
 class Matrices:
-    """Parameters of one shape. Of one with more axes than two, the first axis and all others together."""
+    """Matrices of one shape. Tensors with more than two axes count with all but the first joined."""
 
     rows: int
     columns: int
@@ -49,25 +49,25 @@ class Matrices:
 
 @dataclass(frozen=True)
 class TrainedLayers:
-    """What is trained of each layer of a stack, without adapters."""
+    """Trained parameters of each layer of a stack, without adapters."""
 
     parameters: tuple[int, ...]
-    in_matrices: tuple[int, ...]  # of these
+    in_matrices: tuple[int, ...]  # those of them in matrices
 
     @property
     def first(self) -> int | None:
-        """The first layer in which something is trained."""
+        """The first trained layer."""
         return next((number for number, count in enumerate(self.parameters) if count), None)
 
     @property
     def has_vectors_first(self) -> bool:
-        """Whether norms or biases are trained in that layer."""
+        """Whether norms or biases of the first trained layer are trained."""
         return self.first is not None and self.parameters[self.first] > self.in_matrices[self.first]
 
 
 @dataclass(frozen=True)
 class TrainableSubset:
-    """What is trained where patterns choose parameters."""
+    """Trained parameters of a model with name patterns."""
 
     parameters: dict[Part, int]
     language: TrainedLayers
@@ -76,41 +76,44 @@ class TrainableSubset:
 
 @dataclass(frozen=True)
 class ModelShape:
-    """A vision-language model: tower, projector, embedding, language layers with their adapters, and head."""
+    """A vision-language model: tower, projector, embedding, language layers with adapters, and head.
+
+    An image is one tile in models that cut images into tiles.
+    """
 
     tower: Stack
-    tower_tokens: int  # what the tower runs on for one image, class token included
-    image_tokens: int  # what one image takes in a row; where images differ the most, until `of_images` says otherwise
-    feature_width: int  # numbers of one feature token
-    patch_pixels: int  # numbers of one patch: channels x side x side
+    tower_tokens: int  # of one image in the tower, with the class token
+    image_tokens: int  # of one image in a sequence; the most possible if images differ (see `of_images`)
+    feature_width: int  # numbers in one feature token
+    patch_pixels: int  # numbers in one patch: channels x side x side
     language: Stack
     vocabulary: int
     tied_head: bool  # the head's matrix is the embedding's
-    parameters: dict[Part, int]  # a tied head has 0 of its own
-    frozen: frozenset[Part]  # in which nothing is trained
-    behind_features: int = 0  # parameters of the tower behind the layer whose output is used: never trained
+    parameters: dict[Part, int]  # 0 of a tied head
+    frozen: frozenset[Part]  # without a trained parameter
+    behind_features: int = 0  # tower parameters after the layer whose output is used: never trained
     adapters: dict[str, int] = field(default_factory=dict)  # adapted layer -> adapter parameters in one language layer
     adapter_rank: int = 0
-    merge: int = 0  # of a native model, the side in patches of a token's square; images then differ in tokens
-    levels: int = 1  # outputs of the tower, each with a merger; all but one reach a language layer each (DeepStack)
+    merge: int = 0  # side of a token in patches, if images keep their aspect ratio and differ in tokens; else 0
+    levels: int = 1  # outputs of the tower, each with a merger; all but one are added to a language layer (DeepStack)
     windows: Windows | None = None
     projector_layers: int = 2
-    trained_matrices: tuple[Matrices, ...] = ()  # what else is trained is vectors
-    chosen: TrainableSubset | None = None  # None: of each part all is trained, or nothing
-    most_tiles: int = 1  # that one image is cut into; to all that computes a tile is an image, and all here is of tiles
+    trained_matrices: tuple[Matrices, ...] = ()  # other trained parameters are vectors
+    chosen: TrainableSubset | None = None  # None: each part is trained as a whole or not at all
+    most_tiles: int = 1  # of one image
 
     @property
     def images_differ(self) -> bool:
-        """Whether images keep their shape, and so differ in tokens."""
+        """Whether images keep their aspect ratio, and so differ in tokens."""
         return self.merge > 0
 
     @property
     def image_layers(self) -> int:
-        """Language layers behind which a level of the tower is added: the first ones."""
+        """Number of first language layers to which a level of the tower is added."""
         return self.levels - 1
 
     def of_images(self, tokens: int) -> ModelShape:
-        """The same with images of `tokens` tokens each, where they differ."""
+        """The same with images of `tokens` tokens, if images differ."""
         if not self.images_differ:
             return self
         return replace(self, image_tokens=tokens, tower_tokens=tokens * self.merge**2)
@@ -125,7 +128,6 @@ class ModelShape:
 
     @property
     def trained(self) -> dict[Part, int]:
-        """Parameters that training changes."""
         if self.chosen:
             return dict(self.chosen.parameters)
         trained = {part: 0 if part in self.frozen else count for part, count in self.parameters.items()}
@@ -135,8 +137,8 @@ class ModelShape:
 
     @property
     def sliced(self) -> dict[Part, int]:
-        """Parameters that FSDP slices: of the tower, the projector and the language model all, or none where nothing of
-        them is trained (trainer/strategies/fsdp.py). Adapters do not make a language model trained."""
+        """Parameters that FSDP shards: all of the tower, projector or language model if any of it is trained, adapters
+        aside (trainer/strategies/fsdp.py)."""
         trained = self.trained
         language = any(trained[part] for part in OF_LANGUAGE_MODEL)
         return {
@@ -146,26 +148,25 @@ class ModelShape:
 
     @property
     def left_whole(self) -> frozenset[Part]:
-        """Parts that FSDP neither slices nor casts."""
+        """Parts that FSDP neither shards nor casts."""
         sliced = self.sliced
         return frozenset(part for part, count in self.parameters.items() if count and not sliced[part])
 
     def trained_per_layer(self, ranks: int = 1) -> int:
-        """Parameters that training changes in one language layer, on each of `ranks` ranks that split it: in that with
-        most of them."""
+        """Trained parameters of the language layer with most of them, on each of `ranks` tensor-parallel ranks."""
         adapters = self.of_tensor_rank("adapters", sum(self.adapters.values()), ranks)
         return adapters + max(self.trained_in_layer(number, ranks) for number in range(self.language.layers))
 
     def trained_in_layer(self, number: int, ranks: int = 1) -> int:
-        """The same of one of them, without adapters."""
+        """Trained parameters of one language layer, without adapters."""
         if self.chosen is None:
             own = 0 if "language_layers" in self.frozen else self.language.layer_parameters
             return self.of_tensor_rank("language_layers", own, ranks)
-        of_layers = self.chosen.language
-        return _on_rank(of_layers.parameters[number], of_layers.in_matrices[number], ranks)
+        layers = self.chosen.language
+        return _on_rank(layers.parameters[number], layers.in_matrices[number], ranks)
 
     def trained_on_rank(self, part: Part, ranks: int) -> int:
-        """Parameters of a part that training changes, on each of `ranks` ranks that split the layers between them."""
+        """Trained parameters of a part on each of `ranks` tensor-parallel ranks."""
         count = self.trained[part]
         if self.chosen is None or part == "adapters":
             return self.of_tensor_rank(part, count, ranks)
@@ -178,12 +179,12 @@ class ModelShape:
         return _on_rank(count, divided.get(part, 0), ranks)
 
     def reaches_layers(self, *, cached: bool) -> bool:
-        """Whether something is trained before the first language layer, so that the backward pass goes through all."""
+        """Whether something before the language layers is trained, so that the backward pass reaches them all."""
         trained = self.trained
         return bool(trained["projector"] or trained["embedding"] or (trained["tower"] and not cached))
 
     def first_reached_layer(self, *, cached: bool) -> int:
-        """The language layer at which the backward pass ends; the number of layers where it ends before the last."""
+        """The language layer at which the backward pass ends; the number of layers if it reaches none."""
         if self.reaches_layers(cached=cached) or self.trained["adapters"]:
             return 0
         if self.chosen is None:
@@ -193,15 +194,15 @@ class ModelShape:
 
     @property
     def unsharded_adapters(self) -> int:
-        """Adapter parameters of one language layer that are whole on ranks which split it: of each adapter the matrix
-        with an end at the hidden states, which all ranks have."""
+        """Adapter parameters of one language layer that tensor parallelism does not shard: of each adapter the matrix
+        next to the hidden states."""
         return len(self.adapters) * self.adapter_rank * self.language.hidden
 
     def of_tensor_rank(self, part: Part, count: float, ranks: int) -> int:
-        """How many of `count` parameters of a part are on each of `ranks` ranks that split the layers between them.
+        """How many of `count` parameters of a part are on each of `ranks` tensor-parallel ranks.
 
-        Embedding, head, the matrices of layers and one of each adapter's two are divided, all else is whole (biases are
-        taken for whole).
+        Embedding, head, matrices of layers and one matrix of each adapter are sharded. Everything else counts as whole,
+        biases too.
         """
         divided = {
             "tower": self.tower.layers * self.tower.matrices,
@@ -215,5 +216,5 @@ class ModelShape:
 
 
 def _on_rank(count: int, divided: int, ranks: int) -> int:
-    """Of `count` parameters, of which `divided` are split over `ranks` ranks."""
+    """Parameters on each of `ranks` ranks that share `divided` of `count` parameters."""
     return count - divided + round(divided / ranks)

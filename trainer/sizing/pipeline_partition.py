@@ -1,4 +1,4 @@
-"""Partitions a model into pipeline stages. No torch here: the planner partitions by the same rule."""
+"""Partitions a model into pipeline stages. Imports no torch: the planner partitions by the same rule."""
 
 from __future__ import annotations
 
@@ -11,27 +11,26 @@ from trainer.sizing.flops import SequenceFlops
 
 @dataclass(frozen=True)
 class Costs:
-    """FLOPs of one row, forward and backward: of each language layer, and of what lies before and after them."""
+    """FLOPs of one sequence, forward and backward: of each language layer, and of everything before and after them."""
 
     before: float
     layer: float
     after: float
 
     @classmethod
-    def of(cls, row: SequenceFlops, layers: int) -> Costs:
-        """`layers` is how many language layers the row goes through."""
-        in_layers = row.language_layers.total + row.adapters.total + row.attention.total
-        return cls(row.tower.total + row.projector.total, in_layers / layers, row.head.total)
+    def of(cls, flops: SequenceFlops, layers: int) -> Costs:
+        in_layers = flops.language_layers.total + flops.adapters.total + flops.attention.total
+        return cls(flops.tower.total + flops.projector.total, in_layers / layers, flops.head.total)
 
 
 EVEN = Costs(0.0, 1.0, 0.0)
 
 
-def stages_of(layers: int, stages: int, row: SequenceFlops | None, *, image_layers: int) -> list[Stage]:
-    """The stages of a model for rows like `row`; None takes all layers as equal and the ends as free.
+def stages_of(layers: int, stages: int, flops: SequenceFlops | None, *, image_layers: int) -> list[Stage]:
+    """The stages of a model, balanced by the FLOPs of a mean sequence; None takes the ends as free.
 
-    Behind the first `image_layers` of its layers images are added, which only the first stage has, so it has these.
-    Raises ConfigError when there are fewer layers than stages need.
+    The first stage has at least the first `image_layers` layers, because images are added after each and only the first
+    stage has images. Raises ConfigError when there are fewer layers than stages need.
     """
     if layers < stages:
         raise ConfigError(
@@ -48,18 +47,18 @@ def stages_of(layers: int, stages: int, row: SequenceFlops | None, *, image_laye
             "layers are added behind them (DeepStack)",
             expected=f"at most {most} stages",
         )
-    return cut(layers, stages, Costs.of(row, layers) if row else EVEN, in_first=in_first)
+    return cut(layers, stages, Costs.of(flops, layers) if flops else EVEN, in_first=in_first)
 
 
 def cut(layers: int, stages: int, costs: Costs, *, in_first: int = 0) -> list[Stage]:
-    """Stages of which the one that costs most costs as little as possible. The first has at least `in_first` layers.
+    """Stages that minimize the cost of the most expensive one. The first has at least `in_first` layers.
 
-    Of equal cuts, the one with fewer layers in earlier stages: these hold more micro-batches at a time.
+    Ties go to the partition with fewer layers in earlier stages, which hold more micro-batches at a time.
     """
     counts, loads = [0] * stages, end_costs(stages, costs)
     counts[0], loads[0] = in_first, loads[0] + in_first * costs.layer
     for _ in range(layers - in_first):
-        # Layers are alike, so putting each where the load is least gives the least largest load.
+        # Layers cost the same, so adding each to the cheapest stage minimizes the maximum.
         cheapest = min(reversed(range(stages)), key=loads.__getitem__)
         counts[cheapest] += 1
         loads[cheapest] += costs.layer
@@ -70,8 +69,8 @@ def cut(layers: int, stages: int, costs: Costs, *, in_first: int = 0) -> list[St
 
 
 def schedule_passes(micro_batches: int, ranks: int, virtual_stages: int) -> int:
-    """Micro-batches that a schedule needs for these, the rest of them empty: one for each rank, and of an interleaved
-    one rounds of equal length."""
+    """Micro-batches of a schedule, padded with empty ones: at least one for each rank, and in an interleaved schedule
+    rounds of equal length."""
     passes = max(micro_batches, ranks)
     while virtual_stages > 1 and passes % (passes // ranks):
         passes += 1
@@ -79,13 +78,13 @@ def schedule_passes(micro_batches: int, ranks: int, virtual_stages: int) -> int:
 
 
 def end_costs(stages: int, costs: Costs) -> list[float]:
-    """FLOPs of a row in each stage without its layers."""
+    """FLOPs of a sequence in each stage without its layers."""
     return [costs.before * (number == 0) + costs.after * (number == stages - 1) for number in range(stages)]
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A part of a model that is cut across its depth: some language layers, and perhaps an end of the model."""
+    """Some language layers of a model, and perhaps an end of it."""
 
     layers: Sequence[int]  # may be empty at the ends
     is_first: bool  # has the tower, the projector and the embedding
@@ -93,11 +92,10 @@ class Stage:
 
     @classmethod
     def whole(cls, layers: int) -> Stage:
-        """Of a model that is not cut."""
         return cls(range(layers), is_first=True, is_last=True)
 
     @classmethod
     def joined(cls, stages: Sequence[Stage]) -> Stage:
-        """All that several stages have."""
+        """Several stages as one."""
         layers = tuple(number for stage in stages for number in stage.layers)
         return cls(layers, any(stage.is_first for stage in stages), any(stage.is_last for stage in stages))

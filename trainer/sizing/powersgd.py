@@ -1,20 +1,20 @@
-"""What PowerSGD sends of a matrix. No torch here: the planner uses it too."""
+"""Sizes of what PowerSGD sends for a matrix. Imports no torch: the planner uses it too."""
 
 from __future__ import annotations
 
-MIN_COMPRESSION_RATE = 2  # torch's own
+MIN_COMPRESSION_RATE = 2  # torch's default
 
 
 def factors_rank(rows: int, columns: int, rank: int) -> int:
-    """Columns of the two factors, rows x rank and columns x rank, that travel for a matrix; 0 where it travels itself.
+    """Rank of the two factors, rows x rank and columns x rank, that are sent for a matrix; 0 if it is sent itself.
 
-    It does unless its factors have less than half of its numbers (torch's powerSGD_hook.py, `_should_compress`), which
-    no vector's have. A tensor of more axes is a matrix of its first axis and of all others together.
+    Factors are sent if they have less than half of its numbers (torch's powerSGD_hook.py, `_should_compress`); those of
+    a vector never have. A tensor with more axes is a matrix with all but the first axis joined.
     """
     rank = min(rows, columns, rank)
     return rank if MIN_COMPRESSION_RATE * factors_numbers(rows, columns, rank) < rows * columns else 0
 
 
 def factors_numbers(rows: int, columns: int, rank: int) -> int:
-    """Of both factors together."""
+    """Numbers in both factors."""
     return (rows + columns) * rank

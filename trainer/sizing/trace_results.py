@@ -1,19 +1,18 @@
-"""Results of tracing a step or a stage. No torch here: the planner reads cached ones."""
+"""Results of tracing a step or a pipeline stage. Imports no torch: the planner reads cached ones."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
-# autocast: fp32 weights, cast where an operation computes in bf16 (DDP, ZeRO).
-# bf16 weights: the strategy hands the module weights that are bf16 already (FSDP).
+# autocast: fp32 weights, cast by each operation in bf16 (DDP, ZeRO). bf16 weights: cast by the strategy (FSDP).
 Compute = Literal["fp32", "autocast", "bf16 weights"]
 Category = Literal["weight copies", "vision", "language", "head", "backward"]
 
 
 @dataclass(frozen=True)
 class Held:
-    """Bytes held at one moment by category, without parameters, gradients and the inputs."""
+    """Bytes in use at one moment, without parameters, gradients and inputs."""
 
     bytes_by_category: dict[Category, int]
 
@@ -24,8 +23,7 @@ class Held:
 
 @dataclass(frozen=True)
 class StepTrace:
-    """The fullest moments of a forward pass, of the backward pass before the first gradient of a weight is there, and
-    of what comes after it."""
+    """Peaks of a forward pass, and of the backward pass until the first gradient of a weight (`turn`) and after it."""
 
     forward: Held
     turn: Held
@@ -35,10 +33,10 @@ class StepTrace:
 
 @dataclass(frozen=True)
 class StageTrace:
-    """Bytes that one micro-batch adds, without what the stage receives."""
+    """Bytes that one micro-batch adds, without the stage's inputs from the previous stage."""
 
-    forward: Held  # at the fullest moment of the forward pass
+    forward: Held  # peak of the forward pass
     kept: Held  # between forward and backward pass
-    backward: Held  # at the fullest moment of the backward pass
-    passed_on_bytes: int  # of the hidden states between stages
-    input_bytes: int  # of what the stage takes from its own batches
+    backward: Held  # peak of the backward pass
+    passed_on_bytes: int  # hidden states for the next stage
+    input_bytes: int  # from the stage's own batches

@@ -104,9 +104,9 @@ def trace_tower(config: ModelConfig, shape: SequenceShape, *, vocabulary: int, c
 def without_numbers(config: ModelConfig, module: nn.Module) -> None:
     """Have a training module that gets images run on tensors that have no numbers."""
     if config.family in GRID_FAMILIES:
-        from trainer.models.qwen_vl.fake_vision_metadata import tell_sizes
+        from trainer.models.qwen_vl.fake_vision_metadata import use_fake_sizes
 
-        tell_sizes(module)
+        use_fake_sizes(module)
 
 
 def has_equal_tower_layers(config: ModelConfig) -> bool:

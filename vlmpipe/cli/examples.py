@@ -49,8 +49,10 @@ EXAMPLES = {
 def add_examples(app: typer.Typer, group: str = "") -> None:
     """End the help of every command with its examples."""
     for command in app.registered_commands:
+        assert command.callback
         name = f"{group}{command.name or command.callback.__name__}"
         lines = [f"  vlmpipe {name} {arguments}".rstrip() for arguments in EXAMPLES[name]]
         command.epilog = "\n".join(["\b", "Examples:", *lines])
     for child in app.registered_groups:
+        assert child.typer_instance
         add_examples(child.typer_instance, f"{group}{child.name} ")

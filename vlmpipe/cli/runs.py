@@ -140,8 +140,10 @@ def logs(
     from vlmpipe.runs.vertex.names import Address
 
     found = find(run, root=root, project=project, location=location)
-    vertex = isinstance(found, Address)
-    lines = _vertex_logs(found, step, last, follow) if vertex else _local_logs(found.folder, step, last, follow)
+    if isinstance(found, Address):
+        lines = _vertex_logs(found, step, last, follow)
+    else:
+        lines = _local_logs(found.folder, step, last, follow)
     try:
         for text, fields in lines:
             print(json.dumps(fields, ensure_ascii=False) if as_json else text, flush=follow)

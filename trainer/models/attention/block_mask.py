@@ -1,7 +1,7 @@
 """Block-diagonal attention mask for packed samples, built on the device without synchronizing with the host.
 
-transformers makes the same mask from positions that restart. First it asks whether any row holds more than one sample,
-and the host then waits until the device has done all that it was given. The host knows that from the rows themselves.
+transformers builds the same mask from positions that restart, but first reads from the device whether any sequence
+holds more than one sample. The host knows that already.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from trainer.models.attention.varlen import no_mask, sees_all_before, takes_samp
 
 
 def block_diagonal_mask(config: Any, position_ids: Tensor, samples: CuSeqlens | None) -> dict[str, Any]:
-    """Inputs of a language model with this config that keep the samples of rows apart.
+    """Inputs of a language model with this config that separate packed samples.
 
-    position_ids: as `mask_of` has them. samples: where they are, where that is known.
+    position_ids: see `mask_of`. samples: their bounds, where known.
     """
     if samples is not None and takes_samples(config):
         return {"attention_mask": no_mask(len(position_ids), position_ids.device), "samples": samples}
@@ -26,10 +26,10 @@ def block_diagonal_mask(config: Any, position_ids: Tensor, samples: CuSeqlens | 
 
 
 def mask_of(config: Any, position_ids: Tensor, *, packed: bool) -> Tensor | None:
-    """(rows, 1, tokens, tokens), true where a token sees another: one before it, or itself, of the same sample.
+    """(sequences, 1, tokens, tokens), true where a token sees another: itself, or an earlier one of its sample.
 
-    config: the language model's. position_ids: (rows, tokens), restarting for each sample. None leaves it to
-    transformers: rows of one sample each need no mask, and other kinds of attention take other forms of it.
+    config: the language model's. position_ids: (sequences, tokens), restarting for each sample. None leaves the mask to
+    transformers: one sample a sequence needs none, and other kinds of attention need other masks.
     """
     if not packed or not sees_all_before(config):
         return None

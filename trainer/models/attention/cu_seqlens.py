@@ -15,21 +15,21 @@ PADDING_PIECE = 128  # tokens; padding that attended to all padding would cost a
 
 @dataclass(frozen=True, eq=False)
 class CuSeqlens:
-    """Of the rows of one forward pass. No tuple: wrappers of modules look for tensors in those, and move them."""
+    """Bounds of the samples in one forward pass. No tuple: module wrappers move the tensors that they find in those."""
 
-    # (a multiple of 16,), int32: slots at which samples begin, with rows one behind the other; then the end, repeated.
-    # So code that is compiled for a number of them has few variants.
-    bounds: Tensor  # on the host, whatever device the rows are on
-    device_bounds: Tensor  # the same, where the rows are
-    packed: bool  # some row holds more than one sample, or padding
+    # (a multiple of 16,) int32: first tokens of samples in the flattened sequences, then the end, repeated so that few
+    # sizes occur and compiled code has few variants.
+    bounds: Tensor  # always on the host
+    device_bounds: Tensor  # the same, on the sequences' device
+    packed: bool  # some sequence holds more than one sample, or padding
 
     @classmethod
-    def of(cls, rows: Sequence[Sequence[int]], sequence_length: int) -> CuSeqlens:
-        """Rows of `sequence_length` slots, each with samples of so many tokens; the rest of a row is padding."""
-        pieces = [piece for row in rows for piece in (*row, *_padding(sequence_length - sum(row)))]
+    def of(cls, lengths: Sequence[Sequence[int]], sequence_length: int) -> CuSeqlens:
+        """lengths: of the samples in each sequence of `sequence_length` tokens; the rest of a sequence is padding."""
+        pieces = [piece for own in lengths for piece in (*own, *_padding(sequence_length - sum(own)))]
         starts = [0, *itertools.accumulate(pieces)]
         starts += [starts[-1]] * (-len(starts) % BOUNDS_BY)
-        packed = any(len(row) != 1 or row[0] != sequence_length for row in rows)
+        packed = any(list(own) != [sequence_length] for own in lengths)
         bounds = torch.tensor(starts, dtype=torch.int32)
         return cls(bounds, bounds, packed)
 
@@ -41,7 +41,7 @@ class CuSeqlens:
 
 
 def equal_lengths(tokens: int, samples: int) -> list[int]:
-    """Of so many samples that share these tokens, as equally as can be."""
+    """Lengths of `samples` samples that share the tokens as equally as possible."""
     longer = tokens % samples
     return [tokens // samples + (number < longer) for number in range(samples)]
 

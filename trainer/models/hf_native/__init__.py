@@ -1,1 +1,1 @@
-"""Models taken whole from transformers, with pretrained weights."""
+"""Models that transformers defines: configurations, weights, and what families of them share."""

@@ -15,13 +15,13 @@ from torch.nn import functional as F
 class TokenLoss(nn.Module):
     """Summed cross-entropy of label tokens, a scalar in fp32.
 
-    chunk_tokens: how many label tokens have logits at a time (`compute_in_chunks`); 0 is all of them.
+    chunk_tokens: label tokens that have logits at a time (see `compute_in_chunks`); 0 means all.
     """
 
     chunk_tokens = 0
 
     def forward(self, head: nn.Module, hidden: Tensor, label_ids: Tensor) -> Tensor:
-        """head: hidden states to logits. hidden: (labels, hidden), of label positions only. label_ids: (labels,)."""
+        """hidden: (labels, hidden), of label positions only. label_ids: (labels,)."""
         if self.chunk_tokens:
             loss: Tensor = head(hidden, label_ids)
             return loss
@@ -31,22 +31,23 @@ class TokenLoss(nn.Module):
 def loss_at_labels(
     loss: TokenLoss, head: nn.Module | None, hidden: Tensor, label_index: Tensor, label_ids: Tensor
 ) -> Tensor:
-    """Summed loss of the label tokens; without a head `hidden` itself, for the next pipeline stage.
+    """Summed loss of the label tokens; without a head, `hidden` for the next pipeline stage.
 
-    hidden: (rows, tokens, hidden). label_index: (labels,), positions in the flattened rows. label_ids: (labels,).
+    hidden: (sequences, tokens, hidden). label_index: (labels,), positions in the flattened sequences. label_ids:
+    (labels,).
     """
     if head is None:
         return hidden
-    # Only label positions go through the head: logits of all tokens never exist.
+    # Only label positions go through the head: logits of all tokens would not fit.
     labelled = hidden.flatten(0, 1).index_select(0, label_index)  # (labels, hidden)
     summed: Tensor = loss(head, labelled, label_ids)
     return summed
 
 
 def compute_in_chunks(loss: TokenLoss, head: nn.Module, chunk_tokens: int) -> None:
-    """Have the loss computed from hidden states by the head itself, so that logits never exist whole.
+    """Have the head itself compute the loss from hidden states, a chunk of logits at a time.
 
-    It is the head that computes it because strategies gather the head's weight while the head runs.
+    The head does it because strategies gather the head's weight only while the head runs.
     """
 
     def forward(layer: nn.Module, hidden: Tensor, label_ids: Tensor) -> Tensor:
@@ -65,10 +66,11 @@ def chunked_loss(
     first: int = 0,
     group: ProcessGroup | None = None,
 ) -> Tensor:
-    """Summed cross-entropy of `hidden @ weight.T`, of which at most `chunk_tokens` rows exist at a time.
+    """Summed cross-entropy of `hidden @ weight.T`, computed for at most `chunk_tokens` labels at a time.
 
-    hidden: (labels, hidden). weight: (tokens, hidden), where ranks of `group` have parts of the vocabulary those from
-    token `first` on. label_ids: (labels,). Each rank returns the whole loss, and the gradients of its own part.
+    hidden: (labels, hidden). weight: (vocabulary, hidden); if the ranks of `group` share the vocabulary, this rank's
+    part of it, from token `first` on. label_ids: (labels,). Each rank returns the whole loss, and its part's
+    gradients.
     """
     device = hidden.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
@@ -77,11 +79,11 @@ def chunked_loss(
 
 
 class _ChunkedLoss(torch.autograd.Function):
-    """Logits are computed in `dtype`, and all that follows in fp32.
+    """Computes logits in `dtype` and everything else in fp32.
 
-    The backward pass computes them again but for those of the last chunk, with which it begins. From the forward pass
-    it has each token's log of the summed scores, so that ranks need not talk again. The weight is kept as it is given,
-    not as it is multiplied: strategies take gathered weights away between the passes and bring them back.
+    The backward pass recomputes the logits of all chunks but the last, with which it begins. It reuses each label's
+    log-sum-exp of the forward pass, so that ranks do not communicate again. It saves the weight itself, not its copy in
+    `dtype`: strategies free gathered weights between the passes and gather them again.
     """
 
     @staticmethod
@@ -100,9 +102,9 @@ class _ChunkedLoss(torch.autograd.Function):
         scores = sums = hidden.new_empty(0)
         with torch.autocast(hidden.device.type, enabled=False):
             matrix = weight.to(dtype)
-            for rows, labels in zip(hidden.split(size), label_ids.split(size), strict=True):
-                del scores  # not beside those of the next chunk
-                scores = F.linear(rows.to(dtype), matrix).float()  # (chunk, tokens of this rank)
+            for chunk, labels in zip(hidden.split(size), label_ids.split(size), strict=True):
+                del scores  # before those of this chunk are allocated
+                scores = F.linear(chunk.to(dtype), matrix).float()  # (chunk, tokens of this rank)
                 largest = scores.amax(dim=-1)
                 if group:
                     dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
@@ -122,42 +124,42 @@ class _ChunkedLoss(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, label_ids, log_sums = ctx.saved_tensors
-        of_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
-        of_weight = torch.zeros_like(weight, dtype=torch.float32) if ctx.needs_input_grad[1] else None
+        d_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
+        d_weight = torch.zeros_like(weight, dtype=torch.float32) if ctx.needs_input_grad[1] else None
         matrix, size = weight.to(ctx.dtype), ctx.size
         probabilities, ctx.probabilities = ctx.probabilities, None
         for start in reversed(range(0, max(1, len(hidden)), size)):
-            rows, labels = hidden[start : start + size].to(ctx.dtype), label_ids[start : start + size]
+            chunk, labels = hidden[start : start + size].to(ctx.dtype), label_ids[start : start + size]
             if probabilities is None:
-                logits = F.linear(rows, matrix).float()
+                logits = F.linear(chunk, matrix).float()
                 probabilities = logits.sub_(log_sums[start : start + size].unsqueeze(1)).exp_()
                 del logits
             columns, is_mine = on_this_rank(labels, ctx.first, len(weight))
             probabilities[torch.arange(len(columns), device=columns.device), columns] -= is_mine.float()
-            of_logits = probabilities.mul_(gradients[0]).to(ctx.dtype)  # (chunk, tokens of this rank)
+            d_logits = probabilities.mul_(gradients[0]).to(ctx.dtype)  # (chunk, tokens of this rank)
             probabilities = None
-            if of_hidden is not None:
-                of_hidden[start : start + size] = of_logits @ matrix
-            if of_weight is not None:
-                _add_product(of_weight, of_logits.t(), rows)
-            del of_logits
-        return of_hidden, None if of_weight is None else of_weight.to(weight.dtype), None, None, None, None, None
+            if d_hidden is not None:
+                d_hidden[start : start + size] = d_logits @ matrix
+            if d_weight is not None:
+                _add_product(d_weight, d_logits.t(), chunk)
+            del d_logits
+        return d_hidden, None if d_weight is None else d_weight.to(weight.dtype), None, None, None, None, None
 
 
 def _even_chunk(labels: int, most: int) -> int:
-    """Labels of a chunk, when as few chunks as can be are equally long."""
+    """Labels of each chunk, with the fewest chunks of equal size."""
     chunks = max(1, -(-labels // most))
     return max(1, -(-labels // chunks))
 
 
 def on_this_rank(tokens: Tensor, first: int, count: int) -> tuple[Tensor, Tensor]:
-    """Where each token lies in rows `first` to `first + count`, and whether it does."""
-    rows = tokens - first
-    return rows.clamp(0, count - 1), (rows >= 0) & (rows < count)
+    """Index of each token among the `count` from `first` on, clamped into range, and whether it is one of them."""
+    index = tokens - first
+    return index.clamp(0, count - 1), (index >= 0) & (index < count)
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """Add `left @ right` to `total`, which is fp32 whatever they are: many chunks would lose digits in bf16."""
+    """Add `left @ right` to `total`, which is always fp32: a sum of many chunks in bf16 would lose digits."""
     if left.dtype == total.dtype:
         total.addmm_(left, right)
     else:

@@ -1,8 +1,8 @@
 """Compiles layers one by one with torch.compile (`train.compile`).
 
-What is compiled is a layer's forward and its gradient, with the activation checkpointing in it. Hooks that strategies
-put around a layer run as they are, and names in checkpoints stay. Layers that are alike share their code. A tower's
-layers are compiled in pieces: transformers collects their hidden states by hooks that torch.compile cannot follow.
+Compiled code covers a layer's forward and backward pass with its activation checkpointing, not the hooks of strategies.
+Names in checkpoints stay the same, and equal layers share code. Tower layers are compiled in pieces: transformers
+collects their hidden states by hooks that torch.compile cannot trace.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ if TYPE_CHECKING:
     from trainer.models.base import ShardingUnits
 
 CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
-MOST_VARIANTS = 64  # of one layer's code before torch runs it as it is; its own default, 8, is few for towers
+MAX_VARIANTS = 64  # of one layer's code before torch stops compiling it; its default of 8 is too few for towers
 
 
 def compile_layers(blocks: ShardingUnits, backend: CompileBackend) -> None:
-    """Have layers compiled when they first run. Before a strategy changes the module.
+    """Have layers compiled when they first run. Call it before a strategy changes the module.
 
-    Rows have one length, so each number of rows is compiled for itself; images of a micro-batch are as many as there
-    are, so a tower's layers are compiled for any number of them. Raises ConfigError where inductor has no C++ compiler.
+    Packed sequences have one length, so language layers are compiled for each batch size; numbers of images vary, so
+    tower layers are compiled for any. Raises ConfigError where inductor has no C++ compiler.
     """
     import torch._dynamo
 
     if backend == "inductor":
         _require_compiler()
         os.environ.setdefault(CACHE_VARIABLE, str(cache_folder()))
-    torch._dynamo.config.recompile_limit = max(MOST_VARIANTS, torch._dynamo.config.recompile_limit)
-    torch._dynamo.config.optimize_ddp = False  # layers are smaller than what DDP would cut them into
+    torch._dynamo.config.recompile_limit = max(MAX_VARIANTS, torch._dynamo.config.recompile_limit)
+    torch._dynamo.config.optimize_ddp = False  # a layer is smaller than the pieces DDP would cut
     for layers, dynamic in ((blocks.language_layers, False), (blocks.tower_layers, None)):
         compiled = torch.compile(_forward, backend=backend, dynamic=dynamic)
         for layer in layers:
@@ -49,22 +49,21 @@ def compile_layers(blocks: ShardingUnits, backend: CompileBackend) -> None:
 
 
 def compiled_graphs() -> int:
-    """How many graphs this process has compiled. It stops growing when every shape of rows has been seen."""
+    """Graphs compiled by this process so far; constant once every shape has been seen."""
     from torch._dynamo.utils import counters
 
     return int(counters["stats"]["unique_graphs"])
 
 
 def cache_folder() -> Path:
-    """Where inductor keeps what it has compiled: a folder of its own for each environment, which no other user writes
-    to, for what lies there is run."""
+    """Inductor's cache: one for each environment, in the user's home because its content is executed."""
     environment = f"{sys.prefix} {sys.version} {torch.__version__}"
     return Path.home() / ".cache/vlmpipe" / f"inductor-{hashlib.sha256(environment.encode()).hexdigest()[:16]}"
 
 
 def _forward(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    # By the class that the layer has when it runs: FSDP gives it one of its own, and transformers checkpoints
-    # activations in the outermost class only.
+    # Look up the class when the layer runs: FSDP replaces it, and transformers checkpoints activations in the outermost
+    # class only.
     return type(layer).forward(layer, *args, **kwargs)
 
 

@@ -1,9 +1,8 @@
 """Decides which parameters are trained: whole parts of a model, and patterns over parameter names.
 
-`model.freeze` names parts, `model.freeze_parameters` then freezes what its patterns name, and `model.train_parameters`
-thaws what its patterns name: the last that names a parameter decides. Patterns are those of a shell (`fnmatch`, upper
-and lower case told apart), in which `*` also stands for dots. Names are those of transformers' own model, as
-`from_pretrained` gives it, without adapters. What is decided lies in `requires_grad`, and all others read it there.
+`model.freeze` freezes parts, then `model.freeze_parameters` freezes and `model.train_parameters` unfreezes parameters
+that its patterns match. Patterns are shell patterns (case-sensitive `fnmatch`) in which `*` also matches dots. They
+match names of transformers' own model without adapters. The result is stored in `requires_grad`.
 """
 
 from __future__ import annotations
@@ -17,43 +16,41 @@ from typing import TYPE_CHECKING
 from trainer.config.model import ModelConfig, ModelPart
 from trainer.errors import ConfigError
 
-if TYPE_CHECKING:  # no torch: the planner asks here too
+if TYPE_CHECKING:  # the planner imports this module without torch
     from torch import Tensor, nn
 
-# transformers' names of parts: LLaVA's, and those of models that bring their own tower.
-PROJECTOR_NAMES = ("projector", "merger", "connector.")
+PROJECTOR_NAMES = ("projector", "merger", "connector.")  # transformers' names
 TOWER_NAMES = ("vision_tower.", "visual.", "vision_model.")
-BASE = ".base_layer."  # what peft puts into the name of an adapted layer's own weight
-SHORTEST_SHARED = 3  # letters in a row that a name and a pattern have in common: fewer say nothing
-NAMED_CLOSE = 3  # names that an error offers for a pattern which matches none
+BASE = ".base_layer."  # in peft's name of an adapted layer's own weight
+MIN_SHARED_LETTERS = 3  # consecutive, between a name and a pattern, to count as similar
+NUM_SUGGESTIONS = 3  # names in the error for a pattern that matches none
 
 
 def part_of(name: str) -> ModelPart:
-    """The part of the model that a parameter belongs to, by transformers' names."""
+    """The part of the model that a parameter belongs to, by its name."""
     if any(word in name for word in PROJECTOR_NAMES):
         return "projector"
     return "tower" if any(word in name for word in TOWER_NAMES) else "language_model"
 
 
 def is_adapter(name: str) -> bool:
-    """Whether this parameter is part of an adapter."""
     return ".lora_A." in name or ".lora_B." in name
 
 
 def plain_name(name: str) -> str:
-    """The name of a weight of the model itself, as it is without adapters."""
+    """A weight's name in the model without adapters."""
     return name.replace(BASE, ".")
 
 
 def freeze(model: nn.Module, config: ModelConfig, *, unused: Iterable[nn.Module] = (), is_whole: bool) -> None:
-    """Leave to training what the run file says. Before adapters are put in.
+    """Freeze what the run file says. Call it before adapters are added.
 
     Args:
-        unused: parts that get no gradient, whatever the run file says: DDP would wait for it, and weight decay would
-            wear them away.
-        is_whole: the model has all its layers, so that a pattern which matches nothing is a mistake.
+        unused: parts without gradient, frozen in any case: DDP would wait for the gradient, and weight decay would
+            shrink them.
+        is_whole: the model has all its layers, so that each pattern must match some parameter.
 
-    Raises ConfigError for such a pattern, and for one that names what adapters stand in for.
+    Raises ConfigError for a pattern that matches nothing, and for one that matches weights which have adapters.
     """
     idle = {id(parameter) for part in unused for parameter in part.parameters()}
     copies = tied_names(model)
@@ -65,43 +62,40 @@ def freeze(model: nn.Module, config: ModelConfig, *, unused: Iterable[nn.Module]
         trained = trained and not _matches(name, config.freeze_parameters)
         trained = trained or _matches(name, config.train_parameters)
         parameter.requires_grad_(trained and id(parameter) not in idle)
-    for name, source in copies.items():  # on the meta device they are not one parameter
+    for name, source in copies.items():  # two parameters on the meta device
         model.get_parameter(name).requires_grad_(model.get_parameter(source).requires_grad)
 
 
 def tied_names(model: nn.Module) -> dict[str, str]:
-    """Second names of parameters, and the names that they go by: a tied head's weight is the embedding's."""
+    """Second names of shared parameters -> their first names, such as a tied head's weight -> the embedding's."""
     return dict(getattr(model, "all_tied_weights_keys", None) or {})
 
 
 def in_frozen_parts(module: nn.Module) -> set[nn.Parameter]:
-    """Parameters of parts in which nothing is trained but adapters, of a model or of what strategies wrap."""
+    """Parameters of parts in which only adapters are trained, if anything. module: a model or a training module."""
     own = [(name, parameter) for name, parameter in module.named_parameters() if not is_adapter(name)]
     trained = {part_of(name) for name, parameter in own if parameter.requires_grad}
     return {parameter for name, parameter in own if part_of(name) not in trained}
 
 
 def trains(module: nn.Module | None) -> bool:
-    """Whether anything in it is trained."""
     return module is not None and any(parameter.requires_grad for parameter in module.parameters())
 
 
 def frozen_weights(model: nn.Module) -> dict[str, Tensor]:
-    """Frozen weights by the names that they have without adapters, but for those of a tower that is frozen as a whole:
-    that has a digest of its own."""
-    tower_is_frozen = not any(
-        parameter.requires_grad for name, parameter in model.named_parameters() if part_of(name) == "tower"
-    )
-    copies = tied_names(model)
+    """Frozen weights by their names without adapters. A tower that is frozen as a whole is left out: it has its own
+    digest."""
+    copies, named = tied_names(model), list(model.named_parameters())
+    tower_is_frozen = not any(parameter.requires_grad for name, parameter in named if part_of(name) == "tower")
     return {
         plain_name(name): parameter
-        for name, parameter in model.named_parameters()
+        for name, parameter in named
         if not parameter.requires_grad and name not in copies and not (tower_is_frozen and part_of(name) == "tower")
     }
 
 
 def require_something_trained(config: ModelConfig, num_trained: int) -> None:
-    """Raises ConfigError for a model section that freezes all of its model."""
+    """Raises ConfigError for a model section that freezes the whole model."""
     if not num_trained:
         fields = {"freeze": config.freeze, "freeze_parameters": config.freeze_parameters}
         said = ", ".join(f"model.{name} {list(values)}" for name, values in fields.items() if values)
@@ -109,7 +103,7 @@ def require_something_trained(config: ModelConfig, num_trained: int) -> None:
 
 
 def require_frozen_tower(config: ModelConfig, num_trained_in_tower: int) -> None:
-    """Raises ConfigError where training reads a tower's output that it would change. For a run with cached features."""
+    """Raises ConfigError for a run with cached features that would train the tower."""
     if num_trained_in_tower:
         raise ConfigError(
             f"features are cached, and model.train_parameters {list(config.train_parameters)} thaws "
@@ -120,7 +114,7 @@ def require_frozen_tower(config: ModelConfig, num_trained_in_tower: int) -> None
 
 
 def described(config: ModelConfig) -> str:
-    """What is not trained, in words."""
+    """What is not trained, as text."""
     said = [", ".join(config.freeze)] if config.freeze else []
     said += [", ".join(config.freeze_parameters)] if config.freeze_parameters else []
     text = "; ".join(said) or "nothing: all parts were trained"
@@ -132,7 +126,7 @@ def _matches(name: str, patterns: Iterable[str]) -> bool:
 
 
 def _require_matches(config: ModelConfig, names: Mapping[str, bool], copies: Mapping[str, str]) -> None:
-    """`names`: those of all parameters, and whether they get a gradient."""
+    """names: of all parameters -> whether they get a gradient."""
     for field in ("freeze_parameters", "train_parameters"):
         for pattern in getattr(config, field):
             found = [name for name in names if fnmatch.fnmatchcase(name, pattern)]
@@ -157,19 +151,19 @@ def _unmatched(said: str, pattern: str, names: Mapping[str, bool], copies: Mappi
         )
     if unused := sorted(name for name in names if fnmatch.fnmatchcase(name, pattern)):
         return ConfigError(
-            f"{said}, which names only parameters that get no gradient, such as {unused[0]}: they lie behind "
+            f"{said}, which names only parameters that get no gradient, such as {unused[0]}: they come after "
             "model.feature_layer",
-            fix="leave the pattern out, or name some in front of it",
+            fix="leave the pattern out, or name parameters before that layer",
         )
     return ConfigError(
         f"{said}, which matches no parameter",
         expected=f"a pattern over names such as {', '.join(_close(pattern, names))}",
-        fix="vlmpipe plan checks patterns without training; * also stands for dots",
+        fix="vlmpipe plan checks patterns without training; * also matches dots",
     )
 
 
 def _close(pattern: str, names: Iterable[str]) -> Iterator[str]:
-    """Names that are most like the pattern, of those that differ in numbers only the first."""
+    """The names most similar to the pattern; of names that differ in numbers only, the first."""
     kinds: dict[str, str] = {}
     for name in sorted(names):
         kinds.setdefault(re.sub(r"\d+", "0", name), name)
@@ -179,6 +173,6 @@ def _close(pattern: str, names: Iterable[str]) -> Iterator[str]:
     def likeness(kind: str) -> tuple[int, int]:
         matcher.set_seq1(kind)
         shared = (block.size for block in matcher.get_matching_blocks())
-        return -sum(size for size in shared if size >= SHORTEST_SHARED), len(kind)
+        return -sum(size for size in shared if size >= MIN_SHARED_LETTERS), len(kind)
 
-    yield from (kinds[kind] for kind in sorted(kinds, key=likeness)[:NAMED_CLOSE])
+    yield from (kinds[kind] for kind in sorted(kinds, key=likeness)[:NUM_SUGGESTIONS])

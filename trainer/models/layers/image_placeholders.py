@@ -1,7 +1,7 @@
-"""Puts image features in the places of image tokens, without reading the device.
+"""Replaces the embeddings of image tokens by image features without reading the device.
 
-A mask as an index is read: how many places it has decides the size of the result, and the host waits for that.
-`masked_scatter` has such an index in its gradient. Here the host says how many there are, as the images' shape does.
+Indexing by a mask reads the device, because the number of true values decides the result's size; so does the gradient
+of `masked_scatter`. Here the host knows that number from the shape of the features.
 """
 
 from __future__ import annotations
@@ -16,38 +16,38 @@ from trainer.errors import ConfigError, DataError
 
 
 def require_tokens(found: int, expected: int | None) -> None:
-    """Raise DataError when images give another number of tokens than rows have places for. None: not known."""
+    """Raise DataError when images give more or fewer tokens than their sequences expect. None: not known."""
     if expected is not None and found != expected:
         raise DataError(
-            f"the images of a micro-batch give {found} tokens, and its rows have places for {expected}",
+            f"the images of a micro-batch give {found} tokens, and its sequences expect {expected}",
             expected="as many as the prepared data says of these images",
             fix="prepare the data again with this model section, or set features.cache to off",
         )
 
 
 def places_of(is_image: Tensor, count: int) -> Tensor:
-    """(count,) places of image tokens in the flattened rows. is_image: (rows, tokens), true `count` times; more often
-    is an error of the device."""
+    """(count,) positions of image tokens in the flattened sequences.
+
+    is_image: (sequences, tokens), true `count` times; more than that is an error of the device.
+    """
     flat = is_image.flatten()
-    nth = flat.cumsum(0) * flat  # from 1 on; all other tokens go to 0, which is dropped
+    nth = flat.cumsum(0) * flat  # from 1; other tokens go to 0, which is dropped
     places = torch.zeros(count + 1, dtype=torch.int64, device=flat.device)
     return places.scatter_(0, nth, torch.arange(len(flat), device=flat.device))[1:]
 
 
 def put(embeddings: Tensor, places: Tensor, images: Tensor) -> Tensor:
-    """(rows, tokens, hidden) embeddings with those of images, (image tokens, hidden), at their places."""
-    # For its gradient `index_put` keeps the places alone, and `index_copy` and `index_add` all that is put there.
+    """Embeddings (sequences, tokens, hidden) with those of images, (image tokens, hidden), at `places`."""
+    # Its backward pass saves only the places; those of `index_copy` and `index_add` save the images too.
     flat = embeddings.flatten(0, 1).index_put((places,), images.to(embeddings.dtype))
     return flat.view_as(embeddings)
 
 
 def embedded(model: nn.Module, input_ids: Tensor, images: Tensor) -> Tensor:
-    """The tokens' embeddings, with projected images in place of the image tokens': (rows, tokens, hidden).
+    """Token embeddings with projected images in place of image tokens: (sequences, tokens, hidden).
 
-    model: one of the library's. images: (..., hidden), as many in order as there are image tokens.
-
-    The library's own forward passes have the mask as an index, and of SmolVLM make images the type of the model's first
-    weight, which under FSDP in bf16 is not that of the embeddings.
+    model: the library's. images: (..., hidden), one for each image token, in order. The library's forward pass
+    would index by a mask.
     """
     images = images.reshape(-1, images.shape[-1])
     places = places_of(input_ids == model.config.image_token_id, len(images))
@@ -55,21 +55,21 @@ def embedded(model: nn.Module, input_ids: Tensor, images: Tensor) -> Tensor:
 
 
 def add_levels_at_places(language_model: nn.Module) -> None:
-    """Have a language model that adds images behind layers take their places, (image tokens,), for its mask.
+    """Have a DeepStack language model accept positions, (image tokens,), instead of a mask of image tokens.
 
-    With a mask it does as before. Raises ConfigError for a transformers whose method is another.
+    Masks still work. Raises ConfigError for a release of transformers with a different method.
     """
     theirs: Any = getattr(type(language_model), "_deepstack_process", None)
     arguments = list(inspect.signature(theirs).parameters) if theirs else []
     if arguments != ["self", "hidden_states", "visual_pos_masks", "visual_embeds"]:
         raise ConfigError(
-            "this transformers adds images behind language layers otherwise than is known here",
+            "this release of transformers adds images behind language layers in an unknown way",
             expected="the version in constraints.txt",
             fix="install that one",
         )
 
     def add(hidden: Tensor, places: Tensor, level: Tensor) -> Any:
-        """(rows, tokens, hidden) with (image tokens, hidden) added."""
+        """(sequences, tokens, hidden) with (image tokens, hidden) added."""
         if places.dtype == torch.bool:
             return theirs(language_model, hidden, places, level)
         flat = hidden.flatten(0, 1).index_put((places,), level.to(hidden.dtype), accumulate=True)

@@ -1,7 +1,7 @@
 """LoRA adapters on linear layers of a frozen language model, through peft.
 
-Hu et al. 2021 (arXiv 2106.09685): a layer gives W x + alpha / rank * B A x. Only A (rank, in) and B (out, rank) are
-trained. B starts at 0, so that training begins with the model as it was.
+Hu et al. 2021 (arXiv 2106.09685): a layer returns W x + alpha / rank * B A x, and only A (rank, in) and B (out, rank)
+are trained. B starts at 0, so that training begins with the original model.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ ADAPTER = "default"  # peft's name for the only one
 
 @dataclass(frozen=True)
 class Adapter:
-    """The adapter of one weight, by the names of its matrices in the state dict."""
+    """The adapter of one weight: names of its matrices in the state dict, and its scale."""
 
     a: str
     b: str
     scale: float
 
     def merged(self, weight: Tensor, read: Callable[[str], Tensor]) -> Tensor:
-        """W + scale B A: (out, in). `weight` stays as it is."""
+        """W + scale B A: (out, in), a new tensor."""
         return torch.addmm(weight, read(self.b), read(self.a), alpha=self.scale)
 
 
 def freeze_and_adapt(
     model: nn.Module, config: ModelConfig, *, unused: Iterable[nn.Module] = (), is_whole: bool
 ) -> nn.Module:
-    """Leave to training what the run file says (see `freeze`), and put adapters where it asks for them."""
+    """Freeze what the run file says (see `freeze`), and add its adapters."""
     freeze(model, config, unused=unused, is_whole=is_whole)
     if config.lora:
         add_adapters(model.get_decoder(), config.lora)
@@ -44,9 +44,9 @@ def freeze_and_adapt(
 
 
 def add_adapters(language_model: nn.Module, config: LoraConfig) -> None:
-    """Put adapters on the layers that `config.targets` names, drawing A from torch's generator. All else is frozen.
+    """Add adapters to the layers that `config.targets` names, drawing A from torch's generator, and freeze the rest.
 
-    Raises ConfigError for a target that is no linear layer of the language model's blocks.
+    Raises ConfigError for a target that is no linear layer in the language model's blocks.
     """
     import peft
 
@@ -54,7 +54,7 @@ def add_adapters(language_model: nn.Module, config: LoraConfig) -> None:
     settings = peft.LoraConfig(
         r=config.rank, lora_alpha=config.alpha, lora_dropout=config.dropout, target_modules=names, bias="none"
     )
-    with torch.device("meta"):  # peft would move what it draws to the layer's device, which fake tensors do not bear
+    with torch.device("meta"):  # peft moves drawn weights to the layer's device, which fails for fake tensors
         peft.inject_adapter_in_model(settings, language_model, adapter_name=ADAPTER)
     for module in language_model.modules():
         if hasattr(module, "lora_A"):
@@ -66,7 +66,7 @@ def add_adapters(language_model: nn.Module, config: LoraConfig) -> None:
 
 
 def adapters_of(model: nn.Module) -> dict[str, Adapter]:
-    """Every adapter in a model, by the name that the weight under it has without adapters."""
+    """Every adapter in a model, by the name of its weight in the model without adapters."""
     return {
         f"{name}.weight": Adapter(
             a=f"{name}.lora_A.{ADAPTER}.weight", b=f"{name}.lora_B.{ADAPTER}.weight", scale=module.scaling[ADAPTER]
@@ -77,8 +77,7 @@ def adapters_of(model: nn.Module) -> dict[str, Adapter]:
 
 
 def adapter_parameters(language_model: nn.Module) -> dict[str, int]:
-    """Adapter parameters of one block by the name of the adapted layer, in the block's order; of unequal blocks, the
-    mean."""
+    """Mean number of adapter parameters in a block, by the name of the adapted layer."""
     counts: Counter[str] = Counter()
     for layer in language_model.layers:
         for name, module in layer.named_modules():
@@ -89,12 +88,12 @@ def adapter_parameters(language_model: nn.Module) -> dict[str, int]:
 
 
 def without_adapters(config: ModelConfig) -> ModelConfig:
-    """The same model as it is exported: its adapters are part of its weights."""
+    """The exported model: adapters are merged into its weights."""
     return config.model_copy(update={"lora": None, "freeze": tuple(sorted(config.frozen))})
 
 
 def _targets(language_model: nn.Module, wanted: tuple[str, ...]) -> list[str]:
-    """Full names below the language model. A target is a layer's name within its block, or the last parts of one."""
+    """Names below the language model. A target is a layer's name within its block, or the last components of one."""
     linear = {
         f"layers.{number}.{name}": name
         for number, layer in enumerate(language_model.layers)
@@ -108,15 +107,15 @@ def _targets(language_model: nn.Module, wanted: tuple[str, ...]) -> list[str]:
             fix="leave model.lora out, or take another language model",
         )
     for target in wanted:
-        if not any(_names(target, name) for name in linear.values()):
+        if not any(_matches(target, name) for name in linear.values()):
             raise ConfigError(
                 f"model.lora.targets has {target!r}, which no linear layer in the blocks of a {kind} language model is "
                 "called",
                 expected=f"some of {', '.join(dict.fromkeys(linear.values()))}, or their last parts",
                 fix="leave targets out to adapt all of them",
             )
-    return [full for full, name in linear.items() if not wanted or any(_names(target, name) for target in wanted)]
+    return [full for full, name in linear.items() if not wanted or any(_matches(target, name) for target in wanted)]
 
 
-def _names(target: str, name: str) -> bool:
+def _matches(target: str, name: str) -> bool:
     return name == target or name.endswith(f".{target}")

@@ -1,4 +1,4 @@
-"""Counts the parameters of a model's parts from its modules and configuration."""
+"""Sizes of a model's parts, from its modules and configuration."""
 
 from __future__ import annotations
 
@@ -20,41 +20,46 @@ def count_parameters(module: nn.Module, counts: Callable[[str], bool] = lambda n
     return sum(parameter.numel() for name, parameter in module.named_parameters() if counts(name))
 
 
-def stack_of(config: PreTrainedConfig, layer: nn.Module) -> Stack:
-    hidden, heads = int(config.hidden_size), int(config.num_attention_heads)
-    return Stack(
-        layers=int(config.num_hidden_layers),
-        hidden=hidden,
-        heads=heads,
-        kv_heads=int(getattr(config, "num_key_value_heads", None) or heads),
-        head_dim=int(getattr(config, "head_dim", None) or hidden // heads),
-        intermediate=int(config.intermediate_size),
-        gated=any("gate_proj" in name or "gate_up_proj" in name for name, _ in layer.named_parameters()),
-        layer_parameters=count_parameters(layer, lambda name: not is_adapter(name)),
-    )
+def tower_layers_of(tower: nn.Module) -> list[nn.Module]:
+    """The distinct layers of a vision tower, found by the class names that transformers gives them."""
+    return [module for module in tower.modules() if type(module).__name__.endswith(("EncoderLayer", "VisionBlock"))]
 
 
 def skeleton_of(
-    kind: Callable[[PreTrainedConfig], nn.Module], whole: PreTrainedConfig, vocabulary: int, language_layers: int | None
+    kind: Callable[[PreTrainedConfig], nn.Module],
+    whole: PreTrainedConfig,
+    vocabulary: int,
+    language_layers: int | None,
+    one_inner_tower_layer: bool,
 ) -> nn.Module:
-    """A model of transformers' class `kind` whose weights are not drawn, with the first `language_layers` layers.
+    """A model of transformers' class `kind` with undefined weights, and its first `language_layers` layers only.
 
-    The last token of the vocabulary is the image token. Changes `whole`, the configuration.
+    The last token of the vocabulary is the image token. `one_inner_tower_layer`: one module serves as all tower layers
+    between the first and the last, which is faster to build. Changes the configuration `whole`.
     """
-    text = whole.text_config
+    text, vision = whole.text_config, whole.vision_config
     text.vocab_size, whole.image_token_id = vocabulary, vocabulary - 1
     if language_layers is not None:
         text.num_hidden_layers = language_layers
         if getattr(text, "layer_types", None):
             text.layer_types = text.layer_types[:language_layers]
-    with no_init_weights():  # drawing numbers looks at numbers, which meta and fake tensors do not have
+    tower_layers = int(vision.num_hidden_layers)
+    if one_inner_tower_layer:
+        vision.num_hidden_layers = min(tower_layers, 3)
+    with no_init_weights():  # initialization reads values, which meta and fake tensors do not have
         model = kind(whole)
-    model.tie_weights()  # left out with the drawing of weights
+    model.tie_weights()  # skipped together with initialization
+    if one_inner_tower_layer and tower_layers > 3:
+        inner = tower_layers_of(model)[1]
+        stack = next(part for part in model.modules() if isinstance(part, nn.ModuleList) and inner in part)
+        for _ in range(tower_layers - len(stack)):
+            stack.insert(1, inner)
+        vision.num_hidden_layers = tower_layers
     return model
 
 
 def vocabulary_of(config: ModelConfig, text: PreTrainedConfig) -> int:
-    """Of a tokenizer that is trained, as many entries as it is to have."""
+    """Entries of the tokenizer: those to be trained, or the language model's."""
     trained = config.tokenizer.removeprefix("train:")
     return int(trained) if trained != config.tokenizer else int(text.vocab_size)
 
@@ -63,6 +68,7 @@ def model_shape(
     config: ModelConfig,
     model: nn.Module,
     tower_layers: Sequence[nn.Module],
+    vision: PreTrainedConfig,
     *,
     tower_parameters: int,
     projector_parameters: int,
@@ -74,7 +80,8 @@ def model_shape(
     in_adapters, in_embedding = count_parameters(language, is_adapter), count_parameters(language.embed_tokens)
     chosen = _chosen_parameters(config, model, language.layers, tower_layers)
     return ModelShape(
-        language=stack_of(text, language.layers[0]),
+        tower=_stack_of(vision, tower_layers[0]),
+        language=_stack_of(text, language.layers[0]),
         vocabulary=int(text.vocab_size),
         tied_head=tied,
         parameters={
@@ -94,8 +101,22 @@ def model_shape(
     )
 
 
+def _stack_of(config: PreTrainedConfig, layer: nn.Module) -> Stack:
+    hidden, heads = int(config.hidden_size), int(config.num_attention_heads)
+    return Stack(
+        layers=int(config.num_hidden_layers),
+        hidden=hidden,
+        heads=heads,
+        kv_heads=int(getattr(config, "num_key_value_heads", None) or heads),
+        head_dim=int(getattr(config, "head_dim", None) or hidden // heads),
+        intermediate=int(config.intermediate_size),
+        gated=any("gate_proj" in name or "gate_up_proj" in name for name, _ in layer.named_parameters()),
+        layer_parameters=count_parameters(layer, lambda name: not is_adapter(name)),
+    )
+
+
 def _trained_matrices(model: nn.Module) -> tuple[Matrices, ...]:
-    """Of a model whose frozen parameters know that they are. A shared one counts once."""
+    """Shapes of the trained matrices, from `requires_grad`. A shared one counts once."""
     shapes = Counter(
         (len(parameter), parameter.numel() // len(parameter))
         for parameter in model.parameters()
@@ -107,27 +128,27 @@ def _trained_matrices(model: nn.Module) -> tuple[Matrices, ...]:
 def _chosen_parameters(
     config: ModelConfig, model: nn.Module, language_layers: Iterable[nn.Module], tower_layers: Iterable[nn.Module]
 ) -> TrainableSubset | None:
-    """Counts of a model whose frozen parameters know that they are. None: only whole parts are frozen."""
+    """Trained parameters, from `requires_grad`; None when only whole parts are frozen."""
     if not config.has_patterns:
         return None
     counts: dict[Part, int] = dict.fromkeys(PARTS, 0)
-    for name, parameter in model.named_parameters():  # a shared one once
-        counts[_fine_part_of(name)] += parameter.numel() * parameter.requires_grad
+    for name, parameter in model.named_parameters():  # a shared one counts once
+        counts[_shape_part_of(name)] += parameter.numel() * parameter.requires_grad
     return TrainableSubset(counts, _trained_layers(language_layers), _trained_layers(tower_layers))
 
 
 def _trained_layers(layers: Iterable[nn.Module]) -> TrainedLayers:
-    own = [
-        [one for name, one in layer.named_parameters() if one.requires_grad and not is_adapter(name)]
+    trained = [
+        [parameter for name, parameter in layer.named_parameters() if parameter.requires_grad and not is_adapter(name)]
         for layer in layers
     ]
     return TrainedLayers(
-        parameters=tuple(sum(one.numel() for one in trained) for trained in own),
-        in_matrices=tuple(sum(one.numel() for one in trained if one.ndim > 1) for trained in own),
+        parameters=tuple(sum(one.numel() for one in layer) for layer in trained),
+        in_matrices=tuple(sum(one.numel() for one in layer if one.ndim > 1) for layer in trained),
     )
 
 
-def _fine_part_of(name: str) -> Part:
+def _shape_part_of(name: str) -> Part:
     part = part_of(name)
     if part != "language_model":
         return part

@@ -1,4 +1,4 @@
-"""A pipeline stage of a training module: some of its language layers, under their original names."""
+"""Reduces a training module to one pipeline stage: some of its language layers, under their original names."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from trainer.sizing.pipeline_partition import Stage
 
 
 class PackedModel(Protocol):
-    """What strategies wrap, as far as a stage is made of it."""
+    """What stages need of a training module."""
 
-    model: Any  # the library's, its parts below `model.model`
+    model: Any  # the library's, with its parts below `model.model`
 
     @property
     def language_part(self) -> str:
-        """The language model's name there."""
+        """The language model's name below `model.model`."""
         ...
 
     def drop_images(self) -> None:
-        """Let go of what makes embeddings of images, and take none."""
+        """Remove tower and projector."""
         ...
 
 
@@ -31,17 +31,17 @@ Module = TypeVar("Module", bound=PackedModel)
 
 
 class Passage(nn.Module):
-    """Stands where another stage's layer or norm is: hidden states pass unchanged."""
+    """Replaces a layer or norm of another stage: returns hidden states unchanged."""
 
     def forward(self, hidden: Tensor, **_: Any) -> Tensor:
         return hidden
 
 
 def reduce_to_stage(module: PackedModel, stage: Stage) -> None:
-    """Let go of all that `stage` does not have.
+    """Remove everything that is not in `stage`.
 
-    Layers keep their numbers, and so their names in checkpoints. Raises ConfigError for a language model that does more
-    than its layers and its norm with hidden states.
+    Layers keep their numbers, and so their names in checkpoints. Raises ConfigError for a language model that changes
+    hidden states outside its layers and norm.
     """
     model = module.model
     language_model = getattr(model.model, module.language_part)
@@ -57,12 +57,12 @@ def reduce_to_stage(module: PackedModel, stage: Stage) -> None:
         model.lm_head = None
     if not stage.is_first:
         module.drop_images()
-        if not (stage.is_last and is_tied):  # a tied head's weight goes by the embedding's name
+        if not (stage.is_last and is_tied):  # a tied head needs the embedding's weight
             language_model.embed_tokens = None
 
 
 def stage_view(module: Module, stage: Stage) -> Module:
-    """Another module that is `stage` alone: it holds the same weights, and `module` stays as it is."""
+    """A new module that is `stage` alone and shares the weights of `module`."""
     view: Module = _shallow(module)
     part = module.language_part
     view.model = _shallow(module.model)
@@ -73,7 +73,7 @@ def stage_view(module: Module, stage: Stage) -> Module:
 
 
 def _shallow(module: Any) -> Any:
-    """Of the same parts; what is put in their place in the one is not in the other."""
+    """A copy with the same submodules, which can be replaced without changing `module`."""
     other = copy.copy(module)
     other._modules = dict(module._modules)
     return other
@@ -81,13 +81,13 @@ def _shallow(module: Any) -> Any:
 
 @torch.no_grad()
 def _require_passage(language_model: nn.Module) -> None:
-    """Without layers and norm, hidden states must come out as they went in: each stage runs the whole model's code."""
+    """Without layers and norm, hidden states must come out unchanged: each stage runs the whole model's code."""
     hidden = torch.ones(1, 2, int(language_model.config.hidden_size))
     positions = torch.arange(2)[None]
     passed = language_model(inputs_embeds=hidden, position_ids=positions, use_cache=False).last_hidden_state
-    if passed is not hidden or hidden._version:  # no look at numbers: tensors of the planner's traces have none
+    if passed is not hidden or hidden._version:  # not by value: the planner traces fake tensors
         raise ConfigError(
-            f"the language model {language_model.config.model_type!r} cannot be cut into pipeline stages: it changes "
-            "hidden states outside of its layers",
+            f"the language model {language_model.config.model_type!r} cannot be split into pipeline stages: it changes "
+            "hidden states outside its layers",
             fix="use another strategy, such as fsdp",
         )

@@ -1,4 +1,4 @@
-"""What a training module recomputes in the backward pass. No torch here: planners read it."""
+"""What a training module recomputes in the backward pass. Imports no torch: the planner reads it."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Recompute:
-    """As the run file says. Whatever is chosen, the numbers stay the same."""
+    """Settings of the run file. They do not change results."""
 
     layers: Checkpointing = "none"  # train.activation_checkpointing
-    loss_chunk_tokens: int = 0  # label tokens that have logits at a time; 0 is all of them
+    loss_chunk_tokens: int = 0  # label tokens that have logits at a time; 0 means all
 
     @classmethod
     def of(cls, train: TrainConfig) -> Recompute:
         return cls(train.activation_checkpointing, train.loss_chunk_tokens)
 
     def apply(self, family: Family, module: nn.Module) -> None:
-        """To a training module that no strategy has changed yet."""
+        """Call it before a strategy changes the training module."""
         if self.layers != "none":
             from trainer.models.layers.activation_checkpointing import recompute_layers
 

@@ -1,7 +1,7 @@
 """Vision metadata of a Qwen-VL tower, computed on the host from image sizes.
 
-The library would work it out of a tensor on the device, and the host would wait for that in each layer: attention takes
-the images, or their windows, one by one. Its own functions make it here, and under their results' names it takes them.
+The library would derive it from a tensor on the device, and the host would wait for that in each layer. Here the
+library's own functions compute it from the host's numbers, and the tower takes the results as named arguments.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from trainer.models.image_inputs import Grid
 
 
 def sizes_of(tower: nn.Module, grids: Sequence[Grid], device: torch.device) -> dict[str, Any]:
-    """Named arguments of the tower's forward pass for images of these grids, of which there is at least one.
+    """Named arguments of the tower's forward pass for at least one image.
 
-    Lengths stay on the host, where attention takes them, but for flash attention: its kernel reads them, and of the
-    host's numbers wants the longest alone.
+    Cumulative lengths stay on the host, where attention reads them. Flash attention takes them on the device, and the
+    longest on the host.
     """
     merge, on_host = int(tower.spatial_merge_size), torch.tensor(grids)
     tensors = {"position_ids": get_vision_position_ids(on_host, merge)}
@@ -51,5 +51,5 @@ def sizes_of(tower: nn.Module, grids: Sequence[Grid], device: torch.device) -> d
 
 
 def _moved(tensor: Tensor, device: torch.device) -> Tensor:
-    """Without waiting: a copy from memory that is not page-locked would, for all that the GPU was given before."""
+    """Copy without waiting: from memory that is not page-locked, the host would wait for all queued work."""
     return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)

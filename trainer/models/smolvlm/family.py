@@ -1,48 +1,35 @@
 """The `smolvlm` family: transformers' SmolVLM.
 
-Each image is one tile: the whole of it, resized to the square of `model.image_size`. With `model.longest_edge` it is
-cut into several, and one more shows the whole. To all that computes, a tile is an image. The parts have the names that
-the other families use: the tower is the vision encoder, and the connector, which puts `scale_factor` x `scale_factor`
-patches together to a token, is the projector. Features are what the connector gets: a frozen tower leaves it to
-training.
+Each image is one tile: the whole image, resized to the square of `model.image_size`. With `model.longest_edge` it is
+cut into several, plus one tile of the whole. Downstream code treats each tile as an image. The tower is the vision
+encoder; the connector, which joins `scale_factor` x `scale_factor` patches to a token, is the projector. Features are
+the connector's input, so that a frozen tower leaves the connector to training.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import AutoImageProcessor, PreTrainedConfig, SmolVLMForConditionalGeneration, SmolVLMImageProcessorPil
-from transformers.initialization import no_init_weights
 
 from trainer.config.model import ModelConfig
 from trainer.errors import ConfigError
-from trainer.models.fixed_image_model import SquareFamily, Wiring, square_skeleton, tower_layers_of
-from trainer.models.hf_native import build as native
-from trainer.models.hf_native.pretrained import load_pretrained
-from trainer.models.hf_native.weights import InitialWeights, PretrainedModel
+from trainer.models.fixed_image_model import SquareFamily, Wiring
+from trainer.models.hf_native.family import NativeFamily
+from trainer.models.hf_native.pretrained import load_pretrained, weights_description
+from trainer.models.hf_native.weights import PretrainedModel
 from trainer.models.image_tokens import image_form_of, image_tokens_of
-from trainer.models.layers.lora import freeze_and_adapt
-from trainer.models.layers.parameter_counts import (
-    count_parameters,
-    model_shape,
-    stack_of,
-    vocabulary_of,
-)
+from trainer.models.layers.parameter_counts import vocabulary_of
 from trainer.sizing.model_shape import ModelShape
-
-MODEL = PretrainedModel(
-    SmolVLMForConditionalGeneration, tower="model.vision_model.", embedding="model.text_model.embed_tokens.weight"
-)
 
 
 def tower_output(config: ModelConfig, tower: nn.Module, pixel_values: Tensor) -> Tensor:
-    """What the connector gets: (tiles, 3, side, side) -> (tiles, patches, tower_hidden).
+    """The connector's input: (tiles, 3, side, side) -> (tiles, patches, tower_hidden).
 
-    The library's own modules without its forward pass, which looks in each step whether an image has padding, and with
-    that waits for the GPU: a square that is one image has none.
+    Runs the library's modules without its forward pass, which checks each image for padding in every step and so waits
+    for the GPU. Squares have no padding.
     """
     side = pixel_values.shape[-1] // int(tower.patch_size)
     no_padding = torch.ones(len(pixel_values), side, side, dtype=torch.bool, device=pixel_values.device)
@@ -52,33 +39,47 @@ def tower_output(config: ModelConfig, tower: nn.Module, pixel_values: Tensor) ->
     return output
 
 
-WIRING = Wiring("vision_model", "connector", "text_model", tower_output, False)
-
-
-class SmolVlmFamily(SquareFamily):
+class SmolVlmFamily(SquareFamily, NativeFamily):
     """See `trainer.models.base.Family`."""
 
-    wiring = WIRING
+    wiring = Wiring("vision_model", "connector", "text_model", tower_output, calls_tower=False)
+    models = {  # noqa: RUF012
+        "smolvlm": PretrainedModel(
+            SmolVLMForConditionalGeneration, "model.text_model.embed_tokens.weight", tower="model.vision_model."
+        )
+    }
+
+    def whole_config(self, config: ModelConfig) -> PreTrainedConfig:
+        """Raises ConfigError for another family's configuration, or an image size that does not fit this one."""
+        whole = super().whole_config(config)
+        vision, side = whole.vision_config, config.image_size
+        token_side = int(vision.patch_size) * int(whole.scale_factor)
+        if side % token_side or side > int(vision.image_size):
+            raise ConfigError(
+                f"model.image_size {side} is no size of images for this model",
+                expected=f"a multiple of {token_side} (patch_size x scale_factor), at most {vision.image_size}",
+            )
+        return whole
 
     def image_tokens(self, config: ModelConfig, width: int, height: int) -> int:
-        """Language-model tokens of an image of `width` x `height` pixels: as many for each of its tiles."""
-        _pretrained_config(config)
+        """Language-model tokens of all tiles of an image of `width` x `height` pixels."""
+        self.whole_config(config)
         return image_tokens_of(config)(width, height)
 
     def feature_shape(self, config: ModelConfig) -> tuple[int, int]:
-        """Of one tile (patches, tower_hidden)."""
-        vision = _pretrained_config(config).vision_config
+        """(patches, tower_hidden) of one tile."""
+        vision = self.whole_config(config).vision_config
         return (config.image_size // int(vision.patch_size)) ** 2, int(vision.hidden_size)
 
     def feature_description(self, config: ModelConfig) -> dict[str, Any]:
-        """All that decides what the frozen tower outputs for given image bytes, as plain JSON."""
-        return {**native.description(config), "image_size": config.image_size}
+        """Everything that decides the frozen tower's output for given image bytes, as plain JSON."""
+        return {**weights_description(config), "image_size": config.image_size}
 
     def image_processor(self, config: ModelConfig) -> Any:
         """Resize to the square or cut into tiles, then rescale and normalise. Always by Pillow, as that of `llava`.
 
-        An image that is one tile is not resized before: the step that the published models have there makes tiles of
-        equal size, and with one tile it only enlarges small images to reduce them again.
+        An image of one tile skips the published models' first resizing, which makes tiles of equal size: with one tile
+        it would only enlarge small images and then reduce them again.
         """
         settings: dict[str, Any] = {
             "do_image_splitting": config.longest_edge is not None,
@@ -91,81 +92,24 @@ class SmolVlmFamily(SquareFamily):
             return load_pretrained(AutoImageProcessor, config.tower, backend="pil", **settings)
         return SmolVLMImageProcessorPil(**settings)
 
-    def build(self, config: ModelConfig, tokenizer: Any) -> nn.Module:
-        """The whole model on the CPU in fp32: pretrained where weights are named, else drawn from the seed."""
-        _pretrained_config(config)
-        model = native.build(config, MODEL, native.config_for(config, tokenizer), len(tokenizer))
-        return freeze_and_adapt(model, config, is_whole=True)
-
-    def blueprint(self, config: ModelConfig, tokenizer: Any) -> nn.Module:
-        """What `build` makes, without numbers: on the meta device."""
-        with torch.device("meta"), no_init_weights():
-            return freeze_and_adapt(MODEL.kind(native.config_for(config, tokenizer)).float(), config, is_whole=True)
-
-    def initial_weights(self, config: ModelConfig, tokenizer: Any) -> InitialWeights:
-        return native.initial_weights(config, MODEL, len(tokenizer), lambda plain: self.build(plain, tokenizer))
-
-    def skeleton(
-        self,
-        config: ModelConfig,
-        *,
-        vocabulary: int,
-        language_layers: int | None = None,
-        one_inner_tower_layer: bool = False,
-    ) -> nn.Module:
-        """What `build` makes, but for the numbers in it.
-
-        `one_inner_tower_layer`: the tower's layers between the first and the last are one, which is quicker to make.
-        """
-        model = square_skeleton(
-            MODEL.kind, _pretrained_config(config), WIRING, vocabulary, language_layers, one_inner_tower_layer
-        )
-        return freeze_and_adapt(model, config, is_whole=language_layers is None and not one_inner_tower_layer)
-
     def shape(self, config: ModelConfig) -> ModelShape:
         """Sizes, with the parameters counted on the meta device. Its images are tiles."""
-        whole = _pretrained_config(config)
-        vision, text = whole.vision_config, whole.text_config
+        whole = self.whole_config(config)
+        vision, scale = whole.vision_config, int(whole.scale_factor)
         with torch.device("meta"):
-            model = self.skeleton(config, vocabulary=vocabulary_of(config, text))
-        tower = model.model.vision_model
+            model = self.skeleton(config, vocabulary=vocabulary_of(config, whole.text_config))
         patches, width = self.feature_shape(config)
-        return model_shape(
+        return self.square_shape(
             config,
             model,
-            tower_layers_of(tower),
-            tower_parameters=count_parameters(tower),
-            projector_parameters=count_parameters(model.model.connector),
-            tower=stack_of(vision, tower_layers_of(tower)[0]),
+            vision,
             tower_tokens=patches,
-            image_tokens=patches // int(whole.scale_factor) ** 2,
+            image_tokens=patches // scale**2,
             most_tiles=image_form_of(config).most_tiles,
-            feature_width=width * int(whole.scale_factor) ** 2,
+            feature_width=width * scale**2,
             patch_pixels=int(vision.num_channels) * int(vision.patch_size) ** 2,
             projector_layers=1,
         )
 
     def build_tower(self, config: ModelConfig) -> nn.Module:
-        """The tower alone, on the CPU in fp32 and in evaluation mode. Random weights depend on the seed only."""
-        return native.build_vision(config, MODEL).eval()
-
-    def save_settings(self, config: ModelConfig, model: nn.Module, tokenizer: Any, folder: Path) -> None:
-        """Write all that plain `from_pretrained` needs but the weights: configuration, tokenizer and processor."""
-        native.save_settings(model, tokenizer, self.image_processor(config), folder)
-
-    def load(self, folder: Path) -> nn.Module:
-        """An exported model."""
-        return SmolVLMForConditionalGeneration.from_pretrained(folder, dtype=torch.float32)
-
-
-def _pretrained_config(config: ModelConfig) -> PreTrainedConfig:
-    """The model's configuration. Raises ConfigError for one of another family, or that images do not fit."""
-    whole = native.pretrained_config(config)
-    vision, side = whole.vision_config, config.image_size
-    token_side = int(vision.patch_size) * int(whole.scale_factor)
-    if side % token_side or side > int(vision.image_size):
-        raise ConfigError(
-            f"model.image_size {side} is no size of images for this model",
-            expected=f"a multiple of {token_side} (patch_size x scale_factor), at most {vision.image_size}",
-        )
-    return whole
+        return self.build_vision(config)

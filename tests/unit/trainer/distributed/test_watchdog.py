@@ -173,4 +173,4 @@ def test_a_stalled_process_leaves_with_71_its_stacks_and_its_code_for_the_launch
         assert (tmp_path / "rank-3").read_text() == "71"
 
 
-SHORT_PATIENCE = "from trainer.distributed import watchdog; watchdog.SAY_S = watchdog.UPLOAD_S = 0.5\n"
+SHORT_PATIENCE = "from trainer.distributed import watchdog; watchdog.PRINT_S = watchdog.UPLOAD_S = 0.5\n"

@@ -125,7 +125,7 @@ def test_a_step_reads_nothing(case: Case) -> None:
 
 def test_a_step_under_the_mask_of_packed_rows_reads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """What models get that cannot attend by sample."""
-    monkeypatch.setattr("trainer.models.fixed_image_model.use_varlen_attention", lambda _: None)
+    monkeypatch.setattr("trainer.models.packed_vlm.use_varlen_attention", lambda _: None)
     step = step_of(CASES["llava"])
     with Waits(), Made():
         step()
@@ -160,7 +160,7 @@ def scattered_by_a_mask(model: Any, input_ids: Tensor, images: Tensor) -> Tensor
 THE_LIBRARYS: dict[str, tuple[str, dict[str, Part | None]]] = {
     "the mask of packed rows": (
         "llava",
-        {"fixed_image_model.block_diagonal_mask": lambda *_: {"attention_mask": None}},
+        {"packed_vlm.block_diagonal_mask": lambda *_: {"attention_mask": None}},
     ),
     "images at a mask's places": ("llava", {"fixed_image_model.embedded": scattered_by_a_mask}),
     "levels at a mask's places": ("qwen3_vl", {"qwen_vl.model.add_levels_at_places": levels_by_a_mask}),
@@ -202,7 +202,7 @@ def test_a_copy_from_the_host_that_waits_is_found_here() -> None:
 
 
 @pytest.mark.parametrize("family", ["llava", "smolvlm", "qwen2_5_vl", "qwen3_vl"])
-def test_the_host_compares_what_images_give_with_what_rows_have_places_for(family: str) -> None:
+def test_images_with_too_many_tokens_for_their_sequences_are_an_error(family: str) -> None:
     """By shapes: also of tensors without numbers."""
     case = Case("ddp", family=family)
     model = family_of(case.config(1).model)
@@ -210,5 +210,5 @@ def test_the_host_compares_what_images_give_with_what_rows_have_places_for(famil
     with META:
         module = model.training_module(config, model.skeleton(config, vocabulary=VOCABULARY), cached=True)
     batch = packed_batch(config, ROWS, VOCABULARY, cached=True)
-    with pytest.raises(DataError, match=r"the images of a micro-batch give \d+ tokens, .* places for 1\n"):
+    with pytest.raises(DataError, match=r"the images of a micro-batch give \d+ tokens, .* expect 1\n"):
         module(**replace(batch, image_tokens=1).to(META))

@@ -149,7 +149,7 @@ def test_a_model_that_works_on_hidden_states_outside_of_its_layers_is_refused() 
     scaled = Scaled()
     scaled.rotary = module.language_model.rotary_emb
     module.language_model.rotary_emb = scaled
-    with pytest.raises(ConfigError, match="'qwen2' cannot be cut into pipeline stages"):
+    with pytest.raises(ConfigError, match="'qwen2' cannot be split into pipeline stages"):
         reduce_to_stage(module, Stage(range(1), is_first=True, is_last=False))
 
 

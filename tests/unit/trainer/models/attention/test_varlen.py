@@ -97,7 +97,7 @@ def with_gradients(output: Tensor, inputs: Sequence[Tensor], gradient: Tensor) -
 @pytest.fixture(params=KERNELS)
 def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernel]:
     """Each of those that run here, in queries of a few tokens at a time."""
-    monkeypatch.setattr(attention_kernels, "SCORES", 4 * HEADS * TOKENS)
+    monkeypatch.setattr(attention_kernels, "MAX_SCORES", 4 * HEADS * TOKENS)
     monkeypatch.setattr("trainer.models.attention.varlen.kernel_for", lambda *_: KERNELS[request.param])
     yield KERNELS[request.param]
 

@@ -151,7 +151,7 @@ def test_without_numbers_a_tied_head_is_frozen_with_the_embedding() -> None:
 
 def test_what_no_gradient_reaches_cannot_be_thawed() -> None:
     behind = "*vision_tower.encoder.layers.2.*"
-    with pytest.raises(ConfigError, match=r"names only parameters that get no gradient, .* behind model.feature_layer"):
+    with pytest.raises(ConfigError, match=r"names only parameters that get no gradient, .* after model.feature_layer"):
         shape_of(model_config(tower=CLIP, feature_layer=-2, train_parameters=[behind]))
     assert shape_of(model_config(tower=CLIP, feature_layer=-1, train_parameters=[behind])).trained["tower"]
 

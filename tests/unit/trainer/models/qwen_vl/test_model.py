@@ -199,5 +199,5 @@ def test_a_library_that_adds_levels_otherwise_is_refused() -> None:
             return hidden_states + visual_embeds
 
     for language_model in (nn.Module(), Other()):
-        with pytest.raises(ConfigError, match="adds images behind language layers otherwise"):
+        with pytest.raises(ConfigError, match="adds images behind language layers in an unknown way"):
             add_levels_at_places(language_model)

@@ -1,0 +1,146 @@
+"""What model families share whose model is a class of transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModel, PreTrainedConfig
+from transformers.initialization import no_init_weights
+
+from trainer.config.model import IMAGE_TOKEN, ModelConfig
+from trainer.models.hf_native.pretrained import pretrained_config
+from trainer.models.hf_native.weights import DrawnWeights, PretrainedModel, StoredWeights
+from trainer.models.layers.lora import freeze_and_adapt, without_adapters
+from trainer.models.layers.parameter_counts import skeleton_of
+
+
+class TransformersFamily:
+    """See `trainer.models.base.Family`. Subclasses define `kind` and `whole_config`."""
+
+    def kind(self, model_type: str) -> Any:
+        """transformers' class of the model."""
+        raise NotImplementedError
+
+    def whole_config(self, config: ModelConfig) -> PreTrainedConfig:
+        """A new transformers configuration of the whole model."""
+        raise NotImplementedError
+
+    def config_for(self, config: ModelConfig, tokenizer: Any) -> PreTrainedConfig:
+        """The same, with an embedding for each of the tokenizer's tokens and with its control tokens."""
+        whole = self.whole_config(config)
+        text = whole.text_config
+        text.vocab_size = max(len(tokenizer), text.vocab_size if config.language_model.weights else 0)
+        text.pad_token_id, text.eos_token_id = tokenizer.pad_token_id, tokenizer.eos_token_id
+        text.bos_token_id = tokenizer.bos_token_id
+        whole.image_token_id = tokenizer.convert_tokens_to_ids(IMAGE_TOKEN)
+        return whole
+
+    def freeze(self, model: nn.Module, config: ModelConfig, *, is_whole: bool) -> nn.Module:
+        return freeze_and_adapt(model, config, is_whole=is_whole)
+
+    def blueprint(self, config: ModelConfig, tokenizer: Any) -> nn.Module:
+        """The model of `build` on the meta device."""
+        with torch.device("meta"), no_init_weights():
+            model = self.kind(config.family)(self.config_for(config, tokenizer)).float()
+            return self.freeze(model, config, is_whole=True)
+
+    def skeleton(
+        self,
+        config: ModelConfig,
+        *,
+        vocabulary: int,
+        language_layers: int | None = None,
+        one_inner_tower_layer: bool = False,
+    ) -> nn.Module:
+        """The model of `build` with undefined weights, for the meta device and fake tensors. See `skeleton_of`."""
+        kind, whole = self.kind(config.family), self.whole_config(config)
+        model = skeleton_of(kind, whole, vocabulary, language_layers, one_inner_tower_layer)
+        return self.freeze(model, config, is_whole=language_layers is None and not one_inner_tower_layer)
+
+    def load(self, folder: Path) -> nn.Module:
+        """An exported model, in fp32."""
+        kind = self.kind(AutoConfig.from_pretrained(folder).model_type)
+        return kind.from_pretrained(folder, dtype=torch.float32)
+
+
+class NativeFamily(TransformersFamily):
+    """Families that take the whole model, tower included, from one checkpoint or one configuration."""
+
+    models: ClassVar[Mapping[str, PretrainedModel]]  # by model type
+
+    def kind(self, model_type: str) -> Any:
+        return self.models[model_type].kind
+
+    def whole_config(self, config: ModelConfig) -> PreTrainedConfig:
+        return pretrained_config(config)
+
+    def build(self, config: ModelConfig, tokenizer: Any) -> nn.Module:
+        """The whole model on the CPU in fp32: pretrained where weights are named, else drawn from the seed."""
+        whole, names = self.config_for(config, tokenizer), self.models[config.family]
+        torch.manual_seed(config.seed)
+        if config.tower.weights:
+            with no_init_weights():
+                model: nn.Module = names.kind(whole).float()
+            model.tie_weights()  # skipped together with initialization
+            weights = StoredWeights(config.tower, names, len(tokenizer))
+            with torch.no_grad():
+                for name, tensor in model.state_dict().items():
+                    tensor.copy_(weights.read(name))
+        else:
+            model = names.kind(whole).float()
+            model.get_submodule(names.tower.removesuffix(".")).load_state_dict(_drawn_vision(config).state_dict())
+        torch.manual_seed(config.seed)  # adapters start the same whatever was drawn before them
+        return self.freeze(model, config, is_whole=True)
+
+    def initial_weights(self, config: ModelConfig, tokenizer: Any) -> StoredWeights | DrawnWeights:
+        if config.tower.weights:
+            return StoredWeights(config.tower, self.models[config.family], len(tokenizer))
+        plain = without_adapters(config)
+        return DrawnWeights(lambda: self.build(plain, tokenizer).state_dict())
+
+    def build_vision(self, config: ModelConfig) -> nn.Module:
+        """The vision encoder on the CPU in fp32 and in evaluation mode. Drawn weights depend on the seed only."""
+        if not config.tower.weights:
+            return _drawn_vision(config).eval()
+        with torch.device("meta"):
+            names = list(_vision(config).state_dict())
+        model = self.models[config.family]
+        weights = StoredWeights(config.tower, model, 0)
+        state: dict[str, Tensor] = {name: weights.read(f"{model.tower}{name}") for name in names}
+        with no_init_weights():
+            vision = _vision(config).float()
+        vision.load_state_dict(state)
+        return vision.eval()
+
+    def save_settings(self, config: ModelConfig, model: nn.Module, tokenizer: Any, folder: Path) -> None:
+        """Write everything but the weights that plain `from_pretrained` reads."""
+        save_model_settings(model, tokenizer, folder)
+        tokenizer.save_pretrained(folder)
+        self.image_processor(config).save_pretrained(folder)
+
+    def image_processor(self, config: ModelConfig) -> Any:
+        raise NotImplementedError
+
+
+def save_model_settings(model: nn.Module, tokenizer: Any, folder: Path) -> None:
+    """Write the configurations of model and generation, with the tokenizer's control tokens."""
+    model.generation_config.pad_token_id = tokenizer.pad_token_id
+    model.generation_config.eos_token_id = tokenizer.eos_token_id
+    model.generation_config.bos_token_id = tokenizer.bos_token_id
+    model.config.dtype, model.config.architectures = "float32", [type(model).__name__]
+    model.config.save_pretrained(folder)
+    model.generation_config.save_pretrained(folder)
+
+
+def _vision(config: ModelConfig) -> nn.Module:
+    vision: nn.Module = AutoModel.from_config(pretrained_config(config).vision_config)
+    return vision
+
+
+def _drawn_vision(config: ModelConfig) -> nn.Module:
+    torch.manual_seed(config.seed)
+    return _vision(config).float()
