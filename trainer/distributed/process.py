@@ -61,7 +61,9 @@ def start_worker() -> ProcessContext:
         torch.cuda.set_device(device)
     # Objects and checkpoint plans travel on the CPU even on a GPU machine.
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-    alone: dict[str, Any] = {} if "MASTER_ADDR" in os.environ else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
+    alone: dict[str, Any] = {}
+    if "MASTER_ADDR" not in os.environ:
+        alone = {"store": dist.HashStore(), "rank": 0, "world_size": 1}
     dist.init_process_group(backend, timeout=COLLECTIVE_TIMEOUT, **alone)
     cluster = read_cluster(os.environ)
     reducers = cluster.num_reducers if cluster else 0

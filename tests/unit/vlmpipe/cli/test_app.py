@@ -192,7 +192,7 @@ def test_debug_shows_the_traceback_wherever_it_is_typed(vlmpipe: Vlmpipe, place:
 
 
 def test_an_unexpected_error_has_a_traceback_only_with_debug(vlmpipe: Vlmpipe, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise ZeroDivisionError("a fault of the program")
 
     monkeypatch.setattr(api, "check", fail)
@@ -211,9 +211,9 @@ def test_a_slow_command_says_once_what_it_is_doing(
     quick = vlmpipe("check", DIGITS, *as_json)
     said, check = threading.Event(), api.check
 
-    def wait_for_notice(config: RunConfig) -> list[Finding]:
+    def wait_for_notice(config: RunConfig, *, online: bool) -> list[Finding]:
         assert said.wait(60)
-        return check(config)
+        return check(config, online=online)
 
     def to_stderr(text: str) -> None:
         print(text, file=sys.stderr)
