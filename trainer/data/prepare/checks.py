@@ -16,7 +16,7 @@ from trainer.config.data import DataConfig
 from trainer.config.model import IMAGE_TOKEN
 from trainer.data.prepare.strip_exif import without_metadata
 from trainer.data.rejects import RejectCode, RejectedError, Repair
-from trainer.data.sample import EXTENSIONS, IMAGE_SUFFIXES, Turn
+from trainer.data.sample import EXTENSIONS, IMAGE_SUFFIXES, Turn, png_bytes
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 # Formats whose bytes are stored as they came. MPO is a JPEG with more pictures behind the first.
@@ -69,7 +69,7 @@ def check_image(data: bytes, config: DataConfig, *, name: str = "") -> CheckedIm
         changed.append(repair)
     extension = KEPT_EXTENSION.get(file_format, "png")
     if changed:
-        data, extension = _png(image), "png"
+        data, extension = png_bytes(image), "png"
     elif (stripped := without_metadata(data)) != data:
         data = stripped
         changed.append(Repair.METADATA_STRIPPED)
@@ -117,12 +117,6 @@ def _eight_bit_colour(image: Image.Image) -> tuple[Image.Image, Repair]:
         white = Image.new("RGBA", image.size, "white")
         image = Image.alpha_composite(white, image.convert("RGBA"))
     return image.convert("RGB"), Repair.MODE_CONVERTED
-
-
-def _png(image: Image.Image) -> bytes:
-    buffer = io.BytesIO()
-    image.save(buffer, "PNG")
-    return buffer.getvalue()
 
 
 def check_turns(turns: tuple[Turn, ...], num_images: int, special_tokens: Iterable[str]) -> None:

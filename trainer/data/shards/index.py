@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import heapq
-import tempfile
-from collections.abc import Iterator
-from itertools import islice
+import json
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +12,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from trainer.data.malloc_trim import trim_memory
 from trainer.data.packing import Int64Array
 from trainer.data.sample import SPLITS, Split
 from trainer.data.shards.image_index import HASHES, UniqueImages
 from trainer.data.shards.prepared_files import open_prepared
 from trainer.data.shards.tar import Members
+from trainer.data.sqlite_table import disk_table
 from trainer.errors import DataError
 from trainer.storage.base import Storage
 
@@ -48,89 +45,32 @@ SCHEMA = pa.schema(
     ]
 )
 
-
-ORDER = ("split", "id")
-RUN_LINES = 8192  # lines in memory before they are sorted and put on disk, and lines of a row group
-MERGED_LINES = 256  # of each run in memory at once while runs are merged
-MERGED_RUNS = 16  # at once
-# Runs are streams of Arrow's own format: unlike Parquet they have no table of their pieces, which grows with the data.
-RUN_OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")
+ROW_GROUP_LINES = 8192
 
 
 class IndexWriter:
-    """Collects lines and writes them sorted by split and id, with a bounded number of them in memory.
-
-    Full buffers are sorted and put on disk as runs, which are merged in the end (external merge sort; Knuth, volume 3).
-    """
+    """Collects lines and writes them sorted by split and id. They wait on disk, where SQLite sorts them."""
 
     def __init__(self) -> None:
-        self._columns: dict[str, list[Any]] = {name: [] for name in SCHEMA.names}
-        self._runs: list[Path] = []
-        self._made = 0  # runs so far, merged ones included
-        self._scratch = tempfile.TemporaryDirectory(prefix="vlmpipe-index-")
+        self._table = disk_table("CREATE TABLE lines (split TEXT, id TEXT, line TEXT)")
 
     def add(self, **line: Any) -> None:
         """One sample; exactly the columns of SCHEMA."""
-        assert line.keys() == self._columns.keys()
-        for name, value in line.items():
-            self._columns[name].append(value)
-        if len(self._columns["id"]) == RUN_LINES:
-            self._end_run()
+        assert line.keys() == set(SCHEMA.names)
+        self._table.execute("INSERT INTO lines VALUES (?, ?, ?)", (line["split"], line["id"], json.dumps(line)))
 
-    def add_sorted(self, lines: pa.Table) -> None:
-        """Many samples, already in the order of the index."""
-        self._add_run(lines.select(SCHEMA.names))
+    def add_table(self, lines: pa.Table) -> None:
+        """Many samples."""
+        for batch in lines.to_batches(ROW_GROUP_LINES):
+            for line in batch.to_pylist():
+                self.add(**line)
 
     def write(self, folder: Path) -> None:
-        """Write the index. Nothing can be added afterwards."""
-        self._end_run()
-        while len(self._runs) > MERGED_RUNS:
-            some, self._runs = self._runs[:MERGED_RUNS], self._runs[MERGED_RUNS:]
-            self._runs.append(self._new_run())
-            with pa.ipc.new_stream(self._runs[-1], SCHEMA, options=RUN_OPTIONS) as run:
-                for lines in _merged(some, MERGED_LINES):
-                    run.write_table(lines)
-            for done in some:
-                done.unlink()
-            trim_memory()
+        """Write the index."""
+        lines = self._table.execute("SELECT line FROM lines ORDER BY split, id")
         with pq.ParquetWriter(folder / NAME, SCHEMA) as index:
-            for lines in _merged(self._runs, RUN_LINES):
-                index.write_table(lines)
-        self._scratch.cleanup()
-
-    def _end_run(self) -> None:
-        table = pa.table(self._columns, schema=SCHEMA).sort_by([(name, "ascending") for name in ORDER])
-        self._columns = {name: [] for name in SCHEMA.names}
-        self._add_run(table)
-
-    def _add_run(self, table: pa.Table) -> None:
-        if len(table):
-            self._runs.append(self._new_run())
-            with pa.ipc.new_stream(self._runs[-1], SCHEMA, options=RUN_OPTIONS) as run:
-                run.write_table(table, max_chunksize=MERGED_LINES)
-
-    def _new_run(self) -> Path:
-        self._made += 1
-        return Path(self._scratch.name, f"{self._made}.arrows")
-
-
-def _merged(runs: list[Path], lines_at_once: int) -> Iterator[pa.Table]:
-    """The lines of sorted runs, in order."""
-    if len(runs) == 1:  # is sorted, and no longer than one chunk: nothing to merge
-        with pa.OSFile(str(runs[0])) as file, pa.ipc.open_stream(file) as run:
-            table = run.read_all()
-        for start in range(0, len(table), lines_at_once):
-            yield table.slice(start, lines_at_once).combine_chunks()
-        return
-    lines = heapq.merge(*map(_lines, runs), key=lambda line: tuple(line[name] for name in ORDER))
-    while some := list(islice(lines, lines_at_once)):
-        yield pa.Table.from_pylist(some, SCHEMA)
-
-
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    with pa.OSFile(str(path)) as file, pa.ipc.open_stream(file) as run:
-        for batch in run:
-            yield from batch.to_pylist()
+            while group := lines.fetchmany(ROW_GROUP_LINES):
+                index.write_table(pa.Table.from_pylist([json.loads(line) for (line,) in group], SCHEMA))
 
 
 class SplitIndex:

@@ -17,7 +17,7 @@ from trainer.data.prepare.validate_sample import Entry, SampleValidator
 from trainer.data.rejects import Reject
 from trainer.data.sample import Sample
 from trainer.data.sources import Source
-from trainer.data.sources.parts import records_from
+from trainer.data.sources.base import records_from
 from trainer.errors import os_errors
 
 if TYPE_CHECKING:

@@ -124,7 +124,7 @@ def _add_samples(part: Part, new_names: dict[str, str], lines: IndexWriter, coun
     table = pq.read_table(part.files.fetch(index.NAME))
     names = [new_names[name] for name in table.column("shard").to_pylist()]
     place = table.schema.get_field_index("shard")
-    lines.add_sorted(table.set_column(place, "shard", pa.array(names, pa.string())))
+    lines.add_table(table.set_column(place, "shard", pa.array(names, pa.string())))
     columns = (table.column(name).to_pylist() for name in ("split", "image_sha256", "content"))
     for split, image_sha256, content in zip(*columns, strict=True):
         counts.add(split, image_sha256, content)

@@ -22,7 +22,7 @@ from trainer.data.prepare.thread_map import cores, threads_for
 from trainer.data.sample import stable_digest
 from trainer.data.shards.index import NAME
 from trainer.data.sources import Source
-from trainer.data.sources.parts import counted
+from trainer.data.sources.base import counted
 from trainer.data.tokenize import load_tokenizer
 from trainer.models.image_tokens import image_rule
 from trainer.progress import Progress

@@ -17,7 +17,7 @@ from trainer.data.sample import SPLITS, Sample, Turn
 from trainer.data.shards.index import Index
 from trainer.data.shards.tar import ShardReader
 from trainer.data.sources import Source, open_source
-from trainer.data.sources.parts import counted, records_from
+from trainer.data.sources.base import counted, records_from
 from trainer.errors import ExitCode, UserError
 from trainer.storage import open_storage
 from trainer.storage.gcs import GcsStorage
