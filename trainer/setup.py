@@ -124,7 +124,7 @@ def open_data(job: JobConfig) -> TrainingData:
     pointers = job.pointers()
     index, form = Index.load(pointers.prepared_uri), image_form_of(job.model)
     train = index.split("train")
-    sampler = PackedBatchSampler.of(
+    sampler = PackedBatchSampler(
         train,
         job.data,
         seed=job.train.seed,

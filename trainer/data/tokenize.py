@@ -28,6 +28,7 @@ from trainer.storage.regular_files import require_regular
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
+FOLDER = "tokenizer"  # in prepared data
 IGNORED = -100  # label of a token that does not count in the loss
 TRAINED_PREFIX = "train:"
 PAD, BOS, EOS = "<pad>", "<s>", "</s>"
@@ -168,12 +169,12 @@ def training_texts(turns: Iterable[Turn]) -> Iterable[str]:
         yield f" {turn.answer}"
 
 
-def load_tokenizer(storage: Storage, folder: str = "tokenizer") -> PreTrainedTokenizerFast:
+def load_tokenizer(storage: Storage) -> PreTrainedTokenizerFast:
     """The tokenizer saved with prepared data."""
     from transformers import AutoTokenizer
 
     with tempfile.TemporaryDirectory() as scratch:
-        for info in storage.list(folder):
+        for info in storage.list(FOLDER):
             Path(scratch, Path(info.name).name).write_bytes(storage.read(info.name))
         return AutoTokenizer.from_pretrained(scratch)
 

@@ -223,7 +223,7 @@ def image_features(job: JobConfig, subject: Subject, samples: Sequence[int], wor
 def validation_loss(job: JobConfig, subject: Subject, worker: ProcessContext) -> float:
     """Mean loss over all label tokens of the held-out split, in packed rows. Collective."""
     form = image_form_of(job.model)
-    sequence = PackedBatchSampler.of(
+    sequence = PackedBatchSampler(
         subject.split,
         job.data,
         seed=0,

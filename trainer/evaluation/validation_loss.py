@@ -81,7 +81,7 @@ def validation_of(
             fix="raise data.validation_fraction, or set train.validate_every_steps to 0",
         )
     step_sequences = settings.micro_batch_size * replica.count
-    sequence = PackedBatchSampler.of(
+    sequence = PackedBatchSampler(
         split, job.data, seed=0, global_batch_size=step_sequences, tile_tokens=form.tile_tokens
     )
     plan = sequence.plan(0)

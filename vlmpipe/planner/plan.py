@@ -231,7 +231,7 @@ def _prepared(config: RunConfig, paths: RunPaths) -> Workload | None:
     if open_storage(uri).stat(DONE) is None:
         return None
     split, tile_tokens = Index.load(uri).split("train"), image_form_of(job.model).tile_tokens
-    sequence = PackedBatchSampler.of(
+    sequence = PackedBatchSampler(
         split, job.data, seed=job.train.seed, global_batch_size=job.train.global_batch_size, tile_tokens=tile_tokens
     )
     return Workload.from_index(

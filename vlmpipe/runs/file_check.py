@@ -19,6 +19,7 @@ from trainer.feature_cache.reader import FeatureShards
 from trainer.feature_cache.store import DESCRIPTION
 from trainer.storage import open_storage
 from trainer.storage.base import Storage
+from trainer.storage.file_sums import damaged_files
 from trainer.storage.records import damaged_record, read_record, unseal, unseal_lines
 
 # For people only: no program reads these again. Neither are logs, TensorBoard's files and report.html read.
@@ -85,7 +86,7 @@ def _is_record(name: str) -> bool:
 
 def _prepared(prepared: Storage) -> int:
     manifest = Manifest.read(prepared)
-    if damaged := manifest.damaged(prepared):
+    if damaged := damaged_files(prepared, manifest.files):
         more = f" and {len(damaged) - 1} more files" if damaged[1:] else ""
         raise UserError(f"damaged or missing: {damaged[0]}{more}")
     return len(manifest.files)

@@ -13,6 +13,7 @@ import pytest
 from tests.support.data.prepared import prepare_llava
 from tests.support.gcs import QUICK_RETRY
 from tests.support.trainer.runs import encode_features, losses, make_run, train_runs
+from trainer.config.data import DataConfig
 from trainer.data.loader import PackedLoader
 from trainer.data.sampler import PackedBatchSampler
 from trainer.data.shards.disk_cache import CACHE_FOLDER, GIB, files_in, open_shards
@@ -45,11 +46,9 @@ class Fixture:
 
         self.sequence = PackedBatchSampler(
             self.split,
-            sequence_length=256,
-            max_images_per_sequence=8,
+            DataConfig(source="", sequence_length=256, max_images_per_sequence=8, shuffle_shards=SHUFFLE_SHARDS),
             seed=3,
             global_batch_size=1,
-            shuffle_shards=SHUFFLE_SHARDS,
         )
 
     def loader(self, storage: Storage, cache_bytes: int) -> PackedLoader:

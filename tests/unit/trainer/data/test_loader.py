@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.data.prepared import conversation, job_config, llava_folder, prepare_llava, run_prepare, write_json
+from trainer.config.data import DataConfig
 from trainer.data.loader import PackedLoader, PackedSequence
 from trainer.data.sampler import PackedBatchSampler
 from trainer.data.shards.index import Index, SplitIndex
@@ -39,13 +40,9 @@ class Fixture:
         self.tokenizer = load_tokenizer(self.storage)
 
     def sequence(self, **options: Any) -> PackedBatchSampler:
-        budget = {
-            "sequence_length": ROW_TOKENS,
-            "max_images_per_sequence": 8,
-            "seed": 3,
-            "global_batch_size": GLOBAL_BATCH,
-        }
-        return PackedBatchSampler(self.split, **budget | options)
+        order = {name: options.pop(name, value) for name, value in (("seed", 3), ("global_batch_size", GLOBAL_BATCH))}
+        data = {"source": "", "sequence_length": ROW_TOKENS, "max_images_per_sequence": 8}
+        return PackedBatchSampler(self.split, DataConfig.model_validate(data | options), **order)
 
     def loader(self, *, images: bool = False, **options: Any) -> PackedLoader:
         reader = ShardReader.open(self.storage)
@@ -203,8 +200,7 @@ def test_an_empty_split_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no samples"):
         PackedBatchSampler(
             Index.load(prepared.uri).split("eval"),
-            sequence_length=10,
-            max_images_per_sequence=1,
+            DataConfig(source="", sequence_length=10, max_images_per_sequence=1),
             seed=0,
             global_batch_size=1,
         )

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from tests.support.data.formats import FORMATS, captioned, write_source
 from tests.support.data.prepared import conversation, job_config, llava_folder, png, record, run_prepare, write_json
+from trainer.config.data import DataConfig
 from trainer.data.prepare.chunks.plan import read_plan, write_plan
 from trainer.data.sample import ImageRef, Sample, Split, Turn
 from trainer.data.shards.index import Index
@@ -47,9 +48,10 @@ def splits_of(folder: Path, records: Sequence[Sequence[int]], split_by: str = "i
         )
         for number, images in enumerate(records)
     ]
-    for _ in write_plan(
-        samples, folder, split_by=split_by, validation_fraction=0.4, chunk_samples=8, threads=2, max_image_bytes=99
-    ):
+    config = DataConfig(
+        source="", sequence_length=8, split_by=split_by, validation_fraction=0.4, chunk_samples=8, max_image_bytes=99
+    )
+    for _ in write_plan(samples, folder, config, threads=2):
         pass
     return [split for chunk in read_plan(folder) for split in chunk.splits()]
 

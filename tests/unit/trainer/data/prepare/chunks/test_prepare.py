@@ -16,7 +16,7 @@ from components.runtime.step_logic import prepare_run
 from tests.support.data.chunks import RECORDS, ChunkedSet, fixed_tokenizer, progress_of
 from tests.support.data.prepared import conversation, png, prepared_files, record, run_prepare
 from trainer.config.job import JobConfig
-from trainer.data.prepare.chunks import builder as chunk_maker
+from trainer.data.prepare.chunks import chunk as chunk_module
 from trainer.data.prepare.chunks.plan import LARGEST, SMALLEST, ends_chunk
 from trainer.data.prepare.pipeline import ChunkCounts, plan_chunks, prepare_share
 from trainer.data.sample import SPLITS, stable_digest
@@ -120,9 +120,9 @@ def test_a_killed_preparation_goes_on_where_it_was(data: ChunkedSet, monkeypatch
         built.append(1)
         chunk_build(*arguments, **options)
 
-    chunk_build = chunk_maker.build_chunk
+    chunk_build = chunk_module.build_chunk
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(chunk_maker, "build_chunk", build)
+        patch.setattr(chunk_module, "build_chunk", build)
         run_prepare(data.config())
     assert not (data.folder / "root" / "prepared").exists()
     again = run_prepare(data.config())
