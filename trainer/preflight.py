@@ -1,7 +1,7 @@
-"""Fast checks for failures that otherwise appear minutes later or without a clear cause.
+"""Fast checks of a node for failures that otherwise appear minutes later or without a clear cause.
 
-The launcher checks each node (`check_node`); ranks check what they need together (`check_ranks`) and that a checkpoint
-has room (`require_room`). What was found is printed, and kept in `<run>/preflight.json`.
+The launcher runs `check_node` and `announce`; `trainer.distributed.collectives.check_ranks` writes the reports of all
+nodes to `<run>/preflight.json`. Ranks check with `require_room` that a checkpoint fits.
 """
 
 from __future__ import annotations
@@ -16,23 +16,21 @@ import tempfile
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trainer.checkpoint.staging import sweep_staging
+from trainer.distributed.cluster_env import REPORT_VARIABLE
 from trainer.errors import ExitCode, UserError
 from trainer.sizing.checkpoint_size import checkpoint_bytes
 from trainer.storage import open_storage
 from trainer.storage.base import Storage
 from trainer.storage.local import LocalStorage
-from trainer.storage.records import write_record
 
 if TYPE_CHECKING:
     from trainer.config.train import TrainConfig
     from trainer.distributed.process import ProcessContext
     from trainer.setup import TrainingSetup
 
-FILE = "preflight.json"
-REPORT_VARIABLE = "VLMPIPE_PREFLIGHT"  # the launcher's findings, for the ranks that it starts
 GIB = 1 << 30
 # A CustomJob has no field for it, and containers often get 64 MiB. NCCL and data workers fail with less than they need:
 # googleapis/python-aiplatform#3434, kubeflow/pipelines#9147.
@@ -43,8 +41,6 @@ CLOCK_TIMEOUT_S = 5.0
 # DeepSpeed builds extensions at first use, in minutes. A build that is killed leaves its lock, and all later ones wait
 # for it for ever.
 BUILD_MAX_S = 1800.0
-GPU_BYTES, CPU_BYTES = 16 << 20, 1 << 20
-WARM_UPS, REPETITIONS = 2, 5
 
 
 @dataclass
@@ -96,32 +92,6 @@ def announce(report: NodeReport) -> None:
     for line in report.lines():
         print(line, flush=True)
     os.environ[REPORT_VARIABLE] = json.dumps(asdict(report))
-
-
-def check_ranks(run_uri: str, worker: ProcessContext) -> dict[str, Any]:
-    """Add up numbers over all ranks, check and time it, and write what all nodes found. Collective.
-
-    Raises UserError when the ranks cannot reach each other (1), or the sum is wrong (69).
-    """
-    import torch.distributed as dist
-
-    speed = _time_all_reduce(worker)
-    found: list[Any] = [None] * worker.world_size
-    dist.all_gather_object(found, os.environ.get(REPORT_VARIABLE, "") if worker.is_node_leader else "")
-    result = {
-        "world_size": worker.world_size,
-        "nodes": [json.loads(text) for text in found if text],
-        "all_reduce": speed,
-    }
-    if worker.is_first:
-        write_record(open_storage(run_uri), FILE, result)
-        if speed:
-            print(
-                f"preflight: {worker.world_size} ranks on {worker.num_nodes} nodes add {speed['bytes'] / (1 << 20):g} "
-                f"MiB in {1000 * speed['seconds']:,.2f} ms: bus bandwidth {speed['bus_gb_per_s']:,.2f} GB/s",
-                flush=True,
-            )
-    return result
 
 
 def require_room(run_uri: str, parts: TrainingSetup, worker: ProcessContext, settings: TrainConfig) -> None:
@@ -213,46 +183,3 @@ def _check_clock(report: NodeReport) -> None:
                 f"this machine's clock is {abs(report.clock_ahead_s):,.0f} s {side} the store's: set it (NTP), or "
                 "signed requests may be refused and logs cannot be put in order"
             )
-
-
-def _time_all_reduce(worker: ProcessContext) -> dict[str, float]:
-    """Size, seconds and bus bandwidth of an all-reduce; empty for one rank.
-
-    Bus bandwidth is bytes / seconds * 2 (n - 1) / n, which does not depend on the number of ranks n (nccl-tests,
-    doc/PERFORMANCE.md).
-    """
-    import torch
-    import torch.distributed as dist
-
-    if worker.world_size == 1:
-        return {}
-    on_gpu = worker.device.type == "cuda"
-    num_bytes = GPU_BYTES if on_gpu else CPU_BYTES
-    seconds = []
-    try:
-        for _ in range(WARM_UPS + REPETITIONS):
-            numbers = torch.full((num_bytes // 4,), 1.0, device=worker.device)
-            if on_gpu:
-                torch.cuda.synchronize()
-            started_s = time.perf_counter()
-            dist.all_reduce(numbers)
-            if on_gpu:
-                torch.cuda.synchronize()
-            seconds.append(time.perf_counter() - started_s)
-    except RuntimeError as error:
-        raise UserError(
-            f"the ranks cannot add up a tensor: {str(error).splitlines()[0]}",
-            expected=f"{worker.world_size} ranks that reach each other",
-            fix="look at the other ranks' logs, then at the network between the nodes (NCCL_DEBUG=INFO says more)",
-            code=ExitCode.UNEXPECTED,  # where one rank was killed, all others say this: the kill must win
-        ) from error
-    low, high = numbers.aminmax()
-    if (low.item(), high.item()) != (worker.world_size, worker.world_size):
-        raise UserError(
-            f"the sum of ones over {worker.world_size} ranks came out as {low.item():g} to {high.item():g}",
-            fix="a GPU or network card is broken: start the job on other machines",
-            code=ExitCode.UNAVAILABLE,
-        )
-    best_s = min(seconds[WARM_UPS:])
-    bus_gb_per_s = num_bytes / best_s * 2 * (worker.world_size - 1) / worker.world_size / 1e9
-    return {"bytes": num_bytes, "seconds": best_s, "bus_gb_per_s": bus_gb_per_s}

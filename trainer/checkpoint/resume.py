@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from trainer.checkpoint.async_saver import agree, on_first, raise_together, restore_random_states, together
+from trainer.checkpoint.async_saver import restore_random_states
 from trainer.checkpoint.attempts import attempt_of, order_of
 from trainer.checkpoint.commit import (
     FOLDER,
@@ -27,6 +27,7 @@ from trainer.checkpoint.commit import (
     was_uncommitted,
 )
 from trainer.checkpoint.manifest import DamagedError
+from trainer.distributed.agreement import agree, on_first, raise_together, together
 from trainer.distributed.process import ProcessContext
 from trainer.errors import ConfigError, UserError
 from trainer.storage.base import Storage

@@ -58,7 +58,7 @@ class PackedLoader:
         ahead: Sequence[ShardPrefetcher] = (),
         form: ImageForm = SQUARES,
     ) -> None:
-        """`images`: also read the encoded images. `ahead`: prefetchers of remote shards. `form`: the family's image form."""
+        """`images`: also read the encoded images. `ahead`: prefetchers of remote shards."""
         self._split, self._sequence, self._tokenizer, self._reader = split, sequence, tokenizer, reader
         self._images, self._ahead, self._form = images, ahead, form
         self._image_token = tokenizer.convert_tokens_to_ids(IMAGE_TOKEN)

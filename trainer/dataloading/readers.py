@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from trainer.config.job import JobConfig
-from trainer.data.prefetch import GROUPS_AHEAD, ShardPrefetcher
-from trainer.data.prefetch_schedule import Needs, ShardSchedule
+from trainer.data.prefetch import GROUPS_AHEAD, Needs, ShardPrefetcher, ShardSchedule
 from trainer.data.sampler import PackedBatchSampler
 from trainer.data.shards.disk_cache import ShardCache, open_shards, open_together
 from trainer.data.shards.index import SplitIndex

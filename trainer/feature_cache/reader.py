@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainer.data.packing import Int64Array
-from trainer.data.prefetch_schedule import Needs
+from trainer.data.prefetch import Needs
 from trainer.data.shards.disk_cache import open_shards
 from trainer.data.shards.image_index import HASHES, ImageTable
 from trainer.data.shards.index import SplitIndex

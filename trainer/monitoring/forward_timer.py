@@ -1,6 +1,6 @@
-"""Times forward passes on each rank, which shows stragglers where no rank waits for another.
+"""Times forward passes on each rank, to find stragglers where no rank waits for another.
 
-A whole step shows nothing: in it all ranks wait for the slowest, and take the same time.
+Whole steps take the same time on all ranks, because all wait for the slowest.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import nn
 
-# The others send weights or activations in a forward pass, or have stages that differ.
+# The other strategies send weights or activations in a forward pass, or have different stages.
 WITHOUT_WAITS = ("ddp", "zero1", "zero2")
 
 
 class ForwardTimer:
-    """Adds up the seconds of a module's forward passes in training; of a GPU its own, by events, without waiting."""
+    """Adds up the seconds of a module's forward passes in training; on a GPU by events, without synchronizing."""
 
     def __init__(self, module: nn.Module, device: torch.device) -> None:
         self._seconds = 0.0
@@ -28,7 +28,7 @@ class ForwardTimer:
         module.register_forward_hook(lambda *_: self._stop())
 
     def seconds(self) -> float:
-        """Since this was made. Of a GPU it waits for the last forward pass."""
+        """Total so far. On a GPU, waits for the last forward pass."""
         for start, end in self._events:
             end.synchronize()
             self._seconds += start.elapsed_time(end) / 1000
@@ -57,9 +57,9 @@ class ForwardTimer:
 
 
 def straggler(before_s: Sequence[float], after_s: Sequence[float]) -> dict[str, float]:
-    """Of what each rank's timer said at two moments: the slowest rank, and its time in shares of the mean rank's.
+    """The slowest rank between two readings of all timers, and its time as a multiple of the mean.
 
-    Nothing for one rank, or where nothing was timed.
+    Empty for one rank, or where nothing was timed.
     """
     spent = [after - before for before, after in zip(before_s, after_s, strict=True)]
     if len(spent) < 2 or not sum(spent):

@@ -6,25 +6,23 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple, cast
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from trainer import preflight
 from trainer.config.optimizer import OptimizerConfig
 from trainer.config.train import TrainConfig
+from trainer.distributed.cluster_env import REPORT_VARIABLE
 from trainer.distributed.process import ProcessContext
 from trainer.errors import ExitCode, UserError
-from trainer.preflight import GIB, REPORT_VARIABLE, announce, check_node, check_ranks, require_room
+from trainer.preflight import GIB, announce, check_node, require_room
 from trainer.setup import TrainingSetup
 from trainer.sizing.checkpoint_size import checkpoint_bytes
 from trainer.storage.local import LocalStorage
-from trainer.storage.records import read_record_file
 from vlmpipe.rehearsal.gcs.server import FakeGcs, Fault
 
 MIB = 1 << 20
@@ -206,49 +204,6 @@ def test_what_a_run_keeps_beside_weights_and_moments_takes_its_room_too() -> Non
     assert checkpoint_bytes(10, SETTINGS, 4) == 120
     assert checkpoint_bytes(10, settings, 4) == 120 + 40 + 4 * 40, "errors are each rank's own"
     assert checkpoint_bytes(10, settings, 1) == 120 + 40, "one rank compresses nothing"
-
-
-@pytest.fixture
-def group(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[torch.Tensor], object]], None]:
-    """Stands in for a process group of two: an all-reduce of your own, and a gather that knows one rank."""
-
-    def install(all_reduce: Callable[[torch.Tensor], object]) -> None:
-        monkeypatch.setattr(dist, "all_reduce", all_reduce)
-        monkeypatch.setattr(dist, "all_gather_object", lambda found, value: found.__setitem__(0, value))
-
-    return install
-
-
-def test_the_ranks_bandwidth_and_the_nodes_findings_are_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group: Callable[..., None]
-) -> None:
-    group(lambda numbers: numbers.mul_(2))
-    monkeypatch.setenv(REPORT_VARIABLE, '{"node": 0}')
-    result = check_ranks(str(tmp_path), worker(world_size=2))
-    assert result == read_record_file(tmp_path / "preflight.json")
-    speed = result["all_reduce"]
-    assert result["nodes"] == [{"node": 0}]
-    assert speed["bus_gb_per_s"] == pytest.approx(speed["bytes"] / speed["seconds"] / 1e9), "2 (n-1) / n is 1 for two"
-
-
-def test_a_wrong_sum_is_a_broken_machine(tmp_path: Path, group: Callable[..., None]) -> None:
-    def flip_one(numbers: torch.Tensor) -> None:
-        numbers.mul_(2)[17] += 0.5
-
-    group(flip_one)
-    with pytest.raises(UserError, match=r"over 2 ranks came out as 2 to 2\.5") as caught:
-        check_ranks(str(tmp_path), worker(world_size=2))
-    assert caught.value.code == ExitCode.UNAVAILABLE
-
-
-def test_ranks_that_do_not_reach_each_other_are_a_sentence(tmp_path: Path, group: Callable[..., None]) -> None:
-    def fail(_numbers: torch.Tensor) -> None:
-        raise RuntimeError("Connection closed by peer\nmore")
-
-    group(fail)
-    with pytest.raises(UserError, match=r"the ranks cannot add up a tensor: Connection closed by peer\n") as caught:
-        check_ranks(str(tmp_path), worker(world_size=2))
-    assert caught.value.code == ExitCode.UNEXPECTED, "a rank that was killed has a cause, this is the consequence"
 
 
 def test_free_space_is_what_the_system_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

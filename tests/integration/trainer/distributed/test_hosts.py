@@ -23,7 +23,7 @@ from tests.images.hosts import HOSTS, kill_all, known_names, shape, two_hosts
 from tests.support.short_form import only_whole
 from tests.support.trainer.runs import make_run, metrics
 from trainer.config.job import JobConfig
-from trainer.distributed.collective_benchmark import CPU_SIZES_BYTES, FILE
+from trainer.distributed.collectives import CPU_SIZES_BYTES, FILE
 
 RATE_MBIT_PER_S = 40
 RATE_GB_PER_S = RATE_MBIT_PER_S / 8000

@@ -39,7 +39,7 @@ def test_tensorboard_has_every_number_at_its_step(tmp_path: Path, monkeypatch: p
 
 
 class Recorded:
-    """A mirror that keeps what it is given."""
+    """Stands in for W&B and records what it gets."""
 
     def __init__(self) -> None:
         self.lines: list[dict[str, Any]] = []
@@ -56,11 +56,11 @@ def test_a_word_of_the_log_is_a_number_where_numbers_alone_are_taken(
     word: str, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AIP_TENSORBOARD_LOG_DIR", str(tmp_path / "logs"))
-    mirror = Recorded()
-    log = MetricsLog(str(tmp_path / "run"), resumed_from_step=0, mirrors=[mirror])
+    recorded = Recorded()
+    log = MetricsLog(str(tmp_path / "run"), resumed_from_step=0, wandb=cast(Any, recorded))
     log.write(1, {"reduction_server": word})
     log.close()
-    assert mirror.lines == [{"step": 1, "reduction_server": number}]
+    assert recorded.lines == [{"step": 1, "reduction_server": number}]
     assert unseal((tmp_path / "run" / FILE).read_bytes().rstrip()) == {"step": 1, "reduction_server": word}
     (events,) = (tmp_path / "logs").iterdir()
     assert b"train/reduction_server" in events.read_bytes()

@@ -59,9 +59,9 @@ def records(folder: Path) -> list[Any]:
 
 def test_every_line_is_in_the_run_that_has_the_runs_id(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
-    mirror = open_wandb(job(project="digits", entity="team"))
-    assert mirror
-    log = MetricsLog(str(place / "run"), resumed_from_step=0, mirrors=[mirror])
+    wandb_log = open_wandb(job(project="digits", entity="team"))
+    assert wandb_log
+    log = MetricsLog(str(place / "run"), resumed_from_step=0, wandb=wandb_log)
     for step in (10, 20):
         log.write(step, {"loss": 1 / step, "fill": 0.5})
     log.close()
@@ -153,9 +153,9 @@ def test_the_key_comes_from_secret_manager_and_is_not_printed(
     with Receiver() as receiver:
         receiver.secrets = {"projects/p/secrets/wandb/versions/latest": key}
         monkeypatch.setattr("trainer.secret_manager.SECRET_MANAGER", receiver.address)
-        mirror = open_wandb(job(project="digits", api_key_secret="projects/p/secrets/wandb"))
-    assert mirror
-    mirror.close()
+        wandb_log = open_wandb(job(project="digits", api_key_secret="projects/p/secrets/wandb"))
+    assert wandb_log
+    wandb_log.close()
     assert os.environ[KEY_VARIABLE] == key
     said = capfd.readouterr()
     assert key not in said.out + said.err

@@ -57,8 +57,7 @@ class ChunkMaker:
         settings: str,
         threads: int,
     ) -> None:
-        """`plan`: folder of the plan. `settings`: part of chunk fingerprints; covers all that decides a chunk beside its
-        records."""
+        """`plan`: folder of the plan. `settings`: digest of all that decides a chunk's files beside its records."""
         self._config, self._settings, self._threads = config, settings, threads
         self._parts, self._part_starts = source.parts(), json.loads((plan / PARTS).read_text())
         self._validator = SampleValidator(config, tokenizer)

@@ -16,8 +16,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.support.data.shard_splits import sequence_of, split_of
-from trainer.data.prefetch import GROUPS_AHEAD, ShardPrefetcher
-from trainer.data.prefetch_schedule import Needs, ShardSchedule
+from trainer.data.prefetch import GROUPS_AHEAD, Needs, ShardPrefetcher, ShardSchedule
 from trainer.data.sample import Turn
 from trainer.data.sampler import PackedBatchSampler
 from trainer.data.shards import disk_cache as shard_cache

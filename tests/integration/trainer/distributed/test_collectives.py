@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.paths import ROOT
 from tests.support.trainer.runs import make_run, metrics, run_ranks, summary
-from trainer.distributed.collective_benchmark import CPU_SIZES_BYTES, FILE, PASSES
+from trainer.distributed.collectives import CPU_SIZES_BYTES, FILE, PASSES
 
 KINDS = {"all ranks": 4, "ranks of a node": 2, "one rank of each node": 2}
 

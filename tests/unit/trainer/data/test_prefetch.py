@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.data.shard_splits import sequence_of, split_of
-from trainer.data.prefetch_schedule import Needs, ShardSchedule
+from trainer.data.prefetch import Needs, ShardSchedule
 from trainer.data.shards.disk_cache import NEVER
 
 
