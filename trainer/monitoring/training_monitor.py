@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import time
 from collections import Counter
@@ -208,10 +209,8 @@ class TrainingMonitor:
                 "rows": window["steps"] * self._job.train.global_batch_size,
                 "fill": window["tokens"] / max(1, window["slots"]),
                 "step_s": seconds / window["steps"],
-                "data_wait_s": max(  # of the slowest rank: all others wait for it
-                    now_s - then_s
-                    for now_s, then_s in zip(ranks.data_wait_s, self._rank_metrics.data_wait_s, strict=True)
-                ),
+                # Of the slowest rank, for which all others wait.
+                "data_wait_s": max(map(operator.sub, ranks.data_wait_s, self._rank_metrics.data_wait_s)),
                 **straggler(self._rank_metrics.forward_s, ranks.forward_s),
                 **self._reducer_metrics(ranks),
                 "checkpoint_stall_s": self._window_stall_s,
