@@ -1,12 +1,12 @@
-"""From turns to tokens: the tokenizer, the conversation format, labels, prompts and the chat template.
+"""Turns conversations into tokens: the tokenizer, the format, labels, prompts and the chat template.
 
-The format, in LLaVA's spirit:
+The format resembles LLaVA's:
 
     <s>USER: <image>
     what digit is this? ASSISTANT: 7</s>USER: is it even? ASSISTANT: no</s>
 
-A sample is tokenized as one text, so the chat template gives the same tokens whatever the tokenizer thinks of spaces;
-labels are found by character position.
+A sample is tokenized as one text, so that the chat template gives the same tokens with any tokenizer; labels are found
+by character position.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ TRAINED_PREFIX = "train:"
 PAD, BOS, EOS = "<pad>", "<s>", "</s>"
 BYTES_ALPHABET = 256
 LARGEST_TOKENIZER_BYTES = 256 << 20  # of one file
-FEW = 4  # tokens that an error names
+FEW = 4  # tokens named in an error
 CONTROL_TOKEN = re.compile("<[^<>]+>")
 QUESTION_PREFIX, ANSWER_PREFIX = "USER: ", " ASSISTANT:"
 
-# Text content is taken as it is; of a content list, an image is its mark and a line end, as in training.
+# In a content list, an image is its mark and a line end, as in training.
 CHAT_TEMPLATE = (
     "{{- bos_token or '' -}}"
     "{%- for message in messages -%}"
@@ -57,7 +57,7 @@ CHAT_TEMPLATE = (
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """Tokens of one sample. `labels` is -100 except on answers and their end tokens; both have equal length."""
+    """Tokens of one sample, and as many labels: -100 except on answers and their end tokens."""
 
     input_ids: list[int]
     labels: list[int]
@@ -75,12 +75,12 @@ def encode_sample(
 ) -> Encoded:
     """Tokens and labels of a conversation; the k-th `<image>` becomes `image_token_counts[k]` image tokens.
 
-    image_marks: what a family writes for each image, with `<image>` in it, once or more often: each then becomes an
-    equal share of the image's tokens. None: the token alone.
+    image_marks: the family's text for each image, with one `<image>` or more, each of which becomes an equal share of
+    the image's tokens. None: `<image>` alone.
     """
     marks = [IMAGE_TOKEN] * len(image_token_counts) if image_marks is None else image_marks
     left = iter(marks)
-    text, end = tokenizer.bos_token or "", tokenizer.eos_token  # of transformers' tokenizers, each look takes long
+    text, end = tokenizer.bos_token or "", tokenizer.eos_token  # slow attributes of transformers' tokenizers
     answers = []  # character ranges that count in the loss
     for turn in turns:
         text += f"{QUESTION_PREFIX}{_written(turn.question, left)}{ANSWER_PREFIX}"
@@ -102,10 +102,9 @@ def prompt(
     tokenizer: PreTrainedTokenizerFast,
     image_marks: Sequence[str] | None = None,
 ) -> list[int]:
-    """Tokens that ask one question about a sample's images; the answer is generated after them.
+    """Tokens that ask one question about a sample's images.
 
-    The images stand where the question marks them, or in front of it when it does not mark all of them (a later turn).
-    No counts, no images: the question alone.
+    Images go where the question marks them, or before it when it does not mark all of them (a later turn).
     """
     marks = [IMAGE_TOKEN] * len(image_token_counts) if image_marks is None else image_marks
     if question.count(IMAGE_TOKEN) != len(image_token_counts):
@@ -117,7 +116,7 @@ def prompt(
 
 
 def _written(question: str, marks: Iterator[str]) -> str:
-    """The question with the next mark in the place of each `<image>`."""
+    """The question with each `<image>` replaced by the next mark."""
     first, *behind = question.split(IMAGE_TOKEN)
     return first + "".join(f"{next(marks)}{text}" for text in behind)
 
@@ -125,7 +124,7 @@ def _written(question: str, marks: Iterator[str]) -> str:
 def _with_images(
     ids: list[int], labels: list[int], counts: Sequence[int], marks: Sequence[str], tokenizer: PreTrainedTokenizerFast
 ) -> Encoded:
-    """Repeat the image tokens of the k-th mark until they are `counts[k]`."""
+    """Repeat the image tokens of the k-th mark to `counts[k]` in all."""
     image_token = tokenizer.convert_tokens_to_ids(IMAGE_TOKEN)
     places = [position for position, token in enumerate(ids) if token == image_token]
     parts = [mark.count(IMAGE_TOKEN) for mark in marks]
@@ -145,12 +144,15 @@ def make_tokenizer(
     control_tokens: Iterable[str] = (),
     has_mark: bool = False,
 ) -> PreTrainedTokenizerFast:
-    """The tokenizer that `model.tokenizer` names, with every token and the chat template that the format needs.
+    """The tokenizer that `model.tokenizer` names, with the tokens and the chat template of the format.
 
-    `image_mark` is what the family writes for an image in a prompt: `<image>`, or that between tokens of its own;
-    `control_tokens` are further ones. `texts` is consumed only for `train:N`. `has_mark`: a tokenizer that is not
-    trained here must have all these tokens already. Raises ConfigError for a bad N and for missing tokens, UserError
-    (exit 69) when a hub id or folder cannot be loaded.
+    Raises ConfigError for a bad N and for missing tokens, UserError (exit 69) when a hub id or folder cannot be loaded.
+
+    Args:
+        texts: training texts, consumed only for `train:N`.
+        image_mark: the family's text for an image: `<image>`, perhaps between tokens of its own.
+        control_tokens: further tokens of the family.
+        has_mark: a pretrained tokenizer must already have all these tokens.
     """
     tokens = (*CONTROL_TOKEN.findall(image_mark), *control_tokens)
     around = [token for token in dict.fromkeys(tokens) if token != IMAGE_TOKEN]
@@ -163,7 +165,7 @@ def make_tokenizer(
 
 
 def training_texts(turns: Iterable[Turn]) -> Iterable[str]:
-    """What a trained tokenizer learns from: the texts around answers, cut as pre-tokenization would cut them."""
+    """Training texts of a tokenizer: questions and answers, split as pre-tokenization would split them."""
     for turn in turns:
         yield f"{QUESTION_PREFIX}{turn.question.replace(IMAGE_TOKEN, '')}{ANSWER_PREFIX}"
         yield f" {turn.answer}"
@@ -185,7 +187,7 @@ def _few(tokens: list[str]) -> str:
 
 
 def _train(name: str, texts: Iterable[str], around: list[str]) -> PreTrainedTokenizerFast:
-    """A byte-level BPE: any text has tokens, frequent words (yes, no, numbers) become one."""
+    """A new byte-level BPE tokenizer."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -217,18 +219,13 @@ def _train(name: str, texts: Iterable[str], around: list[str]) -> PreTrainedToke
     )
 
 
-def _require_readable(folder: Path) -> None:
-    """transformers opens what it finds, and would wait for a FIFO for ever. Weights may lie beside, of any size."""
-    for path in sorted(folder.iterdir()):
-        if not path.is_dir():
-            require_regular(path)
-
-
 def _pretrained(name: str, around: list[str], *, has_mark: bool) -> Any:
     from transformers import AutoTokenizer
 
     if Path(name).is_dir():
-        _require_readable(Path(name))
+        for path in sorted(Path(name).iterdir()):
+            if not path.is_dir():
+                require_regular(path)  # transformers would wait forever for a FIFO
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, use_fast=True)
     except (OSError, ValueError) as error:

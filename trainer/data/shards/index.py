@@ -1,4 +1,4 @@
-"""The index of prepared data: one line a sample, with its lengths and the place of its bytes."""
+"""The index of prepared data: one line per sample, with its lengths and the location of its bytes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ SCHEMA = pa.schema(
         ("label_tokens", pa.int32()),
         ("turns", pa.int32()),
         ("slices", pa.list_(pa.string())),  # of each turn
-        ("content", pa.string()),  # equal for samples with the same images and the same text
+        ("content", pa.string()),  # equal for samples with the same images and texts
     ]
 )
 
@@ -74,7 +74,7 @@ class IndexWriter:
 
 
 class SplitIndex:
-    """The samples of one split, in order of their ids. Sample numbers in row plans are positions in it."""
+    """The samples of one split, ordered by id. Sample numbers are positions in it."""
 
     def __init__(self, name: Split, table: pa.Table) -> None:
         self.name = name
@@ -91,17 +91,17 @@ class SplitIndex:
         return len(self.ids)
 
     def sample_location(self, number: int) -> Members:
-        """Where the sample's bytes lie."""
+        """Location of the sample's bytes."""
         names = ("shard", "json_offset", "json_bytes", "image_offsets", "image_bytes")
         return Members(*(self._value(name, number) for name in names))
 
     @property
     def pairs(self) -> int:
-        """Of two tokens of one sample, in either order or the same one twice: what attention is proportional to."""
+        """Sum of squared sample lengths, which the cost of attention is proportional to."""
         return int(np.square(self.tokens, dtype=np.int64).sum())
 
     def tiles(self, tile_tokens: int) -> NDArray[np.int64]:
-        """(samples,) tiles of each sample's images, which have `tile_tokens` tokens each; 0: no image is cut."""
+        """(samples,) tiles of each sample's images, of `tile_tokens` tokens each; 0: images are not cut."""
         return self.image_tokens // tile_tokens if tile_tokens else self.image_count
 
     def image_sha256(self, number: int) -> list[str]:
@@ -121,7 +121,7 @@ class SplitIndex:
         return list(self._value("slices", number))
 
     def images(self) -> NDArray[np.bytes_]:
-        """(images,) content hashes of all samples' images, sample after sample; `image_count` tells whose they are."""
+        """(images,) content hashes of all samples' images, `image_count` of each sample."""
         return np.array(pc.list_flatten(self._columns["image_sha256"]).to_pylist(), HASHES)
 
     def image_places(self) -> Int64Array:
@@ -137,7 +137,7 @@ class SplitIndex:
 
 
 def _numbered(names: pa.Array) -> tuple[list[str], NDArray[np.int64]]:
-    """The distinct names in order, and the place of each name among them."""
+    """The sorted distinct names, and each name's position among them."""
     encoded = names.dictionary_encode()
     distinct = encoded.dictionary.to_pylist()
     order = np.array(sorted(range(len(distinct)), key=lambda number: distinct[number]), np.int64)
@@ -154,7 +154,7 @@ class Index:
 
     @classmethod
     def load(cls, prepared_uri: str, storage: Storage | None = None) -> Index:
-        """Read the index at `prepared_uri`. Raises DataError when it is damaged, or not an index of this version."""
+        """Read the index at `prepared_uri`. Raises DataError when it is damaged or of another version."""
         path = (storage or open_prepared(prepared_uri)).fetch(NAME)
         try:
             table = pq.read_table(path)
@@ -168,7 +168,7 @@ class Index:
         return self._splits[name]
 
     def unique_images(self) -> UniqueImages:
-        """One location of every distinct image of all splits."""
+        """A location of every distinct image of all splits."""
         splits, places = list(self._splits.values()), []
         shards: list[str] = []
         for split in splits:

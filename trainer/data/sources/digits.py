@@ -26,7 +26,7 @@ SCAN_MAX = 16  # scikit-learn's grey levels are 0 to 16
 
 
 class DigitsSource(Source):
-    """Three records a scan: the scan alone, and as the left digit of two canvases."""
+    """Three records per scan: the scan alone, and as the left digit of two canvases."""
 
     def __init__(self, validation_fraction: float) -> None:
         self._validation_fraction = validation_fraction

@@ -22,7 +22,7 @@ SHAPES = {"circle", "rectangle", "triangle"}
 
 
 class EasyVqaSource(Source):
-    """Train and test pictures in turn, so that the first N records hold both."""
+    """Interleaves train and test pictures, so that the first N records have both."""
 
     def __init__(self) -> None:
         self._package = require("easy_vqa", "easy-vqa")
