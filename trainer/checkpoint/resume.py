@@ -14,12 +14,12 @@ from pathlib import Path
 import torch.distributed as dist
 
 from trainer.checkpoint.async_saver import restore_random_states
-from trainer.checkpoint.attempts import attempt_of, order_of
 from trainer.checkpoint.commit import (
     FOLDER,
     Checkpoint,
     CommitRecord,
     Listing,
+    candidates,
     fetch_folder,
     inspect,
     none_verifies,
@@ -60,14 +60,10 @@ def resume(
     model or layout, or when all folders are another program's; UserError (74) when no checkpoint verifies.
     """
     listings, unreadable = _list_stores(stores, worker)
-    fresh_from = max(listing.fresh_from for listing in listings.values())
     passed_over: list[str] = []
-    candidates = [(name, -number) for number, listing in listings.items() for name in listing.committed]
-    for name, number in sorted(candidates, key=lambda found: (order_of(found[0]), found[1]), reverse=True):
-        store = stores[-number]
-        if attempt_of(name) < fresh_from:
-            continue
-        found = _try_to_load(store, strategy, expected, worker, name, listings[-number], key)
+    for number, name in candidates(listings):
+        store = stores[number]
+        found = _try_to_load(store, strategy, expected, worker, name, listings[number], key)
         if isinstance(found, Checkpoint):
             return Resumed(found, passed_over)
         if _reject_unless_deleted(store, worker, name, found):

@@ -14,10 +14,11 @@ import pytest
 import torch
 
 from tests.support.short_form import only_whole
+from tests.support.trainer.checkpoints import newest_good
 from tests.support.trainer.equalities import trained_weights
 from tests.support.trainer.runs import encode_features, losses, make_run, run_ranks, summary, train_runs
 from trainer.checkpoint.attempts import read_attempts
-from trainer.checkpoint.commit import committed, newest_good
+from trainer.checkpoint.commit import committed
 from trainer.checkpoint.mirror import mirror_checkpoint, mirror_of
 from trainer.config.job import JobConfig
 from trainer.storage import open_storage

@@ -31,6 +31,7 @@ from transformers import (
 
 from benchmarks.tiny_runs import TINY
 from tests.support.short_form import only_whole
+from tests.support.trainer.checkpoints import newest_good
 from tests.support.trainer.equalities import trained_weights
 from tests.support.trainer.preloaded import REPOSITORY
 from tests.support.trainer.runs import make_run, summary, train_runs
@@ -40,7 +41,6 @@ from trainer.checkpoint.commit import (
     checkpoint_name,
     commit,
     fetch_folder,
-    newest_good,
     upload_node_files,
 )
 from trainer.checkpoint.hf_export import Merged, export_checkpoint

@@ -14,10 +14,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.support.trainer.checkpoints import record
+from tests.support.trainer.checkpoints import newest_good, record
 from trainer.checkpoint.async_saver import CheckpointSaver
 from trainer.checkpoint.attempts import claim_attempt, read_attempts
-from trainer.checkpoint.commit import CommitRecord, committed, fetch_folder, newest_good
+from trainer.checkpoint.commit import CommitRecord, committed, fetch_folder
 from trainer.checkpoint.manager import Checkpoints
 from trainer.checkpoint.retention import Retention
 from trainer.checkpoint.staging import sweep_staging

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.support.trainer.checkpoints import record
+from tests.support.trainer.checkpoints import newest_good, record
 from trainer.checkpoint.attempts import claim_attempt
 from trainer.checkpoint.commit import (
     DamagedError,
@@ -20,7 +20,6 @@ from trainer.checkpoint.commit import (
     committed,
     fetch_folder,
     inspect,
-    newest_good,
     read_record,
     reject,
     upload_node_files,
