@@ -34,7 +34,7 @@ from trainer.models.image_tokens import ImageForm, image_form_of
 from trainer.models.layers.freeze import frozen_weights, require_frozen_tower, require_something_trained, trains
 from trainer.models.layers.recompute_policy import Recompute
 from trainer.models.registry import family_of
-from trainer.monitoring.forward_timer import WITHOUT_WAITS, ForwardTimer
+from trainer.monitoring.rank_metrics import WITHOUT_WAITS, ForwardTimer
 from trainer.sizing.checkpoint_size import checkpoint_bytes
 from trainer.sizing.flops import SequenceFlops, flops_per_sequence
 from trainer.sizing.model_shape import ModelShape

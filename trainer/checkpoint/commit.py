@@ -121,12 +121,7 @@ def commit(store: Storage, name: str, record: CommitRecord, *, key: bytes = b"")
     body = b"\n".join([text, f"{crc32c_of(text):08x}".encode(), *signed])
     require_current(store, record.attempt)
     crash_point("before COMMIT")
-    try:
-        store.create(f"{FOLDER}/{name}/COMMIT", body)
-    except AlreadyExistsError:
-        # The name has our nonce: an earlier try of this write succeeded, and its answer was lost.
-        if store.read(f"{FOLDER}/{name}/COMMIT") != body:
-            raise
+    create_commit(store, name, body)
     crash_point("after COMMIT")
     store.write(LATEST, name.encode())
     crash_point("after LATEST")
@@ -168,6 +163,15 @@ class Listing:
     @property
     def _all_folders(self) -> set[str]:
         return {name.partition("/")[0] for name in self.sizes_bytes if "/" in name}
+
+
+def create_commit(store: Storage, name: str, body: bytes) -> None:
+    """Create COMMIT, unless it already has these bytes: from a write whose answer was lost, or another mirror."""
+    try:
+        store.create(f"{FOLDER}/{name}/COMMIT", body)
+    except AlreadyExistsError:
+        if store.read(f"{FOLDER}/{name}/COMMIT") != body:
+            raise
 
 
 def committed(store: Storage) -> list[str]:

@@ -16,6 +16,7 @@ from trainer.checkpoint.commit import (
     Checkpoint,
     Listing,
     candidates,
+    create_commit,
     inspect,
     none_verifies,
     verified,
@@ -27,7 +28,7 @@ from trainer.checkpoint.manifest import DamagedError, Files, FileSums, read_mani
 from trainer.config.job import JobConfig
 from trainer.errors import UserError
 from trainer.storage import open_storage
-from trainer.storage.base import AlreadyExistsError, CorruptObjectError, ObjectInfo, Storage, join_uri
+from trainer.storage.base import CorruptObjectError, ObjectInfo, Storage, join_uri
 from trainer.storage.transfer import THREADS, in_parallel
 
 
@@ -76,7 +77,7 @@ def mirror_checkpoint(source: Storage, target: Storage, checkpoint: Checkpoint, 
         target.write(f"{folder}/{name}", manifests[name])
     _mirror_attempts(source, target)
     if not is_committed:
-        _commit(target, f"{folder}/COMMIT", body)
+        create_commit(target, checkpoint.name, body)
     if REJECTED in there:  # a reader passed over the damaged copy
         target.delete(f"{folder}/{REJECTED}")
     inspect(target, checkpoint.name, Listing.read(target))
@@ -137,14 +138,6 @@ def _read(target: Storage, folder: str, name: str) -> bytes:
     with contextlib.suppress(CorruptObjectError):
         return target.read(f"{folder}/{name}")
     return b""
-
-
-def _commit(target: Storage, name: str, body: bytes) -> None:
-    try:
-        target.create(name, body)
-    except AlreadyExistsError:  # another process mirrors the same checkpoint
-        if target.read(name) != body:
-            raise
 
 
 def _mirror_attempts(source: Storage, target: Storage) -> None:

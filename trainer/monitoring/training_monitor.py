@@ -14,9 +14,8 @@ import torch
 from trainer.config.job import JobConfig
 from trainer.distributed.process import ProcessContext
 from trainer.distributed.reduction_server import Reducers, connected_nodes, net_plugins, state_of
-from trainer.monitoring.forward_timer import straggler
 from trainer.monitoring.metrics_writer import MetricsLog
-from trainer.monitoring.rank_metrics import RankMetrics, gather_rank_metrics
+from trainer.monitoring.rank_metrics import RankMetrics, gather_rank_metrics, straggler
 from trainer.monitoring.step_metrics import StepTotals
 from trainer.monitoring.wandb import open_wandb
 from trainer.progress import Progress

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.evaluation.metrics import Prediction, scores
-from trainer.evaluation.vqa_metrics import anls, levenshtein, vqa_accuracy
+from trainer.evaluation.metrics import Prediction, anls, levenshtein, scores, vqa_accuracy
 
 
 @pytest.mark.parametrize(

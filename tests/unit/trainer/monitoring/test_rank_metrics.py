@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from trainer.monitoring import forward_timer
-from trainer.monitoring.forward_timer import ForwardTimer, straggler
+from trainer.monitoring import rank_metrics
+from trainer.monitoring.rank_metrics import ForwardTimer, straggler
 
 
 class Clock:
@@ -31,7 +31,7 @@ class Slow(nn.Module):
 
 def test_passes_in_training_add_up_and_others_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
-    monkeypatch.setattr(forward_timer, "time", clock)
+    monkeypatch.setattr(rank_metrics, "time", clock)
     module = Slow(clock)
     timer = ForwardTimer(module, torch.device("cpu"))
     assert timer.seconds() == 0
