@@ -32,31 +32,30 @@ if TYPE_CHECKING:
     from trainer.setup import TrainingSetup
 
 GIB = 1 << 30
-# A CustomJob has no field for it, and containers often get 64 MiB. NCCL and data workers fail with less than they need:
+# Containers often get 64 MiB, and a CustomJob has no field for it. NCCL and data workers need more:
 # googleapis/python-aiplatform#3434, kubeflow/pipelines#9147.
 SHARED_MEMORY_MIN_BYTES = GIB
 SHARED_MEMORY = Path("/dev/shm")
-CLOCK_SKEW_MAX_S = 60.0  # signed requests are refused from 15 minutes on; logs of nodes cannot be put in order before
+CLOCK_SKEW_MAX_S = 60.0  # disorders the logs of nodes; from 15 minutes on, signed requests are refused
 CLOCK_TIMEOUT_S = 5.0
-# DeepSpeed builds extensions at first use, in minutes. A build that is killed leaves its lock, and all later ones wait
-# for it for ever.
+# DeepSpeed builds extensions at first use, in minutes. A killed build leaves its lock, for which later ones wait forever.
 BUILD_MAX_S = 1800.0
 
 
 @dataclass
 class NodeReport:
-    """What was found on one node. `clock_ahead_s` is None where the store has no clock of its own."""
+    """Findings on one node. `clock_ahead_s` is None for a local store."""
 
     node: int
     free_bytes: int
     shared_memory_bytes: int | None = None
     output_s: float | None = None  # to write, read and delete a small object
     clock_ahead_s: float | None = None
-    swept: int = 0  # folders that killed processes had left
+    swept: int = 0  # deleted folders of killed processes
     warnings: list[str] = field(default_factory=list)
 
     def lines(self) -> list[str]:
-        """For people: what is there, then a line for each warning."""
+        """For people: the findings, then a line for each warning."""
         found = [f"{self.free_bytes / GIB:,.1f} GiB free for temporary files"]
         if self.swept:
             found.append(f"{self.swept} folders of killed processes deleted there")
@@ -70,11 +69,11 @@ class NodeReport:
 
 
 def check_node(run_uri: str, node: int) -> NodeReport:
-    """Check this machine and its way to the run's folder ("" checks the machine only).
+    """Check this machine and its access to the run's folder ("" checks the machine only).
 
     Raises UserError: 73 without room, 77 without permission, 69 when the store does not answer or answers wrongly.
     """
-    swept = sweep_staging()  # before room is measured: it may be what is in the way
+    swept = sweep_staging()  # before measuring free space
     report = NodeReport(node, shutil.disk_usage(tempfile.gettempdir()).free, swept=swept)
     if glob.glob("/dev/nvidia[0-9]*"):
         _check_shared_memory(report)
@@ -88,15 +87,15 @@ def check_node(run_uri: str, node: int) -> NodeReport:
 
 
 def announce(report: NodeReport) -> None:
-    """Print what was found, and hand it on to this node's ranks."""
+    """Print the report and pass it to this node's ranks."""
     for line in report.lines():
         print(line, flush=True)
     os.environ[REPORT_VARIABLE] = json.dumps(asdict(report))
 
 
-def require_room(run_uri: str, parts: TrainingSetup, worker: ProcessContext, settings: TrainConfig) -> None:
+def require_room(run_uri: str, setup: TrainingSetup, worker: ProcessContext, settings: TrainConfig) -> None:
     """Raise UserError (73) when this node has no room for its share of one checkpoint, in fp32 with AdamW's state."""
-    total_bytes = checkpoint_bytes(parts.num_trainable, settings, worker.world_size)
+    total_bytes = checkpoint_bytes(setup.num_trainable, settings, worker.world_size)
     store = open_storage(run_uri)
     needs = {Path(tempfile.gettempdir()): total_bytes // worker.num_nodes}
     if isinstance(store, LocalStorage):
@@ -107,7 +106,7 @@ def require_room(run_uri: str, parts: TrainingSetup, worker: ProcessContext, set
             raise UserError(
                 f"no space left for a checkpoint: {folder} has {free_bytes / GIB:,.2f} GiB free",
                 expected=f"at least {needed_bytes / GIB:,.2f} GiB, for weights and optimizer state of "
-                f"{parts.num_trainable:,} trained parameters",
+                f"{setup.num_trainable:,} trained parameters",
                 fix="free space, choose another TMPDIR or output.root_uri, or give the machines a larger boot disk "
                 "(cluster.boot_disk_size_gb)",
                 code=ExitCode.CANNOT_WRITE,
@@ -145,7 +144,7 @@ def _check_output(store: Storage, report: NodeReport) -> None:
     except UserError as error:
         if error.code != ExitCode.NO_PERMISSION:
             raise
-        # An account that may not delete protects the history of checkpoints: allowed, but old ones stay.
+        # Accounts without delete permission are allowed: they protect checkpoints, but old ones stay.
         report.warnings.append(f"no permission to delete {store.uri(name)}: old checkpoints will not be deleted either")
     report.output_s = time.monotonic() - started_s
     if read != data:
@@ -158,8 +157,8 @@ def _check_output(store: Storage, report: NodeReport) -> None:
 
 
 def _check_clock(report: NodeReport) -> None:
-    """Compare this clock with the store's, which every answer's Date header tells to the second."""
-    import email.utils  # here, because a local run needs none of them and waits for their import
+    """Compare this clock with the store's, from the Date header of an answer."""
+    import email.utils  # slow imports that a local run does not need
     import urllib.error
     import urllib.request
 

@@ -1,4 +1,4 @@
-"""Whether a name or a value is that of a secret. No function here returns a secret, or part of one."""
+"""Detects secrets by name or value. No function here returns a secret, or part of one."""
 
 from __future__ import annotations
 

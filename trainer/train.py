@@ -1,4 +1,4 @@
-"""The training job.
+"""The training job's process.
 
 torchrun ... -m trainer.train --config <run>/run.json
 """

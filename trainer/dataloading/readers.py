@@ -31,7 +31,7 @@ class Readers:
     def fetch_ahead(
         self, split: SplitIndex, sequence: PackedBatchSampler, end_step: int, shuffle_shards: int
     ) -> list[ShardPrefetcher]:
-        """What fetches the remote shards of the steps up to `end_step`."""
+        """Prefetchers of the remote shards of the steps up to `end_step`."""
         found = []
         for files, names, needs, group_shards in self._remote(split, shuffle_shards):
             schedule = ShardSchedule(names, needs, sequence, end_step)
@@ -42,14 +42,14 @@ class Readers:
         if isinstance(self.data, ShardCache):
             yield self.data, split.shards, Needs.one_each(split.shard_numbers), shuffle_shards
         if self.features and isinstance(self.features.files, ShardCache):
-            # Features lie in the order of the data, so that a group of data shards needs a share of their shards.
+            # Features are stored in the order of the data, so a group of data shards needs a few shards of features.
             shards = self.features.shards
             groups = max(1.0, len(split.shards) / shuffle_shards)
             yield self.features.files, shards.names, shards.needs(split), math.ceil(len(shards.names) / groups) + 1
 
 
 def open_readers(job: JobConfig, *, set_aside_bytes: int = 0) -> Readers:
-    """Open what the run's pointers name. Data and features share the room for remote shards by their sizes."""
+    """Open the run's prepared data and features, which share the cache of remote shards by their sizes."""
     pointers = job.pointers()
     data, cache_gib = DataShards(open_prepared(pointers.prepared_uri)), job.data.shard_cache_gib
     if pointers.features == "off":
@@ -60,7 +60,7 @@ def open_readers(job: JobConfig, *, set_aside_bytes: int = 0) -> Readers:
 
 
 def warnings(ahead: list[ShardPrefetcher]) -> Iterator[str]:
-    """What to tell people whose cache is too small to fetch each shard in time and once."""
+    """Warnings about a cache that is too small to fetch each shard once and in time."""
     for each in ahead:
         if each.cache.num_fitting < each.most_shards:
             yield (

@@ -90,7 +90,7 @@ def confusions(predictions: Sequence[Prediction]) -> dict[str, Any]:
 
 def shown_confusion(evaluation: dict[str, Any]) -> tuple[Confusion | None, str]:
     """The table to show of an evaluate.json, and the note about it."""
-    content = evaluation["confusion"]
+    content = evaluation.get("confusion") or {"shown": None, "note": "no confusion matrix was evaluated"}
     if content["shown"] is None:
         return None, content["note"]
     fields = content["slices"][content["shown"]]
