@@ -68,7 +68,8 @@ def train(job: JobConfig, worker: ProcessContext, stop: StopRequest) -> ExitCode
             report.count(unread.rest())
             report.flush()
             with watchdog.pause():
-                checkpoints.save(done, data.epoch, loader.sequences_consumed(done), report.last_loss, stop)
+                consumed = loader.sampler.batch(done).sequences_consumed
+                checkpoints.save(done, data.epoch, consumed, report.last_loss, stop)
             report.checkpoint_stalled(time.perf_counter() - started)
         if stopping:
             break

@@ -38,7 +38,7 @@ SHARED_MEMORY_MIN_BYTES = GIB
 SHARED_MEMORY = Path("/dev/shm")
 CLOCK_SKEW_MAX_S = 60.0  # disorders the logs of nodes; from 15 minutes on, signed requests are refused
 CLOCK_TIMEOUT_S = 5.0
-# DeepSpeed builds extensions at first use, in minutes. A killed build leaves its lock, for which later ones wait forever.
+# DeepSpeed builds extensions at first use, in minutes. Later builds wait forever for the lock of a killed one.
 BUILD_MAX_S = 1800.0
 
 

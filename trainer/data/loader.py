@@ -50,7 +50,7 @@ class PackedLoader:
     def __init__(
         self,
         split: SplitIndex,
-        sequence: PackedBatchSampler,
+        sampler: PackedBatchSampler,
         tokenizer: PreTrainedTokenizerFast,
         reader: ShardReader,
         *,
@@ -59,7 +59,7 @@ class PackedLoader:
         form: ImageForm = SQUARES,
     ) -> None:
         """`images`: also read the encoded images. `ahead`: prefetchers of remote shards."""
-        self._split, self._sequence, self._tokenizer, self._reader = split, sequence, tokenizer, reader
+        self.sampler, self._split, self._tokenizer, self._reader = sampler, split, tokenizer, reader
         self._images, self._ahead, self._form = images, ahead, form
         self._image_token = tokenizer.convert_tokens_to_ids(IMAGE_TOKEN)
 
@@ -70,22 +70,10 @@ class PackedLoader:
         """
         for ahead in self._ahead:
             ahead.advance(step)
-        batch = self._sequence.batch(step)
-        plan = self._sequence.plan(batch.epoch)
+        batch = self.sampler.batch(step)
+        plan = self.sampler.plan(batch.epoch)
         rows = batch.sequences_of(rank, world_size)
         return [self.pack_sequence([] if row is None else plan.row(row).tolist()) for row in rows]
-
-    def total_label_tokens(self, step: int) -> int:
-        """Label tokens of the step over all ranks, without communication."""
-        return self._sequence.label_tokens(self._sequence.batch(step))
-
-    def epoch(self, step: int) -> int:
-        """The epoch of a step."""
-        return self._sequence.batch(step).epoch
-
-    def sequences_consumed(self, step: int) -> int:
-        """Sequences before this step: the state to save when `step` is the next one."""
-        return self._sequence.batch(step).sequences_consumed
 
     def close(self) -> None:
         """Stop the prefetchers."""
@@ -94,7 +82,7 @@ class PackedLoader:
 
     def pack_sequence(self, samples: list[int]) -> PackedSequence:
         """The sequence that holds these samples, by their numbers in the split; for none, an empty sequence."""
-        length = self._sequence.data.sequence_length
+        length = self.sampler.data.sequence_length
         input_ids = np.full(length, self._tokenizer.pad_token_id, np.int64)
         labels = np.full(length, IGNORED, np.int64)
         position_ids = np.empty((AXES, length) if self._form.grids else length, np.int64)

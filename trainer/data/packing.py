@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from trainer.config.data import SHUFFLE_SHARDS
 
 Int64Array = NDArray[np.int64]
+Integers = NDArray[np.integer]
 WELL_FILLED = 0.97  # fill of a window from which no other packing is tried
 ROW_BITS = 32  # an open sequence is one integer: its free tokens, then its number
 
@@ -47,8 +48,8 @@ class PackingPlan:
 
 
 def plan_packing(
-    tokens: NDArray[np.integer],
-    images: NDArray[np.integer],
+    tokens: Integers,
+    images: Integers,
     *,
     sequence_length: int,
     max_images_per_sequence: int,
@@ -81,7 +82,7 @@ def plan_packing(
         # Into arrays at once: a million samples as lists of lists would take 200 bytes each.
         members, lengths = np.empty_like(order), [np.empty(0, np.int64)]
         for start, stop in _windows(groups, window):
-            rows = _packed(order[start:stop], tokens, images, sequence_length, max_images_per_sequence)
+            rows = _packed(order[start:stop], tokens, images, (sequence_length, max_images_per_sequence))
             members[start:stop] = [sample for row in rows for sample in row]
             lengths.append(np.array([len(row) for row in rows], np.int64))
         sizes = np.concatenate(lengths)
@@ -120,33 +121,21 @@ def _windows(groups: Int64Array, window: int) -> Iterator[tuple[int, int]]:
             yield start, min(start + window, last)
 
 
-def _packed(
-    samples: Int64Array,
-    tokens: NDArray[np.integer],
-    images: NDArray[np.integer],
-    sequence_length: int,
-    max_images_per_sequence: int,
-) -> list[list[int]]:
+def _packed(samples: Int64Array, tokens: Integers, images: Integers, budget: tuple[int, int]) -> list[list[int]]:
     """The sequences of one window: longest first, or in the given order where that needs fewer.
 
     Longest first packs badly where few lengths occur and several long samples leave a gap that no short one fits.
     """
     longest_first = samples[np.argsort(-tokens[samples].astype(np.int64), kind="stable")]
-    rows = _best_fit(longest_first, tokens, images, sequence_length, max_images_per_sequence)
-    if int(tokens[samples].sum()) < WELL_FILLED * len(rows) * sequence_length:
-        others = _best_fit(samples, tokens, images, sequence_length, max_images_per_sequence)
-        rows = min(rows, others, key=len)
+    rows = _best_fit(longest_first, tokens, images, budget)
+    if int(tokens[samples].sum()) < WELL_FILLED * len(rows) * budget[0]:
+        rows = min(rows, _best_fit(samples, tokens, images, budget), key=len)
     return rows
 
 
-def _best_fit(
-    samples: Int64Array,
-    tokens: NDArray[np.integer],
-    images: NDArray[np.integer],
-    sequence_length: int,
-    max_images_per_sequence: int,
-) -> list[list[int]]:
+def _best_fit(samples: Int64Array, tokens: Integers, images: Integers, budget: tuple[int, int]) -> list[list[int]]:
     """Put each sample, in this order, into the sequence that it leaves the least room in."""
+    sequence_length, max_images_per_sequence = budget
     sizes, counts = tokens[samples].tolist(), images[samples].tolist()
     rows: list[list[int]] = []
     free_images: list[int] = []

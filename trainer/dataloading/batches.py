@@ -23,9 +23,7 @@ from trainer.models.image_inputs import Grid, Images, PrepareImages, join_featur
 STEPS_AHEAD = 2
 IMAGE_ARGUMENTS = ("images", "image_grids")  # of a training module
 
-ImageSource = Callable[
-    [Sequence[PackedSequence]], Images
-]  # features or pixel values of the sequences' images, in order
+ImageSource = Callable[[Sequence[PackedSequence]], Images]  # features or pixel values of the images, in order
 
 
 @dataclass(frozen=True)
@@ -184,13 +182,13 @@ class PrefetchingLoader:
 
     def _make(self, step: int) -> StepBatches:
         rows = self._loader.sequences_for_step(step, self._rank, self._world_size)
-        size = self._micro_rows
+        batch, size = self._loader.sampler.batch(step), self._micro_rows
         batches = [collate(rows[i : i + size], self._image_source) for i in range(0, len(rows), size)]
         return StepBatches(
             step=step,
-            epoch=self._loader.epoch(step),
-            batches=[batch.pinned() for batch in batches] if self._device.type == "cuda" else batches,
-            global_label_tokens=self._loader.total_label_tokens(step),
+            epoch=batch.epoch,
+            batches=[one.pinned() for one in batches] if self._device.type == "cuda" else batches,
+            global_label_tokens=self._loader.sampler.label_tokens(batch),
             useful_tokens=sum(row.tokens for row in rows),
             slot_tokens=sum(len(row.input_ids) for row in rows),
             images=sum(row.tiles for row in rows),

@@ -50,10 +50,6 @@ class MetricsLog:
         """Write everything recorded so far, now."""
         self._file.write(self._content())
 
-    def column(self, name: str) -> list[float]:
-        """One metric of every logged step, earlier attempts included."""
-        return [line[name] for line in self.lines()]
-
     def lines(self) -> list[dict[str, Any]]:
         """The metrics of every logged step, earlier attempts included."""
         return [unseal(line) for line in self._lines]

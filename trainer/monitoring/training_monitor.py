@@ -88,8 +88,8 @@ class TrainingMonitor:
         self.stop_requested = False  # on some rank, in a counted step
         if worker.is_first:
             self._log = MetricsLog(job.run.run_uri, resumed_from_step=first_step, wandb=open_wandb(job))
-            if losses := self._log.column("loss"):
-                self._first_loss, self._last_loss = losses[0], losses[-1]
+            if lines := self._log.lines():
+                self._first_loss, self._last_loss = lines[0]["loss"], lines[-1]["loss"]
             self._progress = Progress(job.run.run_uri, "train")
             for reason in damaged:
                 self._note(

@@ -65,16 +65,18 @@ def final_entry(sample: Sample | Reject, met: Met, split: Split) -> Entry | Reje
     """Reject a repeated sample; add a suffix to a used id with other content, because LLaVA's sets repeat ids."""
     if isinstance(sample, Reject):
         return sample
-    image = sample.images[0] if sample.images else None
     if problem := _unsafe(sample.id):
-        return Reject(sample.where, sample.id, RejectCode.ID_UNSAFE, problem, image)
+        return _reject(sample, RejectCode.ID_UNSAFE, problem)
     if met == "same":
-        message = "the same id with the same content came before"
-        return Reject(sample.where, sample.id, RejectCode.ID_DUPLICATE, message, image)
+        return _reject(sample, RejectCode.ID_DUPLICATE, "the same id with the same content came before")
     if met == "other":
         renamed = replace(sample, id=f"{sample.id}~{sample.content_digest()[:12]}")
         return Entry(renamed, (Repair.ID_SUFFIXED,), split)
     return Entry(sample, (), split)
+
+
+def _reject(sample: Sample, code: RejectCode, message: str) -> Reject:
+    return Reject(sample.where, sample.id, code, message, sample.images[0] if sample.images else None)
 
 
 def _unsafe(identity: str) -> str:
@@ -103,8 +105,7 @@ class SampleValidator:
         try:
             return self._accept(entry)
         except RejectedError as error:
-            image = entry.sample.images[0] if entry.sample.images else None
-            return Reject(entry.sample.where, entry.sample.id, error.code, str(error), image)
+            return _reject(entry.sample, error.code, str(error))
 
     def _accept(self, entry: Entry) -> Accepted:
         sample, repairs = entry.sample, list(entry.repairs)
