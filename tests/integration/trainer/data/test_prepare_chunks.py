@@ -43,7 +43,7 @@ def test_processes_give_the_bytes_of_one(data: ChunkedSet) -> None:
     assert prepared_files(together.uri) == prepared_files(alone.uri)
 
 
-def test_in_a_bucket_nothing_is_read_that_did_not_change(data: ChunkedSet, bucket: FakeGcs) -> None:
+def test_unchanged_objects_of_a_bucket_are_not_read(data: ChunkedSet, bucket: FakeGcs) -> None:
     store = open_storage(BUCKET)
 
     def prepared() -> tuple[dict[str, bytes], int, list[str]]:

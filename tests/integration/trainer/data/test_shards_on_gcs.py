@@ -94,7 +94,7 @@ def test_resuming_in_the_middle_reads_what_would_have_come(data: Fixture) -> Non
     assert data.rows(data.remote, bound, first_step=7) == data.rows(data.local, bound)[7:]
 
 
-def test_a_download_that_arrives_damaged_is_made_again(data: Fixture) -> None:
+def test_damaged_download_is_repeated(data: Fixture) -> None:
     bound = sum(data.sizes.values())
     data.server.faults.append(Fault("corrupt", path=r"/o/.*\.tar\?alt=media"))
     assert data.rows(data.remote, bound) == data.rows(data.local, bound)
@@ -109,7 +109,7 @@ def test_a_shard_that_was_changed_in_the_bucket_is_named(data: Fixture) -> None:
         data.rows(data.remote, sum(data.sizes.values()))
 
 
-def test_a_bucket_that_does_not_answer_is_told_as_such(data: Fixture) -> None:
+def test_unresponsive_bucket_is_reported(data: Fixture) -> None:
     patience = QUICK_RETRY.with_timeout(0.3)
     remote = GcsStorage(data.remote.root_uri, client=data.server.client(), retry=patience)
     loader = data.loader(remote, sum(data.sizes.values()))

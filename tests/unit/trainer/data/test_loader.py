@@ -178,7 +178,7 @@ def test_images_are_read_only_when_asked_for(data: Fixture) -> None:
     assert bare.images == () and len(full.images) == len(full.image_sha256) == len(bare.image_sha256) > 0
 
 
-def test_a_damaged_shard_stops_the_step_again_and_again(tmp_path: Path) -> None:
+def test_damaged_shard_fails_every_read(tmp_path: Path) -> None:
     data = Fixture(tmp_path)
     shard = next(Path(data.uri, "shards").glob("train-*.tar"))
     shard.write_bytes(shard.read_bytes()[:-1])
@@ -206,7 +206,7 @@ def test_an_empty_split_is_refused(tmp_path: Path) -> None:
         )
 
 
-def test_the_fixture_holds_what_it_says(data: Fixture) -> None:
+def test_fixture_has_the_expected_content(data: Fixture) -> None:
     assert "text" in data.split.ids
     assert 0 in data.split.image_count.tolist()
     assert data.sequence().num_steps(1) > 2

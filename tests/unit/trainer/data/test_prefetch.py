@@ -18,7 +18,7 @@ from trainer.data.shards.disk_cache import NEVER
     batch=st.integers(1, 5),
     end=st.integers(1, 40),
 )
-def test_the_schedule_says_which_step_needs_a_shard_next(
+def test_schedule_gives_the_next_step_that_needs_a_shard(
     needed: list[list[int]], shuffle_shards: int, batch: int, end: int
 ) -> None:
     split = split_of([number // 8 for number in range(len(needed))], ["data"] * (1 + len(needed) // 8))

@@ -94,7 +94,7 @@ def test_an_error_of_the_thread_reaches_the_loop() -> None:
 
 
 @pytest.mark.parametrize("taken", [0, 1, 3])
-def test_closing_ends_the_thread_wherever_it_stands(taken: int) -> None:
+def test_closing_always_ends_the_thread(taken: int) -> None:
     before = set(threading.enumerate())  # those of other tests in this process may end meanwhile
     batches = stream(Loader(), end_step=1000)
     for _, _ in zip(range(taken), batches, strict=False):
@@ -122,7 +122,7 @@ def test_batches_for_a_gpu_are_in_pinned_memory(monkeypatch: pytest.MonkeyPatch)
     assert used and {id(tensor) for tensor in used} == {id(tensor) for tensor in calls[1:]}
 
 
-def test_the_host_knows_where_the_samples_of_a_row_are() -> None:
+def test_host_has_the_sample_boundaries() -> None:
     whole = row([IGNORED] * ROW_TOKENS)
     packed = dataclasses.replace(whole, sample_tokens=(3, 2))
     batch = collate([whole, packed], no_images)
@@ -131,7 +131,7 @@ def test_the_host_knows_where_the_samples_of_a_row_are() -> None:
     assert not collate([whole, whole], no_images).samples.packed
 
 
-def test_the_host_knows_how_many_tokens_the_images_take() -> None:
+def test_host_counts_image_tokens() -> None:
     batch = collate([row([IGNORED] * ROW_TOKENS, images=2), row([IGNORED] * ROW_TOKENS, images=1)], no_images)
     assert batch.image_tokens == 3
     assert batch.to(torch.device("cpu"))["image_tokens"] == 3

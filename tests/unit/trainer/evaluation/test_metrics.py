@@ -27,7 +27,7 @@ from trainer.evaluation.metrics import Prediction, anls, levenshtein, scores, vq
         ("", "", 1),
     ],
 )
-def test_vqa_accuracy_sees_through_punctuation_articles_and_number_words(
+def test_vqa_accuracy_ignores_punctuation_articles_and_number_words(
     answer: str, prediction: str, expected: float
 ) -> None:
     assert vqa_accuracy(answer, prediction) == vqa_accuracy(prediction, answer) == expected
@@ -44,7 +44,7 @@ def test_vqa_accuracy_sees_through_punctuation_articles_and_number_words(
         ("", "", 1.0),
     ],
 )
-def test_anls_forgives_letters_up_to_one_half(answer: str, prediction: str, expected: float) -> None:
+def test_anls_tolerates_errors_up_to_one_half(answer: str, prediction: str, expected: float) -> None:
     assert anls(answer, prediction) == pytest.approx(expected)
 
 

@@ -13,7 +13,7 @@ from trainer.storage.records import unseal
 
 
 @pytest.mark.parametrize("writable", [True, False])
-def test_a_tensorboard_folder_that_cannot_be_written_costs_a_warning(
+def test_unwritable_tensorboard_folder_is_a_warning(
     writable: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "mount").touch()
@@ -52,7 +52,7 @@ class Recorded:
 
 
 @pytest.mark.parametrize(("word", "number"), [("active", 1), ("absent", 0)])
-def test_a_word_of_the_log_is_a_number_where_numbers_alone_are_taken(
+def test_words_in_the_log_become_numbers_elsewhere(
     word: str, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AIP_TENSORBOARD_LOG_DIR", str(tmp_path / "logs"))

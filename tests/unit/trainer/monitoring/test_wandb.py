@@ -75,7 +75,7 @@ def test_every_line_is_in_the_run_that_has_the_runs_id(place: Path, monkeypatch:
     assert len((place / "run" / FILE).read_text().splitlines()) == 2
 
 
-def test_without_being_asked_nothing_of_it_is_imported(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wandb_is_not_imported_unless_configured(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", None)
     assert open_wandb(job()) is None
 
@@ -89,7 +89,7 @@ def test_without_being_asked_nothing_of_it_is_imported(place: Path, monkeypatch:
     ],
     ids=["no login", "forbidden", "absent"],
 )
-def test_who_is_not_let_in_trains_all_the_same(
+def test_refused_access_does_not_stop_training(
     settings: dict[str, str],
     words: str,
     place: Path,
@@ -104,7 +104,7 @@ def test_who_is_not_let_in_trains_all_the_same(
     assert "train: warning: Weights & Biases: no metrics: " in said and words in said
 
 
-def test_a_service_that_breaks_is_told_once_and_training_goes_on(capfd: pytest.CaptureFixture[str]) -> None:
+def test_failing_service_is_reported_once_and_training_continues(capfd: pytest.CaptureFixture[str]) -> None:
     class Broken:
         calls = 0
 
@@ -121,7 +121,7 @@ def test_a_service_that_breaks_is_told_once_and_training_goes_on(capfd: pytest.C
     assert capfd.readouterr().out == "train: warning: Weights & Biases: no metrics from step 10 on: BrokenPipeError\n"
 
 
-def test_an_error_that_nobody_foresaw_is_named_without_its_text(
+def test_unknown_error_is_named_without_its_text(
     place: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def broken(**settings: Any) -> None:
@@ -133,7 +133,7 @@ def test_an_error_that_nobody_foresaw_is_named_without_its_text(
 
 
 @pytest.mark.parametrize(("run_uri", "with_it"), [("/runs/one", True), ("gs://bucket/runs/one", False)])
-def test_its_files_lie_with_a_run_that_is_a_folder(
+def test_wandb_files_are_in_a_local_runs_folder(
     run_uri: str, with_it: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("WANDB_DIR", raising=False)
@@ -162,7 +162,7 @@ def test_the_key_comes_from_secret_manager_and_is_not_printed(
     assert not any(key.encode() in path.read_bytes() for path in place.rglob("*") if path.is_file())
 
 
-def test_a_missing_package_is_refused_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_package_is_reported_with_its_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"vlmpipe\[wandb\]") as caught:
         open_wandb(job(project="digits"))

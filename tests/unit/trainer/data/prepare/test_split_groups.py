@@ -139,7 +139,7 @@ def test_a_record_without_the_field_is_a_reject(tmp_path: Path) -> None:
         run_prepare(job_config(tmp_path / "root", split_by="patient", **settings))
 
 
-def test_all_samples_joined_by_pictures_are_a_sentence(tmp_path: Path) -> None:
+def test_split_that_images_make_impossible_is_reported(tmp_path: Path) -> None:
     images, _ = llava_folder(tmp_path, 10)
     chain = [record(n, image=[f"{n}.png", f"{(n + 1) % 10}.png"]) for n in range(10)]
     chain = [line | {"conversations": conversation("<image>\n<image>\nSame?", "No.")} for line in chain]
@@ -149,6 +149,6 @@ def test_all_samples_joined_by_pictures_are_a_sentence(tmp_path: Path) -> None:
     assert "data.split_by: record" in str(raised.value)
 
 
-def test_a_built_in_set_has_no_fields(tmp_path: Path) -> None:
+def test_builtin_set_has_no_fields_to_split_by(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"names a field of records, which builtin:digits has none of"):
         job_config(tmp_path, source="builtin:digits", split_by="patient")
