@@ -79,7 +79,7 @@ def test_the_newest_committed_one_is_taken(store: LocalStorage, tmp_path: Path) 
     assert found is not None and found.record.step == 100 and passed_over == []
 
 
-def test_zero_files_are_restored_in_their_layout(store: LocalStorage, tmp_path: Path) -> None:
+def test_files_are_restored_in_their_layout(store: LocalStorage, tmp_path: Path) -> None:
     save(store, tmp_path, 7)
     found, _ = newest_good(store)
     assert found is not None
@@ -152,7 +152,7 @@ def test_later_attempts_outrank_higher_steps(store: LocalStorage, tmp_path: Path
     assert found is not None and found.name == newest
 
 
-def test_retention_ignores_checkpoints_of_superseded_futures(store: LocalStorage, tmp_path: Path) -> None:
+def test_retention_deletes_later_steps_of_earlier_attempts(store: LocalStorage, tmp_path: Path) -> None:
     resumed_from = save(store, tmp_path, 1, attempt=1)
     save(store, tmp_path, 9, attempt=1)  # passed over as damaged
     newest = save(store, tmp_path, 2, attempt=2)

@@ -108,7 +108,7 @@ def test_copy_equals_the_original_byte_for_byte(store: LocalStorage, mirror: Loc
     assert verify(mirror, checkpoint.name, key=KEY) == checkpoint
 
 
-def test_undamaged_export_is_reused(store: LocalStorage, mirror: LocalStorage, tmp_path: Path) -> None:
+def test_undamaged_copy_is_left_unchanged(store: LocalStorage, mirror: LocalStorage, tmp_path: Path) -> None:
     checkpoint = save(store, tmp_path, 1)
     mirror_checkpoint(store, mirror, checkpoint)
     before = mirror.list()
