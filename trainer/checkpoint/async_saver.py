@@ -8,6 +8,7 @@ all ranks by the next save or at the end.
 from __future__ import annotations
 
 import contextlib
+import tempfile
 import threading
 import time
 import uuid
@@ -23,7 +24,7 @@ from trainer.checkpoint.commit import FOLDER, CommitRecord, checkpoint_name, com
 from trainer.checkpoint.fault_points import crash_point
 from trainer.checkpoint.manifest import manifest_of
 from trainer.checkpoint.retention import Retention, delete_old, sweep_leftovers
-from trainer.checkpoint.staging import Staging, staging_folder
+from trainer.checkpoint.staging import PREFIX, Staging
 from trainer.distributed.agreement import agree, raise_together, together
 from trainer.distributed.process import ProcessContext
 from trainer.errors import ExitCode, UserError, from_os_error, os_errors
@@ -72,7 +73,7 @@ class CheckpointSaver:
         self.finish()
         nonce = agree(uuid.uuid4().hex[:12])
         name = checkpoint_name(record.attempt, record.step, nonce)
-        folder = staging_folder(nonce, self._worker.node)
+        folder = Path(tempfile.gettempdir(), f"{PREFIX}{nonce}-{self._worker.node}")  # of all ranks of this node
         started = time.monotonic()
         staging: Staging | None = None
 

@@ -181,11 +181,6 @@ def load_tokenizer(storage: Storage) -> PreTrainedTokenizerFast:
         return AutoTokenizer.from_pretrained(scratch)
 
 
-def _few(tokens: list[str]) -> str:
-    more = len(tokens) - FEW
-    return ", ".join(tokens[:FEW]) + (f" and {more} more" if more > 0 else "")
-
-
 def _train(name: str, texts: Iterable[str], around: list[str]) -> PreTrainedTokenizerFast:
     """A new byte-level BPE tokenizer."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -242,8 +237,9 @@ def _pretrained(name: str, around: list[str], *, has_mark: bool) -> Any:
         )
     lacking = [token for token in (IMAGE_TOKEN, *around) if token not in tokenizer.get_vocab()]
     if has_mark and lacking:
+        more = f" and {len(lacking) - FEW} more" if len(lacking) > FEW else ""
         raise ConfigError(
-            f"model.tokenizer {name!r} lacks {_few(lacking)}, which the model sees an image by",
+            f"model.tokenizer {name!r} lacks {', '.join(lacking[:FEW])}{more}, which the model sees an image by",
             expected="a tokenizer with these tokens, such as that of model.pretrained",
         )
     missing = {"pad_token": PAD, "eos_token": EOS}

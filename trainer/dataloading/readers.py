@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from trainer.config.job import JobConfig
 from trainer.data.prefetch import GROUPS_AHEAD, Needs, ShardPrefetcher, ShardSchedule
 from trainer.data.sampler import PackedBatchSampler
-from trainer.data.shards.disk_cache import ShardCache, open_shards, open_together
+from trainer.data.shards.disk_cache import ShardCache, open_shards
 from trainer.data.shards.index import SplitIndex
 from trainer.data.shards.prepared_files import open_prepared
 from trainer.data.shards.tar import ShardReader
@@ -53,10 +53,10 @@ def open_readers(job: JobConfig, *, set_aside_bytes: int = 0) -> Readers:
     pointers = job.pointers()
     data, cache_gib = DataShards(open_prepared(pointers.prepared_uri)), job.data.shard_cache_gib
     if pointers.features == "off":
-        return Readers(open_shards(data, cache_gib, set_aside_bytes=set_aside_bytes), None)
+        return Readers(*open_shards(data, cache_gib=cache_gib, set_aside_bytes=set_aside_bytes), features=None)
     features = FeatureShards(pointers.features_uri)
-    files, kept = open_together([data, features], cache_gib, set_aside_bytes=set_aside_bytes)
-    return Readers(files, FeatureReader(features, kept))
+    files, cached = open_shards(data, features, cache_gib=cache_gib, set_aside_bytes=set_aside_bytes)
+    return Readers(files, FeatureReader(features, cached))
 
 
 def warnings(ahead: list[ShardPrefetcher]) -> Iterator[str]:

@@ -18,14 +18,12 @@ import threading
 from collections.abc import Mapping, Sequence
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
-from typing import Literal
 
 import psutil
 
 from trainer.distributed.cluster_env import read_cluster
 
 Address = IPv4Address | IPv6Address
-State = Literal["active", "absent"]
 
 PLUGIN = re.compile(r"libnccl-net[^/\s]*$")
 RESOLVE_S = 10.0  # training waits this long at most, once, for the reducers' names
@@ -74,11 +72,6 @@ class Reducers:
     def _resolve(self) -> None:
         for host in self.hosts:
             self._addresses[host] = resolve(host)
-
-
-def state_of(nodes_connected: int, nodes: int) -> State:
-    """Active when every node is connected: an all-reduce uses the reducers on all nodes or on none."""
-    return "active" if nodes_connected == nodes else "absent"
 
 
 def connected_nodes(by_rank: Sequence[float], ranks_per_node: int) -> int:

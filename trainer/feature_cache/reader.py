@@ -113,7 +113,7 @@ class FeatureReader:
     def open(cls, uri: str, cache_gib: float = 0.0) -> FeatureReader:
         """A reader of the store at `uri`; see `open_shards`."""
         shards = FeatureShards(uri)
-        return cls(shards, open_shards(shards, cache_gib))
+        return cls(shards, *open_shards(shards, cache_gib=cache_gib))
 
     def read(self, image_sha256: str) -> Tensor:
         """Features of one image: (tokens, width) bf16. Raises DataError for an image that was never encoded."""

@@ -216,24 +216,17 @@ class ShardCache:
 
 
 def open_shards(
-    shards: ShardSet, cache_gib: float = 0.0, *, set_aside_bytes: int = 0, share: float = 1.0
-) -> ShardFiles:
-    """Shards of a local folder in place; others through this machine's cache of at most `cache_gib`.
+    *sets: ShardSet, cache_gib: float = 0.0, set_aside_bytes: int = 0, share: float = 1.0
+) -> list[ShardFiles]:
+    """Shards of local folders in place; others through this machine's cache, which the sets `divide`.
 
     Raises ConfigError when the disk has no room for `cache_gib`.
 
     Args:
-        cache_gib: 0 takes four fifths of the free disk space, including what is already cached.
+        cache_gib: size of the cache; 0 takes four fifths of the free disk space, including what is already cached.
         set_aside_bytes: free space that temporary files will need.
         share: part of the cache that these shards may take, where others need some, too.
     """
-    return open_together([shards], cache_gib, set_aside_bytes=set_aside_bytes, share=share)[0]
-
-
-def open_together(
-    sets: Sequence[ShardSet], cache_gib: float = 0.0, *, set_aside_bytes: int = 0, share: float = 1.0
-) -> list[ShardFiles]:
-    """The same for several sets that are read at once and `divide` the cache."""
     remote = [shards for shards in sets if not isinstance(shards.storage, LocalStorage)]
     if not remote:
         return [ShardsInPlace(shards) for shards in sets]

@@ -110,7 +110,7 @@ class ShardReader:
     @classmethod
     def open(cls, storage: Storage, cache_gib: float = 0.0) -> ShardReader:
         """A reader of prepared data; see `open_shards`."""
-        return cls(open_shards(DataShards(storage), cache_gib))
+        return cls(*open_shards(DataShards(storage), cache_gib=cache_gib))
 
     def read(self, shard: str, offset: int, size_bytes: int) -> bytes:
         """Bytes of one member. Raises DataError when the shard is missing or damaged."""

@@ -80,7 +80,8 @@ class Files:
 
     @cached_property
     def _cached(self) -> ShardFiles:
-        return open_shards(SourceFiles(self.storage, self.infos), self.cache_gib, share=SHARE_OF_CACHE)
+        sources = SourceFiles(self.storage, self.infos)
+        return open_shards(sources, cache_gib=self.cache_gib, share=SHARE_OF_CACHE)[0]
 
 
 class SourceFiles:

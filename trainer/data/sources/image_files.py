@@ -49,7 +49,11 @@ class ImageFiles:
             return fingerprint_of(self._storage.list())
         digest = hashlib.sha256()
         for name in names:
-            digest.update(_file_state(self._root, name).encode())
+            try:
+                stat = os.stat(self._root / name)
+                digest.update(f"{name} {stat.st_size} {stat.st_mtime_ns}\n".encode())
+            except OSError:
+                digest.update(f"{name} missing\n".encode())
         return digest.hexdigest()
 
     def _known(self, name: str) -> str:
@@ -133,11 +137,3 @@ def require_size(size_bytes: int, max_image_bytes: int) -> None:
 def _too_large(size_bytes: int, max_image_bytes: int) -> RejectedError:
     message = f"{size_bytes} bytes, more than data.max_image_bytes {max_image_bytes}"
     return RejectedError(RejectCode.IMAGE_TOO_LARGE, message)
-
-
-def _file_state(root: Path, name: str) -> str:
-    try:
-        stat = os.stat(root / name)
-    except OSError:
-        return f"{name} missing\n"
-    return f"{name} {stat.st_size} {stat.st_mtime_ns}\n"

@@ -28,7 +28,6 @@ from trainer.data.shards.disk_cache import (
     divide,
     files_in,
     open_shards,
-    open_together,
 )
 from trainer.data.shards.tar import Members, ShardReader, ShardWriter, sample_json
 from trainer.data.shards.verified_files import DataShards, ShardsInPlace
@@ -311,7 +310,7 @@ def test_full_disk_is_reported(data: Fixture) -> None:
 
 def test_a_local_folder_is_read_in_place(data: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLMPIPE_CACHE_DIR", str(data.remote.cache))
-    assert isinstance(open_shards(DataShards(LocalStorage(data.remote.root))), ShardsInPlace)
+    assert isinstance(open_shards(DataShards(LocalStorage(data.remote.root)))[0], ShardsInPlace)
     assert not data.remote.cache.exists()
 
 
@@ -320,22 +319,22 @@ def test_without_a_bound_the_disk_is_not_filled(data: Fixture, monkeypatch: pyte
     monkeypatch.setattr(shard_cache, "LocalStorage", type("Other", (), {}))  # so that the folder counts as remote
     free = [10 * data.shard_bytes]
     monkeypatch.setattr(shard_cache.shutil, "disk_usage", lambda folder: SimpleNamespace(free=free[0]))
-    cache = open_shards(DataShards(data.remote))
+    (cache,) = open_shards(DataShards(data.remote))
     for shard in data.shards:
         with cache.opened(shard):
             pass
     cached = sum(path.stat().st_size for path in data.remote.cache.rglob("*.whole"))
     assert cached == 8 * data.shard_bytes
     free[0] -= cached  # another process that starts now comes to the same bound
-    other: Any = open_shards(DataShards(data.remote))
+    other: Any = open_shards(DataShards(data.remote))[0]
     assert other._limit_bytes == 8 * data.shard_bytes
-    other = open_shards(DataShards(data.remote), set_aside_bytes=5 * data.shard_bytes)
+    other = open_shards(DataShards(data.remote), set_aside_bytes=5 * data.shard_bytes)[0]
     assert other._limit_bytes == 4 * data.shard_bytes
-    other = open_shards(DataShards(data.remote), share=0.5)
+    other = open_shards(DataShards(data.remote), share=0.5)[0]
     assert other._limit_bytes == 4 * data.shard_bytes
     wanted_gib = 11 * data.shard_bytes / GIB
     with pytest.raises(ConfigError, match=r"is more than the .* GiB that .* has room for"):
-        open_shards(DataShards(data.remote), wanted_gib)
+        open_shards(DataShards(data.remote), cache_gib=wanted_gib)
 
 
 SIZES = st.lists(st.integers(1, 1000), min_size=1, max_size=9)
@@ -359,7 +358,7 @@ def test_a_set_in_a_folder_takes_no_room_of_one_that_is_remote(data: Fixture, mo
     folder = type("Folder", (), {})
     monkeypatch.setattr(shard_cache, "LocalStorage", folder)  # so that the fixture's folder counts as remote
     here: Any = SimpleNamespace(storage=folder(), kind="features", sizes=lambda: {"one": 1 << 40})
-    local, cached = open_together([here, DataShards(data.remote)], 6 * data.shard_bytes / GIB)
+    local, cached = open_shards(here, DataShards(data.remote), cache_gib=6 * data.shard_bytes / GIB)
     assert isinstance(local, ShardsInPlace)
     assert isinstance(cached, ShardCache)
     assert cached._limit_bytes == 6 * data.shard_bytes
