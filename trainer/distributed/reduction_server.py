@@ -18,6 +18,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
+from typing import Literal
 
 import psutil
 
@@ -72,6 +73,11 @@ class Reducers:
     def _resolve(self) -> None:
         for host in self.hosts:
             self._addresses[host] = resolve(host)
+
+
+def state_of(nodes_connected: int, nodes: int) -> Literal["active", "absent"]:
+    """Active when every node is connected: an all-reduce uses the reducers on all nodes or on none."""
+    return "active" if nodes_connected == nodes else "absent"
 
 
 def connected_nodes(by_rank: Sequence[float], ranks_per_node: int) -> int:

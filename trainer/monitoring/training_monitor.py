@@ -13,7 +13,7 @@ import torch
 
 from trainer.config.job import JobConfig
 from trainer.distributed.process import ProcessContext
-from trainer.distributed.reduction_server import Reducers, connected_nodes, net_plugins
+from trainer.distributed.reduction_server import Reducers, connected_nodes, net_plugins, state_of
 from trainer.monitoring.metrics_writer import MetricsLog
 from trainer.monitoring.rank_metrics import RankMetrics, gather_rank_metrics, straggler
 from trainer.monitoring.step_metrics import StepTotals
@@ -236,8 +236,7 @@ class TrainingMonitor:
             return {}
         nodes = self._worker.num_nodes
         connected = connected_nodes(ranks.num_reducers, self._worker.local_world_size)
-        # An all-reduce uses the reducers on all nodes or on none.
-        state = "active" if connected == nodes else "absent"
+        state = state_of(connected, nodes)
         if state == "absent" and not self._reduction:  # warn once
             self._note(f"warning: {self._reducers.warning(connected, nodes)}")
         self._reduction = {"reduction_server": state, "reduction_server_nodes": connected}
