@@ -21,7 +21,7 @@ from trainer.models.attention.cu_seqlens import CuSeqlens
 from trainer.models.image_inputs import Grid, Images, PrepareImages, join_features
 
 STEPS_AHEAD = 2
-IMAGE_ARGUMENTS = ("images", "image_grids")  # of a training module
+OF_IMAGES = ("images", "image_grids")  # of a training module
 
 ImageSource = Callable[[Sequence[PackedSequence]], Images]  # features or pixel values of the images, in order
 
@@ -42,12 +42,12 @@ class PackedBatch:
 
     def to(self, device: torch.device, *, images: bool = True) -> dict[str, Any]:
         """Arguments of a training module by name, tensors on the device. `images`: include those of images."""
-        named = {name: value for name, value in self._known().items() if images or name not in IMAGE_ARGUMENTS}
+        named = {name: value for name, value in self._known().items() if images or name not in OF_IMAGES}
         return {name: _on(value, device) for name, value in named.items()}
 
     def images_to(self, device: torch.device) -> dict[str, Any]:
         """The image arguments alone."""
-        return {name: _on(value, device) for name, value in self._known().items() if name in IMAGE_ARGUMENTS}
+        return {name: _on(value, device) for name, value in self._known().items() if name in OF_IMAGES}
 
     def pinned(self) -> PackedBatch:
         """A copy in page-locked memory, from which copies to a GPU are asynchronous."""
