@@ -22,6 +22,11 @@ from trainer.errors import DataError
 from trainer.strategies.base import StepResult
 
 
+def steps_unread(device: torch.device) -> int:
+    """Steps whose totals the host may leave unread: one on a GPU, none on a CPU."""
+    return 1 if device.type == "cuda" else 0
+
+
 @dataclass(frozen=True)
 class StepTotals:
     """Sums over all ranks of one step."""
@@ -109,7 +114,7 @@ class MetricsQueue:
     """
 
     def __init__(self, worker: ProcessContext) -> None:
-        self._most = 1 if worker.device.type == "cuda" else 0
+        self._most = steps_unread(worker.device)
         self._pending: deque[AsyncStepMetrics] = deque()
 
     def add(self, pending: AsyncStepMetrics, *, read_all: bool) -> Sequence[StepTotals]:
