@@ -45,7 +45,8 @@ def main(arguments: list[str] | None = None) -> int:
         os.environ[EXIT_FOLDER_VARIABLE] = exit_folder
         processes = _processes(options.nproc_per_node)
         if processes > 1:  # torchrun gives each one thread, too few for an optimizer step on the CPU (train.offload)
-            os.environ.setdefault(THREADS_VARIABLE, str(_threads_each(processes)))
+            cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
+            os.environ.setdefault(THREADS_VARIABLE, str(max(1, cores // processes)))
         if cluster.num_nodes == processes == 1:
             ended = _one_process([options.module, *options.module_arguments], cluster)
         else:
@@ -66,11 +67,6 @@ def torchrun_arguments(cluster: Cluster, num_processes: int, module: str, argume
         "--max-restarts", "0",
         "-m", module, *arguments,
     ]  # fmt: skip
-
-
-def _threads_each(processes: int) -> int:
-    """Torch threads for each of this node's processes."""
-    return max(1, len(os.sched_getaffinity(0)) // processes) if hasattr(os, "sched_getaffinity") else 1
 
 
 def _run_uri(module_arguments: list[str]) -> str:
@@ -172,19 +168,16 @@ def _exit_code(exit_folder: Path, ended: TorchrunEnd) -> int:
     if named:
         return max(named, key=named.count)
     if ended.killed:
-        raise _killed(*ended.killed)
+        rank, number = ended.killed
+        memory = "if that was for lack of memory, lower train.micro_batch_size or data.sequence_length; "
+        raise UserError(
+            f"the process of rank {rank} was ended by {signal.Signals(number).name}",
+            fix=f"{memory if number == signal.SIGKILL else ''}start again: the run continues from what it has saved",
+            code=128 + number,
+        )
     if ExitCode.PREEMPTED in codes and ExitCode.UNEXPECTED not in codes:
         return ExitCode.PREEMPTED
     return ended.code
-
-
-def _killed(rank: int, number: int) -> UserError:
-    memory = "if that was for lack of memory, lower train.micro_batch_size or data.sequence_length; "
-    return UserError(
-        f"the process of rank {rank} was ended by {signal.Signals(number).name}",
-        fix=f"{memory if number == signal.SIGKILL else ''}start again: the run continues from what it has saved",
-        code=128 + number,
-    )
 
 
 def _free_port() -> int:
