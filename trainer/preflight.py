@@ -130,7 +130,7 @@ def _check_extension_locks(report: NodeReport) -> None:
             if age_s > BUILD_MAX_S:
                 report.warnings.append(
                     f"{lock} is {age_s / 60:,.0f} minutes old: a build of DeepSpeed's extensions was killed, and the "
-                    "next one waits for it for ever; delete it"
+                    "next one waits for it forever; delete it"
                 )
 
 

@@ -47,5 +47,5 @@ def _damaged(run: Storage, name: str, how: str) -> DataError:
     return DataError(
         f"{run.uri(name)} is damaged: {how}",
         expected="the export that sync_checkpoint wrote",
-        fix="run sync_checkpoint again, which writes it from the checkpoint; a finished run has to be run anew",
+        fix="run sync_checkpoint again, which writes it from the checkpoint; a finished run must be repeated",
     )

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PackedSequence:
-    """Samples one after the other; the padding behind them is a document of its own."""
+    """Samples one after the other, followed by padding, which is a document of its own."""
 
     input_ids: Int64Array  # (sequence_length,)
     labels: Int64Array  # (sequence_length,), -100 where a token does not count in the loss
@@ -131,6 +131,6 @@ class PackedLoader:
             raise DataError(
                 f"sample {self._split.ids[number]} has {len(encoded.input_ids)} tokens, the index says {expected}",
                 expected="the tokenizer that the data was prepared with",
-                fix="use the tokenizer saved with the prepared data, or delete its DONE file to prepare it anew",
+                fix="use the tokenizer saved with the prepared data, or delete its DONE file to prepare it again",
             )
         return encoded

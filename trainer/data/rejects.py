@@ -43,7 +43,7 @@ class RejectCode(StrEnum):
     REF_MISSING = "ref.missing"  # the image file does not exist or cannot be read
     REF_UNSAFE_PATH = "ref.unsafe_path"  # the image path leaves data.image_folder
     IMAGE_EMPTY = "image.empty"  # zero bytes
-    IMAGE_UNIDENTIFIED = "image.unidentified"  # not one of the allowed formats, whatever its name says
+    IMAGE_UNIDENTIFIED = "image.unidentified"  # none of the allowed formats, whatever its name
     IMAGE_TOO_LARGE = "image.too_large"  # more pixels than data.max_image_pixels, or bytes than data.max_image_bytes
     IMAGE_TOO_SMALL = "image.too_small"  # a side shorter than data.min_image_side
     IMAGE_ASPECT = "image.aspect"  # longer for its width, or the other way round, than data.max_image_aspect
@@ -60,8 +60,8 @@ ASKED_FOR = frozenset({RejectCode.SAMPLE_DUPLICATE})
 class Repair(StrEnum):
     """A change to an accepted sample. Counted in `rejects_summary.json`."""
 
-    EXIF_TRANSPOSED = "exif_transposed"  # turned as its EXIF orientation says
-    METADATA_STRIPPED = "metadata_stripped"  # place, camera and comments taken out of a file whose pixels are kept
+    EXIF_TRANSPOSED = "exif_transposed"  # turned by its EXIF orientation
+    METADATA_STRIPPED = "metadata_stripped"  # place, camera and comments removed
     MODE_CONVERTED = "mode_converted"  # converted to RGB; transparency over white
     BIT_DEPTH_SCALED = "bit_depth_scaled"  # 16-bit grey scaled to 8 bits
     FIRST_FRAME = "first_frame"  # first frame of an animation

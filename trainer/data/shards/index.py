@@ -181,5 +181,5 @@ def _unusable(path: Path, found: str) -> DataError:
     return DataError(
         f"{path} is not an index of this version of the trainer: {found}",
         expected="the columns " + ", ".join(SCHEMA.names),
-        fix="delete the DONE file beside it and run again: the data is then prepared anew",
+        fix="delete the DONE file beside it and run again: the data is then prepared again",
     )

@@ -113,7 +113,7 @@ def damaged_file(name: str, how: str) -> DataError:
     return DataError(
         f"{name} is damaged: {how}",
         expected="the bytes that prepare_data wrote",
-        fix="run the same command again: prepare_data checks all files and prepares what is damaged anew",
+        fix="run the same command again: prepare_data checks all files and prepares damaged data again",
     )
 
 

@@ -99,14 +99,14 @@ class SourceFiles:
     def sidecar(self, shard: str) -> Sidecar:
         info = self._infos[shard]
         if info.crc32c is None:
-            raise self.damaged(shard, "the bucket keeps no checksum (CRC32C) of it")
+            raise self.damaged(shard, "the bucket has no checksum (CRC32C) for it")
         return Sidecar(shard, 0, info.size_bytes, info.crc32c)
 
     def damaged(self, shard: str, how: str) -> DataError:
         return DataError(
             f"{self.storage.uri(shard)} cannot be read: {how}",
             expected="the bytes that were there when the run began",
-            fix="run again when nobody writes to data.source any more",
+            fix="run again when data.source no longer changes",
         )
 
 
@@ -181,8 +181,8 @@ def _matching(source: str, storage: Storage, pattern: str) -> Files:
     if missing:
         raise DataError(
             f"{len(missing)} of the files that data.source {source!r} names are missing, the first is {missing[0]}",
-            expected="every file of the braces: a set with a hole would be smaller than it says",
-            fix="fetch what is missing, or name what is there",
+            expected="every file of the brace pattern",
+            fix="fetch the missing files, or correct the pattern",
         )
     return Files(source, storage, tuple(found[name] for name in sorted(found)))
 

@@ -64,7 +64,7 @@ class ImageFolderSource(FileSource):
                 for row in reader:
                     yield self.checked(f"{name} line {reader.line_num}", row)
             except csv.Error as error:
-                # An open quote swallows an unknown number of the lines behind it.
+                # An open quote swallows an unknown number of lines.
                 raise DataError(
                     f"{path} is not CSV at line {reader.line_num}: {error}",
                     expected='texts with commas, quotes or line ends in "double quotes", and a quote in one doubled',

@@ -24,7 +24,7 @@ CUT_CHARS = 16  # an error this near the end of the buffer may be a literal or a
 
 
 class BadJsonError(Exception):
-    """The text is not JSON; says at which character, counted from 0."""
+    """The text is not JSON; names the character, counted from 0."""
 
 
 def parse_json(text: str) -> Any:
@@ -154,5 +154,5 @@ def open_json(path: Path, expected: str) -> Iterator[JsonReader]:
         except UnicodeDecodeError as error:
             raise DataError(f"{path} is not UTF-8 text: {error}", expected="JSON in UTF-8") from error
         except BadJsonError as error:
-            after = f" (behind record {reader.items_read})" if reader.items_read else ""
+            after = f" (after record {reader.items_read})" if reader.items_read else ""
             raise DataError(f"{path} is not JSON: {error}{after}", expected=expected) from error

@@ -75,7 +75,7 @@ def _rows(path: Path, uri: str, split_by: str) -> Iterator[dict[str, Any]]:
 
 def _damaged(uri: str, rows: int, how: str) -> DataError:
     return DataError(
-        f"{uri} cannot be read behind row {rows}: {how}",
+        f"{uri} cannot be read after row {rows}: {how}",
         expected="a whole Parquet file",
         fix="fetch or write the file again, or leave it out of data.source",
     )

@@ -110,4 +110,4 @@ def _only_zeros(file: BinaryIO, offset: int) -> None:
     file.seek(offset)
     while chunk := file.read(CHUNK_BYTES):
         if chunk.strip(b"\0"):
-            raise DamagedTarError(f"an end mark at byte {offset}, but more bytes behind it")
+            raise DamagedTarError(f"an end mark at byte {offset}, but more bytes after it")

@@ -55,7 +55,7 @@ class WebDatasetSource(FileSource):
         except DamagedTarError as error:
             raise DataError(
                 f"{self.files.storage.uri(name)} is damaged: {error}; {count} samples come before",
-                expected="a whole, uncompressed tar: nobody can say how many samples are lost behind the damage",
+                expected="a whole, uncompressed tar: how many samples come after the damage is unknown",
                 fix="fetch or write the file again, or leave it out of data.source",
             ) from error
 
@@ -112,7 +112,7 @@ def _problem(member: Member, before: list[Member]) -> RejectedError | None:
         return RejectedError(RejectCode.TAR_INCOMPLETE, f"the member {name!r} comes twice")
     suffix = PurePosixPath(name).suffix
     if suffix in TEXT_SUFFIXES and any(PurePosixPath(part.name).suffix == suffix for part in before):
-        message = f"two {suffix} members share this key: the part of a name behind its first dot is no part of the key"
+        message = f"two {suffix} members share this key: a key ends at the first dot of a name"
         return RejectedError(RejectCode.TAR_INCOMPLETE, message)
     return None
 

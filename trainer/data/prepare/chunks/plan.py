@@ -71,7 +71,7 @@ class Chunk:
                 raise DataError(
                     f"data.source {source!r} ended at record {self.start + place} of {self.start + self.records}",
                     expected="a source that does not change while it is prepared",
-                    fix="run again: what is prepared then is what is there then",
+                    fix="run again, which reads data.source from the start",
                 )
             yield final_entry(record, self.met.get(place, "new"), split)
 

@@ -158,7 +158,7 @@ def test_unusable_parquet_is_reported(tmp_path: Path) -> None:
         read(path)
     path = write_rows(tmp_path / "b.parquet", [{"image": png(n), "text": "x"} for n in range(9)])
     path.write_bytes(path.read_bytes()[:-50])
-    with pytest.raises(DataError, match="cannot be read behind row 0"):
+    with pytest.raises(DataError, match="cannot be read after row 0"):
         read(path)
 
 

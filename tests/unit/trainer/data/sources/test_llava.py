@@ -184,7 +184,7 @@ def test_overlong_line_is_one_reject(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_truncated_array_is_refused_as_a_whole(tmp_path: Path) -> None:
     path = write_json(tmp_path / "a.json", [record(number) for number in range(100)])
     path.write_bytes(path.read_bytes()[:-200])
-    with pytest.raises(DataError, match=r"not JSON.*behind record 9\d"):
+    with pytest.raises(DataError, match=r"not JSON.*after record 9\d"):
         read(path)
 
 
