@@ -1,7 +1,7 @@
 """Order of a run's packed sequences; a position in it is one integer.
 
-Each epoch is packed independently. A global batch is the next `global_batch_size` sequences; the last one of an epoch may be
-short, so that epochs do not mix. `sequences_consumed`, the number of sequences before a batch, is the whole state:
+Epochs are packed independently. A global batch is the next `global_batch_size` sequences; the last one of an epoch may
+be short, so that epochs do not mix. `sequences_consumed`, the number of sequences before a batch, is the whole state:
 epoch and position follow from it, whatever the number of processes.
 """
 

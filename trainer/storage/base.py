@@ -45,7 +45,7 @@ class CorruptObjectError(UserError):
     def __init__(self, found: str) -> None:
         super().__init__(
             found,
-            expected="bytes that match their stored CRC32C",
+            expected="bytes that match the CRC32C kept with them",
             fix="delete the object and let the step that wrote it write it again",
             code=ExitCode.DATA,
         )
