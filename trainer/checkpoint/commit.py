@@ -179,6 +179,20 @@ def committed(store: Storage) -> list[str]:
     return Listing.read(store).committed
 
 
+def list_stores(stores: Sequence[Storage]) -> tuple[dict[int, Listing], dict[int, UserError]]:
+    """Listings and errors of the stores, by number. Raises the error of the first one, which must be readable."""
+    listings: dict[int, Listing] = {}
+    errors: dict[int, UserError] = {}
+    for number, store in enumerate(stores):
+        try:
+            listings[number] = Listing.read(store)
+        except UserError as error:
+            if number == 0:
+                raise
+            errors[number] = error
+    return listings, errors
+
+
 def candidates(listings: Mapping[int, Listing]) -> list[tuple[int, str]]:
     """Number of the store and name of each checkpoint that may be resumed, newest first.
 

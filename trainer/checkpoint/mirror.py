@@ -18,6 +18,7 @@ from trainer.checkpoint.commit import (
     candidates,
     create_commit,
     inspect,
+    list_stores,
     none_verifies,
     verified,
     verify,
@@ -26,7 +27,6 @@ from trainer.checkpoint.commit import (
 )
 from trainer.checkpoint.manifest import DamagedError, Files, FileSums, read_manifest, sums_of_file
 from trainer.config.job import JobConfig
-from trainer.errors import UserError
 from trainer.storage import open_storage
 from trainer.storage.base import CorruptObjectError, ObjectInfo, Storage, join_uri
 from trainer.storage.transfer import THREADS, in_parallel
@@ -91,17 +91,8 @@ def newest_good_of(stores: Sequence[Storage], *, key: bytes = b"") -> tuple[Stor
     None, []) without any checkpoint. Raises UserError (74) when none verifies: a silent fresh start would discard the
     run.
     """
-    listings: dict[int, Listing] = {}
-    passed_over: list[str] = []
-    unreadable: UserError | None = None
-    for number, store in enumerate(stores):
-        try:
-            listings[number] = Listing.read(store)
-        except UserError as error:
-            if number == 0:
-                raise
-            unreadable = error
-            passed_over.append(f"{store.root_uri} cannot be read: {error.found}")
+    listings, unreadable = list_stores(stores)
+    passed_over = [f"{stores[number].root_uri} cannot be read: {error.found}" for number, error in unreadable.items()]
     for number, name in candidates(listings):
         store = stores[number]
         try:
@@ -110,8 +101,8 @@ def newest_good_of(stores: Sequence[Storage], *, key: bytes = b"") -> tuple[Stor
             if was_uncommitted(store, name):
                 return newest_good_of(stores, key=key)
             passed_over.append(f"in {store.root_uri}: {error}")
-    if unreadable:
-        raise unreadable  # it may hold the only good checkpoint: do not start afresh
+    for error in unreadable.values():
+        raise error  # that store may hold the only good checkpoint: do not start afresh
     if passed_over:
         raise none_verifies(passed_over)
     return stores[0], None, []

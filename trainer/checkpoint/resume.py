@@ -22,6 +22,7 @@ from trainer.checkpoint.commit import (
     candidates,
     fetch_folder,
     inspect,
+    list_stores,
     none_verifies,
     reject,
     was_uncommitted,
@@ -82,21 +83,15 @@ def resume(
 
 
 def _list_stores(stores: Sequence[Storage], worker: ProcessContext) -> tuple[dict[int, Listing], UserError | None]:
-    """Rank 0's listings of the stores, by their number, and its error for an unreadable mirror. Collective."""
-    errors: list[UserError] = []
+    """Rank 0's listings of the stores, by number, and on rank 0 an unreadable mirror's error. Collective."""
+    errors: dict[int, UserError] = {}
 
     def list_all() -> dict[int, Listing]:
-        listings = {}
-        for number, store in enumerate(stores):
-            try:
-                listings[number] = Listing.read(store)
-            except UserError as error:
-                if number == 0:
-                    raise
-                errors.append(error)
+        listings, found = list_stores(stores)
+        errors.update(found)
         return listings
 
-    return on_first(worker, list_all), errors[-1] if errors else None
+    return on_first(worker, list_all), next(iter(errors.values()), None)
 
 
 def _reject_unless_deleted(store: Storage, worker: ProcessContext, name: str, reason: str) -> bool:

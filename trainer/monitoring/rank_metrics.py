@@ -84,10 +84,6 @@ class RankMetrics:
     forward_s: list[float]  # 0 where it is not timed
     num_reducers: list[float]  # reducers that the rank is connected to
 
-    @classmethod
-    def at_start(cls, ranks: int) -> RankMetrics:
-        return cls([0.0] * ranks, [0.0] * ranks, [0.0] * ranks, [0.0] * ranks)
-
 
 def gather_rank_metrics(worker: ProcessContext, data_wait_s: float, forward_s: float, num_reducers: int) -> RankMetrics:
     """All ranks' metrics, given this rank's own. Collective."""

@@ -79,7 +79,7 @@ class TrainingMonitor:
         self._graphs: int | None = None  # compiled before the last line
         self._stall_s = self._window_stall_s = 0.0
         self._validated: dict[str, float] = {}  # metrics of the next step
-        self._rank_metrics = RankMetrics.at_start(worker.world_size)  # at the last line
+        self._rank_metrics = RankMetrics(*[[0.0] * worker.world_size] * 4)  # at the last line
         self._reducers = Reducers.of_job(os.environ)
         self._reduction: dict[str, str | int] = {}  # state in the last line
         self._first_loss: float | None = None
