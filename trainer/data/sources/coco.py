@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Iterator
 from typing import Any
 
@@ -32,28 +33,33 @@ class CocoSource(FileSource):
             raise DataError(f"{path} holds no captions", expected=f"COCO captions, like\n{EXAMPLE}")
 
     def read(self, name: str) -> Iterator[Sample | Reject]:
-        self._file_names = disk_table("CREATE TABLE files (image TEXT PRIMARY KEY, name TEXT) WITHOUT ROWID")
+        file_names = disk_table("CREATE TABLE files (image TEXT PRIMARY KEY, name TEXT) WITHOUT ROWID")
         for record in self._members(name, "images"):
             if isinstance(record, dict) and isinstance(record.get("file_name"), str) and _is_id(record.get("id")):
                 file_name = record["file_name"].encode("utf-8", "replace").decode()
-                self._file_names.execute("INSERT OR IGNORE INTO files VALUES (?, ?)", (str(record["id"]), file_name))
+                file_names.execute("INSERT OR IGNORE INTO files VALUES (?, ?)", (str(record["id"]), file_name))
         for number, record in enumerate(self._members(name, "annotations"), 1):
-            yield self.checked(f"{name} annotation {number}", record)
+            yield self.checked(f"{name} annotation {number}", (record, file_names))
 
-    def sample(self, where: str, record: Any) -> Sample:
-        if not isinstance(record, dict):
-            raise RejectedError(RejectCode.RECORD_FORM, f"a {type(record).__name__} where an annotation should be")
-        image_id = record.get("image_id")
+    def record_id(self, record: tuple[Any, sqlite3.Connection]) -> str:
+        return super().record_id(record[0])
+
+    def sample(self, where: str, record: tuple[Any, sqlite3.Connection]) -> Sample:
+        """`record`: an annotation, and the images' file names by id."""
+        annotation, file_names = record
+        if not isinstance(annotation, dict):
+            raise RejectedError(RejectCode.RECORD_FORM, f"a {type(annotation).__name__} where an annotation should be")
+        image_id = annotation.get("image_id")
         if not _is_id(image_id):
             raise RejectedError(
                 RejectCode.RECORD_FORM, f"'image_id' must be a text or a whole number, not {image_id!r}"
             )
         image_id = text(str(image_id))
-        found = self._file_names.execute("SELECT name FROM files WHERE image = ?", (image_id,)).fetchone()
+        found = file_names.execute("SELECT name FROM files WHERE image = ?", (image_id,)).fetchone()
         if found is None:
             raise RejectedError(RejectCode.REF_MISSING, f"no image with the id {image_id!r} in the file")
         image = self.image_files.reference(found[0])
-        return self.build(record, (image,), where, identity_of(record, f"coco-{where.rpartition(' ')[2]}"))
+        return self.build(annotation, (image,), where, identity_of(annotation, f"coco-{where.rpartition(' ')[2]}"))
 
     def _members(self, name: str, wanted: str) -> Iterator[Any]:
         """The items of one of the object's lists."""
