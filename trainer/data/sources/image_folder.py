@@ -34,7 +34,7 @@ class ImageFolderSource(FileSource):
             raise DataError(f"{path} holds no lines but the header", expected="one line a sample")
 
     def record_id(self, record: dict[Any, Any]) -> str:
-        return record.get("id") or ""
+        return str(record.get("id") or "")
 
     def sample(self, where: str, record: dict[Any, Any]) -> Sample:
         if None in record or None in record.values():
