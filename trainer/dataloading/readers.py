@@ -53,7 +53,7 @@ def open_readers(job: JobConfig, *, set_aside_bytes: int = 0) -> Readers:
     pointers = job.pointers()
     data, cache_gib = DataShards(open_prepared(pointers.prepared_uri)), job.data.shard_cache_gib
     if pointers.features == "off":
-        return Readers(*open_shards(data, cache_gib=cache_gib, set_aside_bytes=set_aside_bytes), features=None)
+        return Readers(open_shards(data, cache_gib=cache_gib, set_aside_bytes=set_aside_bytes)[0], None)
     features = FeatureShards(pointers.features_uri)
     files, cached = open_shards(data, features, cache_gib=cache_gib, set_aside_bytes=set_aside_bytes)
     return Readers(files, FeatureReader(features, cached))

@@ -52,7 +52,7 @@ class Fixture:
         )
 
     def loader(self, storage: Storage, cache_bytes: int) -> PackedLoader:
-        readers = Readers(*open_shards(DataShards(storage), cache_gib=cache_bytes / GIB), features=None)
+        readers = Readers(open_shards(DataShards(storage), cache_gib=cache_bytes / GIB)[0], None)
         ahead = readers.fetch_ahead(self.split, self.sequence, self.sequence.num_steps(EPOCHS), SHUFFLE_SHARDS)
         tokenizer = load_tokenizer(self.local)
         return PackedLoader(self.split, self.sequence, tokenizer, readers.samples, images=True, ahead=ahead)
