@@ -20,7 +20,7 @@ from typing import Any
 from trainer.config.job import CHUNKS_FOLDER, PREPARED_FOLDER, JobConfig
 from trainer.data.prepare.chunks.chunk import build_chunk
 from trainer.data.prepare.chunks.merge import Part, Shard, merge
-from trainer.data.prepare.chunks.plan import Chunk, Places, is_one_chunk, read_plan
+from trainer.data.prepare.chunks.plan import SMALLEST, Chunk, Places, read_plan
 from trainer.data.prepare.chunks.prepare import ChunkedPreparation, find_plan, make_plan, store_plan
 from trainer.data.prepare.chunks.worker_pool import threads_for
 from trainer.data.prepare.dataset_diff import Changes, changes_since_last
@@ -178,10 +178,11 @@ def _planned(
     config: JobConfig, source: Source, identity: str, folder: Path, progress: Progress
 ) -> ChunkedPreparation | Chunk:
     """The source's chunks, or the single chunk of a small source. Writes the tokenizer into `folder`."""
-    if not find_plan(config, identity, _made(folder)):
+    folder.mkdir(exist_ok=True)
+    if not find_plan(config, identity, folder):
         records = make_plan(config, source, folder, progress)
         _tokenizer(config, source, folder, records, progress).save_pretrained(folder / TOKENIZER)
-        if is_one_chunk(records, config.data.chunk_samples):
+        if records <= SMALLEST * config.data.chunk_samples:  # never cut
             return next(read_plan(folder))
         store_plan(config, identity, folder)
     return ChunkedPreparation(config, source, folder, FORMAT_VERSION)
@@ -189,7 +190,8 @@ def _planned(
 
 def _build_at_once(config: JobConfig, source: Source, scratch: Path, planned: Chunk, progress: Progress) -> _Built:
     """Prepare a source of one chunk without the chunk store."""
-    folder, chunk = scratch / "set", _made(scratch / "chunk")
+    folder, chunk = scratch / "set", scratch / "chunk"
+    chunk.mkdir()
 
     def report(read: int, rejected: int) -> None:
         progress.update(read, planned.records, unit="samples", message=f"{rejected} rejected")
@@ -203,11 +205,6 @@ def _build_at_once(config: JobConfig, source: Source, scratch: Path, planned: Ch
     for shard in shards:
         (chunk / shard.name).rename(folder / shard.new_name)
     return _Built(counts, [], ChunkCounts())
-
-
-def _made(folder: Path) -> Path:
-    folder.mkdir(exist_ok=True)
-    return folder
 
 
 def _tokenizer(config: JobConfig, source: Source, plan: Path, records: int, progress: Progress) -> Any:

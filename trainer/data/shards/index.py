@@ -139,10 +139,8 @@ class SplitIndex:
 def _numbered(names: pa.Array) -> tuple[list[str], NDArray[np.int64]]:
     """The sorted distinct names, and each name's position among them."""
     encoded = names.dictionary_encode()
-    distinct = encoded.dictionary.to_pylist()
-    order = np.array(sorted(range(len(distinct)), key=lambda number: distinct[number]), np.int64)
-    place = np.argsort(order)
-    return [distinct[number] for number in order], place[encoded.indices.to_numpy().astype(np.int64)]
+    distinct, place = np.unique(np.array(encoded.dictionary.to_pylist(), np.str_), return_inverse=True)
+    return distinct.tolist(), place[encoded.indices.to_numpy().astype(np.int64)]
 
 
 class Index:

@@ -97,11 +97,6 @@ def ends_chunk(identity: str, records: int, chunk_samples: int) -> bool:
     return int(stable_digest("chunk", identity)[:16], 16) / 2**64 < 1 / (SMALLEST * chunk_samples)
 
 
-def is_one_chunk(records: int, chunk_samples: int) -> bool:
-    """Whether a source of this size is always a single chunk."""
-    return records <= SMALLEST * chunk_samples
-
-
 def write_plan(source: Iterable[Sample | Reject], folder: Path, config: DataConfig, *, threads: int) -> Iterator[int]:
     """Read the source once, write `chunks.jsonl` and `where.parquet`; yields the number of records read so far.
 
