@@ -11,6 +11,7 @@ The folder is the whole state, so processes may start and be killed at any time.
 from __future__ import annotations
 
 import fcntl
+import functools
 import hashlib
 import os
 import re
@@ -23,7 +24,7 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from trainer.data.shards.verified_files import ShardFiles, ShardSet, ShardsInPlace, Sidecar, mismatch
+from trainer.data.shards.verified_files import ShardFiles, ShardSet, ShardsInPlace, mismatch
 from trainer.errors import ConfigError, os_errors
 from trainer.storage.base import cache_folder
 from trainer.storage.local import LocalStorage
@@ -65,9 +66,9 @@ class ShardCache:
     def __init__(self, shards: ShardSet, folder: Path, limit_bytes: int) -> None:
         """Raises ConfigError when a shard is larger than the cache."""
         self.shards, self._storage, self._folder, self._limit_bytes = shards, shards.storage, folder, limit_bytes
-        self._sidecars: dict[str, Sidecar] = {}
-        self._digests: dict[str, str] = {}
-        self._whole_paths: dict[str, Path] = {}
+        # Remembered, because every read needs them.
+        self._sidecar = functools.cache(shards.sidecar)
+        self._digest, self._whole = functools.cache(self._digest_of), functools.cache(self._path_of)
         self._found_whole: dict[str, tuple[int, int]] = {}  # inode and time of verified files, by shard
         self._next_uses: Callable[[], Mapping[str, int]] = dict
         largest, largest_bytes = max(shards.sizes().items(), key=lambda named: named[1], default=("", 0))
@@ -192,16 +193,8 @@ class ShardCache:
         except FileNotFoundError:  # deleted or completed by another process
             return False
 
-    def _sidecar(self, shard: str) -> Sidecar:
-        if shard not in self._sidecars:
-            self._sidecars[shard] = self.shards.sidecar(shard)
-        return self._sidecars[shard]
-
-    def _whole(self, shard: str) -> Path:
-        """Path of the whole shard, remembered because every read needs it."""
-        if shard not in self._whole_paths:
-            self._whole_paths[shard] = self._folder / f"{self._digest(shard)}-{self._sidecar(shard).bytes}.whole"
-        return self._whole_paths[shard]
+    def _path_of(self, shard: str) -> Path:
+        return self._folder / f"{self._digest(shard)}-{self._sidecar(shard).bytes}.whole"
 
     def _part(self, shard: str) -> Path:
         return self._whole(shard).with_suffix(".part")
@@ -209,10 +202,8 @@ class ShardCache:
     def _lock(self, shard: str) -> Path:
         return self._folder / f"{self._digest(shard)}.lock"
 
-    def _digest(self, shard: str) -> str:
-        if shard not in self._digests:
-            self._digests[shard] = hashlib.sha256(self._storage.uri(shard).encode()).hexdigest()[:16]
-        return self._digests[shard]
+    def _digest_of(self, shard: str) -> str:
+        return hashlib.sha256(self._storage.uri(shard).encode()).hexdigest()[:16]
 
 
 def open_shards(
