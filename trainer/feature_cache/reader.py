@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -107,7 +108,7 @@ class FeatureReader:
 
     def __init__(self, shards: FeatureShards, files: ShardFiles) -> None:
         self.shards, self.files = shards, files
-        self._layouts: dict[str, Layout] = {}
+        self._layout = functools.cache(self._read_layout)
 
     @classmethod
     def open(cls, uri: str, cache_gib: float = 0.0) -> FeatureReader:
@@ -155,22 +156,17 @@ class FeatureReader:
             fix="run the pipeline again: it encodes what is missing; or set features.cache=off",
         )
 
-    def _layout(self, number: int) -> Layout:
+    def _read_layout(self, number: int) -> Layout:
         shard = self.shards.names[number]
-        if shard not in self._layouts:
-            with self.files.opened(shard) as handle, os_errors(f"reading {shard}"):
-                self._layouts[shard] = self._read_layout(number, handle)
-        return self._layouts[shard]
-
-    def _read_layout(self, number: int, handle: int) -> Layout:
-        size_bytes = int.from_bytes(os.pread(handle, HEADER_BYTES, 0), "little")
-        header = json.loads(os.pread(handle, size_bytes, HEADER_BYTES))
+        with self.files.opened(shard) as handle, os_errors(f"reading {shard}"):
+            size_bytes = int.from_bytes(os.pread(handle, HEADER_BYTES, 0), "little")
+            header = json.loads(os.pread(handle, size_bytes, HEADER_BYTES))
         start, end = self.shards.starts[number : number + 2]
         tensors = [header[image.decode()] for image in self.shards.images.images[start:end].tolist()]
         kinds = {(tensor["dtype"], *tensor["shape"][1:]) for tensor in tensors}
         kind = next(iter(kinds))
         if len(kinds) != 1 or kind[0] != "BF16" or len(kind) != 2:
-            raise self.shards.damaged(self.shards.names[number], f"it holds {sorted(kinds)}, not one width in BF16")
+            raise self.shards.damaged(shard, f"it holds {sorted(kinds)}, not one width in BF16")
         offsets = [HEADER_BYTES + size_bytes + tensor["data_offsets"][0] for tensor in tensors]
         return Layout(np.array(offsets), np.array([tensor["shape"][0] for tensor in tensors]), kind[1])
 
