@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from trainer.data.loader import PackedSequence
+from trainer.data.sampler import GlobalBatch
 from trainer.data.tokenize import IGNORED
 from trainer.dataloading.batches import PrefetchingLoader, StepBatches, collate
 from trainer.errors import DataError
@@ -41,10 +42,10 @@ def no_images(rows: Sequence[PackedSequence]) -> Images:
 
 
 class Loader:
-    """Stands in for PackedLoader: one row a step, and an error at one step if wanted."""
+    """Stands in for PackedLoader: three sequences per step, and an error at one step if wanted."""
 
     def __init__(self, fails_at: int | None = None) -> None:
-        self.fails_at, self.asked = fails_at, []
+        self.fails_at, self.asked, self.sampler = fails_at, [], Sampler()
 
     def sequences_for_step(self, step: int, rank: int, world_size: int) -> list[PackedSequence]:
         self.asked.append(step)
@@ -52,11 +53,15 @@ class Loader:
             raise DataError("this step cannot be read")
         return [row([IGNORED] * 4 + [4, 5, IGNORED, 7]), row([IGNORED] * ROW_TOKENS), row([IGNORED, 1] + [IGNORED] * 6)]
 
-    def total_label_tokens(self, step: int) -> int:
-        return 4
 
-    def epoch(self, step: int) -> int:
-        return 0
+class Sampler:
+    """Stands in for PackedBatchSampler: one epoch of batches with four label tokens each."""
+
+    def batch(self, step: int) -> GlobalBatch:
+        return GlobalBatch(epoch=0, start=3 * step, stop=3 * step + 3, sequences_consumed=3 * step)
+
+    def label_tokens(self, batch: GlobalBatch) -> int:
+        return 4
 
 
 def stream(loader: Loader, end_step: int, first_step: int = 0, device: str = "cpu") -> PrefetchingLoader:
