@@ -247,6 +247,12 @@ def _cross_section_problems(config: RunConfig) -> Iterator[Problem]:
             f"{'copies' if each else 'ranks'} (cluster.replica_count {cluster.replica_count} x {cluster.processes} "
             f"processes{each}) x train.micro_batch_size {train.micro_batch_size}",
         )
+    if not 0 < config.data.validation_fraction < 1:
+        yield Problem(
+            "data.validation_fraction",
+            f"found {config.data.validation_fraction:g}, expected more than 0 and less than 1: a run trains on one "
+            "part of its samples and is evaluated on the other",
+        )
     yield from _cluster_problems(config)
     if "cider_d" in config.gate.min_scores and config.evaluate.cider_d == "off":
         yield Problem(

@@ -63,8 +63,8 @@ class TransformersFamily:
 
     def load(self, folder: Path) -> nn.Module:
         """An exported model, in fp32."""
-        kind = self.kind(AutoConfig.from_pretrained(folder).model_type)
-        return kind.from_pretrained(folder, dtype=torch.float32)
+        kind = self.kind(AutoConfig.from_pretrained(folder, trust_remote_code=False).model_type)
+        return kind.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False)
 
 
 class NativeFamily(TransformersFamily):
@@ -137,7 +137,7 @@ def save_model_settings(model: nn.Module, tokenizer: Any, folder: Path) -> None:
 
 
 def _vision(config: ModelConfig) -> nn.Module:
-    vision: nn.Module = AutoModel.from_config(pretrained_config(config).vision_config)
+    vision: nn.Module = AutoModel.from_config(pretrained_config(config).vision_config, trust_remote_code=False)
     return vision
 
 

@@ -11,6 +11,7 @@ from transformers import PreTrainedConfig
 from transformers.initialization import no_init_weights
 
 from trainer.config.model import ModelConfig
+from trainer.errors import ConfigError
 from trainer.models.layers.freeze import is_adapter, part_of
 from trainer.models.layers.lora import adapter_parameters
 from trainer.sizing.model_shape import PARTS, Matrices, ModelShape, Part, Stack, TrainableSubset, TrainedLayers
@@ -74,7 +75,15 @@ def model_shape(
     projector_parameters: int,
     **of_images: Any,
 ) -> ModelShape:
-    """Sizes of a model on the meta device. of_images: fields of `ModelShape` that depend on how it takes images."""
+    """Sizes of a model on the meta device. of_images: fields of `ModelShape` that depend on how it takes images.
+
+    Raises ConfigError for weights without numbers: such a model can be built, but not drawn at random.
+    """
+    if empty := [name for name, parameter in model.named_parameters() if not parameter.numel()]:
+        raise ConfigError(
+            f"the model section makes a model with {len(empty)} empty weights, for example {empty[0]}",
+            expected="sizes of at least 1 in model.tower and model.language_model",
+        )
     text, language = model.config.text_config, model.get_decoder()
     tied = bool(model.config.tie_word_embeddings)
     in_adapters, in_embedding = count_parameters(language, is_adapter), count_parameters(language.embed_tokens)

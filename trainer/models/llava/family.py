@@ -142,7 +142,7 @@ class LlavaFamily(SquareFamily):
         if config.tower.weights:
             return load_tower(config.tower, vision)
         torch.manual_seed(config.seed)
-        return AutoModel.from_config(vision).float().eval()
+        return AutoModel.from_config(vision, trust_remote_code=False).float().eval()
 
     def save_settings(self, config: ModelConfig, model: nn.Module, tokenizer: Any, folder: Path) -> None:
         """Write everything but the weights that plain `from_pretrained` reads."""
