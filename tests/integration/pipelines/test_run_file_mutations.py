@@ -33,7 +33,7 @@ from vlmpipe.planner.plan import plan_run, require_runnable
 from vlmpipe.rehearsal.gcs.server import FakeGcs
 
 EXAMPLES_VARIABLE = "VLMPIPE_FUZZ_EXAMPLES"
-EXAMPLES = int(os.environ.get(EXAMPLES_VARIABLE, 40))
+EXAMPLES = int(os.environ.get(EXAMPLES_VARIABLE, 30))
 TRAINED = max(4, EXAMPLES // 10)  # that also prepare data and take a step
 GCP = {"gcp.project": "my-project", "gcp.pipeline_root": "gs://example-bucket/vlmpipe"}
 SHIPPED = ("digits", "llava-7b-lora", "llava-7b-zero2-spot", "llava-13b-fsdp", "qwen2-5-vl-3b-lora")
