@@ -32,6 +32,7 @@ from trainer.models.base import Family
 from trainer.models.image_processor import image_preparer
 from trainer.models.image_tokens import ImageForm, image_form_of
 from trainer.models.layers.freeze import frozen_weights, require_frozen_tower, require_something_trained, trains
+from trainer.models.layers.nf4 import quantize_base, require_bitsandbytes
 from trainer.models.layers.recompute_policy import Recompute
 from trainer.models.registry import family_of
 from trainer.monitoring.forward_timer import WITHOUT_WAITS, ForwardTimer
@@ -95,6 +96,8 @@ class BuiltModel:
 def build_training(job: JobConfig, worker: ProcessContext) -> TrainingSetup:
     """Model, data and strategy of this rank. Raises ConfigError before anything large is built where it can."""
     require_engine(job.train, worker)
+    if job.model.quantizes_base:
+        require_bitsandbytes()
     replica = replica_of(job.train, worker)
     require_divisible(job, replica)
     family = family_of(job.model)
@@ -164,7 +167,7 @@ def build_model(job: JobConfig, family: Family, data: TrainingData, replica: Dat
     frozen = frozen_weights(model)
     num_trainable = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     require_something_trained(job.model, num_trainable)
-    return BuiltModel(
+    built = BuiltModel(
         model=model,
         sequence_flops=sequence_flops,
         tower_sha256="" if trains(tower) else weights_sha256(tower),
@@ -172,6 +175,9 @@ def build_model(job: JobConfig, family: Family, data: TrainingData, replica: Dat
         num_parameters=sum(parameter.numel() for parameter in model.parameters()),
         num_trainable=num_trainable,
     )
+    if job.model.quantizes_base:  # last: digests and sizes are those of the source
+        quantize_base(model)
+    return built
 
 
 def build_loader(

@@ -18,6 +18,7 @@ NOT_SELECTIVE = dict.fromkeys(TENSOR_PARALLEL, "sums products over ranks in plac
     "zero3": "gathers weights inside of a block, and in another order when it is computed again"
 }
 OVERLAPPING = ("ddp", "fsdp", "hsdp", "zero1", "zero2")  # a frozen tower is whole on each rank
+QUANTIZING = ("ddp", "fsdp", "hsdp")  # strategies under which a quantized base equals its dequantized weights
 COMPILING = ("ddp", "fsdp", "hsdp")  # strategies under which compiled layers were seen to give the same losses
 OFFLOADING = {"optimizer": ("zero1", "zero2", "zero3"), "optimizer+weights": ("zero3", "fsdp", "hsdp")}
 # Keys of DeepSpeed's configuration, and the fields of the run file that decide them.

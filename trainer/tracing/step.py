@@ -22,6 +22,7 @@ from trainer.config.model import GRID_FAMILIES, ModelConfig
 from trainer.dataloading.batches import OF_IMAGES
 from trainer.models.fixed_image_model import FixedImageVLM
 from trainer.models.layers.freeze import in_frozen_parts
+from trainer.models.layers.nf4 import quantize_base
 from trainer.models.layers.recompute_policy import Recompute
 from trainer.models.registry import family_of
 from trainer.sizing.pipeline_partition import Stage
@@ -62,6 +63,8 @@ def trace_step(
             language_layers=language_layers,
             one_inner_tower_layer=has_equal_tower_layers(config) and not every_layer,  # `pass_through` runs some
         )
+        if config.quantizes_base:
+            quantize_base(model, has_values=False)
         module = family.training_module(config, model, cached=cached).train()
         recompute.apply(family, module)
         if tensor_parallel > 1:

@@ -155,6 +155,8 @@ def test_a_missing_field_is_named_with_its_purpose() -> None:
         ({"cluster__reduction_server": {"replica_count": 2}}, "cluster.reduction_server"),
         ({"cluster__accelerator_type": "NVIDIA_L4"}, "cluster"),
         ({"cluster__scheduling_strategy": "flex_start"}, "cluster.scheduling_strategy"),
+        ({"model__lora": {"quantize_base": "nf4"}, "train__strategy": "zero2"}, "model.lora.quantize_base"),
+        ({"model__lora": {"quantize_base": "nf4"}, "train__compile": True}, "train.compile"),
         ({"gcp__network": "n", "gcp__psc_interface_config": {"network_attachment": "a"}}, "gcp"),
     ],
 )
