@@ -18,6 +18,7 @@ NOT_SELECTIVE = dict.fromkeys(TENSOR_PARALLEL, "sums products over ranks in plac
     "zero3": "gathers weights inside of a block, and in another order when it is computed again"
 }
 OVERLAPPING = ("ddp", "fsdp", "hsdp", "zero1", "zero2")  # a frozen tower is whole on each rank
+STATE_IN_8_BITS = ("fsdp", "hsdp")  # strategies that shard 8-bit moments and save them by parameter name
 QUANTIZING = ("ddp", "fsdp", "hsdp")  # strategies under which a quantized base equals its dequantized weights
 COMPILING = ("ddp", "fsdp", "hsdp")  # strategies under which compiled layers were seen to give the same losses
 OFFLOADING = {"optimizer": ("zero1", "zero2", "zero3"), "optimizer+weights": ("zero3", "fsdp", "hsdp")}
@@ -231,6 +232,15 @@ class TrainConfig(Section):
             raise ValueError(
                 f"sequence_parallel has no meaning for strategy {self.strategy}: use one of "
                 f"{', '.join(TENSOR_PARALLEL)}, or leave it out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _optimizer_state_works(self) -> TrainConfig:
+        if self.optimizer.name == "adamw_8bit" and (self.strategy not in STATE_IN_8_BITS or self.offload != "none"):
+            raise ValueError(
+                f"optimizer.name adamw_8bit does not work with strategy {self.strategy} and offload {self.offload}: "
+                f"use one of {', '.join(STATE_IN_8_BITS)} with offload none, or optimizer.name adamw"
             )
         return self
 

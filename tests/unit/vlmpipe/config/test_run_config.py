@@ -157,6 +157,7 @@ def test_a_missing_field_is_named_with_its_purpose() -> None:
         ({"cluster__scheduling_strategy": "flex_start"}, "cluster.scheduling_strategy"),
         ({"model__lora": {"quantize_base": "nf4"}, "train__strategy": "zero2"}, "model.lora.quantize_base"),
         ({"model__lora": {"quantize_base": "nf4"}, "train__compile": True}, "train.compile"),
+        ({"train__optimizer": {"learning_rate": 1e-3, "name": "adamw_8bit"}, "train__strategy": "zero2"}, "train"),
         ({"gcp__network": "n", "gcp__psc_interface_config": {"network_attachment": "a"}}, "gcp"),
     ],
 )
