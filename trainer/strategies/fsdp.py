@@ -57,9 +57,19 @@ class Fsdp(TorchStrategy):
         return self.followed(clip_and_step(self._module, self._optimizer, self.loss_scale, most, rate_factor))
 
 
-def shard(module: nn.Module, blocks: ShardingUnits, config: TrainConfig, mesh: DeviceMesh) -> FSDPModule:
+def shard(
+    module: nn.Module,
+    blocks: ShardingUnits,
+    config: TrainConfig,
+    mesh: DeviceMesh,
+    *,
+    reshard_after_forward: bool | None = None,
+) -> FSDPModule:
     """Apply `fully_shard` to each layer, then to the rest. Never to the tower module itself: renaming its class would
-    break transformers' capture of hidden states."""
+    break transformers' capture of hidden states.
+
+    reshard_after_forward: whether weights are freed between forward and backward pass; None frees those of layers.
+    """
     policy = MixedPrecisionPolicy()
     if config.precision != "fp32":
         dtype = COMPUTE_TYPES[config.precision]
@@ -71,8 +81,22 @@ def shard(module: nn.Module, blocks: ShardingUnits, config: TrainConfig, mesh: D
     layers = [*blocks.tower_layers, *blocks.language_layers]
     for layer in layers:
         if not ignored.issuperset(layer.parameters()):
-            fully_shard(layer, mesh=mesh, mp_policy=policy, offload_policy=offload, ignored_params=ignored)
-    return fully_shard(module, mesh=mesh, mp_policy=policy, offload_policy=offload, ignored_params=ignored)
+            fully_shard(
+                layer,
+                mesh=mesh,
+                reshard_after_forward=reshard_after_forward,
+                mp_policy=policy,
+                offload_policy=offload,
+                ignored_params=ignored,
+            )
+    return fully_shard(
+        module,
+        mesh=mesh,
+        reshard_after_forward=reshard_after_forward,
+        mp_policy=policy,
+        offload_policy=offload,
+        ignored_params=ignored,
+    )
 
 
 def _mesh(config: TrainConfig, worker: ProcessContext) -> DeviceMesh:
