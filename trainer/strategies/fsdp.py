@@ -6,6 +6,7 @@ gathered inside a node only, and nodes all-reduce gradients.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import torch
@@ -62,14 +63,9 @@ def shard(
     blocks: ShardingUnits,
     config: TrainConfig,
     mesh: DeviceMesh,
-    *,
-    reshard_after_forward: bool | None = None,
 ) -> FSDPModule:
     """Apply `fully_shard` to each layer, then to the rest. Never to the tower module itself: renaming its class would
-    break transformers' capture of hidden states.
-
-    reshard_after_forward: whether weights are freed between forward and backward pass; None frees those of layers.
-    """
+    break transformers' capture of hidden states."""
     policy = MixedPrecisionPolicy()
     if config.precision != "fp32":
         dtype = COMPUTE_TYPES[config.precision]
@@ -78,25 +74,23 @@ def shard(
     if config.offload != "none":  # shards, gradients and moments; the update runs on the CPU
         offload = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda")
     ignored = in_frozen_parts(module)
-    layers = [*blocks.tower_layers, *blocks.language_layers]
+    layers = [layer for layer in (*blocks.tower_layers, *blocks.language_layers) if set(layer.parameters()) - ignored]
+    apply = functools.partial(fully_shard, mesh=mesh, mp_policy=policy, offload_policy=offload, ignored_params=ignored)
     for layer in layers:
-        if not ignored.issuperset(layer.parameters()):
-            fully_shard(
-                layer,
-                mesh=mesh,
-                reshard_after_forward=reshard_after_forward,
-                mp_policy=policy,
-                offload_policy=offload,
-                ignored_params=ignored,
-            )
-    return fully_shard(
-        module,
-        mesh=mesh,
-        reshard_after_forward=reshard_after_forward,
-        mp_policy=policy,
-        offload_policy=offload,
-        ignored_params=ignored,
-    )
+        apply(layer, reshard_after_forward=not config.keeps_gathered_weights)
+    _prefetch(layers, config.prefetch_layers)
+    # Outside of layers torch frees nothing by default: the backward pass begins there.
+    return apply(module, reshard_after_forward=config.reshard_after_forward == "always")
+
+
+def _prefetch(layers: Sequence[nn.Module], ahead: int) -> None:
+    """Gather the weights of `ahead` layers ahead of use. FSDP itself gathers one."""
+    if ahead == 1:
+        return
+    for number, layer in enumerate(layers):
+        assert isinstance(layer, FSDPModule)
+        layer.set_modules_to_forward_prefetch([*layers[number + 1 : number + 1 + ahead]])
+        layer.set_modules_to_backward_prefetch([*reversed(layers[max(0, number - ahead) : number])])
 
 
 def _mesh(config: TrainConfig, worker: ProcessContext) -> DeviceMesh:

@@ -61,7 +61,7 @@ class Pipeline(TorchStrategy):
         ]
         for runner in self._runners:
             of_stage = dataclasses.replace(blocks, language_layers=blocks.layers_in(runner.stage), tower_layers=())
-            shard(runner, of_stage, config, self._groups.replica_mesh, reshard_after_forward=False)
+            shard(runner, of_stage, config, self._groups.replica_mesh)
         self._gradients = Gradients(module, blocks.embedding.weight if is_tied else None, self._groups)
         super().__init__(module, _optimizer(module, config), LossScale(config.precision), ema_decay=config.ema_decay)
         self._schedule: Schedule1F1B | ScheduleInterleaved1F1B | None = None

@@ -84,10 +84,11 @@ def _stage_phases(
     whole = config.model_copy(update={"model": model.model})
     stages = planned_stages(config, model.shape, layout, load, cached=is_cached(config))
     passes = train.global_batch_size // (layout.data_parallel * train.micro_batch_size)
+    on_gpu = bool(config.cluster.accelerator_count)
     return {
         f"{moment} of stage {number + 1}": parts
         for number in range(layout.pipeline_parallel)
-        for moment, parts in stage_phases(whole, model.shape, stages, number, passes=passes).items()
+        for moment, parts in stage_phases(whole, model.shape, stages, number, passes=passes, on_gpu=on_gpu).items()
     }
 
 

@@ -101,8 +101,8 @@ def candidates(config: RunConfig, cluster: Cluster, degrees: Degrees) -> Iterato
     train = config.train
     for strategy, tensor, pipeline in _strategies(cluster, degrees):
         copies = cluster.gpus // (tensor * pipeline)
-        if (strategy == "tp+fsdp" and copies == 1) or (strategy == "hsdp" and cluster.nodes == 1):
-            continue  # these are tp and fsdp then
+        if strategy == "hsdp" and cluster.nodes == 1:
+            continue  # this is fsdp then
         change: dict[str, Any] = {"train.strategy": strategy}
         if tensor != train.tensor_parallel:
             change["train.tensor_parallel"] = tensor

@@ -36,12 +36,18 @@ def parts(strategy: str, *, node_weights: bool = False, **given: Any) -> dict[st
 
 @pytest.mark.parametrize(("strategy", "bytes_each"), [("zero2", 8), ("zero3", 6)])
 def test_buckets_are_as_large_as_they_are_given(strategy: str, bytes_each: int) -> None:
-    assert parts(strategy, reduce_bucket_size=GIVEN)["buckets"] == bytes_each * GIVEN
+    assert parts(strategy, reduce_bucket_size=GIVEN, overlap_comm=False)["buckets"] == bytes_each * GIVEN
 
 
 def test_overlapping_takes_a_second_bucket_under_zero2_and_none_under_zero3() -> None:
-    assert parts("zero2", reduce_bucket_size=GIVEN, overlap_comm=True)["buckets"] == 2 * 8 * GIVEN
-    assert parts("zero3", overlap_comm=True) == parts("zero3")
+    one, two = (parts("zero2", reduce_bucket_size=GIVEN, overlap_comm=on)["buckets"] for on in (False, True))
+    assert two == 2 * one == 2 * 8 * GIVEN
+    assert parts("zero3", overlap_comm=True) == parts("zero3", overlap_comm=False)
+
+
+def test_buckets_overlap_by_default_in_the_memory_of_one() -> None:
+    assert parts("zero2")["buckets"] == parts("zero2", overlap_comm=True)["buckets"]
+    assert parts("zero2")["buckets"] == parts("zero2", overlap_comm=False)["buckets"]
 
 
 def test_what_zero3_may_gather_is_as_given() -> None:
