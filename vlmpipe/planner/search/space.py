@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from trainer.config.train import COMPILING, OFFLOADING, OVERLAPPING, PIPELINE_PARALLEL, TENSOR_PARALLEL
+from trainer.config.train import COMPILING, GATHERING, OFFLOADING, OVERLAPPING, PIPELINE_PARALLEL, TENSOR_PARALLEL
 from trainer.errors import ConfigError
 from trainer.sizing.pipeline_partition import stages_of
 from vlmpipe.catalog.machines import Catalog, Gpu, Machine
@@ -122,6 +122,11 @@ def candidates(config: RunConfig, cluster: Cluster, degrees: Degrees) -> Iterato
             change["train.compile"] = False
         if train.sequence_parallel and (strategy not in TENSOR_PARALLEL or config.data.sequence_length % tensor):
             change["train.sequence_parallel"] = False
+        if strategy not in GATHERING:
+            if train.reshard_after_forward != "auto":
+                change["train.reshard_after_forward"] = "auto"
+            if train.prefetch_layers > 1:
+                change["train.prefetch_layers"] = 1
         for rows in MICRO_BATCH_ROWS:
             if train.global_batch_size % (copies * rows):
                 continue

@@ -211,7 +211,8 @@ def test_stages_gather_and_reduce_once_a_step(strategy: str, micro_steps: int) -
     of_one = {t.name: t for t in sent(strategy, 2, 8, micro_steps=1) if t.what != "activations"}
     assert found == of_one
     gathered, reduced = found["all-gather of weights"], found["reduce-scatter of gradients"]
-    assert 2 * gathered.payload_bytes == reduced.payload_bytes  # bf16 and fp32 of what is trained
+    # bf16 and fp32 of what is trained.
+    assert 2 * gathered.payload_bytes == pytest.approx(reduced.payload_bytes)
 
 
 def test_stages_on_several_nodes_send_over_the_network() -> None:
