@@ -6,6 +6,7 @@ gathered inside a node only, and nodes all-reduce gradients.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import torch
@@ -57,7 +58,12 @@ class Fsdp(TorchStrategy):
         return self.followed(clip_and_step(self._module, self._optimizer, self.loss_scale, most, rate_factor))
 
 
-def shard(module: nn.Module, blocks: ShardingUnits, config: TrainConfig, mesh: DeviceMesh) -> FSDPModule:
+def shard(
+    module: nn.Module,
+    blocks: ShardingUnits,
+    config: TrainConfig,
+    mesh: DeviceMesh,
+) -> FSDPModule:
     """Apply `fully_shard` to each layer, then to the rest. Never to the tower module itself: renaming its class would
     break transformers' capture of hidden states."""
     policy = MixedPrecisionPolicy()
@@ -68,11 +74,23 @@ def shard(module: nn.Module, blocks: ShardingUnits, config: TrainConfig, mesh: D
     if config.offload != "none":  # shards, gradients and moments; the update runs on the CPU
         offload = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda")
     ignored = in_frozen_parts(module)
-    layers = [*blocks.tower_layers, *blocks.language_layers]
+    layers = [layer for layer in (*blocks.tower_layers, *blocks.language_layers) if set(layer.parameters()) - ignored]
+    apply = functools.partial(fully_shard, mesh=mesh, mp_policy=policy, offload_policy=offload, ignored_params=ignored)
     for layer in layers:
-        if not ignored.issuperset(layer.parameters()):
-            fully_shard(layer, mesh=mesh, mp_policy=policy, offload_policy=offload, ignored_params=ignored)
-    return fully_shard(module, mesh=mesh, mp_policy=policy, offload_policy=offload, ignored_params=ignored)
+        apply(layer, reshard_after_forward=not config.keeps_gathered_weights)
+    _prefetch(layers, config.prefetch_layers)
+    # Outside of layers torch frees nothing by default: the backward pass begins there.
+    return apply(module, reshard_after_forward=config.reshard_after_forward == "always")
+
+
+def _prefetch(layers: Sequence[nn.Module], ahead: int) -> None:
+    """Gather the weights of `ahead` layers ahead of use. FSDP itself gathers one."""
+    if ahead == 1:
+        return
+    for number, layer in enumerate(layers):
+        assert isinstance(layer, FSDPModule)
+        layer.set_modules_to_forward_prefetch([*layers[number + 1 : number + 1 + ahead]])
+        layer.set_modules_to_backward_prefetch([*reversed(layers[max(0, number - ahead) : number])])
 
 
 def _mesh(config: TrainConfig, worker: ProcessContext) -> DeviceMesh:

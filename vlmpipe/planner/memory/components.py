@@ -125,6 +125,14 @@ class Weights:
 
 
 @dataclass(frozen=True)
+class Gathering:
+    """How FSDP gathers weights: train.reshard_after_forward and train.prefetch_layers."""
+
+    keeps_all: bool = False  # from the forward to the backward pass
+    layers_ahead: int = 1
+
+
+@dataclass(frozen=True)
 class Run:
     """What decides a strategy's parts."""
 
@@ -138,6 +146,7 @@ class Run:
     rounded: bool
     moving: Mapping[str, MemoryPart]  # under PowerSGD, by moment
     zero: ZeroSettings
+    gathering: Gathering
 
 
 Phase = Literal["forward", "turn", "backward", "end", "rest", "step"]

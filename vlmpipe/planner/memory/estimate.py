@@ -84,10 +84,11 @@ def _stage_phases(
     whole = config.model_copy(update={"model": model.model})
     stages = planned_stages(config, model.shape, layout, load, cached=is_cached(config))
     passes = train.global_batch_size // (layout.data_parallel * train.micro_batch_size)
+    on_gpu = bool(config.cluster.accelerator_count)
     return {
         f"{moment} of stage {number + 1}": parts
         for number in range(layout.pipeline_parallel)
-        for moment, parts in stage_phases(whole, model.shape, stages, number, passes=passes).items()
+        for moment, parts in stage_phases(whole, model.shape, stages, number, passes=passes, on_gpu=on_gpu).items()
     }
 
 
@@ -121,8 +122,11 @@ def _changes(config: RunConfig) -> Iterator[dict[str, Any]]:
     if train.model_ranks > 1:
         sharded |= {"train.tensor_parallel": 1, "train.pipeline_parallel": 1, "train.virtual_stages": 1}
     without_copy: dict[str, Any] = {"train.zero_hpz": False} if train.zero_hpz else {}
+    gathered: dict[str, Any] = {"train.reshard_after_forward": "auto"} if train.reshard_after_forward == "never" else {}
+    if train.prefetch_layers > 1:
+        gathered |= {"train.prefetch_layers": 1}
     fullest = checkpointing | smaller | sharded
-    singles = [without_copy, selective, checkpointing, smaller, partly, sharded]
+    singles = [gathered, without_copy, selective, checkpointing, smaller, partly, sharded]
     pairs = [checkpointing | smaller, checkpointing | partly, checkpointing | sharded, smaller | sharded]
     more_nodes = [
         fullest | {"cluster.replica_count": factor * nodes, "cluster.reduction_server": None} for factor in (2, 4)

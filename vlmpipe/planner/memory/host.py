@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from trainer.config.train import PIPELINE_PARALLEL
 from vlmpipe.catalog.machines import Machine
 from vlmpipe.planner.memory.components import MemoryPart, Place
 from vlmpipe.planner.parallel_layout import Layout
@@ -100,7 +99,7 @@ def host_memory(parts: Sequence[MemoryPart], layout: Layout, machine: Machine) -
 def _staged_share(part: str, layout: Layout) -> float:
     """Of one rank's part, what each rank of the fullest node copies for a checkpoint: see
     `trainer.strategies.torch_base.TorchStrategy`; DeepSpeed writes weights that all ranks hold from the first alone."""
-    if layout.strategy in ("ddp", *PIPELINE_PARALLEL) and part != ERRORS:  # each rank has its own
+    if layout.strategy == "ddp" and part != ERRORS:  # each rank has its own
         return 1 / layout.data_parallel
     if layout.strategy in ("zero1", "zero2") and part == WEIGHTS:
         return 1 / layout.ranks_per_node

@@ -399,3 +399,8 @@ def test_the_builtin_sources_are_those_of_the_data_step() -> None:
 def test_an_earlier_name_of_a_field_is_answered_with_the_one_of_today(earlier: str, now: str) -> None:
     with pytest.raises(RunFileError, match=f"{re.escape(earlier)}: unknown key, did you mean {re.escape(now)}"):
         load_run_file(ROOT / "configs/digits.yaml", [f"{earlier}=1"])
+
+
+def test_an_earlier_value_of_a_field_is_answered_with_the_one_of_today() -> None:
+    with pytest.raises(RunFileError, match=r'train\.strategy: found "tp\+fsdp", expected one of .*; it is tp now'):
+        load_run_file(ROOT / "configs/digits.yaml", ["train.strategy=tp+fsdp"])
