@@ -15,19 +15,9 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from trainer.errors import ExitCode, UserError
+from trainer.sizing.optimizer_state import BLOCK
 
-BLOCK = 256
-SMALLEST = 4096  # numbers; smaller tensors gain nothing
 MOMENTS = ("exp_avg", "exp_avg_sq")
-
-
-def fits_8_bits(name: str, parameter: Tensor) -> bool:
-    """Whether a parameter's moments are stored in 8 bits.
-
-    Embedding and head keep fp32: rows of rare and of frequent tokens would share a scale.
-    """
-    is_matrix = parameter.ndim >= 2 and parameter.shape[-1] % BLOCK == 0 and parameter.numel() >= SMALLEST
-    return is_matrix and "embed_tokens." not in name and "lm_head." not in name
 
 
 class AdamW8bit(torch.optim.AdamW):

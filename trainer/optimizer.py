@@ -7,10 +7,11 @@ import math
 import torch
 from torch import nn
 
-from trainer.adamw_8bit import AdamW8bit, fits_8_bits
+from trainer.adamw_8bit import AdamW8bit
 from trainer.config.optimizer import OptimizerConfig
 from trainer.config.train import TrainConfig
 from trainer.models.layers.freeze import part_of
+from trainer.sizing.optimizer_state import fits_8_bits
 
 
 def build_optimizer(module: nn.Module, config: OptimizerConfig) -> torch.optim.AdamW:
@@ -27,7 +28,7 @@ def build_optimizer(module: nn.Module, config: OptimizerConfig) -> torch.optim.A
             part = part_of(name)
             # A tower without a rate of its own is in the common groups, as checkpoints have it.
             place = 1 if part == "projector" else 2 if part == "tower" and config.tower_learning_rate else 0
-            bits = 8 if wants_8_bits and fits_8_bits(name, parameter) else 32
+            bits = 8 if wants_8_bits and fits_8_bits(name, parameter.shape) else 32
             kind = (place, parameter.ndim >= 2, str(getattr(parameter, "device_mesh", "")), bits)
             groups.setdefault(kind, []).append(parameter)
     described = []

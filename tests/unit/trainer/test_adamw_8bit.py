@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from trainer.adamw_8bit import BLOCK, AdamW8bit, fits_8_bits
+from trainer.adamw_8bit import AdamW8bit
 from trainer.errors import ExitCode, UserError
+from trainer.sizing.optimizer_state import BLOCK, BYTES_8_BIT, fits_8_bits
 
 RATE = 1e-2
 
@@ -24,7 +25,7 @@ def parameters_of(seed: int = 0) -> list[nn.Parameter]:
 
 def optimizer_of(parameters: list[nn.Parameter], kind: type[torch.optim.AdamW] = AdamW8bit) -> torch.optim.AdamW:
     groups = [
-        {"params": [one], "lr": RATE, "weight_decay": 0.1, "state_bits": 8 if fits_8_bits("", one) else 32}
+        {"params": [one], "lr": RATE, "weight_decay": 0.1, "state_bits": 8 if fits_8_bits("", one.shape) else 32}
         for one in parameters
     ]
     return kind(groups, betas=(0.9, 0.95), eps=1e-8)
@@ -58,7 +59,7 @@ def test_large_matrices_take_two_bytes_a_parameter() -> None:
     optimizer = optimizer_of(parameters)
     train(parameters, optimizer, range(1))
     assert isinstance(optimizer, AdamW8bit)
-    assert optimizer.state_bytes() == pytest.approx(2 * (1 + 4 / BLOCK) * parameters[0].numel())
+    assert optimizer.state_bytes() == pytest.approx(BYTES_8_BIT * parameters[0].numel())
     held = [value for own in optimizer.state.values() for value in own.values() if value.numel() > 1]
     assert sum(one.numel() for one in held) == 2 * (48 * 16 + 40), "fp32 moments of the small ones alone"
 
@@ -92,10 +93,9 @@ def test_states_load_into_the_other_precision(first: type[torch.optim.AdamW], th
 
 
 def test_embedding_and_head_keep_fp32() -> None:
-    matrix = torch.empty(64, BLOCK)
-    assert fits_8_bits("model.layers.0.mlp.up_proj.weight", matrix)
-    assert not fits_8_bits("model.embed_tokens.weight", matrix) and not fits_8_bits("lm_head.weight", matrix)
-    assert not fits_8_bits("x", torch.empty(64, BLOCK + 1)) and not fits_8_bits("x", torch.empty(4, BLOCK))
+    assert fits_8_bits("model.layers.0.mlp.up_proj.weight", (64, BLOCK))
+    assert not fits_8_bits("model.embed_tokens.weight", (64, BLOCK)) and not fits_8_bits("lm_head.weight", (64, BLOCK))
+    assert not fits_8_bits("x", (64, BLOCK + 1)) and not fits_8_bits("x", (4, BLOCK)) and not fits_8_bits("x", (8192,))
 
 
 def test_a_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ CPU: training and export then round alike, whatever the device.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -113,7 +114,11 @@ class QuantizedWeights:
 
 
 def quantize_base(model: nn.Module, *, has_values: bool = True) -> None:
-    """Replace every frozen linear layer in the language model's blocks by an `Nf4Linear`. Needs bitsandbytes."""
+    """Replace every frozen linear layer in the language model's blocks by an `Nf4Linear`.
+
+    Raises UserError (exit 69) where bitsandbytes is not installed.
+    """
+    require_bitsandbytes()
     layers = model.get_decoder().layers
     for name, linear in list(_frozen_linear(layers)):
         parent, _, own = name.rpartition(".")
@@ -127,8 +132,17 @@ def quantized_names(model: nn.Module) -> set[str]:
     return {plain_name(f"{prefix}.layers.{name}.weight") for name, _ in _frozen_linear(decoder.layers)}
 
 
+def quantized_size(model: nn.Module) -> tuple[int, int]:
+    """Weights that `quantize_base` quantizes, and the bytes that these take then."""
+    linear = [module for _, module in _frozen_linear(model.get_decoder().layers)]
+    buffers = [buffer for module in linear for buffer in Nf4Linear(module, has_values=False).buffers()]
+    return sum(module.weight.numel() for module in linear), sum(buffer.nbytes for buffer in buffers)
+
+
 def require_bitsandbytes() -> None:
     """Raises UserError (exit 69) where it is not installed."""
+    # It warns of an optional package for 4-bit inference on CPUs, which is not used here.
+    logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
     try:
         import bitsandbytes  # noqa: F401
     except ImportError as error:
