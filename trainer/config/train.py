@@ -18,6 +18,7 @@ NOT_SELECTIVE = dict.fromkeys(TENSOR_PARALLEL, "sums products over ranks in plac
     "zero3": "gathers weights inside of a block, and in another order when it is computed again"
 }
 OVERLAPPING = ("ddp", "fsdp", "hsdp", "zero1", "zero2")  # a frozen tower is whole on each rank
+DEFERRING = ("fsdp", "hsdp", "tp", "pp", "tp+pp+dp")  # strategies that read stored weights while they shard them
 STATE_IN_8_BITS = ("fsdp", "hsdp")  # strategies that shard 8-bit moments and save them by parameter name
 QUANTIZING = ("ddp", "fsdp", "hsdp")  # strategies under which a quantized base equals its dequantized weights
 GATHERING = ("fsdp", "hsdp", "tp")  # strategies that gather weights for each pass

@@ -31,7 +31,7 @@ from trainer.models.layers.freeze import in_frozen_parts, is_adapter, part_of
 from trainer.optimizer import build_optimizer, set_rates
 from trainer.sizing.pipeline_partition import Stage, schedule_passes, stages_of
 from trainer.strategies.base import StepResult
-from trainer.strategies.fsdp import shard
+from trainer.strategies.fsdp import shard, to_device
 from trainer.strategies.mixed_precision import COMPUTE_TYPES, LossScale
 from trainer.strategies.pipeline_parallel.gradients import Gradients, Groups
 from trainer.strategies.tensor_parallel.plan import Parameter, parallelize, sum_partial_gradients
@@ -55,7 +55,7 @@ class Pipeline(TorchStrategy):
         if config.tensor_parallel > 1:
             mesh, sequence = self._groups.tensor_mesh, config.sequence_parallel
             self._partial_gradients = parallelize(blocks, mesh, mine, sequence=sequence)
-        module = module.to(worker.device)
+        to_device(module, worker.device)
         self._runners = [
             StageRunner(view, stage, hidden, config, worker.device) for view, stage in zip(views, own, strict=True)
         ]

@@ -21,7 +21,7 @@ from trainer.models.base import ShardingUnits
 from trainer.optimizer import build_optimizer
 from trainer.sizing.pipeline_partition import Stage
 from trainer.strategies.base import StepResult
-from trainer.strategies.fsdp import shard
+from trainer.strategies.fsdp import shard, to_device
 from trainer.strategies.mixed_precision import LossScale
 from trainer.strategies.tensor_parallel.plan import parallelize, sum_partial_gradients
 from trainer.strategies.torch_base import TorchStrategy, clip_and_step, loss_without_gradients
@@ -39,7 +39,7 @@ class TensorParallel(TorchStrategy):
         self._partial_gradients = parallelize(
             blocks, mesh["tensor"], Stage.whole(len(blocks.language_layers)), sequence=config.sequence_parallel
         )
-        self._module = shard(module.to(worker.device), blocks, config, mesh["replicas"])
+        self._module = shard(to_device(module, worker.device), blocks, config, mesh["replicas"])
         optimizer = build_optimizer(self._module, config.optimizer)
         super().__init__(self._module, optimizer, LossScale(config.precision), ema_decay=config.ema_decay)
 

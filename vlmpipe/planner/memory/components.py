@@ -97,9 +97,7 @@ class Weights:
             tower_layers = min(trained["tower"], sum(shape.chosen.tower.parameters))
         return cls(
             trainable=trainable,
-            frozen=sum(on_rank(part, count) for part, count in shape.parameters.items())
-            - trainable
-            - shape.quantized,
+            frozen=sum(on_rank(part, count) for part, count in shape.parameters.items()) - trainable - shape.quantized,
             quantized_bytes=shape.quantized_bytes,
             sliced=sum(sliced.values()),
             sliced_layer=max(layer, whole_layer if sliced["language_layers"] else 0),
