@@ -14,8 +14,8 @@ from transformers import PreTrainedTokenizerFast
 
 from trainer.checkpoint.commit import CommitRecord
 from trainer.checkpoint.resume import versions
-from trainer.config.job import DataPointers, JobConfig
-from trainer.config.train import DEFERRING, TrainConfig
+from trainer.config.job import DataPointers, JobConfig, defers_weights
+from trainer.config.train import TrainConfig
 from trainer.data.loader import PackedLoader
 from trainer.data.sampler import PackedBatchSampler
 from trainer.data.shards.index import Index, SplitIndex
@@ -164,7 +164,7 @@ def build_model(job: JobConfig, family: Family, data: TrainingData, replica: Dat
         sequence_flops = mean_sequence_flops(job, shape, data.train, data.sampler, cached=data.cached)
         stages_of(shape.language.layers, job.train.stages, sequence_flops, image_layers=shape.image_layers)
     deferred: Weights | None = None
-    if defers_weights(job):
+    if defers_weights(job.model, job.train):
         model = family.blueprint(job.model, data.tokenizer, buffers=True)
         deferred = family.initial_weights(job.model, data.tokenizer)
     else:
@@ -193,11 +193,6 @@ def build_model(job: JobConfig, family: Family, data: TrainingData, replica: Dat
     # Data-parallel ranks draw different dropout masks; the ranks of one model draw equal ones.
     torch.manual_seed(replica.count * job.train.seed + replica.index)
     return built
-
-
-def defers_weights(job: JobConfig) -> bool:
-    """Whether weights are read part by part while they are sharded: no rank ever holds the model whole."""
-    return job.train.strategy in DEFERRING and bool(job.model.language_model.weights) and not job.model.quantizes_base
 
 
 def build_loader(

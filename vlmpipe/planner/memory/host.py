@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from trainer.sizing.model_shape import ModelShape
 from vlmpipe.catalog.machines import Machine
-from vlmpipe.planner.memory.components import MemoryPart, Place
+from vlmpipe.planner.memory.components import FP32_BYTES, MemoryPart, Place
 from vlmpipe.planner.parallel_layout import Layout
 
 OF_THE_OPTIMIZER = frozenset(
@@ -94,6 +95,19 @@ def host_memory(parts: Sequence[MemoryPart], layout: Layout, machine: Machine) -
     saved = sum(int(ranks * _staged_share(part.name, layout) * part.bytes) for part in parts if part.name in SAVED)
     checkpoint = MemoryPart("checkpoint", saved, "a copy of what is saved, until it is written")
     return HostMemory(machine.machine_type, capacity, (*held, processes, checkpoint))
+
+
+def start_memory(shape: ModelShape, layout: Layout, machine: Machine, *, deferred: bool) -> HostMemory:
+    """What a node holds before the first step: each rank's model in fp32, or one matrix of it where weights are read
+    while they are sharded (`trainer.models.layers.deferred_weights`)."""
+    ranks, language = layout.ranks_per_node, shape.language
+    held, why = shape.total_parameters, "in fp32, built whole by each rank"
+    if deferred:
+        held = max(language.hidden * language.intermediate, language.hidden * shape.vocabulary)
+        why = "in fp32, a matrix at a time"
+    processes = MemoryPart("processes", ranks * PROCESS_BYTES, "Python, torch and transformers, assumed")
+    model = MemoryPart("model at the start", ranks * FP32_BYTES * held, why)
+    return HostMemory(machine.machine_type, int(CPU_SHARE * machine.memory_gib * GIB), (model, processes))
 
 
 def _staged_share(part: str, layout: Layout) -> float:

@@ -50,6 +50,7 @@ class Memory:
     moment: str  # the fullest: forward, backward or step
     nearest: tuple[Setting, ...] = field(default=())
     host: HostMemory | None = None  # of the fullest node; None without GPUs
+    start: HostMemory | None = None  # of a node before the first step; None without GPUs
     disk_bytes: int = 0  # of each node, in train.nvme_path
 
     @property
@@ -62,7 +63,7 @@ class Memory:
 
     @property
     def fits(self) -> bool:
-        return self.spare_bytes >= 0 and (self.host is None or self.host.fits)
+        return self.spare_bytes >= 0 and all(host.fits for host in (self.host, self.start) if host)
 
     @property
     def binding(self) -> str:
@@ -82,6 +83,7 @@ class Memory:
             "parts": [part.as_dict() for part in self.parts],
             "nearest": [vars(setting) for setting in self.nearest],
             "host": self.host.as_dict() if self.host else None,
+            "start": self.start.as_dict() if self.start else None,
             "disk_bytes": self.disk_bytes,
         }
 

@@ -113,6 +113,18 @@ def test_a_machine_with_too_little_memory_of_its_own_does_not_fit() -> None:
     assert not small.fits
 
 
+@pytest.mark.parametrize(("strategy", "whole"), [("zero2", True), ("zero3", True), ("fsdp", False)])
+def test_ranks_build_the_model_whole_unless_they_read_weights_while_they_shard_them(strategy: str, whole: bool) -> None:
+    config, memory = load_run_file(RUN_FILE), planned(strategy, "none")
+    parameters = architecture(config).shape.total_parameters
+    assert memory.start is not None
+    (built,) = (part.bytes for part in memory.start.parts if part.name == "model at the start")
+    assert (built == 4 * parameters * config.cluster.processes) == whole
+    assert whole or built < 0.05 * 4 * parameters * config.cluster.processes
+    small = planned(strategy, "none", machine_gib=256)
+    assert small.fits == (not whole) and small.spare_bytes == memory.spare_bytes
+
+
 def test_under_ddp_the_nodes_together_copy_the_state_once_for_a_checkpoint() -> None:
     nodes = load_run_file(RUN_FILE).cluster.replica_count
     memory = planned("ddp", "none")
