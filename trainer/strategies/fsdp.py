@@ -61,12 +61,7 @@ class Fsdp(TorchStrategy):
         return self.followed(clip_and_step(self._module, self._optimizer, self.loss_scale, most, rate_factor))
 
 
-def shard(
-    module: nn.Module,
-    blocks: ShardingUnits,
-    config: TrainConfig,
-    mesh: DeviceMesh,
-) -> FSDPModule:
+def shard(module: nn.Module, blocks: ShardingUnits, config: TrainConfig, mesh: DeviceMesh) -> FSDPModule:
     """Apply `fully_shard` to each layer, then to the rest. Never to the tower module itself: renaming its class would
     break transformers' capture of hidden states."""
     policy = MixedPrecisionPolicy()

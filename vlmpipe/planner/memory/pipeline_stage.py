@@ -22,13 +22,13 @@ from trainer.sizing.trace_results import Compute, Held, StageTrace
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.planner.disk_cache import disk_cached
 from vlmpipe.planner.memory.activations import largest_sequences, require_degree
-from vlmpipe.planner.memory.components import BF16_BYTES, FP32_BYTES, MemoryPart, average_parts, split
+from vlmpipe.planner.memory.components import MemoryPart
 from vlmpipe.planner.memory.pipeline_partition import StageWeights
 from vlmpipe.planner.memory.pipeline_schedule import Pass, operations
+from vlmpipe.planner.memory.stage_state import StageGroups, lasting_parts
 from vlmpipe.planner.parallel_layout import layout_of
 from vlmpipe.planner.workload import is_cached
 
-ADAM_MOMENTS = 2  # fp32 each
 Mix = tuple[int, int]  # images and label tokens of one row
 Moment = Literal["forward", "backward", "reduction"]
 GATHERED, WHOLE, SHARDS, REDUCED = "gathered weights", "whole gradients", "gradients", "gradients on their way"
@@ -74,7 +74,7 @@ def stage_phases(
         StageWeights.of(shape, stage, cached=is_cached(config), tensor_parallel=train.tensor_parallel) for stage in own
     ]
     groups = [
-        _Groups.of(config, stage, of_stage, shards, on_gpu=on_gpu) for stage, of_stage in zip(own, weights, strict=True)
+        StageGroups.of(config, stage, each, shards, on_gpu=on_gpu) for stage, each in zip(own, weights, strict=True)
     ]
     order = list(operations(number, ranks, virtual, passes))
     neighbours = [(not stage.is_first) + (not stage.is_last) for stage in own]
@@ -106,54 +106,6 @@ def stage_phases(
     moments = {moment: [*parts_of(held), sent] for moment, held in rank.fullest.items()}
     moments["step"] = parts_of(Counter({SHARDS: sum(group.sharded_bytes for group in groups)}))
     return {moment: [part for part in [*static, *parts] if part.bytes] for moment, parts in moments.items()}
-
-
-def lasting_parts(weights: Sequence[StageWeights], shards: int, *, averaged: bool) -> list[MemoryPart]:
-    """What a rank with these stages, each sharded over `shards` replicas, holds whatever its rows are."""
-    trained = sum(split(each.trainable, shards) for each in weights)
-    frozen = sum(each.frozen - (each.sliced - each.trainable) for each in weights)
-    frozen += sum(split(each.sliced - each.trainable, shards) for each in weights)
-    return [
-        MemoryPart("weights", FP32_BYTES * trained, "fp32, trained, sharded"),
-        MemoryPart("frozen weights", FP32_BYTES * frozen, "fp32, sharded where others of their part are trained"),
-        MemoryPart("optimizer", ADAM_MOMENTS * FP32_BYTES * trained, "two moments in fp32"),
-        *average_parts(trained, averaged=averaged),
-    ]
-
-
-@dataclass(frozen=True)
-class _Groups:
-    """Bytes of a stage's weights and gradients under FSDP, which gathers and reduces them group by group."""
-
-    gathered_bytes: int  # in the compute type
-    gathered_in_reduction_bytes: int  # when the first group's gradients are reduced
-    whole_gradient_bytes: int
-    sharded_bytes: int  # of gradients
-    backward_bytes: int  # gradients of a micro-batch that are not yet added
-    reduced_bytes: int  # of the largest group's gradients, copied for the reduction
-
-    @classmethod
-    def of(cls, config: RunConfig, stage: Stage, weights: StageWeights, shards: int, *, on_gpu: bool) -> _Groups:
-        train = config.train
-        is_rounded = train.precision != "fp32"
-        compute_bytes = BF16_BYTES if is_rounded else FP32_BYTES
-        # The group outside of layers is reduced first; without one, a layer.
-        group = weights.root or weights.layer
-        own = weights.sliced_root if weights.root else weights.layer
-        # The head's gradients are there from the beginning of a backward pass on. Computed again, a layer is fullest
-        # behind its last product.
-        fresh = weights.root * stage.is_last + weights.last_product * (train.activation_checkpointing == "full")
-        copied = FP32_BYTES * group
-        if shards > 1 and not on_gpu:  # on CPUs a reduce-scatter works on a copy of its own
-            copied += FP32_BYTES * split(group, shards)
-        return cls(
-            gathered_bytes=compute_bytes * weights.sliced,
-            gathered_in_reduction_bytes=compute_bytes * (weights.sliced - own),
-            whole_gradient_bytes=FP32_BYTES * weights.trainable,
-            sharded_bytes=FP32_BYTES * split(weights.trainable, shards),
-            backward_bytes=compute_bytes * fresh * is_rounded,
-            reduced_bytes=copied,
-        )
 
 
 @dataclass(frozen=True)
@@ -203,7 +155,7 @@ class _Rank:
     """The stages of a rank, how many stages each of them sends to, and the order in which the rank works on them."""
 
     stages: list[_Stage]
-    groups: list[_Groups]
+    groups: list[StageGroups]
     neighbours: list[int]
     order: list[tuple[Pass, int]]
 

@@ -13,8 +13,9 @@ from vlmpipe.planner.memory.activations import Activations, Computing, activatio
 from vlmpipe.planner.memory.components import MemoryPart
 from vlmpipe.planner.memory.phases import run_phases
 from vlmpipe.planner.memory.pipeline_partition import StageWeights, by_rank, planned_stages
-from vlmpipe.planner.memory.pipeline_stage import lasting_parts, stage_phases
+from vlmpipe.planner.memory.pipeline_stage import stage_phases
 from vlmpipe.planner.memory.rank import device_parts, fullest
+from vlmpipe.planner.memory.stage_state import lasting_parts
 from vlmpipe.planner.model_architecture import Architecture
 from vlmpipe.planner.parallel_layout import Layout, layout_of
 from vlmpipe.planner.workload import Workload
