@@ -64,12 +64,12 @@ class Plan:
     def estimate_errors(self) -> list[str]:
         """Those that are not of a job spec: memory, and terms of the capacity fallback that are not sold."""
         found = []
-        host = self.memory.host if self.memory else None
-        if host and not host.fits:
-            found.append(
-                f"does not fit: a {host.machine} has {host.capacity_bytes / GIB:,.1f} GiB of memory for it, and "
-                f"{', '.join(part.name for part in host.parts)} take {host.total_bytes / GIB:,.1f} GiB"
-            )
+        for host in (self.memory.host, self.memory.start) if self.memory else ():
+            if host and not host.fits:
+                found.append(
+                    f"does not fit: a {host.machine} has {host.capacity_bytes / GIB:,.1f} GiB of memory for it, and "
+                    f"{', '.join(part.name for part in host.parts)} take {host.total_bytes / GIB:,.1f} GiB"
+                )
         if self.memory and self.memory.spare_bytes < 0:
             need, there = self.memory.total_bytes / GIB, self.memory.capacity_bytes / GIB
             found.append(
