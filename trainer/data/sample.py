@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from trainer.config.model import IMAGE_TOKEN
+from trainer.storage.base import crc32c_of
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -55,6 +56,14 @@ def png_bytes(image: Image.Image) -> bytes:
     return buffer.getvalue()
 
 
+def content_of(data: bytes) -> str:
+    """Identity of an image's bytes: size and CRC32C, which buckets know without a download.
+
+    The same for all sources, so that an image has the same split in a folder, a bucket, a tar or a Parquet file.
+    """
+    return f"{len(data)} {crc32c_of(data)}"
+
+
 @dataclass(frozen=True, slots=True)
 class ImageRef:
     """An image that has not been read yet. Within one source, equal names mean equal images."""
@@ -65,8 +74,8 @@ class ImageRef:
     size_bytes: Callable[[], int] | None = None  # of the stored file, without reading it; None: it is small
 
     def content(self) -> str:
-        """Changes with the image's bytes."""
-        return self.known() if self.known else hashlib.sha256(self.read()).hexdigest()
+        """Identity of the image's bytes, see `content_of`."""
+        return self.known() if self.known else content_of(self.read())
 
 
 @dataclass(frozen=True, slots=True)

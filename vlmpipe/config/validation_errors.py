@@ -18,6 +18,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from trainer.errors import ConfigError
+from trainer.redaction import redact_all
 
 LEAST_SIMILARITY = 0.68
 MAY_HOLD_SECRETS = ("cluster.env",)
@@ -57,6 +58,8 @@ OTHER_NAMES = {
 }
 # Earlier names that are still names of something else.
 EARLIER_PATHS = {"train.schedule": "train.lr_schedule", "cluster.strategy": "cluster.scheduling_strategy"}
+# Earlier values of fields.
+EARLIER_VALUES = {("train.strategy", "tp+fsdp"): "tp"}
 LONGEST_SHOWN = 60  # characters of a quoted value
 
 
@@ -112,9 +115,10 @@ def section_of(field: FieldInfo) -> type[BaseModel] | None:
 
 
 def show(value: Any) -> str:
-    """A value as it is written in YAML or JSON, shortened."""
+    """A value as it is written in YAML or JSON, shortened, without the secrets in it: errors end up in logs."""
     if isinstance(value, Mapping):
         return "a section" if value else "an empty section"
+    value = redact_all(value)
     text = json.dumps(value, ensure_ascii=False, default=repr)
     if not text.isprintable():
         text = json.dumps(value, default=repr)
@@ -171,7 +175,8 @@ def _text(path: str, group: list[ErrorDetails], fields: Mapping[str, FieldInfo])
     expected = " or ".join(dict.fromkeys(_expected(one) for one in group))
     hint = ""
     if details["type"] == "literal_error" and isinstance(details["input"], str):
-        hint = did_you_mean(details["input"], _options(details))
+        earlier = EARLIER_VALUES.get((path, details["input"]))
+        hint = f"; it is {earlier} now" if earlier else did_you_mean(details["input"], _options(details))
     return f"found {found}, expected {expected}{hint}"
 
 

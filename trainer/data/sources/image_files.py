@@ -12,12 +12,12 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 
 from trainer.data.rejects import RejectCode, RejectedError
-from trainer.data.sample import IMAGE_SUFFIXES, ImageRef
+from trainer.data.sample import IMAGE_SUFFIXES, ImageRef, content_of
 from trainer.data.sources.file_patterns import fingerprint_of
 from trainer.data.sqlite_table import disk_table
 from trainer.errors import ConfigError, DataError, ExitCode, UserError
 from trainer.storage import open_storage
-from trainer.storage.base import Storage, clean_name, crc32c_of
+from trainer.storage.base import Storage, clean_name
 from trainer.storage.local import LocalStorage
 from trainer.storage.regular_files import FileTooLargeError, NotRegularFileError, read_regular
 
@@ -59,8 +59,7 @@ class ImageFiles:
     def _known(self, name: str) -> str:
         """Size and CRC32C, so that an image gets the same split from a folder and from a bucket."""
         if self._root:
-            data = self._read(name)
-            return f"{len(data)} {crc32c_of(data)}"
+            return content_of(self._read(name))
         found = self._object(name)
         return f"{found[0]} {found[1]}" if found else f"no {self._storage.uri(name)}"
 

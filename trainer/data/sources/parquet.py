@@ -94,4 +94,4 @@ def _image(value: Any, files: ImageFiles) -> ImageRef:
     require_size(len(value), files.max_image_bytes)
     # Equal names must mean equal images, and the paths in different rows may be the same.
     sha256 = hashlib.sha256(value).hexdigest()
-    return ImageRef(sha256 + PurePosixPath(path).suffix, lambda: value, lambda: sha256, lambda: len(value))
+    return ImageRef(sha256 + PurePosixPath(path).suffix, lambda: value, size_bytes=lambda: len(value))
