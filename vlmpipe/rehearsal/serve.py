@@ -21,11 +21,11 @@ from vlmpipe.backends.vertex.bucket_checks import buckets_of
 from vlmpipe.backends.vertex.client import ENDPOINT_VARIABLE
 from vlmpipe.config.run_config import RunConfig, load_run_file
 from vlmpipe.rehearsal.gcs.server import FakeGcs
-from vlmpipe.rehearsal.vertex.courses import DONE, TRAINING, Move, tasks_of
-from vlmpipe.rehearsal.vertex.server import FakeVertex
+from vlmpipe.rehearsal.vertex.scripted_runs import DONE, TRAINING, Move, tasks_of
+from vlmpipe.rehearsal.vertex.server import VertexServer
 
 
-class SelfMovingVertex(FakeVertex):
+class SelfMovingVertex(VertexServer):
     """A strict Vertex AI whose pipeline jobs run well."""
 
     def create(self, parent: str, job_id: str, body: bytes) -> PipelineJob:
@@ -38,7 +38,7 @@ class SelfMovingVertex(FakeVertex):
             moves.insert(1 + number, Move({**ended, name: "RUNNING"}))
             last.clear()
             last.update({name: "SUCCEEDED", "prepare-data": "RUNNING"})
-        self.courses.moves[job_id] = moves
+        self.runs.moves[job_id] = moves
         return job
 
 

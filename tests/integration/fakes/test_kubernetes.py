@@ -41,7 +41,7 @@ class Caller:
 @pytest.fixture
 def server() -> Iterator[FakeKubernetes]:
     with FakeKubernetes() as running:
-        running.courses = [Course([Scene()])]
+        running.runs = [Course([Scene()])]
         yield running
 
 

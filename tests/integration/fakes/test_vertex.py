@@ -13,8 +13,8 @@ import pytest
 import yaml
 from kfp import compiler, dsl
 
-from vlmpipe.rehearsal.vertex.courses import Move
-from vlmpipe.rehearsal.vertex.server import FakeVertex, Fault
+from tests.fakes.vertex.server import FakeVertex, Fault
+from vlmpipe.rehearsal.vertex.scripted_runs import Move
 
 PARENT = "projects/test-project/locations/us-central1"
 JOBS = f"/v1/{PARENT}/pipelineJobs"
@@ -197,19 +197,19 @@ def test_a_cut_connection_leaves_what_its_name_says(
 
 def test_a_job_moves_only_as_the_service_moves_it(ask: Ask, server: FakeVertex, body: dict[str, Any]) -> None:
     ask("POST", f"{JOBS}?pipelineJobId=small-1", body)
-    server.courses.moves["small-1"] = [Move({"echo": "RUNNING"}), Move({"echo": "SUCCEEDED"}, "SUCCEEDED")]
+    server.runs.moves["small-1"] = [Move({"echo": "RUNNING"}), Move({"echo": "SUCCEEDED"}, "SUCCEEDED")]
     states = [ask("GET", f"{JOBS}/small-1")[1] for _ in range(3)]
     assert [one["state"].removeprefix("PIPELINE_STATE_") for one in states] == ["RUNNING", "SUCCEEDED", "SUCCEEDED"]
     job = server.jobs[f"{PARENT}/pipelineJobs/small-1"]
     for move in (Move(), Move({"echo": "RUNNING"}), Move({"other": "RUNNING"})):
-        server.courses.moves["small-1"] = [move]
+        server.runs.moves["small-1"] = [move]
         with pytest.raises(AssertionError):
-            server.courses.advance(job)
+            server.runs.advance(job)
 
 
 def test_cancelling_is_asked_for_once_and_takes_a_while(ask: Ask, server: FakeVertex, body: dict[str, Any]) -> None:
     ask("POST", f"{JOBS}?pipelineJobId=small-1", body)
-    server.courses.moves["small-1"] = [Move({"echo": "RUNNING"})]
+    server.runs.moves["small-1"] = [Move({"echo": "RUNNING"})]
     ask("GET", f"{JOBS}/small-1")
     assert ask("POST", f"{JOBS}/small-1:cancel", {"force": True})[0] == 400
     assert ask("POST", f"{JOBS}/missing:cancel", {})[0] == 404
@@ -277,7 +277,7 @@ def test_a_schedule_with_one_fault_is_refused_and_makes_nothing(
 ) -> None:
     path, value, said = SCHEDULE_REFUSALS[name]
     code, answer = ask("POST", SCHEDULES, _changed(schedule, path, value))
-    assert (code, said in answer["error"]["message"], server.book.schedules) == (400, True, {})
+    assert (code, said in answer["error"]["message"], server.schedules.schedules) == (400, True, {})
 
 
 def test_a_schedule_goes_through_its_states(ask: Ask, schedule: dict[str, Any]) -> None:

@@ -16,6 +16,7 @@ from google.cloud.aiplatform.utils import gcs_utils
 from google.protobuf import json_format
 from kfp.pipeline_spec import pipeline_spec_pb2
 
+from tests.fakes.vertex.server import FakeVertex
 from tests.support.short_form import chosen
 from tests.support.terminal import Terminal
 from tests.support.vertex.submit_runs import CONFIG, DEAR, MINE, RED, Submit, running_vertex, submitter
@@ -23,7 +24,6 @@ from vlmpipe.backends.vertex import pipeline_job as vertex_job
 from vlmpipe.backends.vertex.client import ENDPOINT_VARIABLE
 from vlmpipe.config.run_config import load_run_file
 from vlmpipe.rehearsal.serve import rehearsal
-from vlmpipe.rehearsal.vertex.server import FakeVertex
 from vlmpipe.runs import watch
 from vlmpipe.runs.vertex.names import run_records
 

@@ -20,13 +20,13 @@ from pipelines.schedules import apply as schedule_plan
 from pipelines.templates import artifact_registry as template_registry
 from pipelines.templates.artifact_registry import Registry
 from pipelines.templates.publish import publish
+from tests.fakes.vertex.server import FakeVertex, Fault
+from tests.fakes.vertex.templates import API, FILES, TOKEN, Token, redirect
 from tests.support.vertex.submit_runs import CHEAP, CONFIG, MINE, Answer, Submit, commander, running_vertex
 from trainer import __version__
 from trainer.errors import ExitCode, UserError
 from vlmpipe.backends.vertex import pipeline_job as vertex_job
 from vlmpipe.config.run_config import load_run_file
-from vlmpipe.rehearsal.vertex.server import FakeVertex, Fault
-from vlmpipe.rehearsal.vertex.templates import API, FILES, TOKEN, Token, redirect
 
 HOST = f"https://{FILES}/test-project/templates"
 NAME = "llava-7b-zero2-spot"
@@ -120,9 +120,8 @@ def test_what_is_cut_off_anywhere_is_finished_by_doing_it_again(
     vertex: FakeVertex, compiled: Compiled, point: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     take, asked = vertex.take_fault, iter(range(1, 99))
-    monkeypatch.setattr(
-        vertex, "take_fault", lambda method: Fault("status", code=403) if next(asked) == point else take(method)
-    )
+    refusal = Fault("status", code=403)
+    monkeypatch.setattr(vertex, "take_fault", lambda *request: refusal if next(asked) == point else take(*request))
     with pytest.raises(UserError, match="roles/artifactregistry"):
         publish(Registry(HOST), compiled, [])
     published = publish(Registry(HOST), compiled, [])
@@ -235,7 +234,7 @@ def test_a_run_and_a_schedule_start_from_a_tag_and_stay_with_its_version(
 
     assert vlmpipe("schedule", "apply", LATEST).code == 0
     assert vlmpipe("schedule", "plan", LATEST, "--json").json["action"] == "nothing"
-    (live,) = vertex.book.schedules.values()
+    (live,) = vertex.schedules.schedules.values()
     assert live.create_pipeline_job_request.pipeline_job.template_uri == published.address
 
 

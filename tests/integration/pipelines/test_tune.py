@@ -25,6 +25,7 @@ from pipelines.tune.search import (
     tuning_job,
     value_at,
 )
+from tests.fakes.vertex.server import FakeVertex, Fault
 from tests.support.vertex.search_runs import DIGITS, LOG, PARAMETERS, PRECISION, RATE, ROWS, config, opened
 from trainer import launch
 from trainer import tune_trial as trial_module
@@ -38,7 +39,6 @@ from vlmpipe.backends.vertex.client import ENDPOINT_VARIABLE
 from vlmpipe.config.run_config import load_run_file
 from vlmpipe.config.tune import ParameterSpec, TuneConfig
 from vlmpipe.config.validation_errors import RunFileError
-from vlmpipe.rehearsal.vertex.server import FakeVertex, Fault
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeVertex]:
 
 def test_the_request_says_ranges_metric_and_trials_in_the_apis_terms(server: FakeVertex, search: Search) -> None:
     submit_search(search)
-    (job,) = server.searches.jobs
+    (job,) = server.tuning_jobs.jobs
     study = json_format.MessageToDict(api.StudySpec.pb(job.study_spec))
     assert study == {
         "metrics": [{"metricId": "exact_match", "goal": "MAXIMIZE"}],
@@ -93,7 +93,7 @@ def test_trials_are_stopped_early_by_what_training_measures(
         opened(wanted, tmp_path)
     train = wanted.train.model_copy(update={"validate_every_steps": 5})
     submit_search(opened(wanted.model_copy(update={"train": train}), tmp_path))
-    (job,) = server.searches.jobs
+    (job,) = server.tuning_jobs.jobs
     study = json_format.MessageToDict(api.StudySpec.pb(job.study_spec))
     assert study[field] == {} and study["metrics"] == [{"metricId": "validation_loss", "goal": "MINIMIZE"}]
 
@@ -106,7 +106,7 @@ def test_a_lost_answer_makes_no_second_search(server: FakeVertex, search: Search
     else:
         with pytest.raises(UserError, match="does not answer"):
             submit_search(search)
-    assert len(server.searches.jobs) == jobs
+    assert len(server.tuning_jobs.jobs) == jobs
 
 
 def test_the_server_refuses_a_search_that_the_api_would(server: FakeVertex, search: Search) -> None:

@@ -15,10 +15,8 @@ from __future__ import annotations
 import base64
 import json
 import re
-import threading
 import time
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Literal
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -26,7 +24,8 @@ import google_crc32c
 from google.auth.credentials import AnonymousCredentials
 from google.cloud import storage
 
-from vlmpipe.rehearsal.gcs.faults import Fault
+from vlmpipe.rehearsal.gcs.faults import Fault as Fault
+from vlmpipe.rehearsal.http_server import ApiError, Handler, LocalServer
 
 TRICKLE_PIECES, TRICKLE_S = 8, 0.05  # pieces of a body, and the pause before each
 
@@ -66,61 +65,26 @@ class ResumableUpload:
     finished: dict[str, Any] | None = None  # asking a finished session again gives the same answer
 
 
-class ApiError(Exception):
-    """An answer that is not 200."""
-
-    def __init__(self, code: int, message: str, headers: dict[str, str] | None = None) -> None:
-        super().__init__(message)
-        self.code, self.message, self.headers = code, message, headers or {}
-
-
-class FakeGcs:
-    """The server: state in memory, one thread a connection, one lock around each request's effect."""
+class FakeGcs(LocalServer):
+    """The server."""
 
     def __init__(self, buckets: list[str], page_size: int = 1000) -> None:
+        super().__init__(_GcsHandler)
         self.buckets: dict[str, dict[str, StoredObject]] = {name: {} for name in buckets}
         self.places: dict[str, dict[str, Any]] = {}  # of a bucket's metadata; else it lies in us-central1
         self.granted: dict[str, set[str]] = {}  # what the caller may, for buckets where that is not everything
         self.forms: set[Form] = set()
         self.uploads: dict[str, ResumableUpload] = {}
-        self.faults: list[Fault] = []
-        self.requests: list[str] = []  # "METHOD path?query" of every request that arrived
         self.ranges: list[str] = []  # what each download asked for; empty is the whole
-        self.arrivals_s: list[float] = []  # when it did, by the monotonic clock
-        self.closing = threading.Event()
+        self.arrivals_s: list[float] = []  # when each request arrived, by the monotonic clock
         self.page_size = page_size
-        self.lock = threading.Lock()
         self._generation = 1000
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler_class(self))
-        self._server.daemon_threads = True
-        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01})
-
-    def __enter__(self) -> FakeGcs:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.closing.set()
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
-
-    @property
-    def endpoint(self) -> str:
-        return f"http://127.0.0.1:{self._server.server_port}"
 
     def client(self) -> storage.Client:
         """The real client library, talking to this server."""
         return storage.Client(
             project="test", credentials=AnonymousCredentials(), client_options={"api_endpoint": self.endpoint}
         )
-
-    def take_fault(self, method: str, path: str, body: bytes) -> Fault | None:
-        with self.lock:
-            fault = next((fault for fault in self.faults if fault.matches(method, path, body)), None)
-            if fault:
-                fault.times -= 1
-            return fault
 
     def objects(self, bucket: str) -> dict[str, StoredObject]:
         if bucket not in self.buckets:
@@ -182,34 +146,16 @@ class FakeGcs:
 # Query parameters that change nothing here. Any other unknown one is refused, so that no test rests on a thing ignored.
 IGNORED_QUERY = {"projection", "prettyPrint", "alt"}
 KNOWN_QUERY = {
-    "ifGenerationMatch",
-    "generation",
-    "uploadType",
-    "name",
-    "prefix",
-    "pageToken",
-    "maxResults",
-    "fields",
+    "ifGenerationMatch", "generation", "uploadType", "upload_id", "name", "prefix", "pageToken", "maxResults", "fields",
     "permissions",
-}
+}  # fmt: skip
 
 
-def _handler_class(server: FakeGcs) -> type[BaseHTTPRequestHandler]:
-    class Handler(_Handler):
-        fake = server
-
-    return Handler
-
-
-class _Handler(BaseHTTPRequestHandler):
+class _GcsHandler(Handler):
     fake: FakeGcs
-    protocol_version = "HTTP/1.1"  # keep-alive, as the real service
-    disable_nagle_algorithm = True  # else each answer waits 40 ms for the client's delayed ACK
     fault: Fault | None = None
 
-    def _serve(self) -> None:
-        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        self.fake.requests.append(f"{self.command} {self.path}")
+    def respond(self, body: bytes) -> None:
         self.fake.arrivals_s.append(time.monotonic())
         self.fault = self.fake.take_fault(self.command, self.path, body)
         if self.fault and self.fault.action in ("drop_before", "stall"):
@@ -218,13 +164,12 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             if self.fault and self.fault.action == "status":
                 wait_s = self.fault.retry_after_s
-                raise ApiError(self.fault.code, "fault rule", {"Retry-After": str(wait_s)} if wait_s else {})
-            url = urlsplit(self.path)
-            query = {key: values[0] for key, values in parse_qs(url.query, keep_blank_values=True).items()}
-            if unknown := query.keys() - KNOWN_QUERY - IGNORED_QUERY - {"upload_id"}:
+                raise ApiError(self.fault.code, "fault rule", headers={"Retry-After": str(wait_s)} if wait_s else {})
+            path, query = self.path_and_query()
+            if unknown := query.keys() - KNOWN_QUERY - IGNORED_QUERY:
                 raise ApiError(501, f"query parameters unknown to this fake: {sorted(unknown)}")
             with self.fake.lock:
-                self._route(url.path, query, body)
+                self._route(path, query, body)
         except ApiError as error:
             self._answer_json({"error": {"code": error.code, "message": error.message}}, error.code, error.headers)
         if self.fault and self.fault.action == "stall_midway":
@@ -240,8 +185,6 @@ class _Handler(BaseHTTPRequestHandler):
         if self.fault and self.fault.action == "corrupt_request" and data:
             return data[:-1] + bytes([data[-1] ^ 1])
         return data
-
-    do_GET = do_POST = do_PUT = do_DELETE = do_PATCH = _serve
 
     def _route(self, path: str, query: dict[str, str], body: bytes) -> None:
         if copied := re.fullmatch(r"/storage/v1/b/([^/]+)/o/([^/]+)/rewriteTo/b/([^/]+)/o/([^/]+)", path):
@@ -354,12 +297,8 @@ class _Handler(BaseHTTPRequestHandler):
         if action == "drop_after":
             self.close_connection = True
             return
-        self.send_response(code)
-        for key, value in (headers or {}).items():
-            self.send_header(key, value)
-        if code != 204:
-            self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
+        length = {"Content-Length": str(len(body))} if code != 204 else {}
+        self.send(code, {**(headers or {}), **length})
         if action in ("truncate", "stall_midway"):
             self.close_connection = True
             body = body[: len(body) // 2]
@@ -372,9 +311,6 @@ class _Handler(BaseHTTPRequestHandler):
                 self.wfile.write(body[start : start + size_bytes])
             return
         self.wfile.write(body)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Requests are kept in `FakeGcs.requests`; printing them would drown the tests' output."""
 
 
 def _resource(bucket: str, name: str, stored: StoredObject) -> dict[str, Any]:

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from google.cloud import storage
 
+from tests.fakes.vertex.server import FakeVertex
 from tests.support.vertex.submit_runs import CONFIG, MINE, Submit, running_vertex, scheduler, submitter
 from vlmpipe.backends.vertex.bucket_checks import buckets_of, lies_in
 from vlmpipe.config.run_config import load_run_file
 from vlmpipe.rehearsal.gcs.server import FakeGcs, Fault
-from vlmpipe.rehearsal.vertex.server import FakeVertex
 
 THERE = "/storage/v1/b/example-bucket"
 
@@ -121,8 +121,8 @@ def test_a_schedule_is_not_made_for_a_bucket_that_is_missing(
 ) -> None:
     missing(bucket)
     schedule, weekly = scheduler(tmp_path, monkeypatch, capfd), "schedule.cron=0 3 * * 1"
-    assert (schedule("apply", weekly, "--yes").code, vertex.book.schedules) == (66, {})
-    assert (schedule("apply", weekly, "--yes", "--force").code, len(vertex.book.schedules)) == (0, 1)
+    assert (schedule("apply", weekly, "--yes").code, vertex.schedules.schedules) == (66, {})
+    assert (schedule("apply", weekly, "--yes", "--force").code, len(vertex.schedules.schedules)) == (0, 1)
 
 
 def test_a_schedule_made_without_reading_metadata_says_so(
@@ -134,7 +134,7 @@ def test_a_schedule_made_without_reading_metadata_says_so(
 ) -> None:
     bucket.granted["example-bucket"] = {"storage.objects.get"}
     answer = scheduler(tmp_path, monkeypatch, capfd)("apply", "schedule.cron=0 3 * * 1", "--yes")
-    assert (answer.code, len(vertex.book.schedules)) == (0, 1)
+    assert (answer.code, len(vertex.schedules.schedules)) == (0, 1)
     assert (
         "note: whether the bucket of data.source, gs://example-bucket, lies in us-central1 is not known" in answer.out
     )

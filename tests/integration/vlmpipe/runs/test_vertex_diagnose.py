@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from google.cloud.aiplatform_v1.types import JobState
 
+from tests.fakes.vertex.server import FakeVertex, Fault
 from tests.support.vertex.runs import JOB, RUN, course, put, put_ladder, put_record
 from tests.support.vertex.submit_runs import Submit
 from vlmpipe.rehearsal.gcs.server import FakeGcs
-from vlmpipe.rehearsal.vertex.courses import BEGUN, TRAINING, Move
-from vlmpipe.rehearsal.vertex.jobs import Step
-from vlmpipe.rehearsal.vertex.server import FakeVertex, Fault
+from vlmpipe.rehearsal.vertex.custom_jobs import Step
+from vlmpipe.rehearsal.vertex.scripted_runs import BEGUN, TRAINING, Move
 from vlmpipe.runs.vertex.names import RunRecord
 
 pytest_plugins = ("tests.support.vertex.fixtures",)
@@ -101,8 +101,8 @@ def test_logs_say_it_where_nothing_else_does_and_a_missing_role_is_a_note(
 ) -> None:
     train_fails(started, Step("FAILED", 9, REPLICA.format(1)))
     job = started.jobs[RUN]
-    started.courses.print(job, "train", "step 7", replica="workerpool0-0")
-    started.courses.print(job, "train", "OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB",
+    started.runs.print(job, "train", "step 7", replica="workerpool0-0")
+    started.runs.print(job, "train", "OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB",
                           replica="workerpool1-0")  # fmt: skip
     found = vlmpipe("diagnose", RUN, "--json").json
     assert (found["id"], found["seen"]["where"]) == ("gpu-out-of-memory", "vlmpipe logs --step train, workerpool1-0")
@@ -125,7 +125,7 @@ def test_a_missing_bucket_is_the_cause_where_no_step_could_say_it(
 
 def test_a_run_that_somebody_cancelled_says_so(started: FakeVertex, bucket: FakeGcs, vlmpipe: Submit) -> None:
     course(started, *TRAINING, begun=4)
-    started.courses.print(started.jobs[RUN], "train", "stopped on request after step 5; resumable")
+    started.runs.print(started.jobs[RUN], "train", "stopped on request after step 5; resumable")
     vlmpipe("cancel", RUN)
     vlmpipe("status", RUN)
     found = vlmpipe("diagnose", RUN, "--json").json
@@ -148,8 +148,8 @@ def test_a_training_that_waits_for_machines_is_said_to_wait(
     started: FakeVertex, bucket: FakeGcs, vlmpipe: Submit
 ) -> None:
     course(started, *TRAINING, begun=4)
-    number = list(started.floor.jobs)[-1]
-    started.floor.jobs[number].state = JobState.JOB_STATE_PENDING
+    number = list(started.custom_jobs.jobs)[-1]
+    started.custom_jobs.jobs[number].state = JobState.JOB_STATE_PENDING
     found = vlmpipe("diagnose", RUN, "--json").json
     assert (found["outcome"], found["cause"]) == ("running", "nothing yet: the run is going on")
     assert f"step train waits for machines: custom job {number[-4:]} is PENDING" in found["notes"]

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from google.auth.exceptions import RefreshError
 
+from tests.fakes.vertex.server import FakeVertex, Fault
 from tests.support.vertex.runs import JOB, LINK, RUN, course, put, put_ladder, put_record
 from tests.support.vertex.submit_runs import CONFIG, Submit, submitter
 from vlmpipe.rehearsal.gcs.server import FakeGcs
-from vlmpipe.rehearsal.vertex.courses import BEGUN, DONE, TRAINING, Move
-from vlmpipe.rehearsal.vertex.server import FakeVertex, Fault
+from vlmpipe.rehearsal.vertex.scripted_runs import BEGUN, DONE, TRAINING, Move
 from vlmpipe.runs import watch
 from vlmpipe.runs.local.state import Step
 from vlmpipe.runs.vertex.names import RunRecord
@@ -133,7 +133,7 @@ def test_watching_shows_every_move_and_leaves_with_the_runs_code(
     lines = answer.out.splitlines()
     for line in ("resolve-run: running", "train: done", "register-model: skipped", "gate         exact match 0.1"):
         assert any(text.startswith(line) for text in lines), line
-    assert answer.code == 0 and started.courses.moves[JOB] == []
+    assert answer.code == 0 and started.runs.moves[JOB] == []
 
 
 def test_watching_outlives_a_service_that_is_silent_for_a_while(
@@ -174,7 +174,7 @@ def test_run_on_vertex_submits_and_watches(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr("pipelines.submit.job_id_at", lambda config, moment: JOB)
-    vertex.courses.moves[JOB] = [BEGUN, Move({"resolve-run": "FAILED"}, "FAILED", "a non-zero status of 64")]
+    vertex.runs.moves[JOB] = [BEGUN, Move({"resolve-run": "FAILED"}, "FAILED", "a non-zero status of 64")]
     run = submitter(tmp_path, monkeypatch, capfd, "run", "--target", "vertex")
     answer = run("--plain")
     assert (answer.code, "resolve-run: running" in answer.out) == (64, True)
@@ -216,8 +216,8 @@ def test_a_run_that_is_over_cannot_be_cancelled(started: FakeVertex, vlmpipe: Su
 def test_logs_are_those_of_the_step_and_in_order(started: FakeVertex, vlmpipe: Submit) -> None:
     course(started, *TRAINING, begun=4)
     job = started.jobs[RUN]
-    started.courses.print(job, "resolve-run", "run file is valid")
-    started.courses.print(job, "train", *(f"step {number}" for number in range(8)))
+    started.runs.print(job, "resolve-run", "run file is valid")
+    started.runs.print(job, "train", *(f"step {number}" for number in range(8)))
     whole = vlmpipe("logs", RUN)
     texts = [line.split("] ", 1)[1] for line in whole.out.splitlines()]
     assert (whole.code, texts) == (0, ["run file is valid", *(f"step {number}" for number in range(8))])
@@ -233,10 +233,10 @@ def test_following_logs_prints_each_line_once_until_the_end(
     started: FakeVertex, vlmpipe: Submit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     course(started, *TRAINING, begun=4)
-    started.courses.print(started.jobs[RUN], "train", "step 0", "step 1")
+    started.runs.print(started.jobs[RUN], "train", "step 0", "step 1")
 
     def go_on(seconds: float) -> None:
-        started.courses.print(started.jobs[RUN], "train", "step 2", "step 3")
+        started.runs.print(started.jobs[RUN], "train", "step 2", "step 3")
         course(started, Move({"train": "FAILED"}, "FAILED", "no"))
 
     monkeypatch.setattr("vlmpipe.cli.runs.time.sleep", go_on)
