@@ -7,18 +7,20 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from types import FrameType
 
 from pipelines.local_runner import GRACE_S
 from trainer.errors import CAUSES, ExitCode, os_errors
 from vlmpipe.backends.local.subreaper import run_in_subreaper
+from vlmpipe.backends.signals import handling
 from vlmpipe.runs.live_view import View
 from vlmpipe.runs.local.run import RUN_FILE_COPY, LocalRun
 from vlmpipe.runs.local.state import ATTEMPT_LINE
 
 POLL_S = 0.25
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class PipelineProcess:
@@ -83,7 +85,9 @@ def execute(run: LocalRun, view: View, command: Sequence[str] | None = None) -> 
         first = "Stopping: what is done so far is being saved. Ctrl-C again stops at once."
         view.note(first if process.num_requests == 1 else "Stopping at once.")
 
-    with _on_signals(stop):
+    # nohup asks to go on without a terminal
+    numbers = [one for one in STOP_SIGNALS if signal.getsignal(one) is not signal.SIG_IGN]
+    with handling(numbers, stop):
         try:
             while (code := process.exit_code()) is None:
                 view.update(run.state())
@@ -103,18 +107,3 @@ def execute(run: LocalRun, view: View, command: Sequence[str] | None = None) -> 
             view.close()
     run.close(code)
     return code
-
-
-@contextlib.contextmanager
-def _on_signals(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    numbers = [
-        number
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-        if signal.getsignal(number) is not signal.SIG_IGN  # nohup asks to go on without a terminal
-    ]
-    before = {number: signal.signal(number, handler) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, previous in before.items():
-            signal.signal(number, previous)

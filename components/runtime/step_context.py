@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from trainer.errors import ExitCode, UserError, os_errors, print_error
 from trainer.progress import Progress, step_progress
 from trainer.redaction import hide_secrets, redact
+from vlmpipe.backends.signals import handling
 
 # Set by a local run for its steps:
 STOPPED_VARIABLE = "VLMPIPE_STOPPED"  # not to begin, because the run was asked to stop
@@ -39,11 +40,8 @@ def stop_as_error(name: str) -> Iterator[None]:
     def stop(_number: int, _frame: object) -> None:
         raise UserError(f"{name} was stopped on request", fix="run again to continue", code=ExitCode.PREEMPTED)
 
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
+    with handling([signal.SIGTERM], stop):
         yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 @contextlib.contextmanager

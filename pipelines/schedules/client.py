@@ -21,14 +21,8 @@ from google.protobuf import field_mask_pb2, json_format
 
 from trainer.errors import ConfigError, ExitCode, UserError
 from vlmpipe.backends.vertex.client import Place, translate_errors
-from vlmpipe.backends.vertex.pipeline_job import (
-    REQUEST_TIMEOUT_S,
-    SUBMISSION_LABEL,
-    Answer,
-    Submission,
-    may_have_arrived,
-    retrying,
-)
+from vlmpipe.backends.vertex.pipeline_job import SUBMISSION_LABEL, Submission
+from vlmpipe.backends.vertex.retries import Answer, may_have_arrived, retrying, send_once
 
 if TYPE_CHECKING:
     from google.cloud.aiplatform_v1.services.schedule_service import ScheduleServiceClient
@@ -195,11 +189,7 @@ class Schedules:
                 for live in self._named(wanted.name):
                     if live.token == token:
                         return live
-            return Live(
-                self._client.create_schedule(
-                    parent=self._place.parent, schedule=schedule, retry=None, timeout=REQUEST_TIMEOUT_S
-                )
-            )
+            return Live(send_once(self._client.create_schedule, parent=self._place.parent, schedule=schedule))
 
         try:
             return self._call(attempt, faults)
@@ -219,21 +209,17 @@ class Schedules:
         schedule.name = live.schedule.name
         _job_of(schedule).labels[SUBMISSION_LABEL] = live.token
         mask = field_mask_pb2.FieldMask(paths=[change.field for change in changes])
-        return self._call(
-            lambda: Live(
-                self._client.update_schedule(schedule=schedule, update_mask=mask, retry=None, timeout=REQUEST_TIMEOUT_S)
-            )
-        )
+        return Live(self._call(lambda: send_once(self._client.update_schedule, schedule=schedule, update_mask=mask)))
 
     def pause(self, live: Live) -> Live:
         """Start no run until it is resumed. Runs that have begun go on."""
-        self._call(lambda: self._client.pause_schedule(name=live.schedule.name, retry=None, timeout=REQUEST_TIMEOUT_S))
+        self._call(lambda: send_once(self._client.pause_schedule, name=live.schedule.name))
         return self._get(live)
 
     def resume(self, live: Live, *, catch_up: bool) -> Live:
         """Start runs again. `catch_up`: also those that were due while it was paused."""
         request = {"name": live.schedule.name, "catch_up": catch_up}
-        self._call(lambda: self._client.resume_schedule(request=request, retry=None, timeout=REQUEST_TIMEOUT_S))
+        self._call(lambda: send_once(self._client.resume_schedule, request=request))
         return self._get(live)
 
     def delete(self, live: Live) -> None:
@@ -242,7 +228,7 @@ class Schedules:
 
         def attempt() -> None:
             try:
-                operation = self._client.delete_schedule(name=live.schedule.name, retry=None, timeout=REQUEST_TIMEOUT_S)
+                operation = send_once(self._client.delete_schedule, name=live.schedule.name)
                 operation.result(timeout=DELETE_TIMEOUT_S)
             except exceptions.NotFound:
                 if not may_have_arrived(faults):  # else our own deletion, whose answer was lost
@@ -251,23 +237,19 @@ class Schedules:
         self._call(attempt, faults)
 
     def _get(self, live: Live) -> Live:
-        return self._call(
-            lambda: Live(self._client.get_schedule(name=live.schedule.name, retry=None, timeout=REQUEST_TIMEOUT_S))
-        )
+        return Live(self._call(lambda: send_once(self._client.get_schedule, name=live.schedule.name)))
 
     def _named(self, name: str) -> Iterator[Live]:
         request = ListSchedulesRequest(parent=self._place.parent, filter=f'display_name="{name}"')
         return (live for live in self._ours(request) if live.name == name)
 
     def _ours(self, request: ListSchedulesRequest) -> Iterator[Live]:
-        for schedule in self._client.list_schedules(request=request, retry=None, timeout=REQUEST_TIMEOUT_S):
-            live = Live(schedule)
-            if live.name:
-                yield live
+        found = map(Live, send_once(self._client.list_schedules, request=request))
+        return (live for live in found if live.name)
 
     def _call(self, call: Callable[[], Answer], faults: list[Exception] | None = None) -> Answer:
         with translate_errors(self._place):
-            return retrying([] if faults is None else faults, call)
+            return retrying(call, faults)
 
 
 def _job_of(schedule: Schedule) -> PipelineJob:

@@ -6,7 +6,7 @@ import re
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import requests
 from google.api_core import exceptions
@@ -16,9 +16,8 @@ from requests.exceptions import HTTPError, RequestException
 
 from trainer.errors import ConfigError, ExitCode, UserError
 from vlmpipe.backends.vertex.client import LONGEST_MESSAGE_CHARS, Place, credentials_for, no_credentials, reason_of
-from vlmpipe.backends.vertex.pipeline_job import REQUEST_TIMEOUT_S, retrying
+from vlmpipe.backends.vertex.retries import REQUEST_TIMEOUT_S, Answer, retrying
 
-Answer = TypeVar("Answer")
 HOST = r"https://(?P<location>[a-z0-9-]+)-kfp\.pkg\.dev/(?P<project>[a-z0-9.:-]+)/(?P<repository>[a-z][a-z0-9-]*)"
 DIGEST = "sha256:"  # begins a version's name, and no tag's
 
@@ -124,7 +123,7 @@ class Registry:
                 raise exceptions.from_http_response(error.response) from error
 
         try:
-            return retrying([], translated)
+            return retrying(translated)
         except exceptions.GoogleAPICallError as error:
             raise self._api_error(error) from error
         except (RequestException, TransportError) as error:

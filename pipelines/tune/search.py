@@ -161,22 +161,18 @@ def submit_search(search: Search) -> api.HyperparameterTuningJob:
     from google.cloud.aiplatform_v1 import types as api
 
     from vlmpipe.backends.vertex.client import Place, job_client, translate_errors
-    from vlmpipe.backends.vertex.pipeline_job import PASSING, REQUEST_TIMEOUT_S, SUBMISSION_LABEL, retrying
+    from vlmpipe.backends.vertex.pipeline_job import SUBMISSION_LABEL
+    from vlmpipe.backends.vertex.retries import PASSING, list_all, send_once
 
     token, place = secrets.token_hex(8), Place.of(search.config)
     job, client = tuning_job(search, token=token), job_client(place.location)
     wanted = api.ListHyperparameterTuningJobsRequest(parent=place.parent, filter=f"labels.{SUBMISSION_LABEL}={token}")
-
-    def find() -> list[api.HyperparameterTuningJob]:
-        return list(client.list_hyperparameter_tuning_jobs(wanted, retry=None, timeout=REQUEST_TIMEOUT_S))
-
     with translate_errors(place, what="tuning job"):
         try:
-            return client.create_hyperparameter_tuning_job(
-                parent=place.parent, hyperparameter_tuning_job=job, retry=None, timeout=REQUEST_TIMEOUT_S
-            )
+            create = client.create_hyperparameter_tuning_job
+            return send_once(create, parent=place.parent, hyperparameter_tuning_job=job)
         except PASSING:
-            if found := retrying([], find):
+            if found := list_all(client.list_hyperparameter_tuning_jobs, wanted):
                 return found[0]
             raise
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipelines.tune.trials import TABLE, Trial, as_steps, ranked, table_lines
-from trainer.errors import ConfigError, ExitCode, UserError
+from trainer.errors import ConfigError, ExitCode
 from trainer.storage.base import join_uri
 from trainer.storage.records import read_record_file
 from vlmpipe.backends.vertex.client import Place
@@ -118,7 +118,7 @@ class LocalSearch:
 
 @dataclass(frozen=True)
 class VertexSearch:
-    """A HyperparameterTuningJob. Raises UserError in words for all that Google's client raises."""
+    """A HyperparameterTuningJob. Errors of Google's client become UserErrors."""
 
     name: str
     place: Place
@@ -132,51 +132,31 @@ class VertexSearch:
         return status_of_job(self._get(), self.name, self.place)
 
     def cancel(self) -> bool:
-        """Ask the service to stop the search and its trials. False where it is being stopped, or was, already."""
-        from google.api_core import exceptions
-
+        """Ask the service to stop the search and its trials; see `cancel_job`."""
         from vlmpipe.backends.vertex.client import job_client, translate_errors
-        from vlmpipe.backends.vertex.pipeline_job import REQUEST_TIMEOUT_S, retrying
-        from vlmpipe.runs.vertex.client import USER
+        from vlmpipe.backends.vertex.retries import send_request
+        from vlmpipe.runs.vertex.client import USER, cancel_job
 
-        found = self.status()
-        if found.outcome in ("stopping", "stopped"):
-            return False
-        self._refuse_over(found)
-        client, name = job_client(self.place.location), self.resource_name
-        try:
+        client = job_client(self.place.location)
+
+        def send() -> None:
             with translate_errors(self.place, role=USER, what="tuning job"):
-                retrying(
-                    [],
-                    lambda: client.cancel_hyperparameter_tuning_job(name=name, retry=None, timeout=REQUEST_TIMEOUT_S),
-                )
-        except UserError as error:  # it may have ended, or been cancelled by our own first request, meanwhile
-            if not isinstance(error.__cause__, exceptions.BadRequest):
-                raise
-            found = self.status()
-            self._refuse_over(found)
-            if found.outcome not in ("stopping", "stopped"):
-                raise
-        return True
+                send_request(client.cancel_hyperparameter_tuning_job, name=self.resource_name)
 
-    def _refuse_over(self, found: SearchStatus) -> None:
-        if found.is_over and found.outcome != "stopped":
-            raise ConfigError(
-                f"search {self.name} is over ({found.outcome}), so there is nothing to cancel",
-                expected="a search that is going on",
-                fix=f"vlmpipe status {self.name}",
-            )
+        return cancel_job(f"search {self.name}", self.name, lambda: _state(self._get()), send)
 
     def _get(self) -> api.HyperparameterTuningJob:
         from vlmpipe.backends.vertex.client import job_client, translate_errors
-        from vlmpipe.backends.vertex.pipeline_job import REQUEST_TIMEOUT_S, retrying
+        from vlmpipe.backends.vertex.retries import send_request
         from vlmpipe.runs.vertex.client import VIEWER
 
-        client, name = job_client(self.place.location), self.resource_name
+        client = job_client(self.place.location)
         with translate_errors(self.place, role=VIEWER, what="tuning job"):
-            return retrying(
-                [], lambda: client.get_hyperparameter_tuning_job(name=name, retry=None, timeout=REQUEST_TIMEOUT_S)
-            )
+            return send_request(client.get_hyperparameter_tuning_job, name=self.resource_name)
+
+
+def _state(job: api.HyperparameterTuningJob) -> str:
+    return str(job.state.name).removeprefix("JOB_STATE_")
 
 
 def find_search(name: str, root: str) -> LocalSearch | VertexSearch | None:
@@ -196,7 +176,7 @@ def status_of_job(job: api.HyperparameterTuningJob, name: str, place: Place) -> 
     return SearchStatus(
         search_id=name if "/" not in name else job.display_name,
         uri=job.trial_job_spec.base_output_directory.output_uri_prefix,
-        outcome=OUTCOMES.get(job.state.name.removeprefix("JOB_STATE_"), "running"),
+        outcome=OUTCOMES.get(_state(job), "running"),
         metric=wanted.metric_id,
         goal=wanted.goal.name,
         num_trials=job.max_trial_count,

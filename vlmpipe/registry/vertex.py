@@ -28,7 +28,7 @@ from trainer.errors import ConfigError, ExitCode, UserError
 from trainer.storage import open_storage
 from trainer.storage.base import AlreadyExistsError, VersionConflictError, join_uri
 from vlmpipe.backends.vertex.client import Place, model_client, operations_client, translate_errors
-from vlmpipe.backends.vertex.pipeline_job import PASSING, REQUEST_TIMEOUT_S, retrying
+from vlmpipe.backends.vertex.retries import PASSING, list_all, send_once, send_request
 from vlmpipe.registry.folder import Candidate, Entry, Export, overtaken, require_same_checkpoint
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ class VertexRegistry:
             if now != instead_of:
                 raise overtaken(self._alias, model, now, version, instead_of)
             request = api.MergeVersionAliasesRequest(name=f"{self._name}@{version}", version_aliases=[self._alias])
-            retrying([], lambda: self._client.merge_version_aliases(request, retry=None, timeout=REQUEST_TIMEOUT_S))
+            send_request(self._client.merge_version_aliases, request)
 
     # ---- files
 
@@ -181,7 +181,7 @@ class VertexRegistry:
         raise fault
 
     def _upload(self, request: api.UploadModelRequest) -> api.Model:
-        sent = self._client.upload_model(request, retry=None, timeout=REQUEST_TIMEOUT_S)
+        sent = send_once(self._client.upload_model, request)
         operations = operations_client(self._place.location)
         operation = from_gapic(sent.operation, operations, api.UploadModelResponse)
         try:
@@ -244,13 +244,9 @@ class VertexRegistry:
 
     def _list(self) -> list[api.Model]:
         """All versions, oldest first; none where there is no such model."""
-
-        def ask() -> list[api.Model]:
-            pages = self._client.list_model_versions(name=self._name, retry=None, timeout=REQUEST_TIMEOUT_S)
-            return list(pages)
-
         try:
-            return sorted(retrying([], ask), key=lambda one: int(one.version_id))
+            found = list_all(self._client.list_model_versions, name=self._name)
+            return sorted(found, key=lambda one: int(one.version_id))
         except exceptions.NotFound:
             return []
 
@@ -258,7 +254,7 @@ class VertexRegistry:
         """The version of that number or alias; an empty one is the model's default version."""
         name = f"{self._name}@{version}" if version else self._name
         try:
-            return retrying([], lambda: self._client.get_model(name=name, retry=None, timeout=REQUEST_TIMEOUT_S))
+            return send_request(self._client.get_model, name=name)
         except exceptions.NotFound:
             return None
 

@@ -18,7 +18,7 @@ from tests.support.vertex.submit_runs import Submit, commander
 from trainer.errors import UserError
 from trainer.monitoring.hypertune import METRIC_FILE_VARIABLE
 from vlmpipe.backends.local import job as local_job
-from vlmpipe.backends.vertex import pipeline_job as vertex_job
+from vlmpipe.backends.vertex import retries
 from vlmpipe.backends.vertex.client import ENDPOINT_VARIABLE
 from vlmpipe.runs.vertex.names import RunRecord
 
@@ -31,7 +31,7 @@ def search(tmp_path: Path) -> Search:
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeVertex]:
-    monkeypatch.setattr(vertex_job, "RETRY", Retry(initial=0.01, maximum=0.05, timeout=5.0))
+    monkeypatch.setattr(retries, "RETRY", Retry(initial=0.01, maximum=0.05, timeout=5.0))
     with FakeVertex() as running:
         monkeypatch.setenv(ENDPOINT_VARIABLE, running.endpoint)
         yield running

@@ -26,6 +26,7 @@ from tests.support.vertex.submit_runs import CHEAP, CONFIG, MINE, Answer, Submit
 from trainer import __version__
 from trainer.errors import ExitCode, UserError
 from vlmpipe.backends.vertex import pipeline_job as vertex_job
+from vlmpipe.backends.vertex import retries
 from vlmpipe.config.run_config import load_run_file
 
 HOST = f"https://{FILES}/test-project/templates"
@@ -211,7 +212,7 @@ def test_a_registry_that_takes_requests_and_never_answers_is_not_waited_for(
     monkeypatch: pytest.MonkeyPatch, compiled: Compiled, call: Callable[[Registry, Path], object]
 ) -> None:
     monkeypatch.setattr(template_registry, "credentials_for", lambda host: Token())
-    monkeypatch.setattr(vertex_job, "RETRY", vertex_job.RETRY.with_delay(0.01, 0.1).with_timeout(0.5))
+    monkeypatch.setattr(retries, "RETRY", retries.RETRY.with_delay(0.01, 0.1).with_timeout(0.5))
     with socket.create_server(("127.0.0.1", 0)) as silent:
         redirect(monkeypatch, f"http://127.0.0.1:{silent.getsockname()[1]}")
         with pytest.raises(UserError) as caught:

@@ -34,7 +34,7 @@ from trainer.monitoring.hypertune import METRIC_FILE_VARIABLE, TRIAL_VARIABLE, W
 from trainer.monitoring.metrics_writer import MetricsLog
 from trainer.tune_trial import open_trial, parse_values
 from vlmpipe.backends.local import job as local_job
-from vlmpipe.backends.vertex import pipeline_job as vertex_job
+from vlmpipe.backends.vertex import retries
 from vlmpipe.backends.vertex.client import ENDPOINT_VARIABLE
 from vlmpipe.config.run_config import load_run_file
 from vlmpipe.config.tune import ParameterSpec, TuneConfig
@@ -52,7 +52,7 @@ def search(tmp_path: Path) -> Search:
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeVertex]:
-    monkeypatch.setattr(vertex_job, "RETRY", Retry(initial=0.01, maximum=0.05, timeout=5.0))
+    monkeypatch.setattr(retries, "RETRY", Retry(initial=0.01, maximum=0.05, timeout=5.0))
     with FakeVertex() as running:
         monkeypatch.setenv(ENDPOINT_VARIABLE, running.endpoint)
         yield running

@@ -19,7 +19,7 @@ from pipelines.schedules import apply as schedule_plan
 from tests.fakes.vertex.server import FakeVertex
 from tests.support.paths import ROOT
 from vlmpipe.backends.vertex import client as vertex_api
-from vlmpipe.backends.vertex import pipeline_job as vertex_job
+from vlmpipe.backends.vertex import retries
 from vlmpipe.cli import app as cli
 from vlmpipe.planner.cost.approval import Spending
 from vlmpipe.rehearsal.gcs.server import FakeGcs
@@ -51,7 +51,7 @@ def running_vertex(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeVertex]:
         if "STORAGE_EMULATOR_HOST" not in os.environ:  # a test may have put its run into a bucket of its own
             monkeypatch.setenv("STORAGE_EMULATOR_HOST", buckets.endpoint)
         monkeypatch.setenv(vertex_api.ENDPOINT_VARIABLE, running.endpoint)
-        monkeypatch.setattr(vertex_job, "RETRY", vertex_job.RETRY.with_delay(0.01, 0.3).with_timeout(1.2))
+        monkeypatch.setattr(retries, "RETRY", retries.RETRY.with_delay(0.01, 0.3).with_timeout(1.2))
         yield running
 
 

@@ -19,7 +19,7 @@ from vlmpipe.backends.kubeflow.manifest import GROUP, NODE, PLURAL, VERSION
 from vlmpipe.backends.kubeflow.status import AlreadyThere, NoSuchObject, Unreachable
 
 NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
-REQUEST_TIMEOUT_S = (10, 60)  # to connect, to read
+LIMIT: dict[str, Any] = {"_request_timeout": (10, 60)}  # seconds to connect, to read
 POD_VARIABLE = "KFP_POD_NAME"
 PASSING = (408, 429, 500, 502, 503, 504)
 ROLE = "role vlmpipe-jobs of docs/how-to/run-on-kubeflow.md"
@@ -44,46 +44,36 @@ class Jobs:
         pod = os.environ.get(POD_VARIABLE)
         if not pod:
             return None
-        with _in_words("read the pod of the step that makes"):
-            answer = self._core.read_namespaced_pod(
-                pod, self.namespace, _preload_content=False, _request_timeout=REQUEST_TIMEOUT_S
-            )
+        with _translated_errors("read the pod of the step that makes"):
+            answer = self._core.read_namespaced_pod(pod, self.namespace, _preload_content=False, **LIMIT)
         owners = json.loads(answer.data)["metadata"].get("ownerReferences", ())
         kept = ("apiVersion", "kind", "name", "uid")
         return next(({key: one[key] for key in kept} for one in owners if one["kind"] == "Workflow"), None)
 
     def create(self, body: dict[str, Any]) -> None:
         """Create a TrainJob. Strictly: an API server would otherwise drop fields that its version does not know."""
-        with _in_words("create"):
-            self._custom.create_namespaced_custom_object(
-                **self._place, body=body, field_validation="Strict", _request_timeout=REQUEST_TIMEOUT_S
-            )
+        with _translated_errors("create"):
+            self._custom.create_namespaced_custom_object(**self._place, body=body, field_validation="Strict", **LIMIT)
 
     def get(self, name: str) -> dict[str, Any]:
         """The TrainJob. Raises NoSuchObject."""
-        with _in_words("get"):
-            found: dict[str, Any] = self._custom.get_namespaced_custom_object(
-                **self._place, name=name, _request_timeout=REQUEST_TIMEOUT_S
-            )
+        with _translated_errors("get"):
+            found: dict[str, Any] = self._custom.get_namespaced_custom_object(**self._place, name=name, **LIMIT)
         return found
 
     def delete(self, name: str) -> None:
         """Ask for the TrainJob's deletion, its pods' first. One that is gone is fine."""
-        with _in_words("delete"), contextlib.suppress(NoSuchObject):
-            try:
-                self._custom.delete_namespaced_custom_object(
-                    **self._place, name=name, propagation_policy="Foreground", _request_timeout=REQUEST_TIMEOUT_S
-                )
-            except ApiException as error:
-                if error.status != 404:
-                    raise
+        with contextlib.suppress(NoSuchObject), _translated_errors("delete"):
+            self._custom.delete_namespaced_custom_object(
+                **self._place, name=name, propagation_policy="Foreground", **LIMIT
+            )
 
     def pods(self, name: str) -> list[dict[str, Any]]:
         """The pods of the TrainJob's nodes, as the API's JSON."""
         selector = f"jobset.sigs.k8s.io/jobset-name={name},jobset.sigs.k8s.io/replicatedjob-name={NODE}"
-        with _in_words("list the pods of"):
+        with _translated_errors("list the pods of"):
             answer = self._core.list_namespaced_pod(
-                self.namespace, label_selector=selector, _preload_content=False, _request_timeout=REQUEST_TIMEOUT_S
+                self.namespace, label_selector=selector, _preload_content=False, **LIMIT
             )
         return list(json.loads(answer.data)["items"])
 
@@ -97,7 +87,7 @@ class Jobs:
         query = [("container", NODE), ("timestamps", "true"), ("previous", "true" if previous else "false")]
         if since:
             query.append(("sinceTime", since))
-        with _in_words("read the log of"):
+        with _translated_errors("read the log of"):
             # Not read_namespaced_pod_log: the generated method knows no sinceTime, only sinceSeconds.
             try:
                 answer = self._client.call_api(
@@ -109,7 +99,7 @@ class Jobs:
                     auth_settings=["BearerToken"],
                     _preload_content=False,
                     _return_http_data_only=True,
-                    _request_timeout=REQUEST_TIMEOUT_S,
+                    **LIMIT,
                 )
             except ApiException as error:
                 if error.status == 400:  # the container has not started, or the one before it was cleared away
@@ -140,7 +130,7 @@ def _connection() -> tuple[client.ApiClient, str]:
 
 
 @contextlib.contextmanager
-def _in_words(doing: str) -> Iterator[None]:
+def _translated_errors(doing: str) -> Iterator[None]:
     try:
         yield
     except HTTPError as error:

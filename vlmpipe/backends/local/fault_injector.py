@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from trainer.errors import ConfigError, UserError, os_errors
 from trainer.storage.records import seal
 from vlmpipe.backends.local.fault_spec import Event
-from vlmpipe.backends.local.process_tree import descendants, send, worker_of_rank
 from vlmpipe.backends.local.replica import Process
 
 FAULTS_FILE = "faults.jsonl"  # in the run's folder
@@ -34,10 +36,10 @@ class FaultLog:
 
 
 class FaultInjector:
-    """Waits for each event to be due, one after the other, and does it, in a thread of its own.
+    """Carries out each event when it is due, one after the other, in a thread of its own.
 
-    `steps_done(since_s)` says how many steps training has made, by its own record, or None while there is no record of
-    a training that began after that moment: after a kill, the steps of the one before do not count.
+    `steps_done(since_s)` returns the steps that training has recorded, or None while there is no record of a training
+    that began after that moment: after a kill, the steps of the one before do not count.
     """
 
     def __init__(
@@ -62,11 +64,11 @@ class FaultInjector:
         self._thread.start()
 
     def stop(self) -> None:
-        """Let the job alone from now on. What was stopped goes on, and a machine being reclaimed is left in peace."""
+        """Inject nothing more. Stopped processes continue, and a machine being reclaimed is not killed."""
         self._over.set()
 
     def close(self) -> list[Event]:
-        """Wait until the monkey is done with its last event; returns those that did not come about."""
+        """Wait for the last event to end; returns the events that did not happen."""
         self._over.set()
         self._thread.join()
         for event in self._events:
@@ -91,7 +93,7 @@ class FaultInjector:
         return False
 
     def _do(self, event: Event) -> bool:
-        """Carry it out; False when what it is about is not there at the moment."""
+        """Carry it out; False when its process is not there at the moment."""
         node = event.node if event.rank is None else event.rank // self._ranks_per_node
         assert node is not None
         process = self._processes[node]
@@ -101,16 +103,16 @@ class FaultInjector:
         if event.kind == "stop":
             return self._stop_for(event, process, container)
         if event.kind == "preempt":
-            self._tell(event, process)
+            self._report(event, process)
             self._reclaim(process, container, event.notice_s)
         elif event.rank is None:
-            self._tell(event, process)
+            self._report(event, process)
             send(signal.SIGKILL, descendants(container))
         else:
             worker = worker_of_rank(container, event.rank)
             if worker is None or not send(signal.SIGKILL, [worker]):
                 return False
-            self._tell(event, process)
+            self._report(event, process)
         self._since_s = now_s
         return True
 
@@ -118,7 +120,7 @@ class FaultInjector:
         stopped = descendants(container)
         if not send(signal.SIGSTOP, stopped):
             return False
-        self._tell(event, process)
+        self._report(event, process)
         self._over.wait(event.for_s)
         send(signal.SIGCONT, stopped)
         return True
@@ -133,7 +135,38 @@ class FaultInjector:
                 return
         send(signal.SIGKILL, descendants(container))
 
-    def _tell(self, event: Event, process: Process) -> None:
+    def _report(self, event: Event, process: Process) -> None:
         steps = self._steps_done(self._since_s)
         print(f"fault injection: {event} (training said {steps} steps)", flush=True)
         self._log.write(event.kind, faults=str(event), replica=process.name, said_steps=steps)
+
+
+def descendants(pid: int) -> list[psutil.Process]:
+    """Children of a process, their children and so on; each comes after its parent."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).children(recursive=True)
+    return []
+
+
+def worker_of_rank(pid: int, rank: int) -> psutil.Process | None:
+    """The training process of this rank below `pid`, as torchrun started it; None when it is not there.
+
+    LOCAL_RANK tells torchrun's workers from the launcher, in which RANK counts nodes. What a worker starts itself
+    inherits both, and comes after it.
+    """
+    for candidate in descendants(pid):
+        with contextlib.suppress(psutil.Error):
+            variables = candidate.environ()
+            if variables.get("RANK") == str(rank) and "LOCAL_RANK" in variables:
+                return candidate
+    return None
+
+
+def send(number: signal.Signals, processes: Iterable[psutil.Process]) -> int:
+    """Send a signal to each; how many were still there."""
+    reached = 0
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.send_signal(number)
+            reached += 1
+    return reached

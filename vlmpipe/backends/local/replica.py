@@ -13,7 +13,7 @@ from typing import IO
 
 from trainer.errors import os_errors
 from trainer.redaction import Redactor
-from vlmpipe.backends.error_line import ErrorLines
+from vlmpipe.backends.job_failure import ErrorLines
 from vlmpipe.backends.local.subreaper import run_in_subreaper
 
 CONTAINER_GRACE_S = 60.0  # longer than any grace given here: it counts only when this process has died
@@ -22,7 +22,7 @@ CONTAINER_GRACE_S = 60.0  # longer than any grace given here: it counts only whe
 class Process:
     """A contained process whose lines go to its own log, and those that matter to stdout.
 
-    `reclaimed` is set by who takes its machine away, before it is told so.
+    `reclaimed` is set by fault injection when it takes the machine away, before the process gets a signal.
     """
 
     def __init__(self, name: str, command: Sequence[str], environment: Mapping[str, str], log: Path, *, is_chief: bool):
@@ -42,7 +42,7 @@ class Process:
     def start(self, ended: Callable[[Process, int], None]) -> None:
         """Start it, or start it again; `ended(self, exit code)` is called from another thread once all is read.
 
-        Must be called from the main thread, which lives as long as the process does (see `contained`).
+        Must be called from the main thread, which lives as long as the process does (see `run_in_subreaper`).
         """
         if self._process is not None:
             self._log = self._log_path.open("ab", buffering=0)

@@ -18,7 +18,7 @@ from requests.exceptions import RequestException
 
 from trainer.errors import ConfigError, ExitCode, UserError
 from vlmpipe.backends.vertex.client import LONGEST_MESSAGE_CHARS, no_credentials, reason_of
-from vlmpipe.backends.vertex.pipeline_job import retrying
+from vlmpipe.backends.vertex.retries import retrying
 
 if TYPE_CHECKING:
     from vlmpipe.config.run_config import RunConfig
@@ -91,7 +91,7 @@ def _look_at(named: Named, config: RunConfig, client: storage.Client) -> list[st
     patience: dict[str, Any] = {"retry": None, "timeout": REQUEST_TIMEOUT_S}
     here = f"the bucket of {named.field}, gs://{named.bucket},"
     try:
-        retrying([], lambda: bucket.reload(**patience))
+        retrying(lambda: bucket.reload(**patience))
     except exceptions.NotFound as error:
         raise UserError(
             f"{here} does not exist",
@@ -103,7 +103,7 @@ def _look_at(named: Named, config: RunConfig, client: storage.Client) -> list[st
     except exceptions.Unauthorized as error:
         raise no_credentials(error) from error
     except exceptions.Forbidden as error:
-        if retrying([], lambda: bucket.test_iam_permissions(list(ENOUGH), **patience)):
+        if retrying(lambda: bucket.test_iam_permissions(list(ENOUGH), **patience)):
             return [f"whether {here} lies in {config.gcp.location} is not known: its metadata may not be read"]
         raise UserError(
             f"{here} is closed to this account, or is somebody else's: {_said(error)}",

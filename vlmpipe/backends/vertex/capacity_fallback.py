@@ -25,7 +25,8 @@ from trainer.storage import open_storage
 from trainer.storage.records import read_record, write_record
 from vlmpipe.backends.vertex.capacity_attempts import FILE, Attempt, parse_attempts
 from vlmpipe.backends.vertex.client import Place, job_client, translate_errors
-from vlmpipe.backends.vertex.pipeline_job import PASSING, REQUEST_TIMEOUT_S, SUBMISSION_LABEL, retrying
+from vlmpipe.backends.vertex.pipeline_job import SUBMISSION_LABEL
+from vlmpipe.backends.vertex.retries import PASSING, list_all, send_once, send_request
 from vlmpipe.config.fields import duration_s
 from vlmpipe.job_spec.parse import parse_job_spec
 
@@ -195,9 +196,7 @@ class CapacityFallback:
                 break
             self._keep()
             try:
-                found = self._client.create_custom_job(
-                    parent=self.place.parent, custom_job=request, retry=None, timeout=REQUEST_TIMEOUT_S
-                )
+                found = send_once(self._client.create_custom_job, parent=self.place.parent, custom_job=request)
                 break
             except (*PASSING, exceptions.TooManyRequests) as error:
                 if isinstance(error, exceptions.TooManyRequests) and not REQUESTS.search(error.message):
@@ -228,14 +227,10 @@ class CapacityFallback:
 
     def _find(self, token: str) -> api.CustomJob | None:
         request = api.ListCustomJobsRequest(parent=self.place.parent, filter=f"labels.{SUBMISSION_LABEL}={token}")
-
-        def ask() -> list[api.CustomJob]:
-            return list(self._client.list_custom_jobs(request, retry=None, timeout=REQUEST_TIMEOUT_S))
-
-        return next(iter(retrying([], ask)), None)
+        return next(iter(list_all(self._client.list_custom_jobs, request)), None)
 
     def _get(self, name: str) -> api.CustomJob:
-        return retrying([], lambda: self._client.get_custom_job(name=name, retry=None, timeout=REQUEST_TIMEOUT_S))
+        return send_request(self._client.get_custom_job, name=name)
 
     def _cancel(self, attempt: Attempt, reason: str) -> None:
         attempt.cancelled_for = reason
@@ -243,12 +238,8 @@ class CapacityFallback:
         self._send_cancel(attempt)
 
     def _send_cancel(self, attempt: Attempt) -> None:
-        try:
-            retrying(
-                [], lambda: self._client.cancel_custom_job(name=attempt.job, retry=None, timeout=REQUEST_TIMEOUT_S)
-            )
-        except exceptions.BadRequest:  # it ended meanwhile; the next look says how
-            return
+        with contextlib.suppress(exceptions.BadRequest):  # it ended meanwhile; the next look says how
+            send_request(self._client.cancel_custom_job, name=attempt.job)
 
     # ---- what was tried
 

@@ -8,24 +8,21 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from google.api_core import exceptions
-from google.api_core.retry import Retry
 from google.auth.exceptions import GoogleAuthError
 from google.cloud.aiplatform_v1.types import EncryptionSpec, PipelineFailurePolicy, PipelineJob, PscInterfaceConfig
 from google.protobuf import json_format
-from requests.exceptions import ConnectionError as NoConnection
-from requests.exceptions import ConnectTimeout, ProxyError, RequestException, SSLError, Timeout
-from urllib3.exceptions import NewConnectionError
+from requests.exceptions import RequestException
 
 from trainer.errors import ExitCode, UserError
 from vlmpipe.backends.vertex.client import Place, translate_errors
 from vlmpipe.backends.vertex.pipeline_yaml import documents
+from vlmpipe.backends.vertex.retries import may_have_arrived, send_request
 from vlmpipe.config.run_config import run_uri
 
 if TYPE_CHECKING:
@@ -33,20 +30,8 @@ if TYPE_CHECKING:
 
     from vlmpipe.config.run_config import RunConfig
 
-Answer = TypeVar("Answer")
-SUBMISSION_LABEL = (
-    "vlmpipe-submission"  # tells our own job, whose answer was lost, from somebody else's of the same name
-)
-REQUEST_TIMEOUT_S = 30.0
-PASSING = (
-    exceptions.BadGateway,
-    exceptions.GatewayTimeout,
-    exceptions.InternalServerError,
-    exceptions.ServiceUnavailable,
-    NoConnection,
-    Timeout,
-)
-RETRY = Retry(initial=0.5, maximum=8.0, timeout=45.0)
+# Tells our own job, whose answer was lost, from somebody else's of the same name.
+SUBMISSION_LABEL = "vlmpipe-submission"
 
 
 @dataclass(frozen=True)
@@ -128,9 +113,15 @@ def send(submission: Submission, client: PipelineServiceClient) -> PipelineJob:
     with translate_errors(submission.place):
         try:
             try:
-                return retrying(faults, lambda: _create(client, submission))
+                return send_request(
+                    client.create_pipeline_job,
+                    parent=submission.place.parent,
+                    pipeline_job=submission.job,
+                    pipeline_job_id=submission.job_id,
+                    faults=faults,
+                )
             except exceptions.Conflict as conflict:
-                found = retrying(faults, lambda: _get(client, submission))
+                found = send_request(client.get_pipeline_job, name=submission.resource_name, faults=faults)
                 if found.labels.get(SUBMISSION_LABEL) == submission.job.labels[SUBMISSION_LABEL]:
                     return found  # our own, whose answer was lost
                 taken = conflict
@@ -144,49 +135,6 @@ def send(submission: Submission, client: PipelineServiceClient) -> PipelineJob:
                 code=ExitCode.UNAVAILABLE,
             ) from error
         raise taken
-
-
-def retrying(faults: list[Exception], call: Callable[[], Answer]) -> Answer:
-    """Call until it works, fails for good, or time is up; then raise the last fault. `faults` gets them all.
-
-    A first request that finds nobody to talk to is not repeated: a person who is offline wants to know at once.
-    """
-
-    def passing(error: Exception) -> bool:
-        faults.append(error)
-        return isinstance(error, PASSING) and not all(_never_arrived(fault) for fault in faults)
-
-    try:
-        return RETRY.with_predicate(passing)(call)()
-    except exceptions.RetryError as error:
-        raise error.cause or error from error
-
-
-def _create(client: PipelineServiceClient, submission: Submission) -> PipelineJob:
-    return client.create_pipeline_job(
-        parent=submission.place.parent,
-        pipeline_job=submission.job,
-        pipeline_job_id=submission.job_id,
-        retry=None,
-        timeout=REQUEST_TIMEOUT_S,
-    )
-
-
-def _get(client: PipelineServiceClient, submission: Submission) -> PipelineJob:
-    return client.get_pipeline_job(name=submission.resource_name, retry=None, timeout=REQUEST_TIMEOUT_S)
-
-
-def may_have_arrived(faults: list[Exception]) -> bool:
-    """Whether a request may have been carried out although its answer never came."""
-    return any(isinstance(fault, PASSING) and not _never_arrived(fault) for fault in faults)
-
-
-def _never_arrived(fault: Exception) -> bool:
-    """Whether the request certainly did not reach the service."""
-    if isinstance(fault, ConnectTimeout | ProxyError | SSLError):
-        return True
-    wrapped = fault.args[0] if fault.args else None
-    return isinstance(getattr(wrapped, "reason", None), NewConnectionError)
 
 
 def _short(error: Exception) -> str:

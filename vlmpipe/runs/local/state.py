@@ -16,7 +16,6 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from trainer.checkpoint.attempts import order_of
 from trainer.errors import UNEXPECTED_PREFIX, DataError, ExitCode
 from trainer.progress import StepRecord
 from trainer.storage.records import read_record_file, unseal
@@ -203,12 +202,6 @@ def _train_eta_s(train: Step, lines: list[dict[str, Any]]) -> float | None:
     if train.state != "running" or not seconds or not train.total:
         return train.eta_s
     return max(0.0, train.total - train.done) * sum(seconds) / len(seconds)
-
-
-def newest_checkpoint_step(folder: Path) -> int | None:
-    """Optimizer steps in the newest committed checkpoint; None when there is none."""
-    newest = max((order_of(commit.parent.name) for commit in folder.glob("checkpoints/*/COMMIT")), default=(-1, -1, ""))
-    return newest[1] if newest[0] >= 0 else None
 
 
 def first_error(folder: Path) -> list[str]:

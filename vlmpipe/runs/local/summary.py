@@ -11,7 +11,9 @@ from typing import Any
 from trainer.errors import ConfigError, ExitCode, UserError
 from trainer.evaluation.metrics import overlap_sentence
 from trainer.storage.base import join_uri
+from trainer.storage.local import LocalStorage
 from trainer.storage.records import read_record_file
+from vlmpipe.backends.step_record import newest_checkpoint_step
 from vlmpipe.runs.local.fault_summary import fault_lines, read_faults, restart_lines
 from vlmpipe.runs.local.run import (
     LOG,
@@ -28,7 +30,6 @@ from vlmpipe.runs.local.state import (
     RunState,
     clock,
     first_error,
-    newest_checkpoint_step,
     read_state,
     read_tail,
 )
@@ -237,7 +238,7 @@ def stopped(report: RunReport) -> list[str]:
     folder, state = report.folder, report.state
     under_way = next((step for step in state.steps if step.state in ("running", "failed", "stopped")), None)
     lines = [f"Stopped{f' in {under_way.name}' if under_way else ''}: run {folder.name}"]
-    checkpoint_step = newest_checkpoint_step(folder)
+    checkpoint_step = newest_checkpoint_step(LocalStorage(folder))
     if checkpoint_step is not None:
         total = f" of {state.step('train').total:.0f}" if state.step("train").total else ""
         lines.append(f"  a checkpoint at step {checkpoint_step}{total} is saved")

@@ -10,13 +10,13 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from trainer.checkpoint.attempts import order_of
 from trainer.errors import ExitCode, UserError
 from trainer.storage import open_storage
+from vlmpipe.backends.step_record import newest_checkpoint_step
 from vlmpipe.backends.vertex.client import job_client, translate_errors
-from vlmpipe.backends.vertex.pipeline_job import REQUEST_TIMEOUT_S, retrying
+from vlmpipe.backends.vertex.retries import send_request
 from vlmpipe.runs.diagnosis import STALL_IDS, Diagnosis, Text, decide, last_lines, rank_ends
 from vlmpipe.runs.local.fault_summary import restart_lines
 from vlmpipe.runs.stack_dumps import FOLDER as STACKS
@@ -100,15 +100,10 @@ def _custom_jobs(address: Address, names: Iterable[str], notes: list[str]) -> li
         client = job_client(address.place.location)
         with translate_errors(address.place, role=VIEWER, what="custom job"):
             for name in names:
-                found.append(_get(client, name))
+                found.append(send_request(client.get_custom_job, name=name))
     except UserError as error:
         notes.append(f"a custom job could not be asked for: {error.found}")
     return found
-
-
-def _get(client: Any, name: str) -> CustomJob:
-    job: CustomJob = retrying([], lambda: client.get_custom_job(name=name, retry=None, timeout=REQUEST_TIMEOUT_S))
-    return job
 
 
 def _texts(
@@ -172,7 +167,7 @@ def _notes(status: VertexStatus) -> list[str]:
         far = f"training came to step {train.done:.0f}{f' of {train.total:.0f}' if train.total else ''}"
         notes.append(f"{far}{f', loss {loss:.3f}' if isinstance(loss, int | float) else ''}")
     if status.run_uri and not status.files.unreadable and status.outcome in ("failed", "stopped"):
-        step = _newest_checkpoint_step(status.run_uri)
+        step = newest_checkpoint_step(open_storage(status.run_uri))
         if step is not None:
             notes.append(f"a checkpoint at step {step} is saved: a run that is continued goes on from there")
     notes += [f"option {option.line()}" for option in status.files.options]
@@ -182,12 +177,6 @@ def _notes(status: VertexStatus) -> list[str]:
     if not status.is_over or status.outcome != "done":
         notes.append(f"in the console: {status.address.console_url}")
     return notes
-
-
-def _newest_checkpoint_step(run_uri: str) -> int | None:
-    names = [info.name.split("/") for info in open_storage(run_uri).list("checkpoints")]
-    newest = max((order_of(parts[1]) for parts in names if parts[-1] == "COMMIT"), default=(-1, -1, ""))
-    return newest[1] if newest[0] >= 0 else None
 
 
 def _waiting_note(step: Step, job: CustomJob) -> str:

@@ -18,7 +18,7 @@ from google.protobuf import json_format
 
 from trainer.errors import UserError
 from vlmpipe.backends.vertex.client import Place, credentials_for, endpoint, is_local, translate_errors
-from vlmpipe.backends.vertex.pipeline_job import REQUEST_TIMEOUT_S, retrying
+from vlmpipe.backends.vertex.retries import REQUEST_TIMEOUT_S, retrying
 
 if TYPE_CHECKING:
     from google.cloud.aiplatform_v1.types import PipelineJob, PipelineTaskDetail
@@ -109,7 +109,7 @@ def _post(place: Place, request: dict[str, Any]) -> dict[str, Any]:
                 raise exceptions.from_http_response(answer)
             return dict(answer.json())
 
-        return retrying([], ask)
+        return retrying(ask)
 
 
 def _entry(raw: dict[str, Any], jobs: dict[str, str]) -> Entry:

@@ -20,7 +20,7 @@ from tests.support.graphs import all_tasks, shape, steps
 from tests.support.paths import ROOT
 from trainer.errors import ConfigError, ExitCode, UserError
 from trainer.storage.local import LocalStorage
-from vlmpipe.backends.vertex import pipeline_job as vertex_job
+from vlmpipe.backends.vertex import retries
 from vlmpipe.backends.vertex.capacity_fallback import CapacityFallback
 from vlmpipe.backends.vertex.client import ENDPOINT_VARIABLE, translate_errors
 from vlmpipe.config.run_config import RunConfig, load_run_file
@@ -44,7 +44,7 @@ STOCKOUT = Step("FAILED", 8, "Resources are insufficient in region: us-central1.
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeVertex]:
-    monkeypatch.setattr(vertex_job, "RETRY", Retry(initial=0.01, maximum=0.05, timeout=5.0))
+    monkeypatch.setattr(retries, "RETRY", Retry(initial=0.01, maximum=0.05, timeout=5.0))
     with FakeVertex() as running:
         monkeypatch.setenv(ENDPOINT_VARIABLE, running.endpoint)
         yield running

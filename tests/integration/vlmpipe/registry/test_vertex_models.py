@@ -23,7 +23,7 @@ from trainer.errors import ConfigError, UserError
 from trainer.storage.base import Storage
 from trainer.storage.gcs import GcsStorage
 from trainer.storage.local import LocalStorage
-from vlmpipe.backends.vertex import pipeline_job as vertex_job
+from vlmpipe.backends.vertex import retries
 from vlmpipe.backends.vertex.client import ENDPOINT_VARIABLE, Place
 from vlmpipe.config.run_config import RunConfig, load_run_file
 from vlmpipe.config.validation_errors import RunFileError
@@ -58,7 +58,7 @@ def server(gcs_server: FakeGcs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
     for module in (registry_module, vertex_models, release_module):
         monkeypatch.setattr(module, "open_storage", open_storage)
-    monkeypatch.setattr(vertex_job, "RETRY", Retry(initial=0.01, maximum=0.05, timeout=5.0))
+    monkeypatch.setattr(retries, "RETRY", Retry(initial=0.01, maximum=0.05, timeout=5.0))
     monkeypatch.setattr(vertex_models, "SETTLE_S", 0.05)
     monkeypatch.setattr(vertex_models, "POLLING", vertex_models.DEFAULT_POLLING.with_delay(initial=0.01))
     with FakeVertex() as running:

@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from trainer.errors import DataError
+from trainer.storage.local import LocalStorage
+from vlmpipe.backends.step_record import newest_checkpoint_step
 from vlmpipe.runs.live_view import PlainView, line_of, render, short_number
 from vlmpipe.runs.local.run import Marker
 from vlmpipe.runs.local.state import (
@@ -23,7 +25,6 @@ from vlmpipe.runs.local.state import (
     Step,
     clock,
     first_error,
-    newest_checkpoint_step,
     read_state,
 )
 from vlmpipe.runs.local.summary import RunReport, report_of
@@ -208,7 +209,7 @@ def test_what_is_not_over_when_a_run_ends_was_stopped_or_skipped() -> None:
 
 
 def test_only_committed_checkpoints_count(tmp_path: Path) -> None:
-    assert newest_checkpoint_step(lay_out(tmp_path, RUN_FILES)) == 120
+    assert newest_checkpoint_step(LocalStorage(lay_out(tmp_path, RUN_FILES))) == 120
 
 
 def test_of_several_errors_the_first_is_the_cause(tmp_path: Path) -> None:

@@ -10,8 +10,9 @@ from tests.fakes.kubernetes.pods import condition, pod
 from tests.fakes.kubernetes.train_job_rules import denials, pod_name_violation, unknown_fields, violations
 from tests.support.train_jobs import IMAGE, PLACEMENT, RUN_URI, made, pools
 from trainer.errors import ConfigError
-from vlmpipe.backends.kubeflow.manifest import LONGEST_NAME, Placement, job_name
+from vlmpipe.backends.kubeflow.manifest import LONGEST_NAME, job_name
 from vlmpipe.backends.kubeflow.status import Ended, cause, job_state, nodes_of
+from vlmpipe.config.kubeflow import KubeflowConfig
 
 
 def pod_of(job: dict[str, Any]) -> dict[str, Any]:
@@ -56,9 +57,9 @@ def test_pods_get_the_account_the_nodes_the_taints_and_shared_memory() -> None:
     assert job["spec"]["activeDeadlineSeconds"] == 3600
 
 
-@pytest.mark.parametrize("placement", [PLACEMENT, Placement()], ids=["everything", "nothing"])
+@pytest.mark.parametrize("placement", [PLACEMENT, KubeflowConfig()], ids=["everything", "nothing"])
 @pytest.mark.parametrize("gpus", [0, 8])
-def test_the_api_takes_what_is_made(placement: Placement, gpus: int) -> None:
+def test_the_api_takes_what_is_made(placement: KubeflowConfig, gpus: int) -> None:
     job = made(pools(1, 15, gpus=gpus), placement)
     assert unknown_fields(job) == violations(job) == denials(job, {"torch-distributed"}) == []
 
