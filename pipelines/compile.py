@@ -12,7 +12,7 @@ from kfp.compiler.pipeline_spec_builder import extract_comments_from_pipeline_sp
 from kfp.dsl.base_component import BaseComponent
 from kfp.pipeline_spec import pipeline_spec_pb2
 
-from pipelines.targets.base import TargetName, target_of
+from pipelines.targets import TARGETS, TargetName
 from pipelines.training import build
 from trainer.errors import os_errors
 from trainer.storage.base import join_uri
@@ -54,7 +54,7 @@ def compile_pipeline(config: RunConfig, target: TargetName, path: Path) -> Compi
     with os_errors(f"writing {path}"):
         path.parent.mkdir(parents=True, exist_ok=True)
     LocalStorage(path.parent).write(path.name, data)
-    return replace(described(path, pipeline.pipeline_spec), unused=tuple(target_of(target).unused(config)))
+    return replace(described(path, pipeline.pipeline_spec), unused=tuple(TARGETS[target].unused(config)))
 
 
 def yaml_of(pipeline: BaseComponent) -> bytes:

@@ -13,7 +13,6 @@ No postponed annotations here: kfp reads the types of the pipeline's parameters 
 
 import contextlib
 import copy
-import functools
 import json
 from collections.abc import Callable
 from typing import Any
@@ -34,7 +33,7 @@ from components.resolve_run import resolve_run
 from components.reuse_features import reuse_features
 from components.runtime.resolve import compiled_settings, parameter_defaults
 from components.sync_checkpoint import sync_checkpoint
-from pipelines.targets.base import Target, TargetName, target_of
+from pipelines.targets import TARGETS, Target, TargetName, component_of
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.job_spec.build import Job, job_settings, step_of
 
@@ -44,7 +43,7 @@ def build(config: RunConfig, target: TargetName) -> BaseComponent:
 
     Raises ConfigError when the run file lacks what the target needs.
     """
-    place = target_of(target)
+    place = TARGETS[target]
     place.check(config)
     steps = _Steps(config, place)
     root_uri = config.root_uri(target)
@@ -145,12 +144,6 @@ def build(config: RunConfig, target: TargetName) -> BaseComponent:
             )
 
     return dsl.pipeline(training, name=config.name, description=(training.__doc__ or "").strip().splitlines()[0])
-
-
-@functools.cache
-def component_of(function: Callable[..., Any], image: str) -> BaseComponent:
-    """The KFP component of `function`, from its source: read once for all run files that are compiled together."""
-    return dsl.component(function, base_image=image, install_kfp_package=False)
 
 
 class _Steps:

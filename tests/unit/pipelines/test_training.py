@@ -15,7 +15,7 @@ from kfp import compiler, components
 from kfp.pipeline_spec import pipeline_spec_pb2
 
 from pipelines.compile import check_file, compile_pipeline
-from pipelines.targets.base import TargetName
+from pipelines.targets import TargetName
 from pipelines.training import build
 from tests.support import golden_pipelines
 from tests.support.graphs import Spec, all_tasks, shape, steps
