@@ -1,4 +1,4 @@
-"""`vlmpipe publish`, and starting from what was published: kfp's and Google's real clients against a strict server."""
+"""`vlmpipe publish`, and starting from what was published: Google's real clients against a strict server."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from google.auth.exceptions import DefaultCredentialsError
 from google.protobuf import json_format
+from kfp.registry import RegistryClient
 
 from pipelines import submit
 from pipelines.compile import Compiled, compile_pipeline
@@ -86,6 +87,15 @@ def test_what_is_compiled_is_what_is_published(vertex: FakeVertex, vlmpipe: Subm
     own = f"content-{version.removeprefix('sha256:')[:16]}"
     assert one["tags"] == dict.fromkeys((own, f"v{__version__}", "reviewed", "latest"), "new")
     assert vertex.templates.tags == {(NAME, tag): version for tag in one["tags"]}
+
+
+def test_kfps_own_client_reads_the_registry_as_we_do(vertex: FakeVertex, compiled: Compiled, tmp_path: Path) -> None:
+    version = publish(Registry(HOST), compiled, []).address.rpartition("/")[2]
+    theirs = RegistryClient(HOST, auth=Token())
+    assert theirs.get_tag(NAME, "latest")["version"].endswith(f"/versions/{version}")
+    file = theirs.download_pipeline(NAME, tag="latest", file_name=str(tmp_path / "theirs.yaml"))
+    assert Path(file).read_bytes() == compiled.path.read_bytes()
+    assert theirs.upload_pipeline(str(compiled.path), tags=["x"]) == (NAME, Registry(HOST).version_of(NAME, "x"))
 
 
 def test_publishing_again_sends_nothing(vertex: FakeVertex, compiled: Compiled) -> None:
