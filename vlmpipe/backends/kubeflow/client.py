@@ -28,7 +28,7 @@ ROLE = "role vlmpipe-jobs of docs/how-to/run-on-kubeflow.md"
 class Jobs:
     """TrainJobs, their pods and logs in this pod's namespace, as its service account.
 
-    Outside of a cluster the kubeconfig says which cluster and namespace. Raises UserError (64) when there is neither.
+    Outside of a cluster, cluster and namespace are those of the kubeconfig. Raises UserError (64) without either.
     """
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class Jobs:
         self._place = {"group": GROUP, "version": VERSION, "plural": PLURAL, "namespace": self.namespace}
 
     def owner(self) -> dict[str, str] | None:
-        """The workflow of this very step, as a reference of ownership: when it is deleted, so is what it owns.
+        """Owner reference to this step's workflow, so that deleting the workflow deletes the TrainJob.
 
         None outside of Kubeflow Pipelines, which names a step's pod in KFP_POD_NAME.
         """
@@ -47,11 +47,11 @@ class Jobs:
         with _translated_errors("read the pod of the step that makes"):
             answer = self._core.read_namespaced_pod(pod, self.namespace, _preload_content=False, **LIMIT)
         owners = json.loads(answer.data)["metadata"].get("ownerReferences", ())
-        kept = ("apiVersion", "kind", "name", "uid")
-        return next(({key: one[key] for key in kept} for one in owners if one["kind"] == "Workflow"), None)
+        fields = ("apiVersion", "kind", "name", "uid")
+        return next(({key: one[key] for key in fields} for one in owners if one["kind"] == "Workflow"), None)
 
     def create(self, body: dict[str, Any]) -> None:
-        """Create a TrainJob. Strictly: an API server would otherwise drop fields that its version does not know."""
+        """Create a TrainJob, with strict validation: otherwise an API server drops fields unknown to its version."""
         with _translated_errors("create"):
             self._custom.create_namespaced_custom_object(**self._place, body=body, field_validation="Strict", **LIMIT)
 
@@ -62,7 +62,7 @@ class Jobs:
         return found
 
     def delete(self, name: str) -> None:
-        """Ask for the TrainJob's deletion, its pods' first. One that is gone is fine."""
+        """Request the deletion of the TrainJob, pods first. Does nothing where there is none."""
         with contextlib.suppress(NoSuchObject), _translated_errors("delete"):
             self._custom.delete_namespaced_custom_object(
                 **self._place, name=name, propagation_policy="Foreground", **LIMIT
@@ -78,7 +78,7 @@ class Jobs:
         return list(json.loads(answer.data)["items"])
 
     def log(self, pod: str, *, since: str = "", previous: bool = False) -> list[str]:
-        """The node's lines, each behind its time (RFC 3339), from the second of `since` on. Raises NoSuchObject.
+        """The node's lines, each after its time (RFC 3339), from the second of `since` on. Raises NoSuchObject.
 
         Args:
             since: time of a line; empty for all lines.
@@ -125,7 +125,7 @@ def _connection() -> tuple[client.ApiClient, str]:
                 fix="run a pipeline that is compiled with --target kubeflow on Kubeflow Pipelines",
             ) from error
         namespace = context.get("namespace") or "default"
-    settings.retries = False  # who calls decides
+    settings.retries = False  # callers decide
     return client.ApiClient(settings), namespace
 
 

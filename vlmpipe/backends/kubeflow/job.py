@@ -58,9 +58,9 @@ def without_reducers(job_spec: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _start_of(store: Storage) -> str:
-    """What tells this start of the run from an earlier one: when its first step began.
+    """Start time of the run's first step, which identifies this start of the run.
 
-    A step that is tried again finds the same; a run that is continued begins with that step anew.
+    A retried step reads the same value. A resumed run repeats its first step, and gets another one.
     """
     if store.stat(FIRST_STEP) is None:
         return ""

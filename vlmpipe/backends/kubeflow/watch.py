@@ -73,7 +73,9 @@ class Watch:
 
     def _take_up(self) -> None:
         """Create the TrainJob, or find the one that this step created before it was started again."""
-        self._patiently(lambda: self._jobs.pods(self._name), FIRST_CONTACT_S)  # whether that is allowed, beforehand
+        self._patiently(
+            lambda: self._jobs.pods(self._name), FIRST_CONTACT_S
+        )  # shows that it is allowed before a job is created
         found = self._patiently(self._find, FIRST_CONTACT_S)
         if found and job_state(found).phase == "failed":
             say(f"TrainJob {self._name} failed before: it is deleted and created anew")
@@ -127,7 +129,7 @@ class Watch:
             if state.phase == "failed":
                 raise self._failure(state)
             if state.phase == "deleting":
-                text = f"TrainJob {self._name} was deleted by somebody else"
+                text = f"TrainJob {self._name} was deleted from outside"
                 raise UserError(text, fix="run again to continue", code=ExitCode.PREEMPTED)
             if (ended := cause(self._ended)) and ended.permanent:  # Kubernetes would start it again all the same
                 self._end(f"{ended.pod} ended with {ended.code}{meaning(ended.code)}")
@@ -151,7 +153,7 @@ class Watch:
         try:
             self._log.read(node)
         except UserError as error:  # the job runs on without its log being read
-            self._say_once("log", f"its log is not shown: {error.found}")
+            self._say_once("log", f"the log is not shown: {error.found}")
 
     def _refuse_stuck(self, nodes: list[Node]) -> None:
         now_s = time.monotonic()

@@ -72,7 +72,7 @@ class FaultInjector:
         self._over.set()
         self._thread.join()
         for event in self._events:
-            print(f"fault injection: {event} did not come about", flush=True)
+            print(f"fault injection: {event} did not happen", flush=True)
             self._log.write("missed", faults=str(event))
         return self._events
 
@@ -81,8 +81,8 @@ class FaultInjector:
             while self._events and self._wait_until_due(self._events[0]):
                 if self._do(self._events[0]):
                     self._events.pop(0)
-        except UserError as error:  # of the log, on a full disk: the run itself says so, and ends
-            print(f"fault injection: over, because of {error.found}", flush=True)
+        except UserError as error:  # of the log, on a full disk: the run itself reports it, and ends
+            print(f"fault injection ended: {error.found}", flush=True)
 
     def _wait_until_due(self, event: Event) -> bool:
         """Whether it is due; False once the job is over."""
@@ -126,7 +126,7 @@ class FaultInjector:
         return True
 
     def _reclaim(self, process: Process, container: int, notice_s: float) -> None:
-        process.reclaimed = True  # before anything of it ends
+        process.reclaimed = True  # before any of its processes ends
         end = time.monotonic() + notice_s
         if notice_s:
             process.ask_to_stop()
@@ -137,7 +137,7 @@ class FaultInjector:
 
     def _report(self, event: Event, process: Process) -> None:
         steps = self._steps_done(self._since_s)
-        print(f"fault injection: {event} (training said {steps} steps)", flush=True)
+        print(f"fault injection: {event} (training recorded {steps} steps)", flush=True)
         self._log.write(event.kind, faults=str(event), replica=process.name, said_steps=steps)
 
 
@@ -151,8 +151,8 @@ def descendants(pid: int) -> list[psutil.Process]:
 def worker_of_rank(pid: int, rank: int) -> psutil.Process | None:
     """The training process of this rank below `pid`, as torchrun started it; None when it is not there.
 
-    LOCAL_RANK tells torchrun's workers from the launcher, in which RANK counts nodes. What a worker starts itself
-    inherits both, and comes after it.
+    LOCAL_RANK distinguishes torchrun's workers from the launcher, in which RANK counts nodes. A worker's own children
+    inherit both, and come after it.
     """
     for candidate in descendants(pid):
         with contextlib.suppress(psutil.Error):

@@ -20,7 +20,7 @@ CONTAINER_GRACE_S = 60.0  # longer than any grace given here: it counts only whe
 
 
 class Process:
-    """A contained process whose lines go to its own log, and those that matter to stdout.
+    """A process in a subreaper. Its lines go to its own log; those of the chief and all of stderr also to stdout.
 
     `reclaimed` is set by fault injection when it takes the machine away, before the process gets a signal.
     """
@@ -76,7 +76,7 @@ class Process:
 
     def _follow(self, process: subprocess.Popen[bytes], ended: Callable[[Process, int], None]) -> None:
         assert process.stdout and process.stderr
-        # What a worker says on stdout repeats the chief's; what it says on stderr may be the only trace of a problem.
+        # A worker's stdout repeats the chief's; its stderr may be the only trace of a problem.
         errors = threading.Thread(target=self._copy, args=(process.stderr, True), daemon=True)
         errors.start()
         self._copy(process.stdout, self.is_chief)
@@ -88,10 +88,10 @@ class Process:
     def _copy(self, lines: IO[bytes], show: bool) -> None:
         errors, redacted = ErrorLines(), Redactor()
         for raw in lines:
-            said = raw.decode("utf-8", "replace")
-            kept = redacted(said)
-            line = raw if kept == said else kept.encode()
-            text = kept.rstrip("\n")
+            printed = raw.decode("utf-8", "replace")
+            shown = redacted(printed)
+            line = raw if shown == printed else shown.encode()
+            text = shown.rstrip("\n")
             self.last_error = errors.read(text, self.last_error)
             # A full disk or a closed terminal must not stop the reading: the replica would hang on a full pipe.
             with contextlib.suppress(OSError):

@@ -54,9 +54,9 @@ class RestartHistory:
 
 
 def steps_done(store: LocalStorage, step: str, since_s: float) -> int | None:
-    """How far a job says it is, in its own unit; None while no job that began after `since_s` has said anything.
+    """Progress in a job's record, in its own unit; None while no job that began after `since_s` has one.
 
-    Its record is written at most twice a second.
+    The record is written at most twice a second.
     """
     path = f"steps/{step}.json"
     if store.stat(path) is None:

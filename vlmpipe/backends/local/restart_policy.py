@@ -43,7 +43,7 @@ class RestartPolicy:
 
     @property
     def restarts(self) -> bool:
-        """Whether anything is ever started again."""
+        """Whether anything is ever restarted."""
         return bool(self.worker_restarts or self.job_retries or self.spot_restarts)
 
 
@@ -76,7 +76,7 @@ class Restart:
     """A restart that the budget grants. Empty `replicas`: all of them, the whole job."""
 
     replicas: tuple[str, ...]
-    budget: str  # what it was taken from, in words: "restart 2 of 5"
+    budget: str  # such as "restart 2 of 5"
     reclaimed: bool = False
 
     @property
@@ -93,10 +93,10 @@ class Budget:
         self._retries = self._spot = 0
 
     def spend(self, fallen: Sequence[str], *, reclaimed: bool = False) -> Restart | None:
-        """The restart after these replicas failed, the cause first, or None when nothing is left for it.
+        """The restart after these replicas failed, the cause first, or None when the budget is spent.
 
-        When the whole job restarts, only the cause is charged: the others fell because they lost it. A replica whose
-        machine was `reclaimed` is charged to neither: its job is restarted as Spot capacity returns.
+        When the whole job restarts, only the cause is charged: the others failed because they lost it. Neither is
+        charged for a `reclaimed` machine: its job restarts when Spot capacity returns.
         """
         policy = self.policy
         if reclaimed:

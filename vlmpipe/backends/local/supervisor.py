@@ -32,9 +32,9 @@ class Supervisor:
     """Runs processes as one job. All decisions are made in the thread that calls `run`, one event at a time.
 
     Exit codes that name a lasting cause (`PERMANENT`) end the job at once, as "common errors" of the user's code do on
-    Vertex AI (restart_policy.py has the sources). After any other non-zero exit, a signal or "preempted, resumable"
-    among them, replicas are restarted while `policy` lasts; after a request to stop nothing is. A kill for lack of
-    memory, permanent on Vertex AI, cannot be told from another one here.
+    Vertex AI (restart_policy.py has the sources). After any other non-zero exit, including signals and "preempted,
+    resumable", replicas are restarted while the budget of `policy` lasts, but never after a request to stop. A kill for
+    lack of memory, permanent on Vertex AI, cannot be distinguished from another kill here.
 
     `restarting(restart, cause)` is called right before each restart, `stopping()` when the job is asked to stop.
     """
@@ -136,7 +136,7 @@ class Supervisor:
         return self._codes.get(self._chief.name) == 0
 
     def _decide(self) -> None:
-        """What follows from the replicas that failed: a restart if the budget has one, else the job's end."""
+        """Restart the replicas that failed if the budget allows it, else end the job."""
         fallen = sorted(self._fallen, key=lambda failure: rank_of_code(failure.code))
         if self._chief_done and self._budget.policy.restarts:  # the primary is done, and with it the job
             self._fallen.clear()

@@ -1,7 +1,7 @@
 """Turns a compiled pipeline into a pipeline job request, and sends it exactly once.
 
-The generated client is used rather than `aiplatform.PipelineJob.submit`: that one first looks for the bucket, creates
-it if it is not found, and spends one to two minutes where it cannot look. A test compares what the two send.
+The generated client is used rather than `aiplatform.PipelineJob.submit`, which first looks for the bucket, creates it
+if it is missing, and takes one to two minutes where it may not look. A test compares the requests of both.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from vlmpipe.config.run_config import RunConfig
 
-# Tells our own job, whose answer was lost, from somebody else's of the same name.
+# Identifies our own job when its answer was lost, among others of the same name.
 SUBMISSION_LABEL = "vlmpipe-submission"
 
 
@@ -59,7 +59,7 @@ class Submission:
 
 
 def job_id_at(config: RunConfig, moment: datetime) -> str:
-    """Name of the pipeline job and, unless --run-id says otherwise, of the run: <name>-<date>-<time>.
+    """Name of the pipeline job and, without --run-id, of the run: <name>-<date>-<time>.
 
     At most 63 + 16 of the 128 characters that Vertex AI takes; a run file's name holds no others than it does.
     """
@@ -72,8 +72,8 @@ def prepare(config: RunConfig, pipeline: Path, *, job_id: str, run_id: str = "",
     Args:
         pipeline: the file that `compile_pipeline` wrote for the target vertex.
         job_id: see `job_id_at`.
-        run_id: an earlier run to continue, as the pipeline's parameter; empty for a new one. The other parameters are
-            not used here: what the plan priced is what is in the run file.
+        run_id: an earlier run to continue, as the pipeline's parameter; empty for a new one. The other parameters stay
+            as compiled: the plan priced the run file.
         template_uri: where the pipeline was published, by its version; the console then links the run to it.
 
     Raises ConfigError for a run file that lacks what a run on Vertex AI needs, or a run id that is no folder's name.
@@ -104,10 +104,9 @@ def prepare(config: RunConfig, pipeline: Path, *, job_id: str, run_id: str = "",
 
 
 def send(submission: Submission, client: PipelineServiceClient) -> PipelineJob:
-    """Create the job; the server's answer. Sent again after a passing fault, it is still one job: its name is its key.
+    """Create the job; returns the server's answer. Repeated after a passing fault, it is one job: its name is its key.
 
-    Raises UserError in words for everything that Google's client raises. Where an answer never came, it says that the
-    job may be there.
+    Raises UserError for all errors of Google's client. Without any answer, it warns that the job may exist.
     """
     faults: list[Exception] = []
     with translate_errors(submission.place):

@@ -44,7 +44,7 @@ def send_once(method: Callable[..., Answer], *arguments: Any, **named: Any) -> A
 def retrying(call: Callable[[], Answer], faults: list[Exception] | None = None) -> Answer:
     """Call until it works, fails for good, or time is up; then raise the last fault. `faults` gets them all.
 
-    A first request that finds nobody to talk to is not repeated: a person who is offline wants to know at once.
+    A first request without any connection is not repeated: a user who is offline wants to know at once.
     """
     met = [] if faults is None else faults
 

@@ -204,7 +204,7 @@ def test_a_job_that_cannot_be_cancelled_is_named(
     with pytest.raises(UserError, match="stopped on request"):
         climb(server, run)
     (job,) = server.custom_jobs.jobs
-    assert f"{job} could not be cancelled and may go on" in capsys.readouterr().out
+    assert f"{job} could not be cancelled and may still run" in capsys.readouterr().out
 
 
 def test_a_folder_that_can_no_longer_be_written_leaves_no_job_behind(

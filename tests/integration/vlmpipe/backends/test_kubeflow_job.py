@@ -188,7 +188,7 @@ def test_an_answer_that_is_lost_creates_no_second_job(cluster: FakeKubernetes, r
 def test_a_job_that_somebody_deletes_is_stopped_and_can_be_continued(cluster: FakeKubernetes, fails: Fails) -> None:
     cluster.runs = [Course([Scene(pods=[pod(0, state=RUNNING)]), Scene(deleted=True)])]
     code, words = fails()
-    assert code == ExitCode.PREEMPTED and "deleted by somebody else" in words
+    assert code == ExitCode.PREEMPTED and "deleted from outside" in words
 
 
 def test_without_kubeflow_trainer_the_step_says_so(cluster: FakeKubernetes, fails: Fails) -> None:
@@ -237,7 +237,7 @@ def test_a_log_that_may_not_be_read_does_not_end_the_job(
     cluster.allowed -= {"get pods/log"}
     cluster.runs = [Course([Scene(pods=[pod(0, state=RUNNING)], logs={"pod-0": ["x"]}), COMPLETE])]
     run_kubeflow_job(**inputs(run))
-    assert capsys.readouterr().out.count("its log is not shown: not allowed to read the log of") == 1
+    assert capsys.readouterr().out.count("the log is not shown: not allowed to read the log of") == 1
 
 
 def test_a_runtime_that_is_not_there_is_no_matter_of_permission(cluster: FakeKubernetes, fails: Fails) -> None:

@@ -195,7 +195,7 @@ def test_the_report_counts_what_happened_in_this_attempt_and_what_did_not(tmp_pa
     (tmp_path / "faults.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert fault_lines(read_faults(tmp_path, since_s=5), survived=True) == [
         "survived 2 preemptions, 1 kill: 2 restarts, at least 31 steps made twice (faults.jsonl)",
-        "did not come about: kill:rank=0,after_step=99",
+        "did not happen: kill:rank=0,after_step=99",
     ]
     assert fault_lines(read_faults(tmp_path, since_s=13), survived=False)[0].startswith("met 1 preemption: 1 restart,")
     assert read_faults(tmp_path / "elsewhere", since_s=0) == []
