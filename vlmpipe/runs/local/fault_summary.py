@@ -23,9 +23,9 @@ def read_faults(folder: Path, *, since_s: float) -> list[dict[str, Any]]:
 
 
 def fault_lines(lines: Iterable[dict[str, Any]], *, survived: bool) -> list[str]:
-    """One sentence on what happened, and one for each event that did not happen.
+    """A sentence on the faults, and one for each event that did not happen.
 
-    The number of repeated steps is a lower bound: what training did after the last word of its record is not known.
+    The number of repeated steps is a lower bound: steps after training's last record are not known.
     """
     found = Counter(line["event"] for line in lines)
     events = ", ".join(_count(found[kind], name) for kind, name in NAMES.items() if found[kind])
