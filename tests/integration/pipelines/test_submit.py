@@ -249,7 +249,7 @@ def test_a_run_can_be_rehearsed_to_its_end(
     assert answer.code == 0, answer.err
     assert job.state.name == "PIPELINE_STATE_SUCCEEDED"
     sharing = {"plan-data", "prepare-chunks"} & {task.task_name for task in job.job_detail.task_details}
-    assert (len(sharing), "plan-data is going on" in answer.out) == ((2, True) if tasks > 1 else (0, False))
+    assert (len(sharing), "plan-data is running" in answer.out) == ((2, True) if tasks > 1 else (0, False))
 
 
 def test_a_dry_run_sends_nothing_and_prints_the_request(vertex: FakeVertex, vlmpipe_submit: Submit) -> None:

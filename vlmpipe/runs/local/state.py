@@ -42,11 +42,8 @@ ERROR_LINES = [
 LABEL, UNDER_LABEL = re.compile(r"  (expected|to do):"), " " * 12
 TRACEBACK = re.compile(r'  File ".*", line \d+')
 ATTEMPT_LINE = "vlmpipe: this attempt started at"  # in pipeline.log, which holds all attempts
-STOPPED = (
-    None,
-    int(ExitCode.INTERRUPTED),
-    int(ExitCode.PREEMPTED),
-)  # exit codes of a run that was stopped, and can be resumed
+# Exit codes of a run that was stopped, and can be resumed.
+STOPPED = (None, int(ExitCode.INTERRUPTED), int(ExitCode.PREEMPTED))
 
 _RECORD = TypeAdapter(StepRecord)
 

@@ -89,7 +89,7 @@ def test_a_record_says_more_than_the_service_and_the_notes_how_far_it_came(
     assert (found["id"], found["exit_code"], found["seen"]["where"]) == ("not-finite", 65, "steps/train.json")
     assert found["seen"]["line"] is None
     assert "training came to step 41 of 120, loss 0.500" in found["notes"]
-    assert "a checkpoint at step 40 is saved: a run that is continued goes on from there" in found["notes"]
+    assert "a checkpoint at step 40 is saved, from which a resumed run continues" in found["notes"]
     said = vlmpipe("diagnose", RUN).out
     assert said.startswith(f"run {JOB}: failed in step train with exit code 65\n  cause:     the loss or a gradient")
     assert "  seen in:   steps/train.json: the loss of step 41" in said
@@ -151,7 +151,7 @@ def test_a_training_that_waits_for_machines_is_said_to_wait(
     number = list(started.custom_jobs.jobs)[-1]
     started.custom_jobs.jobs[number].state = JobState.JOB_STATE_PENDING
     found = vlmpipe("diagnose", RUN, "--json").json
-    assert (found["outcome"], found["cause"]) == ("running", "nothing yet: the run is going on")
+    assert (found["outcome"], found["cause"]) == ("running", "nothing yet: the run is still running")
     assert f"step train waits for machines: custom job {number[-4:]} is PENDING" in found["notes"]
     started.faults.append(Fault("status", "GET", code=403, message="denied"))
     assert vlmpipe("diagnose", RUN).code == 77  # the pipeline job itself

@@ -151,7 +151,7 @@ def test_watching_outlives_a_service_that_is_silent_for_a_while(
     monkeypatch.setattr(watch, "VERTEX_POLL_S", 77.0)
     monkeypatch.setattr(watch.time, "sleep", nap)
     answer = vlmpipe("status", RUN, "--watch", "--plain")
-    assert (answer.code, answer.out.count("no answer, asking again")) == (1, 1)
+    assert (answer.code, answer.out.count("no answer, trying again")) == (1, 1)
 
 
 def test_leaving_the_watch_leaves_the_run_alone(
@@ -162,7 +162,7 @@ def test_leaving_the_watch_leaves_the_run_alone(
 
     monkeypatch.setattr(watch.time, "sleep", interrupt)
     answer = vlmpipe("status", RUN, "--watch", "--plain")
-    assert (answer.code, "the run goes on" in answer.err) == (130, True)
+    assert (answer.code, "the run continues" in answer.err) == (130, True)
     assert not any("cancel" in request for request in started.requests)
 
 

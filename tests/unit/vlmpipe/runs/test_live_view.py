@@ -128,10 +128,10 @@ def test_preparation_shared_by_tasks_is_seen_before_its_own_step_begins(tmp_path
     }
     plan = {"steps/plan-data.json": json.dumps(record("plan-data", "running"))}
     step = read_state(lay_out(tmp_path / "plan", plan), now_s=NOW_S).step("prepare-data")
-    assert (step.state, step.message, step.elapsed_s) == ("running", "plan-data is going on", 40)
+    assert (step.state, step.message, step.elapsed_s) == ("running", "plan-data is running", 40)
     plan["steps/plan-data.json"] = json.dumps(record("plan-data", "done"))
     step = read_state(lay_out(tmp_path / "share", plan | shares), now_s=NOW_S).step("prepare-data")
-    assert (step.state, step.done, step.total, step.message) == ("running", 750, 1200, "prepare-chunks is going on")
+    assert (step.state, step.done, step.total, step.message) == ("running", 750, 1200, "prepare-chunks is running")
     own = {"steps/prepare-data.json": json.dumps(record("prepare-data", "running"))}
     step = read_state(lay_out(tmp_path / "own", plan | shares | own), now_s=NOW_S).step("prepare-data")
     assert (step.state, step.message) == ("running", "")
