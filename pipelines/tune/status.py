@@ -1,28 +1,30 @@
-"""`vlmpipe status` and `cancel` of a search that `vlmpipe tune` started, here or on Vertex AI: how its trials stand."""
+"""`vlmpipe status` and `cancel` of a search, here or on Vertex AI: its trials, and the table that shows them."""
 
 from __future__ import annotations
 
 import json
+import math
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipelines.tune.trials import TABLE, Trial, as_steps, ranked, table_lines
 from trainer.errors import ConfigError, ExitCode
 from trainer.storage.base import join_uri
 from trainer.storage.records import read_record_file
 from vlmpipe.backends.vertex.client import Place
+from vlmpipe.config.tune import Value
 from vlmpipe.runs.local.run import is_running
-from vlmpipe.runs.local.state import RunState
+from vlmpipe.runs.local.state import RunState, Step
 from vlmpipe.runs.vertex.names import SUBMITTED
 
 if TYPE_CHECKING:
     from google.cloud.aiplatform_v1 import types as api
 
-SEARCH_FILE = "search.json"  # in a search's folder: its metric, its goal and how many trials there are to be
+SEARCH_FILE = "search.json"  # in a search's folder: its metric, its goal and its number of trials
+TABLE = "trials.json"
 _RESOURCE = re.compile(r"projects/([^/]+)/locations/([^/]+)/hyperparameterTuningJobs/([^/?]+)")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 OUTCOMES = {
@@ -35,15 +37,58 @@ TRIAL_STATES = {
 
 
 @dataclass(frozen=True)
+class Trial:
+    """One line of the table. `metric` is None for a trial that has not reported it, or failed."""
+
+    trial: int
+    values: dict[str, Value]
+    metric: float | None
+    error: str = ""
+    state: str = "done"  # waiting, running, done or failed
+    elapsed_s: float = 0.0
+
+    @property
+    def settings(self) -> str:
+        """The values, as overrides of a run file."""
+        shown = (f"{value:g}" if isinstance(value, float) else str(value) for value in self.values.values())
+        return " ".join(f"{name}={value}" for name, value in zip(self.values, shown, strict=True))
+
+
+def ranked(trials: Iterable[Trial], goal: str) -> list[Trial]:
+    """The best first, those without a metric last. `goal` is MAXIMIZE or MINIMIZE."""
+    sign = -1 if goal == "MAXIMIZE" else 1
+    return sorted(trials, key=lambda one: (math.inf if one.metric is None else sign * one.metric, one.trial))
+
+
+def table_lines(trials: Sequence[Trial], metric: str) -> list[str]:
+    """For people: a line for each, under a title."""
+    lines = [f"{'trial':>5}  {metric:>12}  values"]
+    for one in trials:
+        shown = f"{one.metric:.4f}" if one.metric is not None else f"{one.state}: {one.error}".rstrip(": ")
+        lines.append(f"{one.trial:>5}  {shown:>12}  {one.settings}")
+    return lines
+
+
+def as_steps(search_id: str, trials: Iterable[Trial], metric: str) -> RunState:
+    """The trials by number, as the steps of a run for a view."""
+
+    def step(one: Trial) -> Step:
+        found = f"{metric} {one.metric:.4f}, " if one.metric is not None else ""
+        return Step(f"trial-{one.trial}", one.state, one.elapsed_s, message=f"{found}{one.error or one.settings}")
+
+    return RunState(search_id, tuple(map(step, sorted(trials, key=lambda one: one.trial))))
+
+
+@dataclass(frozen=True)
 class SearchStatus:
-    """A search at one moment. The trials come the best first."""
+    """State of a search. The trials come best first."""
 
     search_id: str
     uri: str
     outcome: str  # waiting, running, stopping, paused, done, stopped or failed
     metric: str
     goal: str
-    num_trials: int  # that there are to be
+    num_trials: int  # planned
     trials: tuple[Trial, ...]
     error: str = ""
     resource_name: str = ""  # empty for one on this machine
@@ -63,7 +108,7 @@ class SearchStatus:
 
     @property
     def exit_code(self) -> int | None:
-        """What the search ended with; None while it goes on. One without a result has failed."""
+        """The exit code; None while the search runs. One without a result has failed."""
         if not self.is_over:
             return None
         if self.outcome == "stopped":
@@ -160,17 +205,17 @@ def _state(job: api.HyperparameterTuningJob) -> str:
 
 
 def find_search(name: str, root: str) -> LocalSearch | VertexSearch | None:
-    """The search that `name` means: its id, its folder, or a tuning job's resource name. None for what is none."""
+    """The search called `name`: its id, its folder, or a tuning job's resource name. None for other names."""
     for folder in (Path(name), Path(join_uri(root, "runs", name))):
         if (folder / SEARCH_FILE).is_file():
             return LocalSearch(folder)
-    note = read_record_file(SUBMITTED / f"{name}.json") if _NAME.fullmatch(name) else {}
-    match = _RESOURCE.fullmatch(str(note.get("resource_name") or name))
+    record = read_record_file(SUBMITTED / f"{name}.json") if _NAME.fullmatch(name) else {}
+    match = _RESOURCE.fullmatch(str(record.get("resource_name") or name))
     return VertexSearch(name, Place(match[1], match[2]), match[3]) if match else None
 
 
 def status_of_job(job: api.HyperparameterTuningJob, name: str, place: Place) -> SearchStatus:
-    """The search from what the service says of its job."""
+    """The search from the service's answer about its job."""
     wanted = job.study_spec.metrics[0]
     number = job.name.rpartition("/")[2]
     return SearchStatus(

@@ -109,7 +109,7 @@ def _submit(search: Search, usd: float | None, *, as_json: bool) -> None:
 
 def _run(search: Search, *, as_json: bool) -> None:
     from pipelines.tune.search import run_search
-    from pipelines.tune.trials import TABLE, table_lines
+    from pipelines.tune.status import TABLE, table_lines
 
     trials = run_search(search)
     best = trials[0] if trials and trials[0].metric is not None else None
