@@ -1,4 +1,4 @@
-"""Fake of Vertex AI: the rehearsal's server, and what only steps in the cloud use: models, metadata, templates."""
+"""Fake of Vertex AI: the rehearsal's server, and what it does not need: models, metadata, templates, tuning."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import re
 from email.message import Message
 from urllib.parse import unquote
 
+from tests.fakes.vertex.custom_jobs import ScriptedCustomJobs
 from tests.fakes.vertex.metadata import PATH as METADATA
 from tests.fakes.vertex.metadata import MetadataStore
 from tests.fakes.vertex.models import Models
 from tests.fakes.vertex.templates import API, FILES, Templates
+from tests.fakes.vertex.tuning_jobs import TuningJobs
 from vlmpipe.rehearsal.http_server import ApiError
 from vlmpipe.rehearsal.vertex.messages import Json
 from vlmpipe.rehearsal.vertex.server import Fault as Fault
@@ -26,7 +28,10 @@ class FakeVertex(VertexServer):
     known_query = VertexServer.known_query | {"contextId", "metadataStoreId", "tagId"}
 
     def __init__(self, project: str = "test-project", location: str = "us-central1") -> None:
-        super().__init__(project, location)
+        super().__init__(project, location, ScriptedCustomJobs)
+        self.custom_jobs: ScriptedCustomJobs
+        self.tuning_jobs = TuningJobs(self.parent)
+        self.collections["hyperparameterTuningJobs"] = self.tuning_jobs.answer
         self.templates = Templates(project, location)
         self.models = Models(self.parent)
         self.metadata = MetadataStore(self.parent)

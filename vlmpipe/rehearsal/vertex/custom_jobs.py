@@ -1,29 +1,17 @@
-"""Custom jobs of the Vertex AI stand-in, which go through the states that a test scripts.
-
-A job takes its next state each time that it is asked for, and the clock moves on by the seconds that somebody sleeps:
-nothing waits, and results are exact.
-"""
+"""Custom jobs that pipelines start in the Vertex AI stand-in. A client can only read them."""
 
 from __future__ import annotations
 
 import datetime as dt
-import re
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TypeVar
 
 from google.cloud.aiplatform_v1 import types as api
 from google.rpc import status_pb2
 
 from vlmpipe.rehearsal.http_server import ApiError
-from vlmpipe.rehearsal.vertex.messages import Call, Json, as_dict, refuse_output_only
+from vlmpipe.rehearsal.vertex.messages import Call, Json, as_dict
 
-OPEN = ("QUEUED", "PENDING", "RUNNING")
-OUTPUT_ONLY = {"name", "state", "create_time", "start_time", "end_time", "update_time", "error", "web_access_uris"}
-LABEL_FILTER = re.compile(r"labels\.([a-z0-9_-]+)=([a-z0-9_-]+)")
 EPOCH = dt.datetime(2026, 11, 22, tzinfo=dt.UTC)
-
-Labelled = TypeVar("Labelled", api.CustomJob, api.HyperparameterTuningJob)
 
 
 @dataclass
@@ -36,115 +24,44 @@ class Step:
 
 
 class CustomJobs:
-    """State in memory.
-
-    Attributes:
-        scripts: of each job in the order of their creation, its states one request after another; the last one stays.
-        stockouts: creations to refuse for want of quota before the next one that passes.
-    """
+    """State in memory. `now` is the clock, in Unix seconds."""
 
     def __init__(self, parent: str) -> None:
         self.jobs: dict[str, api.CustomJob] = {}
-        self.scripts: list[list[Step]] = []
-        self.stockouts = 0
         self.now = EPOCH.timestamp()
         self._parent = parent
-        self._script_of: dict[str, list[Step]] = {}
-
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
 
     def answer(self, call: Call) -> Json:
-        return call.route(
-            {
-                ("POST", False, ""): lambda: self._create(call),
-                ("GET", False, ""): lambda: self._list(call),
-                ("GET", True, ""): lambda: self._get(call.name),
-                ("POST", True, "cancel"): lambda: self._cancel(call.name),
-            }
-        )
+        return call.route({("GET", True, ""): lambda: as_dict(self.known(call.name))})
 
     def begin(self, name: str) -> None:
-        """A job that the pipeline service started for a task: it has its machines, and moves when `end` says so."""
+        """Start the job of a pipeline's task. It has its machines at once, and runs until `end`."""
+        moment = self.moment()
         state = api.JobState.JOB_STATE_RUNNING
-        moment = self._moment()
         self.jobs[name] = api.CustomJob(name=name, state=state, create_time=moment, start_time=moment)
-        self._script_of[name] = []
 
     def end(self, name: str, step: Step) -> None:
-        """Such a job's last state."""
-        self._move(self.jobs[name], step)
+        """Set such a job's last state."""
+        self.move(self.jobs[name], step)
 
-    def _create(self, call: Call) -> Json:
-        job = call.parse(api.CustomJob)
-        self._check(job)
-        if self.stockouts:
-            self.stockouts -= 1
-            raise ApiError(429, "The following quota metrics exceed quota limits: custom_model_training_preemptible")
-        job.name = f"{self._parent}/customJobs/{9001 + len(self.jobs)}"
-        job.create_time = job.update_time = self._moment()
-        job.state = api.JobState.JOB_STATE_PENDING
-        self._script_of[job.name] = self.scripts.pop(0) if self.scripts else [Step("PENDING")]
-        self.jobs[job.name] = job
-        return as_dict(job)
-
-    def _check(self, job: api.CustomJob) -> None:
-        refuse_output_only(job, OUTPUT_ONLY)
-        if not job.display_name or not job.job_spec.worker_pool_specs:
-            raise ApiError(400, "Required field display_name or job_spec.worker_pool_specs is missing")
-        scheduling, pools = job.job_spec.scheduling, job.job_spec.worker_pool_specs
-        flex_start = scheduling.strategy == api.Scheduling.Strategy.FLEX_START
-        if scheduling.max_wait_duration and not flex_start:
-            raise ApiError(400, "max_wait_duration is only for FLEX_START")
-        machines = {(pool.machine_spec.machine_type, pool.machine_spec.accelerator_count) for pool in pools}
-        if flex_start and (len(machines) > 1 or not pools[0].machine_spec.accelerator_count):
-            raise ApiError(400, "FLEX_START needs the same GPU machines in all pools")
-        if pools[0].replica_count != 1:
-            raise ApiError(400, "worker pool 0 has exactly one replica")
-
-    def _list(self, call: Call) -> Json:
-        return {"customJobs": [as_dict(job) for job in labelled(self.jobs.values(), call)]}
-
-    def _get(self, name: str) -> Json:
-        job = self._known(name)
-        script = self._script_of[name]
-        if script and state_of(job) in OPEN:
-            step = script.pop(0) if len(script) > 1 else script[0]
-            self._move(job, step)
-        return as_dict(job)
-
-    def _move(self, job: api.CustomJob, step: Step) -> None:
+    def move(self, job: api.CustomJob, step: Step) -> None:
+        """Set the job's next state."""
         job.state = api.JobState[f"JOB_STATE_{step.state}"]
-        job.update_time = self._moment()
+        job.update_time = self.moment()
         if step.state == "RUNNING" and not job.start_time:
-            job.start_time = self._moment()
-        if step.state not in OPEN:
-            job.end_time = self._moment()
+            job.start_time = self.moment()
+        if step.state not in ("QUEUED", "PENDING", "RUNNING"):
+            job.end_time = self.moment()
         if step.message:
             job.error = status_pb2.Status(code=step.code, message=step.message)
 
-    def _cancel(self, name: str) -> Json:
-        job = self._known(name)
-        if state_of(job) not in OPEN:
-            raise ApiError(400, f"The CustomJob is in state {job.state.name} and cannot be cancelled.")
-        self._script_of[name] = [Step("CANCELLED", 1, "CANCELED")]
-        return {}
-
-    def _known(self, name: str) -> api.CustomJob:
+    def known(self, name: str) -> api.CustomJob:
         if name not in self.jobs:
             raise ApiError(404, f"The CustomJob does not exist: {name}")
         return self.jobs[name]
 
-    def _moment(self) -> dt.datetime:
+    def moment(self) -> dt.datetime:
         return dt.datetime.fromtimestamp(self.now, dt.UTC)
-
-
-def labelled(jobs: Iterable[Labelled], call: Call) -> list[Labelled]:
-    """The jobs with the label that the listing's filter asks for."""
-    wanted = call.query.get("filter", "")
-    if not (match := LABEL_FILTER.fullmatch(wanted)):
-        raise ApiError(501, f"a filter that this fake does not know: {wanted}")
-    return [job for job in jobs if job.labels.get(match[1]) == match[2]]
 
 
 def state_of(job: api.CustomJob | api.HyperparameterTuningJob) -> str:

@@ -1,10 +1,10 @@
-"""A small, strict stand-in for Vertex AI: pipeline, custom and tuning jobs, schedules and logs, over REST.
+"""A small, strict stand-in for Vertex AI: pipeline jobs, schedules, custom jobs and logs, over REST.
 
 It parses each request into the API's own message, and the pipeline in it into kfp's, and refuses what either does not
 know. It checks what the documentation says that the real service checks: names, types of parameters, forms of URIs.
 Requests outside of this are answered 501. Fault rules break chosen requests on purpose.
 
-    with VertexServer(project="my-project") as server:
+    with VertexServer("my-project", "us-central1") as server:
         monkeypatch.setenv("VLMPIPE_VERTEX_ENDPOINT", server.endpoint)
         server.faults.append(Fault("drop_after", method="POST"))
 """
@@ -30,7 +30,6 @@ from vlmpipe.rehearsal.vertex.custom_jobs import CustomJobs
 from vlmpipe.rehearsal.vertex.messages import INVALID, Call, Json, as_dict, fields_of, parse, refuse_output_only
 from vlmpipe.rehearsal.vertex.schedules import Schedules
 from vlmpipe.rehearsal.vertex.scripted_runs import ScriptedRuns
-from vlmpipe.rehearsal.vertex.tuning_jobs import TuningJobs
 
 STATUS = {
     400: "INVALID_ARGUMENT", 401: "UNAUTHENTICATED", 403: "PERMISSION_DENIED", 404: "NOT_FOUND", 409: "ALREADY_EXISTS",
@@ -72,20 +71,18 @@ class VertexServer(LocalServer):
 
     known_query = frozenset({"pipelineJobId", "$alt", "filter", "pageToken", "updateMask"})
 
-    def __init__(self, project: str = "test-project", location: str = "us-central1") -> None:
+    def __init__(self, project: str, location: str, jobs: type[CustomJobs] = CustomJobs) -> None:
         super().__init__(_VertexHandler)
         self.parent = f"projects/{project}/locations/{location}"
         self.jobs: dict[str, PipelineJob] = {}
         self.schedules = Schedules(self.parent, check_job)
-        self.custom_jobs = CustomJobs(self.parent)
-        self.tuning_jobs = TuningJobs(self.parent)
+        self.custom_jobs = jobs(self.parent)
         self.runs = ScriptedRuns(project, self.custom_jobs)
         self.latency_s = 0.0  # before each answer
-        self._collections: dict[str, Callable[[Call], Json]] = {
+        self.collections: dict[str, Callable[[Call], Json]] = {
             "pipelineJobs": self._pipeline_jobs,
             "schedules": self.schedules.answer,
             "customJobs": self.custom_jobs.answer,
-            "hyperparameterTuningJobs": self.tuning_jobs.answer,
         }
 
     def answer(self, method: str, path: str, query: dict[str, str], headers: Message, body: bytes) -> Json | bytes:
@@ -95,11 +92,11 @@ class VertexServer(LocalServer):
         if method == "POST" and path == "/v2/entries:list":
             return self.runs.list_entries(body)
         match = RESOURCE.fullmatch(path)
-        if not match or match[2] not in self._collections:
+        if not match or match[2] not in self.collections:
             raise ApiError(501, f"no such route in this fake: {method} {path}")
         self.require_parent(match[1])
         parent, collection, number, verb = match.groups(default="")
-        return self._collections[collection](Call(method, parent, collection, number, verb, query, body))
+        return self.collections[collection](Call(method, parent, collection, number, verb, query, body))
 
     def _pipeline_jobs(self, call: Call) -> Json:
         return call.route(

@@ -1,4 +1,4 @@
-"""Tuning jobs of the stand-in for Vertex AI: created, listed, asked for and cancelled, strict about their messages.
+"""Tuning jobs of the Vertex AI fake: created, listed, asked for and cancelled, strict about their messages.
 
 Rules are those that StudySpec states, and that the service's page on tuning states of a grid search.
 """
@@ -9,8 +9,9 @@ import re
 
 from google.cloud.aiplatform_v1 import types as api
 
+from tests.fakes.vertex.custom_jobs import OPEN, labelled
 from vlmpipe.rehearsal.http_server import ApiError
-from vlmpipe.rehearsal.vertex.custom_jobs import OPEN, labelled, state_of
+from vlmpipe.rehearsal.vertex.custom_jobs import state_of
 from vlmpipe.rehearsal.vertex.messages import Call, Json, as_dict, fields_of
 
 OUTPUT_ONLY = {"name", "trials", "state", "create_time", "start_time", "end_time", "update_time", "error"}
