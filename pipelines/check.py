@@ -1,4 +1,4 @@
-"""`vlmpipe check`: what can be found wrong with a run in seconds, offline, before anything starts."""
+"""`vlmpipe check`: finds errors of a run in seconds, offline, before anything starts."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 FIRST_SAMPLES = 8
 LEAST_FREE_GIB = 2
 EXAMPLE_PROJECT = "example-project"
-# Rules that `vlmpipe.config.run_config.warnings` has in the run file's own terms: a longest wait, a restart, an image
-# by tag.
-SAID_OF_RUN_FILES = ("VP405", "VP407", "VP603")
+# Rules that `vlmpipe.config.run_config.warnings` reports in the run file's own terms: a longest wait, a restart, an
+# image by tag.
+RUN_FILE_WARNINGS = ("VP405", "VP407", "VP603")
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One part of the answer: what was checked, how it went, and a sentence. `code` is the exit code of a failure."""
+    """The result of one check. `code` is the exit code of a failure."""
 
     subject: str
     state: Literal["ok", "warning", "failed", "unchecked"]
@@ -89,7 +89,7 @@ def _model(config: RunConfig) -> Iterator[Finding]:
 
 
 def _parameters(config: RunConfig) -> Finding:
-    """Whether the model can be built, and what of it is trained: on the meta device, which takes seconds once."""
+    """Whether the model can be built, and its trained parameters: on the meta device, which takes seconds once."""
     from vlmpipe.planner.model_architecture import architecture
 
     try:
@@ -121,10 +121,10 @@ def _hub_cache() -> Path:
 
 
 def _image_tokens(model: ModelConfig, data: DataConfig) -> Iterator[Finding]:
-    """Compare sizes, for a tower whose configuration is in the run file: that of pretrained weights is not at hand."""
-    sequence_length = data.sequence_length
+    """Compare sizes, for a tower whose configuration is in the run file or a local folder."""
+    length = f"data.sequence_length is {data.sequence_length}"
     if model.family in GRID_FAMILIES:
-        yield from _most_image_tokens(model, sequence_length)
+        yield from _grid_tokens(model, data.sequence_length)
         return
     content = stated(model.tower) if model.pretrained else model.tower.config
     tower = vision_of(content) if model.pretrained else content
@@ -134,54 +134,45 @@ def _image_tokens(model: ModelConfig, data: DataConfig) -> Iterator[Finding]:
     own_size, token_side = tower.get("image_size", model.image_size), patch_size * scale_factor
     is_taken = own_size == model.image_size or (model.pretrained and model.image_size < own_size)
     if not is_taken:
-        text = f"model.image_size is {model.image_size}, but the tower's image_size is {own_size}"
-        yield Finding("image tokens", "failed", text, ExitCode.CONFIG)
+        yield _tokens(f"model.image_size is {model.image_size}, but the tower's image_size is {own_size}", fits=False)
     elif model.image_size % token_side:
         side = f"patch_size x scale_factor {token_side}" if model.pretrained else f"patch_size {token_side}"
-        text = f"model.image_size {model.image_size} is not a multiple of the tower's {side}"
-        yield Finding("image tokens", "failed", text, ExitCode.CONFIG)
+        yield _tokens(f"model.image_size {model.image_size} is not a multiple of the tower's {side}", fits=False)
     elif tiles := image_form_of(model).tiles:
         text = (
-            f"at most {tiles.most * tiles.tokens} per image, in {tiles.most} tiles of {tiles.tokens}; "
-            "data.sequence_length "
-            f"is {sequence_length}, data.max_images_per_sequence, which counts tiles, {data.max_images_per_sequence}"
+            f"at most {tiles.most * tiles.tokens} per image, in {tiles.most} tiles of {tiles.tokens}; {length}, "
+            f"data.max_images_per_sequence, which counts tiles, {data.max_images_per_sequence}"
         )
-        if tiles.most * tiles.tokens < sequence_length and tiles.most <= data.max_images_per_sequence:
-            yield Finding("image tokens", "ok", text)
-        else:
-            yield Finding(
-                "image tokens", "failed", f"{text}: the largest image fits into no packed sequence", ExitCode.CONFIG
-            )
+        fits = tiles.most * tiles.tokens < data.sequence_length and tiles.most <= data.max_images_per_sequence
+        yield _tokens(text, fits=fits, problem=": the largest image fits into no packed sequence")
     else:
         tokens = (model.image_size // token_side) ** 2
-        fits = tokens < sequence_length
-        text = f"{tokens} per image, data.sequence_length is {sequence_length}"
-        if fits:
-            yield Finding("image tokens", "ok", text)
-        else:
-            yield Finding("image tokens", "failed", f"{text}: no image fits into a packed sequence", ExitCode.CONFIG)
+        problem = ": no image fits into a packed sequence"
+        yield _tokens(f"{tokens} per image, {length}", fits=tokens < data.sequence_length, problem=problem)
 
 
-def _most_image_tokens(model: ModelConfig, sequence_length: int) -> Iterator[Finding]:
-    """Of a model whose images differ in tokens: the largest must fit, so far as its configuration is at hand."""
+def _grid_tokens(model: ModelConfig, sequence_length: int) -> Iterator[Finding]:
+    """For a model whose images differ in tokens: the largest must fit, if its configuration is on this machine."""
     if model.tower.weights and not Path(model.tower.weights).expanduser().is_dir():
         return
     grids = image_form_of(model).grids
     assert grids is not None and model.max_pixels is not None
     side = grids.patch * grids.merge
-    most = grids.most_tokens
-    text = (
-        f"at most {most} per image (model.max_pixels, {side} x {side} pixels a token), data.sequence_length "
-        f"is {sequence_length}"
-    )
     if model.max_pixels < side**2:
-        yield Finding("image tokens", "failed", f"model.max_pixels is less than a token's {side**2}", ExitCode.CONFIG)
-    elif most < sequence_length:
-        yield Finding("image tokens", "ok", text)
-    else:
-        yield Finding(
-            "image tokens", "failed", f"{text}: the largest image fits into no packed sequence", ExitCode.CONFIG
-        )
+        yield _tokens(f"model.max_pixels is less than a token's {side**2}", fits=False)
+        return
+    text = (
+        f"at most {grids.most_tokens} per image (model.max_pixels, {side} x {side} pixels a token), "
+        f"data.sequence_length is {sequence_length}"
+    )
+    problem = ": the largest image fits into no packed sequence"
+    yield _tokens(text, fits=grids.most_tokens < sequence_length, problem=problem)
+
+
+def _tokens(text: str, *, fits: bool, problem: str = "") -> Finding:
+    if fits:
+        return Finding("image tokens", "ok", text)
+    return Finding("image tokens", "failed", text + problem, ExitCode.CONFIG)
 
 
 def _data(config: RunConfig) -> Iterator[Finding]:
@@ -256,16 +247,16 @@ def _port(config: RunConfig) -> Iterator[Finding]:
 
 
 def _jobs(config: RunConfig) -> Iterator[Finding]:
-    """A job that has errors, or on Vertex AI warnings, gets a finding for each; the same one in several jobs is one."""
+    """A finding for each error, on Vertex AI also for warnings; the same one in several jobs is reported once."""
     from vlmpipe.job_spec.build import JOBS, job_spec, job_violations, step_of
 
     paths = RunPaths(run_id=config.name, root_uri=config.root_uri("local"))
-    said: set[str] = set()
+    reported: set[str] = set()
     for job in JOBS:
         subject = f"job {step_of(job)}"
         found = [one for one in job_violations(config, job, paths.run_uri) if _concerns(config, one)]
-        new = [one for one in found if one.text() not in said]
-        said |= {one.text() for one in new}
+        new = [one for one in found if one.text() not in reported]
+        reported |= {one.text() for one in new}
         for one in new:
             state: Literal["failed", "warning"] = "failed" if one.severity == "error" else "warning"
             yield Finding(subject, state, one.text(), ExitCode.CONFIG if state == "failed" else ExitCode.OK)
@@ -275,10 +266,10 @@ def _jobs(config: RunConfig) -> Iterator[Finding]:
 
 
 def _concerns(config: RunConfig, violation: Violation) -> bool:
-    """Whether to say it of a run file: what only costs something on Vertex AI does not concern a run on a laptop."""
+    """Whether to report it: warnings about Vertex AI do not concern a run file for a laptop."""
     if violation.severity == "error":
         return True
-    return violation.code not in SAID_OF_RUN_FILES and not list(_missing_for_vertex(config))
+    return violation.code not in RUN_FILE_WARNINGS and not list(_missing_for_vertex(config))
 
 
 def _missing_for_vertex(config: RunConfig) -> Iterator[str]:
@@ -297,7 +288,7 @@ def _tuning(config: RunConfig) -> Iterator[Finding]:
 
 
 def _unknown_region(location: str) -> str:
-    """Why a region is doubted; empty for one that has GPUs. Others there are, so this is no error."""
+    """A warning for a region without known GPUs, else empty. New regions appear, so it is no error."""
     known = sorted({region for regions in load_catalog().regions.values() for region in regions})
     if location in known:
         return ""

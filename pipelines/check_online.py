@@ -1,4 +1,4 @@
-"""`vlmpipe check --online`: looks up models, gs:// addresses and the region, which nothing on this machine knows."""
+"""`vlmpipe check --online`: looks up models, gs:// addresses and the region."""
 
 from __future__ import annotations
 

@@ -159,7 +159,7 @@ class _Steps:
         return self._add(component_of(function, self._image), name or function.__name__.replace("_", "-"), inputs)
 
     def mail(self) -> PipelineTask | None:
-        """The step that writes to notify.email; None on a target that cannot, and where nobody is named."""
+        """The step that writes to notify.email; None without addresses, and on targets that send no mail."""
         if not self.mails:
             return None
         return self._add(self._mail, "mail", {"recipients": list(self._config.notify.email)})
@@ -169,7 +169,7 @@ class _Steps:
         return self._mail is not None
 
     def prepare(self, run_uri: Any) -> PipelineTask:
-        """prepare-data; with several data.tasks, behind as many tasks that prepare the chunks it puts together."""
+        """prepare-data; with several data.tasks, after as many tasks that prepare the chunks."""
         if self._config.data.tasks == 1:
             return self.add(prepare_data, run_uri=run_uri)
         planned = self.add(plan_data, run_uri=run_uri)
@@ -190,8 +190,8 @@ class _Steps:
         return self.add(collect_job, name=name, job=job, **left)
 
     def _add(self, component: BaseComponent, name: str, inputs: dict[str, Any]) -> PipelineTask:
-        # A task is called after its component, which would give custom-training-job-3 on one target and run-job-3 on
-        # another: a copy under the step's own name makes graphs, logs and the console speak of "train" everywhere.
+        # A task is named after its component, which would give custom-training-job-3 on one target and run-job-3 on
+        # another: with a copy under the step's own name, graphs, logs and the console show "train" everywhere.
         named = copy.copy(component)
         named.component_spec = copy.copy(component.component_spec)
         named.component_spec.name = name

@@ -1,8 +1,8 @@
-"""Schedules on Vertex AI: compares the run file with what is live, and makes the calls that align them.
+"""Schedules on Vertex AI: compares the live schedule with the run file, and makes the calls that align them.
 
-A schedule is known by its display name, the run file's name, and by a label that vlmpipe puts on the jobs it starts.
-The service gives it a number as its name, so creating one is not idempotent: before a lost request is sent again, we
-look whether it arrived.
+A schedule is identified by its display name, the run file's name, and by a label of the jobs that it starts. The
+service gives it a number as its name, so creating one is not idempotent: before a lost request is repeated, the
+schedules are listed.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from vlmpipe.config.schedule import ScheduleConfig
 
 SCHEDULE_LABEL = "vlmpipe-schedule"  # the run file's name; marks the schedules that are ours
-DIGEST_LABEL = "vlmpipe-digest"  # of the job as the run file wants it: also tells that something was taken out of it
+DIGEST_LABEL = "vlmpipe-digest"  # of the wanted job; also shows that something was removed from it
 DIGEST_CHARS = 16
-# What a live schedule is compared in and updated by. Of times, start_time only where the run file says one: the
-# service fills it in.
+# Fields of a live schedule that are compared and updated; also start_time if the run file has one, because the service
+# fills it in.
 FIELDS = (
     "cron", "end_time", "max_run_count", "max_concurrent_run_count", "max_concurrent_active_run_count",
     "allow_queueing",
@@ -59,7 +59,7 @@ class Live:
 
     @property
     def name(self) -> str:
-        """The run file's name; empty for a schedule that is not ours."""
+        """The run file's name; empty for a schedule that vlmpipe did not create."""
         return str(self._labels.get(SCHEDULE_LABEL, ""))
 
     @property
@@ -115,12 +115,12 @@ class Wanted:
         if live.digest != self.digest:
             found.append(Change(REQUEST, f"job {live.digest or 'not ours'}", f"job {self.digest}"))
         elif path := _first_difference(_job_dict(self._job), _job_dict(_job_of(live.schedule))):
-            found.append(Change(REQUEST, f"{path} was changed by somebody", "as the run file says"))
+            found.append(Change(REQUEST, f"{path} was changed", "as in the run file"))
         return found
 
 
 def wanted_schedule(submission: Submission, name: str, settings: ScheduleConfig) -> Wanted:
-    """The schedule that starts this job again and again. The pipeline travels in it whole: it is pinned by content."""
+    """The schedule that starts this job. It contains the whole pipeline, which is therefore pinned."""
     job = PipelineJob(submission.job)
     labels = {key: value for key, value in job.labels.items() if key != SUBMISSION_LABEL}
     digest = hashlib.sha256(json.dumps(_job_dict(job), sort_keys=True).encode()).hexdigest()[:DIGEST_CHARS]
@@ -141,7 +141,7 @@ def wanted_schedule(submission: Submission, name: str, settings: ScheduleConfig)
 
 
 class Schedules:
-    """The schedules of one project and location. Raises UserError in words for all that Google's client raises."""
+    """The schedules of one project and location. Errors of Google's client become UserErrors."""
 
     def __init__(self, place: Place, client: ScheduleServiceClient) -> None:
         self._place, self._client = place, client
@@ -153,7 +153,7 @@ class Schedules:
     def find(self, name: str) -> Live | None:
         """The schedule of this run file; one that is over only where there is no other.
 
-        Raises UserError when there are two: which of them to change is not ours to say.
+        Raises UserError when there are two, because the one to change is ambiguous.
         """
         found = self._call(lambda: list(self._named(name)))
         going = [live for live in found if not live.is_over]
@@ -204,7 +204,7 @@ class Schedules:
             ) from error
 
     def update(self, live: Live, wanted: Wanted, changes: list[Change]) -> Live:
-        """Give the live schedule the wanted values of the changed fields. Runs that have begun go on as they are."""
+        """Set the changed fields of the live schedule. Runs that have begun are not affected."""
         schedule = Schedule(wanted.schedule)
         schedule.name = live.schedule.name
         _job_of(schedule).labels[SUBMISSION_LABEL] = live.token
@@ -212,7 +212,7 @@ class Schedules:
         return Live(self._call(lambda: send_once(self._client.update_schedule, schedule=schedule, update_mask=mask)))
 
     def pause(self, live: Live) -> Live:
-        """Start no run until it is resumed. Runs that have begun go on."""
+        """Start no run until it is resumed. Runs that have begun continue."""
         self._call(lambda: send_once(self._client.pause_schedule, name=live.schedule.name))
         return self._get(live)
 
@@ -223,7 +223,7 @@ class Schedules:
         return self._get(live)
 
     def delete(self, live: Live) -> None:
-        """Delete the schedule. Runs that have begun go on, and all runs stay."""
+        """Delete the schedule. Runs that have begun continue, and all runs stay."""
         faults: list[Exception] = []
 
         def attempt() -> None:
@@ -264,7 +264,7 @@ def _job_dict(job: PipelineJob) -> dict[str, Any]:
 
 
 def _first_difference(wanted: Any, live: Any, path: str = "") -> str:
-    """Path of the first value that is wanted and not live; empty for none. What the service adds is no difference."""
+    """Path of the first wanted value that the live job lacks; empty for none. The service may add others."""
     if isinstance(wanted, dict) and isinstance(live, dict):
         paths = (_first_difference(value, live.get(key), f"{path}.{key}") for key, value in wanted.items())
         return next(filter(None, paths), "")

@@ -131,7 +131,7 @@ class Registry:
         if status in (409, 429):
             return UserError(
                 f"{self.host} cannot do it now: {said}",
-                fix="somebody publishes the same just now, or a quota is used up: do it again, nothing comes out twice",
+                fix="it is being published elsewhere, or a quota is used up: try again, nothing is published twice",
                 code=ExitCode.UNAVAILABLE,
             )
         if 400 <= status < 500:
@@ -142,6 +142,6 @@ class Registry:
         return UserError(
             f"{self.host} does not answer: {why}",
             expected="a network that reaches it, and a region that exists",
-            fix="check network, proxy (HTTPS_PROXY) and the region, then do it again: nothing comes out twice",
+            fix="check network, proxy (HTTPS_PROXY) and the region, then try again: nothing is published twice",
             code=ExitCode.UNAVAILABLE,
         )

@@ -43,7 +43,7 @@ def tune(
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask, whatever it costs.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Search over fields of train as the section tune says. On this machine the table of trials is printed."""
+    """Search over fields of train, by the section tune. On this machine the table of trials is printed."""
     from pipelines.tune import search as tuning
 
     settings = load(config, overrides)

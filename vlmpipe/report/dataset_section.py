@@ -13,7 +13,7 @@ from vlmpipe.report.samples import Picture, thumbnail
 
 
 def data_view(files: RunFiles) -> dict[str, Any]:
-    """What the template prints of the run's data; unknown parts are empty. Reads preparation's small pictures."""
+    """Values for the template from the run's data; unknown parts are empty. Reads preparation's small pictures."""
     uri = files.prepared.get("prepared_uri")
     repairs = mapping(files.rejects.get("repairs"))
     return {
@@ -27,7 +27,7 @@ def data_view(files: RunFiles) -> dict[str, Any]:
 
 
 def _changes(changes: dict[str, Any]) -> str:
-    """What is new in the data, where there was an earlier set to compare with."""
+    """Changes of the data since the set prepared before; "" without one."""
     if number(changes.get("same")) is None:
         return ""
     names = {"new": "new", "changed": "changed", "gone": "gone", "moved": "in the other split", "same": "as before"}

@@ -8,7 +8,7 @@ from vlmpipe.report.load import number
 
 
 def count(value: Any) -> str:
-    """A whole number with thousands separated, any other number with four digits; "" for what is no number."""
+    """A whole number with thousands separated, any other number with four digits; "" for other values."""
     plain = number(value)
     if plain is None:
         return ""
@@ -21,7 +21,7 @@ def percent(value: float | None) -> str:
 
 
 def duration(value: Any) -> str:
-    """Seconds as 0.4 s, 12 s, 2 min 5 s or 3 h 20 min; "" for what is no number."""
+    """Seconds as 0.4 s, 12 s, 2 min 5 s or 3 h 20 min; "" for other values."""
     seconds = number(value)
     if seconds is None:
         return ""

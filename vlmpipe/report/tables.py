@@ -162,7 +162,7 @@ def split_table(stats: dict[str, Any]) -> tuple[list[str], list[tuple[str, list[
 
 
 def reused(files: RunFiles) -> list[str]:
-    """What this run did not have to do again, in sentences."""
+    """Sentences on the steps that this run reused."""
     names = {"prepare-data": "Prepared data", "cache-features": "Vision features"}
     found = []
     for record in files.steps:

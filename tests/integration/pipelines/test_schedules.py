@@ -118,7 +118,7 @@ def test_what_somebody_changed_in_the_console_is_found(vertex: FakeVertex, sched
     only(vertex).max_concurrent_active_run_count = 9
     said = schedule("plan", WEEKLY).out
     assert "max_concurrent_active_run_count: 9 -> 1" in said
-    assert "serviceAccount was changed by somebody" in said
+    assert "serviceAccount was changed" in said
     schedule("apply", WEEKLY)
     assert schedule("plan", WEEKLY, "--json").json["action"] == "nothing"
 

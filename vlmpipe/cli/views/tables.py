@@ -1,4 +1,4 @@
-"""Tables that commands print."""
+"""Tables of findings, violations, runs and schedules."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def standard_output() -> Console:
 
 
 def grid(columns: int) -> Table:
-    """A table without lines. Its last column breaks a word longer than the line; rich would cut off the rest of it."""
+    """A table without lines. Its last column breaks a word longer than the line, which rich would cut off."""
     table = Table.grid(padding=(0, 1))
     for _ in range(columns - 1):
         table.add_column(no_wrap=True)
@@ -44,8 +44,15 @@ def grid(columns: int) -> Table:
     return table
 
 
+def _list_table(*columns: str) -> Table:
+    table = Table(header_style="bold", box=None, padding=(0, 2, 0, 0))
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    return table
+
+
 def print_findings(findings: Sequence[Finding]) -> None:
-    """What was checked, a line each, and the count."""
+    """A line for each check, and the counts."""
     table = grid(columns=3)
     for finding in findings:
         sign, style = FINDING_LOOKS[finding.state]
@@ -61,7 +68,7 @@ def print_findings(findings: Sequence[Finding]) -> None:
 
 
 def print_violations(violations: Sequence[Violation], region: str) -> None:
-    """What is wrong with a job spec: a block each, errors first, and the count."""
+    """A block for each violation of a job spec, errors first, and the counts."""
     console = standard_output()
     for violation in sorted(violations, key=lambda one: one.severity):  # "error" comes before "warning"
         sign, style = FINDING_LOOKS["failed" if violation.severity == "error" else "warning"]
@@ -89,9 +96,7 @@ def print_runs(runs: Sequence[RunReport], root: str) -> None:
     if not runs:
         console.print(Text(f"No runs under {root}. Start with: vlmpipe run configs/digits.yaml"))
         return
-    table = Table(header_style="bold", box=None, padding=(0, 2, 0, 0))
-    for column in ("run", "started", "outcome", "accuracy", "gate"):
-        table.add_column(column, overflow="fold")
+    table = _list_table("run", "started", "outcome", "accuracy", "gate")
     for run in runs:
         results = run.as_json()
         evaluation, decision = results["evaluation"] or {}, results["decision"] or {}
@@ -108,10 +113,8 @@ def print_runs(runs: Sequence[RunReport], root: str) -> None:
 
 
 def print_submitted(submitted: Mapping[str, RunRecord]) -> None:
-    """The runs that were submitted to Vertex AI from this folder. How they stand, only the service knows."""
-    table = Table(header_style="bold", box=None, padding=(0, 2, 0, 0))
-    for column in ("submitted to Vertex AI", "at", "planned", "to see how it stands"):
-        table.add_column(column, overflow="fold")
+    """The runs that were submitted to Vertex AI from this folder; only the service knows their status."""
+    table = _list_table("submitted to Vertex AI", "at", "planned", "to see its status")
     for name, note in submitted.items():
         planned = "–" if note.usd is None else f"${note.usd:,.2f}"
         at = f"{datetime.fromtimestamp(note.submitted_s):%Y-%m-%d %H:%M}"
@@ -128,9 +131,7 @@ def print_state(state: RunState) -> None:
 
 def print_schedules(schedules: Sequence[Live]) -> None:
     """Schedules that are live, a line each."""
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for title in ("schedule", "state", "when", "next start", "runs started", "resource"):
-        table.add_column(title, overflow="fold")
+    table = _list_table("schedule", "state", "when", "next start", "runs started", "resource")
     for live in schedules:
         schedule = live.schedule
         following = f"{schedule.next_run_time:%Y-%m-%d %H:%M UTC}" if schedule.next_run_time else "-"

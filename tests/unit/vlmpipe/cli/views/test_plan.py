@@ -14,10 +14,11 @@ from rich.console import Console
 
 from tests.support.paths import ROOT
 from tests.support.planner.plans import GIB, PLANS, amber, make_plan, red, sizes_unknown, without_gpu
-from vlmpipe.cli.views.memory_bar import cells, merged_parts
+from vlmpipe.cli.views.memory_bar import cells
 from vlmpipe.cli.views.plan import print_plan_tables
 from vlmpipe.config.run_config import load_run_file
 from vlmpipe.planner.plan import plan_run
+from vlmpipe.report.plan_section import merged_parts
 
 CONFIGS = ROOT / "configs"
 WIDTHS = [80, 120]

@@ -237,7 +237,7 @@ def test_ctrl_c_waits_for_the_checkpoint_and_the_same_command_continues(
 ) -> None:
     run, view = open_run(config, ARGUMENTS), Watcher(presses=1)
     assert carry_out(run, "stoppable", view) == ExitCode.INTERRUPTED
-    assert view.notes == ["Stopping: what is done so far is being saved. Ctrl-C again stops at once."]
+    assert view.notes == ["Stopping: progress is being saved. Ctrl-C again stops at once."]
     lines = report_of(run.folder).lines()
     assert lines[0].startswith("Stopped in train")
     assert "  a checkpoint at step 7 is saved" in lines
