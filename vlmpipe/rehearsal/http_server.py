@@ -1,4 +1,4 @@
-"""HTTP server on localhost that the rehearsal's services share: a request log, a lock, and faults that tests inject."""
+"""HTTP server on localhost that the rehearsal's services share, with a request log and a lock."""
 
 from __future__ import annotations
 
@@ -20,10 +20,8 @@ class LocalServer:
     """Serves from memory, one thread a connection. `lock` is held while a request takes effect."""
 
     def __init__(self, handler: type[Handler]) -> None:
-        self.faults: list[Any] = []  # each has `times` and `matches(method, path, body)`
         self.requests: list[str] = []  # "METHOD path?query" of every request that arrived
         self.lock = threading.Lock()
-        self.closing = threading.Event()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), type(handler.__name__, (handler,), {"fake": self}))
         self._server.daemon_threads = True
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01})
@@ -33,7 +31,6 @@ class LocalServer:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.closing.set()
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
@@ -41,14 +38,6 @@ class LocalServer:
     @property
     def endpoint(self) -> str:
         return f"http://127.0.0.1:{self._server.server_port}"
-
-    def take_fault(self, method: str, path: str, body: bytes) -> Any:
-        """The first fault for this request, which then has one time less; None without any."""
-        with self.lock:
-            fault = next((one for one in self.faults if one.times > 0 and one.matches(method, path, body)), None)
-            if fault:
-                fault.times -= 1
-            return fault
 
 
 class Handler(BaseHTTPRequestHandler):

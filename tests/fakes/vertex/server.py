@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import re
+import socket
+import struct
+import threading
+from dataclasses import dataclass
 from email.message import Message
+from typing import Literal
 from urllib.parse import unquote
 
+from tests.fakes.faulty_server import FaultyServer
 from tests.fakes.vertex.custom_jobs import ScriptedCustomJobs
 from tests.fakes.vertex.metadata import PATH as METADATA
 from tests.fakes.vertex.metadata import MetadataStore
@@ -14,21 +20,40 @@ from tests.fakes.vertex.templates import API, FILES, Templates
 from tests.fakes.vertex.tuning_jobs import TuningJobs
 from vlmpipe.rehearsal.http_server import ApiError
 from vlmpipe.rehearsal.vertex.messages import Json
-from vlmpipe.rehearsal.vertex.server import Fault as Fault
-from vlmpipe.rehearsal.vertex.server import VertexServer
+from vlmpipe.rehearsal.vertex.server import VertexHandler, VertexServer, error_body
 
 MODELS = re.compile(
     r"/v1/(projects/[^/]+/locations/[^/]+)/models(?:/([^/:@]+)(@[^/:@]+)?)?(?::([a-zA-Z]+)|/(operations/[0-9]+))?"
 )
 
 
-class FakeVertex(VertexServer):
+@dataclass
+class Fault:
+    """Break the next `times` requests of this method.
+
+    status: answer `code` and do nothing. drop_before: cut the connection, nothing done. drop_after: do it, then cut.
+    reset: like drop_before, with a TCP reset.
+    """
+
+    action: Literal["status", "drop_before", "drop_after", "reset"]
+    method: str = "POST"
+    times: int = 1
+    code: int = 503
+    message: str = "fault rule"
+    reason: str = ""  # of the ErrorInfo that the real service adds, such as SERVICE_DISABLED
+
+    def matches(self, method: str, _path: str, _body: bytes) -> bool:
+        return method == self.method
+
+
+class FakeVertex(FaultyServer, VertexServer):
     """Everything of Vertex AI and of the template registry that vlmpipe calls."""
 
     known_query = VertexServer.known_query | {"contextId", "metadataStoreId", "tagId"}
 
     def __init__(self, project: str = "test-project", location: str = "us-central1") -> None:
-        super().__init__(project, location, ScriptedCustomJobs)
+        super().__init__(project, location, jobs=ScriptedCustomJobs, handler=_FaultyHandler)
+        self.latency_s = 0.0  # before each answer
         self.custom_jobs: ScriptedCustomJobs
         self.tuning_jobs = TuningJobs(self.parent)
         self.collections["hyperparameterTuningJobs"] = self.tuning_jobs.answer
@@ -61,3 +86,27 @@ class FakeVertex(VertexServer):
         if (method, verb) == ("POST", "mergeVersionAliases") and model_id:
             return self.models.merge_aliases(model_id, version, body)
         raise ApiError(501, f"no such route in this fake: {method} {match[0]}")
+
+
+class _FaultyHandler(VertexHandler):
+    fake: FakeVertex
+
+    def respond(self, body: bytes) -> None:
+        threading.Event().wait(self.fake.latency_s)  # tests replace time.sleep
+        fault = self.fake.take_fault(self.command, self.path, body)
+        if fault and fault.action in ("drop_before", "reset"):
+            self._cut(reset=fault.action == "reset")
+        elif fault and fault.action == "status":
+            self.send_answer(fault.code, error_body(ApiError(fault.code, fault.message, reason=fault.reason)))
+        else:
+            answer = self.answer(body)
+            if fault and fault.action == "drop_after":
+                self._cut(reset=False)
+            else:
+                self.send_answer(*answer)
+
+    def _cut(self, *, reset: bool) -> None:
+        if reset:  # closing with unsent time 0 sends RST instead of FIN
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            self.connection.close()
+        self.close_connection = True

@@ -16,12 +16,12 @@ from kfp.dsl import PipelineTaskFinalStatus
 from components.notify import notify
 from components.runtime import vertex_experiments as experiments
 from components.runtime.vertex_experiments import LONGEST_ID_CHARS, log_run, run_name
+from tests.fakes.gcs.server import FakeGcs
 from tests.fakes.vertex.server import FakeVertex, Fault
 from tests.support.vertex.runs import JOB, RUN, put
 from tests.support.vertex.submit_runs import CONFIG, MINE
 from trainer.config.job import RunPaths
 from vlmpipe.config.run_config import load_run_file
-from vlmpipe.rehearsal.gcs.server import FakeGcs
 
 pytest_plugins = ("tests.support.vertex.fixtures",)
 EXPERIMENT = "llava-trials"

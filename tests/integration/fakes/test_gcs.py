@@ -10,8 +10,8 @@ import requests
 from google.api_core import exceptions as api
 from google.cloud import storage
 
-from vlmpipe.rehearsal.gcs.faults import Action, Fault
-from vlmpipe.rehearsal.gcs.server import FakeGcs
+from tests.fakes.gcs.faults import Action, Fault
+from tests.fakes.gcs.server import FakeGcs
 
 WRONG_CRC32C = "AAAAAA=="
 

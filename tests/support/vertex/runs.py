@@ -6,9 +6,9 @@ import json
 from dataclasses import asdict
 from typing import Any
 
+from tests.fakes.gcs.server import FakeGcs
 from tests.fakes.vertex.server import FakeVertex
 from trainer.progress import StepRecord
-from vlmpipe.rehearsal.gcs.server import FakeGcs
 from vlmpipe.rehearsal.vertex.scripted_runs import Move
 
 JOB = "llava-7b-zero2-spot-1"

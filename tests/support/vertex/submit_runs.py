@@ -16,13 +16,13 @@ import pytest
 
 from pipelines import submit
 from pipelines.schedules import apply as schedule_plan
+from tests.fakes.gcs.server import FakeGcs
 from tests.fakes.vertex.server import FakeVertex
 from tests.support.paths import ROOT
 from vlmpipe.backends.vertex import client as vertex_api
 from vlmpipe.backends.vertex import retries
 from vlmpipe.cli import app as cli
 from vlmpipe.planner.cost.approval import Spending
-from vlmpipe.rehearsal.gcs.server import FakeGcs
 
 CONFIG = str(ROOT / "configs" / "llava-7b-zero2-spot.yaml")
 MINE = "gcp.project=test-project"

@@ -15,6 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from tests.fakes.gcs.server import FakeGcs, Fault
 from trainer import preflight
 from trainer.config.optimizer import OptimizerConfig
 from trainer.config.train import TrainConfig
@@ -25,7 +26,6 @@ from trainer.setup import TrainingSetup
 from trainer.sizing.checkpoint_size import checkpoint_bytes
 from trainer.storage.local import LocalStorage
 from trainer.storage.records import read_record_file
-from vlmpipe.rehearsal.gcs.server import FakeGcs, Fault
 
 MIB = 1 << 20
 

@@ -2,24 +2,18 @@
 
 It parses each request into the API's own message, and the pipeline in it into kfp's, and refuses what either does not
 know. It checks what the documentation says that the real service checks: names, types of parameters, forms of URIs.
-Requests outside of this are answered 501. Fault rules break chosen requests on purpose.
+Requests outside of this are answered 501.
 
     with VertexServer("my-project", "us-central1") as server:
-        monkeypatch.setenv("VLMPIPE_VERTEX_ENDPOINT", server.endpoint)
-        server.faults.append(Fault("drop_after", method="POST"))
+        os.environ["VLMPIPE_VERTEX_ENDPOINT"] = server.endpoint
 """
 
 from __future__ import annotations
 
 import json
 import re
-import socket
-import struct
-import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from email.message import Message
-from typing import Literal
 
 from google.cloud.aiplatform_v1.types import PipelineJob
 from google.protobuf import json_format
@@ -47,38 +41,25 @@ TEMPLATE = re.compile(r"https://[a-z0-9-]+-kfp\.pkg\.dev/[^/]+/[^/]+/[^/]+/sha25
 RESOURCE = re.compile(r"/v1/(projects/[^/]+/locations/[^/]+)/([a-zA-Z]+)(?:/([^/:]+))?(?::([a-zA-Z]+))?")
 
 
-@dataclass
-class Fault:
-    """Break the next `times` requests of this method.
-
-    status: answer `code` and do nothing. drop_before: cut the connection, nothing done. drop_after: do it, then cut.
-    reset: like drop_before, with a TCP reset.
-    """
-
-    action: Literal["status", "drop_before", "drop_after", "reset"]
-    method: str = "POST"
-    times: int = 1
-    code: int = 503
-    message: str = "fault rule"
-    reason: str = ""  # of the ErrorInfo that the real service adds, such as SERVICE_DISABLED
-
-    def matches(self, method: str, _path: str, _body: bytes) -> bool:
-        return method == self.method
-
-
 class VertexServer(LocalServer):
     """One project in one location, with its state in memory."""
 
     known_query = frozenset({"pipelineJobId", "$alt", "filter", "pageToken", "updateMask"})
 
-    def __init__(self, project: str, location: str, jobs: type[CustomJobs] = CustomJobs) -> None:
-        super().__init__(_VertexHandler)
+    def __init__(
+        self,
+        project: str,
+        location: str,
+        *,
+        jobs: type[CustomJobs] = CustomJobs,
+        handler: type[Handler] | None = None,
+    ) -> None:
+        super().__init__(handler or VertexHandler)
         self.parent = f"projects/{project}/locations/{location}"
         self.jobs: dict[str, PipelineJob] = {}
         self.schedules = Schedules(self.parent, check_job)
         self.custom_jobs = jobs(self.parent)
         self.runs = ScriptedRuns(project, self.custom_jobs)
-        self.latency_s = 0.0  # before each answer
         self.collections: dict[str, Callable[[Call], Json]] = {
             "pipelineJobs": self._pipeline_jobs,
             "schedules": self.schedules.answer,
@@ -204,41 +185,32 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-class _VertexHandler(Handler):
+class VertexHandler(Handler):
+    """Answers the requests of one connection."""
+
     fake: VertexServer
 
     def respond(self, body: bytes) -> None:
-        threading.Event().wait(self.fake.latency_s)  # tests replace time.sleep
-        fault = self.fake.take_fault(self.command, self.path, body)
-        if fault and fault.action in ("drop_before", "reset"):
-            self._cut(reset=fault.action == "reset")
-            return
-        code = 200
-        answer: Json | bytes
+        self.send_answer(*self.answer(body))
+
+    def answer(self, body: bytes) -> tuple[int, Json | bytes]:
+        """Carry the request out; status and answer."""
         try:
-            if fault and fault.action == "status":
-                raise ApiError(fault.code, fault.message, reason=fault.reason)
             path, query = self.path_and_query()
             with self.fake.lock:
-                answer = self.fake.answer(self.command, path, query, self.headers, body)
+                return 200, self.fake.answer(self.command, path, query, self.headers, body)
         except ApiError as error:
-            code, answer = error.code, _error_body(error)
-        if fault and fault.action == "drop_after":
-            self._cut(reset=False)
-            return
+            return error.code, error_body(error)
+
+    def send_answer(self, code: int, answer: Json | bytes) -> None:
         data = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
         kind = "text/plain" if isinstance(answer, bytes) else "application/json"
         self.send(code, {"Content-Type": kind, "Content-Length": str(len(data))})
         self.wfile.write(data)
 
-    def _cut(self, *, reset: bool) -> None:
-        if reset:  # closing with unsent time 0 sends RST instead of FIN
-            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            self.connection.close()
-        self.close_connection = True
 
-
-def _error_body(error: ApiError) -> Json:
+def error_body(error: ApiError) -> Json:
+    """The error in the API's form."""
     content: Json = {"code": error.code, "message": error.message, "status": STATUS[error.code]}
     if error.reason:
         info = {"@type": "type.googleapis.com/google.rpc.ErrorInfo", "reason": error.reason}

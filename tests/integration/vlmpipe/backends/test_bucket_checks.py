@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from google.cloud import storage
 
+from tests.fakes.gcs.server import FakeGcs, Fault
 from tests.fakes.vertex.server import FakeVertex
 from tests.support.vertex.submit_runs import CONFIG, MINE, Submit, running_vertex, scheduler, submitter
 from vlmpipe.backends.vertex.bucket_checks import buckets_of, lies_in
 from vlmpipe.config.run_config import load_run_file
-from vlmpipe.rehearsal.gcs.server import FakeGcs, Fault
 
 THERE = "/storage/v1/b/example-bucket"
 

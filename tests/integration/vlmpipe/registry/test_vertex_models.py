@@ -15,6 +15,7 @@ from google.api_core.retry import Retry
 
 from components.runtime.resolve import compiled_settings, resolve
 from pipelines.check import check_run
+from tests.fakes.gcs.server import FakeGcs
 from tests.fakes.vertex.server import FakeVertex, Fault
 from tests.support.gcs import QUICK_RETRY
 from tests.support.paths import ROOT
@@ -33,7 +34,6 @@ from vlmpipe.registry import vertex as vertex_models
 from vlmpipe.registry.folder import Candidate, FolderRegistry
 from vlmpipe.registry.release import decide_run, register_run
 from vlmpipe.registry.vertex import VertexRegistry
-from vlmpipe.rehearsal.gcs.server import FakeGcs
 
 REGISTRY_ROOT = "gs://bucket/root/registry"
 PLACE = Place("test-project", "us-central1")

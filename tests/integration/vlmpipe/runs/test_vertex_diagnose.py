@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from google.cloud.aiplatform_v1.types import JobState
 
+from tests.fakes.gcs.server import FakeGcs
 from tests.fakes.vertex.server import FakeVertex, Fault
 from tests.support.vertex.runs import JOB, RUN, course, put, put_ladder, put_record
 from tests.support.vertex.submit_runs import Submit
-from vlmpipe.rehearsal.gcs.server import FakeGcs
 from vlmpipe.rehearsal.vertex.custom_jobs import Step
 from vlmpipe.rehearsal.vertex.scripted_runs import BEGUN, TRAINING, Move
 from vlmpipe.runs.vertex.names import RunRecord

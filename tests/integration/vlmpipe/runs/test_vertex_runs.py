@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from google.auth.exceptions import RefreshError
 
+from tests.fakes.gcs.server import FakeGcs
 from tests.fakes.vertex.server import FakeVertex, Fault
 from tests.support.vertex.runs import JOB, LINK, RUN, course, put, put_ladder, put_record
 from tests.support.vertex.submit_runs import CONFIG, Submit, submitter
-from vlmpipe.rehearsal.gcs.server import FakeGcs
 from vlmpipe.rehearsal.vertex.scripted_runs import BEGUN, DONE, TRAINING, Move
 from vlmpipe.runs import watch
 from vlmpipe.runs.local.state import Step

@@ -1,13 +1,10 @@
-"""A small, strict stand-in for Google Cloud Storage's JSON API, for tests.
+"""A small, strict stand-in for Google Cloud Storage's JSON API.
 
 It enforces what our guarantees rest on and what public emulators skip: generation preconditions (412) and CRC32C on
-upload (400). Whatever it does not know is answered 501, never guessed. Fault rules break chosen requests on purpose.
+upload (400). Requests that it does not know are answered 501.
 
-    with FakeGcs(buckets=["bucket"]) as server:
+    with GcsServer(buckets=["bucket"]) as server:
         server.places["bucket"] = {"location": "US", "locationType": "multi-region"}
-        server.granted["bucket"] = {"storage.objects.get"}  # of a bucket's metadata and no more is that heeded
-        client = server.client()
-        server.faults.append(Fault("drop_after", method="POST"))
 """
 
 from __future__ import annotations
@@ -15,27 +12,13 @@ from __future__ import annotations
 import base64
 import json
 import re
-import time
 from dataclasses import dataclass, field
-from typing import Any, Literal
-from urllib.parse import parse_qs, unquote, urlsplit
+from typing import Any
+from urllib.parse import unquote
 
 import google_crc32c
-from google.auth.credentials import AnonymousCredentials
-from google.cloud import storage
 
-from vlmpipe.rehearsal.gcs.faults import Fault as Fault
 from vlmpipe.rehearsal.http_server import ApiError, Handler, LocalServer
-
-TRICKLE_PIECES, TRICKLE_S = 8, 0.05  # pieces of a body, and the pause before each
-
-
-Form = Literal["null_metadata", "no_zero_size", "checksum_412"]
-"""Forms of answers in which Google's own storage-testbench differs from what this server answers otherwise.
-
-null_metadata: an object without metadata has a null there, and an upload that sends one is refused. no_zero_size: an
-empty object has no size. checksum_412: bytes with another CRC32C are refused as a condition that failed, not with 400.
-"""
 
 
 @dataclass
@@ -45,7 +28,6 @@ class StoredObject:
     data: bytes
     generation: int
     metadata: dict[str, str]
-    forms: frozenset[Form] = frozenset()
     _summed: tuple[bytes, str] | None = None  # these bytes and their sum: a test may put others there
 
     def crc32c(self) -> str:
@@ -65,26 +47,16 @@ class ResumableUpload:
     finished: dict[str, Any] | None = None  # asking a finished session again gives the same answer
 
 
-class FakeGcs(LocalServer):
+class GcsServer(LocalServer):
     """The server."""
 
-    def __init__(self, buckets: list[str], page_size: int = 1000) -> None:
-        super().__init__(_GcsHandler)
+    def __init__(self, buckets: list[str], page_size: int = 1000, handler: type[Handler] | None = None) -> None:
+        super().__init__(handler or GcsHandler)
         self.buckets: dict[str, dict[str, StoredObject]] = {name: {} for name in buckets}
         self.places: dict[str, dict[str, Any]] = {}  # of a bucket's metadata; else it lies in us-central1
-        self.granted: dict[str, set[str]] = {}  # what the caller may, for buckets where that is not everything
-        self.forms: set[Form] = set()
         self.uploads: dict[str, ResumableUpload] = {}
-        self.ranges: list[str] = []  # what each download asked for; empty is the whole
-        self.arrivals_s: list[float] = []  # when each request arrived, by the monotonic clock
         self.page_size = page_size
         self._generation = 1000
-
-    def client(self) -> storage.Client:
-        """The real client library, talking to this server."""
-        return storage.Client(
-            project="test", credentials=AnonymousCredentials(), client_options={"api_endpoint": self.endpoint}
-        )
 
     def objects(self, bucket: str) -> dict[str, StoredObject]:
         if bucket not in self.buckets:
@@ -94,17 +66,8 @@ class FakeGcs(LocalServer):
     def metadata(self, bucket: str) -> dict[str, Any]:
         """A bucket's own resource."""
         self.objects(bucket)
-        if "storage.buckets.get" not in self.granted.get(bucket, {"storage.buckets.get"}):
-            denied = "Permission 'storage.buckets.get' denied on resource (or it may not exist)."
-            raise ApiError(403, f"caller does not have storage.buckets.get access. {denied}")
         place = self.places.get(bucket, {"location": "US-CENTRAL1", "locationType": "region"})
         return {"kind": "storage#bucket", "name": bucket, "id": bucket, **place}
-
-    def permissions(self, bucket: str, asked: list[str]) -> dict[str, Any]:
-        """Those asked for that the caller has; the question itself needs none."""
-        self.objects(bucket)
-        has = [name for name in asked if name in self.granted.get(bucket, asked)]
-        return {"kind": "storage#testIamPermissionsResponse", **({"permissions": has} if has else {})}
 
     def get(self, bucket: str, name: str, query: dict[str, str]) -> StoredObject:
         found = self.objects(bucket).get(name)
@@ -123,15 +86,25 @@ class FakeGcs(LocalServer):
         objects = self.objects(bucket)
         self._check_precondition(objects.get(name), query)
         self._generation += 1
-        if "null_metadata" in self.forms and resource.get("metadata", {}) is None:
-            raise ApiError(400, "metadata: expected a map of texts, found null")
-        stored = StoredObject(data, self._generation, resource.get("metadata") or {}, frozenset(self.forms))
+        stored = StoredObject(data, self._generation, resource.get("metadata") or {})
         claimed = resource.get("crc32c")
         if claimed and claimed != stored.crc32c():
-            code = 412 if "checksum_412" in self.forms else 400
-            raise ApiError(code, f'Provided CRC32C "{claimed}" doesn\'t match calculated CRC32C "{stored.crc32c()}".')
+            raise ApiError(400, f'Provided CRC32C "{claimed}" doesn\'t match calculated CRC32C "{stored.crc32c()}".')
         objects[name] = stored
         return name, stored
+
+    def resource(self, bucket: str, name: str, stored: StoredObject) -> dict[str, Any]:
+        """An object's own resource."""
+        return {
+            "kind": "storage#object",
+            "bucket": bucket,
+            "name": name,
+            "size": str(len(stored.data)),
+            "generation": str(stored.generation),
+            "metageneration": "1",
+            "crc32c": stored.crc32c(),
+            "metadata": stored.metadata,
+        }
 
     def delete(self, bucket: str, name: str, query: dict[str, str]) -> None:
         self.get(bucket, name, query)
@@ -143,56 +116,30 @@ class FakeGcs(LocalServer):
             raise ApiError(412, "At least one of the pre-conditions you specified did not hold.")
 
 
-# Query parameters that change nothing here. Any other unknown one is refused, so that no test rests on a thing ignored.
+# Query parameters that have no effect here. Unknown ones are refused, so that no test rests on an ignored one.
 IGNORED_QUERY = {"projection", "prettyPrint", "alt"}
 KNOWN_QUERY = {
     "ifGenerationMatch", "generation", "uploadType", "upload_id", "name", "prefix", "pageToken", "maxResults", "fields",
-    "permissions",
 }  # fmt: skip
 
 
-class _GcsHandler(Handler):
-    fake: FakeGcs
-    fault: Fault | None = None
+class GcsHandler(Handler):
+    """Answers the requests of one connection."""
+
+    fake: GcsServer
 
     def respond(self, body: bytes) -> None:
-        self.fake.arrivals_s.append(time.monotonic())
-        self.fault = self.fake.take_fault(self.command, self.path, body)
-        if self.fault and self.fault.action in ("drop_before", "stall"):
-            self._hang_up()
-            return
         try:
-            if self.fault and self.fault.action == "status":
-                wait_s = self.fault.retry_after_s
-                raise ApiError(self.fault.code, "fault rule", headers={"Retry-After": str(wait_s)} if wait_s else {})
             path, query = self.path_and_query()
-            if unknown := query.keys() - KNOWN_QUERY - IGNORED_QUERY:
-                raise ApiError(501, f"query parameters unknown to this fake: {sorted(unknown)}")
             with self.fake.lock:
-                self._route(path, query, body)
+                self.route(path, query, body)
         except ApiError as error:
-            self._answer_json({"error": {"code": error.code, "message": error.message}}, error.code, error.headers)
-        if self.fault and self.fault.action == "stall_midway":
-            self._hang_up()
+            self.answer_json({"error": {"code": error.code, "message": error.message}}, error.code, error.headers)
 
-    def _hang_up(self) -> None:
-        """Close the connection; after a stall not before the server itself closes."""
-        if self.fault and self.fault.action.startswith("stall"):
-            self.fake.closing.wait()
-        self.close_connection = True
-
-    def _received(self, data: bytes) -> bytes:
-        if self.fault and self.fault.action == "corrupt_request" and data:
-            return data[:-1] + bytes([data[-1] ^ 1])
-        return data
-
-    def _route(self, path: str, query: dict[str, str], body: bytes) -> None:
-        if copied := re.fullmatch(r"/storage/v1/b/([^/]+)/o/([^/]+)/rewriteTo/b/([^/]+)/o/([^/]+)", path):
-            bucket, name, to_bucket, to_name = map(unquote, copied.groups())
-            return self._rewrite(bucket, name, to_bucket, to_name, query)
-        if asked := re.fullmatch(r"/storage/v1/b/([^/]+)/iam/testPermissions", path):
-            wanted = parse_qs(urlsplit(self.path).query).get("permissions", [])
-            return self._answer_json(self.fake.permissions(unquote(asked[1]), wanted))
+    def route(self, path: str, query: dict[str, str], body: bytes) -> None:
+        """Carry out and answer one request. Raises ApiError for what the real service refuses."""
+        if unknown := query.keys() - KNOWN_QUERY - IGNORED_QUERY:
+            raise ApiError(501, f"query parameters unknown to this fake: {sorted(unknown)}")
         match = re.fullmatch(r"(/upload|/download|)/storage/v1/b/([^/]+)(?:/o(?:/([^/]+))?)?", path)
         if not match:
             raise ApiError(501, f"no such route in this fake: {self.command} {path}")
@@ -201,16 +148,16 @@ class _GcsHandler(Handler):
         if area == "/upload" and listing:
             self._upload(bucket, query, body)
         elif area == "/download" and name and self.command == "GET":
-            self._answer_media(self.fake.get(bucket, name, query))
+            self.answer_media(self.fake.get(bucket, name, query))
         elif area == "" and name and self.command == "GET":
-            self._answer_json(_resource(bucket, name, self.fake.get(bucket, name, query)))
+            self.answer_json(self.fake.resource(bucket, name, self.fake.get(bucket, name, query)))
         elif area == "" and name and self.command == "DELETE":
             self.fake.delete(bucket, name, query)
-            self._answer(204, b"")
+            self.answer(204, b"")
         elif area == "" and listing and self.command == "GET":
             self._list(bucket, query)
         elif area == "" and self.command == "GET":
-            self._answer_json(self.fake.metadata(bucket))
+            self.answer_json(self.fake.metadata(bucket))
         else:
             raise ApiError(501, f"no such route in this fake: {self.command} {path}")
 
@@ -219,34 +166,27 @@ class _GcsHandler(Handler):
         objects = self.fake.objects(bucket)
         names = sorted(name for name in objects if name.startswith(prefix) and name > start)
         size = min(int(query.get("maxResults", self.fake.page_size)), self.fake.page_size)
-        items = [_resource(bucket, name, objects[name]) for name in names[:size]]
+        items = [self.fake.resource(bucket, name, objects[name]) for name in names[:size]]
         if "fields" in query:
             items = [{key: item[key] for key in _item_fields(query["fields"]) if key in item} for item in items]
         answer: dict[str, Any] = {"items": items}
         if len(names) > size:
             answer["nextPageToken"] = names[size - 1]
-        self._answer_json(answer)
-
-    def _rewrite(self, bucket: str, name: str, to_bucket: str, to_name: str, query: dict[str, str]) -> None:
-        """Copy within the service. Small objects, as those of a test, take one request of the several it may take."""
-        if conditions := [name for name in query if name.startswith("if")]:
-            raise ApiError(501, f"conditions of a copy are unknown to this fake: {conditions}")
-        data = self.fake.get(bucket, name, query).data
-        there = _resource(to_bucket, *self.fake.insert(to_bucket, {"name": to_name}, {}, data))
-        size = {"totalBytesRewritten": str(len(data)), "objectSize": str(len(data))}
-        self._answer_json({"kind": "storage#rewriteResponse", "done": True, "resource": there} | size)
+        self.answer_json(answer)
 
     def _upload(self, bucket: str, query: dict[str, str], body: bytes) -> None:
         kind = query.get("uploadType")
         if self.command == "POST" and kind == "multipart":
             resource, data = _split_multipart(self.headers["Content-Type"], body)
-            self._answer_json(_resource(bucket, *self.fake.insert(bucket, resource, query, self._received(data))))
+            self.answer_json(
+                self.fake.resource(bucket, *self.fake.insert(bucket, resource, query, self.received(data)))
+            )
         elif self.command == "POST" and kind == "resumable":
             self.fake.objects(bucket)
             session = f"session-{len(self.fake.uploads)}"
             self.fake.uploads[session] = ResumableUpload(bucket, json.loads(body or b"{}"), query)
             where = f"{self.fake.endpoint}/upload/storage/v1/b/{bucket}/o?uploadType=resumable&upload_id={session}"
-            self._answer(200, b"", {"Location": where})
+            self.answer(200, b"", {"Location": where})
         elif self.command == "PUT" and kind == "resumable":
             self._resume(query.get("upload_id", ""), body)
         else:
@@ -260,7 +200,7 @@ class _GcsHandler(Handler):
         if not span:
             raise ApiError(400, "Invalid Content-Range")
         if upload.finished is not None:
-            return self._answer_json(upload.finished)
+            return self.answer_json(upload.finished)
         if span[1] is not None:
             last = span[3] != "*" and int(span[2]) + 1 == int(span[3])
             if not last and len(body) % (256 << 10):
@@ -268,67 +208,37 @@ class _GcsHandler(Handler):
             known = len(upload.data) - int(span[1])  # bytes sent before: ignored, as the real service does
             if known < 0 or int(span[2]) - int(span[1]) + 1 != len(body):
                 raise ApiError(400, "The chunk does not continue what is stored, or has not the size it names.")
-            upload.data += self._received(body[known:])
+            upload.data += self.received(body[known:])
         if span[3] == "*" or len(upload.data) < int(span[3]):
             received = {"Range": f"bytes=0-{len(upload.data) - 1}"} if upload.data else {}
-            self._answer(308, b"", received)
+            self.answer(308, b"", received)
             return
         stored = self.fake.insert(upload.bucket, upload.resource, upload.query, bytes(upload.data))
-        upload.data, upload.finished = bytearray(), _resource(upload.bucket, *stored)
-        self._answer_json(upload.finished)
+        upload.data, upload.finished = bytearray(), self.fake.resource(upload.bucket, *stored)
+        self.answer_json(upload.finished)
 
-    def _answer_media(self, stored: StoredObject) -> None:
+    def answer_media(self, stored: StoredObject) -> None:
         data, status, headers = stored.data, 200, {"X-Goog-Hash": f"crc32c={stored.crc32c()}"}
         headers["X-Goog-Generation"] = str(stored.generation)
-        self.fake.ranges.append(self.headers.get("Range", ""))
         if span := re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", "")):
             start, end = int(span[1]), min(int(span[2] or len(data)), len(data) - 1)
             if start >= len(data):
                 raise ApiError(416, "Requested range not satisfiable")
             headers["Content-Range"] = f"bytes {start}-{end}/{len(data)}"
             data, status = data[start : end + 1], 206
-        self._answer(status, data, headers)
+        self.answer(status, data, headers)
 
-    def _answer_json(self, answer: dict[str, Any], code: int = 200, headers: dict[str, str] | None = None) -> None:
-        self._answer(code, json.dumps(answer).encode(), {"Content-Type": "application/json", **(headers or {})})
+    def answer_json(self, answer: dict[str, Any], code: int = 200, headers: dict[str, str] | None = None) -> None:
+        self.answer(code, json.dumps(answer).encode(), {"Content-Type": "application/json", **(headers or {})})
 
-    def _answer(self, code: int, body: bytes, headers: dict[str, str] | None = None) -> None:
-        action = self.fault.action if self.fault else None
-        if action == "drop_after":
-            self.close_connection = True
-            return
+    def answer(self, code: int, body: bytes, headers: dict[str, str] | None = None) -> None:
         length = {"Content-Length": str(len(body))} if code != 204 else {}
         self.send(code, {**(headers or {}), **length})
-        if action in ("truncate", "stall_midway"):
-            self.close_connection = True
-            body = body[: len(body) // 2]
-        if action == "corrupt" and body:
-            body = bytes([body[0] ^ 1]) + body[1:]
-        if action == "trickle":
-            size_bytes = -(-len(body) // TRICKLE_PIECES)
-            for start in range(0, len(body), size_bytes):
-                self.fake.closing.wait(TRICKLE_S)
-                self.wfile.write(body[start : start + size_bytes])
-            return
         self.wfile.write(body)
 
-
-def _resource(bucket: str, name: str, stored: StoredObject) -> dict[str, Any]:
-    resource: dict[str, Any] = {
-        "kind": "storage#object",
-        "bucket": bucket,
-        "name": name,
-        "size": str(len(stored.data)),
-        "generation": str(stored.generation),
-        "metageneration": "1",
-        "crc32c": stored.crc32c(),
-        "metadata": stored.metadata,
-    }
-    if "null_metadata" in stored.forms and not stored.metadata:
-        resource["metadata"] = None
-    if "no_zero_size" in stored.forms and not stored.data:
-        del resource["size"]
-    return resource
+    def received(self, data: bytes) -> bytes:
+        """An object's bytes as they arrived; a fake of tests may change them."""
+        return data
 
 
 def _item_fields(fields: str) -> list[str]:
