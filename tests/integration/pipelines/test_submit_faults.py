@@ -100,13 +100,13 @@ def test_a_refusal_after_a_lost_answer_does_not_deny_the_job(vertex: FakeVertex,
     assert "revoked; whether the run was started is not known" in answer.err
 
 
-def test_a_job_of_somebody_else_is_not_taken_for_ours(
+def test_another_job_of_the_same_name_is_an_error(
     vertex: FakeVertex, vlmpipe_submit: Submit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(submit, "job_id_at", lambda config, moment: "same-name")
     vlmpipe_submit()
     answer = vlmpipe_submit()
-    assert (answer.code, len(vertex.jobs), "is there already" in answer.err) == (69, 1, True)
+    assert (answer.code, len(vertex.jobs), "exists already" in answer.err) == (69, 1, True)
 
 
 def test_nobody_listening_is_said_at_once(

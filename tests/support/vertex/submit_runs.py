@@ -22,6 +22,7 @@ from tests.support.paths import ROOT
 from vlmpipe.backends.vertex import client as vertex_api
 from vlmpipe.backends.vertex import retries
 from vlmpipe.cli import app as cli
+from vlmpipe.cli import output
 from vlmpipe.planner.cost.approval import Spending
 
 CONFIG = str(ROOT / "configs" / "llava-7b-zero2-spot.yaml")
@@ -104,6 +105,7 @@ def _command(
 
 def _called(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], arguments: Sequence[str]) -> Answer:
     monkeypatch.setattr(sys, "argv", ["vlmpipe", *arguments])
+    monkeypatch.setattr(output, "SILENT_S", 3600.0)  # no notice of a long command on a slow machine
     with pytest.raises(SystemExit) as caught:
         cli.main()
     return Answer(int(caught.value.code or 0), *capfd.readouterr())
