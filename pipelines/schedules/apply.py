@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipelines.compile import FOLDER, compile_pipeline
-from pipelines.schedules.client import Change, Live, Schedules, Wanted, wanted_schedule
+from pipelines.schedules.client import Change, RunSchedule, Schedules, wanted_schedule
 from pipelines.submit import require_own_project
 from trainer.errors import ConfigError
 from vlmpipe.backends.vertex.bucket_checks import require_buckets
@@ -39,9 +39,9 @@ STARTS_SHOWN = 3
 class SchedulePlan:
     """The schedule that a run file wants beside the one that is live."""
 
-    wanted: Wanted
+    wanted: RunSchedule
     settings: ScheduleConfig
-    live: Live | None  # None: there is none, or only one that is over
+    live: RunSchedule | None  # None: there is none, or only one that is over
     changes: list[Change]
     month: Spending  # of all runs of a month
     runs_per_month: float
@@ -138,7 +138,7 @@ def plan_schedule(
         wanted=wanted,
         settings=settings,
         live=live,
-        changes=wanted.changes(live) if live else [],
+        changes=live.changes_to(wanted) if live else [],
         month=month,
         runs_per_month=runs,
         question=reasons_to_confirm(month, config.plan.confirm_above_usd),
@@ -155,7 +155,7 @@ def apply_schedule(
     yes: bool,
     ask: Callable[[str], bool] | None,
     now: dt.datetime,
-) -> tuple[SchedulePlan, Live]:
+) -> tuple[SchedulePlan, RunSchedule]:
     """Change the live schedule to the run file's, or create it. Idempotent. `force` skips the check of buckets.
 
     Raises UserError where that is not possible.

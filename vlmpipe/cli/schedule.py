@@ -12,7 +12,7 @@ from vlmpipe.cli.arguments import AsJson, Overrides, RunFile, Source, load, load
 from vlmpipe.cli.output import doing, print_json, print_lines
 
 if TYPE_CHECKING:
-    from pipelines.schedules.client import Live, Schedules
+    from pipelines.schedules.client import RunSchedule, Schedules
 
 app = typer.Typer(help="Recurring runs on Vertex AI, as the run file describes them.", no_args_is_help=True)
 
@@ -97,7 +97,7 @@ def delete_command(config: RunFile, overrides: Overrides = None, as_json: AsJson
         print_lines([f"schedule {live.name} is deleted: {live.schedule.name}"])
 
 
-def _find(config: Path, overrides: list[str] | None) -> tuple[Schedules, Live]:
+def _find(config: Path, overrides: list[str] | None) -> tuple[Schedules, RunSchedule]:
     from pipelines.schedules.apply import schedules_of
 
     settings = load(config, overrides)
@@ -106,7 +106,7 @@ def _find(config: Path, overrides: list[str] | None) -> tuple[Schedules, Live]:
         return schedules, schedules.require(settings.name)
 
 
-def _say(live: Live, as_json: bool) -> None:
+def _say(live: RunSchedule, as_json: bool) -> None:
     print_json(live.as_json()) if as_json else print_lines(
         [f"schedule {live.name} is {live.state}: {live.schedule.name}"]
     )

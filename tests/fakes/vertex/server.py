@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import re
 import socket
 import struct
@@ -10,6 +11,8 @@ from dataclasses import dataclass
 from email.message import Message
 from typing import Literal
 from urllib.parse import unquote
+
+from google.cloud.aiplatform_v1.types import PipelineJob, PipelineTaskDetail
 
 from tests.fakes.faulty_server import FaultyServer
 from tests.fakes.vertex.custom_jobs import ScriptedCustomJobs
@@ -60,6 +63,22 @@ class FakeVertex(FaultyServer, VertexServer):
         self.templates = Templates(project, location)
         self.models = Models(self.parent)
         self.metadata = MetadataStore(self.parent)
+
+    def print(self, job: PipelineJob, task_name: str, *texts: str, replica: str = "workerpool0-0") -> None:
+        """Log entries of the CustomJob of a task; of a job step those of the job that it started."""
+        (task,) = (task for task in job.job_detail.task_details if task.task_name == task_name)
+        job_id = re.findall(r"customJobs/([0-9]+)", str(PipelineTaskDetail.pb(task)))[-1]
+        entries = self.runs.entries
+        for text in texts:
+            moment = job.create_time + dt.timedelta(seconds=len(entries))
+            entries.append(
+                {
+                    "insertId": f"id{len(entries)}",
+                    "timestamp": moment.strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+                    "resource": {"type": "ml_job", "labels": {"job_id": job_id, "task_name": replica}},
+                    **({"jsonPayload": {"message": text}} if len(entries) % 2 else {"textPayload": text}),
+                }
+            )
 
     def answer(self, method: str, path: str, query: dict[str, str], headers: Message, body: bytes) -> Json | bytes:
         if (host := headers.get("Host", "")) in (FILES, API):

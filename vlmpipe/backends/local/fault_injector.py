@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import psutil
 
@@ -60,21 +60,21 @@ class FaultInjector:
         self._over, self._since_s = threading.Event(), 0.0
         self._thread = threading.Thread(target=self._run, name="faults", daemon=True)
 
-    def start(self) -> None:
+    def __enter__(self) -> Self:
         self._thread.start()
+        return self
 
     def stop(self) -> None:
         """Inject nothing more. Stopped processes continue, and a machine being reclaimed is not killed."""
         self._over.set()
 
-    def close(self) -> list[Event]:
-        """Wait for the last event to end; returns the events that did not happen."""
+    def __exit__(self, *_: object) -> None:
+        """Wait for the last event to end, and report the events that did not happen."""
         self._over.set()
         self._thread.join()
         for event in self._events:
             print(f"fault injection: {event} did not happen", flush=True)
             self._log.write("missed", faults=str(event))
-        return self._events
 
     def _run(self) -> None:
         try:

@@ -14,7 +14,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -72,13 +72,14 @@ def run_job(
         faults = os.environ.get(FAULTS_VARIABLE, "") if step == TRAIN_STEP else ""
         log = FaultLog(store.root) if faults else None
         history = RestartHistory(store, step, log)
-        with _injected_faults(faults, job, processes, store, log) as stop_faults:
+        injector = _injected_faults(faults, job, processes, store, log) if log else None
+        with injector or contextlib.nullcontext():
             verdict = Supervisor(
                 processes,
                 timeout_s=job.scheduling.timeout.total_seconds(),
                 policy=restart_policy(job.scheduling),
                 restarting=history.add,
-                stopping=stop_faults,
+                stopping=injector.stop if injector else lambda: None,
             ).run()
         log_path = str(log_folder / f"{verdict.replica}.log")
         record.detail.update(replica=verdict.replica, log=log_path)
@@ -90,28 +91,17 @@ def run_job(
     return json.dumps({"resources": [{"resourceType": "LocalJob", "resourceUri": str(log_folder)}]})
 
 
-@contextlib.contextmanager
 def _injected_faults(
-    texts: str, job: api.CustomJobSpec, processes: list[Process], store: LocalStorage, log: FaultLog | None
-) -> Iterator[Callable[[], None]]:
-    """Inject the requested faults while the block runs; yields a function that stops the injection."""
-    if log is None:
-        yield lambda: None
-        return
+    texts: str, job: api.CustomJobSpec, processes: list[Process], store: LocalStorage, log: FaultLog
+) -> FaultInjector:
     ranks = processes_of(job.worker_pool_specs[0])
-    events = parse_faults([texts], nodes=len(processes), ranks_per_node=ranks)
-    injector = FaultInjector(
-        events,
+    return FaultInjector(
+        parse_faults([texts], nodes=len(processes), ranks_per_node=ranks),
         processes,
         ranks_per_node=ranks,
         steps_done=lambda since_s: steps_done(store, TRAIN_STEP, since_s),
         log=log,
     )
-    injector.start()
-    try:
-        yield injector.stop
-    finally:
-        injector.close()
 
 
 def _processes(job: api.CustomJobSpec, log_folder: Path, project: str) -> list[Process]:

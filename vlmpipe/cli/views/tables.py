@@ -15,7 +15,7 @@ from vlmpipe.runs.live_view import LOOKS, render
 
 if TYPE_CHECKING:
     from pipelines.check import Finding
-    from pipelines.schedules.client import Live
+    from pipelines.schedules.client import RunSchedule
     from vlmpipe.job_spec.rules import Violation
     from vlmpipe.runs.local.state import RunState
     from vlmpipe.runs.local.summary import RunReport
@@ -129,7 +129,7 @@ def print_state(state: RunState) -> None:
     console.print(render(state, starts=True))
 
 
-def print_schedules(schedules: Sequence[Live]) -> None:
+def print_schedules(schedules: Sequence[RunSchedule]) -> None:
     """Schedules that are live, a line each."""
     table = _list_table("schedule", "state", "when", "next start", "runs started", "resource")
     for live in schedules:

@@ -88,21 +88,6 @@ class ScriptedRuns:
         job.state = PipelineState.PIPELINE_STATE_CANCELLING
         return {}
 
-    def print(self, job: PipelineJob, task_name: str, *texts: str, replica: str = "workerpool0-0") -> None:
-        """Log entries of the CustomJob of a task; of a job step those of the job that it started."""
-        (task,) = (task for task in job.job_detail.task_details if task.task_name == task_name)
-        job_id = re.findall(r"customJobs/([0-9]+)", str(PipelineTaskDetail.pb(task)))[-1]
-        for text in texts:
-            moment = job.create_time + dt.timedelta(seconds=len(self.entries))
-            self.entries.append(
-                {
-                    "insertId": f"id{len(self.entries)}",
-                    "timestamp": moment.strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
-                    "resource": {"type": "ml_job", "labels": {"job_id": job_id, "task_name": replica}},
-                    **({"jsonPayload": {"message": text}} if len(self.entries) % 2 else {"textPayload": text}),
-                }
-            )
-
     def list_entries(self, body: bytes) -> Json:
         """entries.list of Cloud Logging, with the one filter that this fake knows."""
         request = json.loads(body)

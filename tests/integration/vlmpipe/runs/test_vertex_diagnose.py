@@ -101,8 +101,8 @@ def test_logs_say_it_where_nothing_else_does_and_a_missing_role_is_a_note(
 ) -> None:
     train_fails(started, Step("FAILED", 9, REPLICA.format(1)))
     job = started.jobs[RUN]
-    started.runs.print(job, "train", "step 7", replica="workerpool0-0")
-    started.runs.print(job, "train", "OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB",
+    started.print(job, "train", "step 7", replica="workerpool0-0")
+    started.print(job, "train", "OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB",
                           replica="workerpool1-0")  # fmt: skip
     found = vlmpipe("diagnose", RUN, "--json").json
     assert (found["id"], found["seen"]["where"]) == ("gpu-out-of-memory", "vlmpipe logs --step train, workerpool1-0")
@@ -125,7 +125,7 @@ def test_a_missing_bucket_is_the_cause_where_no_step_could_say_it(
 
 def test_a_run_that_somebody_cancelled_says_so(started: FakeVertex, bucket: FakeGcs, vlmpipe: Submit) -> None:
     course(started, *TRAINING, begun=4)
-    started.runs.print(started.jobs[RUN], "train", "stopped on request after step 5; resumable")
+    started.print(started.jobs[RUN], "train", "stopped on request after step 5; resumable")
     vlmpipe("cancel", RUN)
     vlmpipe("status", RUN)
     found = vlmpipe("diagnose", RUN, "--json").json

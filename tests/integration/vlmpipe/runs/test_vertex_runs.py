@@ -216,8 +216,8 @@ def test_a_run_that_is_over_cannot_be_cancelled(started: FakeVertex, vlmpipe: Su
 def test_logs_are_those_of_the_step_and_in_order(started: FakeVertex, vlmpipe: Submit) -> None:
     course(started, *TRAINING, begun=4)
     job = started.jobs[RUN]
-    started.runs.print(job, "resolve-run", "run file is valid")
-    started.runs.print(job, "train", *(f"step {number}" for number in range(8)))
+    started.print(job, "resolve-run", "run file is valid")
+    started.print(job, "train", *(f"step {number}" for number in range(8)))
     whole = vlmpipe("logs", RUN)
     texts = [line.split("] ", 1)[1] for line in whole.out.splitlines()]
     assert (whole.code, texts) == (0, ["run file is valid", *(f"step {number}" for number in range(8))])
@@ -233,10 +233,10 @@ def test_following_logs_prints_each_line_once_until_the_end(
     started: FakeVertex, vlmpipe: Submit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     course(started, *TRAINING, begun=4)
-    started.runs.print(started.jobs[RUN], "train", "step 0", "step 1")
+    started.print(started.jobs[RUN], "train", "step 0", "step 1")
 
     def go_on(seconds: float) -> None:
-        started.runs.print(started.jobs[RUN], "train", "step 2", "step 3")
+        started.print(started.jobs[RUN], "train", "step 2", "step 3")
         course(started, Move({"train": "FAILED"}, "FAILED", "no"))
 
     monkeypatch.setattr("vlmpipe.cli.runs.time.sleep", go_on)
