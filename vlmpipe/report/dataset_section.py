@@ -7,8 +7,7 @@ from typing import Any
 from trainer.errors import UserError
 from trainer.storage import open_storage
 from trainer.storage.base import Storage
-from vlmpipe.report.format import count
-from vlmpipe.report.load import RunFiles, mapping, number, sequence
+from vlmpipe.report.load import RunFiles, count, mapping, number, sequence
 from vlmpipe.report.samples import Picture, thumbnail
 
 

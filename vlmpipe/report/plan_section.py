@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from vlmpipe.report.format import count, percent
-from vlmpipe.report.load import RunFiles, mapping, number, sequence
+from vlmpipe.report.load import RunFiles, count, mapping, number, percent, sequence
 
 GIB = 2**30
 COLORS = 7  # of the style sheet, .part0 to .part6

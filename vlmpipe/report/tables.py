@@ -10,8 +10,7 @@ from typing import Any
 
 from trainer.evaluation.confusion_matrix import Confusion, confusion_of
 from trainer.evaluation.metrics import normalise
-from vlmpipe.report.format import count, duration, percent
-from vlmpipe.report.load import RunFiles, column, number
+from vlmpipe.report.load import RunFiles, column, count, duration, number, percent
 
 MOST_CONFUSIONS = 6
 CONTROL_NAMES = {"shuffled_image": "Shuffled image", "no_image": "No image"}

@@ -10,10 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
+from vlmpipe.cli.views.tables import ruled_table
 from vlmpipe.report.plan_section import merged_parts
 
 GIB = 2**30
@@ -58,11 +58,7 @@ def share_text(share: float) -> str:
 
 
 def _legend(parts: Sequence[Mapping[str, Any]], total: int) -> Table:
-    table = Table(box=SIMPLE_HEAD, header_style="bold", show_edge=False, pad_edge=False)
-    table.add_column("", no_wrap=True)
-    table.add_column("memory", no_wrap=True)
-    table.add_column("GiB", justify="right", no_wrap=True)
-    table.add_column("share", justify="right", no_wrap=True)
+    table = ruled_table("", "memory", "GiB", "share", right=("GiB", "share"), wrap=False)
     table.add_column("")
     for (letter, color), part in zip(_looks(), parts, strict=False):
         table.add_row(

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -41,6 +42,14 @@ def grid(columns: int) -> Table:
     for _ in range(columns - 1):
         table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
+    return table
+
+
+def ruled_table(*columns: str, right: Sequence[str] = (), wrap: bool = True) -> Table:
+    """A table with a line under its header."""
+    table = Table(box=SIMPLE_HEAD, header_style="bold", show_edge=False, pad_edge=False)
+    for column in columns:
+        table.add_column(column, justify="right" if column in right else "left", no_wrap=not wrap)
     return table
 
 
