@@ -117,7 +117,7 @@ def test_a_service_that_does_not_answer_is_not_waited_for(asked: FakeVertex, mon
     assert context(asked, f"{EXPERIMENT}-{JOB}").metadata["_state"] == "COMPLETE", "a slow answer is an answer"
 
 
-def test_nothing_is_logged_where_nobody_asked_and_of_a_run_on_this_machine(vertex: FakeVertex, bucket: FakeGcs) -> None:
+def test_local_runs_and_runs_without_an_experiment_are_not_logged(vertex: FakeVertex, bucket: FakeGcs) -> None:
     assert log_run(URI, "FAILED") == ""  # the run file was not accepted: there is no run.json
     write_run(bucket, "")
     assert (log_run(URI, "SUCCEEDED"), log_run("/runs/1", "SUCCEEDED"), vertex.requests) == ("", "", [])

@@ -169,7 +169,7 @@ def test_the_second_job_of_a_name_is_refused(ask: Ask, server: FakeVertex, body:
         ("POST", JOBS.replace("/v1/", "/v2/"), 501),
     ],
 )
-def test_what_is_not_there_has_its_own_answer(
+def test_missing_objects_and_kinds_have_different_answers(
     ask: Ask, body: dict[str, Any], method: str, path: str, code: int
 ) -> None:
     assert ask(method, path, body if method == "POST" else None)[0] == code
@@ -183,7 +183,7 @@ def test_a_fault_breaks_only_its_requests_and_then_ends(ask: Ask, server: FakeVe
 
 
 @pytest.mark.parametrize(("action", "jobs"), [("drop_before", 0), ("reset", 0), ("drop_after", 1)])
-def test_a_cut_connection_leaves_what_its_name_says(
+def test_a_cut_connection_leaves_the_named_effect(
     ask: Ask, server: FakeVertex, body: dict[str, Any], action: str, jobs: int
 ) -> None:
     server.faults.append(Fault(action))  # type: ignore[arg-type]
@@ -234,7 +234,7 @@ LOGS = {"resourceNames": ["projects/test-project"], "filter": 'resource.type="ml
         ({"filter": LOGS["filter"] + ' AND timestamp>="yesterday"'}, 501),
     ],
 )
-def test_the_log_is_read_by_the_one_filter(ask: Ask, changed: dict[str, Any], code: int) -> None:
+def test_the_log_takes_one_filter(ask: Ask, changed: dict[str, Any], code: int) -> None:
     assert ask("POST", "/v2/entries:list", LOGS | changed)[0] == code
 
 

@@ -68,9 +68,7 @@ def test_a_pipeline_job_is_the_same_by_grpc_and_by_rest(
     assert vertex.jobs[made.name].state.name == "PIPELINE_STATE_CANCELLING"
 
 
-def test_what_is_refused_by_rest_is_refused_by_grpc(
-    vertex: FakeVertex, jobs: JobServiceClient, config: RunConfig
-) -> None:
+def test_grpc_refuses_the_same_requests_as_rest(vertex: FakeVertex, jobs: JobServiceClient, config: RunConfig) -> None:
     spec = job_spec(config, "train", RUN_URI)
     wrong = {**spec, "worker_pool_specs": [{**spec["worker_pool_specs"][0], "replica_count": 2}]}
     with pytest.raises(exceptions.InvalidArgument, match="worker pool 0 has exactly one replica"):

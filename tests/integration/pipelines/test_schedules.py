@@ -62,7 +62,7 @@ def writes(vertex: FakeVertex) -> list[str]:
     return [request for request in vertex.requests if not request.startswith("GET")]
 
 
-def test_it_is_made_once_and_says_what_a_month_is(vertex: FakeVertex, schedule: Submit) -> None:
+def test_a_schedule_is_created_once_and_shows_the_cost_of_a_month(vertex: FakeVertex, schedule: Submit) -> None:
     before = schedule("plan", WEEKLY, "--json")
     assert (before.code, before.json["action"], vertex.schedules.schedules) == (0, "create", {})
     assert before.json["runs_per_month"] == pytest.approx(365.25 / 12 / 7)
@@ -112,7 +112,7 @@ def test_what_changes_in_the_run_file_and_nothing_else_is_changed(
     assert back.json["action"] == ("nothing" if fields == ["start_time"] else "update")
 
 
-def test_what_somebody_changed_in_the_console_is_found(vertex: FakeVertex, schedule: Submit) -> None:
+def test_a_change_made_in_the_console_is_found(vertex: FakeVertex, schedule: Submit) -> None:
     schedule("apply", WEEKLY)
     only(vertex).create_pipeline_job_request.pipeline_job.service_account = "other@x.iam.gserviceaccount.com"
     only(vertex).max_concurrent_active_run_count = 9
@@ -174,7 +174,7 @@ def test_a_lost_answer_makes_no_second_schedule(vertex: FakeVertex, schedule: Su
     assert only(vertex).cron == "TZ=UTC 0 3 * * 1"
 
 
-def test_an_answer_that_never_comes_is_said_to_be_unknown(
+def test_without_any_answer_the_outcome_is_reported_as_unknown(
     vertex: FakeVertex, schedule: Submit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     vertex.faults += [Fault("drop_after"), Fault("status", method="GET", times=9999)]
@@ -201,7 +201,7 @@ def test_a_month_that_is_dear_needs_a_yes_and_a_red_plan_has_none(vertex: FakeVe
     assert schedule("apply", WEEKLY, "plan.confirm_above_usd=50", "--yes").code == 0
 
 
-def test_a_run_file_without_a_schedule_says_how_to_write_one(vertex: FakeVertex, schedule: Submit) -> None:
+def test_without_a_schedule_section_the_error_shows_how_to_write_one(vertex: FakeVertex, schedule: Submit) -> None:
     answer = schedule("plan")
     assert (answer.code, "has no schedule section" in answer.err, "schedule.cron" in answer.err) == (64, True, True)
 

@@ -55,7 +55,7 @@ def test_the_compiled_file_is_what_arrives(vertex: FakeVertex, vlmpipe_submit: S
     assert run_file["train"]["epochs"] == 2
 
 
-def test_everything_that_the_run_file_says_of_the_place_arrives(vertex: FakeVertex, vlmpipe_submit: Submit) -> None:
+def test_all_placement_settings_are_in_the_manifest(vertex: FakeVertex, vlmpipe_submit: Submit) -> None:
     key = "projects/test-project/locations/us-central1/keyRings/ring/cryptoKeys/key"
     vlmpipe_submit(f"gcp.network={NETWORK}", "gcp.labels={team: vision}", f"gcp.encryption_spec_key_name={key}")
     job = _only_job(vertex)
@@ -87,7 +87,7 @@ def test_a_run_id_that_is_no_folders_name_is_refused(vertex: FakeVertex, vlmpipe
     assert (answer.code, "run_id is '../other'" in answer.err, vertex.requests) == (64, True, [])
 
 
-def test_it_says_where_to_look(vertex: FakeVertex, vlmpipe_submit: Submit) -> None:
+def test_the_diagnosis_links_the_console(vertex: FakeVertex, vlmpipe_submit: Submit) -> None:
     answer = vlmpipe_submit("--json", "train.epochs=2").json
     (name,) = vertex.jobs
     job_id = name.rpartition("/")[2]
@@ -97,7 +97,7 @@ def test_it_says_where_to_look(vertex: FakeVertex, vlmpipe_submit: Submit) -> No
     assert answer["run_uri"] == f"gs://example-bucket/vlmpipe/runs/{job_id}"
 
 
-def test_it_says_so_to_people_too(vertex: FakeVertex, vlmpipe_submit: Submit) -> None:
+def test_text_output_has_the_same_diagnosis(vertex: FakeVertex, vlmpipe_submit: Submit) -> None:
     said = vlmpipe_submit().out
     (name,) = vertex.jobs
     assert said.startswith(f"{name.rpartition('/')[2]} is started on Vertex AI\n")
@@ -269,7 +269,7 @@ def test_a_dry_run_of_a_red_plan_is_refused_like_the_real_one(vertex: FakeVertex
     )
 
 
-def test_the_examples_project_is_nobodys(vertex: FakeVertex, vlmpipe_submit: Submit) -> None:
+def test_the_example_project_is_refused(vertex: FakeVertex, vlmpipe_submit: Submit) -> None:
     answer = vlmpipe_submit(project="gcp.project=example-project")
     assert (answer.code, vertex.requests) == (64, [])
     assert "shipped example" in answer.err

@@ -85,9 +85,7 @@ def test_a_lost_answer_makes_no_second_job(vertex: FakeVertex, vlmpipe_submit: S
     assert len({request for request in vertex.requests if request.startswith("POST")}) == 1
 
 
-def test_a_job_that_was_made_and_cannot_be_looked_up_is_not_said_to_be_missing(
-    vertex: FakeVertex, vlmpipe_submit: Submit
-) -> None:
+def test_a_job_that_cannot_be_looked_up_is_not_reported_as_missing(vertex: FakeVertex, vlmpipe_submit: Submit) -> None:
     vertex.faults += [Fault("drop_after"), Fault("status", method="GET", times=9999)]
     answer = vlmpipe_submit()
     assert (answer.code, len(vertex.jobs), "not known" in answer.err) == (69, 1, True)
@@ -109,7 +107,7 @@ def test_another_job_of_the_same_name_is_an_error(
     assert (answer.code, len(vertex.jobs), "exists already" in answer.err) == (69, 1, True)
 
 
-def test_nobody_listening_is_said_at_once(
+def test_a_closed_port_is_reported_at_once(
     vertex: FakeVertex, vlmpipe_submit: Submit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with socket.socket() as taken:  # bound and not listening: connections are refused

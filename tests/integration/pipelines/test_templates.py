@@ -77,7 +77,7 @@ def changed(compiled: Compiled) -> Compiled:
     return replace(compiled, path=path)
 
 
-def test_what_is_compiled_is_what_is_published(vertex: FakeVertex, vlmpipe: Submit, tmp_path: Path) -> None:
+def test_the_published_file_is_the_compiled_one(vertex: FakeVertex, vlmpipe: Submit, tmp_path: Path) -> None:
     answer: Answer = vlmpipe("publish", CONFIG, MINE, "--registry", HOST, "--tag", "reviewed", "--json")
     assert answer.code == 0, answer.out + answer.err
     (one,) = answer.json["published"]
@@ -127,7 +127,7 @@ def test_equal_fingerprints_do_not_stand_for_equal_bytes(
 
 
 @pytest.mark.parametrize("point", range(1, 7))
-def test_what_is_cut_off_anywhere_is_finished_by_doing_it_again(
+def test_publishing_again_completes_an_interrupted_one(
     vertex: FakeVertex, compiled: Compiled, point: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     take, asked = vertex.take_fault, iter(range(1, 99))
@@ -261,7 +261,7 @@ def test_a_run_and_a_schedule_start_from_a_tag_and_stay_with_its_version(
         (("publish", CONFIG, "--registry", HOST, *(f"--tag=t{n}" for n in range(6))), "too many"),
     ],
 )
-def test_a_wrong_call_reaches_nobody(
+def test_invalid_arguments_send_no_request(
     vertex: FakeVertex, vlmpipe: Submit, arguments: tuple[str, ...], said: str
 ) -> None:
     answer = vlmpipe(*arguments)

@@ -58,7 +58,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeVertex]:
         yield running
 
 
-def test_the_request_says_ranges_metric_and_trials_in_the_apis_terms(server: FakeVertex, search: Search) -> None:
+def test_the_request_has_ranges_metric_and_trials_in_the_apis_terms(server: FakeVertex, search: Search) -> None:
     submit_search(search)
     (job,) = server.tuning_jobs.jobs
     study = json_format.MessageToDict(api.StudySpec.pb(job.study_spec))
@@ -85,7 +85,7 @@ def test_the_request_says_ranges_metric_and_trials_in_the_apis_terms(server: Fak
 @pytest.mark.parametrize(
     ("stopping", "field"), [("median", "medianAutomatedStoppingSpec"), ("decay_curve", "decayCurveStoppingSpec")]
 )
-def test_trials_are_stopped_early_by_what_training_measures(
+def test_trials_are_stopped_early_by_training_metrics(
     server: FakeVertex, tmp_path: Path, stopping: str, field: str
 ) -> None:
     wanted = config(metric="validation_loss", goal="MINIMIZE", stopping=stopping)
@@ -156,7 +156,7 @@ REFUSALS: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSALS)
-def test_a_section_that_cannot_work_is_refused_in_words(name: str) -> None:
+def test_an_invalid_section_is_refused(name: str) -> None:
     tuning, said = REFUSALS[name]
     with pytest.raises(RunFileError, match=said):
         config(**tuning)

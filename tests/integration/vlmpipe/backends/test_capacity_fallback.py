@@ -124,7 +124,7 @@ def test_a_quota_that_is_used_up_and_a_preemption_for_good_lead_on_too(server: F
     assert tried(run) == [("spot", "no capacity"), ("flex_start", "no capacity"), ("standard", "done")]
 
 
-def test_when_no_rung_finds_machines_the_step_says_what_was_tried(server: FakeVertex, run: Path) -> None:
+def test_without_capacity_on_any_option_the_error_lists_the_attempts(server: FakeVertex, run: Path) -> None:
     server.custom_jobs.scripts = [[STOCKOUT]] * 3
     with pytest.raises(UserError, match=r"no option of cluster.capacity_fallback found machines") as caught:
         climb(server, run)
@@ -292,7 +292,7 @@ REFUSALS = {
 
 
 @pytest.mark.parametrize("name", REFUSALS)
-def test_what_cannot_work_on_some_rung_is_refused_in_words(name: str) -> None:
+def test_a_job_that_one_option_cannot_run_is_refused(name: str) -> None:
     override, said = REFUSALS[name]
     overrides = [override, *(["cluster.accelerator_type="] if name == "no GPU" else [])]
     with pytest.raises(RunFileError, match=said):

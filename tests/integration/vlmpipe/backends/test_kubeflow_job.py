@@ -94,7 +94,7 @@ def test_the_run_files_section_and_the_machine_type_reach_the_job(cluster: FakeK
     assert job["spec"]["trainer"]["resourcesPerNode"] == {"requests": {"cpu": "7000m", "memory": "24576Mi"}}  # of 8, 30
 
 
-def test_a_reduction_server_is_left_out_and_that_is_said(
+def test_a_reduction_server_is_left_out_with_a_notice(
     cluster: FakeKubernetes, run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cluster.runs = [Course([COMPLETE])]
@@ -161,7 +161,7 @@ def test_a_step_that_is_tried_again_watches_the_job_that_is_there(cluster: FakeK
     assert json.loads((run / "steps/train.json").read_text()) == before, "what the job left is not touched"
 
 
-def test_a_job_that_failed_before_is_deleted_and_created_anew(cluster: FakeKubernetes, run: Path, fails: Fails) -> None:
+def test_a_failed_job_is_deleted_and_created_again(cluster: FakeKubernetes, run: Path, fails: Fails) -> None:
     cluster.runs, cluster.deletions_take = [Course([Scene([FAILED], [ended(1)])]), Course([COMPLETE])], 3
     assert fails()[0] == 1
     run_kubeflow_job(**inputs(run))
@@ -169,7 +169,7 @@ def test_a_job_that_failed_before_is_deleted_and_created_anew(cluster: FakeKuber
     assert sent == ["POST", "DELETE", "POST"]
 
 
-def test_a_run_that_is_started_anew_gets_a_job_of_its_own(cluster: FakeKubernetes, run: Path) -> None:
+def test_a_restarted_run_gets_a_job_of_its_own(cluster: FakeKubernetes, run: Path) -> None:
     cluster.runs = [Course([COMPLETE]), Course([COMPLETE])]
     run_kubeflow_job(**inputs(run))
     (run / "steps/resolve-run.json").write_text('{"started_s": 99.0}')
@@ -185,19 +185,19 @@ def test_an_answer_that_is_lost_creates_no_second_job(cluster: FakeKubernetes, r
     assert [one.split()[0] for one in cluster.requests].count("POST") == 3, "and the third one met the second's job"
 
 
-def test_a_job_that_somebody_deletes_is_stopped_and_can_be_continued(cluster: FakeKubernetes, fails: Fails) -> None:
+def test_a_job_deleted_from_outside_is_stopped_and_resumable(cluster: FakeKubernetes, fails: Fails) -> None:
     cluster.runs = [Course([Scene(pods=[pod(0, state=RUNNING)]), Scene(deleted=True)])]
     code, words = fails()
     assert code == ExitCode.PREEMPTED and "deleted from outside" in words
 
 
-def test_without_kubeflow_trainer_the_step_says_so(cluster: FakeKubernetes, fails: Fails) -> None:
+def test_without_kubeflow_trainer_the_step_reports_it(cluster: FakeKubernetes, fails: Fails) -> None:
     cluster.installed = False
     code, words = fails()
     assert code == ExitCode.NOT_FOUND and "expected: Kubeflow Trainer 2.2 or newer" in words
 
 
-def test_an_older_trainer_that_would_drop_fields_is_told_apart(cluster: FakeKubernetes, fails: Fails) -> None:
+def test_an_older_trainer_that_would_drop_fields_is_recognised(cluster: FakeKubernetes, fails: Fails) -> None:
     cluster.lacks = {"runtimePatches"}
     code, words = fails()
     assert (code, cluster.jobs) == (ExitCode.CONFIG, {})
@@ -208,7 +208,7 @@ WORKFLOW = {"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "name": "d
 
 
 @pytest.mark.parametrize(("kept", "owners"), [(True, [WORKFLOW]), (False, None)], ids=["there", "gone"])
-def test_the_job_belongs_to_the_workflow_of_its_step_so_that_it_goes_with_it(
+def test_the_job_is_owned_by_the_workflow_of_its_step(
     cluster: FakeKubernetes, run: Path, monkeypatch: pytest.MonkeyPatch, kept: bool, owners: Any
 ) -> None:
     monkeypatch.setenv("KFP_POD_NAME", "step")

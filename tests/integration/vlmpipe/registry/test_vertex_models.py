@@ -86,7 +86,7 @@ def uploads(server: FakeVertex) -> int:
     return sum(request.startswith("POST") and ":upload" in request for request in server.requests)
 
 
-def test_a_version_says_where_its_files_are_and_what_serves_them(server: FakeVertex, tmp_path: Path) -> None:
+def test_a_version_has_its_files_and_its_serving_container(server: FakeVertex, tmp_path: Path) -> None:
     assert registry().champion("digits") is None
     assert registry().versions("digits") == []
     entry = registry().register("digits", candidate(tmp_path, "Run.1"), "# card")
@@ -105,7 +105,7 @@ def test_a_version_says_where_its_files_are_and_what_serves_them(server: FakeVer
     assert files.list()[-1].crc32c == entry.files[0].crc32c
 
 
-def test_versions_count_up_and_the_alias_moves_only_from_what_was_compared(server: FakeVertex, tmp_path: Path) -> None:
+def test_versions_count_up_and_the_alias_moves_from_the_compared_one(server: FakeVertex, tmp_path: Path) -> None:
     for number, run_id in enumerate("abca"):
         assert registry().register("digits", candidate(tmp_path, run_id), "").version == number % 3 + 1
     assert uploads(server) == 3
@@ -148,7 +148,7 @@ def test_a_step_that_was_killed_after_sending_finds_its_version(server: FakeVert
     assert uploads(server) == len(server.models.models["digits"]) == 1
 
 
-def test_what_the_service_refuses_comes_in_words_and_leaves_nothing(server: FakeVertex, tmp_path: Path) -> None:
+def test_a_refused_request_is_an_error_message_and_leaves_nothing(server: FakeVertex, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"Vertex AI refuses the model: .* image_uri"):
         registry(image_uri="vllm/vllm-openai:1").register("digits", candidate(tmp_path, "a"), "")
     server.models.fail_next = "the service agent cannot read the bucket"
@@ -164,7 +164,7 @@ def test_what_the_service_refuses_comes_in_words_and_leaves_nothing(server: Fake
         registry().register("digits", candidate(tmp_path, "a", checkpoint="c2"), "")
 
 
-def test_a_champion_that_somebody_else_uploaded_is_not_compared_with(server: FakeVertex, tmp_path: Path) -> None:
+def test_a_champion_uploaded_by_another_tool_is_refused(server: FakeVertex, tmp_path: Path) -> None:
     registry().register("digits", candidate(tmp_path, "a"), "")
     registry().promote("digits", 1, instead_of=None)
     server.models.models["digits"][0].artifact_uri = "gs://bucket/elsewhere/model"
@@ -173,7 +173,7 @@ def test_a_champion_that_somebody_else_uploaded_is_not_compared_with(server: Fak
     assert registry().versions("digits") == []
 
 
-def test_of_concurrent_promotions_one_wins_and_a_dead_one_holds_nobody(server: FakeVertex, tmp_path: Path) -> None:
+def test_of_concurrent_promotions_one_wins_and_a_dead_one_blocks_none(server: FakeVertex, tmp_path: Path) -> None:
     for run_id in "abc":
         registry().register("digits", candidate(tmp_path, run_id), "")
     store = vertex_models.open_storage(f"{REGISTRY_ROOT}/digits")
@@ -250,7 +250,7 @@ def digits(*overrides: str) -> RunConfig:
     return load_run_file(DIGITS, overrides)
 
 
-def test_the_run_file_says_which_registry_and_refuses_what_cannot_work(tmp_path: Path) -> None:
+def test_the_run_file_chooses_the_registry_and_refuses_invalid_ones(tmp_path: Path) -> None:
     config = digits(*ON_VERTEX)
     found = {finding.subject: finding for finding in check_run(config)}
     assert found["registry"].text.startswith("projects/example-project/locations/us-central1/models/digits, alias")

@@ -47,7 +47,7 @@ CASES: dict[str, tuple[Step, str, str, int]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_what_ended_a_training_is_found_where_the_service_says_it(
+def test_the_cause_is_found_in_the_services_own_messages(
     started: FakeVertex, bucket: FakeGcs, vlmpipe: Submit, name: str
 ) -> None:
     custom_job, task, expected, code = CASES[name]
@@ -65,7 +65,7 @@ def test_what_ended_a_training_is_found_where_the_service_says_it(
     ],
     ids=["noted", "published", "not known"],
 )
-def test_how_to_continue_names_what_was_submitted(
+def test_the_continue_command_names_the_submitted_run_file(
     started: FakeVertex, bucket: FakeGcs, vlmpipe: Submit, source: tuple[str, ...], template: str, said: str
 ) -> None:
     train_fails(started, Step("FAILED", 9, REPLICA.format(65)))
@@ -77,7 +77,7 @@ def test_how_to_continue_names_what_was_submitted(
     assert f"  continue: {said}" in vlmpipe("status", RUN).out
 
 
-def test_a_record_says_more_than_the_service_and_the_notes_how_far_it_came(
+def test_records_outrank_the_service_and_notes_show_the_progress(
     started: FakeVertex, bucket: FakeGcs, vlmpipe: Submit
 ) -> None:
     train_fails(started, Step("FAILED", 9, REPLICA.format(65)))
@@ -123,7 +123,7 @@ def test_a_missing_bucket_is_the_cause_where_no_step_could_say_it(
     assert (found["id"], found["seen"]["where"]) == ("bucket-missing", "the run's folder")
 
 
-def test_a_run_that_somebody_cancelled_says_so(started: FakeVertex, bucket: FakeGcs, vlmpipe: Submit) -> None:
+def test_a_cancelled_run_is_diagnosed_as_cancelled(started: FakeVertex, bucket: FakeGcs, vlmpipe: Submit) -> None:
     course(started, *TRAINING, begun=4)
     started.print(started.jobs[RUN], "train", "stopped on request after step 5; resumable")
     vlmpipe("cancel", RUN)
@@ -144,7 +144,7 @@ def test_a_training_that_was_stopped_for_money_names_the_rungs(
     assert "option spot: no capacity, $0.00: no machines within 600 s, job PENDING" in found["notes"]
 
 
-def test_a_training_that_waits_for_machines_is_said_to_wait(
+def test_a_training_job_without_machines_is_shown_as_waiting(
     started: FakeVertex, bucket: FakeGcs, vlmpipe: Submit
 ) -> None:
     course(started, *TRAINING, begun=4)

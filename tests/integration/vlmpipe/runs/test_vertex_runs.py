@@ -75,9 +75,7 @@ def test_the_rungs_of_a_ladder_are_shown_with_what_became_of_them(
     assert vlmpipe("status", RUN, "--json").json["capacity_fallback"] is None
 
 
-def test_a_failed_step_says_its_own_words_and_gives_its_code(
-    started: FakeVertex, bucket: FakeGcs, vlmpipe: Submit
-) -> None:
+def test_a_failed_step_reports_its_own_error_and_code(started: FakeVertex, bucket: FakeGcs, vlmpipe: Submit) -> None:
     failed = Move({"train": "FAILED", "notify": "RUNNING"}, error="The replica exited with a non-zero status of 1.")
     course(started, *TRAINING, failed, Move({"notify": "SUCCEEDED"}, "FAILED", "Job failed."), begun=6)
     put_record(
@@ -98,7 +96,7 @@ def test_a_failed_step_says_its_own_words_and_gives_its_code(
         ("Something else.", 1, ""),
     ],
 )
-def test_where_no_record_says_it_the_services_words_do(
+def test_without_a_record_the_services_message_is_used(
     started: FakeVertex, vlmpipe: Submit, words: str, code: int, to_do: str
 ) -> None:
     course(started, BEGUN, Move({"resolve-run": "FAILED"}, "FAILED", words), begun=2)
@@ -107,7 +105,9 @@ def test_where_no_record_says_it_the_services_words_do(
     assert vlmpipe("status", RUN, "--json").json["exit_code"] == code
 
 
-def test_without_the_runs_folder_the_rest_is_still_shown(started: FakeVertex, bucket: FakeGcs, vlmpipe: Submit) -> None:
+def test_without_the_runs_folder_the_other_fields_are_shown(
+    started: FakeVertex, bucket: FakeGcs, vlmpipe: Submit
+) -> None:
     course(started, *TRAINING, begun=4)
     bucket.buckets.clear()
     answer = vlmpipe("status", RUN)
@@ -186,7 +186,7 @@ def test_run_on_vertex_submits_and_watches(
 
 
 @pytest.mark.parametrize("option", ["--force", "--yes", "--dry-run", "--detach"])
-def test_what_is_only_for_vertex_is_refused_here(vlmpipe: Submit, option: str) -> None:
+def test_vertex_options_are_refused_for_local_runs(vlmpipe: Submit, option: str) -> None:
     answer = vlmpipe("run", CONFIG, option)
     assert (answer.code, f"{option} is only for runs on Vertex AI" in answer.err) == (64, True)
 

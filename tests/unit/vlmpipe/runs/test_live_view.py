@@ -200,7 +200,7 @@ def test_plain_output_has_one_line_for_each_change_and_every_few_seconds() -> No
     ]
 
 
-def test_what_is_not_over_when_a_run_ends_was_stopped_or_skipped() -> None:
+def test_unfinished_steps_of_an_ended_run_are_stopped_or_skipped() -> None:
     states = ("done", "failed", "running", "waiting")
     run = RunState("r", tuple(Step(name, state) for name, state in zip(STEPS, states, strict=False)))
     assert [step.state for step in run.ended(65).steps] == ["done", "failed", "failed", "skipped"]

@@ -259,7 +259,7 @@ def test_a_run_can_be_cancelled_from_elsewhere(config: RunConfig, carry_out: Cal
     assert newest_checkpoint_step(LocalStorage(run.folder)) == 7
 
 
-def test_only_the_process_that_holds_the_run_is_told_to_stop(config: RunConfig) -> None:
+def test_only_the_process_that_holds_the_run_gets_the_signal(config: RunConfig) -> None:
     run = open_run(config, ARGUMENTS)
     bystander = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     (run.folder / "run.lock").write_text(f"{bystander.pid} 0.0")  # as when the pid was given to another process
