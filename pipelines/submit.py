@@ -75,8 +75,9 @@ class Submitted:
 
     def lines(self) -> list[str]:
         submission = self.submission
+        cost = "cost not known" if self.spending.usd is None else f"about {dollars(self.spending.usd)}"
         table = {
-            "plan": f"{self.spending.state}, {self._cost()} on {self.spending.machines}, {self.spending.term}",
+            "plan": f"{self.spending.state}, {cost} on {self.spending.machines}, {self.spending.term}",
             "pipeline": f"{self.compiled.path} ({self.compiled.steps} steps, {self.compiled.jobs} jobs)",
             "results": submission.run_uri,
         }
@@ -95,9 +96,6 @@ class Submitted:
             if self.question:
                 table["asks"] = f"{self.question}; --yes answers"
         return [*first, *(f"  {name:<9} {value}" for name, value in table.items())]
-
-    def _cost(self) -> str:
-        return "cost not known" if self.spending.usd is None else f"about {dollars(self.spending.usd)}"
 
 
 def submit_run(

@@ -6,7 +6,7 @@ import json
 import math
 import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -148,7 +148,8 @@ class LocalSearch:
         return self.folder.name
 
     def status(self) -> SearchStatus:
-        search, lines = read_record_file(self.folder / SEARCH_FILE), _read_table(self.folder / TABLE)
+        search, table = read_record_file(self.folder / SEARCH_FILE), self.folder / TABLE
+        lines = json.loads(table.read_text(encoding="utf-8")) if table.is_file() else []
         trials = ranked((Trial(**one) for one in lines), search["goal"])
         failed, most_failed = sum(one.metric is None for one in trials), search["max_failed_trial_count"]
         whole = len(trials) >= search["num_trials"] or 0 < most_failed <= failed
@@ -240,7 +241,3 @@ def _trial(trial: api.Trial, metric: str) -> Trial:
     end_s = trial.end_time.timestamp() if trial.end_time else time.time()
     elapsed_s = max(0.0, end_s - trial.start_time.timestamp()) if trial.start_time else 0.0
     return Trial(int(trial.id), values, found.get(metric), trial.infeasible_reason, state, elapsed_s)
-
-
-def _read_table(path: Path) -> list[Mapping[str, Any]]:
-    return list(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else []

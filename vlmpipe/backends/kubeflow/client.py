@@ -145,7 +145,7 @@ def _refusal(error: ApiException, doing: str) -> Exception:
         return Unreachable(f"the Kubernetes API answers {error.status}: {said}")
     if error.status == 409:
         return AlreadyThere(said)
-    if error.status == 404 and _is_status(error):
+    if error.status == 404 and _status(error).get("details", {}).get("name"):  # about an object, not about the path
         return NoSuchObject(said)
     if error.status == 404:  # a path that the server does not have: no such kind of object
         return UserError(
@@ -169,11 +169,6 @@ def _refusal(error: ApiException, doing: str) -> Exception:
         expected="Kubeflow Trainer 2.2 or newer" if old else "a TrainJob that its rules allow",
         fix="have Kubeflow Trainer updated" if old else "correct the section kubeflow of the run file",
     )
-
-
-def _is_status(error: ApiException) -> bool:
-    """Whether the answer is about an object, and not about a path that the server does not know."""
-    return bool(_status(error).get("details", {}).get("name"))
 
 
 def _message(error: ApiException) -> str:

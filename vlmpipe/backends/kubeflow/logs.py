@@ -55,18 +55,14 @@ class NodeLog:
             return
         for line in lines:
             time, _, text = line.partition(" ")
-            if _later(so_far.last, time):
+            if _sortable(time) > _sortable(so_far.last):
                 so_far.last = time
                 so_far.error = so_far.lines.read(text, so_far.error)
                 if node.rank == 0:
                     say(f"[{node.pod}] {text}")
 
 
-def _later(last: str, time: str) -> bool:
-    """Whether `time` is after `last`: RFC 3339 in UTC, with up to nine digits behind the second, trailing zeros cut."""
-    return _sortable(time) > _sortable(last)
-
-
 def _sortable(time: str) -> tuple[str, str]:
+    """A time as a sort key: RFC 3339 in UTC, with up to nine digits of the second, trailing zeros cut."""
     second, _, fraction = time.removesuffix("Z").partition(".")
     return second, fraction.ljust(9, "0")

@@ -146,7 +146,8 @@ class CapacityFallback:
                     break
             elif state not in WAITING:
                 waiting_since_s = None
-                if self._max_spend_usd is not None and self._spent() >= self._max_spend_usd:
+                spent_usd = sum(one.usd or 0.0 for one in self.attempts)
+                if self._max_spend_usd is not None and spent_usd >= self._max_spend_usd:
                     self._cancel(attempt, "spend")
             else:
                 waiting_since_s = now_s if waiting_since_s is None else waiting_since_s
@@ -160,11 +161,12 @@ class CapacityFallback:
 
     def _judge(self, attempt: Attempt, job: api.CustomJob) -> None:
         state, said = _state(job), _first_line(job.error.message)
+        no_capacity = job.error.code == RESOURCE_EXHAUSTED or NO_CAPACITY.search(job.error.message)
         if state in ("SUCCEEDED", "PARTIALLY_SUCCEEDED"):
             attempt.outcome = "done"
         elif attempt.cancelled_for == "wait":
             attempt.outcome = "no capacity"
-        elif state == "EXPIRED" or (state == "FAILED" and _is_no_capacity(job)):
+        elif state == "EXPIRED" or (state == "FAILED" and no_capacity):
             attempt.outcome, attempt.why = "no capacity", said or "its wait expired"
         elif attempt.cancelled_for == "spend" or state == "CANCELLED":
             attempt.outcome = "stopped"
@@ -267,9 +269,6 @@ class CapacityFallback:
         end_s = job.end_time.timestamp() if job.end_time else self._now()
         return None if price is None else price * max(0.0, end_s - job.start_time.timestamp()) / 3600
 
-    def _spent(self) -> float:
-        return sum(one.usd or 0.0 for one in self.attempts)
-
     def _say(self, attempt: Attempt) -> None:
         print(": ".join(part for part in (attempt.strategy, attempt.outcome, attempt.why) if part), flush=True)
 
@@ -280,10 +279,6 @@ class CapacityFallback:
 
 def _state(job: api.CustomJob) -> str:
     return job.state.name.removeprefix("JOB_STATE_")
-
-
-def _is_no_capacity(job: api.CustomJob) -> bool:
-    return job.error.code == RESOURCE_EXHAUSTED or bool(NO_CAPACITY.search(job.error.message))
 
 
 def _prices(plan: Mapping[str, Any]) -> dict[str, float | None]:

@@ -127,14 +127,11 @@ def send(submission: Submission, client: PipelineServiceClient) -> PipelineJob:
         except (exceptions.GoogleAPICallError, GoogleAuthError, RequestException) as error:
             if not may_have_arrived(faults):
                 raise
+            reason = " ".join(str(error).split())[:300]
             raise UserError(
-                f"Vertex AI gave no good answer: {_short(error)}; whether the run was started is not known",
+                f"Vertex AI gave no good answer: {reason}; whether the run was started is not known",
                 expected="an answer to the request that creates pipeline job " + submission.job_id,
                 fix=f"look at {submission.console_url}\nand submit again only if it is not there",
                 code=ExitCode.UNAVAILABLE,
             ) from error
         raise taken
-
-
-def _short(error: Exception) -> str:
-    return " ".join(str(error).split())[:300]

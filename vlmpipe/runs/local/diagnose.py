@@ -49,7 +49,8 @@ def diagnose_folder(folder: Path) -> Diagnosis:
     ends = rank_ends(texts)
     stall = None
     if pattern and pattern.id in STALL_IDS:
-        stall = read_stall(folder, world_size=_world_size(folder), since_s=since_s)
+        world_size = int(read_record_file(folder / "preflight.json").get("world_size", 0))
+        stall = read_stall(folder, world_size=world_size, since_s=since_s)
     faults = [
         str(line["faults"])
         for line in read_faults(folder, since_s=since_s)
@@ -102,7 +103,3 @@ def _end_of(path: Path, where: str) -> Text:
         for _ in range(max(0, path.stat().st_size - LOG_BYTES) // LOG_BYTES):
             skipped += file.read(LOG_BYTES).count(b"\n")
         return Text(where, file.read().decode("utf-8", "replace"), skipped + 1)
-
-
-def _world_size(folder: Path) -> int:
-    return int(read_record_file(folder / "preflight.json").get("world_size", 0))

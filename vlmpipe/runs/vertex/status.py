@@ -95,7 +95,8 @@ class VertexStatus:
     def spent_usd(self) -> float | None:
         """At most what the jobs' machines have cost so far: the service's times, which include waiting for machines, at
         the plan's prices. None where the run has no plan, or the plan no price."""
-        prices = {step_of(step["job"]): step["usd_per_hour"] for step in self._planned()}
+        planned = (self.files.content("plan.json").get("cost") or {}).get("steps") or []
+        prices = {step_of(step["job"]): step["usd_per_hour"] for step in planned}
         worked = [step for step in self.state.steps if step.name in JOB_STEPS and step.started_s and step.elapsed_s]
         worked = [step for step in worked if step.state not in ("reused", "skipped", "waiting")]
         if not prices or any(prices.get(step.name) is None for step in worked):
@@ -150,9 +151,6 @@ class VertexStatus:
             "capacity_fallback": [option.as_json() for option in self.files.options] or None,
             "unreadable": self.files.unreadable or None,
         }
-
-    def _planned(self) -> list[dict[str, Any]]:
-        return list((self.files.content("plan.json").get("cost") or {}).get("steps") or [])
 
     def _cost(self) -> str:
         if self.spent_usd is None:
