@@ -166,7 +166,7 @@ FAULTS = {
     "switched off": (Fault("status", "GET", code=403, reason="SERVICE_DISABLED"), 69, "gcloud services enable"),
     "login ran out": (Fault("status", "GET", code=401, message="expired"), 67, "gcloud auth application-default login"),
     "bad request": (Fault("status", "POST", code=400, message="bad field z"), 64, "bad field z"),
-    "taken just now": (Fault("status", "POST", code=409, times=9, message="conflict"), 69, "do it again"),
+    "taken just now": (Fault("status", "POST", code=409, times=9, message="conflict"), 69, "try again"),
     "quota": (Fault("status", "POST", code=429, message="quota of requests"), 69, "quota of requests"),
     "down": (Fault("status", "POST", code=503, times=999), 69, "does not answer"),
     "cut off": (Fault("drop_before", "GET", times=999), 69, "does not answer"),
