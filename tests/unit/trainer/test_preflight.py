@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, cast
 import pytest
 import torch
 
+from tests.fakes.gcs.server import FakeGcs, Fault
 from trainer import preflight
 from trainer.config.optimizer import OptimizerConfig
 from trainer.config.train import TrainConfig
@@ -23,7 +24,6 @@ from trainer.preflight import GIB, announce, check_node, require_room
 from trainer.setup import TrainingSetup
 from trainer.sizing.checkpoint_size import checkpoint_bytes
 from trainer.storage.local import LocalStorage
-from vlmpipe.rehearsal.gcs.server import FakeGcs, Fault
 
 MIB = 1 << 20
 

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from components.sync_checkpoint import sync_checkpoint
+from tests.fakes.gcs.server import FakeGcs, Fault
 from tests.support.trainer.preloaded import REPOSITORY
 from tests.support.trainer.runs import make_run, train_runs
 from trainer.checkpoint.commit import (
@@ -31,7 +32,6 @@ from trainer.config.job import JobConfig
 from trainer.errors import ExitCode
 from trainer.storage import open_storage
 from trainer.storage.base import Storage
-from vlmpipe.rehearsal.gcs.server import FakeGcs, Fault
 
 SEED = int(os.environ.get("VLMPIPE_SYNC_SEED", "4"))
 POINTS = int(os.environ.get("VLMPIPE_SYNC_POINTS", "6"))  # 0: all

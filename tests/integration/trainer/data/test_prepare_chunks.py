@@ -8,6 +8,7 @@ from urllib.parse import unquote
 
 import pytest
 
+from tests.fakes.gcs.server import FakeGcs
 from tests.support.data.chunks import CHUNK, RECORDS, ChunkedSet, fixed_tokenizer, progress_of
 from tests.support.data.formats import Captioned, captioned, write_parquet, write_tars
 from tests.support.data.prepared import job_config, png, prepared_files, record, run_prepare
@@ -16,7 +17,6 @@ from trainer.data.shards.disk_cache import CACHE_FOLDER, GIB
 from trainer.data.sources.file_patterns import SHARE_OF_CACHE, SourceFiles
 from trainer.storage import open_storage
 from trainer.storage.base import Storage
-from vlmpipe.rehearsal.gcs.server import FakeGcs
 
 BUCKET = "gs://bucket/data"
 

@@ -10,6 +10,7 @@ from urllib.parse import unquote
 
 import pytest
 
+from tests.fakes.gcs.server import FakeGcs, Fault
 from tests.support.data.prepared import prepare_llava
 from tests.support.gcs import QUICK_RETRY
 from tests.support.trainer.runs import encode_features, losses, make_run, train_runs
@@ -26,7 +27,6 @@ from trainer.storage import open_storage
 from trainer.storage.base import Storage
 from trainer.storage.gcs import GcsStorage
 from trainer.storage.local import LocalStorage
-from vlmpipe.rehearsal.gcs.server import FakeGcs, Fault
 
 SHUFFLE_SHARDS, EPOCHS = 2, 2
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from google.cloud import storage
 
+from tests.fakes.gcs.server import FakeGcs, Fault
 from tests.support.gcs import QUICK_RETRY
 from trainer.errors import ConfigError, DataError, ExitCode, UserError
 from trainer.storage import gcs as storage_gcs
@@ -16,7 +17,6 @@ from trainer.storage import open_storage
 from trainer.storage.base import AlreadyExistsError, CorruptObjectError, VersionConflictError
 from trainer.storage.gcs import GcsStorage
 from trainer.storage.regular_files import FileTooLargeError
-from vlmpipe.rehearsal.gcs.server import FakeGcs, Fault
 
 TRANSIENT = [
     Fault("status", code=503, times=2),

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.fakes.gcs.server import FakeGcs, Fault
 from tests.support.data.formats import FORMATS, QUESTION, Captioned, captioned, write_source
 from tests.support.data.prepared import job_config, png, run_prepare
 from trainer.config.data import DataConfig
@@ -21,7 +22,6 @@ from trainer.data.sources.base import counted, records_from
 from trainer.errors import ExitCode, UserError
 from trainer.storage import open_storage
 from trainer.storage.gcs import GcsStorage
-from vlmpipe.rehearsal.gcs.server import FakeGcs, Fault
 
 BUCKET = "gs://bucket/sets"
 

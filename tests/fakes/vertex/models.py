@@ -1,4 +1,4 @@
-"""The model registry of the stand-in for Vertex AI: uploads as operations, versions, aliases.
+"""The model registry of the Vertex AI fake: uploads as operations, versions, aliases.
 
 Rules are those that the messages of the API state (Model, UploadModelRequest, MergeVersionAliasesRequest, v1).
 """
@@ -6,15 +6,16 @@ Rules are those that the messages of the API state (Model, UploadModelRequest, M
 from __future__ import annotations
 
 import datetime as dt
-import json
 import re
-from collections.abc import Callable
 from typing import Any
 
 from google.cloud.aiplatform_v1 import types as api
 from google.longrunning.operations_pb2 import Operation
 from google.protobuf import json_format
 from google.rpc import status_pb2
+
+from vlmpipe.rehearsal.http_server import ApiError
+from vlmpipe.rehearsal.vertex.messages import as_dict, fields_of, parse
 
 MODEL_ID = re.compile(r"[a-z_][a-z0-9_-]{0,62}")
 ALIAS = re.compile(r"[a-z][a-zA-Z0-9-]{0,126}[a-z0-9]")
@@ -27,26 +28,23 @@ OUTPUT_ONLY = {
 }  # fmt: skip
 PAGE = 2  # small, so that paging is met
 
-Refuse = Callable[[int, str], Exception]
 
-
-class ModelShelf:
+class Models:
     """State in memory. An upload is an operation that ends when somebody asks for it the second time.
 
     Attributes:
         fail_next: what the next upload's operation ends with instead of a version; empty lets it pass.
     """
 
-    def __init__(self, parent: str, refuse: Refuse) -> None:
+    def __init__(self, parent: str) -> None:
         self.models: dict[str, list[api.Model]] = {}  # by id, in the order of their versions
         self.fail_next = ""
-        self._parent, self._refuse = parent, refuse
+        self._parent = parent
         self._operations: dict[str, Operation] = {}
         self._asked: set[str] = set()
 
     def upload(self, body: bytes) -> dict[str, Any]:
-        request = api.UploadModelRequest()
-        self._parse(body, api.UploadModelRequest.pb(request))
+        request = parse(api.UploadModelRequest, body)
         self._check(request)
         model_id = self._target(request)
         name = f"{self._parent}/models/{model_id}/operations/{len(self._operations) + 1}"
@@ -65,58 +63,57 @@ class ModelShelf:
 
     def operation(self, name: str) -> dict[str, Any]:
         if name not in self._operations:
-            raise self._refuse(404, f"The operation does not exist: {name}")
+            raise ApiError(404, f"The operation does not exist: {name}")
         if name not in self._asked:
             self._asked.add(name)
             return {"name": name}
         return dict(json_format.MessageToDict(self._operations[name]))
 
     def get(self, model_id: str, version: str) -> dict[str, Any]:
-        return _as_dict(self._known(model_id, version or "default"))
+        return as_dict(self._known(model_id, version or "default"))
 
     def list_versions(self, model_id: str, query: dict[str, str]) -> dict[str, Any]:
         if unknown := query.keys() - {"pageToken", "$alt"}:
-            raise self._refuse(501, f"a query that this fake does not know: {sorted(unknown)}")
+            raise ApiError(501, f"a query that this fake does not know: {sorted(unknown)}")
         found = list(reversed(self._versions(model_id)))  # the service promises no order
         start = int(query.get("pageToken") or 0)
-        answer: dict[str, Any] = {"models": [_as_dict(one) for one in found[start : start + PAGE]]}
+        answer: dict[str, Any] = {"models": [as_dict(one) for one in found[start : start + PAGE]]}
         if start + PAGE < len(found):
             answer["nextPageToken"] = str(start + PAGE)
         return answer
 
     def merge_aliases(self, model_id: str, version: str, body: bytes) -> dict[str, Any]:
-        request = api.MergeVersionAliasesRequest()
-        self._parse(body, api.MergeVersionAliasesRequest.pb(request))
+        request = parse(api.MergeVersionAliasesRequest, body)
         if not version.isdigit():
-            raise self._refuse(400, f"name: a version ID must be explicitly included, found {version!r}")
+            raise ApiError(400, f"name: a version ID must be explicitly included, found {version!r}")
         if not request.version_aliases:
-            raise self._refuse(400, "Required field version_aliases is missing")
+            raise ApiError(400, "Required field version_aliases is missing")
         target = self._known(model_id, version)
         for given in request.version_aliases:
             alias = given.removeprefix("-")
             if not ALIAS.fullmatch(alias):
-                raise self._refuse(400, f"version_aliases: {alias!r} does not match {ALIAS.pattern}")
+                raise ApiError(400, f"version_aliases: {alias!r} does not match {ALIAS.pattern}")
             if given == "-default":
-                raise self._refuse(400, "the default alias can be moved, not removed")
+                raise ApiError(400, "the default alias can be moved, not removed")
             if given.startswith("-"):
                 target.version_aliases = [one for one in target.version_aliases if one != alias]
             else:
                 self._move(model_id, alias, target)
-        return _as_dict(target)
+        return as_dict(target)
 
     def _target(self, request: api.UploadModelRequest) -> str:
         """The id of the model that gets the version."""
         if request.parent_model:
             prefix = f"{self._parent}/models/"
             if request.model_id or not request.parent_model.startswith(prefix):
-                raise self._refuse(400, f"parent_model {request.parent_model!r}, model_id {request.model_id!r}")
+                raise ApiError(400, f"parent_model {request.parent_model!r}, model_id {request.model_id!r}")
             model_id = request.parent_model.removeprefix(prefix)
             self._versions(model_id)
             return model_id
         if request.model_id and not MODEL_ID.fullmatch(request.model_id):
-            raise self._refuse(400, f"model_id: {request.model_id!r} does not match {MODEL_ID.pattern}")
+            raise ApiError(400, f"model_id: {request.model_id!r} does not match {MODEL_ID.pattern}")
         if request.model_id in self.models:
-            raise self._refuse(409, f"Model {request.model_id} already exists")
+            raise ApiError(409, f"Model {request.model_id} already exists")
         return request.model_id or str(1000 + len(self.models))
 
     def _add(self, model_id: str, model: api.Model) -> api.Model:
@@ -138,24 +135,18 @@ class ModelShelf:
 
     def _versions(self, model_id: str) -> list[api.Model]:
         if model_id not in self.models:
-            raise self._refuse(404, f"The Model does not exist: {model_id}")
+            raise ApiError(404, f"The Model does not exist: {model_id}")
         return self.models[model_id]
 
     def _known(self, model_id: str, version: str) -> api.Model:
         for one in self._versions(model_id):
             if version == one.version_id or version in one.version_aliases:
                 return one
-        raise self._refuse(404, f"The Model does not exist: {model_id}@{version}")
-
-    def _parse(self, body: bytes, message: Any) -> None:
-        try:
-            json_format.Parse(body or b"{}", message)
-        except json_format.ParseError as error:
-            raise self._refuse(400, f"Invalid JSON payload received. {error}") from None
+        raise ApiError(404, f"The Model does not exist: {model_id}@{version}")
 
     def _check(self, request: api.UploadModelRequest) -> None:
         model, container = request.model, request.model.container_spec
-        fields = {descriptor.name for descriptor, _ in api.Model.pb(model).ListFields()}
+        fields = fields_of(model)
         problems = {
             f"output-only fields are set: {sorted(fields & OUTPUT_ONLY)}": bool(fields & OUTPUT_ONLY),
             "model.display_name: required, at most 128 characters": not 0 < len(model.display_name) <= 128,
@@ -175,8 +166,4 @@ class ModelShelf:
         }
         for said, wrong in problems.items():
             if wrong:
-                raise self._refuse(400, said)
-
-
-def _as_dict(model: api.Model) -> dict[str, Any]:
-    return dict(json.loads(json_format.MessageToJson(api.Model.pb(model))))
+                raise ApiError(400, said)

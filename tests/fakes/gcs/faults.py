@@ -33,6 +33,6 @@ class Fault:
     body: str = ""
 
     def matches(self, method: str, path: str, body: bytes) -> bool:
-        if self.times <= 0 or not re.fullmatch(self.method, method) or not re.search(self.path, path):
+        if not re.fullmatch(self.method, method) or not re.search(self.path, path):
             return False
         return re.search(self.body, body[:1000].decode("latin-1")) is not None

@@ -1,7 +1,7 @@
-"""The course that a pipeline job takes in the stand-in for Vertex AI, and what its machines print.
+"""States that a pipeline job goes through in the Vertex AI stand-in, and what its machines print.
 
-A job does nothing by itself: a test gives it moves, and each time somebody asks how it stands one of them is made. So
-nothing waits, and what is seen between two moves is exact. A move that the service could not make is an AssertionError.
+A job does nothing by itself: a script gives it moves, and makes one of them each time that somebody asks for the job.
+So nothing waits, and the state between two moves is exact. A move that the service could not make is an AssertionError.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import datetime as dt
 import json
 import re
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +16,9 @@ from google.cloud.aiplatform_v1.types import PipelineJob, PipelineState, Pipelin
 from google.protobuf import json_format
 from google.rpc import code_pb2, status_pb2
 
-from vlmpipe.rehearsal.vertex.jobs import JobFloor, Step
+from vlmpipe.rehearsal.http_server import ApiError
+from vlmpipe.rehearsal.vertex.custom_jobs import CustomJobs, Step
+from vlmpipe.rehearsal.vertex.messages import Call, Json
 
 JOB_STEPS = ("cache-features", "train", "evaluate")
 OVER = ("SUCCEEDED", "FAILED", "CANCELLED")
@@ -40,8 +41,6 @@ LOG_FILTER = re.compile(
 )
 LOG_PAGE = 3  # small, so that paging is met
 
-Refuse = Callable[[int, str], Exception]
-
 
 @dataclass
 class Move:
@@ -58,11 +57,11 @@ class Move:
     custom_job: Step | None = None
 
 
-class Courses:
+class ScriptedRuns:
     """The moves of each job that are still to come, and the log."""
 
-    def __init__(self, project: str, refuse: Refuse, floor: JobFloor) -> None:
-        self._project, self._refuse, self._floor = project, refuse, floor
+    def __init__(self, project: str, custom_jobs: CustomJobs) -> None:
+        self._project, self._custom_jobs = project, custom_jobs
         self.moves: dict[str, list[Move]] = {}
         self.entries: list[dict[str, Any]] = []
         self._numbers = 0
@@ -81,51 +80,35 @@ class Courses:
             running = {task.task_name: "CANCELLED" for task in job.job_detail.task_details if _is_open(task)}
             self._make(job, Move(running, "CANCELLED", "The pipeline was cancelled by a user."))
 
-    def cancel(self, job: PipelineJob, body: bytes) -> dict[str, Any]:
+    def cancel(self, job: PipelineJob, call: Call) -> Json:
         """pipelineJobs.cancel."""
-        if unknown := json.loads(body or b"{}").keys() - {"name"}:
-            raise self._refuse(400, f"Invalid JSON payload received. Unknown name {sorted(unknown)}")
+        call.require_fields()
         if _state(job) not in ("QUEUED", "PENDING", "RUNNING"):
-            raise self._refuse(400, f"The PipelineJob is in state {_state(job)} and cannot be cancelled.")
+            raise ApiError(400, f"The PipelineJob is in state {_state(job)} and cannot be cancelled.")
         job.state = PipelineState.PIPELINE_STATE_CANCELLING
         return {}
 
-    def print(self, job: PipelineJob, task_name: str, *texts: str, replica: str = "workerpool0-0") -> None:
-        """Log entries of the CustomJob of a task; of a job step those of the job that it started."""
-        (task,) = (task for task in job.job_detail.task_details if task.task_name == task_name)
-        job_id = re.findall(r"customJobs/([0-9]+)", str(PipelineTaskDetail.pb(task)))[-1]
-        for text in texts:
-            moment = job.create_time + dt.timedelta(seconds=len(self.entries))
-            self.entries.append(
-                {
-                    "insertId": f"id{len(self.entries)}",
-                    "timestamp": moment.strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
-                    "resource": {"type": "ml_job", "labels": {"job_id": job_id, "task_name": replica}},
-                    **({"jsonPayload": {"message": text}} if len(self.entries) % 2 else {"textPayload": text}),
-                }
-            )
-
-    def list_entries(self, body: bytes) -> dict[str, Any]:
+    def list_entries(self, body: bytes) -> Json:
         """entries.list of Cloud Logging, with the one filter that this fake knows."""
         request = json.loads(body)
         if unknown := request.keys() - LOG_FIELDS:
-            raise self._refuse(400, f"Invalid JSON payload received. Unknown name {sorted(unknown)}")
+            raise ApiError(400, f"Invalid JSON payload received. Unknown name {sorted(unknown)}")
         if request.get("resourceNames") != [f"projects/{self._project}"]:
-            raise self._refuse(403, f"Permission denied for {request.get('resourceNames')}")
+            raise ApiError(403, f"Permission denied for {request.get('resourceNames')}")
         if not 0 < request.get("pageSize", 50) <= 1000:
-            raise self._refuse(400, "pageSize must be between 1 and 1000")
+            raise ApiError(400, "pageSize must be between 1 and 1000")
         if request.get("orderBy", ORDERS[0]) not in ORDERS:
-            raise self._refuse(400, f"orderBy must be one of {ORDERS}")
+            raise ApiError(400, f"orderBy must be one of {ORDERS}")
         match = LOG_FILTER.fullmatch(request.get("filter", ""))
         if not match:
-            raise self._refuse(501, f"a filter that this fake does not know: {request.get('filter')}")
+            raise ApiError(501, f"a filter that this fake does not know: {request.get('filter')}")
         jobs, since = re.findall("[0-9]+", match[1]), match[2] or ""
         found = [one for one in self.entries if one["resource"]["labels"]["job_id"] in jobs]
         found = [one for one in found if one["timestamp"] >= since]
         if request.get("orderBy") == ORDERS[1]:
             found.reverse()
         start = int(request.get("pageToken") or 0)
-        answer: dict[str, Any] = {"entries": found[start : start + LOG_PAGE]}
+        answer: Json = {"entries": found[start : start + LOG_PAGE]}
         if start + LOG_PAGE < len(found):
             answer["nextPageToken"] = str(start + LOG_PAGE)
         return answer
@@ -168,14 +151,14 @@ class Courses:
             own = Step(state, code_pb2.FAILED_PRECONDITION, move.error if state == "FAILED" else "")
             names = re.findall(r"projects/[^\s\"']*/customJobs/[0-9]+", str(PipelineTaskDetail.pb(task)))
             for name in names:
-                self._floor.end(name, own if name == names[0] else move.custom_job or own)
+                self._custom_jobs.end(name, own if name == names[0] else move.custom_job or own)
         if state == "FAILED":
             task.error = status_pb2.Status(code=code_pb2.FAILED_PRECONDITION, message=move.error)
 
     def _begin_job(self, parent: str) -> str:
         self._numbers += 1
         name = f"{parent}/customJobs/{7000 + self._numbers}"
-        self._floor.begin(name)
+        self._custom_jobs.begin(name)
         return name
 
 

@@ -1,9 +1,9 @@
-"""A door by gRPC to the strict stand-in for Vertex AI, for Google's clients with the transport that they take unasked.
+"""A gRPC front to the Vertex AI fake, for Google's clients with their default transport.
 
-What arrives is put into the REST request that the API's own annotations give for it, as Google's front end does, and
-sent to the stand-in; so there is one set of rules for both. A call without such a request is answered UNIMPLEMENTED.
+Each call becomes the REST request that the API's own annotations give for it, as in Google's front end, and is sent to
+the fake; so both share one set of rules. A call without such a request is answered UNIMPLEMENTED.
 
-    with FakeVertex() as vertex, grpc_door(vertex) as (address, calls):
+    with FakeVertex() as vertex, grpc_front(vertex) as (address, calls):
         JobServiceGrpcTransport(channel=grpc.insecure_channel(address))
 """
 
@@ -26,7 +26,7 @@ from google.longrunning import operations_pb2
 from google.protobuf import empty_pb2, json_format
 from google.protobuf.message import Message
 
-from vlmpipe.rehearsal.vertex.server import FakeVertex
+from tests.fakes.vertex.server import FakeVertex
 
 METHOD = re.compile(r"/google\.cloud\.aiplatform\.v1\.(\w+)/(\w+)")
 SERVICES = "google.cloud.aiplatform_v1.services"
@@ -36,7 +36,7 @@ def _snake(name: str) -> str:
     return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
 
 
-class _Door(grpc.GenericRpcHandler):
+class _Front(grpc.GenericRpcHandler):
     def __init__(self, vertex: FakeVertex) -> None:
         self._vertex = vertex
         self.calls: list[str] = []
@@ -88,14 +88,14 @@ def _answer_of(client: type, method: str) -> type[Message]:
 
 
 @contextlib.contextmanager
-def grpc_door(vertex: FakeVertex) -> Iterator[tuple[str, list[str]]]:
-    """Address of a door to `vertex`, and the calls that came through it so far."""
-    door = _Door(vertex)
+def grpc_front(vertex: FakeVertex) -> Iterator[tuple[str, list[str]]]:
+    """Address of a gRPC front to `vertex`, and the calls that arrived so far."""
+    front = _Front(vertex)
     with ThreadPoolExecutor(4) as threads:
-        server = grpc.server(threads, handlers=[door])
+        server = grpc.server(threads, handlers=[front])
         port = server.add_insecure_port("127.0.0.1:0")
         server.start()
         try:
-            yield f"127.0.0.1:{port}", door.calls
+            yield f"127.0.0.1:{port}", front.calls
         finally:
             server.stop(None).wait()
