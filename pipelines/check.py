@@ -18,6 +18,7 @@ from trainer.errors import ExitCode, UserError
 from trainer.models.image_tokens import image_form_of, stated, vision_of
 from vlmpipe.catalog.machines import load_catalog
 from vlmpipe.config.run_config import RunConfig, warnings
+from vlmpipe.config.target_requirements import require_vertex
 from vlmpipe.config.validation_errors import RunFileError
 from vlmpipe.runs.local.run import require_writable
 
@@ -283,7 +284,7 @@ def _concerns(config: RunConfig, violation: Violation) -> bool:
 
 def _missing_for_vertex(config: RunConfig) -> Iterator[str]:
     try:
-        config.require_vertex()
+        require_vertex(config)
     except RunFileError as error:
         yield from map(str, error.problems)
 

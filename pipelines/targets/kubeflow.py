@@ -8,7 +8,7 @@ from kfp import dsl
 
 from components.run_kubeflow_job import run_kubeflow_job
 from pipelines.targets import cloud as steps
-from vlmpipe.config.kubeflow_requirements import require_kubeflow, unused_on_kubeflow
+from vlmpipe.config.target_requirements import require_kubeflow, unused_on_kubeflow
 
 if TYPE_CHECKING:
     from kfp.dsl import PipelineTask

@@ -10,6 +10,7 @@ from kfp import dsl
 
 from components.run_vertex_job import run_vertex_job
 from pipelines.targets.cloud import configure_task as configure_task
+from vlmpipe.config.target_requirements import require_vertex
 
 if TYPE_CHECKING:
     from kfp.dsl.base_component import BaseComponent
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def check(config: RunConfig) -> None:
-    config.require_vertex()
+    require_vertex(config)
 
 
 def unused(config: RunConfig) -> list[Problem]:

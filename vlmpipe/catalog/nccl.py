@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import field
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
+
+from pydantic.dataclasses import dataclass
 
 from vlmpipe.catalog.machines import Machine, load_catalog, read_yaml
 
@@ -40,11 +42,11 @@ This page is generated from `vlmpipe/catalog/nccl.yaml` and `machines.yaml`:
 | machines | plugin | transport | sources |
 |---|---|---|---|
 """
-VARIABLES_SET = """
-Variables that a job sets:
+REASONS = """
+No variable is set on any of them:
 
-| plugin | variables | why | not confirmed |
-|---|---|---|---|
+| plugin | why | not confirmed |
+|---|---|---|
 """
 MISFITS = """
 ## Variables that suit some machines only
@@ -75,25 +77,14 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Variable:
-    """An environment variable that is set in jobs on these machines."""
-
-    name: str
-    value: str
-    why: str
-    source: str
-
-
-@dataclass(frozen=True)
 class Network:
-    """NCCL's transport between nodes. `why` is the reason for its variables, or for setting none."""
+    """NCCL's transport between nodes. `why` is the reason for setting no variable."""
 
     plugin: str  # "none" for NCCL's own sockets
     carries: str
-    variables: tuple[Variable, ...]
     why: str
     sources: tuple[Source, ...]
-    unconfirmed: str = ""  # what no document at hand says
+    unconfirmed: str = ""  # without a document
 
 
 @dataclass(frozen=True)
@@ -101,13 +92,13 @@ class Misfit:
     """Variables that suit some networks only."""
 
     of: str
-    names: tuple[str, ...]  # patterns
-    net: tuple[str, ...]  # patterns of NCCL_NET's value
-    harmless: Mapping[str, str]
     suits: tuple[str, ...]  # networks
     why: str
     rule: str  # that warns of them elsewhere
     sources: tuple[Source, ...]
+    names: tuple[str, ...] = ()  # patterns
+    net: tuple[str, ...] = ()  # patterns of NCCL_NET's value
+    harmless: Mapping[str, str] = field(default_factory=dict)  # name -> value
 
     def means(self, name: str, value: str) -> bool:
         """Whether the variable is one of these, with a value that asks for something."""
@@ -120,43 +111,14 @@ class Misfit:
 def load_networks() -> Mapping[str, Network]:
     """Networks by the name that machines.yaml gives them."""
     data = read_yaml("nccl.yaml")
-    return {
-        name: Network(
-            plugin=entry["plugin"],
-            carries=entry["carries"],
-            variables=tuple(Variable(**variable) for variable in entry["set"]),
-            why=entry["why"],
-            unconfirmed=entry.get("unconfirmed", ""),
-            sources=_sources(entry, data["sources"]),
-        )
-        for name, entry in data["networks"].items()
-    }
+    return {name: Network(**_with_sources(entry, data)) for name, entry in data["networks"].items()}
 
 
 @functools.cache
 def load_misfits() -> tuple[Misfit, ...]:
     """Variables that suit some networks only."""
     data = read_yaml("nccl.yaml")
-    return tuple(
-        Misfit(
-            of=entry["of"],
-            names=tuple(entry.get("names", ())),
-            net=tuple(entry.get("net", ())),
-            harmless=entry.get("harmless", {}),
-            suits=tuple(entry["suits"]),
-            why=entry["why"],
-            rule=entry["rule"],
-            sources=_sources(entry, data["sources"]),
-        )
-        for entry in data["variables"]
-    )
-
-
-def environment(machine: Machine | None, gpus: int) -> dict[str, str]:
-    """Variables that a job is given whose `gpus` GPUs, of all its nodes, exchange data; none for a single GPU."""
-    if machine is None or not machine.network or gpus < 2:
-        return {}
-    return {variable.name: variable.value for variable in load_networks()[machine.network].variables}
+    return tuple(Misfit(**_with_sources(entry, data)) for entry in data["variables"])
 
 
 def expected(config: RunConfig, machine: Machine) -> str:
@@ -169,18 +131,14 @@ def expected(config: RunConfig, machine: Machine) -> str:
             "the Reduction Server's, in an image that was built with REDUCTION_SERVER=1; metrics say whether it is used"
         )
     network = load_networks()[machine.network]
-    if network.variables:
-        variables = "sets " + ", ".join(f"{one.name}={one.value}" for one in network.variables)
-    else:
-        variables = "no variable is needed" if network.plugin == NO_PLUGIN else "no variable is set"
+    variables = "no variable is needed" if network.plugin == NO_PLUGIN else "no variable is set"
     doubt = f". Not confirmed: {network.unconfirmed}" if network.unconfirmed else ""
     return f"{network.plugin} ({network.carries}); {variables}{doubt}"
 
 
 def markdown() -> str:
     """The reference page."""
-    networks = "".join(_networks()) + VARIABLES_SET + "".join(_variables_set())
-    return HEADER + networks + MISFITS + "".join(_misfits()) + FOOTER + "".join(_sources_list())
+    return "".join([HEADER, *_networks(), REASONS, *_reasons(), MISFITS, *_misfits(), FOOTER, *_sources()])
 
 
 def _networks() -> Iterator[str]:
@@ -188,10 +146,9 @@ def _networks() -> Iterator[str]:
         yield f"| {_families(name)} | {network.plugin} | {network.carries} | {_numbers(network)} |\n"
 
 
-def _variables_set() -> Iterator[str]:
+def _reasons() -> Iterator[str]:
     for network in load_networks().values():
-        variables = "; ".join(f"`{one.name}={one.value}`: {one.why} ({one.source})" for one in network.variables)
-        yield f"| {network.plugin} | {variables or 'none'} | {network.why} | {network.unconfirmed or '–'} |\n"
+        yield f"| {network.plugin} | {network.why} | {network.unconfirmed or '–'} |\n"
 
 
 def _misfits() -> Iterator[str]:
@@ -201,7 +158,7 @@ def _misfits() -> Iterator[str]:
         yield f"| {', '.join(names)} | {misfit.of} | {suits} | {misfit.why} | {misfit.rule} | {_numbers(misfit)} |\n"
 
 
-def _sources_list() -> Iterator[str]:
+def _sources() -> Iterator[str]:
     for number, source in enumerate(_all_sources(), 1):
         yield f"| {number} | [{source.title}]({source.url}) | {source.date} |\n"
 
@@ -231,10 +188,10 @@ def _families(network: str) -> str:
     return ", ".join(dict.fromkeys(found))
 
 
-def _sources(entry: Mapping[str, Any], sources: Mapping[str, Any]) -> tuple[Source, ...]:
-    return tuple(
-        Source(sources[name]["title"], sources[name]["url"], str(sources[name]["date"])) for name in entry["sources"]
-    )
+def _with_sources(entry: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, Any]:
+    """`entry` with the sources that it names by keys of `sources`."""
+    sources = [data["sources"][name] for name in entry["sources"]]
+    return {**entry, "sources": [{**source, "date": str(source["date"])} for source in sources]}
 
 
 if __name__ == "__main__":

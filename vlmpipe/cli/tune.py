@@ -13,6 +13,7 @@ from trainer.errors import ExitCode
 from vlmpipe.cli import completion
 from vlmpipe.cli.arguments import AsJson, Overrides, RunFile, load
 from vlmpipe.cli.output import doing, print_json, print_lines, to_stderr
+from vlmpipe.config.target_requirements import require_vertex
 
 if TYPE_CHECKING:
     from pipelines.tune.search import Search
@@ -55,7 +56,7 @@ def tune(
             to_stderr(f"note: tune.stopping {found.stopping} is Vertex AI's; here every trial runs to its end")
         tuning.points(found)  # an algorithm that is not here is refused before anything is written
     else:
-        settings.require_vertex()
+        require_vertex(settings)
         if not dry_run:
             usd = _approval(settings, yes=yes)
     search = tuning.open_search(settings, from_run, search_id, settings.root_uri(target.value))

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from trainer.errors import ConfigError
 from trainer.storage.base import join_uri
 from vlmpipe.catalog.machines import load_catalog
-from vlmpipe.catalog.nccl import environment
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.job_spec.rules import check_spec
 from vlmpipe.job_spec.violation import Violation
@@ -45,7 +44,7 @@ def worker_pools(config: RunConfig, job: Job, run_uri: str) -> list[dict[str, An
         "train": cluster.replica_count,
         "evaluate": cluster.evaluate_replica_count,
     }[job]
-    node = _node(config, job, run_uri, replica_count)
+    node = _node(config, job, run_uri)
     pools = [{**node, "replica_count": 1}]
     if replica_count > 1:
         pools.append({**node, "replica_count": replica_count - 1})
@@ -194,13 +193,12 @@ def _raise_errors(violations: Mapping[str, list[Violation]]) -> None:
     raise ConfigError("\n".join([f"{len(where)} errors in the job specs", *lines]))
 
 
-def _node(config: RunConfig, job: Job, run_uri: str, replica_count: int) -> dict[str, Any]:
+def _node(config: RunConfig, job: Job, run_uri: str) -> dict[str, Any]:
     cluster = config.cluster
     machine_spec: dict[str, Any] = {"machine_type": cluster.machine_type}
     if cluster.accelerator_count:
         machine_spec |= {"accelerator_type": cluster.accelerator_type, "accelerator_count": cluster.accelerator_count}
-    machine = load_catalog().machines.get(cluster.machine_type)
-    env = {**environment(machine, replica_count * cluster.accelerator_count), **cluster.env}
+    env = dict(cluster.env)
     if job == "train" and config.train.wandb.project:
         env.setdefault("WANDB_PROJECT", config.train.wandb.project)  # for whoever, or whatever rule, reads the spec
     if cluster.local_port:

@@ -11,15 +11,14 @@ from typing import Any, Literal
 
 import yaml
 
-from trainer.errors import ConfigError, os_errors
-from trainer.storage.regular_files import FileTooLargeError, NotRegularFileError, read_regular
+from trainer.errors import ConfigError
 from vlmpipe.catalog.machines import Catalog
+from vlmpipe.config.yaml_loader import read_text
 from vlmpipe.job_spec.rules import check_spec
 from vlmpipe.job_spec.schema import camel_case, load_fields, snake_case
 from vlmpipe.job_spec.violation import FieldPath, Violation
 from vlmpipe.job_spec.worker_pools import POOLS
 
-LARGEST_FILE_BYTES = 1 << 20
 WHOLE_IS_WRONG = "VP109"
 MOST_VALUES = 100_000  # an alias in YAML may stand for many values, so the file's size is no bound
 Spelling = Literal["camelCase", "snake_case"]
@@ -76,21 +75,7 @@ class SpecFile:
 
 def read_spec_file(path: str | Path) -> SpecFile:
     """Read a job spec. Raises ConfigError for a file that cannot be read, is no YAML or JSON, or names a key twice."""
-    path = Path(path)
-    with os_errors(f"reading {path}"):
-        try:
-            data = read_regular(path, LARGEST_FILE_BYTES)
-        except FileTooLargeError as error:
-            raise ConfigError(
-                f"{path} has {error.size_bytes:,} bytes",
-                expected=f"a job spec, at most {LARGEST_FILE_BYTES:,} bytes",
-            ) from error
-        except NotRegularFileError as error:
-            raise ConfigError(error.found, expected="a job spec in a file") from error
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is no text: {error.reason}", expected="YAML or JSON in UTF-8") from error
+    text = read_text(Path(path), "a job spec")
     content = _parse(text, str(path))
     if isinstance(content, Mapping):
         for keys, kind, fix in _OTHER_FILES:

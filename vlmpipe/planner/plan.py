@@ -186,7 +186,7 @@ def _estimated(
     time = estimate_time(config, shape, layout, load, machine, gpu, cached=cache.state == "on")
     notes = [*bare.notes, *([note] if note else [])]
     for what in (machine, gpu):
-        if what is not None and not what.confirmed:
+        if what is not None and what.unconfirmed:
             named = getattr(what, "machine_type", None) or getattr(what, "accelerator_type", "")
             notes.append(f"{named}: {', '.join(what.unconfirmed)} of the catalogue are not confirmed by a document.")
     return dataclasses.replace(

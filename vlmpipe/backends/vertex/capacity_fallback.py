@@ -26,7 +26,7 @@ from trainer.storage.records import read_record, write_record
 from vlmpipe.backends.vertex.capacity_attempts import FILE, Attempt, parse_attempts
 from vlmpipe.backends.vertex.client import Place, job_client, translate_errors
 from vlmpipe.backends.vertex.pipeline_job import PASSING, REQUEST_TIMEOUT_S, SUBMISSION_LABEL, retrying
-from vlmpipe.config.fields import duration_s
+from vlmpipe.config.cluster import duration_s
 from vlmpipe.job_spec.parse import parse_job_spec
 
 if TYPE_CHECKING:

@@ -195,7 +195,7 @@ GOOD = {"term": "spot", "date": "date: 2026-11-01, ", "name": "a2-highgpu-1g", "
         ({"price": "'1.5'"}, "machines[0].usd_per_hour.a2-highgpu-1g", '"1.5"', "a number of at least 0"),
         ({"price": "true"}, "machines[0].usd_per_hour.a2-highgpu-1g", "true", "a number of at least 0"),
         ({"price": "1e999"}, "machines[0].usd_per_hour.a2-highgpu-1g", "Infinity", "a number of at least 0"),
-        ({"term": "cheap"}, "machines[0].term", '"cheap"', "'standard', 'spot' or 'flex_start'"),
+        ({"term": "cheap"}, "machines[0].term", '"cheap"', "one of standard, spot, flex_start"),
         ({"name": "a2-highgpu-3g"}, "machines[0].usd_per_hour", "a2-highgpu-3g", "did you mean a2-highgpu-"),
         ({"date": ""}, "machines[0].date", "no date", "the day on which 'us' was read"),
         ({"date": "date: soon, "}, "machines[0].date", '"soon"', "a date such as 2026-11-20"),
@@ -235,11 +235,11 @@ def test_a_gpu_that_is_part_of_a_machine_has_no_price_of_its_own(tmp_path: Path)
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
-        (b"", "holds nothing"),
-        (b"- 1", "holds a list"),
+        (b"", "is empty"),
+        (b"- 1", "is a list"),
         (b"machines: [", "not valid YAML"),
         (b"\xff\xfe", "is not text"),
-        (b"a" * (1 << 20) + b"b", "at most 1048576 bytes"),
+        (b"a" * (1 << 20) + b"b", "at most 1,048,576 bytes"),
     ],
     ids=["empty", "list", "broken", "binary", "huge"],
 )

@@ -18,6 +18,7 @@ from trainer.config.job import JobConfig, RunPaths
 from trainer.errors import ConfigError
 from vlmpipe.config import json_schema as schema
 from vlmpipe.config.run_config import BUILTIN_SOURCES, RunConfig, load_run_file, parse_run_config, warnings
+from vlmpipe.config.target_requirements import require_data_in_cloud, require_vertex
 from vlmpipe.config.validation_errors import RunFileError, closest_field, fields_of
 from vlmpipe.config.yaml_loader import LARGEST_FILE_BYTES, apply_overrides, parse_overrides, parse_yaml
 from vlmpipe.runs.local.run import DEFAULT_ROOT
@@ -28,7 +29,7 @@ CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_shipped_run_files_are_valid_and_complete_for_vertex(path: Path) -> None:
     config = load_run_file(path)
-    config.require_vertex()
+    require_vertex(config)
     assert config.name == path.stem
     assert warnings(config) == []
 
@@ -213,7 +214,7 @@ def test_a_name_that_only_contains_a_secret_word_is_allowed() -> None:
 
 def test_vertex_needs_are_asked_for_only_when_compiling_for_it() -> None:
     with pytest.raises(RunFileError) as caught:
-        small().require_vertex()
+        require_vertex(small())
     missing = {problem.field for problem in caught.value.problems}
     assert missing == {
         "gcp.project", "gcp.service_account", "gcp.pipeline_image", "gcp.pipeline_root", "cluster.image_uri"
@@ -221,9 +222,9 @@ def test_vertex_needs_are_asked_for_only_when_compiling_for_it() -> None:
 
 
 def test_data_of_this_machine_cannot_be_read_from_vertex() -> None:
-    small().require_data_in_cloud()
+    require_data_in_cloud(small())
     with pytest.raises(RunFileError, match=r"data\.source"):
-        small(data__source="my-data/llava.json").require_data_in_cloud()
+        require_data_in_cloud(small(data__source="my-data/llava.json"))
 
 
 @pytest.mark.parametrize(

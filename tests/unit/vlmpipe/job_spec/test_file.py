@@ -19,7 +19,8 @@ from tests.support.paths import ROOT
 from trainer.errors import ConfigError
 from vlmpipe.catalog.machines import load_catalog
 from vlmpipe.cli import app as cli
-from vlmpipe.job_spec.file import LARGEST_FILE_BYTES, SpecFile, read_spec_file, spec_of
+from vlmpipe.config.yaml_loader import LARGEST_FILE_BYTES
+from vlmpipe.job_spec.file import SpecFile, read_spec_file, spec_of
 from vlmpipe.job_spec.rules import Violation
 from vlmpipe.job_spec.schema import camel_case
 
@@ -151,7 +152,7 @@ def test_no_content_of_a_file_makes_reading_fail(content: Any) -> None:
         (b'{"a": 1, "a": 2}', "gives keys twice: a"),
         (b"network: a\nworker_pool_specs: []\nnetwork: b\n", "gives keys twice: network (line 3)"),
         (b"a: 1\n---\nb: 2\n", "is neither YAML nor JSON"),
-        (b"\xff\xfe\x00", "is no text"),
+        (b"\xff\xfe\x00", "is not text"),
         (b"[" * 100_000, "is nested too deeply"),
         (b"a: !!python/object:os.system {}", "is neither YAML nor JSON"),
         (b"x" * (LARGEST_FILE_BYTES + 1), "at most"),
