@@ -1,4 +1,4 @@
-"""From the run file to the CustomJobs: worker pools and settings, checked by the rules and the API's own types."""
+"""Builds the CustomJob specs of a run file, and checks them by the rules and the API's own types."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def step_of(job: Job) -> str:
 def worker_pools(config: RunConfig, job: Job, run_uri: str) -> list[dict[str, Any]]:
     """The job's WorkerPoolSpecs, snake_case: the chief, the workers and, for training, the Reduction Server.
 
-    A job learns everything from `<run_uri>/run.json`. There is never an empty pool: one would be dropped on the way to
-    Vertex AI, and the pools behind it would take other roles.
+    A job reads its settings from `<run_uri>/run.json`. No pool is empty: Vertex AI's component drops empty pools, and
+    those behind them would take other roles.
     """
     cluster = config.cluster
     replica_count = {
@@ -50,12 +50,7 @@ def worker_pools(config: RunConfig, job: Job, run_uri: str) -> list[dict[str, An
         pools.append({**node, "replica_count": replica_count - 1})
     reducers = cluster.reduction_server
     if reducers and job == "train":
-        if len(pools) < 2:
-            raise ConfigError(
-                "cluster.reduction_server is set with cluster.replica_count 1",
-                expected="at least 2 nodes: its place is worker pool 2, behind at least one worker",
-                fix="raise cluster.replica_count or set cluster.reduction_server to null",
-            )
+        assert len(pools) == 2, "checked by RunConfig"  # its place is worker pool 2
         pools.append(
             {
                 "machine_spec": {"machine_type": reducers.machine_type},
@@ -69,8 +64,7 @@ def worker_pools(config: RunConfig, job: Job, run_uri: str) -> list[dict[str, An
 def job_settings(config: RunConfig, job: Job) -> dict[str, Any]:
     """Inputs of the job step that are fixed when the pipeline is compiled, without those that are not set.
 
-    The names are CustomTrainingJobOp's. What is left out keeps that component's default, such as the project of the
-    pipeline itself.
+    The names are CustomTrainingJobOp's, whose defaults apply to settings left out: the project is the pipeline's.
     """
     config = capacity_options(config, job)[0]
     cluster, gcp = config.cluster, config.gcp
@@ -96,29 +90,19 @@ def job_settings(config: RunConfig, job: Job) -> dict[str, Any]:
 
 
 def capacity_options(config: RunConfig, job: Job) -> list[RunConfig]:
-    """The run file as each option of cluster.capacity_fallback means it for the job; the run file alone where there is
-    no capacity fallback."""
+    """The run file with each option of cluster.capacity_fallback in place; as it is for jobs without fallback."""
     cluster = config.cluster
     if not cluster.capacity_fallback or job != "train":
         return [config]
-    return [
-        config.model_copy(
-            update={
-                "cluster": cluster.model_copy(
-                    update={
-                        "scheduling_strategy": option.scheduling_strategy,
-                        "max_wait_duration": option.wait,
-                        "capacity_fallback": (),
-                    }
-                )
-            }
-        )
-        for option in cluster.capacity_fallback
+    options = [
+        {"scheduling_strategy": one.scheduling_strategy, "max_wait_duration": one.wait, "capacity_fallback": ()}
+        for one in cluster.capacity_fallback
     ]
+    return [config.model_copy(update={"cluster": cluster.model_copy(update=option)}) for option in options]
 
 
 def job_spec(config: RunConfig, job: Job, run_uri: str) -> dict[str, Any]:
-    """The job's whole CustomJobSpec, as CustomTrainingJobOp will send it."""
+    """The job's CustomJobSpec as CustomTrainingJobOp sends it."""
     settings = job_settings(config, job)
     scheduling = {
         name: settings[name]
@@ -135,19 +119,15 @@ def job_spec(config: RunConfig, job: Job, run_uri: str) -> dict[str, Any]:
 
 
 def job_violations(config: RunConfig, job: Job, run_uri: str) -> list[Violation]:
-    """Everything that is wrong with the job, in its region where the run file names a project."""
-    found = [
-        one
-        for option in capacity_options(config, job)
-        for one in _violations(job_spec(option, job, run_uri), _region(config))
-    ]
-    return list(dict.fromkeys(found))
+    """All violations of the job's spec. The region is checked if the run file names a project."""
+    specs = [job_spec(option, job, run_uri) for option in capacity_options(config, job)]
+    return list(dict.fromkeys(one for spec in specs for one in _violations(spec, _region(config))))
 
 
 def check_job_spec(spec: Mapping[str, Any], *, region: str = "") -> api.CustomJobSpec:
     """`spec` as the API's message.
 
-    Raises ConfigError that lists all that Vertex AI would refuse or misunderstand. Warnings raise nothing.
+    Raises ConfigError that lists all errors; warnings raise nothing.
     """
     _raise_errors({"the job's spec": _violations(spec, region)})
     from vlmpipe.job_spec.parse import parse_job_spec  # the API's client takes a second to import
@@ -156,16 +136,13 @@ def check_job_spec(spec: Mapping[str, Any], *, region: str = "") -> api.CustomJo
 
 
 def check_jobs(config: RunConfig, run_uri: str) -> None:
-    """Check every job of the pipeline. Raises ConfigError that lists all that Vertex AI would not take."""
-    specs = {
-        f"job {step_of(job)}" + (f" on {option.cluster.scheduling_strategy}" if option is not config else ""): job_spec(
-            option, job, run_uri
-        )
-        for job in JOBS
-        for option in capacity_options(config, job)
-    }
-    region = _region(config)
-    _raise_errors({name: _violations(spec, region) for name, spec in specs.items()})
+    """Check every job of the pipeline. Raises ConfigError that lists all errors."""
+    violations = {}
+    for job in JOBS:
+        for option in capacity_options(config, job):
+            on = f" on {option.cluster.scheduling_strategy}" if option is not config else ""
+            violations[f"job {step_of(job)}{on}"] = _violations(job_spec(option, job, run_uri), _region(config))
+    _raise_errors(violations)
 
 
 def _region(config: RunConfig) -> str:
@@ -177,7 +154,7 @@ def _violations(spec: Mapping[str, Any], region: str) -> list[Violation]:
 
 
 def _raise_errors(violations: Mapping[str, list[Violation]]) -> None:
-    """One error for all: the same mistake in several jobs, as in the machine that they share, is said once."""
+    """Raise one error for all violations. The same one in several jobs is reported once."""
     where: dict[Violation, list[str]] = {}
     for name, found in violations.items():
         for violation in found:

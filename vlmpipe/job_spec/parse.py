@@ -13,9 +13,11 @@ from google.cloud.aiplatform_v1.types import custom_job as api
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 from trainer.errors import ConfigError
+from vlmpipe.job_spec.rules.base import Pool
+from vlmpipe.job_spec.rules.worker_pools import role_violations
 from vlmpipe.job_spec.schema import read_message
 from vlmpipe.job_spec.violation import path_text
-from vlmpipe.job_spec.worker_pools import POOLS, pool_violations
+from vlmpipe.job_spec.worker_pools import POOLS
 
 _SCALARS = {
     FieldDescriptor.CPPTYPE_INT32: "int32",
@@ -33,7 +35,8 @@ def parse_job_spec(spec: Mapping[str, Any]) -> api.CustomJobSpec:
     Raises ConfigError for the first violation of form or of the worker pools' roles.
     """
     reading = read_message(spec, whole_floats=True)
-    violations = [*reading.violations, *pool_violations(reading.fields.get(POOLS, []), containers_only=True)]
+    pools = [Pool(index, pool) for index, pool in enumerate(reading.fields.get(POOLS, []))]
+    violations = [*reading.violations, *role_violations(pools, containers_only=True)]
     if violations:
         first = violations[0]
         raise ConfigError(f"{path_text(first.field)}: found {first.found}", expected=first.expected, fix=first.fix)

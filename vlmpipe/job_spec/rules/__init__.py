@@ -5,18 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from vlmpipe.job_spec.rules import (
-    environment,
-    fields,
-    images,
-    machines,
-    nccl,
-    network,
-    scheduling,
-    secrets,
-    worker_pools,
-)
+from vlmpipe.job_spec.rules import environment, fields, images, machines, network, scheduling, worker_pools
 from vlmpipe.job_spec.rules.base import Job
+from vlmpipe.job_spec.schema import Spelling
 from vlmpipe.job_spec.violation import RULES, FieldPath, Rule, Violation, path_text
 
 if TYPE_CHECKING:
@@ -24,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RULES", "Rule", "Violation", "check_spec", "markdown"]
 
-SUBJECTS = (fields, worker_pools, machines, scheduling, network, images, secrets, environment, nccl)
+SUBJECTS = (fields, worker_pools, machines, scheduling, network, images, environment)
 CHECKS: tuple[Callable[[Job], Iterator[Violation]], ...] = tuple(subject.check for subject in SUBJECTS)
 HEADER = """# Job spec rules
 
@@ -45,17 +36,23 @@ the code.
 
 
 def check_spec(
-    spec: Any, *, region: str = "", catalog: Catalog, name_path: Callable[[FieldPath], str] = path_text
+    spec: Any,
+    *,
+    region: str = "",
+    catalog: Catalog,
+    name_path: Callable[[FieldPath], str] = path_text,
+    spelling: Spelling = "snake_case",
 ) -> list[Violation]:
     """Every violation of a CustomJobSpec. Never raises for bad content.
 
     Args:
-        spec: the spec with the API's snake_case names. A bare list of worker pools is a violation, but is read.
+        spec: the spec. A bare list of worker pools is a violation, but is read.
         region: the job's region; empty skips the rules that depend on it.
         catalog: the machines that Vertex AI offers.
         name_path: the name of a field for the user.
+        spelling: of field names; the other one is a violation.
     """
-    reading = fields.read_leniently(spec)
+    reading = fields.read_leniently(spec, spelling)
     job = Job(reading.spec, reading.unread, region, catalog)
     violations = [*reading.violations, *(violation for check in CHECKS for violation in check(job))]
     return [one.named(lambda path: name_path(_as_written(path, reading.moved))) for one in violations]

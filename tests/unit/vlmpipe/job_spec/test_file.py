@@ -22,7 +22,7 @@ from vlmpipe.cli import app as cli
 from vlmpipe.config.yaml_loader import LARGEST_FILE_BYTES
 from vlmpipe.job_spec.file import SpecFile, read_spec_file, spec_of
 from vlmpipe.job_spec.rules import Violation
-from vlmpipe.job_spec.schema import camel_case
+from vlmpipe.job_spec.schema import camel_case, read_message
 
 FOLDER = ROOT / "tests/fixtures/job-specs"
 CATALOG = load_catalog()
@@ -75,7 +75,7 @@ def test_every_form_is_read(form: str, spell: Any, write: Any, tmp_path: Path) -
     path = tmp_path / "job.txt"
     path.write_text(write(FORMS[form](spell(REDUCED)) if spell is dict else in_camel_case(FORMS[form](REDUCED))))
     file = read_spec_file(path)
-    assert file.spec["worker_pool_specs"] == REDUCED["worker_pool_specs"]
+    assert read_message(file.content).fields["worker_pool_specs"] == REDUCED["worker_pool_specs"]
     assert file.check(CATALOG) == []
 
 
