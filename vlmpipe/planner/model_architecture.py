@@ -15,7 +15,7 @@ from trainer.models.layers.freeze import require_frozen_tower, require_something
 from trainer.sizing.model_shape import ModelShape
 from vlmpipe.catalog.machines import load_models
 from vlmpipe.config.run_config import RunConfig
-from vlmpipe.planner.disk_cache import disk_cached
+from vlmpipe.planner.disk_cache import disk_cached, hub_cache_folder
 from vlmpipe.planner.workload import is_cached
 
 HUB_TIMEOUT_S = 2.0
@@ -24,7 +24,7 @@ LONGEST_CAUSE_CHARS = 400
 
 @dataclass(frozen=True)
 class Architecture:
-    """`model` is the run file's model section with the configurations in place of the weights that they belong to."""
+    """`model` is the run file's model section, with configurations in place of known weights."""
 
     model: ModelConfig
     shape: ModelShape
@@ -35,8 +35,8 @@ def architecture(config: RunConfig) -> Architecture:
     """Sizes of the run file's model. Imports torch and transformers, which takes seconds.
 
     A configuration comes from the run file, a local folder, the Hugging Face cache, the catalogue of known models, or
-    the hub, in this order. Raises UserError (69) for a hub id that none of them knows while the hub is out of reach,
-    and ConfigError for what is trained that cannot be.
+    the hub, in this order. Raises UserError (69) for an unknown hub id while the hub is out of reach, and ConfigError
+    for a model that cannot be trained as configured.
     """
     tower, tower_from = _configuration(config.model.tower)
     language, language_from = _configuration(config.model.language_model)
@@ -51,7 +51,7 @@ def architecture(config: RunConfig) -> Architecture:
 
 
 def require_model(config: RunConfig) -> None:
-    """Raise ConfigError where no model can be built. Weights that are not at hand here are left to the job."""
+    """Raise ConfigError if no model can be built. Weights that this machine cannot reach are left to the job."""
     try:
         architecture(config)
     except UserError as error:
@@ -84,7 +84,7 @@ def _configuration(part: WeightsConfig) -> tuple[WeightsConfig, str]:
     if Path(part.weights).expanduser().is_dir():
         return part, "a local folder"
     _require_hub_id(part.weights)
-    if _in_cache(part):
+    if hub_cache_folder(part):
         return part, "the Hugging Face cache"
     known = load_models().get(part.weights)
     if known:
@@ -107,7 +107,7 @@ def _require_hub_id(name: str) -> None:
 
 
 def _require_hub(name: str) -> None:
-    """The hub's own client tries for half a minute before it gives up. Behind a proxy only the client knows the way."""
+    """Fail fast without a network: the hub's client retries for half a minute. Behind a proxy only it knows the way."""
     from huggingface_hub import constants
 
     host = urllib.parse.urlsplit(constants.ENDPOINT).hostname or ""
@@ -123,10 +123,3 @@ def _require_hub(name: str) -> None:
         fix="give a folder with its config.json, or connect to the network",
         code=ExitCode.UNAVAILABLE,
     )
-
-
-def _in_cache(part: WeightsConfig) -> bool:
-    from huggingface_hub import try_to_load_from_cache
-
-    found = try_to_load_from_cache(part.weights, "config.json", revision=part.revision or None)
-    return isinstance(found, str)

@@ -1,4 +1,4 @@
-"""`vlmpipe plan`: whether a run is valid and fits, how long it takes, what it costs, and what would pay."""
+"""`vlmpipe plan`: whether a run is valid and fits in memory, how long it takes, what it costs, and what would pay."""
 
 from __future__ import annotations
 
@@ -37,20 +37,20 @@ State = Literal["green", "amber", "red"]
 
 @dataclass(frozen=True)
 class Plan:
-    """The whole answer. What is None is not known, and a note says why."""
+    """The whole plan. None: not known, and a note says why."""
 
     name: str
     findings: tuple[Violation, ...]
     jobs: dict[str, list[dict[str, Any]]]
-    model: Architecture | None
-    load: Workload | None
-    memory: Memory | None
-    time: Time | None
-    features_cache: CacheAdvice | None
-    reduction_server: Advice | None
-    cost: Cost | None
-    notes: tuple[str, ...]
-    nccl_plugin: str = ""  # that NCCL is expected to use between the nodes of training; empty where it needs none
+    model: Architecture | None = None
+    load: Workload | None = None
+    memory: Memory | None = None
+    time: Time | None = None
+    features_cache: CacheAdvice | None = None
+    reduction_server: Advice | None = None
+    cost: Cost | None = None
+    notes: tuple[str, ...] = ()
+    nccl_plugin: str = ""  # that NCCL is expected to use between the nodes of training; empty for none
 
     @property
     def errors(self) -> list[str]:
@@ -91,7 +91,7 @@ class Plan:
 
     @property
     def state(self) -> State:
-        """red: it would fail. amber: look before you start it. green: nothing speaks against it."""
+        """red: it would fail. amber: look before you start it. green: no objections."""
         return "red" if self.errors else "amber" if self.doubts else "green"
 
     def as_dict(self) -> dict[str, Any]:
@@ -125,9 +125,9 @@ class Plan:
 
 
 def plan_run(config: RunConfig, *, priced: bool = True) -> Plan:
-    """Plan a run. Reads no data but the index of data already prepared, and downloads no weights.
+    """Plan a run. Reads no data but the index of prepared data, and downloads no weights.
 
-    What cannot be found out is None, with a note. `priced=False` leaves out cost, for a run on the user's own machine.
+    `priced=False` leaves out cost, for a run on the user's own machine.
     """
     paths = RunPaths(run_id=config.name, root_uri=config.root_uri("local"))
     jobs: dict[str, list[dict[str, Any]]] = {}
@@ -146,7 +146,7 @@ def plan_run(config: RunConfig, *, priced: bool = True) -> Plan:
     catalog = load_catalog()
     machine = catalog.machines.get(config.cluster.machine_type)
     gpu = catalog.gpus.get(config.cluster.accelerator_type)
-    bare = Plan(config.name, tuple(findings), jobs, None, None, None, None, None, None, None, tuple(notes))
+    bare = Plan(config.name, tuple(findings), jobs, notes=tuple(notes))
     if machine is None:
         note = f"Memory, time and cost are open: nothing is known of the machine {config.cluster.machine_type}."
         return dataclasses.replace(bare, notes=(*notes, note))
@@ -162,7 +162,7 @@ def plan_run(config: RunConfig, *, priced: bool = True) -> Plan:
 
 
 def plan_basis(config: RunConfig) -> tuple[Architecture, Workload, Prices]:
-    """What every estimate starts from: the model's sizes, the rows to train on, and prices. Raises UserError."""
+    """Inputs of every estimate: the model's sizes, the workload and prices. Raises UserError."""
     model = architecture(config)
     paths = RunPaths(run_id=config.name, root_uri=config.root_uri("local"))
     return model, _load(config, model, paths)[0], load_prices(config.plan.prices_file)
@@ -204,16 +204,11 @@ def _estimated(
 
 
 def _load(config: RunConfig, model: Architecture, paths: RunPaths) -> tuple[Workload, str]:
-    """Rows from prepared data under the local root, else from what the run file says of its data."""
-    prepared = _prepared(config, paths)
-    if prepared:
+    """The workload from prepared data under the local root, else from the run file's plan section; and a note."""
+    if prepared := _prepared(config, paths):
         return prepared, ""
-    if config.plan.samples:
-        return Workload.assumed(config, model.shape), ""
-    note = (
-        "How much data there is is not known before it is prepared; plan.samples and plan.sample_tokens tell the plan."
-    )
-    return Workload.assumed(config, model.shape), note
+    note = "The amount of data is not known before it is prepared; give plan.samples and plan.sample_tokens."
+    return Workload.assumed(config, model.shape), "" if config.plan.samples else note
 
 
 def _prepared(config: RunConfig, paths: RunPaths) -> Workload | None:

@@ -11,7 +11,7 @@ from vlmpipe.planner.disk_cache import disk_cached
 
 @dataclass(frozen=True)
 class Verdict:
-    """`found` is empty where nothing speaks against it."""
+    """The fields of a ConfigError; empty for shardable models."""
 
     found: str = ""
     expected: str = ""
@@ -19,8 +19,7 @@ class Verdict:
 
 
 def require_shardable(model: ModelConfig, ranks: int, *, cached: bool, sequence: bool) -> None:
-    """Raises ConfigError as `trainer.strategies.tensor_parallel.plan.require_shardable` does, without torch where
-    it was asked before."""
+    """As `trainer.strategies.tensor_parallel.plan.require_shardable`, but needs no torch for a cached verdict."""
     verdict = _verdict(model.model_dump_json(), ranks, cached=cached, sequence=sequence)
     if verdict.found:
         raise ConfigError(verdict.found, expected=verdict.expected, fix=verdict.fix)

@@ -1,7 +1,6 @@
 """Cost of a run, in total and by job, for each scheduling strategy, with expected losses by preemption.
 
-A price that nobody knows stays None and is named; everything else is computed. Prices come from `prices.yaml` or the
-user's own file.
+A missing price is None and is named. Prices come from `prices.yaml` or the user's own file.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from vlmpipe.planner.parallel_layout import Layout
 from vlmpipe.planner.time.communication import FP32_BYTES
 from vlmpipe.planner.time.feature_cache import GIB, CacheAdvice
 from vlmpipe.planner.time.goodput import GoodputLoss, goodput_loss, mean_time_between_preemptions_s, young_daly_s
-from vlmpipe.planner.time.other_jobs import cache_features_hours, evaluate_hours
+from vlmpipe.planner.time.other_jobs import hours_beside_training
 from vlmpipe.planner.time.step_time import Time
 from vlmpipe.planner.workload import Workload
 
@@ -50,7 +49,7 @@ class StepCost:
 
 @dataclass(frozen=True)
 class TermCost:
-    """The whole run, all jobs on one way to get capacity."""
+    """The whole run on one scheduling strategy."""
 
     term: Term
     possible: bool
@@ -95,10 +94,10 @@ def estimate_cost(
     gpu: Gpu | None,
     prices: Prices,
 ) -> Cost:
-    """The run on every term. The run file's own is `term`."""
+    """Cost on every term; `term` is the run file's."""
     hours = hours_beside_training(config, shape, layout, load, cache, gpu)
     by_term = {term: term_cost(config, time, hours, machine, gpu, prices, term) for term in TERMS}
-    # With capacity fallback any option may be the one that runs: what is asked about is the dearest.
+    # With capacity fallback any option may be the one that runs: the user confirms the dearest.
     chosen = max(
         (by_term[term] for term in config.cluster.strategies),
         key=lambda found: math.inf if found.usd is None else found.usd,
@@ -134,16 +133,6 @@ def estimate_cost(
     )
 
 
-def hours_beside_training(
-    config: RunConfig, shape: ModelShape, layout: Layout, load: Workload, cache: CacheAdvice, gpu: Gpu | None
-) -> dict[str, float | None]:
-    """Of the other jobs that take GPUs. 0: there is no such job. None: not known."""
-    return {
-        "cache_features": cache_features_hours(config, cache),
-        "evaluate": evaluate_hours(config, shape, layout, load, gpu, cached=cache.state == "on"),
-    }
-
-
 def why_not(config: RunConfig, term: Term, machine: Machine, gpu: Gpu | None, hours: float | None) -> str:
     """Why a run cannot have its machines on this term; empty where it can."""
     if term == "spot" and not machine.spot:
@@ -167,7 +156,7 @@ def term_cost(
     prices: Prices,
     term: Term,
 ) -> TermCost:
-    """The run on one term. `hours`: see `hours_beside_training`."""
+    """Cost on one term. `hours`: see `hours_beside_training`."""
     cluster = config.cluster
     lost = goodput_loss(config, time, preemptible=term == "spot")
     train_hours = None
@@ -188,21 +177,12 @@ def term_cost(
         usd = None if rate is None or job_hours is None else rate * job_hours
         steps.append(StepCost(job, replicas, job_hours, rate, usd))
     refusal = why_not(config, term, machine, gpu, train_hours)
-    return TermCost(
-        term=term,
-        possible=not refusal,
-        why_not=refusal,
-        steps=tuple(steps),
-        train_hours=train_hours,
-        lost=lost,
-        usd=_whole(steps),
-        missing=tuple(missing),
-        old=old,
-    )
+    usd = _whole(steps)
+    return TermCost(term, not refusal, refusal, tuple(steps), train_hours, lost, usd, tuple(missing), old)
 
 
 def _whole(steps: list[StepCost]) -> float | None:
-    """All jobs. One whose hours are not known is left out, as long as it is not training; a missing price is not."""
+    """Sum over jobs; None if a price or the hours of training are not known. Other jobs without hours are left out."""
     total = 0.0
     for step in steps:
         if step.usd is not None:
@@ -215,23 +195,20 @@ def _whole(steps: list[StepCost]) -> float | None:
 def _usd_per_hour(
     config: RunConfig, prices: Prices, term: Term, replicas: int, *, reducers: bool
 ) -> tuple[float | None, tuple[str, ...], bool]:
-    """Of a job's replicas with their boot disks and, for training, its reducers; missing prices; whether one is old."""
+    """Price of a job's replicas with boot disks and, for training, reducers; missing prices; whether one is old."""
     cluster, region = config.cluster, config.gcp.location
     node = prices.machine(cluster.machine_type, cluster.accelerator_type, cluster.accelerator_count, region, term)
     disk = prices.boot_disk(cluster.boot_disk_type, region)
     missing, old = (*node.missing, *disk.missing), node.old or disk.old
-    total = None
-    if node.usd_per_hour is not None and disk.usd_per_gb_month is not None:
-        disk_usd_per_hour = cluster.boot_disk_size_gb * disk.usd_per_gb_month / HOURS_PER_MONTH
-        total = replicas * (node.usd_per_hour + disk_usd_per_hour)
-    if reducers and cluster.reduction_server:
-        server = prices.machine(cluster.reduction_server.machine_type, "", 0, region, term)
+    reducers_usd: float | None = 0.0
+    if reducers and (pool := cluster.reduction_server):
+        server = prices.machine(pool.machine_type, "", 0, region, term)
         missing, old = (*missing, *server.missing), old or server.old
-        if total is not None and server.usd_per_hour is not None:
-            total += cluster.reduction_server.replica_count * server.usd_per_hour
-        else:
-            total = None
-    return total, missing, old
+        reducers_usd = None if server.usd_per_hour is None else pool.replica_count * server.usd_per_hour
+    if node.usd_per_hour is None or disk.usd_per_gb_month is None or reducers_usd is None:
+        return None, missing, old
+    disk_usd_per_hour = cluster.boot_disk_size_gb * disk.usd_per_gb_month / HOURS_PER_MONTH
+    return replicas * (node.usd_per_hour + disk_usd_per_hour) + reducers_usd, missing, old
 
 
 def _best_interval(config: RunConfig, time: Time) -> tuple[float | None, int | None, GoodputLoss | None]:
@@ -246,18 +223,15 @@ def _best_interval(config: RunConfig, time: Time) -> tuple[float | None, int | N
 
 def _assumptions(config: RunConfig, time: Time, chosen: TermCost, runs: float | None, *, old: bool) -> Iterator[str]:
     plan = config.plan
-    if config.cluster.capacity_fallback:
-        steps = ", then ".join(
-            f"{option.scheduling_strategy} for {option.wait}" for option in config.cluster.capacity_fallback
-        )
+    if fallback := config.cluster.capacity_fallback:
+        options = ", then ".join(f"{option.scheduling_strategy} for {option.wait}" for option in fallback)
         yield (
-            f"Training tries {steps} (cluster.capacity_fallback; 0s waits without end). The cost is that of the "
-            "dearest, "
-            f"{chosen.term}; waiting costs nothing, and what an earlier option trained is not trained again."
+            f"Training tries {options} (cluster.capacity_fallback; 0s waits without end). The cost is that of the "
+            f"dearest, {chosen.term}; waiting costs nothing, and what an earlier option trained is not trained again."
         )
     if "spot" in config.cluster.strategies:
         yield (
-            f"A Spot node is taken away {plan.preemptions_per_node_hour:g} times an hour (no platform states a rate; "
+            f"A Spot node is preempted {plan.preemptions_per_node_hour:g} times an hour (no platform states a rate; "
             f"plan.preemptions_per_node_hour). All nodes then restart, {plan.restart_s:.0f} s pass to the next step "
             "(plan.restart_s), and all of that is taken as billed."
         )

@@ -12,11 +12,11 @@ from vlmpipe.planner.parallel_layout import Layout
 # writes all but the gradient (12), and of clipping (norm 4, scaling 8).
 UPDATE_BYTES_PER_PARAMETER = 40
 AVERAGE_UPDATE_BYTES_PER_PARAMETER = 12  # torch's foreach lerp reads the average and the weight, and writes the average
-# What is read from a disk and written back, of each parameter whose state lies there: a weight and two moments.
+# Read from disk and written back for each parameter with state on disk: a weight and two moments.
 DISK_BYTES_PER_PARAMETER = 24
 AVERAGE_DISK_BYTES_PER_PARAMETER = 8
-# What stays in the machine's memory beside it, at most: gradients, their sums over micro-batches, and weights on their
-# way back, in fp32 each. See `vlmpipe.planner.memory.zero`.
+# In host memory besides, at most: gradients, their sums over micro-batches, and updated weights, in fp32 each. See
+# `vlmpipe.planner.memory.zero`.
 BYTES_PER_PARAMETER_BESIDE_DISK = 12
 
 # Bytes a second of one rank's update in the machine's memory. Measured: fused AdamW on one thread of an AMD EPYC moved
@@ -29,8 +29,7 @@ LINK_BYTES_PER_S = 12e9
 def update_times(
     config: RunConfig, shape: ModelShape, layout: Layout, machine: Machine, gpu: Gpu, *, micro_steps: int
 ) -> dict[str, float]:
-    """Seconds of a step by what they are for. AdamW, and the average that follows it, are bound by the bytes that they
-    move for the parameters that a rank updates."""
+    """Seconds of a step by component. AdamW and EMA are bound by the bytes that they move for a rank's parameters."""
     train = config.train
     owned = _owned(shape, layout)
     moved = UPDATE_BYTES_PER_PARAMETER + (AVERAGE_UPDATE_BYTES_PER_PARAMETER if train.ema_decay else 0)
@@ -54,20 +53,22 @@ def _owned(shape: ModelShape, layout: Layout) -> float:
 
 
 def _disk_bytes(config: RunConfig) -> int:
-    """Read and written of a parameter's state."""
+    """Bytes of a parameter's state that a step reads and writes."""
     return DISK_BYTES_PER_PARAMETER + (AVERAGE_DISK_BYTES_PER_PARAMETER if config.train.ema_decay else 0)
 
 
 def _stays_in_memory(config: RunConfig, shape: ModelShape, layout: Layout, machine: Machine) -> bool:
-    """Whether a node's memory has room for all state on its disk as well: the system then writes it behind, and reads
-    nothing. With room for some of it nothing is gained: an update goes through all of it, and what was used longest
-    ago, which is let go of first, is what comes next."""
+    """Whether the page cache of a node has room for all state on its disk: then nothing is read back.
+
+    Room for a part of it is useless: an update passes through all state, and the page that was evicted first is needed
+    next.
+    """
     of_rank = PROCESS_BYTES + _owned(shape, layout) * (BYTES_PER_PARAMETER_BESIDE_DISK + _disk_bytes(config) / 2)
     return layout.ranks_per_node * of_rank <= CPU_SHARE * machine.memory_gib * GIB
 
 
 def update_sentences(config: RunConfig, shape: ModelShape, layout: Layout, machine: Machine) -> list[str]:
-    """What the times above take for granted."""
+    """Assumptions of `update_times`."""
     if config.train.offload == "none":
         return []
     said = [

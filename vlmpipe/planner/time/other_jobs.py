@@ -15,24 +15,30 @@ from vlmpipe.planner.time.step_time import reached
 from vlmpipe.planner.workload import Workload
 
 
-def cache_features_hours(config: RunConfig, cache: CacheAdvice) -> float | None:
-    """0 without a cache. Images that have features already are not known here: all are encoded."""
-    if cache.state == "off":
-        return 0.0
-    if cache.encode_gpu_hours is None:
-        return None
-    return cache.encode_gpu_hours / (config.cluster.features_replica_count * config.cluster.processes)
+def hours_beside_training(
+    config: RunConfig, shape: ModelShape, layout: Layout, load: Workload, cache: CacheAdvice, gpu: Gpu | None
+) -> dict[str, float | None]:
+    """Hours of the other GPU jobs. 0: there is no such job. None: not known.
 
-
-def evaluate_hours(
-    config: RunConfig, shape: ModelShape, layout: Layout, load: Workload, gpu: Gpu | None, *, cached: bool
-) -> float | None:
-    """Answers to one question a sample, for the sample's own image and for each control, and the held-out loss.
-
-    The prompt is a forward pass over the sample; then every token of an answer reads all weights of the language model
-    once for a batch of questions, which the memory's bandwidth bounds. None where the number of samples is not known.
+    The features job is taken to encode all images: how many have features already is not known here.
     """
-    samples = held_out_samples(config, load)
+    encode_hours: float | None = 0.0
+    if cache.state == "on":
+        nodes, gpu_hours = config.cluster.features_replica_count, cache.encode_gpu_hours
+        encode_hours = None if gpu_hours is None else gpu_hours / (nodes * config.cluster.processes)
+    cached = cache.state == "on"
+    return {"cache_features": encode_hours, "evaluate": _evaluate_hours(config, shape, layout, load, gpu, cached)}
+
+
+def _evaluate_hours(
+    config: RunConfig, shape: ModelShape, layout: Layout, load: Workload, gpu: Gpu | None, cached: bool
+) -> float | None:
+    """One question a sample, for the sample's own image and for each control, and the held-out loss.
+
+    The prompt is a forward pass over the sample. Then each token of an answer reads all weights of the language model
+    once for a batch of questions, which memory bandwidth bounds.
+    """
+    samples = _held_out_samples(config, load)
     if gpu is None or samples is None:
         return None
     evaluate, cluster = config.evaluate, config.cluster
@@ -55,8 +61,8 @@ def evaluate_hours(
     return (forward_s / ranks + batches * evaluate.max_new_tokens * token_s) / 3600
 
 
-def held_out_samples(config: RunConfig, load: Workload) -> int | None:
-    """Samples kept for evaluation, as far as the training split tells; None where neither is known."""
+def _held_out_samples(config: RunConfig, load: Workload) -> int | None:
+    """Samples of the validation split, estimated from the training split."""
     share = config.data.validation_fraction
     if load.samples is not None and share < 1:
         return round(load.samples * share / (1 - share))

@@ -50,7 +50,7 @@ class TimePart:
 
 @dataclass(frozen=True)
 class Time:
-    """Of the training job. None: not known, and an assumption says why."""
+    """Time of the training job. None: not known, and an assumption says why."""
 
     step_s: float | None
     parts: tuple[TimePart, ...]
@@ -66,7 +66,7 @@ class Time:
 
 @dataclass(frozen=True)
 class Rates:
-    """FLOPs a second that one GPU reaches."""
+    """FLOP/s that one GPU reaches."""
 
     trained: float  # in the run's precision
     frozen: float  # frozen parts of the model in the training step
@@ -108,7 +108,7 @@ def estimate_time(
 
 
 def _after_first_steps(time: Time, before: Time, first: int) -> Time:
-    """Of a job whose `first` steps take the time of `before`."""
+    """Time of a job whose first `first` steps take the time of `before`."""
     if time.step_s is None or before.step_s is None:
         return time
     if time.steps is not None and time.steps <= first:
@@ -133,7 +133,7 @@ def _time_of_steps(
     *,
     cached: bool,
 ) -> Time:
-    """Of one step as of all."""
+    """As `estimate_time`, if all steps take the same time."""
     if gpu is None:
         why = "Training on CPUs: how fast they compute is not known, so there is no time and no cost."
         return Time(None, (), None, "", load.steps, None, None, None, 0.0, (why, load.origin))
@@ -154,7 +154,8 @@ def _time_of_steps(
         backward_s,
         waits_for_sums=work.gradient_rank > 0,
     )
-    hidden_s = sum(_by_name(transfers, machine, gpu).values()) - sum(each.s for each in exposed)
+    transfer_s = sum(seconds(transfer, machine, gpu) for transfer in _slowest(transfers, machine, gpu))
+    hidden_s = transfer_s - sum(each.s for each in exposed)
     saved_bytes = checkpoint_bytes(shape.trainable_parameters, config.train, layout.data_parallel)
     save_s = config.plan.checkpoint_save_s or saved_bytes / layout.nodes / SAVE_BYTES_PER_S
 
@@ -220,7 +221,7 @@ def work_of(config: RunConfig, shape: ModelShape, layout: Layout, load: Workload
 
 
 def reached(config: RunConfig, shape: ModelShape, layout: Layout, gpu: Gpu, *, cached: bool) -> tuple[Rates, list[str]]:
-    """The rates to reckon with, and sentences that say where they come from."""
+    """The rates to compute with, and their assumptions as sentences."""
     said = []
     fp32 = gpu.fp32_tflops * 1e12
     peak = fp32
@@ -250,8 +251,10 @@ def reached(config: RunConfig, shape: ModelShape, layout: Layout, gpu: Gpu, *, c
 
 
 def compute_seconds(row: SequenceFlops, shape: ModelShape, layout: Layout, rates: Rates) -> float:
-    """One rank's time for one row, of a pipeline that of the stage that takes longest. Tensor parallelism cuts
-    all but the projector and one of each adapter's matrices."""
+    """One rank's time for one packed sequence; in a pipeline, that of the slowest stage.
+
+    Tensor parallelism shards all but the projector and one of each adapter's matrices.
+    """
     language_rate = rates.frozen if "language_layers" in shape.left_whole else rates.trained
     tower_rate = rates.frozen if "tower" in shape.left_whole else rates.trained
     projector_rate = rates.frozen if "projector" in shape.left_whole else rates.trained
@@ -278,41 +281,41 @@ def exposed_communication(
     *,
     waits_for_sums: bool = False,
 ) -> list[Exposed]:
-    """What stays visible of each collective.
+    """The exposed part of each collective.
 
-    A collective takes as long as its slower scope, as chunks move through both at once. All-reduces of gradients
-    hide behind the backward pass of the last micro-batch, unless a hook waits for them (`waits_for_sums`: torch's
-    PowerSGD waits for the GPU in each bucket); FSDP's gathers hide behind forward and backward passes, half
-    and half, and its reductions behind what then is left of the backward passes. Nothing hides of ZeRO (our engine sets
-    overlap_comm false), of tensor parallelism (the next product needs the sum) and of what stages pass on (torch's 1F1B
-    schedule waits for what it receives right after it has sent).
+    A collective takes as long as its slower scope: chunks move through both at once. Gradient all-reduces overlap with
+    the backward pass of the last micro-batch, unless a hook waits for them (`waits_for_sums`: torch's PowerSGD waits
+    for the GPU in each bucket). FSDP's gathers overlap half with forward and half with backward passes, its reductions
+    with the rest of the backward passes. Nothing overlaps in ZeRO (our engine sets overlap_comm false), in tensor
+    parallelism (the next product needs the sum) and between stages (torch's 1F1B schedule waits for what it receives
+    right after it has sent).
     """
-    times = _by_name(transfers, machine, gpu)
-    one_of = {transfer.name: transfer for transfer in transfers}
+    times = [(transfer, seconds(transfer, machine, gpu)) for transfer in _slowest(transfers, machine, gpu)]
     room = {"weights": 0.0, "gradients": 0.0, "activations": 0.0}
     if layout.strategy in ("ddp", "tp", *PIPELINE_PARALLEL) and not waits_for_sums:
         room["gradients"] = backward_s / micro_steps
     if layout.strategy in SHARDED_BY_FSDP:
-        half_s = sum(s for name, s in times.items() if one_of[name].what == "weights") / 2
+        half_s = sum(s for transfer, s in times if transfer.what == "weights") / 2
         in_backward_s = min(half_s, backward_s)
         room["weights"] = min(half_s, compute_s - backward_s) + in_backward_s
         room["gradients"] = backward_s - in_backward_s
     exposed = []
-    for name, s in times.items():
-        same = [transfer for transfer in transfers if transfer.name == name]
-        slowest = max(same, key=lambda transfer: seconds(transfer, machine, gpu))
-        hidden_s = min(s, room[slowest.what])
-        room[slowest.what] -= hidden_s
+    for transfer, s in times:
+        hidden_s = min(s, room[transfer.what])
+        room[transfer.what] -= hidden_s
         if s > hidden_s:
-            exposed.append(Exposed(name, s - hidden_s, slowest.scope == "inter", slowest.collective == "all_reduce"))
+            all_reduce = transfer.collective == "all_reduce"
+            exposed.append(Exposed(transfer.name, s - hidden_s, transfer.scope == "inter", all_reduce))
     return exposed
 
 
-def _by_name(transfers: Sequence[Transfer], machine: Machine, gpu: Gpu) -> dict[str, float]:
-    times: dict[str, float] = {}
+def _slowest(transfers: Sequence[Transfer], machine: Machine, gpu: Gpu) -> list[Transfer]:
+    """The slower scope of each collective, in the order of the collectives."""
+    by_name: dict[str, Transfer] = {}
     for transfer in transfers:
-        times[transfer.name] = max(times.get(transfer.name, 0.0), seconds(transfer, machine, gpu))
-    return times
+        other = by_name.setdefault(transfer.name, transfer)
+        by_name[transfer.name] = max(other, transfer, key=lambda one: seconds(one, machine, gpu))
+    return list(by_name.values())
 
 
 def _sentences(config: RunConfig, layout: Layout, save_s: float) -> list[str]:
