@@ -22,8 +22,8 @@ from trainer.checkpoint.hf_export import export_checkpoint
 from trainer.checkpoint.sync import sync_run
 from trainer.config.job import JobConfig
 from trainer.errors import ConfigError
+from trainer.models.image_tokens import image_tokens_of
 from trainer.models.layers.freeze import is_adapter
-from trainer.models.registry import family_of
 from trainer.storage import open_storage
 
 STRATEGIES = ("ddp", "fsdp", "zero2", "tp")
@@ -147,7 +147,7 @@ def test_an_export_has_the_adapters_merged_and_answers_as_the_trained_module(
     with torch.no_grad():
         for name, weight in trained_weights(job).items():
             trained.get_parameter(name).copy_(weight)
-    side, tokens = job.model.image_size, family_of(job.model).image_tokens(job.model, 1, 1)
+    side, tokens = job.model.image_size, image_tokens_of(job.model)(1, 1)
     image_token = int(exported.config.image_token_id)
     inputs = {
         "input_ids": torch.tensor([[5, *[image_token] * tokens, 9, 2, 7, 30]]),

@@ -39,7 +39,7 @@ from trainer.models.attention.block_mask import block_diagonal_mask, mask_of
 from trainer.models.attention.cu_seqlens import PADDING_PIECE, CuSeqlens
 from trainer.models.attention.kernels import BLOCKWISE, CPU, FLASH, Kernel, VarlenArgs, is_right
 from trainer.models.attention.varlen import attend, attend_backward, attention, takes_samples, use_varlen_attention
-from trainer.models.layers.activation_checkpointing import recompute_layers
+from trainer.models.layers.recompute_policy import recompute_layers
 from trainer.models.registry import family_of
 
 TOKENS, HEADS, HEAD_DIM, SCALE = 24, 4, 8, 0.3
