@@ -13,7 +13,6 @@ from trainer.errors import ExitCode
 from vlmpipe.cli import completion
 from vlmpipe.cli.arguments import AsJson, Overrides, RunFile, load
 from vlmpipe.cli.output import doing, print_json, print_lines, to_stderr
-from vlmpipe.config.target_requirements import require_vertex
 
 if TYPE_CHECKING:
     from pipelines.tune.search import Search
@@ -46,6 +45,7 @@ def tune(
 ) -> None:
     """Search over fields of train as the section tune says. On this machine the table of trials is printed."""
     from pipelines.tune import search as tuning
+    from vlmpipe.config.target_requirements import require_vertex
 
     settings = load(config, overrides)
     found = tuning.require_tuning(settings)
