@@ -1,7 +1,7 @@
 """Fields of a CustomJobSpec, and a strict reader that collects every violation of form (rules VP1xx).
 
-`custom_job_fields.json` holds the messages of the API client (`vlmpipe.job_spec.parse.api_fields` writes it, a test
-compares the two), because importing the client takes longer than the rest of `vlmpipe check`.
+`custom_job_fields.json` holds the API client's messages, because importing the client takes longer than the rest of
+`vlmpipe check`. `tests.support.generated_files` writes it.
 """
 
 from __future__ import annotations

@@ -13,26 +13,10 @@ from vlmpipe.job_spec.violation import RULES, FieldPath, Rule, Violation, path_t
 if TYPE_CHECKING:
     from vlmpipe.catalog.machines import Catalog
 
-__all__ = ["RULES", "Rule", "Violation", "check_spec", "markdown"]
+__all__ = ["RULES", "Rule", "Violation", "check_spec"]
 
 SUBJECTS = (fields, worker_pools, machines, scheduling, network, images, environment)
 CHECKS: tuple[Callable[[Job], Iterator[Violation]], ...] = tuple(subject.check for subject in SUBJECTS)
-HEADER = """# Job spec rules
-
-The rules that `vlmpipe check` applies to the CustomJob specs of a run file, and to any CustomJob spec
-(`vlmpipe check --job-spec FILE`).
-
-| severity | meaning |
-|---|---|
-| error | Vertex AI refuses the job, or does something other than the spec says; the command ends with exit code 64 |
-| warning | the job works, with a drawback |
-
-This page is generated: `python -m vlmpipe.job_spec.rules > docs/reference/job-spec-rules.md`. A test compares it with
-the code.
-
-| code | severity | what is found | source |
-|---|---|---|---|
-"""
 
 
 def check_spec(
@@ -63,9 +47,3 @@ def _as_written(path: FieldPath, moved: Mapping[FieldPath, FieldPath]) -> FieldP
         if path[:length] in moved:
             return (*moved[path[:length]], *path[length:])
     return path
-
-
-def markdown() -> str:
-    """The reference page."""
-    rows = [f"| {rule.code} | {rule.severity} | {rule.title} | {rule.source} |" for rule in RULES.values()]
-    return HEADER + "\n".join(rows) + "\n"

@@ -6,13 +6,12 @@ from datetime import date
 
 import pytest
 
-from tests.support.paths import ROOT
+from tests.support.generated_files import NCCL_PAGE, nccl_page
 from tests.support.planner.configs import run_config
 from vlmpipe.catalog.machines import load_catalog
-from vlmpipe.catalog.nccl import Misfit, Network, expected, load_misfits, load_networks, markdown
+from vlmpipe.catalog.nccl import Misfit, Network, expected, load_misfits, load_networks
 from vlmpipe.job_spec.rules import RULES
 
-PAGE = ROOT / "docs/reference/nccl.md"
 NODES = {"cluster__machine_type": "a2-ultragpu-8g", "cluster__replica_count": 2}
 GPUS = {"cluster__accelerator_type": "NVIDIA_A100_80GB", "cluster__accelerator_count": 8}
 
@@ -74,4 +73,4 @@ def test_one_node_needs_no_plugin_and_reducers_need_their_own() -> None:
 
 
 def test_the_reference_page_is_what_the_catalogue_says() -> None:
-    assert PAGE.read_text(encoding="utf-8") == markdown()
+    assert NCCL_PAGE.read_text(encoding="utf-8") == nccl_page()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import random
 import string
 import uuid
@@ -16,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pipelines.check import check_run
+from tests.support.generated_files import RULES_PAGE, fields_json, job_spec_rules_page
 from tests.support.job_specs import (
     CASES,
     CPU,
@@ -37,11 +37,10 @@ from trainer.secret_detection import form_of_secret, is_secret_name, may_be_secr
 from vlmpipe.catalog.machines import Machine, load_catalog
 from vlmpipe.config.run_config import load_run_file
 from vlmpipe.job_spec.build import JOBS, check_jobs, job_violations
-from vlmpipe.job_spec.parse import api_fields
-from vlmpipe.job_spec.rules import RULES, Violation, check_spec, markdown
+from vlmpipe.job_spec.rules import RULES, Violation, check_spec
 from vlmpipe.job_spec.schema import FIELDS_FILE, load_fields
 
-REFERENCE = ROOT / "docs/reference/job-spec-rules.md"
+GENERATE = "run: python -m tests.support.generated_files"
 RUN_FILES = sorted((ROOT / "configs").glob("*.yaml"))
 CATALOG = load_catalog()
 
@@ -219,7 +218,7 @@ def test_problems_of_all_kinds_are_found_at_once() -> None:
 
 
 def test_the_reference_page_is_what_the_rules_say() -> None:
-    assert REFERENCE.read_text(encoding="utf-8") == markdown()
+    assert RULES_PAGE.read_text(encoding="utf-8") == job_spec_rules_page(), GENERATE
 
 
 def test_every_rule_says_where_it_comes_from() -> None:
@@ -228,10 +227,7 @@ def test_every_rule_says_where_it_comes_from() -> None:
 
 
 def test_the_fields_are_those_of_the_installed_api_client() -> None:
-    written = json.dumps(api_fields(), indent=1) + "\n"
-    assert FIELDS_FILE.read_text(encoding="utf-8") == written, (
-        f"write the output of vlmpipe.job_spec.parse.api_fields() to {FIELDS_FILE.name}"
-    )
+    assert FIELDS_FILE.read_text(encoding="utf-8") == fields_json(), GENERATE
 
 
 # Secrets
