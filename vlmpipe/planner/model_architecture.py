@@ -59,6 +59,25 @@ def require_model(config: RunConfig) -> None:
             raise
 
 
+def require_shardable(model: ModelConfig, ranks: int, *, cached: bool, sequence: bool) -> None:
+    """As `trainer.strategies.tensor_parallel.plan.require_shardable`, but needs no torch for a cached verdict."""
+    if verdict := _shardable(model.model_dump_json(), ranks, cached=cached, sequence=sequence):
+        found, expected, fix = verdict
+        raise ConfigError(found, expected=expected, fix=fix)
+
+
+@disk_cached
+def _shardable(model: str, ranks: int, *, cached: bool, sequence: bool) -> tuple[str, str, str] | None:
+    """The fields of a ConfigError, None for a shardable model. `model` is the model section as JSON."""
+    from trainer.strategies.tensor_parallel import plan
+
+    try:
+        plan.require_shardable(ModelConfig.model_validate_json(model), ranks, cached=cached, sequence=sequence)
+    except ConfigError as error:
+        return error.found, error.expected, error.fix
+    return None
+
+
 @disk_cached
 def _shape(model: str) -> ModelShape:
     """`model` is the model section as JSON."""

@@ -13,9 +13,8 @@ from trainer.sizing.pipeline_partition import stages_of
 from vlmpipe.catalog.machines import Catalog, Gpu, Machine
 from vlmpipe.catalog.prices import Prices
 from vlmpipe.config.run_config import RunConfig
-from vlmpipe.planner.model_architecture import Architecture
+from vlmpipe.planner.model_architecture import Architecture, require_shardable
 from vlmpipe.planner.parallel_layout import STRATEGIES
-from vlmpipe.planner.shardable import require_shardable
 
 NODES = (1, 2, 4, 8, 16)
 MICRO_BATCH_ROWS = (1, 2, 4, 8)

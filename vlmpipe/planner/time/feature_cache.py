@@ -126,11 +126,6 @@ def _state(config: RunConfig, pays: bool) -> Literal["on", "off"]:
 
 def _usd_per_gpu_second(config: RunConfig, prices: Prices) -> float | None:
     cluster = config.cluster
-    quote = prices.machine(
-        cluster.machine_type,
-        cluster.accelerator_type,
-        cluster.accelerator_count,
-        config.gcp.location,
-        cluster.scheduling_strategy,
-    )
+    gpus = (cluster.accelerator_type, cluster.accelerator_count)
+    quote = prices.machine(cluster.machine_type, *gpus, config.gcp.location, cluster.scheduling_strategy)
     return None if quote.usd_per_hour is None else quote.usd_per_hour / cluster.accelerator_count / 3600

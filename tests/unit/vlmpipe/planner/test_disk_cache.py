@@ -24,7 +24,7 @@ from trainer.tracing import step as tracing
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.planner import disk_cache as kept
 from vlmpipe.planner import model_architecture as architecture
-from vlmpipe.planner import shardable as splitting
+from vlmpipe.planner import model_architecture as splitting
 from vlmpipe.planner.memory import activations
 from vlmpipe.planner.memory import pipeline_stage as stage_memory
 from vlmpipe.planner.memory import zero_persistence as persistent
@@ -37,7 +37,7 @@ KEPT: tuple[Any, ...] = (
     stage_memory._traced,
     persistent._small,
     architecture._shape,
-    splitting._verdict,
+    splitting._shardable,
 )
 PIPELINE = Case("pp", cached=False, changes={"features.cache": "off"})
 
