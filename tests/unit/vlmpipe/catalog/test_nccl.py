@@ -23,7 +23,7 @@ def test_machines_that_may_have_gpus_have_a_network_and_no_others() -> None:
 
 
 @pytest.mark.parametrize("entry", [*load_networks().values(), *load_misfits()])
-def test_every_fact_has_a_reason_and_a_dated_source(entry: Network | Misfit) -> None:
+def test_every_entry_has_a_reason_and_a_dated_source(entry: Network | Misfit) -> None:
     assert entry.why and entry.sources
     for source in entry.sources:
         assert source.title and source.url.startswith("https://")
@@ -31,7 +31,7 @@ def test_every_fact_has_a_reason_and_a_dated_source(entry: Network | Misfit) -> 
 
 
 @pytest.mark.parametrize("misfit", load_misfits(), ids=lambda misfit: f"{misfit.of} {misfit.names}")
-def test_a_warning_is_of_a_rule_and_spares_known_networks(misfit: Misfit) -> None:
+def test_a_misfit_has_a_rule_and_suits_known_networks(misfit: Misfit) -> None:
     assert misfit.rule in RULES and (misfit.names or misfit.net)
     assert set(misfit.suits) < set(load_networks())
 

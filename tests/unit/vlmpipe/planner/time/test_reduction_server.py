@@ -53,7 +53,7 @@ def test_a_step_gains_at_most_what_the_network_does(share: float, gain: float) -
     assert 1 - 1e-9 <= step_gain(share, gain) <= gain + 1e-9
 
 
-def test_it_pays_where_the_network_binds() -> None:
+def test_it_pays_when_the_network_is_the_bottleneck() -> None:
     advice = advised(exposed=0.4)
     assert advice.state == "pays"
     assert advice.reducers == 13
@@ -78,19 +78,19 @@ def test_two_nodes_gain_nothing() -> None:
     assert advice.state == "does not pay" and "two nodes" in advice.why
 
 
-def test_too_few_reducers_in_the_run_file_are_said() -> None:
+def test_too_few_reducers_in_the_run_file_are_reported() -> None:
     advice = advised(exposed=0.4, cluster__reduction_server={"replica_count": 2})
     assert advice.state == "does not pay" and advice.speedup is not None and advice.speedup < 1
     assert "64 of 400 Gbit/s" in advice.why and "13 pass all" in advice.why
 
 
-def test_an_unknown_price_is_said() -> None:
+def test_an_unknown_price_is_reported() -> None:
     advice = advised(RoundPrices(unknown=frozenset({"n1-highcpu-16"})), exposed=0.4)
     assert advice.state == "unknown" and advice.extra_usd_per_hour is None
     assert advice.saved_usd_per_hour is not None and "n1-highcpu-16" in advice.why
 
 
-def test_old_prices_are_said() -> None:
+def test_old_prices_are_reported() -> None:
     assert "prices are old" in advised(RoundPrices(is_old=True), exposed=0.4).why
 
 
@@ -116,7 +116,7 @@ def test_only_strategies_that_all_reduce_may_have_it(strategy: str) -> None:
         ({"node": machine("e2-standard-4", reduction_server=False)}, "no machine for it"),
     ],
 )
-def test_it_is_refused_in_words(changes: dict[str, Any], reason: str) -> None:
+def test_it_is_refused_with_a_reason(changes: dict[str, Any], reason: str) -> None:
     advice = advised(**changes)
     assert advice.state == "not possible" and reason in advice.why
 
