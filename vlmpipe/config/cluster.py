@@ -1,7 +1,6 @@
 """The run file's `cluster` section: the machines of the jobs, and how capacity is obtained.
 
-Names and values stay close to Vertex AI's API, so that a field can be looked up in its documentation. Platform rules
-stated here come from the Vertex AI documentation and were read in November 2026.
+Names and values follow Vertex AI's API. Its rules are those of the documentation of November 2026.
 """
 
 from __future__ import annotations

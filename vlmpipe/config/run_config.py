@@ -1,7 +1,6 @@
-"""RunConfig: the schema of the run file.
+"""RunConfig: the schema of the run file, and the checks that concern several of its sections.
 
-The sections that a job needs are in `trainer.config`, the others in this room. Here they meet, with the checks that
-concern several of them.
+Sections that jobs read are in `trainer.config`, the others in `vlmpipe.config`.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ def _known_source(data: DataConfig) -> DataConfig:
 
 
 class RunConfig(Section):
-    """A run: which model, on which data, trained how, on which machines, and what must be reached to register it."""
+    """A run: model, data, training, machines, and the conditions for registering the model."""
 
     model_config = ConfigDict(populate_by_name=True)
 
@@ -74,21 +73,21 @@ class RunConfig(Section):
     features: FeaturesConfig = Field(default_factory=FeaturesConfig, description="Caching of the tower's output.")
     train: TrainConfig = Field(description="The training step.")
     checkpoint: CheckpointConfig = Field(
-        default_factory=CheckpointConfig, description="How checkpoints are written and kept."
+        default_factory=CheckpointConfig, description="How checkpoints are written and retained."
     )
     evaluate: EvaluateConfig = Field(default_factory=EvaluateConfig, description="Evaluation on held-out samples.")
     output: OutputConfig = Field(default_factory=OutputConfig, description="Where everything is written.")
     cluster: ClusterConfig = Field(default_factory=ClusterConfig, description="The machines of the jobs.")
-    gate: GateConfig = Field(default_factory=GateConfig, description="What a model must reach to be registered.")
+    gate: GateConfig = Field(default_factory=GateConfig, description="The conditions for registering a model.")
     # `register` would hide a method that pydantic's models have from abc.ABCMeta.
     register_: RegisterConfig = Field(
         default_factory=RegisterConfig, alias="register", description="How an accepted model is registered."
     )
     schedule: ScheduleConfig | None = Field(None, description="Recurring runs on Vertex AI; null for none.")
     tune: TuneConfig | None = Field(None, description="A search over fields of train; null for none.")
-    notify: NotifyConfig = Field(default_factory=NotifyConfig, description="Who hears how a run ended.")
+    notify: NotifyConfig = Field(default_factory=NotifyConfig, description="Who is notified when a run ends.")
     plan: PlanConfig = Field(
-        default_factory=PlanConfig, description="What vlmpipe plan assumes, and what needs asking."
+        default_factory=PlanConfig, description="What vlmpipe plan assumes, and what needs confirmation."
     )
     gcp: GcpConfig = Field(default_factory=GcpConfig, description="The Google Cloud project. Vertex AI only.")
     kubeflow: KubeflowConfig = Field(
@@ -103,7 +102,7 @@ class RunConfig(Section):
 
     @cached_property
     def source(self) -> tuple[str, ...]:
-        """What names this run file on the command line: path and overrides, set by `load_run_file`; else its name."""
+        """The run file on the command line: path and overrides, set by `load_run_file`; otherwise its name."""
         return (self.name,)
 
     @property
@@ -112,7 +111,7 @@ class RunConfig(Section):
         return self.register_.model_name or self.name
 
     def root_uri(self, target: Literal["local", "vertex", "kubeflow"]) -> str:
-        """Where runs, prepared data, features and the registry lie. Only on this machine can a local folder be used."""
+        """Root of runs, prepared data, features and the registry. Only local runs can use a local folder."""
         if target != "local" and not self.output.root_uri.startswith("gs://"):
             return self.gcp.pipeline_root
         return self.output.root_uri
@@ -135,7 +134,7 @@ def load_run_file(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     """Read and check a run file with `a.b=c` overrides applied. Raises ConfigError that lists every problem."""
     data = apply_overrides(read_run_file(Path(path)), parse_overrides(overrides))
     config = parse_run_config(data, str(path))
-    config.__dict__["source"] = (str(path), *overrides)  # as cached_property keeps it: no part of equality
+    config.__dict__["source"] = (str(path), *overrides)  # as cached_property stores it; not part of equality
     return config
 
 
@@ -165,7 +164,7 @@ def _warnings(config: RunConfig) -> Iterator[Problem]:
     if "decay_fraction" in train.model_fields_set and train.lr_schedule != "wsd":
         yield Problem("train.decay_fraction", "has no effect: only train.lr_schedule wsd has a decay of its own")
     if train.zero_hpz and not uses_hpz(nodes=cluster.replica_count, node_ranks=cluster.processes):
-        why = "one node has all weights anyhow"
+        why = "one node already has all weights"
         if cluster.replica_count > 1:
             why = "with one process a node its copy would be whole, which is strategy zero2"
         yield Problem("train.zero_hpz", f"has no effect: {why}")

@@ -44,7 +44,7 @@ NOT_ON_KUBEFLOW = {
     "cluster.restart_job_on_worker_restart": "the runtime's failurePolicy decides",
     "gcp.network": "pods are in the cluster's network",
     "gcp.psc_interface_config": "pods are in the cluster's network",
-    "gcp.tensorboard": "TensorBoard's files lie in the run's folder, under logs/",
+    "gcp.tensorboard": "TensorBoard's files are in the run's folder, under logs/",
     "gcp.enable_web_access": "kubectl exec leads into a pod",
     "gcp.encryption_spec_key_name": "the cluster's disks have their own",
     "gcp.persistent_resource_id": "the cluster's nodes are there already",

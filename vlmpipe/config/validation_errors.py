@@ -1,7 +1,7 @@
 """Validation errors of a run file: each names the field, what was found and what was expected.
 
-Pydantic finds the problems; this module says them for people. An unknown key is answered with the closest known one,
-also when that one lives in another section.
+Pydantic finds the problems; this module words them. An unknown key is answered with the closest known one, also in
+another section.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def fields_of(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, F
 
 
 def section_of(field: FieldInfo) -> type[BaseModel] | None:
-    """The model behind a field that is a section, also an optional one; None for a plain value."""
+    """The model of a field that is a section, also an optional one; None for a plain value."""
     annotation = field.annotation
     options = get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
     models = [option for option in options if isinstance(option, type) and issubclass(option, BaseModel)]

@@ -23,7 +23,7 @@ MODULES: dict[Job, str] = {
     "train": "trainer.train",
     "evaluate": "trainer.evaluation.evaluate",
 }
-NO_IMAGE = "python"  # stands for the trainer image where jobs run on this machine and none is configured
+NO_IMAGE = "python"  # in place of the trainer image of local jobs without one
 FLEX_START = "FLEX_START"
 
 
@@ -177,7 +177,7 @@ def _node(config: RunConfig, job: Job, run_uri: str) -> dict[str, Any]:
         machine_spec |= {"accelerator_type": cluster.accelerator_type, "accelerator_count": cluster.accelerator_count}
     env = dict(cluster.env)
     if job == "train" and config.train.wandb.project:
-        env.setdefault("WANDB_PROJECT", config.train.wandb.project)  # for whoever, or whatever rule, reads the spec
+        env.setdefault("WANDB_PROJECT", config.train.wandb.project)  # so that rules and readers of the spec see it
     if cluster.local_port:
         env[LOCAL_PORT_VARIABLE] = str(cluster.local_port)
     container_spec: dict[str, Any] = {

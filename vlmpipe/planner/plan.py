@@ -226,7 +226,7 @@ def _prepared(config: RunConfig, paths: RunPaths) -> Workload | None:
     if open_storage(uri).stat(DONE) is None:
         return None
     split, tile_tokens = Index.load(uri).split("train"), image_form_of(job.model).tile_tokens
-    sequence = PackedBatchSampler.of(
+    sampler = PackedBatchSampler.of(
         split, job.data, seed=job.train.seed, global_batch_size=job.train.global_batch_size, tile_tokens=tile_tokens
     )
     return Workload.from_index(
@@ -237,8 +237,8 @@ def _prepared(config: RunConfig, paths: RunPaths) -> Workload | None:
         images=int(split.tiles(tile_tokens).sum()),
         image_tokens=int(split.image_tokens.sum()),
         label_tokens=int(split.label_tokens.sum()),
-        rows=len(sequence.plan(0)),
-        steps=sequence.num_steps(job.train.epochs, at_most=job.train.max_steps),
+        sequences=len(sampler.plan(0)),
+        steps=sampler.num_steps(job.train.epochs, at_most=job.train.max_steps),
     )
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from trainer.sizing.model_shape import ModelShape
 from vlmpipe.config.run_config import RunConfig
 
-# Best-fit rows in windows of 64 to 1024 samples: 95.5 to 99.3 % useful on lengths like a VLM's, and a goal of 97 %.
+# Best-fit packing in windows of 64 to 1024 samples: 95.5 to 99.3 % useful on lengths like a VLM's, and a goal of 97 %.
 ASSUMED_FILL = 0.98
 
 
@@ -64,24 +64,24 @@ class Workload:
         images: int,
         image_tokens: int,
         label_tokens: int,
-        rows: int,
+        sequences: int,
         steps: int,
     ) -> Workload:
         """From the prepared data's index: sums over the training split (`pairs`: of squared sample lengths), packed
-        sequences of its first epoch (`rows`), steps of the run."""
+        sequences of its first epoch (`sequences`), steps of the run."""
         return cls(
             sequences_per_step=config.train.global_batch_size,
             sequence_length=config.data.sequence_length,
-            fill=tokens / (rows * config.data.sequence_length),
-            samples_per_sequence=samples / rows,
-            sample_pairs_per_sequence=pairs / rows,
-            images_per_sequence=images / rows,
-            label_tokens_per_sequence=label_tokens / rows,
-            sequences_per_epoch=rows,
+            fill=tokens / (sequences * config.data.sequence_length),
+            samples_per_sequence=samples / sequences,
+            sample_pairs_per_sequence=pairs / sequences,
+            images_per_sequence=images / sequences,
+            label_tokens_per_sequence=label_tokens / sequences,
+            sequences_per_epoch=sequences,
             steps=steps,
             samples=samples,
             epochs=config.train.epochs,
-            origin=f"Packed sequences are those of the prepared data: {samples:,} samples in {rows:,} sequences.",
+            origin=f"Packed sequences are those of the prepared data: {samples:,} samples in {sequences:,} sequences.",
             image_tokens=max(1, round(image_tokens / images)) if images else None,
         )
 
@@ -100,7 +100,7 @@ class Workload:
             images = min(data.max_images_per_sequence, data.sequence_length // image_tokens)
             samples_per_sequence, images_per_sequence, fill = float(max(1, images)), float(images), ASSUMED_FILL
             origin = f"Sample lengths are not known: a packed sequence is taken as one sample with {images} images."
-            rows = None
+            sequences = None
         else:
             sample_tokens = min(plan.sample_tokens, data.sequence_length)
             if shape.images_differ and plan.sample_images:
@@ -112,11 +112,11 @@ class Workload:
                 samples_per_sequence = min(samples_per_sequence, data.max_images_per_sequence / sample_tiles)
             images_per_sequence = samples_per_sequence * sample_tiles
             fill = samples_per_sequence * sample_tokens / data.sequence_length
-            rows = math.ceil(samples / samples_per_sequence) if samples else None
+            sequences = math.ceil(samples / samples_per_sequence) if samples else None
             origin = (
                 f"Each sample is taken as {plan.sample_tokens:,} tokens with {plan.sample_images:g} images (plan "
                 f"section), a packed sequence as {fill:.0%} filled"
-                + (f": {samples:,} samples in {rows:,} sequences." if rows else ".")
+                + (f": {samples:,} samples in {sequences:,} sequences." if sequences else ".")
             )
         if shape.most_tiles > 1:
             each = (
@@ -125,7 +125,7 @@ class Workload:
             origin += f" Images are cut into at most {shape.most_tiles} tiles; a tile is taken as an image here{each}."
         if shape.images_differ:
             origin += f" An image is taken as {image_tokens:,} tokens, the most that it can have."
-        steps = train.epochs * math.ceil(rows / train.global_batch_size) if rows else train.max_steps or None
+        steps = train.epochs * math.ceil(sequences / train.global_batch_size) if sequences else train.max_steps or None
         if steps and train.max_steps:
             steps = min(steps, train.max_steps)
         return cls(
@@ -137,7 +137,7 @@ class Workload:
             / (samples_per_sequence if plan.sample_tokens else 1),
             images_per_sequence=images_per_sequence,
             label_tokens_per_sequence=max(0.0, fill * data.sequence_length - images_per_sequence * image_tokens),
-            sequences_per_epoch=rows,
+            sequences_per_epoch=sequences,
             steps=steps,
             samples=samples,
             epochs=train.epochs,

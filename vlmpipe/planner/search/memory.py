@@ -56,8 +56,8 @@ class SearchMemory:
         held = of_one.of_rows(config.train.micro_batch_size, of_two)
         return self._of_ranks(config, layout, held, _passes(config, layout))
 
-    def _traced(self, config: RunConfig, rows: int) -> Activations:
-        train = config.train.model_copy(update={"micro_batch_size": rows})
+    def _traced(self, config: RunConfig, sequences: int) -> Activations:
+        train = config.train.model_copy(update={"micro_batch_size": sequences})
         return activations(config.model_copy(update={"train": train}), self.model.shape)
 
     def _without_activations(self, config: RunConfig, layout: Layout) -> int:

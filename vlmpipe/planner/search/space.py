@@ -17,7 +17,7 @@ from vlmpipe.planner.model_architecture import Architecture, require_shardable
 from vlmpipe.planner.parallel_layout import STRATEGIES
 
 NODES = (1, 2, 4, 8, 16)
-MICRO_BATCH_ROWS = (1, 2, 4, 8)
+MICRO_BATCH_SIZES = (1, 2, 4, 8)
 
 
 @dataclass(frozen=True)
@@ -121,10 +121,10 @@ def candidates(config: RunConfig, cluster: Cluster, degrees: Degrees) -> Iterato
             change["train.compile"] = False
         if train.sequence_parallel and (strategy not in TENSOR_PARALLEL or config.data.sequence_length % tensor):
             change["train.sequence_parallel"] = False
-        for rows in MICRO_BATCH_ROWS:
-            if train.global_batch_size % (copies * rows):
+        for size in MICRO_BATCH_SIZES:
+            if train.global_batch_size % (copies * size):
                 continue
-            yield change | {"train.micro_batch_size": rows, "train.activation_checkpointing": "none"}
+            yield change | {"train.micro_batch_size": size, "train.activation_checkpointing": "none"}
 
 
 def _strategies(cluster: Cluster, degrees: Degrees) -> Iterator[tuple[str, int, int]]:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 GIB = 2**30  # what Google bills by where its price lists say GB
 FEATURE_BYTES = 2  # bf16
-STORED_MONTHS = 1  # that features are assumed to be kept for one run
+STORED_MONTHS = 1  # for which features are assumed to be stored
 
 
 @dataclass(frozen=True)
@@ -111,8 +111,8 @@ def _per_image(
     if gpu is None or not load.images_per_sequence:
         return online.total / cached.total, None
     rates, _ = reached(config, shape, layout, gpu, cached=False)
-    online_s, cached_s = (compute_seconds(row, shape, layout, rates) for row in (online, cached))
-    gpus = layout.model_ranks  # that compute a row together
+    online_s, cached_s = (compute_seconds(flops, shape, layout, rates) for flops in (online, cached))
+    gpus = layout.model_ranks  # that compute a sequence together
     write_s = feature_bytes(shape) / SAVE_BYTES_PER_S * layout.ranks_per_node
     encode_s = tower_flops_per_image(shape) / rates.fp32 + write_s
     return online_s / cached_s, ((online_s - cached_s) * gpus / load.images_per_sequence, encode_s)

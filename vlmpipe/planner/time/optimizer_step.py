@@ -78,7 +78,7 @@ def update_sentences(config: RunConfig, shape: ModelShape, layout: Layout, machi
     ]
     if config.train.nvme_path and _stays_in_memory(config, shape, layout, machine):
         said.append(
-            "The machine's memory has room for what lies under train.nvme_path as well: no step is taken to wait for "
+            "The machine's memory has room for the files under train.nvme_path as well: no step is assumed to wait for "
             "the disk."
         )
     elif config.train.nvme_path:

@@ -139,11 +139,11 @@ def _time_of_steps(
         return Time(None, (), None, "", load.steps, None, None, None, 0.0, (why, load.origin))
     rates, assumptions = reached(config, shape, layout, gpu, cached=cached)
     work = work_of(config, shape, layout, load, cached=cached)
-    row = sequence_flops(config, shape, load, cached=cached)
-    rank_rows = work.micro_steps * work.micro_batch_size
-    compute_s = rank_rows * compute_seconds(row, shape, layout, rates)
+    flops = sequence_flops(config, shape, load, cached=cached)
+    rank_sequences = work.micro_steps * work.micro_batch_size
+    compute_s = rank_sequences * compute_seconds(flops, shape, layout, rates)
     transfers = traffic(layout, shape, work)
-    backward_s = compute_s * (1 - row.forward / row.total)
+    backward_s = compute_s * (1 - flops.forward / flops.total)
     exposed = exposed_communication(
         layout,
         transfers,
@@ -171,8 +171,8 @@ def _time_of_steps(
     if hidden_s > 0:
         parts.append(TimePart(OVERLAPPED, hidden_s, hidden=True))
 
-    rows = load.sequences_per_step
-    useful = rows * model_flops_per_sequence(
+    sequences = load.sequences_per_step
+    useful = sequences * model_flops_per_sequence(
         shape,
         useful_tokens=load.useful_tokens_per_sequence,
         samples=load.samples_per_sequence,
@@ -187,7 +187,7 @@ def _time_of_steps(
         binds=max((part for part in parts if not part.hidden), key=lambda part: part.s).name,
         steps=load.steps,
         train_hours=None if load.steps is None else load.steps * step_s / 3600,
-        tokens_per_s_per_gpu=rows * load.useful_tokens_per_sequence / step_s / layout.world_size,
+        tokens_per_s_per_gpu=sequences * load.useful_tokens_per_sequence / step_s / layout.world_size,
         save_s=save_s,
         exposed_all_reduce_s=sum(each.s for each in exposed if each.between_nodes and each.all_reduce),
         assumptions=(
@@ -250,7 +250,7 @@ def reached(config: RunConfig, shape: ModelShape, layout: Layout, gpu: Gpu, *, c
     return Rates(peak * efficiency, frozen * efficiency, fp32 * efficiency, peak), said
 
 
-def compute_seconds(row: SequenceFlops, shape: ModelShape, layout: Layout, rates: Rates) -> float:
+def compute_seconds(flops: SequenceFlops, shape: ModelShape, layout: Layout, rates: Rates) -> float:
     """One rank's time for one packed sequence; in a pipeline, that of the slowest stage.
 
     Tensor parallelism shards all but the projector and one of each adapter's matrices.
@@ -258,12 +258,12 @@ def compute_seconds(row: SequenceFlops, shape: ModelShape, layout: Layout, rates
     language_rate = rates.frozen if "language_layers" in shape.left_whole else rates.trained
     tower_rate = rates.frozen if "tower" in shape.left_whole else rates.trained
     projector_rate = rates.frozen if "projector" in shape.left_whole else rates.trained
-    whole = row.tower.total / tower_rate / layout.tensor_parallel + row.projector.total / projector_rate
-    layers = (row.language_layers.total + row.attention.total) / language_rate / layout.tensor_parallel
-    layers += shape.of_tensor_rank("adapters", row.adapters.total, layout.tensor_parallel) / rates.trained
-    head = row.head.total / language_rate / layout.tensor_parallel
+    whole = flops.tower.total / tower_rate / layout.tensor_parallel + flops.projector.total / projector_rate
+    layers = (flops.language_layers.total + flops.attention.total) / language_rate / layout.tensor_parallel
+    layers += shape.of_tensor_rank("adapters", flops.adapters.total, layout.tensor_parallel) / rates.trained
+    head = flops.head.total / language_rate / layout.tensor_parallel
     one_layer = layers / shape.language.layers
-    stages = stages_of(shape.language.layers, layout.stages, row, image_layers=shape.image_layers)
+    stages = stages_of(shape.language.layers, layout.stages, flops, image_layers=shape.image_layers)
     return max(
         whole * stage.is_first + one_layer * len(stage.layers) + head * stage.is_last
         for stage in by_rank(stages, layout)

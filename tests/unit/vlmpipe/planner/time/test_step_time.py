@@ -310,7 +310,7 @@ def test_load_from_prepared_data() -> None:
         images=150,
         image_tokens=1500,
         label_tokens=4000,
-        rows=200,
+        sequences=200,
         steps=4,
     )
     assert (load.fill, load.samples_per_sequence, load.images_per_sequence) == (0.5, 1.5, 0.75)
