@@ -36,8 +36,8 @@ class GateConfig(Section):
     )
     regression_by: Literal["estimate", "interval"] = Field(
         "estimate",
-        description="What max_regression bounds: the measured drop, or the upper end of its 95 % interval, which rejects "
-        "a model unless there are enough questions.",
+        description="What max_regression bounds: the measured drop, or the upper end of its 95 % interval, which "
+        "rejects a model unless there are enough questions.",
     )
     when_not_comparable: Literal["skip", "reject"] = Field(
         "skip",

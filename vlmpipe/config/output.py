@@ -52,8 +52,8 @@ class RegisterConfig(Section):
 
     registry: Annotated[str, AfterValidator(_registry)] = Field(
         "",
-        description="Where versions are stored: a folder, a gs:// prefix, or vertex://MODEL_ID for a model of Vertex AI "
-        "Model Registry; empty takes registry/ under output.root_uri.",
+        description="Where versions are stored: a folder, a gs:// prefix, or vertex://MODEL_ID for a model of Vertex "
+        "AI Model Registry; empty takes registry/ under output.root_uri.",
     )
     serving: ServingConfig | None = Field(
         None, description="Serving container of the registered model; needed, and used, with vertex:// only."

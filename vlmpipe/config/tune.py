@@ -86,9 +86,8 @@ class TuneConfig(Section):
 
     metric: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")] = Field(
         "exact_match",
-        description="Number in evaluate.json that is searched for, for example exact_match or loss; or "
-        "validation_loss, "
-        "which training measures every train.validate_every_steps steps.",
+        description="Number in evaluate.json to optimize, for example exact_match or loss; or validation_loss, which "
+        "training measures every train.validate_every_steps steps.",
     )
     goal: Literal["MAXIMIZE", "MINIMIZE"] = Field(
         "MAXIMIZE", description="Whether more or less of the metric is better."
