@@ -24,6 +24,7 @@ from vlmpipe.planner.memory.rank import GIB, Memory
 from vlmpipe.planner.memory.zero_config import unpriced
 from vlmpipe.planner.model_architecture import Architecture, architecture
 from vlmpipe.planner.parallel_layout import layout_of
+from vlmpipe.planner.scenario import Scenario
 from vlmpipe.planner.time import feature_cache, reduction_server
 from vlmpipe.planner.time.feature_cache import CacheAdvice
 from vlmpipe.planner.time.reduction_server import Advice
@@ -183,7 +184,8 @@ def _estimated(
     load, note = _load(config, model, paths)
     shape = load.sized(model.shape)
     cache = feature_cache.advise(config, shape, layout, load, gpu, prices)
-    time = estimate_time(config, shape, layout, load, machine, gpu, cached=cache.state == "on")
+    case = Scenario(config, shape, layout, load, machine, gpu, cached=cache.state == "on")
+    time = estimate_time(case)
     notes = [*bare.notes, *([note] if note else [])]
     for what in (machine, gpu):
         if what is not None and what.unconfirmed:
@@ -198,7 +200,7 @@ def _estimated(
         time=time,
         features_cache=cache,
         reduction_server=reduction_server.advise(config, layout, time, machine, prices) if prices else None,
-        cost=cost.estimate_cost(config, shape, layout, load, time, cache, machine, gpu, prices) if prices else None,
+        cost=cost.estimate_cost(case, time, cache, prices) if prices else None,
         notes=tuple(dict.fromkeys(notes)),
     )
 

@@ -11,18 +11,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
 
 from trainer.sizing.checkpoint_size import checkpoint_bytes
-from trainer.sizing.model_shape import ModelShape
-from vlmpipe.catalog.machines import Gpu, Machine
 from vlmpipe.config.cluster import FLEX_START_MOST_TIMEOUT_S
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.planner.cost.cron import runs_per_month
-from vlmpipe.planner.parallel_layout import Layout
+from vlmpipe.planner.scenario import Scenario
 from vlmpipe.planner.time.communication import FP32_BYTES
 from vlmpipe.planner.time.feature_cache import GIB, CacheAdvice
 from vlmpipe.planner.time.goodput import GoodputLoss, goodput_loss, mean_time_between_preemptions_s, young_daly_s
 from vlmpipe.planner.time.other_jobs import hours_beside_training
 from vlmpipe.planner.time.step_time import Time
-from vlmpipe.planner.workload import Workload
 
 if TYPE_CHECKING:
     from vlmpipe.catalog.prices import Prices
@@ -83,27 +80,17 @@ class Cost:
     capacity_fallback: tuple[Term, ...] = ()  # the training job's options in order; empty without capacity fallback
 
 
-def estimate_cost(
-    config: RunConfig,
-    shape: ModelShape,
-    layout: Layout,
-    load: Workload,
-    time: Time,
-    cache: CacheAdvice,
-    machine: Machine,
-    gpu: Gpu | None,
-    prices: Prices,
-) -> Cost:
+def estimate_cost(case: Scenario, time: Time, cache: CacheAdvice, prices: Prices) -> Cost:
     """Cost on every term; `term` is the run file's."""
-    hours = hours_beside_training(config, shape, layout, load, cache, gpu)
-    by_term = {term: term_cost(config, time, hours, machine, gpu, prices, term) for term in TERMS}
+    config, shape = case.config, case.shape
+    by_term = {term: term_cost(case, time, cache, prices, term) for term in TERMS}
     # With capacity fallback any option may be the one that runs: the user confirms the dearest.
     chosen = max(
         (by_term[term] for term in config.cluster.strategies),
         key=lambda found: math.inf if found.usd is None else found.usd,
     )
     storage_bytes = config.train.keep_checkpoints * checkpoint_bytes(
-        shape.trainable_parameters, config.train, layout.data_parallel
+        shape.trainable_parameters, config.train, case.layout.data_parallel
     )
     storage_bytes += shape.total_parameters * FP32_BYTES  # the exported model
     storage_bytes += cache.bytes or 0 if cache.state == "on" else 0
@@ -133,31 +120,24 @@ def estimate_cost(
     )
 
 
-def why_not(config: RunConfig, term: Term, machine: Machine, gpu: Gpu | None, hours: float | None) -> str:
+def why_not(case: Scenario, term: Term, hours: float | None) -> str:
     """Why a run cannot have its machines on this term; empty where it can."""
+    machine, gpu = case.machine, case.gpu
     if term == "spot" and not machine.spot:
         return f"{machine.machine_type} is not offered as Spot"
     if term == "flex_start":
         if gpu is None or not gpu.flex_start:
             return f"flex_start does not offer {gpu.accelerator_type if gpu else 'machines without GPUs'}"
-        if config.cluster.reduction_server:
+        if case.config.cluster.reduction_server:
             return "flex_start needs the same machine in all pools, so no Reduction Server"
         if hours is not None and hours * 3600 > FLEX_START_MOST_TIMEOUT_S:
             return f"flex_start ends a job after {FLEX_START_MOST_TIMEOUT_S // 86400} days"
     return ""
 
 
-def term_cost(
-    config: RunConfig,
-    time: Time,
-    hours: dict[str, float | None],
-    machine: Machine,
-    gpu: Gpu | None,
-    prices: Prices,
-    term: Term,
-) -> TermCost:
-    """Cost on one term. `hours`: see `hours_beside_training`."""
-    cluster = config.cluster
+def term_cost(case: Scenario, time: Time, cache: CacheAdvice, prices: Prices, term: Term) -> TermCost:
+    """Cost on one term."""
+    config, cluster, hours = case.config, case.config.cluster, hours_beside_training(case, cache)
     lost = goodput_loss(config, time, preemptible=term == "spot")
     train_hours = None
     if time.train_hours is not None and lost is not None:
@@ -176,7 +156,7 @@ def term_cost(
         old = old or is_old
         usd = None if rate is None or job_hours is None else rate * job_hours
         steps.append(StepCost(job, replicas, job_hours, rate, usd))
-    refusal = why_not(config, term, machine, gpu, train_hours)
+    refusal = why_not(case, term, train_hours)
     usd = _whole(steps)
     return TermCost(term, not refusal, refusal, tuple(steps), train_hours, lost, usd, tuple(missing), old)
 

@@ -28,11 +28,11 @@ from vlmpipe.planner.memory.estimate import estimate_memory
 from vlmpipe.planner.memory.rank import GIB
 from vlmpipe.planner.model_architecture import Architecture
 from vlmpipe.planner.parallel_layout import layout_of
+from vlmpipe.planner.scenario import Scenario
 from vlmpipe.planner.search.memory import SearchMemory
 from vlmpipe.planner.search.space import Cluster, Degrees, candidates, clusters
 from vlmpipe.planner.time import feature_cache
 from vlmpipe.planner.time.feature_cache import CacheAdvice
-from vlmpipe.planner.time.other_jobs import hours_beside_training
 from vlmpipe.planner.time.step_time import estimate_time
 from vlmpipe.planner.workload import Workload
 
@@ -168,10 +168,9 @@ def _with(config: RunConfig, change: dict[str, Any]) -> RunConfig:
 
 def _priced(search: _Search, place: Cluster, change: dict[str, Any], config: RunConfig) -> _Candidate | None:
     layout, shape, cache = layout_of(config), search.load.sized(search.model.shape), search.cache
-    time = estimate_time(config, shape, layout, search.load, place.machine, place.gpu, cached=cache.state == "on")
-    others = hours_beside_training(config, shape, layout, search.load, cache, place.gpu)
-    term = config.cluster.scheduling_strategy
-    price = cost.term_cost(config, time, others, place.machine, place.gpu, search.prices, term)
+    case = Scenario(config, shape, layout, search.load, place.machine, place.gpu, cached=cache.state == "on")
+    time = estimate_time(case)
+    price = cost.term_cost(case, time, cache, search.prices, config.cluster.scheduling_strategy)
     if time.step_s is None or time.mfu is None or price.train_hours is None or price.usd is None:
         return None
     return _Candidate(place, change, config, time.step_s, time.mfu, price.train_hours, price.usd)

@@ -5,39 +5,32 @@ from __future__ import annotations
 import math
 
 from trainer.sizing.flops import flops_per_sequence
-from trainer.sizing.model_shape import ModelShape
-from vlmpipe.catalog.machines import Gpu
 from vlmpipe.config.run_config import RunConfig
-from vlmpipe.planner.parallel_layout import Layout
+from vlmpipe.planner.scenario import Scenario
 from vlmpipe.planner.time.communication import FP32_BYTES
 from vlmpipe.planner.time.feature_cache import CacheAdvice
 from vlmpipe.planner.time.step_time import reached
 from vlmpipe.planner.workload import Workload
 
 
-def hours_beside_training(
-    config: RunConfig, shape: ModelShape, layout: Layout, load: Workload, cache: CacheAdvice, gpu: Gpu | None
-) -> dict[str, float | None]:
+def hours_beside_training(case: Scenario, cache: CacheAdvice) -> dict[str, float | None]:
     """Hours of the other GPU jobs. 0: there is no such job. None: not known.
 
     The features job is taken to encode all images: how many have features already is not known here.
     """
-    encode_hours: float | None = 0.0
-    if cache.state == "on":
-        nodes, gpu_hours = config.cluster.features_replica_count, cache.encode_gpu_hours
-        encode_hours = None if gpu_hours is None else gpu_hours / (nodes * config.cluster.processes)
-    cached = cache.state == "on"
-    return {"cache_features": encode_hours, "evaluate": _evaluate_hours(config, shape, layout, load, gpu, cached)}
+    cluster, encode_hours = case.config.cluster, cache.encode_gpu_hours
+    if encode_hours is not None:
+        encode_hours /= cluster.features_replica_count * cluster.processes
+    return {"cache_features": encode_hours if case.cached else 0.0, "evaluate": _evaluate_hours(case)}
 
 
-def _evaluate_hours(
-    config: RunConfig, shape: ModelShape, layout: Layout, load: Workload, gpu: Gpu | None, cached: bool
-) -> float | None:
+def _evaluate_hours(case: Scenario) -> float | None:
     """One question a sample, for the sample's own image and for each control, and the held-out loss.
 
     The prompt is a forward pass over the sample. Then each token of an answer reads all weights of the language model
     once for a batch of questions, which memory bandwidth bounds.
     """
+    config, shape, load, gpu = case.config, case.shape, case.load, case.gpu
     samples = _held_out_samples(config, load)
     if gpu is None or samples is None:
         return None
@@ -49,10 +42,10 @@ def _evaluate_hours(
         sequence_length=load.useful_tokens_per_sequence / load.samples_per_sequence,
         images=load.images_per_sequence / load.samples_per_sequence,
         label_tokens=0,
-        cached=cached,
+        cached=case.cached,
         activation_checkpointing="none",
     )
-    rates, _ = reached(config, shape, layout, gpu, cached=cached)
+    rates, _ = reached(config, shape, case.layout, gpu, cached=case.cached)
     forward_s = (asked * rounds + samples) * sample.forward / rates.fp32
     ranks = cluster.evaluate_replica_count * cluster.processes
     batches = rounds * math.ceil(asked / ranks / evaluate.batch_questions)

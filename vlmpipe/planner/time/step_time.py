@@ -9,14 +9,14 @@ from trainer.config.train import PIPELINE_PARALLEL
 from trainer.sizing.checkpoint_size import checkpoint_bytes
 from trainer.sizing.flops import SequenceFlops, model_flops_per_sequence
 from trainer.sizing.model_shape import ModelShape
-from trainer.sizing.pipeline_partition import stages_of
-from vlmpipe.catalog.machines import Gpu, Machine
+from trainer.sizing.pipeline_partition import Stage, stages_of
+from vlmpipe.catalog.machines import Gpu
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.planner.memory.pipeline_partition import by_rank, planned_stages, sequence_flops
 from vlmpipe.planner.parallel_layout import SHARDED_BY_FSDP, Layout
+from vlmpipe.planner.scenario import Scenario
 from vlmpipe.planner.time.communication import Transfer, Work, pipeline_bubble, seconds, traffic
 from vlmpipe.planner.time.optimizer_step import update_sentences, update_times
-from vlmpipe.planner.workload import Workload
 
 # Share of the peak that computing reaches, recomputation and padding included. Read: 39-43 % of an H100's bf16 peak in
 # NeMo AutoModel and torchtitan, 30-40 % with packed images on A800 in lmms-engine, 41-48 % in Megatron-LM.
@@ -84,27 +84,13 @@ class Exposed:
     all_reduce: bool
 
 
-def estimate_time(
-    config: RunConfig,
-    shape: ModelShape,
-    layout: Layout,
-    load: Workload,
-    machine: Machine,
-    gpu: Gpu | None,
-    *,
-    cached: bool,
-) -> Time:
-    """Time of a step and of the training job. `cached`: features are read instead of computed. `gpu` None: CPU only.
-
-    Under PowerSGD a step is one that is compressed, unless there is none.
-    """
-    time = _time_of_steps(config, shape, layout, load, machine, gpu, cached=cached)
-    if not config.train.gradient_rank or layout.data_parallel == 1:
+def estimate_time(case: Scenario) -> Time:
+    """Time of a step and of the training job. Under PowerSGD a step is a compressed one, unless there is none."""
+    time, train = _time_of_steps(case), case.config.train
+    if not train.gradient_rank or case.layout.data_parallel == 1:
         return time
-    train = config.train.model_copy(update={"gradient_compression": "none"})
-    plain = config.model_copy(update={"train": train})
-    before = _time_of_steps(plain, shape, layout, load, machine, gpu, cached=cached)
-    return _after_first_steps(time, before, config.train.powersgd.start_step)
+    plain = case.config.model_copy(update={"train": train.model_copy(update={"gradient_compression": "none"})})
+    return _after_first_steps(time, _time_of_steps(replace(case, config=plain)), train.powersgd.start_step)
 
 
 def _after_first_steps(time: Time, before: Time, first: int) -> Time:
@@ -123,39 +109,22 @@ def _after_first_steps(time: Time, before: Time, first: int) -> Time:
     return replace(time, train_hours=hours, assumptions=(*time.assumptions, said))
 
 
-def _time_of_steps(
-    config: RunConfig,
-    shape: ModelShape,
-    layout: Layout,
-    load: Workload,
-    machine: Machine,
-    gpu: Gpu | None,
-    *,
-    cached: bool,
-) -> Time:
+def _time_of_steps(case: Scenario) -> Time:
     """As `estimate_time`, if all steps take the same time."""
-    if gpu is None:
+    config, shape, layout, load = case.config, case.shape, case.layout, case.load
+    if case.gpu is None:
         why = "Training on CPUs: how fast they compute is not known, so there is no time and no cost."
         return Time(None, (), None, "", load.steps, None, None, None, 0.0, (why, load.origin))
-    rates, assumptions = reached(config, shape, layout, gpu, cached=cached)
-    work = work_of(config, shape, layout, load, cached=cached)
-    flops = sequence_flops(config, shape, load, cached=cached)
+    rates, assumptions = reached(config, shape, layout, case.gpu, cached=case.cached)
+    work = work_of(case)
+    flops = sequence_flops(config, shape, load, cached=case.cached)
     rank_sequences = work.micro_steps * work.micro_batch_size
     compute_s = rank_sequences * compute_seconds(flops, shape, layout, rates)
     transfers = traffic(layout, shape, work)
     backward_s = compute_s * (1 - flops.forward / flops.total)
-    exposed = exposed_communication(
-        layout,
-        transfers,
-        machine,
-        gpu,
-        work.micro_steps,
-        compute_s,
-        backward_s,
-        waits_for_sums=work.gradient_rank > 0,
-    )
-    transfer_s = sum(seconds(transfer, machine, gpu) for transfer in _slowest(transfers, machine, gpu))
-    hidden_s = transfer_s - sum(each.s for each in exposed)
+    times = _by_slower_scope([(transfer, seconds(transfer, case.machine, case.gpu)) for transfer in transfers])
+    exposed = exposed_communication(layout, times, work, compute_s, backward_s)
+    hidden_s = sum(s for _, s in times) - sum(each.s for each in exposed)
     saved_bytes = checkpoint_bytes(shape.trainable_parameters, config.train, layout.data_parallel)
     save_s = config.plan.checkpoint_save_s or saved_bytes / layout.nodes / SAVE_BYTES_PER_S
 
@@ -163,7 +132,7 @@ def _time_of_steps(
     if layout.pipeline_parallel > 1:
         share = pipeline_bubble(layout, work.micro_steps)
         parts.append(TimePart("pipeline bubble", compute_s * share / (1 - share)))
-    updating = update_times(config, shape, layout, machine, gpu, micro_steps=work.micro_steps)
+    updating = update_times(case, micro_steps=work.micro_steps)
     parts += [TimePart(name, spent_s) for name, spent_s in updating.items()]
     parts.append(TimePart("waiting for data", DATA_WAIT_SHARE * sum(part.s for part in parts)))
     parts.append(TimePart("saving checkpoints", save_s / config.train.checkpoint_every_steps))
@@ -178,7 +147,7 @@ def _time_of_steps(
         samples=load.samples_per_sequence,
         images=load.images_per_sequence,
         label_tokens=load.label_tokens_per_sequence,
-        cached=cached,
+        cached=case.cached,
     )
     return Time(
         step_s=step_s,
@@ -193,30 +162,32 @@ def _time_of_steps(
         assumptions=(
             *assumptions,
             *_sentences(config, layout, save_s),
-            *update_sentences(config, shape, layout, machine),
+            *update_sentences(case),
             load.origin,
         ),
     )
 
 
-def work_of(config: RunConfig, shape: ModelShape, layout: Layout, load: Workload, *, cached: bool) -> Work:
+def work_of(case: Scenario) -> Work:
     """One rank's share of a step."""
-    train = config.train
-    piped = layout.pipeline_parallel > 1
+    config, layout, load, train = case.config, case.layout, case.load, case.config.train
+    stages: tuple[Stage, ...] = ()
+    if layout.pipeline_parallel > 1:
+        stages = by_rank(planned_stages(config, case.shape, layout, load, cached=case.cached), layout)
     return Work(
         micro_steps=max(1, train.global_batch_size // (layout.data_parallel * train.micro_batch_size)),
         micro_batch_size=train.micro_batch_size,
         sequence_length=config.data.sequence_length,
         precision=train.precision,
         activation_checkpointing=train.activation_checkpointing,
-        max_images_per_sequence=0.0 if cached else load.images_per_sequence,
+        max_images_per_sequence=0.0 if case.cached else load.images_per_sequence,
         sequence_label_tokens=load.label_tokens_per_sequence,
         rounds_gradients=train.rounds_gradients,
         gradient_rank=train.gradient_rank,
         quantized_weights=train.zero_quantized_weights,
         quantized_gradients=train.zero_quantized_gradients,
         sequence_parallel=train.sequence_parallel,
-        stages=by_rank(planned_stages(config, shape, layout, load, cached=cached), layout) if piped else (),
+        stages=stages,
     )
 
 
@@ -271,29 +242,19 @@ def compute_seconds(flops: SequenceFlops, shape: ModelShape, layout: Layout, rat
 
 
 def exposed_communication(
-    layout: Layout,
-    transfers: Sequence[Transfer],
-    machine: Machine,
-    gpu: Gpu,
-    micro_steps: int,
-    compute_s: float,
-    backward_s: float,
-    *,
-    waits_for_sums: bool = False,
+    layout: Layout, times: Sequence[tuple[Transfer, float]], work: Work, compute_s: float, backward_s: float
 ) -> list[Exposed]:
-    """The exposed part of each collective.
+    """The exposed part of each collective. `times`: seconds of each.
 
-    A collective takes as long as its slower scope: chunks move through both at once. Gradient all-reduces overlap with
-    the backward pass of the last micro-batch, unless a hook waits for them (`waits_for_sums`: torch's PowerSGD waits
-    for the GPU in each bucket). FSDP's gathers overlap half with forward and half with backward passes, its reductions
-    with the rest of the backward passes. Nothing overlaps in ZeRO (our engine sets overlap_comm false), in tensor
-    parallelism (the next product needs the sum) and between stages (torch's 1F1B schedule waits for what it receives
-    right after it has sent).
+    Gradient all-reduces overlap with the backward pass of the last micro-batch; not with PowerSGD, whose hook in torch
+    waits for the GPU in each bucket. FSDP's gathers overlap half with forward and half with backward passes, its
+    reductions with the rest of the backward passes. Nothing overlaps in ZeRO (our engine sets overlap_comm false), in
+    tensor parallelism (the next product needs the sum) and between stages (torch's 1F1B schedule waits for what it
+    receives right after it has sent).
     """
-    times = [(transfer, seconds(transfer, machine, gpu)) for transfer in _slowest(transfers, machine, gpu)]
     room = {"weights": 0.0, "gradients": 0.0, "activations": 0.0}
-    if layout.strategy in ("ddp", "tp", *PIPELINE_PARALLEL) and not waits_for_sums:
-        room["gradients"] = backward_s / micro_steps
+    if layout.strategy in ("ddp", "tp", *PIPELINE_PARALLEL) and not work.gradient_rank:
+        room["gradients"] = backward_s / work.micro_steps
     if layout.strategy in SHARDED_BY_FSDP:
         half_s = sum(s for transfer, s in times if transfer.what == "weights") / 2
         in_backward_s = min(half_s, backward_s)
@@ -309,12 +270,11 @@ def exposed_communication(
     return exposed
 
 
-def _slowest(transfers: Sequence[Transfer], machine: Machine, gpu: Gpu) -> list[Transfer]:
-    """The slower scope of each collective, in the order of the collectives."""
-    by_name: dict[str, Transfer] = {}
-    for transfer in transfers:
-        other = by_name.setdefault(transfer.name, transfer)
-        by_name[transfer.name] = max(other, transfer, key=lambda one: seconds(one, machine, gpu))
+def _by_slower_scope(times: Sequence[tuple[Transfer, float]]) -> list[tuple[Transfer, float]]:
+    """One transfer for each collective: that of its slower scope, since chunks move through both at once."""
+    by_name: dict[str, tuple[Transfer, float]] = {}
+    for transfer, s in times:
+        by_name[transfer.name] = max(by_name.get(transfer.name, (transfer, s)), (transfer, s), key=lambda one: one[1])
     return list(by_name.values())
 
 

@@ -21,9 +21,11 @@ from vlmpipe.planner.cost.cron import runs_per_month, starts_after
 from vlmpipe.planner.cost.estimate import HOURS_PER_MONTH, Cost, estimate_cost
 from vlmpipe.planner.parallel_layout import layout_of
 from vlmpipe.planner.plan import Plan
+from vlmpipe.planner.scenario import Scenario
 from vlmpipe.planner.time.feature_cache import advise
 from vlmpipe.planner.time.goodput import expected_loss, mean_time_between_preemptions_s, young_daly_s
-from vlmpipe.planner.time.step_time import Time, Workload, estimate_time
+from vlmpipe.planner.time.step_time import Time, estimate_time
+from vlmpipe.planner.workload import Workload
 
 NODE_USD = 40 + 100 * 0.17 / HOURS_PER_MONTH  # with its boot disk
 
@@ -33,8 +35,9 @@ def estimated(prices: Any = None, *, node: Any = None, **run: Any) -> tuple[Cost
     layout, load = layout_of(config), Workload.assumed(config, LLAVA_7B)
     gpu = A100_80 if config.cluster.accelerator_count else None
     cache = advise(config, LLAVA_7B, layout, load, gpu, prices)
-    time = estimate_time(config, LLAVA_7B, layout, load, node, gpu, cached=cache.state == "on")
-    return estimate_cost(config, LLAVA_7B, layout, load, time, cache, node, gpu, prices), time
+    case = Scenario(config, LLAVA_7B, layout, load, node, gpu, cached=cache.state == "on")
+    time = estimate_time(case)
+    return estimate_cost(case, time, cache, prices), time
 
 
 def test_training_costs_its_hours_times_its_nodes() -> None:

@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 from tests.support.planner.configs import A100_80, LLAVA_7B, RoundPrices, machine, run_config
 from vlmpipe.catalog.machines import reducers_needed
 from vlmpipe.planner.parallel_layout import STRATEGIES, layout_of, make_layout
+from vlmpipe.planner.scenario import Scenario
 from vlmpipe.planner.time.reduction_server import ELIGIBLE, Advice, advise, all_reduce_gain, step_gain
-from vlmpipe.planner.time.step_time import Time, Workload, estimate_time
+from vlmpipe.planner.time.step_time import Time, estimate_time
+from vlmpipe.planner.workload import Workload
 
 SLOW = machine(nic_gbps=100)
 
@@ -23,7 +25,7 @@ def advised(prices: RoundPrices | None = None, *, node: Any = SLOW, exposed: flo
     config = run_config(**{"cluster__replica_count": 4, "train__strategy": "ddp"} | run)
     layout = layout_of(config)
     gpu = A100_80 if config.cluster.accelerator_count else None
-    time = estimate_time(config, LLAVA_7B, layout, Workload.assumed(config, LLAVA_7B), node, gpu, cached=False)
+    time = estimate_time(Scenario(config, LLAVA_7B, layout, Workload.assumed(config, LLAVA_7B), node, gpu))
     if exposed is not None and time.step_s is not None:
         time = replace(time, exposed_all_reduce_s=exposed * time.step_s)
     return advise(config, layout, time, node, prices or RoundPrices())

@@ -13,16 +13,17 @@ from trainer.sizing.model_shape import Matrices, ModelShape
 from vlmpipe.catalog.machines import Gpu
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.planner.parallel_layout import layout_of, make_layout
+from vlmpipe.planner.scenario import Scenario
 from vlmpipe.planner.time.optimizer_step import HOST_BYTES_PER_S, LINK_BYTES_PER_S, UPDATE_BYTES_PER_PARAMETER
 from vlmpipe.planner.time.step_time import (
     ASSUMED_EFFICIENCY,
     OVERLAPPED,
     SAVE_BYTES_PER_S,
     Time,
-    Workload,
     estimate_time,
     sequence_flops,
 )
+from vlmpipe.planner.workload import Workload
 
 NODE = machine()
 
@@ -31,7 +32,7 @@ def timed(
     config: RunConfig, shape: ModelShape = LLAVA_7B, gpu: Gpu | None = A100_80, *, cached: bool = False, **node: Any
 ) -> Time:
     load = Workload.assumed(config, shape)
-    return estimate_time(config, shape, layout_of(config), load, replace(NODE, **node), gpu, cached=cached)
+    return estimate_time(Scenario(config, shape, layout_of(config), load, replace(NODE, **node), gpu, cached=cached))
 
 
 def part(time: Time, name: str) -> float:
@@ -130,7 +131,7 @@ def test_tensor_parallelism_hides_no_sum_of_activations() -> None:
     config = run_config(train__global_batch_size=32)
     layout = make_layout("tp", 1, 8, tensor_parallel=8)
     load = Workload.assumed(config, LLAVA_7B)
-    time = estimate_time(config, LLAVA_7B, layout, load, NODE, A100_80, cached=False)
+    time = estimate_time(Scenario(config, LLAVA_7B, layout, load, NODE, A100_80))
     assert part(time, "all-reduce of activations") > 0
 
 
@@ -216,7 +217,7 @@ def test_a_pipeline_waits_in_its_bubble() -> None:
     config = run_config(train__global_batch_size=32)
     layout = make_layout("pp", 1, 8, pipeline_parallel=4)
     load = Workload.assumed(config, LLAVA_7B)
-    time = estimate_time(config, LLAVA_7B, layout, load, NODE, A100_80, cached=False)
+    time = estimate_time(Scenario(config, LLAVA_7B, layout, load, NODE, A100_80))
     assert part(time, "pipeline bubble") == pytest.approx(part(time, "computing") * 3 / 16)
 
 
