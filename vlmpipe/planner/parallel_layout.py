@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from trainer.sizing.deepspeed_config import uses_hpz
 from vlmpipe.config.run_config import RunConfig
@@ -95,4 +96,5 @@ def make_layout(
         bare = replace(bare, copy_shards=ranks_per_node)
     in_node = ranks_per_node // min(bare.model_ranks, ranks_per_node)
     shards = in_node if strategy == "hsdp" else bare.data_parallel
-    return replace(bare, **dict.fromkeys(STRATEGIES[strategy], shards))
+    sharded: dict[str, Any] = dict.fromkeys(STRATEGIES[strategy], shards)
+    return replace(bare, **sharded)

@@ -59,7 +59,7 @@ def _accelerators(catalog: Catalog, pool: Pool, machine: Machine) -> Iterator[Vi
         yield Violation("VP303", name_path, f"{wanted} on {machine.machine_type}", expected, fix)
     elif wanted and count and count not in machine.accelerators[wanted]:
         allowed = machine.accelerators[wanted]
-        others = [other for other in catalog.machines_with(wanted) if count in other.accelerators[wanted]]
+        others = tuple(other for other in catalog.machines_with(wanted) if count in other.accelerators[wanted])
         fix = f"{count} x {wanted} is on {_some(others)}" if others else ""
         expected = f"{' or '.join(map(str, allowed))} on {machine.machine_type}"
         yield Violation("VP304", count_path, str(count), expected, fix)
