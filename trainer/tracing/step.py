@@ -106,7 +106,7 @@ def without_numbers(config: ModelConfig, module: nn.Module) -> None:
     if config.family in GRID_FAMILIES:
         from trainer.models.qwen_vl.vision_metadata import fake_sizes_of
 
-        module.sizes_of = fake_sizes_of  # type: ignore[assignment]
+        module.sizes_of = fake_sizes_of
 
 
 def has_equal_tower_layers(config: ModelConfig) -> bool:
