@@ -20,7 +20,7 @@ from trainer.config.checkpoint import CheckpointConfig
 from trainer.config.data import DataConfig
 from trainer.config.job import EvaluateConfig, FeaturesConfig, RunPaths, run_uri_of
 from trainer.config.model import GRID_FAMILIES, MOST_ASPECT, ModelConfig
-from trainer.config.train import TrainConfig
+from trainer.config.train import QUANTIZING, TrainConfig
 from trainer.errors import ConfigError
 from trainer.secret_detection import known_form
 from trainer.sizing.deepspeed_config import uses_hpz
@@ -200,11 +200,26 @@ def _cross_section_problems(config: RunConfig) -> Iterator[Problem]:
         state = "is trained" if is_trained else "does not run: features.cache is on"
         text = f"found true, but the tower {state}; expected tower in model.freeze and cache off"
         yield Problem("train.overlap_vision_encoder", text)
+    if model.quantizes_base and train.strategy not in QUANTIZING:
+        yield Problem(
+            "model.lora.quantize_base",
+            f"found nf4 with train.strategy {train.strategy}, which cannot shard 4-bit weights; expected one of "
+            f"{', '.join(QUANTIZING)}, such as train.strategy ddp: every rank holds the small base whole",
+        )
+    if model.quantizes_base and train.compile:
+        text = "found true with model.lora.quantize_base, whose kernels torch.compile cannot trace; expected false"
+        yield Problem("train.compile", text)
     if model.family in GRID_FAMILIES and config.data.max_image_aspect > MOST_ASPECT:
         found = f"found {config.data.max_image_aspect:g} with model.family {model.family}"
         text = f"{found}, whose images keep their shape; expected at most {MOST_ASPECT:g}"
         yield Problem("data.max_image_aspect", text)
     yield from _rank_problems(config)
+    if not 0 < config.data.validation_fraction < 1:
+        yield Problem(
+            "data.validation_fraction",
+            f"found {config.data.validation_fraction:g}, expected more than 0 and less than 1: a run trains on one "
+            "part of its samples and is evaluated on the other",
+        )
     yield from _capacity_problems(config)
     if "cider_d" in config.gate.min_scores and config.evaluate.cider_d == "off":
         text = "found with evaluate.cider_d off, which gives none; expected auto or on"

@@ -8,7 +8,7 @@ from typing import Any
 from trainer.sizing.deepspeed_config import uses_hpz
 from vlmpipe.config.run_config import RunConfig
 
-SHARDED_BY_FSDP = ("fsdp", "hsdp", "tp+fsdp")
+SHARDED_BY_FSDP = ("fsdp", "hsdp", "tp", "pp", "tp+pp+dp")
 
 
 @dataclass(frozen=True)
@@ -58,10 +58,9 @@ STRATEGIES: dict[str, tuple[str, ...]] = {  # what is sharded: by hsdp inside a 
     "zero3": _ALL,
     "fsdp": _ALL,
     "hsdp": _ALL,
-    "tp": (),
-    "tp+fsdp": _ALL,
-    "pp": (),
-    "tp+pp+dp": (),
+    "tp": _ALL,
+    "pp": _ALL,
+    "tp+pp+dp": _ALL,
 }
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from trainer.config.train import PIPELINE_PARALLEL
 from trainer.sizing.checkpoint_size import checkpoint_bytes
 from trainer.sizing.flops import SequenceFlops, model_flops_per_sequence
 from trainer.sizing.model_shape import ModelShape
@@ -15,8 +13,9 @@ from vlmpipe.config.run_config import RunConfig
 from vlmpipe.planner.memory.pipeline_partition import by_rank, planned_stages, sequence_flops
 from vlmpipe.planner.parallel_layout import SHARDED_BY_FSDP, Layout
 from vlmpipe.planner.scenario import Scenario
-from vlmpipe.planner.time.communication import Transfer, Work, pipeline_bubble, seconds, traffic
+from vlmpipe.planner.time.communication import Work, pipeline_bubble, traffic
 from vlmpipe.planner.time.optimizer_step import update_sentences, update_times
+from vlmpipe.planner.time.overlap import Hiding, by_name, exposed_communication
 
 # Share of the peak that computing reaches, recomputation and padding included. Read: 39-43 % of an H100's bf16 peak in
 # NeMo AutoModel and torchtitan, 30-40 % with packed images on A800 in lmms-engine, 41-48 % in Megatron-LM.
@@ -74,16 +73,6 @@ class Rates:
     peak: float  # nominal, of the run's precision
 
 
-@dataclass(frozen=True)
-class Exposed:
-    """Communication that computing does not hide."""
-
-    name: str
-    s: float
-    between_nodes: bool
-    all_reduce: bool
-
-
 def estimate_time(case: Scenario) -> Time:
     """Time of a step and of the training job. Under PowerSGD a step is a compressed one, unless there is none."""
     time, train = _time_of_steps(case), case.config.train
@@ -122,9 +111,15 @@ def _time_of_steps(case: Scenario) -> Time:
     compute_s = rank_sequences * compute_seconds(flops, shape, layout, rates)
     transfers = traffic(layout, shape, work)
     backward_s = compute_s * (1 - flops.forward / flops.total)
-    times = _by_slower_scope([(transfer, seconds(transfer, case.machine, case.gpu)) for transfer in transfers])
-    exposed = exposed_communication(layout, times, work, compute_s, backward_s)
-    hidden_s = sum(s for _, s in times) - sum(each.s for each in exposed)
+    behind = Hiding.of(
+        config.train,
+        shape.trainable_parameters,
+        micro_steps=work.micro_steps,
+        forward_s=compute_s - backward_s,
+        backward_s=backward_s,
+    )
+    exposed = exposed_communication(transfers, case.machine, case.gpu, behind)
+    hidden_s = sum(by_name(transfers, case.machine, case.gpu).values()) - sum(each.s for each in exposed)
     saved_bytes = checkpoint_bytes(shape.trainable_parameters, config.train, layout.data_parallel)
     save_s = config.plan.checkpoint_save_s or saved_bytes / layout.nodes / SAVE_BYTES_PER_S
 
@@ -187,6 +182,7 @@ def work_of(case: Scenario) -> Work:
         quantized_weights=train.zero_quantized_weights,
         quantized_gradients=train.zero_quantized_gradients,
         sequence_parallel=train.sequence_parallel,
+        reshard_after_forward=train.reshard_after_forward,
         stages=stages,
     )
 
@@ -239,43 +235,6 @@ def compute_seconds(flops: SequenceFlops, shape: ModelShape, layout: Layout, rat
         whole * stage.is_first + one_layer * len(stage.layers) + head * stage.is_last
         for stage in by_rank(stages, layout)
     )
-
-
-def exposed_communication(
-    layout: Layout, times: Sequence[tuple[Transfer, float]], work: Work, compute_s: float, backward_s: float
-) -> list[Exposed]:
-    """The exposed part of each collective. `times`: seconds of each.
-
-    Gradient all-reduces overlap with the backward pass of the last micro-batch; not with PowerSGD, whose hook in torch
-    waits for the GPU in each bucket. FSDP's gathers overlap half with forward and half with backward passes, its
-    reductions with the rest of the backward passes. Nothing overlaps in ZeRO (our engine sets overlap_comm false), in
-    tensor parallelism (the next product needs the sum) and between stages (torch's 1F1B schedule waits for what it
-    receives right after it has sent).
-    """
-    room = {"weights": 0.0, "gradients": 0.0, "activations": 0.0}
-    if layout.strategy in ("ddp", "tp", *PIPELINE_PARALLEL) and not work.gradient_rank:
-        room["gradients"] = backward_s / work.micro_steps
-    if layout.strategy in SHARDED_BY_FSDP:
-        half_s = sum(s for transfer, s in times if transfer.what == "weights") / 2
-        in_backward_s = min(half_s, backward_s)
-        room["weights"] = min(half_s, compute_s - backward_s) + in_backward_s
-        room["gradients"] = backward_s - in_backward_s
-    exposed = []
-    for transfer, s in times:
-        hidden_s = min(s, room[transfer.what])
-        room[transfer.what] -= hidden_s
-        if s > hidden_s:
-            all_reduce = transfer.collective == "all_reduce"
-            exposed.append(Exposed(transfer.name, s - hidden_s, transfer.scope == "inter", all_reduce))
-    return exposed
-
-
-def _by_slower_scope(times: Sequence[tuple[Transfer, float]]) -> list[tuple[Transfer, float]]:
-    """One transfer for each collective: that of its slower scope, since chunks move through both at once."""
-    by_name: dict[str, tuple[Transfer, float]] = {}
-    for transfer, s in times:
-        by_name[transfer.name] = max(by_name.get(transfer.name, (transfer, s)), (transfer, s), key=lambda one: one[1])
-    return list(by_name.values())
 
 
 def _sentences(config: RunConfig, layout: Layout, save_s: float) -> list[str]:
