@@ -102,7 +102,11 @@ def _plan(config: RunConfig) -> Iterator[Finding]:
     from vlmpipe.planner.plan import plan_run
 
     on_vertex = not list(_missing_for_vertex(config))
-    plan = plan_run(config)
+    try:
+        plan = plan_run(config)
+    except UserError as error:
+        yield Finding("parameters", "failed", error.text(), int(error.code))
+        return
     if plan.model:
         shape = plan.model.shape
         text = f"{shape.trainable_parameters:,} of {shape.total_parameters:,} are trained"

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from trainer.storage.base import crc32c_of
+
 DEFAULT_SLICE = "all"
 
 Split = Literal["train", "eval"]
@@ -33,6 +35,14 @@ class Turn:
     slice: str = DEFAULT_SLICE
 
 
+def content_of(data: bytes) -> str:
+    """What tells an image's bytes apart from others: what buckets know of their objects without a download.
+
+    The same for all sources, so that an image has the same split in a folder, a bucket, a tar or a Parquet file.
+    """
+    return f"{len(data)} {crc32c_of(data)}"
+
+
 @dataclass(frozen=True, slots=True)
 class ImageRef:
     """An image that has not been read yet. Within one source, equal names mean equal images."""
@@ -43,8 +53,8 @@ class ImageRef:
     size_bytes: Callable[[], int] | None = None  # as it is stored, told without reading it; None: it is small
 
     def content(self) -> str:
-        """Changes with the image's bytes: what the source knows of them, or a hash."""
-        return self.known() if self.known else hashlib.sha256(self.read()).hexdigest()
+        """Changes with the image's bytes: what the source knows of them, or `content_of` them."""
+        return self.known() if self.known else content_of(self.read())
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from trainer.errors import ConfigError
+from trainer.redaction import redact_all
 
 LEAST_SIMILARITY = 0.68
 MAY_HOLD_SECRETS = ("cluster.env",)
@@ -128,9 +129,10 @@ def section_of(field: FieldInfo) -> type[BaseModel] | None:
 
 
 def show(value: Any) -> str:
-    """A value as it is written in YAML or JSON, shortened."""
+    """A value as it is written in YAML or JSON, shortened, without the secrets in it: errors end up in logs."""
     if isinstance(value, Mapping):
         return "a section" if value else "an empty section"
+    value = redact_all(value)
     text = json.dumps(value, ensure_ascii=False, default=repr)
     if not text.isprintable():
         text = json.dumps(value, default=repr)

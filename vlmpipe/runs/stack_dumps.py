@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
+
+from trainer.storage.regular_files import NotRegularFileError, open_regular
 
 FOLDER = "logs/stacks"
 _FILE = re.compile(r"^rank-(\d+)\.txt$")
@@ -78,8 +81,12 @@ def read_stall(folder: Path, *, world_size: int, since_s: float = 0.0) -> Stall 
     ranks, steps = {}, []
     for path in sorted((folder / FOLDER).glob("rank-*.txt")):
         name = _FILE.match(path.name)
-        if name and path.stat().st_mtime >= since_s:
-            text = path.read_text("utf-8", "replace")
+        try:
+            with open_regular(path) as file:
+                written_s, text = os.fstat(file.fileno()).st_mtime, file.read().decode("utf-8", "replace")
+        except (OSError, NotRegularFileError):
+            continue
+        if name and written_s >= since_s:
             ranks[int(name[1])] = main_frames(text)
             steps += [int(step) for step in _STEP.findall(text)]
     if not ranks:

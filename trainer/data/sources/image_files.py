@@ -11,12 +11,12 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 
 from trainer.data.rejects import RejectCode, RejectedError
-from trainer.data.sample import IMAGE_SUFFIXES, ImageRef
+from trainer.data.sample import IMAGE_SUFFIXES, ImageRef, content_of
 from trainer.data.sources.file_patterns import fingerprint_of
 from trainer.data.sqlite_table import disk_table
 from trainer.errors import ConfigError, DataError, ExitCode, UserError
 from trainer.storage import open_storage
-from trainer.storage.base import Storage, clean_name, crc32c_of
+from trainer.storage.base import Storage, clean_name
 from trainer.storage.local import LocalStorage
 from trainer.storage.regular_files import FileTooLargeError, NotRegularFileError, read_regular
 
@@ -143,9 +143,7 @@ def _read_local(path: Path, max_image_bytes: int) -> bytes:
 
 
 def _local_content(path: Path, max_image_bytes: int) -> str:
-    """In the form that a bucket knows its pictures by, so that the same picture has the same split from either."""
-    data = _read_local(path, max_image_bytes)
-    return f"{len(data)} {crc32c_of(data)}"
+    return content_of(_read_local(path, max_image_bytes))
 
 
 def _size(path: Path) -> int:

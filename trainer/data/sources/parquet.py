@@ -110,4 +110,4 @@ def _image(value: Any, files: ImageFiles) -> ImageRef:
     require_size(len(value), files.max_image_bytes)
     # Equal names must mean equal pictures, and a path inside a row need not be the only one of its name.
     sha256 = hashlib.sha256(value).hexdigest()
-    return ImageRef(sha256 + PurePosixPath(path).suffix, lambda: value, lambda: sha256, lambda: len(value))
+    return ImageRef(sha256 + PurePosixPath(path).suffix, lambda: value, size_bytes=lambda: len(value))

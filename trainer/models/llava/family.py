@@ -130,6 +130,7 @@ class LlavaFamily(SquareFamily):
             config,
             model,
             vision,
+            features=(image_tokens, feature_width),
             tower_tokens=side * side + (1 if vision.model_type == CLIP else 0),
             image_tokens=image_tokens,
             feature_width=feature_width,

@@ -98,6 +98,7 @@ class SmolVlmFamily(SquareFamily, NativeFamily):
             config,
             model,
             vision,
+            features=(patches, width),
             tower_tokens=patches,
             image_tokens=patches // scale**2,
             most_tiles=image_form_of(config).most_tiles,

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
+from typing import TextIO
 
 import psutil
 
-from trainer.errors import ConfigError, ExitCode, UserError
+from trainer.errors import ConfigError, ExitCode, UserError, os_errors
+from trainer.storage.regular_files import open_regular
 from vlmpipe.runs.local.run import LOG, is_running, lock_holders, lock_owner, run_argument
 from vlmpipe.runs.local.summary import RunReport
 
@@ -105,7 +108,14 @@ def read_logs(files: list[Path], *, last: int) -> Iterator[LogLine]:
     """Lines of these files, the `last` ones of each; 0: all."""
     for file in files:
         log = LogFile(file)
-        yield from [log.parse(line) for line in file.read_text("utf-8", "replace").splitlines()][-last:]
+        with _opened(file) as stream:
+            yield from [log.parse(line) for line in stream.read().splitlines()][-last:]
+
+
+def _opened(path: Path) -> TextIO:
+    with os_errors(f"reading {path}"):
+        file = open_regular(path)
+    return io.TextIOWrapper(file, encoding="utf-8", errors="replace")
 
 
 def follow_logs(
@@ -114,7 +124,7 @@ def follow_logs(
     """The same, and what is added to the files until the run is over."""
     logs = [LogFile(file) for file in files]
     with contextlib.ExitStack() as stack:
-        streams = [stack.enter_context(log.path.open(encoding="utf-8", errors="replace")) for log in logs]
+        streams = [stack.enter_context(_opened(log.path)) for log in logs]
         for log, stream in zip(logs, streams, strict=True):
             yield from [log.parse(line.rstrip("\n")) for line in stream][-last:]
         running = True

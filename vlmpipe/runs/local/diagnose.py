@@ -6,11 +6,13 @@ then the log of the whole pipeline. How it is weighed is in diagnosis.py; runs o
 
 from __future__ import annotations
 
+import os
 import shlex
 import time
 from pathlib import Path
 
 from trainer.storage.records import read_record_file
+from trainer.storage.regular_files import NotRegularFileError, open_regular
 from vlmpipe.runs.diagnosis import STALL_IDS, Diagnosis, Text, decide, last_lines, rank_ends
 from vlmpipe.runs.local.fault_summary import read_faults
 from vlmpipe.runs.local.run import LOG, MARKER, is_running, read_marker
@@ -97,12 +99,15 @@ def _texts(folder: Path, step: Step | None) -> list[Text]:
 
 
 def _end_of(path: Path, where: str) -> Text:
-    """The end of a log, and the number of the line it begins in."""
-    with path.open("rb") as file:
-        skipped = 0
-        for _ in range(max(0, path.stat().st_size - LOG_BYTES) // LOG_BYTES):
-            skipped += file.read(LOG_BYTES).count(b"\n")
-        return Text(where, file.read().decode("utf-8", "replace"), skipped + 1)
+    """The end of a log, and the number of the line it begins in. One that cannot be read says nothing."""
+    try:
+        with open_regular(path) as file:
+            skipped = 0
+            for _ in range(max(0, os.fstat(file.fileno()).st_size - LOG_BYTES) // LOG_BYTES):
+                skipped += file.read(LOG_BYTES).count(b"\n")
+            return Text(where, file.read().decode("utf-8", "replace"), skipped + 1)
+    except (OSError, NotRegularFileError):
+        return Text(where, "", 1)
 
 
 def _world_size(folder: Path) -> int:

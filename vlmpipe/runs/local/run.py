@@ -21,7 +21,7 @@ from trainer.errors import ConfigError, ExitCode, UserError, from_os_error, os_e
 from trainer.storage.base import join_uri
 from trainer.storage.local import LocalStorage
 from trainer.storage.records import read_record_file, write_record
-from trainer.storage.regular_files import NotRegularFileError, open_lock
+from trainer.storage.regular_files import NotRegularFileError, open_lock, read_regular
 from vlmpipe.runs.local.state import STOPPED, RunState, read_state
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ DEFAULT_ROOT = "runs"  # the default of output.root_uri
 MARKER = "local.json"
 RUN_FILE_COPY = "run_file.json"
 LOCK = "run.lock"
+LOCK_BYTES = 1000  # at most
 LOG = "pipeline.log"
 ORPHANS_MAX_S = 90.0  # more than local_runner.GRACE_S, after which a subreaper kills what is left
 SAY_EVERY_S, POLL_S = 5.0, 0.25
@@ -271,8 +272,8 @@ def _try_lock(lock: int) -> bool:
 
 def lock_owner(folder: Path) -> psutil.Process | None:
     """The process that took the run's lock; None once it has ended."""
-    with contextlib.suppress(OSError, ValueError, psutil.NoSuchProcess):
-        pid, created_s = (folder / LOCK).read_text().split()
+    with contextlib.suppress(OSError, UserError, ValueError, psutil.NoSuchProcess):
+        pid, created_s = read_regular(folder / LOCK, LOCK_BYTES).split()
         process = psutil.Process(int(pid))
         is_same = abs(process.create_time() - float(created_s)) < CLOCK_STEP_S  # else the pid was given out again
         if is_same and process.status() != psutil.STATUS_ZOMBIE:

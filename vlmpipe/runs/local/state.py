@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -20,6 +21,7 @@ from trainer.checkpoint.attempts import order_of
 from trainer.errors import UNEXPECTED_PREFIX, DataError, ExitCode
 from trainer.progress import StepRecord
 from trainer.storage.records import read_record_file, unseal
+from trainer.storage.regular_files import NotRegularFileError, open_regular
 
 STEPS = (
     "resolve-run",
@@ -190,10 +192,10 @@ def _metrics_tail(path: Path) -> list[dict[str, Any]]:
 def read_tail(path: Path, num_bytes: int) -> str:
     """The last bytes of a text file, or "" when there is none."""
     try:
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - num_bytes))
+        with open_regular(path) as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - num_bytes))
             return file.read().decode("utf-8", "replace")
-    except OSError:
+    except (OSError, NotRegularFileError):
         return ""
 
 

@@ -197,7 +197,7 @@ def test_a_secret_in_the_environment_is_refused_and_not_repeated(name: str) -> N
     [
         ("gcp__labels", {"token": TOKEN.lower()}, "gcp.labels.token"),
         ("gcp__persistent_resource_id", TOKEN, "gcp.persistent_resource_id"),
-        ("data__source", f"https://ann:{TOKEN}@example.com/a.json", "data.source"),
+        ("data__source", f"gs://bucket/{TOKEN}/a.json", "data.source"),
         ("notify__email", (f"{TOKEN}@example.com",), "notify.email.0"),
     ],
 )
@@ -205,6 +205,12 @@ def test_a_secret_in_any_field_is_refused_and_not_repeated(field: str, value: An
     problems = problems_of(**{field: value})
     assert "holds a secret (Hugging Face token)" in problems[place]
     assert TOKEN.lower() not in str(problems).lower()
+
+
+@pytest.mark.parametrize("field", ["data__source", "train__strategy", "gcp__project", "cluster__timeout", "name"])
+def test_a_secret_that_is_no_valid_value_is_not_repeated(field: str) -> None:
+    problems = problems_of(**{field: f"https://ann:{TOKEN}@example.com"})
+    assert problems and TOKEN not in str(problems)
 
 
 def test_a_secret_of_another_type_is_not_repeated_either() -> None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -116,6 +117,19 @@ def test_every_format_is_split_by_picture(tmp_path: Path, name: str) -> None:
     assert stats["splits"]["eval"]["unique_images"] * 2 == prepared.counts["eval"] > 0
     assert stats["splits"]["train"]["unique_images"] * 2 == prepared.counts["train"] > 0
     assert stats["eval_images_also_in_train"] == 0
+
+
+def test_an_image_has_the_same_split_in_every_format(tmp_path: Path) -> None:
+    held_out = []
+    for name in sorted(FORMATS):
+        (tmp_path / name).mkdir()
+        source = write_source(name, tmp_path / name, captioned(20))
+        index = pq.read_table(
+            Path(run_prepare(job_config(tmp_path / f"{name}-root", source=source)).uri, "index.parquet")
+        )
+        rows = zip(index["split"].to_pylist(), index["image_sha256"].to_pylist(), strict=True)
+        held_out.append({str(images) for split, images in rows if split == "eval"})
+    assert held_out[0] and all(images == held_out[0] for images in held_out)
 
 
 def test_a_field_keeps_its_records_together(tmp_path: Path) -> None:
