@@ -19,7 +19,7 @@ from tests.support.paths import ROOT
 from vlmpipe.cli.app import app
 from vlmpipe.config.run_config import load_run_file
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted(set((ROOT / "docs").rglob("*.md")) - set((ROOT / "docs/results").rglob("*.md")))]
 COMMANDS = [(page, line) for page in PAGES for line in command_lines(page)]
 MAKE_TARGETS = set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 LINK = re.compile(r"\]\((?!https?:|#)([^)#]+)")
