@@ -143,6 +143,9 @@ def gradient_bytes(strategy: Strategy, module: nn.Module) -> int:
     """Before the step. DeepSpeed keeps its gradients to itself, and may hold all of one that two ranks share."""
     engine = getattr(strategy, "_engine", None)
     if engine is not None:
+        whole = getattr(engine.optimizer, "fp32_groups_gradients_flat", None)  # ZeRO-1 with bf16 weights
+        if whole:
+            return storage_bytes(whole)
         averaged = getattr(engine.optimizer, "averaged_gradients", {})
         return sum(tensor.nbytes for tensors in averaged.values() if tensors for tensor in tensors)
     return storage_bytes(parameter.grad for parameter in module.parameters() if parameter.grad is not None)

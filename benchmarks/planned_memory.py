@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from benchmarks.memory_cases import Case
 from trainer.models.registry import family_of
 from vlmpipe.planner.memory import host as host_memory
@@ -36,6 +38,7 @@ def planned_phases(case: Case, processes: int, *, on_gpu: bool) -> dict[str, lis
     """All that torch is to allocate on one of `processes` ranks, moment by moment of a step."""
     config = case.config(processes)
     shape = family_of(config.model).shape(config.model)
+    shape = replace(shape, shards_frozen=config.train.shard_frozen_weights)
     mixes = [(case.rows.images // case.rows.rows, case.rows.label_tokens // case.rows.rows)]
     held = activations(config, shape, mixes=mixes)
     return run_phases(

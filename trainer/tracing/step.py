@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_leaves
 from trainer.config.model import GRID_FAMILIES, ModelConfig
 from trainer.dataloading.batches import OF_IMAGES
 from trainer.models.fixed_image_model import FixedImageVLM
+from trainer.models.layers.bf16 import cast_to_bf16
 from trainer.models.layers.freeze import in_frozen_parts
 from trainer.models.layers.recompute_policy import Recompute
 from trainer.models.registry import family_of
@@ -72,11 +73,9 @@ def trace_step(
             recompute_gathered_linear(module)
         if not every_layer:
             pass_through(family.blocks(module).tower_layers)
-        if compute == "bf16 weights":
-            not_sliced = in_frozen_parts(module)
-            for parameter in module.parameters():
-                if parameter not in not_sliced:
-                    parameter.data = parameter.data.bfloat16()
+        if compute in ("bf16 weights", "bf16 parts"):
+            left = in_frozen_parts(module) if compute == "bf16 parts" else set()
+            cast_to_bf16(parameter for parameter in module.parameters() if parameter not in left)
         without_numbers(config, module)
         blocks = family.blocks(module)
         in_layers = {id(one) for layer in (*blocks.language_layers, *blocks.tower_layers) for one in layer.parameters()}
@@ -90,6 +89,8 @@ def trace_tower(config: ModelConfig, shape: SequenceShape, *, vocabulary: int, c
         family = family_of(config)
         model = family.skeleton(config, vocabulary=vocabulary, language_layers=1)
         module = family.training_module(config, model, cached=False).train()
+        if compute == "bf16 weights":
+            cast_to_bf16(module.parameters())
         without_numbers(config, module)
         inputs = inputs_of(config, shape, vocabulary, cached=False)
         images = {name: inputs[name] for name in OF_IMAGES if name in inputs}
