@@ -21,6 +21,11 @@ def predicted(case: Case, processes: int) -> dict[str, int]:
     sizes = {part.name: part.bytes for part in moments["step"]}
     return {
         "weights": sizes["weights"] + sizes.get("frozen weights", 0),
+        "bf16_weights": sum(
+            part.bytes
+            for part in moments["step"]
+            if part.name in ("weights", "frozen weights") and part.why.startswith("bf16")
+        ),
         "gradients": sizes["gradients"],
         "optimizer": sizes["optimizer"],
         "node_weights": sizes.get(host_memory.NODE_WEIGHTS, 0),

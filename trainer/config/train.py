@@ -153,8 +153,8 @@ class TrainConfig(Section):
     zero_hpz: bool = Field(
         False,
         description="Each node keeps a copy of all weights, in slices on its own ranks, for zero3 on several nodes "
-        "(ZeRO++'s hpZ): weights travel between nodes once a step instead of twice a micro-batch. A rank takes 4 bytes "
-        "x all weights / ranks of its node more memory.",
+        "(ZeRO++'s hpZ): weights travel between nodes once a step instead of twice a micro-batch. A rank takes the "
+        "bytes of all weights / ranks of its node more memory.",
     )
     deepspeed: dict[str, Any] = Field(
         default_factory=dict,
