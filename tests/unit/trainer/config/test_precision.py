@@ -23,8 +23,8 @@ def train(**changes: Any) -> TrainConfig:
         ({"strategy": "fsdp", "gradient_accumulation_dtype": "bf16"}, "use one of zero1, zero2, zero3, or fp32"),
         ({"reduce_dtype": "bf16", "precision": "fp32"}, "no meaning for precision fp32: set precision bf16 too"),
         (
-            {"reduce_dtype": "bf16", "strategy": "tp", "tensor_parallel": 2},
-            "does not work with strategy tp: use one of",
+            {"reduce_dtype": "bf16", "strategy": "pp", "pipeline_parallel": 2},
+            "does not work with strategy pp: use one of",
         ),
         ({"strategy": "zero2", **OFFLOADED}, "use zero3, or set gradient_accumulation_dtype to bf16"),
         ({"gradient_compression": "bf16"}, "use precision bf16-autocast, or set reduce_dtype to bf16"),
@@ -53,7 +53,7 @@ def test_what_is_named_in_its_place_is_taken(changes: dict[str, Any]) -> None:
     assert train(**changes).compute_type == "bf16"
 
 
-@pytest.mark.parametrize(("strategy", "stored"), [("zero2", True), ("ddp", True), ("fsdp", True), ("pp", False)])
+@pytest.mark.parametrize(("strategy", "stored"), [("zero2", True), ("ddp", True), ("fsdp", True), ("pp", True)])
 def test_weights_rest_in_bf16(strategy: str, stored: bool) -> None:
     stages = {"pipeline_parallel": 2} if strategy == "pp" else {}
     assert train(strategy=strategy, **stages).has_bf16_weights == stored
