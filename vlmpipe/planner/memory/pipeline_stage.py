@@ -95,7 +95,7 @@ def stage_phases(
         late += min(ranks - number, in_schedule) - held
     sent = MemoryPart("sent", late * one.passed_on_bytes, NAMES["sent"][1])
     static = [
-        *lasting_parts(weights, shards, averaged=config.train.ema_decay > 0),
+        *lasting_parts(weights, shards, config.train),
         MemoryPart("inputs", passes * one.input_bytes, "tokens, labels and images of a step"),
         MemoryPart(
             "received",
@@ -234,7 +234,7 @@ def _traced_stage(
         Stage(tuple(stage.layers) if layers is None else range(layers), stage.is_first, stage.is_last),
         rows=(rows, config.data.sequence_length, *mix),
         cached=is_cached(config),
-        compute="fp32" if train.precision == "fp32" else "bf16 weights",
+        compute="fp32" if train.precision == "fp32" else "bf16 weights" if train.has_bf16_weights else "bf16 parts",
         recompute=Recompute.of(train),
         tensor_parallel=train.tensor_parallel,
         sequence_parallel=train.sequence_parallel,
