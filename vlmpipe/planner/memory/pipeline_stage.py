@@ -103,7 +103,7 @@ def stage_phases(
             "between stages, for each micro-batch of a step",
         ),
     ]
-    moments = {moment: [*parts_of(held), sent] for moment, held in rank.fullest.items()}
+    moments: dict[str, list[MemoryPart]] = {moment: [*parts_of(held), sent] for moment, held in rank.fullest.items()}
     moments["step"] = parts_of(Counter({SHARDS: sum(group.sharded_bytes for group in groups)}))
     return {moment: [part for part in [*static, *parts] if part.bytes] for moment, parts in moments.items()}
 
