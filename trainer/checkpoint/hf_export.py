@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from trainer.errors import ConfigError, DataError, os_errors
 from trainer.models.base import Weights
 from trainer.models.layers.freeze import frozen_weights
 from trainer.models.layers.lora import Adapter, adapters_of, without_adapters
+from trainer.models.layers.nf4 import QuantizedWeights, quantized_names
 from trainer.models.registry import family_of
 from trainer.storage import open_storage
 from trainer.storage.base import Storage, crc32c_of_file
@@ -41,15 +43,20 @@ def export_checkpoint(
     export exist. Raises ConfigError when the checkpoint belongs to another model, before touching an earlier export.
     """
     store = open_storage(job.run.run_uri)
-    if described := _whole_export(store, checkpoint, ema_decay=job.train.ema_decay):
-        return {**described, "reused": True}
+    with contextlib.suppress(DataError):  # there is none, or a damaged one
+        described = require_whole_export(store)
+        if (described["checkpoint"], described["ema_decay"]) == (checkpoint.name, job.train.ema_decay):
+            return {**described, "reused": True}
     _require_same_model(job, checkpoint)
     family = family_of(job.model)
     tokenizer = load_tokenizer(open_prepared(job.pointers().prepared_uri))
-    adapters = adapters_of(family.blueprint(job.model, tokenizer))
+    adapted = family.blueprint(job.model, tokenizer)
+    adapters = adapters_of(adapted)
     blueprint = family.blueprint(without_adapters(job.model), tokenizer)
     initial = family.initial_weights(job.model, tokenizer)
     _require_same_base(checkpoint, initial, sorted(frozen_weights(blueprint)))
+    if job.model.quantizes_base:
+        initial = QuantizedWeights(initial, quantized_names(adapted))
     files: dict[str, dict[str, int]] = {}
 
     def send(file: Path) -> None:
@@ -114,16 +121,6 @@ class Merged:
             return self._trained.read(name)
         weight, adapter = self._initial.read(name), self._adapters.get(name)
         return adapter.merged(weight, self._trained.read) if adapter else weight
-
-
-def _whole_export(store: Storage, checkpoint: Checkpoint, *, ema_decay: float) -> dict[str, Any] | None:
-    """The description of an existing undamaged export of this checkpoint and decay."""
-    try:
-        described = require_whole_export(store)
-    except DataError:
-        return None
-    is_ours = described["checkpoint"] == checkpoint.name and described["ema_decay"] == ema_decay
-    return described if is_ours else None
 
 
 def _require_same_model(job: JobConfig, checkpoint: Checkpoint) -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import torch
 
-from trainer.checkpoint.commit import Checkpoint, fetch_folder, newest_good, read_record
+from tests.support.trainer.checkpoints import newest_good
+from trainer.checkpoint.commit import Checkpoint, fetch_folder, read_record
 from trainer.checkpoint.weight_reader import open_weights
 from trainer.config.job import JobConfig
 from trainer.storage import open_storage
@@ -30,9 +31,9 @@ AVERAGED = {"train.ema_decay": 0.6}
 TOWER_TRAINED = {"model.freeze": [], "features.cache": "off"}
 
 
-# 2 nodes with 2 processes each: hsdp tells ranks of a node from those of another, tp+fsdp needs ranks to slice over,
+# 2 nodes with 2 processes each: hsdp tells ranks of a node from those of another, tp has two copies to shard over,
 # tp+pp+dp has two stages of two ranks.
-NODES = {"hsdp": 2, "tp+fsdp": 2, "tp+pp+dp": 2}
+NODES = {"hsdp": 2, "tp": 2, "tp+pp+dp": 2}
 
 
 def trained_weights(job: JobConfig, name: str = "", *, averaged: bool = False) -> dict[str, torch.Tensor]:

@@ -23,6 +23,8 @@ from transformers import (
     PreTrainedConfig,
     SiglipImageProcessorPil,
 )
+from transformers.initialization import no_init_weights
+from transformers.models.llava.modeling_llava import LlavaMultiModalProjector
 from transformers.utils import logging as transformers_logging
 
 from trainer.config.model import ModelConfig
@@ -30,7 +32,7 @@ from trainer.errors import ConfigError
 from trainer.models.fixed_image_model import SquareFamily, Wiring
 from trainer.models.hf_native.family import save_model_settings
 from trainer.models.hf_native.pretrained import load_pretrained, load_tower, part_config, weights_description
-from trainer.models.hf_native.weights import HEAD, PretrainedModel, StoredWeights
+from trainer.models.hf_native.weights import PretrainedModel, StoredWeights
 from trainer.models.image_tokens import CLIP, square_tokens
 from trainer.models.layers.lora import freeze_and_adapt, without_adapters
 from trainer.models.layers.parameter_counts import count_parameters, tower_layers_of, vocabulary_of
@@ -40,7 +42,8 @@ if not sys.stderr.isatty():
     transformers_logging.disable_progress_bar()  # in a log, every redraw of a bar is a line
 
 SELECT_STRATEGY = {"full": "full", "drop_cls": "default"}  # the run file's word -> Hugging Face's
-TOWER, LANGUAGE_MODEL = "model.vision_tower.", "model.language_model."  # prefixes of weights in the whole model
+# Prefixes of weights in the whole model.
+TOWER, PROJECTOR, LANGUAGE_MODEL = "model.vision_tower.", "model.multi_modal_projector.", "model.language_model."
 CAUSAL_LM = PretrainedModel(AutoModelForCausalLM, embedding="model.embed_tokens.weight")
 
 
@@ -65,7 +68,7 @@ class LlavaFamily(SquareFamily):
             text_config=text,
             vision_feature_layer=_counted_from_the_end(config.feature_layer, vision),
             vision_feature_select_strategy=SELECT_STRATEGY[config.feature_select],
-            image_seq_length=self.image_tokens(config, config.image_size, config.image_size),
+            image_seq_length=self.feature_shape(config)[0],
             tie_word_embeddings=bool(getattr(text, "tie_word_embeddings", False)),
         )
 
@@ -73,23 +76,18 @@ class LlavaFamily(SquareFamily):
         unused = _behind_features(model.model.vision_tower, config)
         return freeze_and_adapt(model, config, unused=unused, is_whole=is_whole)
 
-    def image_tokens(self, config: ModelConfig, width: int, height: int) -> int:
-        """Language-model tokens of one image. Constant: every image is resized to one square."""
-        vision = _vision_config(config)
-        return square_tokens(config, str(vision.model_type), int(vision.patch_size))
-
     def feature_shape(self, config: ModelConfig) -> tuple[int, int]:
         """(tokens, tower_hidden) of one image."""
-        tokens = self.image_tokens(config, config.image_size, config.image_size)
-        return tokens, int(_vision_config(config).hidden_size)
+        vision = _vision_config(config)
+        return square_tokens(config, str(vision.model_type), int(vision.patch_size)), int(vision.hidden_size)
 
     def feature_description(self, config: ModelConfig) -> dict[str, Any]:
-        """Everything that decides the frozen tower's output for given image bytes, as plain JSON."""
+        """Everything that determines the frozen tower's output for given image bytes, as plain JSON."""
         description = {"layer": config.feature_layer, "select": config.feature_select, "image_size": config.image_size}
         return {**description, **weights_description(config)}
 
     def image_processor(self, config: ModelConfig) -> Any:
-        """Resize to the square, then rescale and normalise as the tower was trained with (or as its class does).
+        """Resize to the square, then rescale and normalise as in the tower's training (or its class's default).
 
         Always by Pillow: torchvision gives other pixels, and cached features would differ between machines.
         """
@@ -103,15 +101,18 @@ class LlavaFamily(SquareFamily):
     def build(self, config: ModelConfig, tokenizer: Any) -> nn.Module:
         """The whole model on the CPU in fp32: pretrained parts where weights are named, else drawn from the seed."""
         whole = self.config_for(config, tokenizer)
-        torch.manual_seed(config.seed)
-        model = LlavaForConditionalGeneration(whole).float()
-        model.model.vision_tower.load_state_dict(self.build_tower(config).state_dict())
         if config.language_model.weights:
-            weights = StoredWeights(config.language_model, CAUSAL_LM, len(tokenizer))
-            for name, tensor in model.model.language_model.state_dict().items():
-                tensor.copy_(weights.read(f"model.{name}"))
-            model.lm_head.weight.detach().copy_(weights.read(HEAD))
-        torch.manual_seed(config.seed)  # adapters start the same whatever was drawn before them
+            with no_init_weights():
+                model = LlavaForConditionalGeneration(whole).float()
+            model.tie_weights()  # skipped together with initialization
+            weights = self.initial_weights(config, tokenizer)
+            for name, tensor in model.state_dict().items():
+                tensor.copy_(weights.read(name))
+        else:
+            torch.manual_seed(config.seed)
+            model = LlavaForConditionalGeneration(whole).float()
+            model.model.vision_tower.load_state_dict(self.build_tower(config).state_dict())
+        torch.manual_seed(config.seed)  # adapters do not depend on what was drawn before
         return self.freeze(model, config, is_whole=True)
 
     def initial_weights(self, config: ModelConfig, tokenizer: Any) -> InitialWeights:
@@ -194,8 +195,8 @@ def _behind_features(tower: nn.Module, config: ModelConfig) -> list[nn.Module]:
 class InitialWeights:
     """See `trainer.models.base.Weights`. Equal to those of `build`.
 
-    Holds one of two models at a time: the tower, or the model with drawn weights, which is built once because each
-    depends on all drawn before it. A pretrained language model is read tensor by tensor.
+    A pretrained language model is read tensor by tensor, and the projector beside it drawn by itself. Without one the
+    model is built once and held: each drawn weight depends on all drawn before it.
     """
 
     def __init__(self, family: LlavaFamily, config: ModelConfig, tokenizer: Any) -> None:
@@ -206,14 +207,31 @@ class InitialWeights:
     def read(self, name: str) -> Tensor:
         if name.startswith(TOWER):
             return self._state_of("tower")[name.removeprefix(TOWER)]
-        if self._config.language_model.weights and (name == HEAD or name.startswith(LANGUAGE_MODEL)):
-            return self._language.read(name.replace(LANGUAGE_MODEL, "model.", 1))
-        return self._state_of("drawn")[name]
+        if not self._config.language_model.weights:
+            return self._state_of("drawn")[name]
+        if name.startswith(PROJECTOR):
+            return self._state_of("projector")[name.removeprefix(PROJECTOR)]
+        return self._language.read(name.replace(LANGUAGE_MODEL, "model.", 1))
 
     def _state_of(self, part: str) -> dict[str, Tensor]:
         if self._held[0] != part:
             self._held = ("", {})  # free the other first
             family, config = self._family, self._config
-            module = family.build_tower(config) if part == "tower" else family.build(config, self._tokenizer)
+            if part == "tower":
+                module: nn.Module = family.build_tower(config)
+            elif part == "projector":
+                module = _drawn_projector(family.config_for(config, self._tokenizer), config.seed)
+            else:
+                module = family.build(config, self._tokenizer)
             self._held = (part, dict(module.state_dict()))
         return self._held[1]
+
+
+def _drawn_projector(whole: LlavaConfig, seed: int) -> nn.Module:
+    """With transformers' own distribution of first weights."""
+    with torch.device("meta"), no_init_weights():
+        model = LlavaForConditionalGeneration(whole)
+    torch.manual_seed(seed)
+    projector = LlavaMultiModalProjector(whole).float()
+    projector.apply(model._init_weights)
+    return projector

@@ -37,6 +37,7 @@ from trainer.evaluation.evaluate import load_subject
 from trainer.models.image_inputs import Images
 from trainer.models.image_processor import image_preparer, opened
 from trainer.models.image_tokens import image_form_of, image_tokens_of
+from trainer.models.layers.deferred_weights import DeferredWeights
 from trainer.models.layers.freeze import part_of
 from trainer.models.qwen_vl import model as qwen_row
 from trainer.models.qwen_vl.vision_metadata import sizes_of
@@ -57,7 +58,7 @@ ROW: tuple[list[Picture], ...] = ([(1, SIZES[2]), (2, SIZES[1])], [], [(3, SIZES
 
 @pytest.mark.parametrize("cached", [False, True], ids=["online", "cached"])
 @pytest.mark.parametrize("family_name", FAMILIES)
-def test_a_packed_row_gives_each_sample_what_plain_transformers_gives_it_alone(family_name: str, cached: bool) -> None:
+def test_a_packed_sample_equals_plain_transformers_on_it_alone(family_name: str, cached: bool) -> None:
     """The library places positions itself, sees one sample at a time, and encodes its images alone.
 
     Nothing is rounded to bf16 here: a tower that is trained is not, and features are taken as they come.
@@ -99,7 +100,7 @@ def given_to_module(images: Images) -> list[Any]:
 
 
 @pytest.mark.parametrize("family_name", FAMILIES)
-def test_a_packed_row_gives_the_loss_and_the_gradients_of_its_samples_alone(family_name: str) -> None:
+def test_a_packed_sequences_loss_and_gradients_equal_its_samples(family_name: str) -> None:
     config = config_of(family_name, freeze=())
     family, prepare = family_of(config), image_preparer(config)
     module = family.training_module(config, family.build(config, tokenizer_of(family_name)), cached=False).train()
@@ -128,7 +129,9 @@ def test_a_packed_row_gives_the_loss_and_the_gradients_of_its_samples_alone(fami
 
 @pytest.mark.parametrize("frozen", [("tower",), ()])
 @pytest.mark.parametrize("family_name", FAMILIES)
-def test_a_row_without_an_image_gives_every_trained_part_a_gradient(family_name: str, frozen: tuple[str, ...]) -> None:
+def test_a_sequence_without_image_gives_every_trained_part_a_gradient(
+    family_name: str, frozen: tuple[str, ...]
+) -> None:
     """A parameter without a gradient is a collective that one rank skips."""
     config = config_of(family_name, freeze=frozen)
     family = family_of(config)
@@ -170,6 +173,14 @@ def test_pretrained_weights_are_kept(family_name: str, names: str, tmp_path: Pat
     assert weights_sha256(family.build_tower(config)) == weights_sha256(family.tower(model))
     initial = family.initial_weights(config, longer)
     assert all(torch.equal(initial.read(name), tensor) for name, tensor in sorted(model.state_dict().items()))
+    deferred = family.blueprint(config, longer, buffers=True)
+    assert all(parameter.is_meta for parameter in deferred.parameters())
+    DeferredWeights(deferred, initial, torch.device("cpu")).fill(deferred)
+    assert (deferred.lm_head.weight is deferred.get_input_embeddings().weight) == is_tied
+    for kind in ("named_parameters", "named_buffers"):
+        found, expected = dict(getattr(deferred, kind)()), dict(getattr(model, kind)())
+        assert found.keys() == expected.keys()
+        assert all(torch.equal(found[name], tensor) for name, tensor in expected.items()), kind
 
 
 def test_a_model_of_another_family_is_refused() -> None:
