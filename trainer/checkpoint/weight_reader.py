@@ -63,19 +63,6 @@ class _OneMetadata(dcp.FileSystemReader):
         return self._metadata
 
 
-class GatheredModule:
-    """Weights of ZeRO-1 and 2: every rank has the whole module, and rank 0's file holds it."""
-
-    def __init__(self, folder: Path) -> None:
-        self._module = {
-            name.removeprefix(MODULE_PREFIX): tensor for name, tensor in _mapped(folder / MODULE_FILE)["module"].items()
-        }
-        self.names: Set[str] = self._module.keys()
-
-    def read(self, name: str) -> Tensor:
-        return self._module[name]
-
-
 class Partitions:
     """Weights of ZeRO-3: each parameter is cut into equal slices, the last one padded; a rank's file concatenates its
     slices. Source: deepspeed/utils/zero_to_fp32.py."""
@@ -88,8 +75,7 @@ class Partitions:
         self.names: Set[str] = self._places.keys()
 
     def _weights(self, folder: Path) -> list[list[Tensor]]:
-        files = [_mapped(folder / PARTITION_FILE.format(rank=rank)) for rank in range(self._ranks)]
-        return [file["optimizer_state_dict"]["fp32_flat_groups"] for file in files]
+        return [state["optimizer_state_dict"]["fp32_flat_groups"] for state in _optimizer_states(folder, self._ranks)]
 
     def read(self, name: str) -> Tensor:
         group, offset, shape = self._places[name]
@@ -100,19 +86,21 @@ class Partitions:
         return -(-shape.numel() // self._ranks)
 
 
-class ShardedAverages:
-    """Averages of ZeRO-1 and 2: a group's concatenated parameters, partitioned over ranks. Source as above."""
+class Flattened:
+    """The optimizer's weights, or their averages, of ZeRO-1 and 2: a group's concatenated parameters, partitioned over
+    ranks. Not the module's own weights, which precision bf16 rounds. Source as above."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, averaged: bool = False) -> None:
         saved = _mapped(folder / MODULE_FILE)
-        self._flat = _averages(folder, int(saved["dp_world_size"]))  # by rank and group
+        ranks = int(saved["dp_world_size"])
+        self._flat = _averages(folder, ranks) if averaged else _flat_weights(folder, ranks)  # by rank and group
         self._places = _places(saved, lambda shape: shape.numel())
         self.names: Set[str] = self._places.keys()
 
     def read(self, name: str) -> Tensor:
         group, start, shape = self._places[name]
         end, found = start + shape.numel(), []
-        for partition in (flat[group] for flat in self._flat):
+        for partition in (flat[group].detach() for flat in self._flat):
             found.append(partition[max(0, start) : max(0, end)])
             start, end = start - len(partition), end - len(partition)
         return torch.cat(found).view(shape)
@@ -136,6 +124,20 @@ def _averages(folder: Path, ranks: int) -> list[list[Tensor]]:
     return [torch.load(file, map_location="cpu", weights_only=True, mmap=True) for file in files]
 
 
+def _flat_weights(folder: Path, ranks: int) -> list[list[Tensor]]:
+    states = _optimizer_states(folder, ranks)
+    return [state["optimizer_state_dict"]["single_partition_of_fp32_groups"] for state in states]
+
+
+def _optimizer_states(folder: Path, ranks: int) -> list[dict[str, Any]]:
+    """Of each rank. DeepSpeed names the files by whether its bf16 engine wrote them."""
+    names = [PARTITION_FILE.format(rank=rank) for rank in range(ranks)]
+    found = [folder / name for name in names]
+    if not found[0].exists():
+        found = [path.with_name(f"bf16_{path.name}") for path in found]
+    return [_mapped(path) for path in found]
+
+
 class _Ignored:
     """Replaces DeepSpeed's objects in a file of which only the tensors are read."""
 
@@ -143,7 +145,12 @@ class _Ignored:
         pass
 
 
-DEEPSPEED_OBJECTS = ("deepspeed.runtime.fp16.loss_scaler.LossScaler", "deepspeed.runtime.zero.config.ZeroStageEnum")
+DEEPSPEED_OBJECTS = (
+    "deepspeed.runtime.fp16.loss_scaler.LossScaler",
+    "deepspeed.runtime.zero.config.ZeroStageEnum",
+    "deepspeed.utils.tensor_fragment.fragment_address",
+    "deepspeed.runtime.bf16_optimizer.fragment_address",
+)
 
 
 def _mapped(file: Path) -> dict[str, Any]:
@@ -155,7 +162,7 @@ def _mapped(file: Path) -> dict[str, Any]:
 def _deepspeed_weights(folder: Path, *, averaged: bool) -> WeightReader:
     if (folder / SHAPES_FILE).exists():
         return Partitions(folder, averaged=averaged)
-    return ShardedAverages(folder) if averaged else GatheredModule(folder)
+    return Flattened(folder, averaged=averaged)
 
 
 READERS: dict[str, Callable[..., WeightReader]] = {"dcp": DcpWeights, "deepspeed": _deepspeed_weights}

@@ -68,7 +68,7 @@ def trace_stage(
             shard_first_rank(blocks, tensor_parallel, like_it, sequence=sequence_parallel)
         inputs = inputs_of(config, shape, vocabulary, cached=cached)
         sent_dtype = torch.float32
-        if compute == "bf16 weights":
+        if compute == "bf16 parts":
             sent_dtype = torch.bfloat16
             cast_sharded(module)
         passed_on = (shape.rows, shape.tokens, width)

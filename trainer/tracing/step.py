@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_leaves
 from trainer.config.model import GRID_FAMILIES, ModelConfig
 from trainer.dataloading.batches import OF_IMAGES
 from trainer.models.fixed_image_model import FixedImageVLM
+from trainer.models.layers.bf16 import cast_to_bf16
 from trainer.models.layers.freeze import in_frozen_parts
 from trainer.models.layers.nf4 import quantize_base
 from trainer.models.layers.recompute_policy import Recompute
@@ -76,6 +77,8 @@ def trace_step(
         if not every_layer:
             pass_through(family.blocks(module).tower_layers)
         if compute == "bf16 weights":
+            cast_to_bf16(module.parameters())
+        elif compute == "bf16 parts":
             cast_sharded(module)
         without_numbers(config, module)
         blocks = family.blocks(module)
@@ -98,6 +101,8 @@ def trace_tower(config: ModelConfig, shape: SequenceShape, *, vocabulary: int, c
         family = family_of(config)
         model = family.skeleton(config, vocabulary=vocabulary, language_layers=1)
         module = family.training_module(config, model, cached=False).train()
+        if compute == "bf16 weights":
+            cast_to_bf16(module.parameters())
         without_numbers(config, module)
         inputs = inputs_of(config, shape, vocabulary, cached=False)
         images = {name: inputs[name] for name in OF_IMAGES if name in inputs}

@@ -234,7 +234,7 @@ def _traced_stage(
         Stage(tuple(stage.layers) if layers is None else range(layers), stage.is_first, stage.is_last),
         rows=(rows, config.data.sequence_length, *mix),
         cached=is_cached(config),
-        compute="fp32" if train.precision == "fp32" else "bf16 weights",
+        compute="fp32" if train.precision == "fp32" else "bf16 parts",
         recompute=Recompute.of(train),
         tensor_parallel=train.tensor_parallel,
         sequence_parallel=train.sequence_parallel,
