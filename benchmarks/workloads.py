@@ -61,12 +61,7 @@ class Workload:
         """The rows that training reads."""
         job = self.online
         return PackedBatchSampler(
-            self.split(),
-            sequence_length=job.data.sequence_length,
-            max_images_per_sequence=job.data.max_images_per_sequence,
-            seed=job.train.seed,
-            global_batch_size=job.train.global_batch_size,
-            shuffle_shards=job.data.shuffle_shards,
+            self.split(), job.data, seed=job.train.seed, global_batch_size=job.train.global_batch_size
         )
 
     def loader(self, *, images: bool = True) -> PackedLoader:

@@ -379,7 +379,7 @@ def test_a_loss_that_is_not_a_number_ends_training_with_the_samples_that_it_came
 
 @only_whole
 @pytest.mark.parametrize("name", ["preparing", "training"])
-def test_a_full_disk_is_a_sentence(stories: dict[str, Story], name: str) -> None:
+def test_full_disk_is_reported(stories: dict[str, Story], name: str) -> None:
     refused(
         stories["full disk"].attempts[name].answer,
         ExitCode.CANNOT_WRITE,

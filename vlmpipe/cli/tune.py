@@ -43,7 +43,7 @@ def tune(
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask, whatever it costs.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Search over fields of train as the section tune says. On this machine the table of trials is printed."""
+    """Search over fields of train, by the section tune. On this machine the table of trials is printed."""
     from pipelines.tune import search as tuning
 
     settings = load(config, overrides)
@@ -109,7 +109,7 @@ def _submit(search: Search, usd: float | None, *, as_json: bool) -> None:
 
 def _run(search: Search, *, as_json: bool) -> None:
     from pipelines.tune.search import run_search
-    from pipelines.tune.trials import TABLE, table_lines
+    from pipelines.tune.status import TABLE, table_lines
 
     trials = run_search(search)
     best = trials[0] if trials and trials[0].metric is not None else None

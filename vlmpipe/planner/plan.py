@@ -247,7 +247,7 @@ def _prepared(config: RunConfig, paths: RunPaths) -> Workload | None:
         split, tile_tokens = Index.load(uri).split("train"), image_form_of(job.model).tile_tokens
     except UserError:  # a source that is not there, or damage, after which the next run prepares the data anew
         return None
-    sequence = PackedBatchSampler.of(
+    sequence = PackedBatchSampler(
         split, job.data, seed=job.train.seed, global_batch_size=job.train.global_batch_size, tile_tokens=tile_tokens
     )
     return Workload.from_index(
