@@ -74,10 +74,7 @@ def _zero3_weights(folder: Path, *, averaged: bool) -> WeightReader:
     """
     saved = _mapped(folder / SHAPES_FILE)
     ranks = int(saved["dp_world_size"])
-    if averaged:
-        flat = _averages(folder, ranks)  # by rank and group
-    else:
-        flat = [state["optimizer_state_dict"]["fp32_flat_groups"] for state in _optimizer_states(folder, ranks)]
+    flat = _averages(folder, ranks) if averaged else _masters(folder, ranks, "fp32_flat_groups")  # by rank and group
 
     def slice_of(shape: torch.Size) -> int:
         return -(-shape.numel() // ranks)
@@ -93,11 +90,14 @@ def _zero3_weights(folder: Path, *, averaged: bool) -> WeightReader:
 
 
 def _zero2_weights(folder: Path, *, averaged: bool) -> WeightReader:
-    """The optimizer's weights, or their averages, of ZeRO-1 and 2: a group's concatenated parameters, partitioned over
-    ranks. Not the module's own weights, which precision bf16 rounds. Source as above."""
+    """ZeRO-1 and 2: a group's concatenated parameters, partitioned over ranks. Source as above.
+
+    Of the optimizer's weights, or their averages: the module's own, which precision bf16 rounds, are not read.
+    """
     saved = _mapped(folder / MODULE_FILE)
     ranks = int(saved["dp_world_size"])
-    flat = _averages(folder, ranks) if averaged else _flat_weights(folder, ranks)  # by rank and group
+    masters = "single_partition_of_fp32_groups"
+    flat = _averages(folder, ranks) if averaged else _masters(folder, ranks, masters)  # by rank and group
     places = _places(saved, lambda shape: shape.numel())
 
     def read(name: str) -> Tensor:
@@ -129,18 +129,12 @@ def _averages(folder: Path, ranks: int) -> list[list[Tensor]]:
     return [torch.load(file, map_location="cpu", weights_only=True, mmap=True) for file in files]
 
 
-def _flat_weights(folder: Path, ranks: int) -> list[list[Tensor]]:
-    states = _optimizer_states(folder, ranks)
-    return [state["optimizer_state_dict"]["single_partition_of_fp32_groups"] for state in states]
-
-
-def _optimizer_states(folder: Path, ranks: int) -> list[dict[str, Any]]:
-    """Of each rank. DeepSpeed names the files by whether its bf16 engine wrote them."""
-    names = [PARTITION_FILE.format(rank=rank) for rank in range(ranks)]
-    found = [folder / name for name in names]
-    if not found[0].exists():
-        found = [path.with_name(f"bf16_{path.name}") for path in found]
-    return [_mapped(path) for path in found]
+def _masters(folder: Path, ranks: int, name: str) -> list[list[Tensor]]:
+    """The optimizer's fp32 weights by rank and group. Files that DeepSpeed's bf16 engine wrote have a prefix."""
+    files = [folder / PARTITION_FILE.format(rank=rank) for rank in range(ranks)]
+    if not files[0].exists():
+        files = [file.with_name(f"bf16_{file.name}") for file in files]
+    return [_mapped(file)["optimizer_state_dict"][name] for file in files]
 
 
 class _Ignored:

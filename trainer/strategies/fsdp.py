@@ -38,8 +38,9 @@ class Fsdp(TorchStrategy):
         self._arguments = micro_batches(config, module, worker.device)
         # Not moved first: a layer is on the device whole while it is sharded, all of them together may not fit.
         self._module = shard(module, blocks, config, _mesh(config, worker))
-        for parameter in in_frozen_parts(module):
-            parameter.data = parameter.data.to(worker.device)
+        if not config.shard_frozen_weights:
+            for parameter in in_frozen_parts(module):
+                parameter.data = parameter.data.to(worker.device)
         optimizer = build_optimizer(self._module, config.optimizer)
         copies = worker.world_size if config.strategy == "ddp" else 1
         super().__init__(
@@ -79,7 +80,7 @@ def shard(module: nn.Module, blocks: ShardingUnits, config: TrainConfig, mesh: D
     offload: OffloadPolicy = OffloadPolicy()
     if config.offload != "none":  # shards, gradients and moments; the update runs on the CPU
         offload = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda")
-    ignored = set() if config.shard_frozen_weights else in_frozen_parts(module)
+    ignored: set[nn.Parameter] = set() if config.shard_frozen_weights else in_frozen_parts(module)
     layers = [layer for layer in (*blocks.tower_layers, *blocks.language_layers) if set(layer.parameters()) - ignored]
     apply = functools.partial(fully_shard, mesh=mesh, mp_policy=policy, offload_policy=offload, ignored_params=ignored)
     for layer in layers:

@@ -267,9 +267,9 @@ def _extra(run: Run, when: Phase) -> list[MemoryPart]:
     if when == "rest":
         return [sharded, _moving_rest(run, compute_bytes)]
     # Over one rank nothing travels, so nothing is fetched ahead.
-    layers = 1 + run.gathering.layers_ahead if layout.weight_shards > 1 or layout.strategy == "ddp" else 1
+    layers = 1 + run.gathering.layers_ahead if layout.weight_shards > 1 else 1
     if run.bf16_weights and not run.recomputing and when in ("turn", "backward"):
-        layers = 1 if layout.weight_shards > 1 else 0  # the loss is fullest, for which no layer is there
+        layers -= 1  # the loss is fullest, for which no layer is there but one on its way
     count = min(weights.sliced, weights.sliced_root + layers * weights.sliced_layer)
     why = f"{layers} layers, and what is outside of layers"
     if run.gathering.keeps_all and when != "end":  # the backward pass lets go of one layer after the other
@@ -292,7 +292,7 @@ def _moving_rest(run: Run, compute_bytes: int) -> MemoryPart:
     after = fresh + compute_bytes * weights.head
     copied = FP32_BYTES * weights.root
     # On CPUs a reduce-scatter works on a copy of its own; one rank scatters nothing.
-    copies = not run.on_gpu and run.layout.weight_shards > 1
+    copies = run.layout.weight_shards > 1 and not run.on_gpu
     beside = copied + after if copies else max(compute_bytes * weights.root, after)
     return MemoryPart("gradients on their way", copied + beside, "of all outside of layers, in fp32")
 
