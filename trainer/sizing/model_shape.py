@@ -105,7 +105,6 @@ class ModelShape:
     quantized: int = 0  # frozen weights of the language layers that rest in 4 bits
     quantized_bytes: int = 0  # that these take, scales and tables included
     in_8_bits: int = 0  # trained parameters whose moments `train.optimizer.name` adamw_8bit stores in 8 bits
-    shards_frozen: bool = False  # train.shard_frozen_weights
 
     @property
     def images_differ(self) -> bool:

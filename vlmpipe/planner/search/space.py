@@ -159,20 +159,6 @@ def _number_types(train: TrainConfig, strategy: str) -> dict[str, Any]:
     return change
 
 
-def _number_types(train: TrainConfig, strategy: str) -> dict[str, Any]:
-    """Changes without which the strategy is refused: see `trainer.config.precision`."""
-    change: dict[str, Any] = {}
-    if train.precision == "bf16-autocast" and strategy in GATHERED_IN_BF16:
-        change["train.precision"] = "bf16"
-    if train.gradient_accumulation_dtype == "bf16" and strategy not in SUMMING_IN_BF16:
-        change["train.gradient_accumulation_dtype"] = "fp32"
-    if train.reduce_dtype == "bf16" and strategy not in REDUCING_IN_BF16:
-        change["train.reduce_dtype"] = "fp32"
-    if sums_offloaded_in_bf16(train.precision, train.offload, strategy):
-        change["train.gradient_accumulation_dtype"] = "bf16"
-    return change
-
-
 def _strategies(cluster: Cluster, degrees: Degrees) -> Iterator[tuple[str, int, int]]:
     """Strategies with their degrees of tensor and pipeline parallelism."""
     for strategy in STRATEGIES:
