@@ -31,12 +31,13 @@ from trainer.feature_cache.reader import FeatureReader
 from trainer.models.base import Family, Weights
 from trainer.models.image_processor import image_preparer
 from trainer.models.image_tokens import ImageForm, image_form_of
+from trainer.models.layers.bf16 import use_tf32
 from trainer.models.layers.deferred_weights import DeferredWeights
 from trainer.models.layers.freeze import frozen_weights, require_frozen_tower, require_something_trained, trains
 from trainer.models.layers.nf4 import quantize_base, require_bitsandbytes
 from trainer.models.layers.recompute_policy import Recompute
 from trainer.models.registry import family_of
-from trainer.monitoring.forward_timer import WITHOUT_WAITS, ForwardTimer
+from trainer.monitoring.rank_metrics import WITHOUT_WAITS, ForwardTimer
 from trainer.sizing.checkpoint_size import checkpoint_bytes
 from trainer.sizing.flops import SequenceFlops, flops_per_sequence
 from trainer.sizing.model_shape import ModelShape
@@ -129,7 +130,7 @@ def open_data(job: JobConfig) -> TrainingData:
     pointers = job.pointers()
     index, form = Index.load(pointers.prepared_uri), image_form_of(job.model)
     train = index.split("train")
-    sampler = PackedBatchSampler.of(
+    sampler = PackedBatchSampler(
         train,
         job.data,
         seed=job.train.seed,
@@ -218,6 +219,7 @@ def build_strategy(
     """The training module under its strategy, and a timer where no rank waits for another in a forward pass."""
     module = family.training_module(job.model, built.model, cached=data.cached).train()
     Recompute.of(job.train).apply(family, module)
+    use_tf32(job.train.precision, worker.device)
     units = dataclasses.replace(family.blocks(module), sequence_flops=built.sequence_flops)
     if built.deferred:
         fill = DeferredWeights(built.model, built.deferred, worker.device).fill

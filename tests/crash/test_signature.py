@@ -10,7 +10,7 @@ import pytest
 
 from tests.crash.cases import case
 from tests.crash.world import after_a_fault, contents, loaded, put, save, sealed, tamper, upload
-from tests.support.trainer.checkpoints import record
+from tests.support.trainer.checkpoints import newest_good, record
 from trainer.checkpoint.attempts import claim_attempt
 from trainer.checkpoint.commit import (
     FOLDER,
@@ -19,7 +19,6 @@ from trainer.checkpoint.commit import (
     commit,
     committed,
     fetch_folder,
-    newest_good,
     verify,
 )
 from trainer.checkpoint.manifest import DamagedError, sums_of_file

@@ -1,10 +1,8 @@
 """The feature store: outputs of a frozen vision tower by image content.
 
-`features/<key>/` holds immutable safetensors shards, each with a JSON sidecar that names its images and its checksum,
-and a description of what the key stands for.
-A shard counts only when its sidecar exists, and its name follows from the images in it, so writing it again is
-harmless and new images only add shards. `key` covers what decides the numbers: tower weights, image processing, layer
-and dtype.
+`features/<key>/` holds immutable safetensors shards, each with a JSON sidecar that names its images and checksum, and a
+description of the key, which covers tower weights, image processing, layer and dtype. A shard exists once its sidecar
+does. Shards are named after their images, so that writing one again is harmless and new images only add shards.
 """
 
 from __future__ import annotations
@@ -16,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer.config.model import ModelConfig
+from trainer.config.train import Precision
 from trainer.models.registry import family_of
 from trainer.storage.base import Storage, crc32c_of_file, join_uri
 from trainer.storage.records import write_record
@@ -30,8 +29,11 @@ SHARD = ".safetensors"
 SIDECAR = ".json"
 
 
-def describe_features(config: ModelConfig) -> dict[str, Any]:
-    """All that decides the numbers, as plain JSON. Kept beside them, for people who wonder why they are not found."""
+def describe_features(config: ModelConfig, precision: Precision) -> dict[str, Any]:
+    """All that decides the features, as plain JSON. Stored beside them to explain cache misses.
+
+    The tower encodes in bf16 for runs in bf16, and else in fp32.
+    """
     family = family_of(config)
     description = {
         "format": FORMAT_VERSION,
@@ -40,22 +42,24 @@ def describe_features(config: ModelConfig) -> dict[str, Any]:
         "tower": family.feature_description(config),
         "processor": family.image_processor(config).to_dict(),
     }
+    if precision == "bf16":
+        description["compute"] = "bfloat16"
     return dict(json.loads(json.dumps(description, default=str)))
 
 
-def features_key(config: ModelConfig) -> str:
+def features_key(config: ModelConfig, precision: Precision) -> str:
     """Address of the features of this tower: 32 hexadecimal digits."""
-    return hashlib.sha256(json.dumps(describe_features(config), sort_keys=True).encode()).hexdigest()[:32]
+    return hashlib.sha256(json.dumps(describe_features(config, precision), sort_keys=True).encode()).hexdigest()[:32]
 
 
-def features_uri(features_root: str, config: ModelConfig) -> str:
-    """Where the features of this tower are kept."""
-    return join_uri(features_root, features_key(config))
+def features_uri(features_root: str, config: ModelConfig, precision: Precision) -> str:
+    """URI of the features of this tower."""
+    return join_uri(features_root, features_key(config, precision))
 
 
-def write_description(store: Storage, config: ModelConfig) -> None:
-    """Say what this store's key stands for. Equal for all who write it."""
-    write_record(store, DESCRIPTION, describe_features(config), indent=1)
+def write_description(store: Storage, config: ModelConfig, precision: Precision) -> None:
+    """Write the description of this store's key."""
+    write_record(store, DESCRIPTION, describe_features(config, precision), indent=1)
 
 
 def shard_name(images: Sequence[str]) -> str:
@@ -64,7 +68,7 @@ def shard_name(images: Sequence[str]) -> str:
 
 
 def write_shard(store: Storage, scratch: Path, features: dict[str, Tensor], description: dict[str, Any]) -> None:
-    """Write one shard: {image sha256: (tokens, hidden) bf16}, then the sidecar that makes it count."""
+    """Write one shard, {image sha256: (tokens, hidden) bf16}, then the sidecar that makes it exist."""
     from safetensors.torch import save_file
 
     images = sorted(features)

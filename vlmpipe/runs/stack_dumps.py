@@ -7,6 +7,7 @@ import re
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from trainer.storage.regular_files import NotRegularFileError, open_regular
 
@@ -20,7 +21,7 @@ SHOWN_PARTS = 3  # of a file's path
 
 @dataclass(frozen=True)
 class Frame:
-    """One call. Frames of two ranks are the same when function and file are: lines differ within a loop."""
+    """One call. Two ranks are in the same call if function and file are equal: lines differ within a loop."""
 
     function: str
     file: str
@@ -37,7 +38,7 @@ class Frame:
 
 @dataclass(frozen=True)
 class Stall:
-    """Where the ranks stood. Frames go from the outermost call to the innermost."""
+    """The calls in which the ranks were. Frames go from the outermost call to the innermost."""
 
     last_step: int | None
     ranks: dict[int, tuple[Frame, ...]]
@@ -61,6 +62,15 @@ class Stall:
             if frames:
                 found[frames[-1]].append(rank)
         return dict(found)
+
+    def as_json(self) -> dict[str, Any]:
+        """For programs."""
+        return {
+            "last_step": self.last_step,
+            "deepest_common_call": self.common.text() if self.common else None,
+            "ranks": {str(rank): [frame.text() for frame in frames] for rank, frames in self.ranks.items()},
+            "silent_ranks": list(self.silent),
+        }
 
     def lines(self) -> list[str]:
         """For people: one line for each place, the ranks apart from most others last."""
@@ -96,7 +106,7 @@ def read_stall(folder: Path, *, world_size: int, since_s: float = 0.0) -> Stall 
 
 
 def main_frames(text: str) -> tuple[Frame, ...]:
-    """The main thread's calls from the outermost in; those of the last thread in the file if it is not named."""
+    """The main thread's calls, the outermost first; those of the file's last thread if no main thread is named."""
     threads = re.split(r"^(?=(?:Current thread|Thread) 0x)", text, flags=re.MULTILINE)[1:]
     main = _MAIN.search(text)
     chosen = [thread for thread in threads if main and f"hread {main[1]} " in thread.split("\n", 1)[0]] or threads[-1:]

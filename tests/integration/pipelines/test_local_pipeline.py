@@ -121,7 +121,7 @@ def test_a_step_that_is_killed_fails_the_run_and_is_recorded_as_failed(
 
 
 @pytest.mark.parametrize("state", ["done", "failed", pytest.param("receiver is down", marks=only_whole)])
-def test_the_real_notify_tells_the_webhook_and_never_changes_the_result(
+def test_notify_calls_the_webhook_and_never_changes_the_result(
     state: str, config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trace: Path
 ) -> None:
     monkeypatch.undo()

@@ -26,10 +26,10 @@ _TASK = re.compile(r"Executing task (?:\x1b\[\d+m)?'([\w-]+)'")
 
 
 def cancel(report: RunReport) -> bool:
-    """Ask the `vlmpipe run` that carries the run out to stop it, as Ctrl-C does; False where it has just ended.
+    """Ask the run's `vlmpipe run` process to stop, as Ctrl-C does; False where it has just ended.
 
-    Where that process was killed, ask the subreaper it left behind, which then kills the run's processes. Raises
-    ConfigError for a run that is over, UserError where the process belongs to another user.
+    If that process was killed, ask its subreaper, which then kills the run's processes. Raises ConfigError for a run
+    that is over, UserError where the process belongs to another user.
     """
     run = report.folder.name
     if not report.running:
@@ -64,7 +64,7 @@ def log_files(folder: Path, step: str = "") -> list[Path]:
     raise UserError(
         f"run {folder.name} has no log of {f'step {step}' if step else 'its own'} yet",
         expected=f"one of {', '.join(known)}" if known else "a run whose jobs have begun",
-        fix=f"vlmpipe logs {folder.name}, without --step: what the other steps print is there",
+        fix=f"vlmpipe logs {folder.name}, without --step, shows the output of the other steps",
         code=ExitCode.NOT_FOUND,
     )
 
@@ -80,7 +80,7 @@ class LogLine:
 
 
 class LogFile:
-    """Parses the lines of one log in order. The pipeline's log names the step that each part of it is from."""
+    """Parses the lines of one log in order. Lines in the pipeline's log name the step that follows."""
 
     def __init__(self, path: Path) -> None:
         self.path, self._is_pipeline = path, path.name == LOG
@@ -121,7 +121,7 @@ def _opened(path: Path) -> TextIO:
 def follow_logs(
     folder: Path, files: list[Path], *, last: int, sleep: Callable[[float], None] = time.sleep
 ) -> Iterator[LogLine]:
-    """The same, and what is added to the files until the run is over."""
+    """The same, and new lines until the run is over."""
     logs = [LogFile(file) for file in files]
     with contextlib.ExitStack() as stack:
         streams = [stack.enter_context(_opened(log.path)) for log in logs]
@@ -129,7 +129,7 @@ def follow_logs(
             yield from [log.parse(line.rstrip("\n")) for line in stream][-last:]
         running = True
         while running:
-            running = is_running(folder)  # asked first: what is printed before the end is read below
+            running = is_running(folder)  # asked first: lines printed before the end are read below
             for log, stream in zip(logs, streams, strict=True):
                 yield from (log.parse(line.rstrip("\n")) for line in stream)
             if running:
