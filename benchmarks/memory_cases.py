@@ -220,8 +220,6 @@ CASES |= {
     "zero2 offload": Case("zero2", {"train.offload": "optimizer"}),
     "zero3 offload": Case("zero3", {"train.offload": "optimizer+weights"}),
     "zero2 overlap": Case("zero2", own_zero(overlap_comm=True)),
-    "zero2 several buckets": Case("zero2", own_zero(reduce_bucket_size=200_000)),
-    "zero1 bf16 several buckets": Case("zero1", BF16 | own_zero(reduce_bucket_size=200_000)),
     "fsdp gathered once": Case("fsdp", {"train.reshard_after_forward": "never"}),
     "fsdp gathered once bf16 checkpointing": Case(
         "fsdp", {"train.reshard_after_forward": "never"} | BF16 | CHECKPOINTING

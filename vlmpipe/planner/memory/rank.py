@@ -273,7 +273,9 @@ def _extra(run: Run, when: Phase) -> list[MemoryPart]:
     count = min(weights.sliced, weights.sliced_root + layers * weights.sliced_layer)
     why = f"{layers} layers, and what is outside of layers"
     if run.gathering.keeps_all and when != "end":  # the backward pass lets go of one layer after the other
-        count, why = weights.sliced, "all, from the forward to the backward pass"
+        # Computed again, the second layer from the end is fullest, beside the last one's reduction.
+        freed = weights.sliced_layer if run.checkpointing and when == "backward" else 0
+        count, why = weights.sliced - freed, "all, from the forward to the backward pass"
     parts = [MemoryPart("gathered weights", compute_bytes * count, why)]
     if when == "end" or (run.checkpointing and when == "backward"):
         # Computed again, a layer is fullest behind its last product: the gradients of the rest are still to come.
