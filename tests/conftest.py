@@ -13,6 +13,8 @@ import pytest
 MEMORY = Path("/dev/shm")
 # Files are tested two at a time: threads of one would wait for processors that the other has, and spin meanwhile.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Models and data sets of tests are made here: nothing is asked of the Hugging Face Hub.
+os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "TRANSFORMERS_VERBOSITY": "error"}
 
 # An example may take as long as it does: on a busy machine that says nothing of the code.
 hypothesis.settings.register_profile("patient", deadline=None)

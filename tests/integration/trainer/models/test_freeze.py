@@ -11,11 +11,11 @@ import pytest
 import torch
 from transformers import AutoModelForImageTextToText
 
-from benchmarks.tiny_runs import strategy_changes
 from tests.support.short_form import chosen
 from tests.support.trainer.adapters import built_model
 from tests.support.trainer.equalities import trained_weights
 from tests.support.trainer.runs import encode_features, losses, make_run, run_ranks, summary
+from tests.support.trainer.tiny_runs import strategy_changes
 from trainer.checkpoint.sync import sync_run
 from trainer.config.job import JobConfig
 from trainer.weights_digest import model_sha256

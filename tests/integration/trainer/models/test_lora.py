@@ -12,11 +12,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForImageTextToText, Qwen2Config, Qwen2ForCausalLM
 
-from benchmarks.tiny_runs import strategy_changes
 from tests.support.short_form import chosen
 from tests.support.trainer.adapters import built_model
 from tests.support.trainer.equalities import trained_weights
 from tests.support.trainer.runs import losses, make_run, metrics, summary, train_runs
+from tests.support.trainer.tiny_runs import strategy_changes
 from trainer.checkpoint.commit import newest_good
 from trainer.checkpoint.hf_export import export_checkpoint
 from trainer.checkpoint.sync import sync_run

@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.tiny_runs import strategy_changes
 from tests.support.short_form import WHOLE, chosen, only_whole
 from tests.support.trainer.equalities import (
     AVERAGED,
@@ -30,6 +29,7 @@ from tests.support.trainer.equalities import (
     trained_weights,
 )
 from tests.support.trainer.runs import encode_features, losses, make_run, metrics, summary, train_runs
+from tests.support.trainer.tiny_runs import strategy_changes
 from trainer.checkpoint.commit import committed
 from trainer.config.job import JobConfig
 from trainer.storage import open_storage

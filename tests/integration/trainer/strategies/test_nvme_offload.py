@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.short_form import chosen, only_whole
+from tests.support.short_form import chosen
 from tests.support.trainer.runs import encode_features, losses, make_run, run_ranks, summary
 from trainer.config.job import JobConfig
 
@@ -105,18 +104,6 @@ def test_all_state_lies_on_the_disk_and_else_none(case: str, runs: Runs) -> None
 
 def test_nothing_is_left_in_the_folder(runs: Runs) -> None:
     assert runs.disk.is_dir() and not list(runs.disk.iterdir())
-
-
-@only_whole
-def test_a_run_that_memory_has_no_room_for_goes_on_with_the_same_losses(tmp_path: Path) -> None:
-    output = tmp_path / "found.json"
-    command = [sys.executable, "-m", "benchmarks.disk_offload", "--quick", "--json", str(output)]
-    subprocess.run([*command, "--folder", str(tmp_path / "disk")], check=True, timeout=600)
-    found = json.loads(output.read_text())
-    if "limited" not in found:
-        pytest.skip("no right to make a control group")
-    assert found["limited"]["memory"] is None, "the system was to kill it"
-    assert found["limited"]["disk"]["losses"] == found["memory"]["losses"] == found["disk"]["losses"]
 
 
 def places(job: JobConfig, rank: int) -> dict[str, dict[str, int]]:

@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.memory_cases import SPLIT_CASES
-from benchmarks.planned_memory import predicted
-from benchmarks.tiny_runs import TINY, strategy_changes
 from tests.support.planner.memory_bounds import COUNTED, PEAK
+from tests.support.planner.planned_memory import predicted
 from tests.support.short_form import chosen
 from tests.support.trainer.equalities import RELATIVE, RELATIVE_BF16, STOP_STEP, trained_weights
 from tests.support.trainer.hard_to_shard import MODEL
+from tests.support.trainer.memory_cases import SPLIT_CASES
 from tests.support.trainer.runs import losses, make_run, metrics, run_ranks, summary, train_runs
+from tests.support.trainer.tiny_runs import TINY, strategy_changes
 from trainer.config.job import JobConfig
 from trainer.config.model import ModelConfig
 from trainer.distributed.data_parallel_rank import DataParallelRank
@@ -135,7 +135,9 @@ def test_checkpointing_changes_no_number_and_bf16_little(strategy: str, runs: di
 def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     output: Path = tmp_path_factory.mktemp("memory") / "measured.json"
     arguments = ["--output", str(output), "--cases", *WEIGHED]
-    run_ranks("benchmarks.measure_memory", arguments, processes=PROCESSES, timeout_s=500)  # weighing takes its time
+    run_ranks(
+        "tests.support.trainer.measure_memory", arguments, processes=PROCESSES, timeout_s=500
+    )  # weighing takes its time
     return dict(json.loads(output.read_text()))
 
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from benchmarks.tiny_runs import TINY, strategy_changes
 from tests.support.short_form import chosen
 from tests.support.trainer.equalities import trained_weights
 from tests.support.trainer.runs import encode_features, losses, make_run, summary, train_runs
+from tests.support.trainer.tiny_runs import TINY, strategy_changes
 from trainer.config.job import JobConfig
 from trainer.strategies.registry import strategy_names
 

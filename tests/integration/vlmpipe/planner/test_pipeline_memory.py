@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.pipeline_memory import CASES, SPLIT_CASES, STAGES, predicted
 from tests.support.planner.memory_bounds import COUNTED, PEAK
 from tests.support.short_form import chosen
+from tests.support.trainer.pipeline_memory import CASES, SPLIT_CASES, STAGES, predicted
 from tests.support.trainer.runs import run_ranks
 
 pytestmark = pytest.mark.slow
@@ -24,7 +24,9 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     output: Path = tmp_path_factory.mktemp("pipeline-memory") / "measured.json"
     found: dict[str, Any] = {}
     for cases, ranks in ((WEIGHED, STAGES), (WEIGHED_SPLIT, 4)):
-        run_ranks("benchmarks.pipeline_memory", ["--output", str(output), "--cases", *cases], processes=ranks)
+        run_ranks(
+            "tests.support.trainer.pipeline_memory", ["--output", str(output), "--cases", *cases], processes=ranks
+        )
         found |= json.loads(output.read_text())
     return found
 

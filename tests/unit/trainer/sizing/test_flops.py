@@ -9,8 +9,8 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks.flop_cases import CACHEABLE, CASES, by_formula, counted, model_config
 from tests.support.short_form import chosen
+from tests.support.trainer.flop_cases import CACHEABLE, CASES, by_formula, counted, model_config
 from trainer.models.llava.family import LlavaFamily
 from trainer.sizing.flops import flops_per_sequence, model_flops_per_sequence, tower_flops_per_image
 

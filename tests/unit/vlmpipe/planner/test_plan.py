@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.memory_cases import Case
 from tests.support.paths import ROOT
 from tests.support.short_form import only_whole
+from tests.support.trainer.memory_cases import Case
 from trainer.config.model import ModelConfig
 from trainer.models.layers.recompute_policy import Recompute
 from trainer.sizing.pipeline_partition import Stage

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from benchmarks.memory_cases import CASES, HYBRID_CASES, SPLIT_CASES, Case
-from benchmarks.processes import announced
+from tests.support.announced import announced
+from tests.support.trainer.memory_cases import CASES, HYBRID_CASES, SPLIT_CASES, Case
 from trainer.config.model import ModelConfig
 from trainer.dataloading.batches import PackedBatch
 from trainer.distributed.data_parallel_rank import replica_of
