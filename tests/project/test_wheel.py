@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -76,14 +77,28 @@ def test_the_python_how_to_runs_beside_folders_of_the_same_names(installed: Path
     assert prepared and Path(prepared[1], "DONE").is_file()
 
 
-@pytest.mark.parametrize("template", ["digits", "llava", "qwen-vl", "vertex"])
-def test_every_template_is_inside_and_valid(installed: Path, tmp_path: Path, template: str) -> None:
-    answer = run(installed, tmp_path, "init", template)
-    assert answer.returncode == 0, answer.stderr
-    again = run(installed, tmp_path, "init", template)
+CHECK_ALL = """
+import json, sys
+from typer.testing import CliRunner
+from vlmpipe.cli.app import app
+answers = (CliRunner().invoke(app, ["check", file, *sys.argv[2:]]) for file in sys.argv[1].split(","))
+print("checked: " + json.dumps([[answer.exit_code, answer.output] for answer in answers]))
+"""
+
+
+def test_every_template_is_inside_and_valid(installed: Path, tmp_path: Path) -> None:
+    """Checked by one process: a check builds the model, for which torch is imported."""
+    files = [f"{template}.yaml" for template in ("digits", "llava", "qwen-vl", "vertex")]
+    for file in files:
+        answer = run(installed, tmp_path, "init", file.removesuffix(".yaml"))
+        assert answer.returncode == 0 and (tmp_path / file).is_file(), answer.stderr
+    again = run(installed, tmp_path, "init", "llava")
     assert again.returncode == 64 and "exists already" in again.stderr
-    checked = run(installed, tmp_path, "check", f"{template}.yaml", "data.source=builtin:digits", "data.image_folder=")
-    assert checked.returncode == 0, checked.stdout + checked.stderr
+    settings = ("data.source=builtin:digits", "data.image_folder=")
+    done = python(installed, tmp_path, "-c", CHECK_ALL, ",".join(files), *settings)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (said,) = re.findall(r"^checked: (.*)$", done.stdout, re.MULTILINE)
+    assert [code for code, _ in json.loads(said)] == [0] * len(files), said
 
 
 def test_missing_packages_end_in_a_sentence(installed: Path, tmp_path: Path) -> None:
