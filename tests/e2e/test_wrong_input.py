@@ -341,7 +341,7 @@ def test_when_no_checkpoint_is_whole_nothing_is_deleted_and_nothing_starts_anew(
         damage(commit.parent)
     before = {path: path.stat().st_mtime_ns for path in run.glob("checkpoints/*/*")}
     refused(
-        vlmpipe(halted, "run", RUN_FILE),
+        vlmpipe(halted, "run", RUN_FILE, "cluster.replica_count=1"),
         ExitCode.CHECKPOINT_CORRUPT,
         "no checkpoint of this run verifies",
         "restore the files (nothing was deleted), or start a new run (--fresh",
