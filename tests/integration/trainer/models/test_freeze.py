@@ -62,7 +62,6 @@ CHOICES = {
 NODES = {"hsdp": 2, "tp+fsdp": 2, "tp+pp+dp": 2}
 STRATEGIES = ("ddp", "fsdp", "zero2", "zero1", "zero3", "hsdp", "tp", "tp+fsdp", "pp", "tp+pp+dp")
 SHORT = {
-    "ddp, frozen in front",
     "fsdp, frozen in front", "fsdp, trained at the end", "fsdp, tower thawed in part",
     "zero2, frozen in front",
 }  # fmt: skip

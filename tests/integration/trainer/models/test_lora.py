@@ -26,9 +26,9 @@ from trainer.models.layers.freeze import is_adapter
 from trainer.models.registry import family_of
 from trainer.storage import open_storage
 
-STRATEGIES = ("ddp", "fsdp", "zero2", "tp")
+STRATEGIES = chosen(dict.fromkeys(("ddp", "fsdp", "zero2", "tp")), lambda name: name != "ddp")
 # One strategy of each checkpoint format, and one that splits each adapter.
-FORMATS = chosen(dict.fromkeys(("fsdp", "zero2", "tp")), lambda name: name != "zero2")
+FORMATS = chosen(dict.fromkeys(("fsdp", "zero2", "tp")), lambda name: name == "tp")
 COMPUTING = chosen(dict.fromkeys(STRATEGIES), lambda name: name == "fsdp")
 RELATIVE, RELATIVE_BF16 = 1e-5, 5e-3
 WEIGHT = 1e-4  # a two-hundredth of one update at this rate: AdamW makes a whole one of a gradient of rounding errors
