@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,9 @@ import pytest
 MEMORY = Path("/dev/shm")
 # Files are tested two at a time: threads of one would wait for processors that the other has, and spin meanwhile.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Workers would rewrite the assertions of all test files, and processes compile all modules, each time anew.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 # Models and data sets of tests are made here: nothing is asked of the Hugging Face Hub.
 os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "TRANSFORMERS_VERBOSITY": "error"}
 
