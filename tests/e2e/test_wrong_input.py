@@ -337,6 +337,7 @@ def test_after_all_that_the_run_ends_well_with_every_step_made_once(interrupted:
     assert (run / "export" / "model.safetensors").is_file() and (run / "report.html").is_file()
 
 
+@only_whole
 def test_when_no_checkpoint_is_whole_nothing_is_deleted_and_nothing_starts_anew(halted: Path) -> None:
     run = only_run(halted)
     for commit in run.glob("checkpoints/*/COMMIT"):

@@ -53,10 +53,12 @@ class Scales(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self._storages: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
-        self.on_disk: Container[int] = ()  # addresses of numbers that lie in files
+        self.on_disk: Container[int] | None = None  # addresses of numbers that lie in files
         self.peak_bytes = 0
 
     def held_bytes(self) -> int:
+        if self.on_disk is None:  # after each operation: the shortest way
+            return sum(map(torch.UntypedStorage.nbytes, self._storages))
         return sum(storage.nbytes() for storage in self._storages if storage.data_ptr() not in self.on_disk)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
