@@ -12,7 +12,7 @@ import hypothesis
 import pytest
 
 MEMORY = Path("/dev/shm")
-# Files are tested two at a time: threads of one would wait for processors that the other has, and spin meanwhile.
+# Files are tested side by side: threads of one would wait for processors that another has, and spin meanwhile.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Workers would rewrite the assertions of all test files, and processes compile all modules, each time anew.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
