@@ -178,8 +178,14 @@ soak: $(INSTALLED_DEV)  ## real training under SIGKILL at random times, N rounds
 
 .PHONY: fuzz-data
 fuzz-data: N ?= 10000
-fuzz-data: $(INSTALLED_DEV)  ## damaged files of every format through data preparation, other damage each time: make fuzz-data N=10000
-	VLMPIPE_FUZZ_EXAMPLES=$(N) $(BIN)/python -m pytest tests/unit/trainer/data/prepare/test_mutations.py -q $(args)
+fuzz-data: $(INSTALLED_DEV)  ## damaged and special files wherever a run reads them, other damage each time: make fuzz-data N=10000
+	VLMPIPE_FUZZ_EXAMPLES=$(N) $(BIN)/python -m pytest -q $(args) tests/unit/trainer/data/prepare/test_mutations.py \
+	    tests/unit/trainer/data/shards/test_prepared_files.py tests/unit/vlmpipe/runs/test_file_check.py
+
+.PHONY: fuzz-config
+fuzz-config: N ?= 1000
+fuzz-config: $(INSTALLED_DEV)  ## mutated run files: do check, plan, run and submit agree, and does training take a step?
+	VLMPIPE_FUZZ_EXAMPLES=$(N) $(BIN)/python -m pytest -q $(args) tests/integration/pipelines/test_run_file_mutations.py
 
 .PHONY: storage-conformance
 storage-conformance: TESTBENCH ?= http://localhost:9000

@@ -90,8 +90,8 @@ def _powersgd() -> TimedRun:
 
 AVERAGED = {"train.ema_decay": 0.999}
 GROUPS = {
-    "two processes": Group("strategies", 2, _plain("ddp", "fsdp", "zero1", "zero2", "zero3", "tp", "pp")),
-    "four processes": Group("strategies", 4, _plain("ddp", "hsdp", "tp+fsdp", "tp+pp+dp")),
+    "two processes": Group("strategies", 2, _plain("ddp", "fsdp", "zero1", "zero2", "zero3", "pp")),
+    "four processes": Group("strategies", 4, _plain("ddp", "hsdp", "tp", "tp+pp+dp")),
     "ddp": Group(
         "features",
         2,

@@ -11,14 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from trainer.config.data import DataConfig
 from trainer.config.job import RunPaths
-from trainer.config.model import GRID_FAMILIES, ModelConfig, WeightsConfig
-from trainer.errors import ExitCode, UserError
-from trainer.models.image_tokens import image_form_of, stated, vision_of
+from trainer.config.model import WeightsConfig
+from trainer.errors import ConfigError, ExitCode, UserError
 from vlmpipe.catalog.machines import load_catalog
 from vlmpipe.config.run_config import RunConfig, warnings
 from vlmpipe.config.validation_errors import RunFileError
+from vlmpipe.planner.image_token_limit import image_token_limit
 from vlmpipe.runs.local.run import require_writable
 
 if TYPE_CHECKING:
@@ -84,22 +83,34 @@ def _model(config: RunConfig) -> Iterator[Finding]:
         yield Finding("tokenizer", "ok", f"{tokenizer.removeprefix('train:')} entries, trained on the run's own text")
     else:
         yield _weights("tokenizer", WeightsConfig(weights=tokenizer, revision="", config={}))
-    yield from _image_tokens(model, config.data)
-    yield _parameters(config)
-
-
-def _parameters(config: RunConfig) -> Finding:
-    """Whether the model can be built, and what of it is trained: on the meta device, which takes seconds once."""
-    from vlmpipe.planner.model_architecture import architecture
-
     try:
-        shape = architecture(config).shape
-    except UserError as error:
-        if error.code == ExitCode.UNAVAILABLE:
-            return Finding("parameters", "unchecked", error.found)
-        return Finding("parameters", "failed", error.text(), error.code)
-    text = f"{shape.trainable_parameters:,} of {shape.total_parameters:,} are trained"
-    return Finding("parameters", "ok", text)
+        text = image_token_limit(model, config.data)
+    except ConfigError as error:
+        yield Finding("image tokens", "failed", error.text(), ExitCode.CONFIG)
+        return
+    if text:
+        yield Finding("image tokens", "ok", text)
+    yield from _plan(config)
+
+
+def _plan(config: RunConfig) -> Iterator[Finding]:
+    """What planning finds wrong: with the model, built on the meta device, and with the machines' memory.
+
+    The machines are those of Vertex AI, so of a run file that can only be run here their memory is a warning.
+    """
+    from vlmpipe.planner.plan import plan_run
+
+    on_vertex = not list(_missing_for_vertex(config))
+    plan = plan_run(config)
+    if plan.model:
+        shape = plan.model.shape
+        text = f"{shape.trainable_parameters:,} of {shape.total_parameters:,} are trained"
+        yield Finding("parameters", "ok", text)
+    else:
+        yield Finding("parameters", "unchecked", plan.notes[-1])
+    state: Literal["failed", "warning"] = "failed" if on_vertex else "warning"
+    for text in plan.estimate_errors:
+        yield Finding("plan", state, text, ExitCode.CONFIG if on_vertex else ExitCode.OK)
 
 
 def _weights(name: str, part: WeightsConfig) -> Finding:
@@ -118,70 +129,6 @@ def _weights(name: str, part: WeightsConfig) -> Finding:
 def _hub_cache() -> Path:
     home = Path(os.environ.get("HF_HOME", "~/.cache/huggingface"))
     return Path(os.environ.get("HF_HUB_CACHE", home / "hub")).expanduser()
-
-
-def _image_tokens(model: ModelConfig, data: DataConfig) -> Iterator[Finding]:
-    """Compare sizes, for a tower whose configuration is in the run file: that of pretrained weights is not at hand."""
-    sequence_length = data.sequence_length
-    if model.family in GRID_FAMILIES:
-        yield from _most_image_tokens(model, sequence_length)
-        return
-    content = stated(model.tower) if model.pretrained else model.tower.config
-    tower = vision_of(content) if model.pretrained else content
-    patch_size, scale_factor = tower.get("patch_size"), content.get("scale_factor") if model.pretrained else 1
-    if not isinstance(patch_size, int) or not isinstance(scale_factor, int) or min(patch_size, scale_factor) < 1:
-        return
-    own_size, token_side = tower.get("image_size", model.image_size), patch_size * scale_factor
-    is_taken = own_size == model.image_size or (model.pretrained and model.image_size < own_size)
-    if not is_taken:
-        text = f"model.image_size is {model.image_size}, but the tower's image_size is {own_size}"
-        yield Finding("image tokens", "failed", text, ExitCode.CONFIG)
-    elif model.image_size % token_side:
-        side = f"patch_size x scale_factor {token_side}" if model.pretrained else f"patch_size {token_side}"
-        text = f"model.image_size {model.image_size} is not a multiple of the tower's {side}"
-        yield Finding("image tokens", "failed", text, ExitCode.CONFIG)
-    elif tiles := image_form_of(model).tiles:
-        text = (
-            f"at most {tiles.most * tiles.tokens} per image, in {tiles.most} tiles of {tiles.tokens}; "
-            "data.sequence_length "
-            f"is {sequence_length}, data.max_images_per_sequence, which counts tiles, {data.max_images_per_sequence}"
-        )
-        if tiles.most * tiles.tokens < sequence_length and tiles.most <= data.max_images_per_sequence:
-            yield Finding("image tokens", "ok", text)
-        else:
-            yield Finding(
-                "image tokens", "failed", f"{text}: the largest image fits into no packed sequence", ExitCode.CONFIG
-            )
-    else:
-        tokens = (model.image_size // token_side) ** 2
-        fits = tokens < sequence_length
-        text = f"{tokens} per image, data.sequence_length is {sequence_length}"
-        if fits:
-            yield Finding("image tokens", "ok", text)
-        else:
-            yield Finding("image tokens", "failed", f"{text}: no image fits into a packed sequence", ExitCode.CONFIG)
-
-
-def _most_image_tokens(model: ModelConfig, sequence_length: int) -> Iterator[Finding]:
-    """Of a model whose images differ in tokens: the largest must fit, so far as its configuration is at hand."""
-    if model.tower.weights and not Path(model.tower.weights).expanduser().is_dir():
-        return
-    grids = image_form_of(model).grids
-    assert grids is not None and model.max_pixels is not None
-    side = grids.patch * grids.merge
-    most = grids.most_tokens
-    text = (
-        f"at most {most} per image (model.max_pixels, {side} x {side} pixels a token), data.sequence_length "
-        f"is {sequence_length}"
-    )
-    if model.max_pixels < side**2:
-        yield Finding("image tokens", "failed", f"model.max_pixels is less than a token's {side**2}", ExitCode.CONFIG)
-    elif most < sequence_length:
-        yield Finding("image tokens", "ok", text)
-    else:
-        yield Finding(
-            "image tokens", "failed", f"{text}: the largest image fits into no packed sequence", ExitCode.CONFIG
-        )
 
 
 def _data(config: RunConfig) -> Iterator[Finding]:
@@ -224,7 +171,7 @@ def _batch(config: RunConfig) -> Iterator[Finding]:
 
 
 def _output(config: RunConfig) -> Iterator[Finding]:
-    root_uri = config.root_uri("local")
+    root_uri = config.root_uri("local").removeprefix("file://")
     if "://" in root_uri:
         yield Finding("output", "unchecked", f"{root_uri} is written when the run starts")
         return
@@ -240,10 +187,14 @@ def _registry(config: RunConfig) -> Iterator[Finding]:
         model = f"projects/{gcp.project}/locations/{gcp.location}/models/{registry.removeprefix('vertex://')}"
         text = f"{model}, alias {config.register_.alias}: Vertex AI is asked when the run decides"
         yield Finding("registry", "unchecked", text)
+        if not config.root_uri("local").startswith("gs://"):
+            text = f"a run on this machine cannot register in {registry}: it needs output.root_uri on gs://"
+            is_only_here = bool(list(_missing_for_vertex(config)))
+            yield Finding("registry", *(("failed", text, ExitCode.CONFIG) if is_only_here else ("warning", text)))
     elif registry.startswith("gs://"):
         yield Finding("registry", "unchecked", f"{registry} is written when a model is accepted")
     elif registry:
-        require_writable(Path(registry).expanduser().absolute())
+        require_writable(Path(registry.removeprefix("file://")).expanduser().absolute())
         yield Finding("registry", "ok", f"{registry} can be written")
 
 
@@ -282,10 +233,11 @@ def _concerns(config: RunConfig, violation: Violation) -> bool:
 
 
 def _missing_for_vertex(config: RunConfig) -> Iterator[str]:
-    try:
-        config.require_vertex()
-    except RunFileError as error:
-        yield from map(str, error.problems)
+    for require in (config.require_vertex, config.require_data_in_cloud):
+        try:
+            require()
+        except RunFileError as error:
+            yield from map(str, error.problems)
 
 
 def _tuning(config: RunConfig) -> Iterator[Finding]:

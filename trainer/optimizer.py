@@ -7,9 +7,11 @@ import math
 import torch
 from torch import nn
 
+from trainer.adamw_8bit import AdamW8bit
 from trainer.config.optimizer import OptimizerConfig
 from trainer.config.train import TrainConfig
 from trainer.models.layers.freeze import part_of
+from trainer.sizing.optimizer_state import fits_8_bits
 
 
 def build_optimizer(module: nn.Module, config: OptimizerConfig) -> torch.optim.AdamW:
@@ -18,20 +20,26 @@ def build_optimizer(module: nn.Module, config: OptimizerConfig) -> torch.optim.A
     Each group keeps its peak rate as `peak_rate`; `set_rates` scales it. Parameters that lie on different sets of ranks
     are in groups of their own: torch cannot update such together.
     """
+    wants_8_bits = config.name == "adamw_8bit"
     own_rates = {"projector": config.projector_learning_rate, "tower": config.tower_learning_rate}
-    groups: dict[tuple[int, bool, str], list[nn.Parameter]] = {}
+    groups: dict[tuple[int, bool, str, int], list[nn.Parameter]] = {}
     for name, parameter in module.named_parameters():
         if parameter.requires_grad:
             part = part_of(name)
             # A tower without a rate of its own is in the common groups, as checkpoints have it.
             place = 1 if part == "projector" else 2 if part == "tower" and config.tower_learning_rate else 0
-            kind = (place, parameter.ndim >= 2, str(getattr(parameter, "device_mesh", "")))
+            bits = 8 if wants_8_bits and fits_8_bits(name, parameter.shape) else 32
+            kind = (place, parameter.ndim >= 2, str(getattr(parameter, "device_mesh", "")), bits)
             groups.setdefault(kind, []).append(parameter)
     described = []
-    for (place, decays, _), parameters in sorted(groups.items()):
+    for (place, decays, _, bits), parameters in sorted(groups.items()):
         rate = (0.0, *own_rates.values())[place] or config.learning_rate
         decay = config.weight_decay if decays else 0.0
         described.append({"params": parameters, "lr": rate, "peak_rate": rate, "weight_decay": decay})
+        if wants_8_bits:
+            described[-1]["state_bits"] = bits
+    if wants_8_bits:
+        return AdamW8bit(described, betas=config.betas, eps=config.eps)
     # One pass over memory instead of a dozen, and no temporaries, on GPUs and on processors. torch brings it along;
     # DeepSpeed's own would have to be compiled on the machine.
     return torch.optim.AdamW(described, betas=config.betas, eps=config.eps, fused=True)

@@ -16,7 +16,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from typing import Any, TextIO, TypeVar, cast
 
-from trainer.secret_detection import may_begin_secret, possible_forms
+from trainer.secret_detection import assigned_secrets, may_begin_secret, possible_forms
 
 HIDDEN = "(hidden)"
 _KEY_BEGINS, _KEY_ENDS = "-----BEGIN ", "-----END "
@@ -25,6 +25,7 @@ _KEY_IN_LINE = re.compile(  # in JSON, a key is in one line
 )
 _KEY_LINE = re.compile(r"(?:[A-Za-z0-9+/=]*|(?:Proc-Type|DEK-Info): .*)\s*")
 _KEY_TEXT = re.compile(r"(?<![A-Za-z0-9+/=])[A-Za-z0-9+/=]{40,}")  # a line of a PEM file has 64 characters
+_COLORS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _LAST_WORD = re.compile(r"(?<=\s)(?=\S)")
 MAX_KEY_LINES = 200  # the largest RSA keys in use have 100
 MAX_PREFIX_CHARS = 200
@@ -97,9 +98,14 @@ def _prefix_pattern(prefix: str) -> re.Pattern[str]:
 
 
 def _redact_forms(text: str) -> str:
-    for form in possible_forms(text):
-        text = form.pattern.sub(HIDDEN, text)
-    return text
+    plain = _COLORS.sub("", text) if "\x1b" in text else text  # a color may begin or end inside of a secret
+    redacted = plain
+    for form in possible_forms(plain):
+        redacted = form.pattern.sub(HIDDEN, redacted)
+    for found in reversed(list(assigned_secrets(redacted))):
+        if found["value"] not in HIDDEN:
+            redacted = redacted[: found.start("value")] + HIDDEN + redacted[found.end("value") :]
+    return text if redacted == plain else redacted
 
 
 class _RedactedStream:
@@ -153,7 +159,11 @@ class _RedactedStream:
             del words[-2:]
         elif may_begin_secret(words[-1]):
             words.pop()
-        self._write_rest(_redact_forms("".join(words)))
+        unfinished = "".join(words)
+        for found in assigned_secrets(unfinished + 4 * "a0"):
+            if found.end("value") > len(unfinished):  # its value may not have ended
+                unfinished = unfinished[: found.start("value")]
+        self._write_rest(_redact_forms(unfinished))
 
     def _write_line(self, text: str) -> None:
         self._line = ""

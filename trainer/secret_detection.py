@@ -8,7 +8,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,14 @@ _REFERENCE = re.compile(
 )
 # The beginning of a URL, up to a user name or password that has not ended; a port is none.
 _OPEN_URL = re.compile(r"://[^\s/:]*(?::(?![0-9]{1,5}[/?#]).*)?$")
+# name=value, name: value, "name": "value", --name value
+_ASSIGNMENT = re.compile(
+    r"""(?<![\w.-])(?:--(?P<option>[A-Za-z][\w-]{1,80})[ ]"""
+    r"""|(?P<name>-{0,2}[A-Za-z][\w.-]{1,80})["']?\s{0,2}[=:]\s{0,2}["']?)"""
+    r"""(?=(?P<value>[^\s"',;&()\[\]{}<>]{1,512}))"""  # ahead: a value may hold the next name
+)
+_NAME_WORDS = ("key", "token", "secret", "passw", "passphrase", "credential")  # is_secret_name finds no other
+_SHORTEST_ASSIGNED = 6
 _SWITCH = re.compile(r"true|false|yes|no|on|off|none|null|0|1", re.IGNORECASE)
 
 
@@ -54,6 +62,23 @@ def may_be_secret(name: str, value: str) -> bool:
     if not value or _REFERENCE.fullmatch(value) or _SWITCH.fullmatch(value):
         return False
     return not (value.isdigit() and name.upper().endswith("TOKEN"))  # the id of a token in a vocabulary
+
+
+def assigned_secrets(text: str) -> Iterator[re.Match[str]]:
+    """Where the text gives a secret's name a value, as in WANDB_API_KEY=...; the value is group "value"."""
+    lowered = text.lower()
+    if any(word in lowered for word in _NAME_WORDS):
+        for found in _ASSIGNMENT.finditer(text):
+            name = found["option"] or found["name"]
+            if is_secret_name(name.lstrip("-")) and _is_assigned(name, found["value"]):
+                yield found
+
+
+def _is_assigned(name: str, value: str) -> bool:
+    """Whether it is a secret rather than a word of prose or code behind a secret's name."""
+    if len(value) < _SHORTEST_ASSIGNED or not may_be_secret(name, value):
+        return False
+    return name.isupper() or name.lower().endswith(("password", "passwd")) or any(map(str.isdigit, value))
 
 
 def form_of_secret(value: str) -> str:

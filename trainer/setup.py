@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 
 from trainer.checkpoint.commit import CommitRecord
 from trainer.checkpoint.resume import versions
-from trainer.config.job import DataPointers, JobConfig
+from trainer.config.job import DataPointers, JobConfig, defers_weights
 from trainer.config.train import TrainConfig
 from trainer.data.loader import PackedLoader
 from trainer.data.sampler import PackedBatchSampler
@@ -28,10 +28,12 @@ from trainer.distributed.process import ProcessContext
 from trainer.errors import ConfigError
 from trainer.evaluation.validation_loss import Validation, validation_of
 from trainer.feature_cache.reader import FeatureReader
-from trainer.models.base import Family
+from trainer.models.base import Family, Weights
 from trainer.models.image_processor import image_preparer
 from trainer.models.image_tokens import ImageForm, image_form_of
+from trainer.models.layers.deferred_weights import DeferredWeights
 from trainer.models.layers.freeze import frozen_weights, require_frozen_tower, require_something_trained, trains
+from trainer.models.layers.nf4 import quantize_base, require_bitsandbytes
 from trainer.models.layers.recompute_policy import Recompute
 from trainer.models.registry import family_of
 from trainer.monitoring.forward_timer import WITHOUT_WAITS, ForwardTimer
@@ -85,6 +87,7 @@ class BuiltModel:
     """The model with its first weights, before it is sharded, and what identifies the weights that are not trained."""
 
     model: nn.Module
+    deferred: Weights | None  # values of parameters that have none before they are sharded
     sequence_flops: SequenceFlops | None  # of a mean packed sequence, which pipeline stages are balanced by
     tower_sha256: str  # empty for a tower that is trained
     frozen_sha256: str  # empty where nothing is frozen
@@ -95,6 +98,8 @@ class BuiltModel:
 def build_training(job: JobConfig, worker: ProcessContext) -> TrainingSetup:
     """Model, data and strategy of this rank. Raises ConfigError before anything large is built where it can."""
     require_engine(job.train, worker)
+    if job.model.quantizes_base:
+        require_bitsandbytes()
     replica = replica_of(job.train, worker)
     require_divisible(job, replica)
     family = family_of(job.model)
@@ -144,7 +149,10 @@ def open_data(job: JobConfig) -> TrainingData:
 
 
 def build_model(job: JobConfig, family: Family, data: TrainingData, replica: DataParallelRank) -> BuiltModel:
-    """The model on the CPU. Raises ConfigError, before building it, where it cannot be sharded or split into stages."""
+    """The model on the CPU; where the strategy shards stored weights, without them (`BuiltModel.deferred`).
+
+    Raises ConfigError, before building it, where it cannot be sharded or split into stages.
+    """
     if job.train.tensor_parallel > 1:
         from trainer.strategies.tensor_parallel.plan import require_shardable  # DTensor alone takes most of a second
 
@@ -155,23 +163,36 @@ def build_model(job: JobConfig, family: Family, data: TrainingData, replica: Dat
         shape = family.shape(job.model)
         sequence_flops = mean_sequence_flops(job, shape, data.train, data.sampler, cached=data.cached)
         stages_of(shape.language.layers, job.train.stages, sequence_flops, image_layers=shape.image_layers)
-    model = family.build(job.model, data.tokenizer)
-    # Data-parallel ranks draw different dropout masks; the ranks of one model draw equal ones.
-    torch.manual_seed(replica.count * job.train.seed + replica.index)
+    deferred: Weights | None = None
+    if defers_weights(job.model, job.train):
+        model = family.blueprint(job.model, data.tokenizer, buffers=True)
+        deferred = family.initial_weights(job.model, data.tokenizer)
+    else:
+        model = family.build(job.model, data.tokenizer)
     tower = family.tower(model)
     if data.cached:
         require_frozen_tower(job.model, sum(one.numel() for one in tower.parameters() if one.requires_grad))
+    tower_sha256 = ""
+    if not trains(tower):
+        tower_sha256 = weights_sha256(family.build_tower(job.model) if deferred else tower)
     frozen = frozen_weights(model)
     num_trainable = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     require_something_trained(job.model, num_trainable)
-    return BuiltModel(
+    read = deferred.read if deferred else frozen.__getitem__
+    built = BuiltModel(
         model=model,
+        deferred=deferred,
         sequence_flops=sequence_flops,
-        tower_sha256="" if trains(tower) else weights_sha256(tower),
-        frozen_sha256=tensors_sha256(sorted(frozen.items())) if frozen else "",
+        tower_sha256=tower_sha256,
+        frozen_sha256=tensors_sha256((name, read(name)) for name in sorted(frozen)) if frozen else "",
         num_parameters=sum(parameter.numel() for parameter in model.parameters()),
         num_trainable=num_trainable,
     )
+    if job.model.quantizes_base:  # last: digests and sizes are those of the source
+        quantize_base(model)
+    # Data-parallel ranks draw different dropout masks; the ranks of one model draw equal ones.
+    torch.manual_seed(replica.count * job.train.seed + replica.index)
+    return built
 
 
 def build_loader(
@@ -198,6 +219,9 @@ def build_strategy(
     module = family.training_module(job.model, built.model, cached=data.cached).train()
     Recompute.of(job.train).apply(family, module)
     units = dataclasses.replace(family.blocks(module), sequence_flops=built.sequence_flops)
+    if built.deferred:
+        fill = DeferredWeights(built.model, built.deferred, worker.device).fill
+        units = dataclasses.replace(units, fill=fill)
     if job.train.compile:
         from trainer.models.layers.compile import compile_layers  # torch's compiler takes seconds to import
 

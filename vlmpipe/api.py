@@ -128,7 +128,7 @@ def run(
         RunFailedError: The run failed or was stopped.
     """
     from pipelines.local_process import execute, pipeline_command
-    from vlmpipe.planner.model_architecture import require_model
+    from vlmpipe.planner.plan import require_runnable
     from vlmpipe.runs.live_view import view_for
     from vlmpipe.runs.local.run import open_run
     from vlmpipe.runs.local.summary import report_of
@@ -138,7 +138,7 @@ def run(
 
         cluster = config.cluster
         parse_faults(inject_faults, nodes=cluster.replica_count, ranks_per_node=cluster.processes)
-    require_model(config)
+    require_runnable(config)
     this = open_run(config, config.source, run_id=run_id, fresh=fresh, say=say)
     for line in this.introduction():
         say(line)

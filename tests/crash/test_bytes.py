@@ -34,6 +34,7 @@ from trainer.checkpoint.manifest import FileSums, sums_of_file
 from trainer.errors import ConfigError, ExitCode, UserError
 from trainer.storage.base import Storage
 from trainer.storage.local import LocalStorage
+from trainer.storage.records import write_record
 
 
 def another_step(_: bytes) -> bytes:
@@ -153,7 +154,7 @@ def test_damaged_attempts(store: Storage, scratch: Path) -> None:
 def test_attempts_go_back(to: int, store: Storage, scratch: Path) -> None:
     for _ in range(4):
         newest = run_once(store, scratch)
-    store.write(FILE, json.dumps({"attempt": to}).encode()) if to else store.delete(FILE)
+    write_record(store, FILE, {"attempt": to}) if to else store.delete(FILE)
     assert read_attempts(store).attempt == to
     after_a_fault(store, scratch, allowed={newest})
 

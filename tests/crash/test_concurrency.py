@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from trainer.checkpoint.commit import FOLDER, checkpoint_name, commit, committed
 from trainer.checkpoint.retention import Retention, delete_old, sweep_leftovers
 from trainer.errors import ExitCode, UserError
 from trainer.storage.base import Storage
+from trainer.storage.records import write_record
 
 
 @case("concurrency", "two writers save the same step", "both are whole; one of them is loaded, always the same")
@@ -262,7 +262,7 @@ def test_damage_while_clearing(store: Storage, scratch: Path) -> None:
     "start 10000's is the newest; resuming and retention compare numbers, not text",
 )
 def test_more_starts_than_digits(store: Storage, scratch: Path) -> None:
-    store.write(FILE, json.dumps({"attempt": 9998}).encode())
+    write_record(store, FILE, {"attempt": 9998})
     old = save(store, scratch, 9, attempt=claim_attempt(store, fresh=False).attempt)
     newest = save(store, scratch, 3, attempt=claim_attempt(store, fresh=False).attempt)
     assert newest < old and committed(store) == [old, newest]

@@ -20,6 +20,7 @@ from trainer.errors import ConfigError, DataError, os_errors
 from trainer.models.base import Weights
 from trainer.models.layers.freeze import frozen_weights
 from trainer.models.layers.lora import Adapter, adapters_of, without_adapters
+from trainer.models.layers.nf4 import QuantizedWeights, quantized_names
 from trainer.models.registry import family_of
 from trainer.storage import open_storage
 from trainer.storage.base import Storage, crc32c_of_file
@@ -46,10 +47,13 @@ def export_checkpoint(
     _require_same_model(job, checkpoint)
     family = family_of(job.model)
     tokenizer = load_tokenizer(open_prepared(job.pointers().prepared_uri))
-    adapters = adapters_of(family.blueprint(job.model, tokenizer))
+    adapted = family.blueprint(job.model, tokenizer)
+    adapters = adapters_of(adapted)
     blueprint = family.blueprint(without_adapters(job.model), tokenizer)
     initial = family.initial_weights(job.model, tokenizer)
     _require_same_base(checkpoint, initial, sorted(frozen_weights(blueprint)))
+    if job.model.quantizes_base:
+        initial = QuantizedWeights(initial, quantized_names(adapted))
     files: dict[str, dict[str, int]] = {}
 
     def send(file: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from trainer.config.base import Fraction, Positive, Section
+from trainer.config.base import Fraction, Positive, Section, StorageUri
 
 BY_IMAGE, BY_RECORD = "image", "record"  # values of data.split_by; every other one is the name of a field
 SHUFFLE_SHARDS = 64  # 64,000 samples at the default size of shards
@@ -15,12 +15,12 @@ SHUFFLE_SHARDS = 64  # 64,000 samples at the default size of shards
 class DataConfig(Section):
     """Where samples come from and how they become rows."""
 
-    source: str = Field(
+    source: StorageUri = Field(
         description="builtin:digits, builtin:easy-vqa, builtin:openmoji, or a local or gs:// path: a LLaVA .json or "
         ".jsonl file, WebDataset tars, Parquet files, a COCO captions .json, or a folder with metadata.csv. Of tars "
         "and Parquet a folder or a pattern, such as train-{000..099}.tar."
     )
-    image_folder: str = Field(
+    image_folder: StorageUri = Field(
         "", description="Folder that image paths in records are relative to; by default that of the file."
     )
     caption_question: str = Field(

@@ -14,7 +14,7 @@ from trainer.config.base import Positive, Section
 from trainer.config.checkpoint import CheckpointConfig
 from trainer.config.data import DataConfig
 from trainer.config.model import ModelConfig
-from trainer.config.train import TrainConfig
+from trainer.config.train import DEFERRING, TrainConfig
 from trainer.storage import open_storage
 from trainer.storage.base import join_uri
 from trainer.storage.records import read_record
@@ -107,6 +107,11 @@ class JobConfig(BaseModel):
     def pointers(self) -> DataPointers:
         """The prepared data and features of this run. Needs `prepare_data` to have run."""
         return DataPointers.model_validate(read_record(open_storage(self.run.run_uri), "prepared.json"))
+
+
+def defers_weights(model: ModelConfig, train: TrainConfig) -> bool:
+    """Whether stored weights are read layer by layer while they are sharded, so that no rank holds the model whole."""
+    return train.strategy in DEFERRING and bool(model.language_model.weights) and not model.quantizes_base
 
 
 def run_uri_of(root_uri: str, run_id: str, job_name: str) -> str:

@@ -12,6 +12,11 @@ from trainer.config.base import Section
 class OptimizerConfig(Section):
     """AdamW (Loshchilov and Hutter, 2019)."""
 
+    name: Literal["adamw", "adamw_8bit"] = Field(
+        "adamw",
+        description="adamw_8bit stores the moments of large matrices in 8 bits: 2 bytes a parameter instead of 8. "
+        "Embedding, head, vectors and matrices whose rows are no multiple of 256 keep fp32. For fsdp and hsdp.",
+    )
     learning_rate: float = Field(gt=0, description="Peak learning rate; never scaled silently with world size.")
     projector_learning_rate: float = Field(0.0, ge=0, description="Own peak rate of the projector; 0 uses the common.")
     tower_learning_rate: float = Field(0.0, ge=0, description="Own peak rate of a trained tower; 0 uses the common.")

@@ -11,13 +11,17 @@ from trainer.config.base import Fraction, Positive, Section
 from trainer.config.optimizer import OptimizerConfig
 from trainer.config.train_options import PowerSgdConfig, WandbConfig
 
-TENSOR_PARALLEL = ("tp", "tp+fsdp", "tp+pp+dp")  # strategies in which ranks split each layer
+TENSOR_PARALLEL = ("tp", "tp+pp+dp")  # strategies in which ranks split each layer
 PIPELINE_PARALLEL = ("pp", "tp+pp+dp")  # and those in which they split the stack of layers
 # Strategies under which a block's matrix products cannot be kept while the rest of it is computed again.
 NOT_SELECTIVE = dict.fromkeys(TENSOR_PARALLEL, "sums products over ranks in place") | {
     "zero3": "gathers weights inside of a block, and in another order when it is computed again"
 }
 OVERLAPPING = ("ddp", "fsdp", "hsdp", "zero1", "zero2")  # a frozen tower is whole on each rank
+DEFERRING = ("fsdp", "hsdp", "tp", "pp", "tp+pp+dp")  # strategies that read stored weights while they shard them
+STATE_IN_8_BITS = ("fsdp", "hsdp")  # strategies that shard 8-bit moments and save them by parameter name
+QUANTIZING = ("ddp", "fsdp", "hsdp")  # strategies under which a quantized base equals its dequantized weights
+GATHERING = ("fsdp", "hsdp", "tp")  # strategies that gather weights for each pass
 COMPILING = ("ddp", "fsdp", "hsdp")  # strategies under which compiled layers were seen to give the same losses
 OFFLOADING = {"optimizer": ("zero1", "zero2", "zero3"), "optimizer+weights": ("zero3", "fsdp", "hsdp")}
 # Keys of DeepSpeed's configuration, and the fields of the run file that decide them.
@@ -47,6 +51,7 @@ Checkpointing = Literal["none", "selective", "full"]
 CompileBackend = Literal["inductor", "aot_eager"]
 Precision = Literal["fp32", "bf16", "fp16"]
 Compression = Literal["none", "bf16", "fp16", "powersgd"]
+ReshardAfterForward = Literal["auto", "always", "never"]
 
 MOST_EPOCHS = 100_000  # more is a slip of the finger
 
@@ -54,7 +59,7 @@ MOST_EPOCHS = 100_000  # more is a slip of the finger
 class TrainConfig(Section):
     """The training step."""
 
-    strategy: Literal["ddp", "zero1", "zero2", "zero3", "fsdp", "hsdp", "tp", "tp+fsdp", "pp", "tp+pp+dp"] = Field(
+    strategy: Literal["ddp", "zero1", "zero2", "zero3", "fsdp", "hsdp", "tp", "pp", "tp+pp+dp"] = Field(
         "ddp", description="How training is distributed."
     )
     offload: Literal["none", "optimizer", "optimizer+weights"] = Field(
@@ -108,6 +113,17 @@ class TrainConfig(Section):
         "bf16",
         description="Compute precision; weights stay fp32. fp16 is for GPUs without bf16: the loss is scaled, and "
         "steps that overflow are skipped.",
+    )
+    reshard_after_forward: ReshardAfterForward = Field(
+        "auto",
+        description="Whether FSDP frees gathered weights after a forward pass and gathers them again for the backward "
+        "pass. auto frees those of layers, never keeps all (more memory, half of the gathers), always frees those "
+        "outside of layers too. For fsdp, hsdp and tp; pipeline stages gather once a step and keep all.",
+    )
+    prefetch_layers: Positive = Field(
+        1,
+        description="Layers whose weights FSDP gathers ahead of use. More hide slow gathers behind more computing, and "
+        "take more memory. For fsdp, hsdp and tp.",
     )
     activation_checkpointing: Checkpointing = Field(
         "none",
@@ -234,6 +250,15 @@ class TrainConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _optimizer_state_works(self) -> TrainConfig:
+        if self.optimizer.name == "adamw_8bit" and (self.strategy not in STATE_IN_8_BITS or self.offload != "none"):
+            raise ValueError(
+                f"optimizer.name adamw_8bit does not work with strategy {self.strategy} and offload {self.offload}: "
+                f"use one of {', '.join(STATE_IN_8_BITS)} with offload none, or optimizer.name adamw"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _checkpointing_works(self) -> TrainConfig:
         why_not = NOT_SELECTIVE.get(self.strategy)
         if self.activation_checkpointing == "selective" and why_not:
@@ -241,6 +266,23 @@ class TrainConfig(Section):
                 f"activation_checkpointing selective does not work with strategy {self.strategy}, which {why_not}: use "
                 "full or none"
             )
+        return self
+
+    @property
+    def keeps_gathered_weights(self) -> bool:
+        """Whether FSDP keeps gathered weights from the forward to the backward pass. Stages of a pipeline do so for all
+        micro-batches of a step."""
+        return self.reshard_after_forward == "never" or self.strategy in PIPELINE_PARALLEL
+
+    @model_validator(mode="after")
+    def _gathering_works(self) -> TrainConfig:
+        for name, default in (("reshard_after_forward", "auto"), ("prefetch_layers", 1)):
+            value = getattr(self, name)
+            if value != default and self.strategy not in GATHERING:
+                raise ValueError(
+                    f"{name} {value} has no meaning for strategy {self.strategy}: use one of {', '.join(GATHERING)}, "
+                    "or leave it out"
+                )
         return self
 
     @model_validator(mode="after")

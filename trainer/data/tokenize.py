@@ -23,7 +23,7 @@ from trainer.config.model import IMAGE_TOKEN
 from trainer.data.sample import Turn
 from trainer.errors import ConfigError, ExitCode, UserError
 from trainer.storage.base import Storage
-from trainer.storage.regular_files import require_regular
+from trainer.storage.regular_files import require_regular_files
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 IGNORED = -100  # label of a token that does not count in the loss
 TRAINED_PREFIX = "train:"
 PAD, BOS, EOS = "<pad>", "<s>", "</s>"
+SPECIALS = (PAD, BOS, EOS, IMAGE_TOKEN)
 BYTES_ALPHABET = 256
 LARGEST_TOKENIZER_BYTES = 256 << 20  # of one file
 FEW = 4  # tokens that an error names
@@ -151,14 +152,31 @@ def make_tokenizer(
     trained here must have all these tokens already. Raises ConfigError for a bad N and for missing tokens, UserError
     (exit 69) when a hub id or folder cannot be loaded.
     """
-    tokens = (*CONTROL_TOKEN.findall(image_mark), *control_tokens)
-    around = [token for token in dict.fromkeys(tokens) if token != IMAGE_TOKEN]
+    around = _around(image_mark, control_tokens)
     if name.startswith(TRAINED_PREFIX):
-        tokenizer = _train(name, texts, around)
+        tokenizer = _train(trained_size(name, image_mark, control_tokens), texts, around)
     else:
         tokenizer = _pretrained(name, around, has_mark=has_mark)
     tokenizer.chat_template = CHAT_TEMPLATE.replace(IMAGE_TOKEN, image_mark)
     return tokenizer
+
+
+def trained_size(name: str, image_mark: str = IMAGE_TOKEN, control_tokens: Iterable[str] = ()) -> int:
+    """N of `train:N`. Raises ConfigError for one that leaves no room for bytes and control tokens."""
+    num_specials = len(SPECIALS) + len(_around(image_mark, control_tokens))
+    smallest, size = BYTES_ALPHABET + num_specials, name.removeprefix(TRAINED_PREFIX)
+    if not size.isdecimal() or int(size) < smallest:
+        raise ConfigError(
+            f"model.tokenizer {name!r} is not a size that a tokenizer can be trained to",
+            expected=f"train:N with N at least {smallest} ({BYTES_ALPHABET} bytes and {num_specials} control tokens)",
+        )
+    return int(size)
+
+
+def _around(image_mark: str, control_tokens: Iterable[str]) -> list[str]:
+    """Control tokens of images beside the image token itself."""
+    tokens = dict.fromkeys((*CONTROL_TOKEN.findall(image_mark), *control_tokens))
+    return [token for token in tokens if token != IMAGE_TOKEN]
 
 
 def training_texts(turns: Iterable[Turn]) -> Iterable[str]:
@@ -175,7 +193,7 @@ def load_tokenizer(storage: Storage, folder: str = "tokenizer") -> PreTrainedTok
     with tempfile.TemporaryDirectory() as scratch:
         for info in storage.list(folder):
             Path(scratch, Path(info.name).name).write_bytes(storage.read(info.name))
-        return AutoTokenizer.from_pretrained(scratch)
+        return AutoTokenizer.from_pretrained(scratch, trust_remote_code=False)
 
 
 def _few(tokens: list[str]) -> str:
@@ -183,25 +201,17 @@ def _few(tokens: list[str]) -> str:
     return ", ".join(tokens[:FEW]) + (f" and {more} more" if more > 0 else "")
 
 
-def _train(name: str, texts: Iterable[str], around: list[str]) -> PreTrainedTokenizerFast:
+def _train(size: int, texts: Iterable[str], around: list[str]) -> PreTrainedTokenizerFast:
     """A byte-level BPE: any text has tokens, frequent words (yes, no, numbers) become one."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
-    specials = [PAD, BOS, EOS, IMAGE_TOKEN, *around]
-    smallest = BYTES_ALPHABET + len(specials)
-    size = name.removeprefix(TRAINED_PREFIX)
-    if not size.isdecimal() or int(size) < smallest:
-        raise ConfigError(
-            f"model.tokenizer {name!r} is not a size that a tokenizer can be trained to",
-            expected=f"train:N with N at least {smallest} (256 bytes and {len(specials)} control tokens)",
-        )
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=int(size),
-        special_tokens=specials,
+        vocab_size=size,
+        special_tokens=[*SPECIALS, *around],
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
@@ -216,20 +226,12 @@ def _train(name: str, texts: Iterable[str], around: list[str]) -> PreTrainedToke
     )
 
 
-def _require_readable(folder: Path) -> None:
-    """transformers opens what it finds, and would wait for a FIFO for ever. Weights may lie beside, of any size."""
-    for path in sorted(folder.iterdir()):
-        if not path.is_dir():
-            require_regular(path)
-
-
 def _pretrained(name: str, around: list[str], *, has_mark: bool) -> Any:
     from transformers import AutoTokenizer
 
-    if Path(name).is_dir():
-        _require_readable(Path(name))
+    require_regular_files(Path(name))
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name, use_fast=True)
+        tokenizer = AutoTokenizer.from_pretrained(name, use_fast=True, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise UserError(
             f"model.tokenizer {name!r} cannot be loaded: {str(error).splitlines()[0]}",

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig
 
 from trainer.config.model import ModelConfig
+from trainer.errors import ConfigError
 from trainer.models.base import ShardingUnits
 from trainer.models.hf_native.family import TransformersFamily
 from trainer.models.image_inputs import Grid
@@ -19,6 +20,8 @@ from trainer.models.layers.image_placeholders import embedded
 from trainer.models.layers.parameter_counts import count_parameters, model_shape, tower_layers_of
 from trainer.models.packed_vlm import PackedVLM
 from trainer.sizing.model_shape import ModelShape
+
+IMAGE_CHANNELS = 3
 
 
 @dataclass(frozen=True)
@@ -109,7 +112,11 @@ class SquareFamily(TransformersFamily):
     def square_shape(
         self, config: ModelConfig, model: nn.Module, vision: PreTrainedConfig, **of_images: Any
     ) -> ModelShape:
-        """Sizes of a model on the meta device. of_images: fields of `ModelShape` that depend on how it takes images."""
+        """Sizes of a model on the meta device. of_images: fields of `ModelShape` that depend on how it takes images.
+
+        Raises ConfigError where the tower gives other features than are planned for.
+        """
+        self._require_features(config, self.tower(model))
         return model_shape(
             config,
             model,
@@ -119,6 +126,20 @@ class SquareFamily(TransformersFamily):
             projector_parameters=count_parameters(getattr(model.model, self.wiring.projector)),
             **of_images,
         )
+
+    def _require_features(self, config: ModelConfig, tower: nn.Module) -> None:
+        """Let the tower look at an image that has a shape only."""
+        image = torch.empty(1, IMAGE_CHANNELS, config.image_size, config.image_size, device="meta")
+        found = tuple(self.wiring.tower_output(config, tower, image).shape[1:])
+        expected = self.feature_shape(config)
+        if found != expected:
+            raise ConfigError(
+                f"the tower gives {found[0]} tokens of width {found[1]} for an image of {config.image_size} pixels",
+                expected=f"{expected[0]} of width {expected[1]}, one for each patch and one more only for the class "
+                "token of CLIP",
+                fix="use another tower, or set model.feature_select to drop_cls for a tower with a class token and to "
+                "full for others",
+            )
 
 
 def project(projector: nn.Module, features: Tensor) -> Tensor:

@@ -9,6 +9,8 @@ from typing import Any
 from trainer.config.train import TrainConfig
 
 LARGEST_BUCKET_ELEMENTS = 500_000_000  # DeepSpeed's default
+# Of two buckets, one of which is filled while the other is reduced: no more memory than one of the largest.
+OVERLAPPED_BUCKET_ELEMENTS = LARGEST_BUCKET_ELEMENTS // 2
 LIVE_LAYERS = 2  # that ZeRO-3 may hold gathered at a time
 
 
@@ -23,7 +25,9 @@ class Sizes:
 
 def engine_settings(config: TrainConfig, *, stage: int, micro_steps: int, sizes: Sizes) -> dict[str, Any]:
     """DeepSpeed's configuration, without reliance on its defaults."""
-    bucket_elements = min(LARGEST_BUCKET_ELEMENTS, sizes.trainable)  # allocated in full even for small models
+    overlaps = overlaps_reduction(config.deepspeed, stage=stage, offload=config.offload, trainable=sizes.trainable)
+    # Allocated in full even for small models.
+    bucket_elements = min(bucket_limit(stage=stage, overlaps=overlaps), sizes.trainable)
     settings: dict[str, Any] = {
         "train_batch_size": config.global_batch_size,
         "train_micro_batch_size_per_gpu": config.micro_batch_size,
@@ -31,10 +35,10 @@ def engine_settings(config: TrainConfig, *, stage: int, micro_steps: int, sizes:
         "gradient_clipping": config.clip_grad_norm,  # DeepSpeed's default clips at 1.0
         "zero_optimization": {
             "stage": stage,
-            "overlap_comm": False,
+            "overlap_comm": overlaps,
             "contiguous_gradients": True,
             "reduce_bucket_size": bucket_elements,
-            "allgather_bucket_size": bucket_elements,
+            "allgather_bucket_size": min(LARGEST_BUCKET_ELEMENTS, sizes.trainable),
         },
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
@@ -57,6 +61,26 @@ def engine_settings(config: TrainConfig, *, stage: int, micro_steps: int, sizes:
         dtype = {"bf16": "bfloat16", "fp16": "float16"}[config.precision]
         settings["torch_autocast"] = {"enabled": True, "dtype": dtype}
     return settings
+
+
+def overlaps_reduction(deepspeed: Mapping[str, Any], *, stage: int, offload: str, trainable: int) -> bool:
+    """Whether DeepSpeed reduces gradients while the backward pass computes (`overlap_comm`). `deepspeed` is
+    train.deepspeed, which may decide it.
+
+    Stages 1 and 2 need several buckets for it: one that takes all gradients is reduced at the end. Not with offloading,
+    where each gradient that is reduced is copied to the machine's memory at once.
+    """
+    given = deepspeed.get("zero_optimization", {})
+    if "overlap_comm" in given:
+        return bool(given["overlap_comm"])
+    if stage == 3:
+        return True
+    return offload == "none" and trainable > int(given.get("reduce_bucket_size", OVERLAPPED_BUCKET_ELEMENTS))
+
+
+def bucket_limit(*, stage: int, overlaps: bool) -> int:
+    """Most numbers in a bucket. Stage 3 has one bucket in any case."""
+    return OVERLAPPED_BUCKET_ELEMENTS if overlaps and stage < 3 else LARGEST_BUCKET_ELEMENTS
 
 
 def node_weights(config: TrainConfig, *, nodes: int, node_ranks: int) -> dict[str, Any]:

@@ -101,6 +101,9 @@ class ModelShape:
     trained_matrices: tuple[Matrices, ...] = ()  # other trained parameters are vectors
     chosen: TrainableSubset | None = None  # None: each part is trained as a whole or not at all
     most_tiles: int = 1  # of one image
+    quantized: int = 0  # frozen weights of the language layers that rest in 4 bits
+    quantized_bytes: int = 0  # that these take, scales and tables included
+    in_8_bits: int = 0  # trained parameters whose moments `train.optimizer.name` adamw_8bit stores in 8 bits
 
     @property
     def images_differ(self) -> bool:

@@ -67,6 +67,17 @@ def require_regular(path: Path | str) -> None:
     open_regular(path).close()
 
 
+def require_regular_files(folder: Path) -> None:
+    """Raise as `open_regular` does for each file in a folder; pass over what is no folder.
+
+    For libraries such as transformers, which open the files that they find: a FIFO would stop them for ever.
+    """
+    if folder.is_dir():
+        for path in sorted(folder.iterdir()):
+            if not path.is_dir():
+                require_regular(path)
+
+
 def open_lock(path: Path, mode: int = 0o600, *, create: bool = True) -> int:
     """A descriptor of a file that only serves to be locked: never through a link, whose target is somebody else's."""
     return _opened(path, LOCK | (os.O_CREAT if create else 0), mode)

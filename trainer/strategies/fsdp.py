@@ -6,6 +6,7 @@ gathered inside a node only, and nodes all-reduce gradients.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import torch
@@ -32,7 +33,10 @@ class Fsdp(TorchStrategy):
     def __init__(self, config: TrainConfig, module: nn.Module, blocks: ShardingUnits, worker: ProcessContext) -> None:
         self._config, self._worker = config, worker
         self._arguments = micro_batches(config, module, worker.device)
-        self._module = shard(module.to(worker.device), blocks, config, _mesh(config, worker))
+        # Not moved first: a layer is on the device whole while it is sharded, all of them together may not fit.
+        self._module = shard(module, blocks, config, _mesh(config, worker))
+        for parameter in in_frozen_parts(module):
+            parameter.data = parameter.data.to(worker.device)
         optimizer = build_optimizer(self._module, config.optimizer)
         super().__init__(self._module, optimizer, LossScale(config.precision), ema_decay=config.ema_decay)
 
@@ -68,11 +72,30 @@ def shard(module: nn.Module, blocks: ShardingUnits, config: TrainConfig, mesh: D
     if config.offload != "none":  # shards, gradients and moments; the update runs on the CPU
         offload = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda")
     ignored = in_frozen_parts(module)
-    layers = [*blocks.tower_layers, *blocks.language_layers]
+    layers = [layer for layer in (*blocks.tower_layers, *blocks.language_layers) if set(layer.parameters()) - ignored]
+    apply = functools.partial(fully_shard, mesh=mesh, mp_policy=policy, offload_policy=offload, ignored_params=ignored)
     for layer in layers:
-        if not ignored.issuperset(layer.parameters()):
-            fully_shard(layer, mesh=mesh, mp_policy=policy, offload_policy=offload, ignored_params=ignored)
-    return fully_shard(module, mesh=mesh, mp_policy=policy, offload_policy=offload, ignored_params=ignored)
+        blocks.fill(layer)
+        apply(layer, reshard_after_forward=not config.keeps_gathered_weights)
+    _prefetch(layers, config.prefetch_layers)
+    blocks.fill(module)
+    # Outside of layers torch frees nothing by default: the backward pass begins there.
+    return apply(module, reshard_after_forward=config.reshard_after_forward == "always")
+
+
+def to_device(module: nn.Module, device: torch.device) -> nn.Module:
+    """Move all of a module but what is on the meta device and has no values yet."""
+    return module._apply(lambda tensor: tensor if tensor.is_meta else tensor.to(device))
+
+
+def _prefetch(layers: Sequence[nn.Module], ahead: int) -> None:
+    """Gather the weights of `ahead` layers ahead of use. FSDP itself gathers one."""
+    if ahead == 1:
+        return
+    for number, layer in enumerate(layers):
+        assert isinstance(layer, FSDPModule)
+        layer.set_modules_to_forward_prefetch([*layers[number + 1 : number + 1 + ahead]])
+        layer.set_modules_to_backward_prefetch([*reversed(layers[max(0, number - ahead) : number])])
 
 
 def _mesh(config: TrainConfig, worker: ProcessContext) -> DeviceMesh:

@@ -28,7 +28,7 @@ def build_strategy(config: TrainConfig, module: nn.Module, blocks: ShardingUnits
             from trainer.strategies.deepspeed.engine import Zero
 
             return Zero(config, module, blocks, worker, stage=int(config.strategy[-1]))
-        case "tp" | "tp+fsdp":
+        case "tp":
             from trainer.strategies.tensor_parallel.strategy import TensorParallel
 
             return TensorParallel(config, module, blocks, worker)

@@ -119,10 +119,15 @@ def loss_without_gradients(module: nn.Module, batch: PackedBatch, device: torch.
     with torch.no_grad(), autocast(precision, device):
         loss: Tensor = module(**batch.to(device))
     module.train()
+    reshard(module)
+    return loss
+
+
+def reshard(module: nn.Module) -> None:
+    """Free FSDP's gathered weights after a forward pass alone: FSDP leaves that to a backward pass."""
     for part in module.modules():
         if isinstance(part, FSDPModule):
-            part.reshard()  # FSDP leaves that to a backward pass
-    return loss
+            part.reshard()
 
 
 class TorchStrategy:

@@ -17,9 +17,14 @@ from trainer.sizing.pipeline_partition import Stage
 from trainer.sizing.trace_results import Compute, StageTrace
 from trainer.strategies.tensor_parallel.plan import shard_first_rank
 from trainer.tracing.fake_inputs import SequenceShape, inputs_of, tensors_of
-from trainer.tracing.step import MemoryTracker, has_equal_tower_layers, pass_through, regions_of, without_numbers
-
-FP32_BYTES = 4
+from trainer.tracing.step import (
+    MemoryTracker,
+    cast_sharded,
+    has_equal_tower_layers,
+    pass_through,
+    regions_of,
+    without_numbers,
+)
 
 
 def trace_stage(
@@ -62,27 +67,34 @@ def trace_stage(
         if tensor_parallel > 1:
             shard_first_rank(blocks, tensor_parallel, like_it, sequence=sequence_parallel)
         inputs = inputs_of(config, shape, vocabulary, cached=cached)
+        sent_dtype = torch.float32
+        if compute == "bf16 weights":
+            sent_dtype = torch.bfloat16
+            cast_sharded(module)
         passed_on = (shape.rows, shape.tokens, width)
         if stage.is_first:
             without_numbers(config, module)
         else:
-            inputs |= {"images": inputs["images"][:0].clone(), "hidden": torch.zeros(passed_on, requires_grad=True)}
+            hidden = torch.zeros(passed_on, dtype=sent_dtype, requires_grad=True)
+            inputs |= {"images": inputs["images"][:0].clone(), "hidden": hidden}
             inputs.pop("image_grids", None)
-        gradient = None if stage.is_last else torch.zeros(passed_on)
-        return _trace(module, inputs, gradient, compute, passed_on_bytes=FP32_BYTES * math.prod(passed_on))
+        gradient = None if stage.is_last else torch.zeros(passed_on, dtype=sent_dtype)
+        return _trace(module, inputs, gradient, sent_dtype.itemsize * math.prod(passed_on))
 
 
-def _trace(
-    module: nn.Module, inputs: dict[str, Any], gradient: Tensor | None, compute: Compute, *, passed_on_bytes: int
-) -> StageTrace:
+def _trace(module: nn.Module, inputs: dict[str, Any], gradient: Tensor | None, passed_on_bytes: int) -> StageTrace:
     held = [*module.parameters(), *module.buffers(), *tensors_of(inputs), *([] if gradient is None else [gradient])]
     for parameter in module.parameters():
         if parameter.requires_grad:
             parameter.grad = torch.zeros_like(parameter)
             held.append(parameter.grad)
     with MemoryTracker(held, module.parameters(), regions_of(module)) as tracker:
-        with torch.autocast("cpu", torch.bfloat16, enabled=compute == "autocast"):
-            output = module(**inputs)
+        hidden = inputs.pop("hidden", None)
+        if hidden is not None:
+            hidden = hidden.to(next(module.model.model.get_submodule(module.language_part).parameters()).dtype)
+        output = module(**inputs, hidden=hidden)
+        if gradient is not None:
+            output = output.to(gradient.dtype)
         kept = tracker.held
         forward = tracker.take_peak(next_category="backward")
         if output.requires_grad:

@@ -22,6 +22,7 @@ from trainer.config.model import GRID_FAMILIES, ModelConfig
 from trainer.dataloading.batches import OF_IMAGES
 from trainer.models.fixed_image_model import FixedImageVLM
 from trainer.models.layers.freeze import in_frozen_parts
+from trainer.models.layers.nf4 import quantize_base
 from trainer.models.layers.recompute_policy import Recompute
 from trainer.models.registry import family_of
 from trainer.sizing.pipeline_partition import Stage
@@ -62,6 +63,8 @@ def trace_step(
             language_layers=language_layers,
             one_inner_tower_layer=has_equal_tower_layers(config) and not every_layer,  # `pass_through` runs some
         )
+        if config.quantizes_base:
+            quantize_base(model, has_values=False)
         module = family.training_module(config, model, cached=cached).train()
         recompute.apply(family, module)
         if tensor_parallel > 1:
@@ -73,15 +76,20 @@ def trace_step(
         if not every_layer:
             pass_through(family.blocks(module).tower_layers)
         if compute == "bf16 weights":
-            not_sliced = in_frozen_parts(module)
-            for parameter in module.parameters():
-                if parameter not in not_sliced:
-                    parameter.data = parameter.data.bfloat16()
+            cast_sharded(module)
         without_numbers(config, module)
         blocks = family.blocks(module)
         in_layers = {id(one) for layer in (*blocks.language_layers, *blocks.tower_layers) for one in layer.parameters()}
         inputs = inputs_of(config, shape, vocabulary, cached=cached)
         return trace_module(module, inputs, compute, lambda parameter: not sliced or id(parameter) in in_layers)
+
+
+def cast_sharded(module: nn.Module) -> None:
+    """Cast the weights that FSDP shards to bf16, as they compute."""
+    not_sharded = in_frozen_parts(module)
+    for parameter in module.parameters():
+        if parameter not in not_sharded:
+            parameter.data = parameter.data.bfloat16()
 
 
 def trace_tower(config: ModelConfig, shape: SequenceShape, *, vocabulary: int, compute: Compute) -> int:

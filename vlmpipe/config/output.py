@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
-from trainer.config.base import Section
+from trainer.config.base import Section, StorageUri, storage_uri
 from vlmpipe.config.fields import checked_env
 
 _MODEL_ID = re.compile(r"vertex://[a-z0-9_][a-z0-9_-]{0,62}")
@@ -16,7 +16,7 @@ _MODEL_ID = re.compile(r"vertex://[a-z0-9_][a-z0-9_-]{0,62}")
 class OutputConfig(Section):
     """Where everything is written."""
 
-    root_uri: str = Field(
+    root_uri: StorageUri = Field(
         "runs",
         min_length=1,
         description="Folder or gs:// prefix for runs, prepared data, features and the registry. A local folder is used "
@@ -25,7 +25,9 @@ class OutputConfig(Section):
 
 
 def _registry(place: str) -> str:
-    if place.startswith("vertex:") and not _MODEL_ID.fullmatch(place):
+    if not place.startswith("vertex:"):
+        return storage_uri(place)
+    if not _MODEL_ID.fullmatch(place):
         raise ValueError("vertex://MODEL_ID takes lower-case letters, digits, _ and -, 63 at most")
     return place
 

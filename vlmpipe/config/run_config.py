@@ -21,7 +21,7 @@ from trainer.config.checkpoint import CheckpointConfig
 from trainer.config.data import DataConfig
 from trainer.config.job import EvaluateConfig, FeaturesConfig, RunPaths, run_uri_of
 from trainer.config.model import GRID_FAMILIES, MOST_ASPECT, ModelConfig
-from trainer.config.train import TrainConfig
+from trainer.config.train import QUANTIZING, TrainConfig
 from trainer.errors import ConfigError
 from trainer.secret_detection import known_form
 from trainer.sizing.deepspeed_config import uses_hpz
@@ -233,6 +233,17 @@ def _cross_section_problems(config: RunConfig) -> Iterator[Problem]:
             "train.overlap_vision_encoder",
             f"found true, but the tower {state}; expected tower in model.freeze and cache off",
         )
+    if model.quantizes_base and train.strategy not in QUANTIZING:
+        yield Problem(
+            "model.lora.quantize_base",
+            f"found nf4 with train.strategy {train.strategy}, which cannot shard 4-bit weights; expected one of "
+            f"{', '.join(QUANTIZING)}, such as train.strategy ddp: every rank holds the small base whole",
+        )
+    if model.quantizes_base and train.compile:
+        yield Problem(
+            "train.compile",
+            "found true with model.lora.quantize_base, whose kernels torch.compile cannot trace; expected false",
+        )
     if model.family in GRID_FAMILIES:
         yield from _grid_family_problems(config)
     if train.model_ranks > 1:
@@ -246,6 +257,12 @@ def _cross_section_problems(config: RunConfig) -> Iterator[Problem]:
             f"found {train.global_batch_size}, expected a multiple of {step_sequences} = {copies} "
             f"{'copies' if each else 'ranks'} (cluster.replica_count {cluster.replica_count} x {cluster.processes} "
             f"processes{each}) x train.micro_batch_size {train.micro_batch_size}",
+        )
+    if not 0 < config.data.validation_fraction < 1:
+        yield Problem(
+            "data.validation_fraction",
+            f"found {config.data.validation_fraction:g}, expected more than 0 and less than 1: a run trains on one "
+            "part of its samples and is evaluated on the other",
         )
     yield from _cluster_problems(config)
     if "cider_d" in config.gate.min_scores and config.evaluate.cider_d == "off":

@@ -57,6 +57,8 @@ OTHER_NAMES = {
 }
 # Earlier names that are still names of something else.
 EARLIER_PATHS = {"train.schedule": "train.lr_schedule", "cluster.strategy": "cluster.scheduling_strategy"}
+# Earlier values of fields.
+EARLIER_VALUES = {("train.strategy", "tp+fsdp"): "tp"}
 LONGEST_SHOWN = 60  # characters of a quoted value
 
 
@@ -171,7 +173,8 @@ def _text(path: str, group: list[ErrorDetails], fields: Mapping[str, FieldInfo])
     expected = " or ".join(dict.fromkeys(_expected(one) for one in group))
     hint = ""
     if details["type"] == "literal_error" and isinstance(details["input"], str):
-        hint = did_you_mean(details["input"], _options(details))
+        earlier = EARLIER_VALUES.get((path, details["input"]))
+        hint = f"; it is {earlier} now" if earlier else did_you_mean(details["input"], _options(details))
     return f"found {found}, expected {expected}{hint}"
 
 

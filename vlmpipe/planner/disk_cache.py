@@ -22,9 +22,11 @@ from pydantic import TypeAdapter, ValidationError
 
 import trainer
 from trainer.config.model import ModelConfig, WeightsConfig
-from trainer.errors import UserError
+from trainer.errors import ConfigError, UserError
+from trainer.models.image_tokens import MAX_CONFIG_BYTES
 from trainer.storage.base import Storage
 from trainer.storage.local import LocalStorage
+from trainer.storage.regular_files import read_regular
 from vlmpipe import planner
 
 P = ParamSpec("P")
@@ -32,6 +34,7 @@ R = TypeVar("R")
 
 FOLDER = "planner"  # under VLMPIPE_CACHE_DIR, else under the user's own cache
 LIBRARIES = ("torch", "transformers", "peft")
+LONGEST_CAUSE_CHARS = 400
 OTHER_CODE_KEPT_S = 30 * 24 * 3600.0  # the answers of other versions, since the last new one
 
 
@@ -39,7 +42,8 @@ def disk_cached(find: Callable[Concatenate[str, P], R]) -> Callable[Concatenate[
     """Keep what a pure function of (the model section as JSON, ...) answers, in memory and as JSON on the disk.
 
     Its return type must be one that pydantic writes and reads back, its arguments must show all that they are in their
-    `repr`. A file that cannot be read as an answer is made anew.
+    `repr`. A file that cannot be read as an answer is made anew. Whatever `find` raises is a ConfigError: it was the
+    model that could not be built, or not be run.
     """
 
     @functools.cache
@@ -48,20 +52,34 @@ def disk_cached(find: Callable[Concatenate[str, P], R]) -> Callable[Concatenate[
         configurations = _configurations(model)
         store = _store()
         if configurations is None or store is None:
-            return find(model, *args, **kwargs)
+            return _analysed(find, model, *args, **kwargs)
         asked = (find.__module__, find.__qualname__, model, configurations, args, sorted(kwargs.items()))
         name = f"{hashlib.sha256(repr(asked).encode()).hexdigest()}.json"
         form: TypeAdapter[R] = TypeAdapter(get_type_hints(find)["return"])
         if store.stat(name):
             with contextlib.suppress(ValidationError):  # one that is damaged is written again
                 return form.validate_json(store.read(name))
-        found = find(model, *args, **kwargs)
+        found = _analysed(find, model, *args, **kwargs)
         # On a disk that is full or read-only the next plan takes some seconds more, and this one is none the worse.
         with contextlib.suppress(UserError):
             store.write(name, form.dump_json(found))
         return found
 
     return answer  # type: ignore[return-value]
+
+
+def _analysed(find: Callable[Concatenate[str, P], R], model: str, *args: P.args, **kwargs: P.kwargs) -> R:
+    try:
+        return find(model, *args, **kwargs)
+    except UserError:
+        raise
+    except Exception as error:  # whatever torch and transformers raise where a configuration makes no model
+        said = " ".join(str(error).split())[:LONGEST_CAUSE_CHARS]
+        raise ConfigError(
+            f"no model can be built and run from this model section: {type(error).__name__}: {said}",
+            expected="configurations and weights of which transformers makes a model that takes images and text",
+            fix="correct model.tower, model.language_model or model.pretrained",
+        ) from error
 
 
 def _store() -> Storage | None:
@@ -89,7 +107,8 @@ def _configurations(model: str) -> str | None:
             if folder is None:
                 return None
             for file in sorted(folder.glob("*config*.json")):
-                digest.update(json.dumps([file.name, file.read_text()]).encode())
+                content = read_regular(file, MAX_CONFIG_BYTES)
+                digest.update(f"{len(file.name)} {file.name} {len(content)} ".encode() + content)
     return digest.hexdigest()
 
 

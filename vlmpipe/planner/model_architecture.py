@@ -10,16 +10,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainer.config.model import ModelConfig, WeightsConfig
+from trainer.data.tokenize import TRAINED_PREFIX, trained_size
 from trainer.errors import ConfigError, ExitCode, UserError
+from trainer.models.image_tokens import image_form_of
 from trainer.models.layers.freeze import require_frozen_tower, require_something_trained
 from trainer.sizing.model_shape import ModelShape
 from vlmpipe.catalog.machines import load_models
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.planner.disk_cache import disk_cached
+from vlmpipe.planner.image_token_limit import image_token_limit
 from vlmpipe.planner.workload import is_cached
 
 HUB_TIMEOUT_S = 2.0
-LONGEST_CAUSE_CHARS = 400
 
 
 @dataclass(frozen=True)
@@ -36,8 +38,13 @@ def architecture(config: RunConfig) -> Architecture:
 
     A configuration comes from the run file, a local folder, the Hugging Face cache, the catalogue of known models, or
     the hub, in this order. Raises UserError (69) for a hub id that none of them knows while the hub is out of reach,
-    and ConfigError for what is trained that cannot be.
+    and ConfigError for what is trained that cannot be, images that fit into no packed sequence, and a tokenizer too
+    small to train.
     """
+    image_token_limit(config.model, config.data)
+    if config.model.tokenizer.startswith(TRAINED_PREFIX):
+        form = image_form_of(config.model)
+        trained_size(config.model.tokenizer, form.mark, form.control_tokens)
     tower, tower_from = _configuration(config.model.tower)
     language, language_from = _configuration(config.model.language_model)
     whole = tower if config.model.pretrained else None
@@ -50,32 +57,13 @@ def architecture(config: RunConfig) -> Architecture:
     return Architecture(model, shape, " and ".join(origins))
 
 
-def require_model(config: RunConfig) -> None:
-    """Raise ConfigError where no model can be built. Weights that are not at hand here are left to the job."""
-    try:
-        architecture(config)
-    except UserError as error:
-        if error.code != ExitCode.UNAVAILABLE:
-            raise
-
-
 @disk_cached
 def _shape(model: str) -> ModelShape:
     """`model` is the model section as JSON."""
     from trainer.models.registry import family_of
 
     section = ModelConfig.model_validate_json(model)
-    try:
-        return family_of(section).shape(section)
-    except UserError:
-        raise
-    except Exception as error:  # whatever transformers raises where a configuration makes no model
-        said = " ".join(str(error).split())[:LONGEST_CAUSE_CHARS]
-        raise ConfigError(
-            f"no model can be built from this model section: {type(error).__name__}: {said}",
-            expected="configurations and weights that transformers can build a model of",
-            fix="correct model.tower, model.language_model or model.pretrained",
-        ) from error
+    return family_of(section).shape(section)
 
 
 def _configuration(part: WeightsConfig) -> tuple[WeightsConfig, str]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from trainer.sizing.deepspeed_config import uses_hpz
 from vlmpipe.config.run_config import RunConfig
 
-SHARDED_BY_FSDP = ("fsdp", "hsdp", "tp+fsdp")
+SHARDED_BY_FSDP = ("fsdp", "hsdp", "tp", "pp", "tp+pp+dp")
 
 
 @dataclass(frozen=True)
@@ -76,10 +76,9 @@ STRATEGIES: dict[str, Callable[[Layout], Layout]] = {
     "zero3": _sharded(True, True, True),
     "fsdp": _sharded(True, True, True),
     "hsdp": _hybrid,
-    "tp": _sharded(False, False, False),
-    "tp+fsdp": _sharded(True, True, True),
-    "pp": _sharded(False, False, False),
-    "tp+pp+dp": _sharded(False, False, False),
+    "tp": _sharded(True, True, True),
+    "pp": _sharded(True, True, True),
+    "tp+pp+dp": _sharded(True, True, True),
 }
 
 

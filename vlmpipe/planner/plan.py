@@ -55,13 +55,21 @@ class Plan:
     @property
     def errors(self) -> list[str]:
         """Why the run would fail, a line each."""
-        found = [finding.text() for finding in self.findings if finding.severity == "error"]
-        host = self.memory.host if self.memory else None
-        if host and not host.fits:
-            found.append(
-                f"does not fit: a {host.machine} has {host.capacity_bytes / GIB:,.1f} GiB of memory for it, and "
-                f"{', '.join(part.name for part in host.parts)} take {host.total_bytes / GIB:,.1f} GiB"
-            )
+        return [
+            *(finding.text() for finding in self.findings if finding.severity == "error"),
+            *self.estimate_errors,
+        ]
+
+    @property
+    def estimate_errors(self) -> list[str]:
+        """Those that are not of a job spec: memory, and terms of the capacity fallback that are not sold."""
+        found = []
+        for host in (self.memory.host, self.memory.start) if self.memory else ():
+            if host and not host.fits:
+                found.append(
+                    f"does not fit: a {host.machine} has {host.capacity_bytes / GIB:,.1f} GiB of memory for it, and "
+                    f"{', '.join(part.name for part in host.parts)} take {host.total_bytes / GIB:,.1f} GiB"
+                )
         if self.memory and self.memory.spare_bytes < 0:
             need, there = self.memory.total_bytes / GIB, self.memory.capacity_bytes / GIB
             found.append(
@@ -147,10 +155,6 @@ def plan_run(config: RunConfig, *, priced: bool = True) -> Plan:
     machine = catalog.machines.get(config.cluster.machine_type)
     gpu = catalog.gpus.get(config.cluster.accelerator_type)
     bare = Plan(config.name, tuple(findings), jobs, None, None, None, None, None, None, None, tuple(notes))
-    if machine is None:
-        note = f"Memory, time and cost are open: nothing is known of the machine {config.cluster.machine_type}."
-        return dataclasses.replace(bare, notes=(*notes, note))
-    bare = dataclasses.replace(bare, nccl_plugin=nccl.expected(config, machine))
     try:
         model = architecture(config)
     except UserError as error:
@@ -158,7 +162,19 @@ def plan_run(config: RunConfig, *, priced: bool = True) -> Plan:
             raise
         note = f"Memory, time and cost are open: the model's sizes are not known. {error.text()}"
         return dataclasses.replace(bare, notes=(*notes, note))
+    if machine is None:
+        note = f"Memory, time and cost are open: nothing is known of the machine {config.cluster.machine_type}."
+        return dataclasses.replace(bare, model=model, notes=(*notes, note))
+    bare = dataclasses.replace(bare, nccl_plugin=nccl.expected(config, machine))
     return _estimated(bare, config, model, machine, gpu, paths, priced=priced)
+
+
+def require_runnable(config: RunConfig) -> None:
+    """Raise ConfigError where planning finds a model that cannot be built or trained, for a run on this machine.
+
+    Weights that are not at hand here are left to the job, and the memory planned is that of other machines.
+    """
+    plan_run(config, priced=False)
 
 
 def plan_basis(config: RunConfig) -> tuple[Architecture, Workload, Prices]:
@@ -226,11 +242,11 @@ def _prepared(config: RunConfig, paths: RunPaths) -> Workload | None:
     job = JobConfig.model_validate(config.to_run_json(paths))
     try:
         uri = join_uri(paths.prepared_root, fingerprint(job))
-    except UserError:
+        if open_storage(uri).stat(DONE) is None:
+            return None
+        split, tile_tokens = Index.load(uri).split("train"), image_form_of(job.model).tile_tokens
+    except UserError:  # a source that is not there, or damage, after which the next run prepares the data anew
         return None
-    if open_storage(uri).stat(DONE) is None:
-        return None
-    split, tile_tokens = Index.load(uri).split("train"), image_form_of(job.model).tile_tokens
     sequence = PackedBatchSampler.of(
         split, job.data, seed=job.train.seed, global_batch_size=job.train.global_batch_size, tile_tokens=tile_tokens
     )

@@ -20,7 +20,7 @@ pytestmark = only_whole  # benchmarks are no laws: make test-whole runs them
 
 IMAGES = "600 x 400 JPEG, 224 pixels"
 
-FOUR = ("hsdp", "tp+fsdp", "tp+pp+dp")  # strategies that need four processes, or two nodes
+FOUR = ("hsdp", "tp", "tp+pp+dp")  # strategies that need four processes, or two nodes
 CLAIMS: dict[str, dict[str, set[str]]] = {
     "bench_data": {
         "fill: packed or padded": {"digits", "easy-vqa", "synthetic VLM mix"},

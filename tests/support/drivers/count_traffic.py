@@ -34,6 +34,9 @@ OTHERS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "ddp powersgd": ("ddp", {}, {"gradient_compression": "powersgd", "powersgd": {"rank": 3, "start_step": 2}}),
     "zero3 node weights": ("zero3", {}, {"zero_hpz": True}),
     "zero3 after them": ("zero3", {}, {}),  # in the same process, of which DeepSpeed keeps the groups
+    "fsdp gathered once": ("fsdp", {}, {"reshard_after_forward": "never"}),
+    "fsdp gathered twice": ("fsdp", {}, {"reshard_after_forward": "always"}),
+    "fsdp two layers ahead": ("fsdp", {}, {"prefetch_layers": 2}),
     "tp adapters": ("tp", {"lora": {"rank": 4}}, {}),
     "tp shared tokens": ("tp", {}, {"sequence_parallel": True}),
     "tp shared tokens checkpointing": ("tp", {}, {"sequence_parallel": True, "activation_checkpointing": "full"}),

@@ -30,9 +30,9 @@ AVERAGED = {"train.ema_decay": 0.6}
 TOWER_TRAINED = {"model.freeze": [], "features.cache": "off"}
 
 
-# 2 nodes with 2 processes each: hsdp tells ranks of a node from those of another, tp+fsdp needs ranks to slice over,
+# 2 nodes with 2 processes each: hsdp tells ranks of a node from those of another, tp has two copies to shard over,
 # tp+pp+dp has two stages of two ranks.
-NODES = {"hsdp": 2, "tp+fsdp": 2, "tp+pp+dp": 2}
+NODES = {"hsdp": 2, "tp": 2, "tp+pp+dp": 2}
 
 
 def trained_weights(job: JobConfig, name: str = "", *, averaged: bool = False) -> dict[str, torch.Tensor]:

@@ -70,6 +70,7 @@ class Case:
     rows: SequenceShape = ROWS
     vocabulary: int = 300
     family: str = "llava"
+    copies: int = 1  # of a model in pipeline stages
 
     @property
     def nodes(self) -> int:
@@ -207,6 +208,14 @@ CASES |= {
     "zero2 offload": Case("zero2", {"train.offload": "optimizer"}),
     "zero3 offload": Case("zero3", {"train.offload": "optimizer+weights"}),
     "zero2 overlap": Case("zero2", own_zero(overlap_comm=True)),
+    "zero2 several buckets": Case("zero2", own_zero(reduce_bucket_size=200_000)),
+    "zero1 bf16 several buckets": Case("zero1", BF16 | own_zero(reduce_bucket_size=200_000)),
+    "fsdp gathered once": Case("fsdp", {"train.reshard_after_forward": "never"}),
+    "fsdp gathered once bf16 checkpointing": Case(
+        "fsdp", {"train.reshard_after_forward": "never"} | BF16 | CHECKPOINTING
+    ),
+    "fsdp two layers ahead": Case("fsdp", {"train.prefetch_layers": 2}),
+    "fsdp two layers ahead bf16": Case("fsdp", {"train.prefetch_layers": 2} | BF16),
     "zero2 own bucket": Case("zero2", own_zero(reduce_bucket_size=3_000_000)),
     "zero2 gradients in place": Case("zero2", own_zero(contiguous_gradients=False)),
     "zero3 own bucket": Case("zero3", own_zero(reduce_bucket_size=3_000_000)),
@@ -330,7 +339,7 @@ SPLIT_CASES = {
     "tp bf16 one pass": Case("tp", {"train.precision": "bf16"}, passes=1),
     "tp checkpointing": Case("tp", {"train.activation_checkpointing": "full"}),
     "tp frozen in front": Case("tp", IN_FRONT),
-    "tp+fsdp frozen in front bf16": Case("tp+fsdp", IN_FRONT | BF16),
+    "tp frozen in front bf16": Case("tp", IN_FRONT | BF16),
     "tp projector only": Case("tp", {"model.freeze": ["tower", "language_model"]}),
     "tp tower trained": Case("tp", TOWER_TRAINED, cached=False),
     "tp online": Case("tp", ONLINE, cached=False),
@@ -338,19 +347,12 @@ SPLIT_CASES = {
     "tp shared tokens checkpointing": Case("tp", SHARED_TOKENS | CHECKPOINTING),
     "tp shared tokens bf16": Case("tp", SHARED_TOKENS | BF16),
     "tp shared tokens adapters": Case("tp", SHARED_TOKENS | ADAPTERS),
-    "tp+fsdp shared tokens bf16 checkpointing": Case("tp+fsdp", SHARED_TOKENS | BF16 | CHECKPOINTING),
+    "tp shared tokens bf16 checkpointing": Case("tp", SHARED_TOKENS | BF16 | CHECKPOINTING),
     "tp adapters": Case("tp", ADAPTERS),
     "tp adapters bf16": Case("tp", ADAPTERS | BF16),
     "tp adapters checkpointing": Case("tp", ADAPTERS | CHECKPOINTING),
-    "tp+fsdp adapters": Case("tp+fsdp", ADAPTERS),
-    "tp+fsdp": Case("tp+fsdp"),
-    "tp+fsdp projector only": Case("tp+fsdp", PROJECTOR),
-    "tp+fsdp online": Case("tp+fsdp", ONLINE, cached=False),
-    "tp+fsdp bf16": Case("tp+fsdp", {"train.precision": "bf16"}),
-    "tp+fsdp bf16 checkpointing": Case(
-        "tp+fsdp", {"train.precision": "bf16", "train.activation_checkpointing": "full"}
-    ),
-    "tp+fsdp tower trained": Case("tp+fsdp", {"model.freeze": [], "features.cache": "off"}, cached=False),
+    "tp bf16": Case("tp", BF16),
+    "tp bf16 checkpointing": Case("tp", BF16 | CHECKPOINTING),
 }
 SPLIT_CASES |= {
     f"{family} {name}": replace(case, family=family)
@@ -360,7 +362,6 @@ SPLIT_CASES |= {
         "tp bf16 online": Case("tp", ONLINE | BF16, cached=False),
         "tp adapters": Case("tp", ADAPTERS),
         "tp shared tokens bf16 checkpointing": Case("tp", SHARED_TOKENS | BF16 | CHECKPOINTING),
-        "tp+fsdp tower trained": Case("tp+fsdp", TOWER_TRAINED, cached=False),
-        "tp+fsdp shared tokens bf16 online": Case("tp+fsdp", SHARED_TOKENS | BF16 | ONLINE, cached=False),
+        "tp shared tokens bf16 online": Case("tp", SHARED_TOKENS | BF16 | ONLINE, cached=False),
     }.items()
 }

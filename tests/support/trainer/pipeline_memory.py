@@ -1,5 +1,5 @@
 """Memory of every stage of real pipelines, measured and as the planner says. The first rank of each stage writes what
-it holds: three processes for CASES, four for SPLIT_CASES.
+it holds: three processes for CASES, four for SPLIT_CASES, eight for COPIED_CASES.
 
 torchrun ... -m tests.support.trainer.pipeline_memory --output FILE
 """
@@ -104,9 +104,24 @@ SPLIT_CASES |= {
 }
 
 
+# Two copies of the same, over which each stage is sharded.
+COPIED_CASES = {
+    f"{name}, two copies": replace(SPLIT_CASES[name], copies=2)
+    for name in ("tp+pp+dp", "tp+pp+dp adapters", "tp+pp+dp bf16 checkpointing", "tp+pp+dp tower trained")
+}
+# Four stages: none of the two in the middle has anything outside of its layers.
+COPIED_CASES |= {
+    f"pp of four stages, two copies{suffix}": replace(
+        case, changes={**case.changes, "train.pipeline_parallel": 4}, copies=2
+    )
+    for suffix, case in {"": _case(), " bf16": _case(BF16), " bf16 checkpointing": _case(BF16 | CHECKPOINTING)}.items()
+}
+
+
 def predicted(case: Case) -> list[dict[str, int]]:
     """The planner's bytes in each stage: what can be counted, and all that is held at the fullest moment."""
-    config = case.config(case.changes["train.pipeline_parallel"] * case.changes.get("train.tensor_parallel", 1))
+    ranks = case.changes["train.pipeline_parallel"] * case.changes.get("train.tensor_parallel", 1)
+    config = case.config(case.copies * ranks)
     shape = family_of(config.model).shape(config.model)
     count = config.train.pipeline_parallel
     # Without data there is no mean row to cut by.
@@ -114,15 +129,15 @@ def predicted(case: Case) -> list[dict[str, int]]:
     mixes = [(case.rows.images // case.rows.rows, case.rows.label_tokens // case.rows.rows)]
     found = []
     for number in range(count):
-        moments = stage_phases(config, shape, stages, number, passes=case.passes, mixes=mixes)
-        sizes = {part.name: part.bytes for part in fullest(moments)[1]}
+        moments = stage_phases(config, shape, stages, number, passes=case.passes, mixes=mixes, on_gpu=False)
+        sizes = {part.name: part.bytes for part in moments["step"]}
         weights = sizes.get("weights", 0) + sizes.get("frozen weights", 0)
         found.append(
             {
                 "weights": weights,
                 "optimizer": sizes.get("optimizer", 0),
                 "gradients": sizes.get("gradients", 0),
-                "peak": sum(sizes.values()),
+                "peak": sum(part.bytes for part in fullest(moments)[1]),
             }
         )
     return found
@@ -136,10 +151,10 @@ def main() -> int:
     worker = start_worker()
     measured = {}
     for name in announced(arguments.cases, worker, "case"):
-        case = {**CASES, **SPLIT_CASES}[name]
+        case = {**CASES, **SPLIT_CASES, **COPIED_CASES}[name]
         ranks: list[dict[str, int] | None] = [None] * worker.world_size
         dist.all_gather_object(ranks, measure(case, worker))
-        measured[name] = ranks[:: case.changes.get("train.tensor_parallel", 1)]
+        measured[name] = ranks[:: case.copies * case.changes.get("train.tensor_parallel", 1)]
         gc.collect()
     if worker.is_first:
         arguments.output.write_text(json.dumps(measured))

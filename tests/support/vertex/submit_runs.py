@@ -20,6 +20,7 @@ from tests.support.paths import ROOT
 from vlmpipe.backends.vertex import client as vertex_api
 from vlmpipe.backends.vertex import pipeline_job as vertex_job
 from vlmpipe.cli import app as cli
+from vlmpipe.cli import output
 from vlmpipe.planner.cost.approval import Spending
 from vlmpipe.rehearsal.gcs.server import FakeGcs
 from vlmpipe.rehearsal.vertex.server import FakeVertex
@@ -67,6 +68,7 @@ def commander(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Cap
     """Any command of `vlmpipe` in that folder."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv(cli.DEBUG_VARIABLE, "")
+    monkeypatch.setattr(output, "SILENT_S", 3600.0)  # what a slow machine is told is no part of what is tested here
     return lambda *arguments: _called(monkeypatch, capfd, arguments)
 
 
@@ -88,6 +90,7 @@ def _command(
 ) -> Submit:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv(cli.DEBUG_VARIABLE, "")
+    monkeypatch.setattr(output, "SILENT_S", 3600.0)  # what a slow machine is told is no part of what is tested here
 
     def running(*arguments: str, plan: Spending | None = CHEAP, project: str = MINE) -> Answer:
         with monkeypatch.context() as planner:

@@ -36,7 +36,8 @@ SECRETS = [
     "?sig=" + 43 * "a", "&X-Goog-Signature=" + 64 * "a", "SG." + 22 * "a" + "." + 43 * "b", "hvs." + 90 * "a",
     "hvb." + 90 * "a", "1//0g" + 60 * "a", "sk_live_" + 24 * "a", "dckr_pat_" + 27 * "a",
     "AccountKey=" + 86 * "a" + "==", "Bearer abcdefghijklmnop1234", "bearer  aB3.dE5-fG7/hI9+jK1==",
-    "BEARER " + 40 * "0", "Bearer%20" + 40 * "0", "Authorization: Basic dXNlcjpwYXNzd29yZA==",
+    "BEARER " + 40 * "0", "Bearer%20" + 40 * "0",
+    "Authorization: Basic dXNlcjpwYXNzd29yZA==",
 ]  # fmt: skip
 ADDRESSES = [
     "postgres://user:pa$$word@", "redis://:a:b:c@", "HTTPS://user:letmein@", "Amqp+SSL://user:$ecret@",
@@ -49,6 +50,16 @@ NO_SECRETS = [
     '{"url":"http://localhost:8080","mail":"ann@example.com"}', "http://[::1]:8080/@scope", "a bearer of bad news",
     "Bearer authentication/authorization", "https://hooks.slack.com/services/...", "https://hooks.slack.com/services/a",
     "https://discord.com/api/webhooks/", "1//2", "https://example.com/1//2", "a.b.c", "hvs.short", "SG.1.2",
+]  # fmt: skip
+ASSIGNED = [  # in each, the value is the secret
+    "WANDB_API_KEY=", "AWS_SECRET_ACCESS_KEY=", '"client_secret": "', "password: ", "--hf-token ", "--password=",
+    "https://example.com/?api_key=", "export HF_TOKEN='", "my_passwd = ",
+]  # fmt: skip
+VALUES = ["wJalrXUtnFEMI/K7MDENG", 40 * "0a", "hunter2"]
+NOT_ASSIGNED = [
+    "image_token: 151655", "eos_token=</s>", "pad_token: [PAD]", "HF_TOKEN=$TOKEN", "token: str", "sort_key=column12",
+    "webhook_secret: projects/p1/secrets/s1/versions/1", "PASSWORD=none", "a token: something", "--hf-token",
+    "API_KEY=/run/secrets/key1", "label_tokens=123456a", "api_key=os.environ", "image_token_id=1a2b3c4d",
 ]  # fmt: skip
 OWN_FORMS = [form for form in forms() if form.name[0].isupper() or " " in form.name]
 GITLEAKS_FORMS = [form for form in forms() if form not in OWN_FORMS]
@@ -68,7 +79,28 @@ def test_any_password_in_an_address_is_hidden(address: str) -> None:
     assert redact(f"connecting to {address}host/path\n") == f"connecting to {HIDDEN}host/path\n"
 
 
-@pytest.mark.parametrize("text", NO_SECRETS)
+@pytest.mark.parametrize("name", ASSIGNED)
+@pytest.mark.parametrize("value", VALUES)
+def test_what_is_assigned_to_a_secrets_name_is_hidden(name: str, value: str) -> None:
+    assert redact(f"found {name}{value} in a line\n") == f"found {name}{HIDDEN} in a line\n"
+    for cut in range(len(value)):
+        stream = io.StringIO()
+        with contextlib.redirect_stdout(stream), hiding_secrets():
+            print(f"found {name}{value[:cut]}", end="", flush=True)
+            assert stream.getvalue() in f"found {name}{value[:1]}", "a prompt may end so"
+            print(value[cut:], "in a line")
+        assert stream.getvalue() == f"found {name}{HIDDEN} in a line\n"
+
+
+@pytest.mark.parametrize("secret", [TOKEN, "postgres://user:letmein@", "WANDB_API_KEY=" + 40 * "0a"])
+def test_colors_hide_no_secret(secret: str) -> None:
+    middle = len(secret) // 2
+    for text in (f"\x1b[31m{secret}\x1b[0m", f"{secret[:middle]}\x1b[1;32m{secret[middle:]}\x1b[0m"):
+        assert redact(text) == redact(secret)
+    assert redact("\x1b[31mred\x1b[0m") == "\x1b[31mred\x1b[0m"
+
+
+@pytest.mark.parametrize("text", [*NO_SECRETS, *NOT_ASSIGNED])
 def test_text_that_resembles_a_secret_is_shown(text: str) -> None:
     assert redact(text) == text
 
@@ -257,6 +289,13 @@ def test_search_time_is_linear_in_the_text(form: Form) -> None:
         quarter, whole = (unit * (size // len(unit)) for size in (15_000, 60_000))
         # A quadratic search takes seconds, sixteen times as long as that of a quarter.
         assert cpu_s(whole) < 0.1 or min(cpu_s(whole) for _ in range(3)) < 8 * min(cpu_s(quarter) for _ in range(3))
+
+
+def test_search_time_for_assignments_is_linear_in_the_text() -> None:
+    for unit in ("api_key=", "a=", "token: ", "--hf-token ", "a" * 80, "-", 'secret": "'):
+        started_s = time.process_time()
+        redact(unit * (60_000 // len(unit)))
+        assert time.process_time() - started_s < 2
 
 
 def _hostile(form: Form) -> set[str]:

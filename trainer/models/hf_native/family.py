@@ -14,7 +14,8 @@ from transformers.initialization import no_init_weights
 from trainer.config.model import IMAGE_TOKEN, ModelConfig
 from trainer.models.hf_native.pretrained import pretrained_config
 from trainer.models.hf_native.weights import DrawnWeights, PretrainedModel, StoredWeights
-from trainer.models.layers.lora import freeze_and_adapt, without_adapters
+from trainer.models.layers.deferred_weights import parameters_on_meta
+from trainer.models.layers.lora import draw_adapters, freeze_and_adapt, without_adapters
 from trainer.models.layers.parameter_counts import skeleton_of
 
 
@@ -42,11 +43,17 @@ class TransformersFamily:
     def freeze(self, model: nn.Module, config: ModelConfig, *, is_whole: bool) -> nn.Module:
         return freeze_and_adapt(model, config, is_whole=is_whole)
 
-    def blueprint(self, config: ModelConfig, tokenizer: Any) -> nn.Module:
-        """The model of `build` on the meta device."""
-        with torch.device("meta"), no_init_weights():
+    def blueprint(self, config: ModelConfig, tokenizer: Any, *, buffers: bool = False) -> nn.Module:
+        """The model of `build` on the meta device. `buffers`: but for buffers and adapters, which have their values."""
+        with parameters_on_meta() if buffers else torch.device("meta"), no_init_weights():
             model = self.kind(config.family)(self.config_for(config, tokenizer)).float()
-            return self.freeze(model, config, is_whole=True)
+            if buffers:
+                model.tie_weights()  # skipped together with initialization
+            self.freeze(model, config, is_whole=True)
+        if buffers and config.lora:
+            torch.manual_seed(config.seed)
+            draw_adapters(model.get_decoder(), torch.device("cpu"))
+        return model
 
     def skeleton(
         self,
@@ -63,8 +70,8 @@ class TransformersFamily:
 
     def load(self, folder: Path) -> nn.Module:
         """An exported model, in fp32."""
-        kind = self.kind(AutoConfig.from_pretrained(folder).model_type)
-        return kind.from_pretrained(folder, dtype=torch.float32)
+        kind = self.kind(AutoConfig.from_pretrained(folder, trust_remote_code=False).model_type)
+        return kind.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False)
 
 
 class NativeFamily(TransformersFamily):
@@ -137,7 +144,7 @@ def save_model_settings(model: nn.Module, tokenizer: Any, folder: Path) -> None:
 
 
 def _vision(config: ModelConfig) -> nn.Module:
-    vision: nn.Module = AutoModel.from_config(pretrained_config(config).vision_config)
+    vision: nn.Module = AutoModel.from_config(pretrained_config(config).vision_config, trust_remote_code=False)
     return vision
 
 

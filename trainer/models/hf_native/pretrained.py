@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,16 +12,21 @@ from transformers import AutoConfig, AutoImageProcessor, AutoModel, PreTrainedCo
 
 from trainer.config.model import ModelConfig, WeightsConfig
 from trainer.errors import ConfigError, ExitCode, UserError
+from trainer.storage.regular_files import require_regular_files
 
 
 def load_pretrained(loader: Any, part: WeightsConfig, **arguments: Any) -> Any:
-    """`loader.from_pretrained`, models in fp32. Raises UserError (exit 69) when the files are out of reach."""
+    """`loader.from_pretrained`, models in fp32. Raises UserError (exit 69) when the files are out of reach.
+
+    Raises DataError (65) for a folder with a file that is no regular file. Code beside the weights is never run.
+    """
+    require_regular_files(Path(part.weights).expanduser())
     if part.revision:
         arguments["revision"] = part.revision
     if loader not in (AutoConfig, AutoImageProcessor):
         arguments["dtype"] = torch.float32
     try:
-        return loader.from_pretrained(part.weights, **arguments)
+        return loader.from_pretrained(part.weights, trust_remote_code=False, **arguments)
     except (OSError, ValueError, RuntimeError) as error:
         raise UserError(
             f"cannot load {part.weights!r}: {str(error).splitlines()[0]}",
@@ -63,7 +69,7 @@ def weights_description(config: ModelConfig) -> dict[str, Any]:
 def load_tower(part: WeightsConfig, vision: PreTrainedConfig) -> nn.Module:
     """A vision model, or the vision half of a dual encoder such as CLIP. Raises ConfigError for missing weights."""
     with torch.device("meta"):
-        tower_class = type(AutoModel.from_config(vision))
+        tower_class = type(AutoModel.from_config(vision, trust_remote_code=False))
     tower, info = load_pretrained(tower_class, part, config=vision, output_loading_info=True)
     if missing := sorted(info["missing_keys"]):
         raise ConfigError(

@@ -56,9 +56,13 @@ def add_adapters(language_model: nn.Module, config: LoraConfig) -> None:
     )
     with torch.device("meta"):  # peft moves drawn weights to the layer's device, which fails for fake tensors
         peft.inject_adapter_in_model(settings, language_model, adapter_name=ADAPTER)
+    draw_adapters(language_model, next(language_model.parameters()).device)
+
+
+def draw_adapters(language_model: nn.Module, device: torch.device) -> None:
+    """Give all adapters their first values, from torch's generator."""
     for module in language_model.modules():
         if hasattr(module, "lora_A"):
-            device = module.get_base_layer().weight.device
             for linear in (module.lora_A[ADAPTER], module.lora_B[ADAPTER]):
                 linear.weight = nn.Parameter(torch.empty_like(linear.weight, device=device))
             nn.init.kaiming_uniform_(module.lora_A[ADAPTER].weight, a=5**0.5)  # as peft and the paper's own code do

@@ -11,9 +11,12 @@ from transformers import PreTrainedConfig
 from transformers.initialization import no_init_weights
 
 from trainer.config.model import ModelConfig
+from trainer.errors import ConfigError
 from trainer.models.layers.freeze import is_adapter, part_of
 from trainer.models.layers.lora import adapter_parameters
+from trainer.models.layers.nf4 import quantized_size
 from trainer.sizing.model_shape import PARTS, Matrices, ModelShape, Part, Stack, TrainableSubset, TrainedLayers
+from trainer.sizing.optimizer_state import fits_8_bits
 
 
 def count_parameters(module: nn.Module, counts: Callable[[str], bool] = lambda name: True) -> int:
@@ -74,11 +77,20 @@ def model_shape(
     projector_parameters: int,
     **of_images: Any,
 ) -> ModelShape:
-    """Sizes of a model on the meta device. of_images: fields of `ModelShape` that depend on how it takes images."""
+    """Sizes of a model on the meta device. of_images: fields of `ModelShape` that depend on how it takes images.
+
+    Raises ConfigError for weights without numbers: such a model can be built, but not drawn at random.
+    """
+    if empty := [name for name, parameter in model.named_parameters() if not parameter.numel()]:
+        raise ConfigError(
+            f"the model section makes a model with {len(empty)} empty weights, for example {empty[0]}",
+            expected="sizes of at least 1 in model.tower and model.language_model",
+        )
     text, language = model.config.text_config, model.get_decoder()
     tied = bool(model.config.tie_word_embeddings)
     in_adapters, in_embedding = count_parameters(language, is_adapter), count_parameters(language.embed_tokens)
     chosen = _chosen_parameters(config, model, language.layers, tower_layers)
+    quantized, quantized_bytes = quantized_size(model) if config.quantizes_base else (0, 0)
     return ModelShape(
         tower=_stack_of(vision, tower_layers[0]),
         language=_stack_of(text, language.layers[0]),
@@ -97,8 +109,15 @@ def model_shape(
         adapters=adapter_parameters(language),
         adapter_rank=config.lora.rank if config.lora else 0,
         trained_matrices=_trained_matrices(model),
+        quantized=quantized,
+        quantized_bytes=quantized_bytes,
+        in_8_bits=count_parameters(model, lambda name: _has_8_bit_moments(name, model.get_parameter(name))),
         **of_images,
     )
+
+
+def _has_8_bit_moments(name: str, parameter: nn.Parameter) -> bool:
+    return parameter.requires_grad and fits_8_bits(name, parameter.shape)
 
 
 def _stack_of(config: PreTrainedConfig, layer: nn.Module) -> Stack:

@@ -23,6 +23,8 @@ from transformers import (
     PreTrainedConfig,
     SiglipImageProcessorPil,
 )
+from transformers.initialization import no_init_weights
+from transformers.models.llava.modeling_llava import LlavaMultiModalProjector
 from transformers.utils import logging as transformers_logging
 
 from trainer.config.model import ModelConfig
@@ -30,7 +32,7 @@ from trainer.errors import ConfigError
 from trainer.models.fixed_image_model import SquareFamily, Wiring
 from trainer.models.hf_native.family import save_model_settings
 from trainer.models.hf_native.pretrained import load_pretrained, load_tower, part_config, weights_description
-from trainer.models.hf_native.weights import HEAD, PretrainedModel, StoredWeights
+from trainer.models.hf_native.weights import PretrainedModel, StoredWeights
 from trainer.models.image_tokens import CLIP, square_tokens
 from trainer.models.layers.lora import freeze_and_adapt, without_adapters
 from trainer.models.layers.parameter_counts import count_parameters, tower_layers_of, vocabulary_of
@@ -40,7 +42,8 @@ if not sys.stderr.isatty():
     transformers_logging.disable_progress_bar()  # in a log, every redraw of a bar is a line
 
 SELECT_STRATEGY = {"full": "full", "drop_cls": "default"}  # the run file's word -> Hugging Face's
-TOWER, LANGUAGE_MODEL = "model.vision_tower.", "model.language_model."  # prefixes of weights in the whole model
+# Prefixes of weights in the whole model.
+TOWER, PROJECTOR, LANGUAGE_MODEL = "model.vision_tower.", "model.multi_modal_projector.", "model.language_model."
 CAUSAL_LM = PretrainedModel(AutoModelForCausalLM, embedding="model.embed_tokens.weight")
 
 
@@ -103,14 +106,17 @@ class LlavaFamily(SquareFamily):
     def build(self, config: ModelConfig, tokenizer: Any) -> nn.Module:
         """The whole model on the CPU in fp32: pretrained parts where weights are named, else drawn from the seed."""
         whole = self.config_for(config, tokenizer)
-        torch.manual_seed(config.seed)
-        model = LlavaForConditionalGeneration(whole).float()
-        model.model.vision_tower.load_state_dict(self.build_tower(config).state_dict())
         if config.language_model.weights:
-            weights = StoredWeights(config.language_model, CAUSAL_LM, len(tokenizer))
-            for name, tensor in model.model.language_model.state_dict().items():
-                tensor.copy_(weights.read(f"model.{name}"))
-            model.lm_head.weight.detach().copy_(weights.read(HEAD))
+            with no_init_weights():
+                model = LlavaForConditionalGeneration(whole).float()
+            model.tie_weights()  # skipped together with initialization
+            weights = self.initial_weights(config, tokenizer)
+            for name, tensor in model.state_dict().items():
+                tensor.copy_(weights.read(name))
+        else:
+            torch.manual_seed(config.seed)
+            model = LlavaForConditionalGeneration(whole).float()
+            model.model.vision_tower.load_state_dict(self.build_tower(config).state_dict())
         torch.manual_seed(config.seed)  # adapters start the same whatever was drawn before them
         return self.freeze(model, config, is_whole=True)
 
@@ -142,7 +148,7 @@ class LlavaFamily(SquareFamily):
         if config.tower.weights:
             return load_tower(config.tower, vision)
         torch.manual_seed(config.seed)
-        return AutoModel.from_config(vision).float().eval()
+        return AutoModel.from_config(vision, trust_remote_code=False).float().eval()
 
     def save_settings(self, config: ModelConfig, model: nn.Module, tokenizer: Any, folder: Path) -> None:
         """Write everything but the weights that plain `from_pretrained` reads."""
@@ -193,8 +199,8 @@ def _behind_features(tower: nn.Module, config: ModelConfig) -> list[nn.Module]:
 class InitialWeights:
     """See `trainer.models.base.Weights`. Equal to those of `build`.
 
-    Holds one of two models at a time: the tower, or the model with drawn weights, which is built once because each
-    depends on all drawn before it. A pretrained language model is read tensor by tensor.
+    A pretrained language model is read tensor by tensor, and the projector beside it drawn by itself. Without one the
+    model is built once and held: each drawn weight depends on all drawn before it.
     """
 
     def __init__(self, family: LlavaFamily, config: ModelConfig, tokenizer: Any) -> None:
@@ -205,14 +211,31 @@ class InitialWeights:
     def read(self, name: str) -> Tensor:
         if name.startswith(TOWER):
             return self._state_of("tower")[name.removeprefix(TOWER)]
-        if self._config.language_model.weights and (name == HEAD or name.startswith(LANGUAGE_MODEL)):
-            return self._language.read(name.replace(LANGUAGE_MODEL, "model.", 1))
-        return self._state_of("drawn")[name]
+        if not self._config.language_model.weights:
+            return self._state_of("drawn")[name]
+        if name.startswith(PROJECTOR):
+            return self._state_of("projector")[name.removeprefix(PROJECTOR)]
+        return self._language.read(name.replace(LANGUAGE_MODEL, "model.", 1))
 
     def _state_of(self, part: str) -> dict[str, Tensor]:
         if self._held[0] != part:
             self._held = ("", {})  # free the other first
             family, config = self._family, self._config
-            module = family.build_tower(config) if part == "tower" else family.build(config, self._tokenizer)
+            if part == "tower":
+                module: nn.Module = family.build_tower(config)
+            elif part == "projector":
+                module = _drawn_projector(family.config_for(config, self._tokenizer), config.seed)
+            else:
+                module = family.build(config, self._tokenizer)
             self._held = (part, dict(module.state_dict()))
         return self._held[1]
+
+
+def _drawn_projector(whole: LlavaConfig, seed: int) -> nn.Module:
+    """With transformers' own distribution of first weights."""
+    with torch.device("meta"), no_init_weights():
+        model = LlavaForConditionalGeneration(whole)
+    torch.manual_seed(seed)
+    projector = LlavaMultiModalProjector(whole).float()
+    projector.apply(model._init_weights)
+    return projector

@@ -1,4 +1,4 @@
-"""Gradients under pipeline parallelism: sums over data-parallel ranks, and the norm over stages."""
+"""Gradients under pipeline parallelism: a tied matrix at both ends, and the norm over stages."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
 from trainer.distributed.process import COLLECTIVE_TIMEOUT, ProcessContext
-from trainer.strategies.gradient_buckets import GradientBuckets
 from trainer.strategies.torch_base import gradient_norm, scale_gradients
 
 
@@ -24,9 +23,9 @@ class Groups:
         self.device, self.num_stages, self.num_replicas = worker.device, stages, worker.world_size // (stages * tensor)
         shape = (stages, self.num_replicas, tensor)
         mesh = init_device_mesh(worker.device.type, shape, mesh_dim_names=("stages", "replicas", "tensor"))
-        self.stage, self.replica, self.tensor_rank = map(mesh.get_local_rank, ("stages", "replicas", "tensor"))
-        self.pipeline, self.replicas = mesh.get_group("stages"), mesh.get_group("replicas")
-        self.tensor_mesh = mesh["tensor"]
+        self.stage, self.tensor_rank = mesh.get_local_rank("stages"), mesh.get_local_rank("tensor")
+        self.pipeline = mesh.get_group("stages")
+        self.replica_mesh, self.tensor_mesh = mesh["replicas"], mesh["tensor"]
         of_a_stage = self.num_replicas * tensor
         pairs = [[rank, (stages - 1) * of_a_stage + rank] for rank in range(of_a_stage)]
         self.ends: ProcessGroup | None = None
@@ -35,7 +34,7 @@ class Groups:
 
 
 class Gradients:
-    """The gradients of a stage.
+    """The gradients of a rank's stages, each rank's shard of them.
 
     tied: the matrix that is both embedding and head. The first and last stage each compute a part of its gradient:
     these are summed, and the norm counts it once.
@@ -46,24 +45,12 @@ class Gradients:
         self.parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
         self._tied: list[nn.Parameter] = [one for one in self.parameters if tied is not None and one is tied]
         self._counted = [parameter for parameter in self.parameters if parameter is not tied or groups.stage == 0]
-        self._buckets: GradientBuckets | None = None
 
-    def expect(self, passes: int) -> None:
-        """Prepare for a step of `passes` backward passes. Call it after a checkpoint is loaded: torch mistakes an
-        optimizer with gradients for one without state."""
-        if self._buckets is None:
-            self._buckets = GradientBuckets(self.parameters, self._groups.replicas)
-        self._buckets.expect_last(passes)
-
-    def add_up(self) -> None:
-        """Sum over model replicas, and the tied matrix over both ends of the pipeline. Collective."""
-        assert self._buckets is not None
-        self._buckets.wait()
+    def sum_tied(self) -> None:
+        """Sum the tied matrix's over both ends of the pipeline, whose ranks shard it alike. Collective."""
         for parameter in self._tied:
-            gradient = parameter.grad
-            assert gradient is not None
-            gradient = gradient.to_local() if isinstance(gradient, DTensor) else gradient
-            dist.all_reduce(gradient, group=self._groups.ends)
+            assert isinstance(parameter.grad, DTensor)
+            dist.all_reduce(parameter.grad.to_local(), group=self._groups.ends)
 
     def clip(self, most: float) -> Tensor:
         """Clip by the norm over all stages (0: only measure it). Returns the norm. Collective."""

@@ -5,13 +5,16 @@ Hidden states are sent forward and their gradients backward, one micro-batch at 
 all ranks of a model replica read the same sequences. With `train.virtual_stages` a rank holds several non-consecutive
 stages under the interleaved schedule (2.2.2). With tensor parallelism (`tp+pp+dp`) several ranks shard each stage, as
 in `trainer.strategies.tensor_parallel.strategy`; each sends its hidden states to one rank of the next stage.
+
+Model replicas shard each stage by FSDP2. Its weights are gathered once a step, when the first micro-batch needs them,
+and its gradients are reduced once, after the last.
 """
 
 from __future__ import annotations
 
-import contextlib
+import dataclasses
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -24,13 +27,15 @@ from trainer.config.train import TrainConfig
 from trainer.dataloading.batches import PackedBatch
 from trainer.distributed.process import ProcessContext
 from trainer.models.base import ShardingUnits
+from trainer.models.layers.freeze import in_frozen_parts, is_adapter, part_of
 from trainer.optimizer import build_optimizer, set_rates
 from trainer.sizing.pipeline_partition import Stage, schedule_passes, stages_of
 from trainer.strategies.base import StepResult
-from trainer.strategies.mixed_precision import LossScale, autocast
+from trainer.strategies.fsdp import shard, to_device
+from trainer.strategies.mixed_precision import COMPUTE_TYPES, LossScale
 from trainer.strategies.pipeline_parallel.gradients import Gradients, Groups
 from trainer.strategies.tensor_parallel.plan import Parameter, parallelize, sum_partial_gradients
-from trainer.strategies.torch_base import TorchStrategy, clear_gradients
+from trainer.strategies.torch_base import TorchStrategy, clear_gradients, reshard
 
 
 class Pipeline(TorchStrategy):
@@ -50,20 +55,15 @@ class Pipeline(TorchStrategy):
         if config.tensor_parallel > 1:
             mesh, sequence = self._groups.tensor_mesh, config.sequence_parallel
             self._partial_gradients = parallelize(blocks, mesh, mine, sequence=sequence)
-        module = module.to(worker.device)
-        self._gradients = Gradients(module, blocks.embedding.weight if is_tied else None, self._groups)
-        super().__init__(
-            module,
-            _optimizer(module, config),
-            LossScale(config.precision),
-            ema_decay=config.ema_decay,
-            copies=self._groups.num_replicas,
-            copy=self._groups.replica,
-        )
-        self._module = module
+        to_device(module, worker.device)
         self._runners = [
             StageRunner(view, stage, hidden, config, worker.device) for view, stage in zip(views, own, strict=True)
         ]
+        for runner in self._runners:
+            of_stage = dataclasses.replace(blocks, language_layers=blocks.layers_in(runner.stage), tower_layers=())
+            shard(runner, of_stage, config, self._groups.replica_mesh)
+        self._gradients = Gradients(module, blocks.embedding.weight if is_tied else None, self._groups)
+        super().__init__(module, _optimizer(module, config), LossScale(config.precision), ema_decay=config.ema_decay)
         self._schedule: Schedule1F1B | ScheduleInterleaved1F1B | None = None
         self._loss_factor = 1.0
         # The schedule has a fixed number of micro-batches; an epoch's last step fills up with empty ones.
@@ -71,25 +71,27 @@ class Pipeline(TorchStrategy):
         self._passes = schedule_passes(in_a_step, config.pipeline_parallel, config.virtual_stages)
 
     def forward_backward(self, batches: Sequence[PackedBatch], total_label_tokens: int) -> Tensor:
-        self._loss_factor = self.loss_scale.value / total_label_tokens
-        self._gradients.expect(len(batches))
+        # FSDP averages over replicas; the loss is a sum over them: multiply by their number.
+        self._loss_factor = self.loss_scale.value * self._groups.num_replicas / total_label_tokens
         for runner in self._runners:
             runner.take(batches, self._passes)
         if self._schedule is None:
             self._schedule = self._build_schedule()
         losses: list[Tensor] = []
         self._schedule.step(target=torch.arange(self._passes), losses=losses, return_outputs=False)
-        self._gradients.add_up()
+        self._gradients.sum_tied()
         sum_partial_gradients(self._partial_gradients, self._groups.tensor_mesh.get_group())
         if self._groups.tensor_rank:  # every rank of a stage has its loss; one returns it
             losses = []
         share = sum((loss.detach() for loss in losses), torch.zeros((), device=self._worker.device))
-        return share / self.loss_scale.value
+        return share / (self.loss_scale.value * self._groups.num_replicas)
 
     def forward_loss(self, batch: PackedBatch) -> Tensor:
         group, ranks, mine = self._groups.pipeline, self._config.pipeline_parallel, self._groups.stage
         passed_on = torch.empty(0)
-        with self._evaluating():
+        for runner in self._runners:
+            runner.eval()
+        with torch.no_grad():
             for number in range(self._config.stages):
                 owner, following = number % ranks, (number + 1) % ranks
                 if owner == mine:
@@ -101,18 +103,12 @@ class Pipeline(TorchStrategy):
                 elif following == mine:
                     passed_on = self._runners[(number + 1) // ranks].room_for(batch)
                     dist.recv(passed_on, group=group, group_src=owner)
+        for runner in self._runners:
+            runner.train()
+            reshard(runner)
         loss = passed_on if mine == ranks - 1 else torch.zeros((), device=self._worker.device)
         dist.broadcast(loss, group=group, group_src=ranks - 1)
         return loss
-
-    @contextlib.contextmanager
-    def _evaluating(self) -> Iterator[None]:
-        for runner in self._runners:
-            runner.eval()
-        with torch.no_grad():
-            yield
-        for runner in self._runners:
-            runner.train()
 
     def step(self, rate_factor: float) -> StepResult:
         self.loss_scale.unscale(self._gradients.parameters)
@@ -121,12 +117,13 @@ class Pipeline(TorchStrategy):
         accepted = self.loss_scale.accepts(norm)
         if accepted:
             self._optimizer.step()
-        clear_gradients(self._gradients.parameters, keep=True)  # they are views of their buckets
+        clear_gradients(self._gradients.parameters, keep=False)
         return self.followed(StepResult(norm, skipped=not accepted))
 
     def _build_schedule(self) -> Schedule1F1B | ScheduleInterleaved1F1B:
         """torch's schedule. All micro-batches have one shape, for which it allocates receive buffers."""
-        between = torch.empty(self._runners[0].shape, device="meta", requires_grad=True)
+        first = self._runners[0]
+        between = torch.empty(first.shape, dtype=first.sent_dtype, device="meta", requires_grad=True)
         loss = torch.empty((), device="meta")
         stages: list[Any] = [
             PipelineStage(
@@ -147,13 +144,18 @@ class Pipeline(TorchStrategy):
 
 
 class StageRunner(nn.Module):
-    """The module that the schedule runs: one stage, micro-batch after micro-batch."""
+    """The module that the schedule runs: one stage, micro-batch after micro-batch.
+
+    It is what FSDP wraps, so that torch's schedule finds FSDP's methods on it.
+    """
 
     def __init__(self, module: nn.Module, stage: Stage, hidden: int, config: TrainConfig, device: torch.device) -> None:
         super().__init__()
         self._module, self.stage, self._hidden, self._config, self._device = module, stage, hidden, config, device
         self._batches: deque[PackedBatch | None] = deque()
         self.shape: tuple[int, int, int] = (0, 0, 0)  # (sequences, tokens, hidden) of the hidden states sent
+        self.sent_dtype = COMPUTE_TYPES.get(config.precision, torch.float32)
+        self._computed_dtype = _hidden_dtype(module, self.sent_dtype)
 
     def take(self, batches: Sequence[PackedBatch], passes: int) -> None:
         """Queue the micro-batches of a step, filled up to `passes` with empty ones."""
@@ -161,38 +163,48 @@ class StageRunner(nn.Module):
         self.shape = (self._config.micro_batch_size, batches[0].input_ids.shape[1], self._hidden)
 
     def forward(self, *received: Tensor) -> Tensor:
-        """Run the next micro-batch: the last stage returns its summed loss, others hidden states of `shape` in fp32.
+        """Run the next micro-batch: the last stage returns its summed loss, others hidden states of `shape`.
 
-        received: one tensor of `shape`, except in the first stage. Missing sequences of a micro-batch are zeros.
+        received: one tensor of `shape`, except in the first stage. In training, missing sequences of a micro-batch are
+        zeros.
         """
         batch, most_rows = self._batches.popleft(), self._config.micro_batch_size
         if batch is None:
             return self._pass_nothing(*received)
         rows = len(batch.input_ids)
-        with autocast(self._config.precision, self._device):
-            output: Tensor = self._module(**batch.to(self._device), hidden=received[0][:rows] if received else None)
+        hidden = received[0][:rows].to(self._computed_dtype) if received else None
+        output: Tensor = self._module(**batch.to(self._device), hidden=hidden)
         if self.stage.is_last:
+            return output
+        output = output.to(self.sent_dtype)
+        if not self.training:
             return output
         if not output.requires_grad:  # all frozen up to here, but the schedule runs a backward pass
             output.requires_grad_()
         return F.pad(output, (0, 0, 0, 0, 0, most_rows - rows)) if rows < most_rows else output
 
     def evaluate(self, batch: PackedBatch, received: Tensor) -> Tensor:
-        """Run one unpadded micro-batch: the last stage returns its summed loss, others hidden states in fp32.
-        `received` is ignored in the first stage."""
-        with autocast(self._config.precision, self._device):
-            output: Tensor = self._module(**batch.to(self._device), hidden=None if self.stage.is_first else received)
-        return output.float()
+        """Run one micro-batch, without padding its sequences. `received` is ignored in the first stage."""
+        self._batches = deque([batch])
+        output: Tensor = self() if self.stage.is_first else self(received)
+        return output
 
     def room_for(self, batch: PackedBatch) -> Tensor:
         """A receive buffer for `evaluate`."""
-        return torch.empty(*batch.input_ids.shape, self._hidden, device=self._device)
+        return torch.empty(*batch.input_ids.shape, self._hidden, dtype=self.sent_dtype, device=self._device)
 
     def _pass_nothing(self, hidden: Tensor | None = None) -> Tensor:
         """Run an empty micro-batch: zeros through all stages."""
         if hidden is None:
-            return torch.zeros(self.shape, device=self._device, requires_grad=True)
-        return 0.0 * hidden.sum() if self.stage.is_last else 0.0 * hidden
+            return torch.zeros(self.shape, dtype=self.sent_dtype, device=self._device, requires_grad=True)
+        return 0.0 * hidden.sum(dtype=torch.float32) if self.stage.is_last else 0.0 * hidden
+
+
+def _hidden_dtype(module: nn.Module, computed: torch.dtype) -> torch.dtype:
+    """Type of hidden states in a stage's language model: `computed`, or that of its weights where FSDP leaves them."""
+    names = module.named_parameters()
+    weight = next(one for name, one in names if part_of(name) == "language_model" and not is_adapter(name))
+    return weight.dtype if weight in in_frozen_parts(module) else computed
 
 
 def _optimizer(module: nn.Module, config: TrainConfig) -> torch.optim.AdamW:

@@ -63,6 +63,7 @@ def parallelize(blocks: ShardingUnits, mesh: DeviceMesh, stage: Stage, *, sequen
     """
     partial_gradients: list[Parameter] = []
     for layer, shared in _layers(blocks, stage, sequence=sequence):
+        blocks.fill(layer)
         plan = _plan(layer, shared=shared)
         parallelize_module(layer, mesh, {**plan.styles})
         partial_gradients += plan.partial_gradients
@@ -70,10 +71,12 @@ def parallelize(blocks: ShardingUnits, mesh: DeviceMesh, stage: Stage, *, sequen
         scatter_sequence(*ends, SequenceParallel.of(mesh))
     is_tied = blocks.is_tied
     if blocks.has_embedding(stage):
+        blocks.fill(blocks.embedding)
         parallelize_module(blocks.embedding, mesh, VocabParallelEmbedding())
     if stage.is_last:
         if is_tied:
             blocks.head.weight = blocks.embedding.weight
+        blocks.fill(blocks.head)
         _shard_head(blocks, mesh)
     return partial_gradients
 

@@ -131,12 +131,13 @@ def _memory(memory: Mapping[str, Any], width: int) -> Iterator[RenderableType]:
     yield ""
     yield Text(f"Memory of one {memory['device']}, at its fullest ({memory['moment']})", style="bold")
     yield from memory_bar(memory, width)
-    if host := memory.get("host"):
-        names = ", ".join(part["name"] for part in host["parts"])
-        room = f"{host['total_bytes'] / GIB:,.1f} of {host['capacity_bytes'] / GIB:,.1f} GiB"
-        yield Text(
-            f"In the memory of each {host['machine']}: {room} ({names})", style="" if host["fits"] else "bold red"
-        )
+    for name in ("host", "start"):
+        if host := memory.get(name):
+            names = ", ".join(part["name"] for part in host["parts"])
+            room = f"{host['total_bytes'] / GIB:,.1f} of {host['capacity_bytes'] / GIB:,.1f} GiB"
+            yield Text(
+                f"In the memory of each {host['machine']}: {room} ({names})", style="" if host["fits"] else "bold red"
+            )
     if disk_bytes := memory.get("disk_bytes"):
         yield Text(f"On a disk of each machine (train.nvme_path): {disk_bytes / GIB:,.1f} GiB")
     if memory["nearest"]:

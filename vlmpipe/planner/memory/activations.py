@@ -16,7 +16,7 @@ from trainer.sizing.model_shape import ModelShape
 from trainer.sizing.trace_results import Held, StepTrace
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.planner.disk_cache import disk_cached
-from vlmpipe.planner.parallel_layout import SHARDED_BY_FSDP, layout_of
+from vlmpipe.planner.parallel_layout import SHARDED_BY_FSDP
 from vlmpipe.planner.shardable import require_shardable
 from vlmpipe.planner.workload import is_cached
 
@@ -139,7 +139,7 @@ def require_degree(config: RunConfig) -> None:
 def computing_of(config: RunConfig) -> Computing:
     """How the strategy computes: two that do it in the same way hold the same activations."""
     strategy = config.train.strategy
-    in_slices = strategy in SHARDED_BY_FSDP and (strategy != "tp+fsdp" or layout_of(config).weight_shards > 1)
+    in_slices = strategy in SHARDED_BY_FSDP
     compute = "bf16 weights" if in_slices else "autocast"
     if config.train.precision == "fp32":
         compute = "fp32"

@@ -52,7 +52,8 @@ class Weights:
     """Parameters on one rank, before data-parallel sharding: tensor and pipeline parallelism divide the model."""
 
     trainable: int
-    frozen: int
+    frozen: int  # without quantized ones
+    quantized_bytes: int  # of frozen weights in 4 bits, whole on each rank
     sliced: int  # those that FSDP slices: trainable ones, and frozen ones of the same part of the model
     sliced_layer: int  # of these, in one language layer
     sliced_root: int  # of these, outside of layers
@@ -96,7 +97,8 @@ class Weights:
             tower_layers = min(trained["tower"], sum(shape.chosen.tower.parameters))
         return cls(
             trainable=trainable,
-            frozen=sum(on_rank(part, count) for part, count in shape.parameters.items()) - trainable,
+            frozen=sum(on_rank(part, count) for part, count in shape.parameters.items()) - trainable - shape.quantized,
+            quantized_bytes=shape.quantized_bytes,
             sliced=sum(sliced.values()),
             sliced_layer=max(layer, whole_layer if sliced["language_layers"] else 0),
             sliced_root=sum(sliced.values())
@@ -125,6 +127,14 @@ class Weights:
 
 
 @dataclass(frozen=True)
+class Gathering:
+    """How FSDP gathers weights: train.reshard_after_forward and train.prefetch_layers."""
+
+    keeps_all: bool = False  # from the forward to the backward pass
+    layers_ahead: int = 1
+
+
+@dataclass(frozen=True)
 class Run:
     """What decides a strategy's parts."""
 
@@ -138,6 +148,7 @@ class Run:
     rounded: bool
     moving: Mapping[str, MemoryPart]  # under PowerSGD, by moment
     zero: ZeroSettings
+    gathering: Gathering
 
 
 Phase = Literal["forward", "turn", "backward", "end", "rest", "step"]

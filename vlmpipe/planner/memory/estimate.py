@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
+from trainer.config.job import defers_weights
 from trainer.config.train import NOT_SELECTIVE
 from trainer.errors import ConfigError
 from vlmpipe.catalog.machines import Gpu, Machine
@@ -13,7 +14,7 @@ from vlmpipe.config.run_config import RunConfig, parse_run_config
 from vlmpipe.config.yaml_loader import apply_overrides
 from vlmpipe.planner.memory.activations import activations, tower_ahead_bytes
 from vlmpipe.planner.memory.components import MemoryPart, Setting
-from vlmpipe.planner.memory.host import CPU_SHARE, PROCESS_BYTES, host_memory
+from vlmpipe.planner.memory.host import CPU_SHARE, PROCESS_BYTES, host_memory, start_memory
 from vlmpipe.planner.memory.phases import run_phases
 from vlmpipe.planner.memory.pipeline_partition import planned_stages
 from vlmpipe.planner.memory.pipeline_stage import stage_phases
@@ -44,7 +45,7 @@ def estimate_memory(
     moment, held = fullest(moments)
     parts = [part for part in held if part.place == "device"]
     disk_bytes = layout.ranks_per_node * sum(part.bytes for part in held if part.place == "disk")
-    host = None
+    host = start = None
     if gpu is None:
         processes = "1 process" if layout.ranks_per_node == 1 else f"{layout.ranks_per_node} processes"
         device = f"{machine.machine_type}, {processes}"
@@ -55,7 +56,9 @@ def estimate_memory(
         parts += device_parts(parts, layout)
         hosts = [host_memory(held, layout, machine) for name, held in moments.items() if name.startswith("step")]
         host = max(hosts, key=lambda one: one.total_bytes)
-    memory = Memory(device, capacity, tuple(parts), moment, host=host, disk_bytes=disk_bytes)
+        deferred = defers_weights(config.model, config.train)
+        start = start_memory(model.shape, layout, machine, deferred=deferred)
+    memory = Memory(device, capacity, tuple(parts), moment, host=host, start=start, disk_bytes=disk_bytes)
     if nearest and not memory.fits:
         found = list(_nearest(config, model, machine, gpu, load))
         return dataclasses.replace(memory, nearest=tuple(found[:NEAREST]))
@@ -84,10 +87,11 @@ def _stage_phases(
     whole = config.model_copy(update={"model": model.model})
     stages = planned_stages(config, model.shape, layout, load, cached=is_cached(config))
     passes = train.global_batch_size // (layout.data_parallel * train.micro_batch_size)
+    on_gpu = bool(config.cluster.accelerator_count)
     return {
         f"{moment} of stage {number + 1}": parts
         for number in range(layout.pipeline_parallel)
-        for moment, parts in stage_phases(whole, model.shape, stages, number, passes=passes).items()
+        for moment, parts in stage_phases(whole, model.shape, stages, number, passes=passes, on_gpu=on_gpu).items()
     }
 
 
@@ -121,8 +125,11 @@ def _changes(config: RunConfig) -> Iterator[dict[str, Any]]:
     if train.model_ranks > 1:
         sharded |= {"train.tensor_parallel": 1, "train.pipeline_parallel": 1, "train.virtual_stages": 1}
     without_copy: dict[str, Any] = {"train.zero_hpz": False} if train.zero_hpz else {}
+    gathered: dict[str, Any] = {"train.reshard_after_forward": "auto"} if train.reshard_after_forward == "never" else {}
+    if train.prefetch_layers > 1:
+        gathered |= {"train.prefetch_layers": 1}
     fullest = checkpointing | smaller | sharded
-    singles = [without_copy, selective, checkpointing, smaller, partly, sharded]
+    singles = [gathered, without_copy, selective, checkpointing, smaller, partly, sharded]
     pairs = [checkpointing | smaller, checkpointing | partly, checkpointing | sharded, smaller | sharded]
     more_nodes = [
         fullest | {"cluster.replica_count": factor * nodes, "cluster.reduction_server": None} for factor in (2, 4)

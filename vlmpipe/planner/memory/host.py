@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from trainer.config.train import PIPELINE_PARALLEL
+from trainer.sizing.model_shape import ModelShape
 from vlmpipe.catalog.machines import Machine
-from vlmpipe.planner.memory.components import MemoryPart, Place
+from vlmpipe.planner.memory.components import FP32_BYTES, MemoryPart, Place
 from vlmpipe.planner.parallel_layout import Layout
 
 OF_THE_OPTIMIZER = frozenset(
@@ -97,10 +97,23 @@ def host_memory(parts: Sequence[MemoryPart], layout: Layout, machine: Machine) -
     return HostMemory(machine.machine_type, capacity, (*held, processes, checkpoint))
 
 
+def start_memory(shape: ModelShape, layout: Layout, machine: Machine, *, deferred: bool) -> HostMemory:
+    """What a node holds before the first step: each rank's model in fp32, or one matrix of it where weights are read
+    while they are sharded (`trainer.models.layers.deferred_weights`)."""
+    ranks, language = layout.ranks_per_node, shape.language
+    held, why = shape.total_parameters, "in fp32, built whole by each rank"
+    if deferred:
+        held = max(language.hidden * language.intermediate, language.hidden * shape.vocabulary)
+        why = "in fp32, a matrix at a time"
+    processes = MemoryPart("processes", ranks * PROCESS_BYTES, "Python, torch and transformers, assumed")
+    model = MemoryPart("model at the start", ranks * FP32_BYTES * held, why)
+    return HostMemory(machine.machine_type, int(CPU_SHARE * machine.memory_gib * GIB), (model, processes))
+
+
 def _staged_share(part: str, layout: Layout) -> float:
     """Of one rank's part, what each rank of the fullest node copies for a checkpoint: see
     `trainer.strategies.torch_base.TorchStrategy`; DeepSpeed writes weights that all ranks hold from the first alone."""
-    if layout.strategy in ("ddp", *PIPELINE_PARALLEL) and part != ERRORS:  # each rank has its own
+    if layout.strategy == "ddp" and part != ERRORS:  # each rank has its own
         return 1 / layout.data_parallel
     if layout.strategy in ("zero1", "zero2") and part == WEIGHTS:
         return 1 / layout.ranks_per_node

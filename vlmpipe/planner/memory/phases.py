@@ -5,7 +5,7 @@ from __future__ import annotations
 from trainer.sizing.model_shape import ModelShape
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.planner.memory.activations import Activations
-from vlmpipe.planner.memory.components import MemoryPart
+from vlmpipe.planner.memory.components import Gathering, MemoryPart
 from vlmpipe.planner.memory.rank import training_phases
 from vlmpipe.planner.memory.zero_persistence import persistent_elements
 from vlmpipe.planner.parallel_layout import Layout
@@ -42,4 +42,5 @@ def run_phases(
         deepspeed=train.deepspeed,
         persistent=persistent_elements(config, shape),
         ahead_bytes=ahead_bytes,
+        gathering=Gathering(train.keeps_gathered_weights, train.prefetch_layers),
     )

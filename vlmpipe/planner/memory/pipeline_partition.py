@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from trainer.sizing.flops import SequenceFlops, flops_per_sequence
-from trainer.sizing.model_shape import ModelShape, Part
+from trainer.sizing.model_shape import OF_LANGUAGE_MODEL, PARTS, ModelShape, Part
 from trainer.sizing.pipeline_partition import Stage, stages_of
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.planner.parallel_layout import Layout
@@ -44,14 +44,18 @@ def by_rank(stages: Sequence[Stage], layout: Layout) -> tuple[Stage, ...]:
 
 @dataclass(frozen=True)
 class StageWeights:
-    """Parameters of one stage."""
+    """Parameters of one stage on each of the ranks that split its layers, before replicas shard them."""
 
     trainable: int
     frozen: int
+    sliced: int  # those that FSDP shards: trainable ones, and frozen ones of the same part of the model
+    sliced_root: int  # of these, outside of layers
+    root: int  # trainable ones outside of layers
+    layer: int  # trainable ones of a language layer
+    last_product: int  # those of the last matrix of its feed-forward part
 
     @classmethod
     def of(cls, shape: ModelShape, stage: Stage, *, cached: bool, tensor_parallel: int) -> StageWeights:
-        """On each of the ranks that split the stage's layers."""
         ranks, language = tensor_parallel, shape.language
         layer = language.layer_parameters - language.matrices + language.matrices // ranks
 
@@ -61,10 +65,32 @@ class StageWeights:
         def trained(part: Part) -> int:
             return shape.trained_on_rank(part, ranks)
 
-        of_layers = sum(shape.trained_in_layer(number, ranks) for number in stage.layers)
-        trainable = _parameters(shape, trained, of_layers, shape.trained, stage, cached=cached)
+        trained_layers = [shape.trained_in_layer(number, ranks) for number in stage.layers]
+        of_trained = _parameters(shape, trained, sum(trained_layers), shape.trained, stage, cached=cached)
         of_stage = _parameters(shape, whole, layer * len(stage.layers), shape.parameters, stage, cached=cached)
-        return cls(trainable, of_stage - trainable)
+        trains_language = any(of_trained[part] for part in OF_LANGUAGE_MODEL)
+        sliced = {
+            part: count
+            for part, count in of_stage.items()
+            if part == "adapters" or (trains_language if part in OF_LANGUAGE_MODEL else of_trained[part])
+        }
+        in_tower = shape.of_tensor_rank("tower", shape.tower.layers * shape.tower.layer_parameters, ranks)
+        adapters = of_trained["adapters"] // max(1, len(stage.layers))
+        largest = max(trained_layers, default=0) + adapters
+        frozen_layers = layer * len(stage.layers) if sliced.get("language_layers") else 0
+
+        def outside(counts: dict[Part, int], in_layers: int) -> int:
+            return sum(counts.values()) - in_layers - counts.get("adapters", 0) - min(counts.get("tower", 0), in_tower)
+
+        return cls(
+            trainable=sum(of_trained.values()),
+            frozen=sum(of_stage.values()) - sum(of_trained.values()),
+            sliced=sum(sliced.values()),
+            sliced_root=outside(sliced, frozen_layers),
+            root=outside(of_trained, sum(trained_layers)),
+            layer=largest,
+            last_product=largest * language.hidden * language.intermediate // language.layer_parameters,
+        )
 
 
 def _parameters(
@@ -75,16 +101,20 @@ def _parameters(
     stage: Stage,
     *,
     cached: bool,
-) -> int:
+) -> dict[Part, int]:
+    """By part of the model; the final norm is the head's."""
     language = shape.language
-    found = in_layers + mine("adapters") * len(stage.layers) // language.layers
+    found: dict[Part, int] = dict.fromkeys(PARTS, 0)
+    found["language_layers"] = in_layers
+    found["adapters"] = mine("adapters") * len(stage.layers) // language.layers
     if stage.is_first:
-        found += mine("embedding") + mine("projector") + (0 if cached else mine("tower"))
+        found["embedding"], found["projector"] = mine("embedding"), mine("projector")
+        found["tower"] = 0 if cached else mine("tower")
     if stage.is_last:
         in_all_layers = language.layer_parameters * language.layers
         if counts is not shape.parameters and shape.chosen:
             in_all_layers = sum(shape.chosen.language.parameters)
         final_norm = max(0, counts["language_layers"] - in_all_layers)
         # A tied matrix lies at both ends.
-        found += final_norm + (mine("embedding") if shape.tied_head and not stage.is_first else mine("head"))
+        found["head"] = final_norm + (mine("embedding") if shape.tied_head and not stage.is_first else mine("head"))
     return found

@@ -3,35 +3,45 @@
 In a 1F1B schedule stage s of S (from 0) holds min(S - s, micro-batches) micro-batches at a time, so the first one holds
 most of them. Which stage is the fullest depends on what else lies in each. Where ranks have several stages, the order
 of their passes says how many micro-batches of each are held.
+
+FSDP gathers a stage's weights before its first forward pass and keeps them until its last backward pass. Gradients are
+summed whole over micro-batches, then reduced group by group (`torch.distributed.pipelining`, `perform_reduce_grad`).
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from trainer.models.layers.recompute_policy import Recompute
 from trainer.sizing.model_shape import ModelShape
 from trainer.sizing.pipeline_partition import Stage, schedule_passes
-from trainer.sizing.trace_results import Held, StageTrace
+from trainer.sizing.trace_results import Compute, Held, StageTrace
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.planner.disk_cache import disk_cached
-from vlmpipe.planner.memory.activations import WEIGHT_COPIES, largest_sequences, require_degree
-from vlmpipe.planner.memory.components import FP32_BYTES, MemoryPart, average_parts
+from vlmpipe.planner.memory.activations import largest_sequences, require_degree
+from vlmpipe.planner.memory.components import MemoryPart
 from vlmpipe.planner.memory.pipeline_partition import StageWeights
 from vlmpipe.planner.memory.pipeline_schedule import Pass, operations
+from vlmpipe.planner.memory.stage_state import StageGroups, lasting_parts
+from vlmpipe.planner.parallel_layout import layout_of
 from vlmpipe.planner.workload import is_cached
 
-ADAM_MOMENTS = 2  # fp32 each
 Mix = tuple[int, int]  # images and label tokens of one row
+Moment = Literal["forward", "backward", "reduction"]
+GATHERED, WHOLE, SHARDS, REDUCED = "gathered weights", "whole gradients", "gradients", "gradients on their way"
 NAMES = {
-    WEIGHT_COPIES: ("bf16 copies of weights", "made by autocast, for each micro-batch that is held"),
     "vision": ("vision tokens", "projected features, and the tower where it runs"),
     "language": ("activations", "held for the backward pass"),
     "head": ("logits", "of label tokens only, a chunk at a time"),
     "backward": ("backward's temporaries", ""),
     "sent": ("sent", "between stages, not yet let go of"),
+    GATHERED: (GATHERED, "the stage, whole, from its first forward to its last backward pass"),
+    WHOLE: (WHOLE, "fp32, summed over micro-batches"),
+    SHARDS: (SHARDS, "fp32, sharded"),
+    REDUCED: (REDUCED, "one group's"),
 }
 
 
@@ -44,10 +54,12 @@ def stage_phases(
     passes: int,
     mixes: Sequence[Mix] = (),
     from_one_row: bool = False,
+    on_gpu: bool = True,
 ) -> dict[str, list[MemoryPart]]:
     """All that torch allocates for what rank `number` of a pipeline has of `stages`, on each of the ranks that split
-    it: in the forward pass, in the backward pass and in the update. Raises ConfigError for a model that
-    train.tensor_parallel ranks cannot split.
+    it: in the forward pass, in the backward pass, in the reduction of gradients and in the update.
+
+    Raises ConfigError for a model that train.tensor_parallel ranks cannot split.
 
     Args:
         passes: micro-batches of a step.
@@ -57,12 +69,17 @@ def stage_phases(
     require_degree(config)
     train = config.train
     ranks, virtual = train.pipeline_parallel, train.virtual_stages
-    own = stages[number::ranks]
-    weights = StageWeights.of(shape, Stage.joined(own), cached=is_cached(config), tensor_parallel=train.tensor_parallel)
+    own, shards = stages[number::ranks], layout_of(config).weight_shards
+    weights = [
+        StageWeights.of(shape, stage, cached=is_cached(config), tensor_parallel=train.tensor_parallel) for stage in own
+    ]
+    groups = [
+        StageGroups.of(config, stage, each, shards, on_gpu=on_gpu) for stage, each in zip(own, weights, strict=True)
+    ]
     order = list(operations(number, ranks, virtual, passes))
     neighbours = [(not stage.is_first) + (not stage.is_last) for stage in own]
     traced = [
-        _Rank([_Stage.traced(config, shape, stage, mix, from_one_row) for stage in own], neighbours, order)
+        _Rank([_Stage.traced(config, shape, stage, mix, from_one_row) for stage in own], groups, neighbours, order)
         for mix in mixes or largest_sequences(config, shape)
     ]
     rank = max(traced, key=lambda one: one.total_bytes)
@@ -78,7 +95,7 @@ def stage_phases(
         late += min(ranks - number, in_schedule) - held
     sent = MemoryPart("sent", late * one.passed_on_bytes, NAMES["sent"][1])
     static = [
-        *lasting_parts(weights, averaged=config.train.ema_decay > 0),
+        *lasting_parts(weights, shards, averaged=config.train.ema_decay > 0),
         MemoryPart("inputs", passes * one.input_bytes, "tokens, labels and images of a step"),
         MemoryPart(
             "received",
@@ -86,23 +103,9 @@ def stage_phases(
             "between stages, for each micro-batch of a step",
         ),
     ]
-    moments = {
-        "forward": [*parts_of(rank.fullest("forward")), sent],
-        "backward": [*parts_of(rank.fullest("backward")), sent],
-        "step": [],
-    }
+    moments = {moment: [*parts_of(held), sent] for moment, held in rank.fullest.items()}
+    moments["step"] = parts_of(Counter({SHARDS: sum(group.sharded_bytes for group in groups)}))
     return {moment: [part for part in [*static, *parts] if part.bytes] for moment, parts in moments.items()}
-
-
-def lasting_parts(weights: StageWeights, *, averaged: bool) -> list[MemoryPart]:
-    """What a stage holds whatever its rows are."""
-    return [
-        MemoryPart("weights", FP32_BYTES * weights.trainable, "fp32, trained"),
-        MemoryPart("frozen weights", FP32_BYTES * weights.frozen, "fp32"),
-        MemoryPart("optimizer", ADAM_MOMENTS * FP32_BYTES * weights.trainable, "two moments in fp32"),
-        MemoryPart("gradients", FP32_BYTES * weights.trainable, "fp32, in the buckets of all-reduce"),
-        *average_parts(weights.trainable, averaged=averaged),
-    ]
 
 
 @dataclass(frozen=True)
@@ -136,7 +139,7 @@ class _Stage:
         def extended(first: Held, second: Held) -> Counter[str]:
             less, more = Counter(first.bytes_by_category), Counter(second.bytes_by_category)
             whole = {name: less[name] + (layers - few) * (more[name] - less[name]) for name in {*less, *more}}
-            return Counter({name: count * (1 if name == WEIGHT_COPIES else times) for name, count in whole.items()})
+            return Counter({name: count * times for name, count in whole.items()})
 
         return cls(
             forward=extended(one.forward, two.forward),
@@ -152,30 +155,63 @@ class _Rank:
     """The stages of a rank, how many stages each of them sends to, and the order in which the rank works on them."""
 
     stages: list[_Stage]
+    groups: list[StageGroups]
     neighbours: list[int]
     order: list[tuple[Pass, int]]
 
     @property
     def total_bytes(self) -> int:
-        return max(self.fullest("forward").total(), self.fullest("backward").total())
+        return max(held.total() for held in self.fullest.values())
 
-    def fullest(self, kind: Pass) -> Counter[str]:
-        """The fullest of all moments in passes of this kind.
+    @property
+    def fullest(self) -> dict[Moment, Counter[str]]:
+        """What is held at the fullest moment of each kind.
 
         Torch's interleaved schedule lets go of all that it sent at the end of a step: also of outputs whose backward
         pass is over, and of gradients.
         """
-        held, late, found = [0] * len(self.stages), 0, Counter[str]()
-        seen: set[tuple[int, ...]] = set()
+        found: dict[Moment, Counter[str]] = {}
+        for moment, held in self._moments():
+            found[moment] = max(found.get(moment, Counter()), held, key=Counter.total)
+        return found
+
+    def _moments(self) -> Iterator[tuple[Moment, Counter[str]]]:
+        kept = [0] * len(self.stages)  # micro-batches
+        late, seen = 0, set[tuple[object, ...]]()
+        passes = Counter(self.order)
+        done = Counter[tuple[Pass, int]]()
         for each, number in self.order:
-            held[number] -= each == "backward"  # what this pass works on is in its own moment
-            if each == kind and (number, late, *held) not in seen:
-                seen.add((number, late, *held))
-                moment = getattr(self.stages[number], kind) + Counter({"sent": late * self.stages[0].passed_on_bytes})
-                now = sum((_times(one.kept, count) for one, count in zip(self.stages, held, strict=True)), moment)
-                found = max(found, now, key=Counter.total)
-            held[number] += each == "forward"
+            kept[number] -= each == "backward"  # what this pass works on is in its own moment
+            state, groups = self._of_weights(passes, done), self.groups[number]
+            if (each, number, late, *kept, *state.values()) not in seen:
+                seen.add((each, number, late, *kept, *state.values()))
+                fresh = Counter({REDUCED: groups.backward_bytes * (each == "backward")})
+                yield each, getattr(self.stages[number], each) + self._others(kept, late) + state + fresh
+            done[each, number] += 1
+            kept[number] += each == "forward"
             late += self.neighbours[number] * (each == "backward" and len(self.stages) > 1)
+            if each == "backward" and done[each, number] == passes[each, number]:
+                state = self._of_weights(passes, done)
+                state += Counter({GATHERED: groups.gathered_in_reduction_bytes, WHOLE: groups.whole_gradient_bytes})
+                state[SHARDS] -= groups.sharded_bytes
+                yield "reduction", self._others(kept, late) + state + Counter({REDUCED: groups.reduced_bytes})
+
+    def _others(self, kept: Sequence[int], late: int) -> Counter[str]:
+        """Other micro-batches, and what was sent."""
+        sent = Counter({"sent": late * self.stages[0].passed_on_bytes})
+        return sum((_times(one.kept, count) for one, count in zip(self.stages, kept, strict=True)), sent)
+
+    def _of_weights(self, passes: Counter[tuple[Pass, int]], done: Counter[tuple[Pass, int]]) -> Counter[str]:
+        """Gathered weights and gradients of the stages after these passes. Torch's interleaved schedule gathers all of
+        the first three stages that a rank will use, so none of fewer is gathered twice."""
+        found = Counter[str]()
+        for number, groups in enumerate(self.groups):
+            backward = ("backward", number)
+            if done[backward] == passes[backward]:  # type: ignore[index]
+                found[SHARDS] += groups.sharded_bytes
+            else:
+                found[GATHERED] += groups.gathered_bytes
+                found[WHOLE] += groups.whole_gradient_bytes * bool(done[backward])  # type: ignore[index]
         return found
 
 
@@ -198,7 +234,7 @@ def _traced_stage(
         Stage(tuple(stage.layers) if layers is None else range(layers), stage.is_first, stage.is_last),
         rows=(rows, config.data.sequence_length, *mix),
         cached=is_cached(config),
-        in_bf16=train.precision != "fp32",
+        compute="fp32" if train.precision == "fp32" else "bf16 weights",
         recompute=Recompute.of(train),
         tensor_parallel=train.tensor_parallel,
         sequence_parallel=train.sequence_parallel,
@@ -213,7 +249,7 @@ def _traced(
     *,
     rows: tuple[int, int, int, int],
     cached: bool,
-    in_bf16: bool,
+    compute: Compute,
     recompute: Recompute,
     tensor_parallel: int,
     sequence_parallel: bool,
@@ -230,7 +266,7 @@ def _traced(
         stage,
         vocabulary=vocabulary,
         cached=cached,
-        compute="autocast" if in_bf16 else "fp32",
+        compute=compute,
         recompute=recompute,
         tensor_parallel=tensor_parallel,
         sequence_parallel=sequence_parallel,

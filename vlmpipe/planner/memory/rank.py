@@ -16,6 +16,7 @@ from vlmpipe.planner.memory.activations import WEIGHT_COPIES, Activations
 from vlmpipe.planner.memory.components import (
     BF16_BYTES,
     FP32_BYTES,
+    Gathering,
     MemoryPart,
     Phase,
     Run,
@@ -32,7 +33,6 @@ from vlmpipe.planner.parallel_layout import SHARDED_BY_FSDP, Layout
 
 GIB = 2**30
 ADAM_MOMENTS = 2  # fp32 each
-FSDP_GATHERED_LAYERS = 2  # the one that computes and the one that is fetched ahead
 # A GPU holds more than torch allocates. Not measured by this project (see docs/reference/planner.md):
 CONTEXT_BYTES = 600 << 20  # CUDA context and the kernels of torch, outside of torch's own count
 WORKSPACE_BYTES = 64 << 20  # cuBLAS
@@ -50,6 +50,7 @@ class Memory:
     moment: str  # the fullest: forward, backward or step
     nearest: tuple[Setting, ...] = field(default=())
     host: HostMemory | None = None  # of the fullest node; None without GPUs
+    start: HostMemory | None = None  # of a node before the first step; None without GPUs
     disk_bytes: int = 0  # of each node, in train.nvme_path
 
     @property
@@ -62,7 +63,7 @@ class Memory:
 
     @property
     def fits(self) -> bool:
-        return self.spare_bytes >= 0 and (self.host is None or self.host.fits)
+        return self.spare_bytes >= 0 and all(host.fits for host in (self.host, self.start) if host)
 
     @property
     def binding(self) -> str:
@@ -82,6 +83,7 @@ class Memory:
             "parts": [part.as_dict() for part in self.parts],
             "nearest": [vars(setting) for setting in self.nearest],
             "host": self.host.as_dict() if self.host else None,
+            "start": self.start.as_dict() if self.start else None,
             "disk_bytes": self.disk_bytes,
         }
 
@@ -105,6 +107,7 @@ def training_phases(
     deepspeed: Mapping[str, Any] | None = None,
     persistent: int = 0,
     ahead_bytes: int = 0,
+    gathering: Gathering = Gathering(),  # noqa: B008  # frozen
 ) -> dict[str, list[MemoryPart]]:
     """All that torch allocates at four moments of a step: forward pass, backward pass, its end, and update.
 
@@ -119,6 +122,7 @@ def training_phases(
         persistent: weights that ZeRO-3 keeps whole, by a threshold that a user has set.
         averaged: a moving average of the weights is kept, where the optimizer has its state.
         ahead_bytes: of a tower that runs for the next micro-batch.
+        gathering: how FSDP gathers weights.
     """
     weights = Weights.of(shape, layout, cached=cached)
     static = [
@@ -132,13 +136,15 @@ def training_phases(
         *average_parts(split(weights.trainable, layout.optimizer_shards), averaged=averaged),
         MemoryPart("inputs", passes * activations.input_bytes, "tokens, labels and images of a step"),
     ]
-    zero = ZeroSettings.of(deepspeed or {}, strategy=layout.strategy, offload=offload)
-    zero = replace(zero, persistent_elements=persistent)
+    zero = ZeroSettings()
+    if layout.strategy.startswith("zero"):
+        zero = ZeroSettings.of(deepspeed or {}, strategy=layout.strategy, offload=offload, trainable=weights.trainable)
+        zero = replace(zero, persistent_elements=persistent)
     rank = gradient_rank if layout.data_parallel > 1 else 0
     static += lasting_parts(shape, rank) if rank else []
     held = {"backward": activations.backward, "end": activations.backward_end}
     moving = moving_parts(shape, held, reducers=reducers) if rank else {}
-    run = Run(weights, layout, precision, passes, checkpointing, on_gpu, offload, rounded, moving, zero)
+    run = Run(weights, layout, precision, passes, checkpointing, on_gpu, offload, rounded, moving, zero, gathering)
     moments = {
         "forward": _phase(activations.forward, layout, _extra(run, "forward")),
         "backward, before its first gradient": _phase(activations.turn, layout, _extra(run, "turn")),
@@ -148,7 +154,7 @@ def training_phases(
         ),
         "step": _extra(run, "step"),
     }
-    if layout.strategy in ("zero1", "zero2") or (layout.strategy in SHARDED_BY_FSDP and layout.weight_shards > 1):
+    if layout.strategy in ("zero1", "zero2") or layout.strategy in SHARDED_BY_FSDP:
         moments["backward, the last gradients are reduced"] = _extra(run, "rest")
     if ahead_bytes and passes > 1:
         ahead = MemoryPart("tower ahead", ahead_bytes, "the next micro-batch's images, traced")
@@ -183,7 +189,7 @@ def device_parts(parts: list[MemoryPart], layout: Layout) -> list[MemoryPart]:
 
 def _frozen(weights: Weights, layout: Layout) -> MemoryPart:
     sliced = weights.sliced - weights.trainable
-    if layout.strategy in SHARDED_BY_FSDP and layout.weight_shards > 1 and sliced:
+    if layout.strategy in SHARDED_BY_FSDP and sliced:
         held = weights.frozen - sliced + split(sliced, layout.weight_shards)
         return MemoryPart("frozen weights", FP32_BYTES * held, "fp32, sharded where others of their part are trained")
     if layout.strategy == "zero3":
@@ -201,7 +207,7 @@ def _extra(run: Run, when: Phase) -> list[MemoryPart]:
         return partitioned(run, when)
     if layout.strategy == "zero3":
         return gathered(run, when)
-    if layout.weight_shards == 1:  # ddp, tensor, pipeline: gradients live in buckets that stay
+    if layout.strategy == "ddp":  # gradients live in buckets that stay
         gradients = MemoryPart("gradients", FP32_BYTES * whole, "fp32, in the buckets of all-reduce")
         if when == "end" and run.rounded:  # all of them, where the network is slower than the backward pass
             return [gradients, MemoryPart("gradients on their way", BF16_BYTES * whole, "compressed")]
@@ -213,8 +219,13 @@ def _extra(run: Run, when: Phase) -> list[MemoryPart]:
         return [sharded]
     if when == "rest":
         return [sharded, _moving_rest(run, compute_bytes)]
-    count = weights.sliced_root + FSDP_GATHERED_LAYERS * weights.sliced_layer
-    parts = [MemoryPart("gathered weights", compute_bytes * count, "the rest and two layers, whole")]
+    # Over one rank nothing travels, so nothing is fetched ahead.
+    layers = 1 + run.gathering.layers_ahead if layout.weight_shards > 1 else 1
+    count = min(weights.sliced, weights.sliced_root + layers * weights.sliced_layer)
+    why = f"{layers} layers, and what is outside of layers"
+    if run.gathering.keeps_all and when != "end":  # the backward pass lets go of one layer after the other
+        count, why = weights.sliced, "all, from the forward to the backward pass"
+    parts = [MemoryPart("gathered weights", compute_bytes * count, why)]
     if when == "end" or (run.checkpointing and when == "backward"):
         # Computed again, a layer is fullest behind its last product: the gradients of the rest are still to come.
         there = weights.layer if when == "end" else weights.last_product
@@ -232,7 +243,8 @@ def _moving_rest(run: Run, compute_bytes: int) -> MemoryPart:
     after = fresh + compute_bytes * weights.head
     copied = FP32_BYTES * weights.root
     # On CPUs a reduce-scatter works on a copy of its own.
-    beside = max(compute_bytes * weights.root, after) if run.on_gpu else copied + after
+    copies = run.layout.weight_shards > 1 and not run.on_gpu
+    beside = copied + after if copies else max(compute_bytes * weights.root, after)
     return MemoryPart("gradients on their way", copied + beside, "of all outside of layers, in fp32")
 
 

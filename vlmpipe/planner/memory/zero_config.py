@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from trainer.sizing.deepspeed_config import LARGEST_BUCKET_ELEMENTS
+from trainer.sizing.deepspeed_config import LARGEST_BUCKET_ELEMENTS, bucket_limit, overlaps_reduction
 
 PRICED = frozenset(
     {
@@ -33,14 +33,15 @@ class ZeroSettings:
     persistent_elements: int = 0  # that stay whole, where a user has set the threshold
 
     @classmethod
-    def of(cls, deepspeed: Mapping[str, Any], *, strategy: str, offload: str) -> ZeroSettings:
-        """`deepspeed` is train.deepspeed."""
-        given = deepspeed.get("zero_optimization", {})
+    def of(cls, deepspeed: Mapping[str, Any], *, strategy: str, offload: str, trainable: int) -> ZeroSettings:
+        """Of one of the zero strategies. `deepspeed` is train.deepspeed, `trainable` what a rank trains."""
+        given, stage = deepspeed.get("zero_optimization", {}), int(strategy[-1])
+        overlaps = overlaps_reduction(deepspeed, stage=stage, offload=offload, trainable=trainable)
         contiguous = given.get("contiguous_gradients", True) or (offload != "none" and strategy != "zero3")
         # ZeRO-1 and 2 fill one while the other is reduced (`setup_buckets`); ZeRO-3 has one in any case.
-        twice = contiguous and given.get("overlap_comm", False) and strategy != "zero3"
+        twice = contiguous and overlaps and stage < 3
         return cls(
-            bucket_elements=int(given.get("reduce_bucket_size", LARGEST_BUCKET_ELEMENTS)),
+            bucket_elements=int(given.get("reduce_bucket_size", bucket_limit(stage=stage, overlaps=overlaps))),
             bucket_is_given="reduce_bucket_size" in given,
             buffers=2 if twice else int(contiguous),
             live_elements=_number(given, "stage3_max_live_parameters"),

@@ -13,8 +13,9 @@ from vlmpipe.planner.memory.activations import Activations, Computing, activatio
 from vlmpipe.planner.memory.components import MemoryPart
 from vlmpipe.planner.memory.phases import run_phases
 from vlmpipe.planner.memory.pipeline_partition import StageWeights, by_rank, planned_stages
-from vlmpipe.planner.memory.pipeline_stage import lasting_parts, stage_phases
+from vlmpipe.planner.memory.pipeline_stage import stage_phases
 from vlmpipe.planner.memory.rank import device_parts, fullest
+from vlmpipe.planner.memory.stage_state import lasting_parts
 from vlmpipe.planner.model_architecture import Architecture
 from vlmpipe.planner.parallel_layout import Layout, layout_of
 from vlmpipe.planner.workload import Workload
@@ -63,13 +64,12 @@ class SearchMemory:
     def _without_rows(self, config: RunConfig, layout: Layout) -> int:
         if layout.pipeline_parallel > 1:
             stages = planned_stages(config, self.model.shape, layout, self.load, cached=self.cached)
-            ranks = layout.tensor_parallel
+            ranks, shards, averaged = layout.tensor_parallel, layout.weight_shards, config.train.ema_decay > 0
             weights = [
                 StageWeights.of(self.model.shape, stage, cached=self.cached, tensor_parallel=ranks)
                 for stage in by_rank(stages, layout)
             ]
-            averaged = config.train.ema_decay > 0
-            return max(_on_device(lasting_parts(each, averaged=averaged), layout) for each in weights)
+            return max(_on_device(lasting_parts([each], shards, averaged=averaged), layout) for each in weights)
         return self._of_ranks(config, layout, NOTHING, passes=1)
 
     def _of_ranks(self, config: RunConfig, layout: Layout, held: Activations, passes: int) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from trainer.config.train import COMPILING, OFFLOADING, OVERLAPPING, PIPELINE_PARALLEL, TENSOR_PARALLEL
+from trainer.config.train import COMPILING, GATHERING, OFFLOADING, OVERLAPPING, PIPELINE_PARALLEL, TENSOR_PARALLEL
 from trainer.errors import ConfigError
 from trainer.sizing.pipeline_partition import stages_of
 from vlmpipe.catalog.machines import Catalog, Gpu, Machine
@@ -101,8 +101,8 @@ def candidates(config: RunConfig, cluster: Cluster, degrees: Degrees) -> Iterato
     train = config.train
     for strategy, tensor, pipeline in _strategies(cluster, degrees):
         copies = cluster.gpus // (tensor * pipeline)
-        if (strategy == "tp+fsdp" and copies == 1) or (strategy == "hsdp" and cluster.nodes == 1):
-            continue  # these are tp and fsdp then
+        if strategy == "hsdp" and cluster.nodes == 1:
+            continue  # this is fsdp then
         change: dict[str, Any] = {"train.strategy": strategy}
         if tensor != train.tensor_parallel:
             change["train.tensor_parallel"] = tensor
@@ -122,6 +122,11 @@ def candidates(config: RunConfig, cluster: Cluster, degrees: Degrees) -> Iterato
             change["train.compile"] = False
         if train.sequence_parallel and (strategy not in TENSOR_PARALLEL or config.data.sequence_length % tensor):
             change["train.sequence_parallel"] = False
+        if strategy not in GATHERING:
+            if train.reshard_after_forward != "auto":
+                change["train.reshard_after_forward"] = "auto"
+            if train.prefetch_layers > 1:
+                change["train.prefetch_layers"] = 1
         for rows in MICRO_BATCH_ROWS:
             if train.global_batch_size % (copies * rows):
                 continue

@@ -14,13 +14,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from trainer.config.train import Checkpointing, Precision
+from trainer.config.train import Checkpointing, Precision, ReshardAfterForward
 from trainer.sizing.model_shape import PARTS, ModelShape, Part
 from trainer.sizing.pipeline_partition import Stage, schedule_passes, stages_of
 from vlmpipe.catalog.machines import Gpu, Machine
 from vlmpipe.planner.memory.pipeline_partition import StageWeights, by_rank
 from vlmpipe.planner.memory.powersgd import numbers_sent
-from vlmpipe.planner.parallel_layout import SHARDED_BY_FSDP, Layout
+from vlmpipe.planner.parallel_layout import Layout
 
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "send"]
 Scope = Literal["intra", "inter"]
@@ -68,6 +68,7 @@ class Work:
     quantized_weights: bool = False
     quantized_gradients: bool = False
     sequence_parallel: bool = False
+    reshard_after_forward: ReshardAfterForward = "auto"
     stages: tuple[Stage, ...] = ()  # of each rank of a pipeline; () takes all layers as equal and the ends as free
 
     @property
@@ -116,16 +117,17 @@ def traffic(layout: Layout, shape: ModelShape, work: Work) -> list[Transfer]:
     DDP all-reduces fp32 gradients once a step, or half of their bytes where they are rounded, or PowerSGD's factors.
     ZeRO-2 does so after each micro-batch, matrices in the autocast type (DeepSpeed 0.19, stage_1_and_2.py,
     `reduce_ready_partitions_and_remove_grads`), and then gathers fp32 weights once. FSDP2 gathers the layers'
-    weights in the compute type twice a micro-batch, those outside layers once, and reduce-scatters fp32 gradients
-    after each; parts in which nothing is trained stay whole. Hybrid does so inside a node and all-reduces a shard's
-    gradients across nodes once a step. ZeRO-1 sends its gradients once a step. ZeRO-3 gathers all weights, frozen
+    weights in the compute type twice a micro-batch, those outside layers once (train.reshard_after_forward: all once
+    or all twice), and reduce-scatters fp32 gradients after each; parts in which nothing is trained stay whole. Hybrid
+    does so inside a node and all-reduces a shard's gradients across nodes once a step. ZeRO-1 sends its gradients once
+    a step. ZeRO-3 gathers all weights, frozen
     ones too, for each forward and each backward pass; with ZeRO++ (Wang et al. 2023, arXiv 2306.10209) in 8 bits,
     and sums gradients between nodes in 4 bits, by two all-to-alls that send what a hierarchical reduce-scatter
     would. With a copy in each node (hpZ) it gathers trained weights over all ranks once a step, and else inside
     nodes. Ranks that split layers sum activations, see `_tensor_sums`, and once a step the gradients of what is
-    whole of adapters. Of a pipeline's stages, which all-reduce their own gradients and sum their own activations,
-    the one that sends most is given. Where patterns choose what is trained, these count layers that no gradient
-    reaches as the others.
+    whole of adapters. A pipeline's stages gather their weights and reduce-scatter their gradients once a step and sum
+    their own activations; the one that sends most is given. Where patterns choose what is trained, these count layers
+    that no gradient reaches as the others.
     """
     strategy = layout.strategy
     stage = _fullest_stage(layout, shape, work)
@@ -138,13 +140,15 @@ def traffic(layout: Layout, shape: ModelShape, work: Work) -> list[Transfer]:
         layout, shape, lambda part: work.compute_bytes * (part in ("tower", "language_layers", "adapters"))
     )
     match strategy:
-        case "ddp" | "tp":
+        case "ddp":
             sent_bytes = fp32 * BF16_BYTES / FP32_BYTES if work.rounds_gradients else fp32
             if work.gradient_rank:
                 sent_bytes = FP32_BYTES * numbers_sent(shape, work.gradient_rank)
             found += data.collective("gradients", "all_reduce", sent_bytes)
         case "pp" | "tp+pp+dp":
-            found += data.collective("gradients", "all_reduce", _stage_gradients(layout, shape, work, stage))
+            weights = _stage_weights(layout, shape, work, stage)
+            found += data.collective("weights", "all_gather", work.compute_bytes * weights.sliced)
+            found += data.collective("gradients", "reduce_scatter", FP32_BYTES * weights.trainable)
         case "zero1":
             found += data.collective("gradients", "all_reduce", mixed)
             found += data.collective("weights", "all_gather", fp32)
@@ -170,7 +174,7 @@ def traffic(layout: Layout, shape: ModelShape, work: Work) -> list[Transfer]:
             else:
                 found += data.collective("weights", "all_gather", gathers * (gathered + frozen))
             found += data.collective("gradients", "reduce_scatter", reduced * work.micro_steps)
-        case "fsdp" | "tp+fsdp" | "hsdp":
+        case "fsdp" | "tp" | "hsdp":
             shards = _Group(layout.weight_shards, layout.tensor_parallel, layout.ranks_per_node)
             copies = _Group(
                 layout.data_parallel // layout.weight_shards,
@@ -178,7 +182,8 @@ def traffic(layout: Layout, shape: ModelShape, work: Work) -> list[Transfer]:
                 layout.ranks_per_node,
             )
             compute = _sliced_bytes(layout, shape, lambda part: work.compute_bytes)
-            found += shards.collective("weights", "all_gather", (compute + in_layers) * work.micro_steps)
+            again = {"auto": in_layers, "always": compute, "never": 0.0}[work.reshard_after_forward]
+            found += shards.collective("weights", "all_gather", (compute + again) * work.micro_steps)
             found += shards.collective("gradients", "reduce_scatter", fp32 * work.micro_steps)
             found += copies.collective("gradients", "all_reduce", fp32 / layout.weight_shards)
         case _:
@@ -223,46 +228,44 @@ def _fullest_stage(layout: Layout, shape: ModelShape, work: Work) -> Stage:
     """The one whose ranks send most to each other."""
 
     def sent(stage: Stage) -> float:
-        in_layers = _tensor_sums(layout, shape, work, stage) + sum(_shared_layers(layout, shape, work, stage)) / 2
+        in_layers = _tensor_sums(shape, work, stage) + sum(_shared_layers(shape, work, stage)) / 2
         sums = work.micro_steps * in_layers if layout.tensor_parallel > 1 else 0.0
-        return sums + _stage_gradients(layout, shape, work, stage) * (layout.data_parallel > 1)
+        weights = _stage_weights(layout, shape, work, stage)
+        return sums + (FP32_BYTES * weights.trainable + work.compute_bytes * weights.sliced) * (
+            layout.data_parallel > 1
+        )
 
     cut = stages_of(shape.language.layers, layout.stages, None, image_layers=shape.image_layers)
     return max(work.stages or by_rank(cut, layout), key=sent)
 
 
-def _stage_gradients(layout: Layout, shape: ModelShape, work: Work, stage: Stage) -> float:
-    """Bytes on one rank of a stage."""
+def _stage_weights(layout: Layout, shape: ModelShape, work: Work, stage: Stage) -> StageWeights:
     cached = not work.max_images_per_sequence
-    weights = StageWeights.of(shape, stage, cached=cached, tensor_parallel=layout.tensor_parallel)
-    return FP32_BYTES * weights.trainable
+    return StageWeights.of(shape, stage, cached=cached, tensor_parallel=layout.tensor_parallel)
 
 
-def _tensor_sums(layout: Layout, shape: ModelShape, work: Work, stage: Stage) -> float:
+def _tensor_sums(shape: ModelShape, work: Work, stage: Stage) -> float:
     """Bytes that ranks which split the layers of a stage sum in a micro-batch
     (trainer/strategies/tensor_parallel/plan.py).
 
     A layer sums what attention and feed-forward part give, and backward the gradients of their inputs (Shoeybi et al.
     2019, arXiv 1909.08053), but for `_shared_layers`; checkpointing sums again what attention gives, for after the
     feed-forward part's last product nothing is needed. The embedding is summed forward, the head's inputs backward, and
-    three numbers of each label for the loss. Under autocast gradients of layers' inputs are fp32; where FSDP casts
-    weights, what is frozen computes in fp32.
+    three numbers of each label for the loss. FSDP casts weights, so what it leaves whole computes in fp32.
     """
-    by_weights = layout.strategy in SHARDED_BY_FSDP
-    gradient_bytes = work.compute_bytes if by_weights else FP32_BYTES
 
     def bytes_of(part: Part) -> int:
-        return FP32_BYTES if by_weights and part in shape.left_whole else work.compute_bytes
+        return FP32_BYTES if part in shape.left_whole else work.compute_bytes
 
     tokens, labels = work.micro_batch_size * work.sequence_length, work.micro_batch_size * work.sequence_label_tokens
     again = work.activation_checkpointing == "full"
-    layer_bytes = (2 + again) * bytes_of("language_layers") + 2 * gradient_bytes
+    layer_bytes = (2 + again) * bytes_of("language_layers") + 2 * work.compute_bytes
     language = (len(stage.layers) - _num_shared(shape, work, stage)) * layer_bytes
-    embedding = (bytes_of("embedding") if by_weights else FP32_BYTES) * stage.is_first
-    tower_bytes = 2 * bytes_of("tower") + (2 * gradient_bytes if shape.trained["tower"] else 0)
+    embedding = bytes_of("embedding") * stage.is_first
+    tower_bytes = 2 * bytes_of("tower") + (2 * work.compute_bytes if shape.trained["tower"] else 0)
     tower_layers = shape.tower.layers * stage.is_first
     tower = work.micro_batch_size * work.max_images_per_sequence * shape.tower_tokens * tower_layers * tower_bytes
-    head = stage.is_last * labels * (shape.language.hidden * gradient_bytes + 3 * FP32_BYTES)
+    head = stage.is_last * labels * (shape.language.hidden * work.compute_bytes + 3 * FP32_BYTES)
     return tokens * shape.language.hidden * (language + embedding) + tower * shape.tower.hidden + head
 
 
@@ -271,30 +274,29 @@ def _num_shared(shape: ModelShape, work: Work, stage: Stage) -> int:
     return sum(number >= shape.image_layers for number in stage.layers) if work.sequence_parallel else 0
 
 
-def _shared_layers(layout: Layout, shape: ModelShape, work: Work, stage: Stage) -> tuple[float, float]:
+def _shared_layers(shape: ModelShape, work: Work, stage: Stage) -> tuple[float, float]:
     """Bytes that ranks which share the tokens of layers reduce-scatter in a micro-batch, and that they all-gather.
 
     Each sum of a layer is one of both (trainer/strategies/tensor_parallel/sequence_parallel.py), of numbers that
     products take and give. Checkpointing gathers both inputs again. A stage's last output is gathered, and backward
-    what its first layer takes: under autocast both are fp32.
+    what its first layer takes.
     """
     layers = _num_shared(shape, work, stage)
     if not layers:
         return 0.0, 0.0
-    by_weights = layout.strategy in SHARDED_BY_FSDP
-    number_bytes = FP32_BYTES if by_weights and "language_layers" in shape.left_whole else work.compute_bytes
+    number_bytes = FP32_BYTES if "language_layers" in shape.left_whole else work.compute_bytes
     numbers = work.micro_batch_size * work.sequence_length * shape.language.hidden
     again = work.activation_checkpointing == "full"
     scattered = (4 + again) * number_bytes * layers
-    gathered = (4 + 2 * again) * number_bytes * layers + 2 * (number_bytes if by_weights else FP32_BYTES)
+    gathered = ((4 + 2 * again) * layers + 2) * number_bytes
     return numbers * scattered, numbers * gathered
 
 
 def _between_parts(layout: Layout, shape: ModelShape, work: Work, stage: Stage) -> Iterator[Transfer]:
     tensor = _Group(layout.tensor_parallel, 1, layout.ranks_per_node)
-    sums = work.micro_steps * _tensor_sums(layout, shape, work, stage)
+    sums = work.micro_steps * _tensor_sums(shape, work, stage)
     yield from tensor.collective("activations", "all_reduce", sums)
-    scattered, gathered = (work.micro_steps * sent for sent in _shared_layers(layout, shape, work, stage))
+    scattered, gathered = (work.micro_steps * sent for sent in _shared_layers(shape, work, stage))
     if scattered:
         yield from tensor.collective("activations", "reduce_scatter", scattered)
         yield from tensor.collective("activations", "all_gather", gathered)
@@ -303,9 +305,9 @@ def _between_parts(layout: Layout, shape: ModelShape, work: Work, stage: Stage) 
         yield from tensor.collective("gradients", "all_reduce", FP32_BYTES * whole)
     stages = layout.pipeline_parallel
     if stages > 1:
-        # In fp32, to the next stage forward and to the one before backward; the first of all has none before it and the
-        # last none behind it, and with two ranks each has one of these.
-        hidden_bytes = work.micro_batch_size * work.sequence_length * shape.language.hidden * FP32_BYTES
+        # In the compute type, to the next stage forward and to the one before backward; the first of all has none
+        # before it and the last none behind it, and with two ranks each has one of these.
+        hidden_bytes = work.micro_batch_size * work.sequence_length * shape.language.hidden * work.compute_bytes
         passes = schedule_passes(work.micro_steps, stages, layout.virtual_stages)
         payload = (2 * layout.virtual_stages - (stages == 2)) * hidden_bytes * passes
         stage_ranks = layout.tensor_parallel * layout.data_parallel

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from trainer.config.train import PIPELINE_PARALLEL
 from trainer.sizing.checkpoint_size import checkpoint_bytes
 from trainer.sizing.flops import SequenceFlops, model_flops_per_sequence
 from trainer.sizing.model_shape import ModelShape
@@ -14,8 +12,9 @@ from vlmpipe.catalog.machines import Gpu, Machine
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.planner.memory.pipeline_partition import by_rank, planned_stages, sequence_flops
 from vlmpipe.planner.parallel_layout import SHARDED_BY_FSDP, Layout
-from vlmpipe.planner.time.communication import Transfer, Work, pipeline_bubble, seconds, traffic
+from vlmpipe.planner.time.communication import Work, pipeline_bubble, traffic
 from vlmpipe.planner.time.optimizer_step import update_sentences, update_times
+from vlmpipe.planner.time.overlap import Hiding, by_name, exposed_communication
 from vlmpipe.planner.workload import Workload
 
 # Share of the peak that computing reaches, recomputation and padding included. Read: 39-43 % of an H100's bf16 peak in
@@ -72,16 +71,6 @@ class Rates:
     frozen: float  # frozen parts of the model in the training step
     fp32: float  # jobs that compute in fp32: encoding features, evaluation
     peak: float  # nominal, of the run's precision
-
-
-@dataclass(frozen=True)
-class Exposed:
-    """Communication that computing does not hide."""
-
-    name: str
-    s: float
-    between_nodes: bool
-    all_reduce: bool
 
 
 def estimate_time(
@@ -144,17 +133,15 @@ def _time_of_steps(
     compute_s = rank_rows * compute_seconds(row, shape, layout, rates)
     transfers = traffic(layout, shape, work)
     backward_s = compute_s * (1 - row.forward / row.total)
-    exposed = exposed_communication(
-        layout,
-        transfers,
-        machine,
-        gpu,
-        work.micro_steps,
-        compute_s,
-        backward_s,
-        waits_for_sums=work.gradient_rank > 0,
+    behind = Hiding.of(
+        config.train,
+        shape.trainable_parameters,
+        micro_steps=work.micro_steps,
+        forward_s=compute_s - backward_s,
+        backward_s=backward_s,
     )
-    hidden_s = sum(_by_name(transfers, machine, gpu).values()) - sum(each.s for each in exposed)
+    exposed = exposed_communication(transfers, machine, gpu, behind)
+    hidden_s = sum(by_name(transfers, machine, gpu).values()) - sum(each.s for each in exposed)
     saved_bytes = checkpoint_bytes(shape.trainable_parameters, config.train, layout.data_parallel)
     save_s = config.plan.checkpoint_save_s or saved_bytes / layout.nodes / SAVE_BYTES_PER_S
 
@@ -215,6 +202,7 @@ def work_of(config: RunConfig, shape: ModelShape, layout: Layout, load: Workload
         quantized_weights=train.zero_quantized_weights,
         quantized_gradients=train.zero_quantized_gradients,
         sequence_parallel=train.sequence_parallel,
+        reshard_after_forward=train.reshard_after_forward,
         stages=by_rank(planned_stages(config, shape, layout, load, cached=cached), layout) if piped else (),
     )
 
@@ -265,54 +253,6 @@ def compute_seconds(row: SequenceFlops, shape: ModelShape, layout: Layout, rates
         whole * stage.is_first + one_layer * len(stage.layers) + head * stage.is_last
         for stage in by_rank(stages, layout)
     )
-
-
-def exposed_communication(
-    layout: Layout,
-    transfers: Sequence[Transfer],
-    machine: Machine,
-    gpu: Gpu,
-    micro_steps: int,
-    compute_s: float,
-    backward_s: float,
-    *,
-    waits_for_sums: bool = False,
-) -> list[Exposed]:
-    """What stays visible of each collective.
-
-    A collective takes as long as its slower scope, as chunks move through both at once. All-reduces of gradients
-    hide behind the backward pass of the last micro-batch, unless a hook waits for them (`waits_for_sums`: torch's
-    PowerSGD waits for the GPU in each bucket); FSDP's gathers hide behind forward and backward passes, half
-    and half, and its reductions behind what then is left of the backward passes. Nothing hides of ZeRO (our engine sets
-    overlap_comm false), of tensor parallelism (the next product needs the sum) and of what stages pass on (torch's 1F1B
-    schedule waits for what it receives right after it has sent).
-    """
-    times = _by_name(transfers, machine, gpu)
-    one_of = {transfer.name: transfer for transfer in transfers}
-    room = {"weights": 0.0, "gradients": 0.0, "activations": 0.0}
-    if layout.strategy in ("ddp", "tp", *PIPELINE_PARALLEL) and not waits_for_sums:
-        room["gradients"] = backward_s / micro_steps
-    if layout.strategy in SHARDED_BY_FSDP:
-        half_s = sum(s for name, s in times.items() if one_of[name].what == "weights") / 2
-        in_backward_s = min(half_s, backward_s)
-        room["weights"] = min(half_s, compute_s - backward_s) + in_backward_s
-        room["gradients"] = backward_s - in_backward_s
-    exposed = []
-    for name, s in times.items():
-        same = [transfer for transfer in transfers if transfer.name == name]
-        slowest = max(same, key=lambda transfer: seconds(transfer, machine, gpu))
-        hidden_s = min(s, room[slowest.what])
-        room[slowest.what] -= hidden_s
-        if s > hidden_s:
-            exposed.append(Exposed(name, s - hidden_s, slowest.scope == "inter", slowest.collective == "all_reduce"))
-    return exposed
-
-
-def _by_name(transfers: Sequence[Transfer], machine: Machine, gpu: Gpu) -> dict[str, float]:
-    times: dict[str, float] = {}
-    for transfer in transfers:
-        times[transfer.name] = max(times.get(transfer.name, 0.0), seconds(transfer, machine, gpu))
-    return times
 
 
 def _sentences(config: RunConfig, layout: Layout, save_s: float) -> list[str]:

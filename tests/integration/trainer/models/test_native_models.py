@@ -37,6 +37,7 @@ from trainer.evaluation.evaluate import load_subject
 from trainer.models.image_inputs import Images
 from trainer.models.image_processor import image_preparer, opened
 from trainer.models.image_tokens import image_form_of, image_tokens_of
+from trainer.models.layers.deferred_weights import DeferredWeights
 from trainer.models.layers.freeze import part_of
 from trainer.models.qwen_vl import model as qwen_row
 from trainer.models.qwen_vl.vision_metadata import sizes_of
@@ -170,6 +171,14 @@ def test_pretrained_weights_are_kept(family_name: str, names: str, tmp_path: Pat
     assert weights_sha256(family.build_tower(config)) == weights_sha256(family.tower(model))
     initial = family.initial_weights(config, longer)
     assert all(torch.equal(initial.read(name), tensor) for name, tensor in sorted(model.state_dict().items()))
+    deferred = family.blueprint(config, longer, buffers=True)
+    assert all(parameter.is_meta for parameter in deferred.parameters())
+    DeferredWeights(deferred, initial, torch.device("cpu")).fill(deferred)
+    assert (deferred.lm_head.weight is deferred.get_input_embeddings().weight) == is_tied
+    for kind in ("named_parameters", "named_buffers"):
+        found, expected = dict(getattr(deferred, kind)()), dict(getattr(model, kind)())
+        assert found.keys() == expected.keys()
+        assert all(torch.equal(found[name], tensor) for name, tensor in expected.items()), kind
 
 
 def test_a_model_of_another_family_is_refused() -> None:

@@ -22,7 +22,8 @@ from trainer.setup import build_training
 from trainer.sizing.deepspeed_config import Sizes, engine_settings
 from trainer.strategies.deepspeed.requirements import require_fp16_gradients
 
-GIVEN = {"zero_optimization": {"overlap_comm": True}, "wall_clock_breakdown": True}
+GIVEN = {"zero_optimization": {"overlap_comm": False}, "wall_clock_breakdown": True}
+SEVERAL_BUCKETS = {"zero_optimization": {"reduce_bucket_size": 10_000}}  # of some 30,000 trained parameters
 NODES, RANKS = 2, 2
 
 
@@ -34,10 +35,16 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, JobConfig]:
     # Validated is the average, after whose losses the nodes' copies must be of the weights again.
     zero = {"train.strategy": "zero3", "train.micro_batch_size": 1, "train.ema_decay": 0.6, **HELD_OUT}
     own = {"train.zero_hpz": True, "train.deepspeed": GIVEN}
-    changes = {"reference": common, "plain": common | zero, "given": common | zero | own}
+    buckets = {"train.strategy": "zero2", "train.micro_batch_size": 1, "train.deepspeed": SEVERAL_BUCKETS}
+    changes = {
+        "reference": common,
+        "plain": common | zero,
+        "given": common | zero | own,
+        "overlapped": common | buckets,
+    }
     jobs = {name: make_run(root, name, each, features="off") for name, each in changes.items()}
     train_runs([jobs["reference"]], processes=1)
-    train_runs([jobs["given"], jobs["plain"]], processes=RANKS, nodes=NODES)
+    train_runs([jobs["given"], jobs["plain"], jobs["overlapped"]], processes=RANKS, nodes=NODES)
     return jobs
 
 
@@ -53,6 +60,35 @@ def test_with_a_copy_in_each_node_and_settings_of_a_users_own_zero3_equals_one_p
     assert expected and validated == pytest.approx(expected, rel=1e-5)
 
 
+def test_with_several_buckets_reductions_overlap_and_losses_are_the_same(runs: dict[str, JobConfig]) -> None:
+    used = json.loads(Path(runs["overlapped"].run.run_uri, "deepspeed.json").read_text())["zero_optimization"]
+    assert used["overlap_comm"] and used["reduce_bucket_size"] == 10_000
+    assert losses(runs["overlapped"]) == pytest.approx(losses(runs["reference"]), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "trainable", "overlaps"),
+    [
+        ({"strategy": "zero2"}, 10**9, True),
+        ({"strategy": "zero1"}, 10**9, True),
+        ({"strategy": "zero2"}, 10**8, False),  # one bucket takes all
+        ({"strategy": "zero2", "offload": "optimizer"}, 10**9, False),
+        ({"strategy": "zero3"}, 10**8, True),
+        ({"strategy": "zero3", "deepspeed": {"zero_optimization": {"overlap_comm": False}}}, 10**9, False),
+    ],
+)
+def test_reductions_overlap_where_there_are_several_buckets(
+    changes: dict[str, Any], trainable: int, overlaps: bool
+) -> None:
+    config = TrainConfig.model_validate({"global_batch_size": 2, "optimizer": {"learning_rate": 1e-3}} | changes)
+    sizes = Sizes(trainable, layer=100, vector=10)
+    derived = engine_settings(config, stage=int(config.strategy[-1]), micro_steps=1, sizes=sizes)["zero_optimization"]
+    used = derived | config.deepspeed.get("zero_optimization", {})
+    assert used["overlap_comm"] == overlaps
+    buckets = 2 if overlaps and config.strategy != "zero3" else 1
+    assert buckets * used["reduce_bucket_size"] <= 500_000_000
+
+
 def test_the_file_says_what_was_used(runs: dict[str, JobConfig]) -> None:
     with_it, without = (
         json.loads(Path(runs[name].run.run_uri, "deepspeed.json").read_text()) for name in ("given", "plain")
@@ -60,7 +96,7 @@ def test_the_file_says_what_was_used(runs: dict[str, JobConfig]) -> None:
     assert with_it.pop("wall_clock_breakdown") and not without.pop("wall_clock_breakdown")
     zero_with, zero_without = with_it.pop("zero_optimization"), without.pop("zero_optimization")
     assert with_it == without
-    assert zero_with == zero_without | {"overlap_comm": True, "zero_hpz_partition_size": RANKS}
+    assert zero_with == zero_without | {"overlap_comm": False, "zero_hpz_partition_size": RANKS}
     assert (without["train_batch_size"], zero_without["stage"]) == (8, 3)
 
 

@@ -14,7 +14,7 @@ from trainer.config.job import JobConfig
 from trainer.config.model import GRID_FAMILIES
 
 pytestmark = [pytest.mark.slow, only_whole]
-RANKS = {"ddp": 1, "tp": 2, "pp": 2, "tp+fsdp": 4}
+RANKS = {"ddp": 1, "tp": 2, "pp": 2, "tp+pp+dp": 4}
 
 
 @pytest.fixture(scope="module")

@@ -53,11 +53,10 @@ CASES: dict[str, tuple[int, str, Content, str]] = chosen(
         "tp checkpointing": (2, "tp", TOWER_TRAINED | RECOMPUTED, "trained tower"),
         "tp all logits": (2, "tp", TOWER_TRAINED | {"train.loss_chunk_tokens": 0}, "trained tower"),
         "tp two copies": (4, "tp", TOWER_TRAINED, "trained tower"),
-        "tp+fsdp": (4, "tp+fsdp", TOWER_TRAINED, "trained tower"),
-        "tp+fsdp frozen tower": (4, "tp+fsdp", {}, "frozen tower"),
-        "tp+fsdp shared tokens": (4, "tp+fsdp", TOWER_TRAINED | SHARED, "trained tower"),
-        "tp+fsdp shared tokens checkpointing": (4, "tp+fsdp", SHARED | RECOMPUTED, "frozen tower"),
-        "tp+fsdp adapters": (4, "tp+fsdp", ADAPTED, "adapters"),
+        "tp two copies frozen tower": (4, "tp", {}, "frozen tower"),
+        "tp two copies shared tokens": (4, "tp", TOWER_TRAINED | SHARED, "trained tower"),
+        "tp two copies shared tokens checkpointing": (4, "tp", SHARED | RECOMPUTED, "frozen tower"),
+        "tp two copies adapters": (4, "tp", ADAPTED, "adapters"),
         "pp": (2, "pp", TOWER_TRAINED, "trained tower"),
         "pp frozen tower": (2, "pp", {}, "frozen tower"),
         "pp cached": (2, "pp", {"features.cache": "on"}, "frozen tower"),
@@ -79,7 +78,7 @@ CASES: dict[str, tuple[int, str, Content, str]] = chosen(
 # Close, for computed in bf16.
 ROUNDED: dict[str, tuple[int, str, Content, str]] = {
     "tp bf16": (2, "tp", TOWER_TRAINED | BF16, "trained tower"),
-    "tp+fsdp bf16": (4, "tp+fsdp", TOWER_TRAINED | BF16, "trained tower"),
+    "tp two copies bf16": (4, "tp", TOWER_TRAINED | BF16, "trained tower"),
     "pp bf16": (2, "pp", TOWER_TRAINED | BF16, "trained tower"),
 }
 # Who begins a run and who goes on with it, in `LAYOUTS`: processes, strategy and what else is changed.
@@ -88,9 +87,9 @@ MOVES: dict[str, tuple[str, str]] = chosen(
         "tp to one": ("tp", "one"),
         "tp shared tokens to one": ("tp shared tokens", "one"),
         "one to tp": ("one", "tp"),
-        "tp+fsdp to one": ("tp+fsdp", "one"),
-        "one to tp+fsdp": ("one", "tp+fsdp"),
-        "tp+fsdp to tp": ("tp+fsdp", "tp"),
+        "tp two copies to one": ("tp two copies", "one"),
+        "one to tp two copies": ("one", "tp two copies"),
+        "tp two copies to tp": ("tp two copies", "tp"),
         "pp to one": ("pp", "one"),
         "one to pp": ("one", "pp"),
         "tp+pp+dp to one": ("tp+pp+dp", "one"),
@@ -103,7 +102,7 @@ LAYOUTS: dict[str, tuple[int, str, Content]] = {
     "one": (1, "ddp", {}),
     "tp": (2, "tp", {}),
     "tp shared tokens": (2, "tp", SHARED),
-    "tp+fsdp": (4, "tp+fsdp", {}),
+    "tp two copies": (4, "tp", {}),
     "pp": (2, "pp", {}),
     "tp+pp+dp": (4, "tp+pp+dp", {}),
 }
@@ -239,7 +238,7 @@ def test_slices_of_unequal_length_of_a_fused_weight_equal_one_process(tmp_path: 
     base = base_of(tmp_path, "qwen2_5_vl") | TOWER_TRAINED | {"train.global_batch_size": 10, "train.max_steps": 2}
     one, ten = (
         make_run(tmp_path, name.replace("+", "-"), {**base, **strategy_changes(name)}, features="off")
-        for name in ("ddp", "tp+fsdp")
+        for name in ("ddp", "tp")
     )
     train([(1, one), (10, ten)])
     assert summary(ten)["world_size"] == 10

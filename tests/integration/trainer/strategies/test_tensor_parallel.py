@@ -28,36 +28,28 @@ from trainer.errors import ConfigError
 from trainer.setup import require_divisible
 from trainer.strategies.tensor_parallel.plan import require_shardable
 
-STRATEGIES = ("tp", "tp+fsdp")
 PROCESSES = 4
-WEIGHED = chosen(SPLIT_CASES, lambda name: name == "tp+fsdp")
+WEIGHED = chosen(SPLIT_CASES, lambda name: name in ("tp", "tp bf16 checkpointing"))
+ALONE = chosen(SPLIT_CASES, lambda name: name == "tp bf16 one pass")  # on two processes: one copy of the model
 ADAPTED = {"model.lora": {"rank": 4, "alpha": 8.0}, "model.freeze": ["tower"]}
 SHARED = {"train.sequence_parallel": True}
-RECOMPUTED = {"train.activation_checkpointing": "full"}
-# What else is trained: a strategy, changes of the run file, and the run of one process that it equals.
-OTHERS: dict[str, tuple[str, dict[str, Any], str]] = chosen(
+# What else is trained: changes of the run file, and the run of one process that it equals.
+OTHERS: dict[str, tuple[dict[str, Any], str]] = chosen(
     {
-        "tp+fsdp adapters": ("tp+fsdp", ADAPTED, "reference adapters"),
-        "tp+fsdp shared tokens": ("tp+fsdp", SHARED, "reference"),
-        "tp+fsdp shared tokens checkpointing": ("tp+fsdp", SHARED | RECOMPUTED, "reference"),
-        "tp shared tokens": ("tp", SHARED, "reference"),
-        "tp shared tokens checkpointing": ("tp", SHARED | RECOMPUTED, "reference"),
-        "tp shared tokens adapters": ("tp", SHARED | ADAPTED, "reference adapters"),
-        "tp shared tokens unpacked": ("tp", SHARED | {"data.pack": False}, "reference unpacked"),
+        "adapters": (ADAPTED, "reference adapters"),
+        "shared tokens": (SHARED, "reference"),
+        "shared tokens checkpointing": (SHARED | {"train.activation_checkpointing": "full"}, "reference"),
+        "shared tokens adapters": (SHARED | ADAPTED, "reference adapters"),
+        "shared tokens unpacked": (SHARED | {"data.pack": False}, "reference unpacked"),
     },
-    lambda name: name == "tp+fsdp shared tokens checkpointing",
+    lambda name: name == "shared tokens checkpointing",
 )
 UNPACKED = {"data.pack": False} if any("unpacked" in name for name in OTHERS) else None
+# From one layout to another, and the run of one process that the whole equals.
 MOVES = chosen(
-    {
-        **{f"ddp-{one}": "reference" for one in STRATEGIES},
-        **{f"{one}-ddp": "reference" for one in STRATEGIES},
-        "tp+fsdp-ddp-adapters": "reference adapters",
-    },
-    lambda name: "tp+fsdp" in name and "adapters" not in name,
+    {"ddp-tp": "reference", "tp-ddp": "reference", "tp-ddp-adapters": "reference adapters"},
+    lambda name: "adapters" not in name,
 )
-# Strategies in bf16, and in the long form by themselves with recomputation.
-COMPUTING = chosen(dict.fromkeys(STRATEGIES), lambda name: name == "tp+fsdp")
 
 
 @pytest.fixture(scope="module")
@@ -67,37 +59,36 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def runs(root: Path) -> dict[str, JobConfig]:
-    """Each strategy from beginning to end, from a checkpoint of one process, and up to one for one process."""
+    """From beginning to end, from a checkpoint of one process, and up to one for one process."""
 
-    def job(run_id: str, strategy: str, **changes: Any) -> JobConfig:
+    def job(run_id: str, strategy: str = "tp", **changes: Any) -> JobConfig:
         return make_run(root, run_id, {**MODEL, **strategy_changes(strategy), **changes}, features="off")
 
     stop = {"train.max_steps": STOP_STEP}
+    has_adapters = any("adapters" in name for name in (*OTHERS, *MOVES))
     done = {"reference": job("reference", "ddp")}
-    if any("adapters" in name for name in OTHERS):
+    if has_adapters:
         done["reference adapters"] = job("reference-adapters", "ddp", **ADAPTED)
     if UNPACKED:
         done["reference unpacked"] = job("reference-unpacked", "ddp", **UNPACKED)
-    from_ddp, to_ddp = ([one for one in STRATEGIES if move.format(one) in MOVES] for move in ("ddp-{}", "{}-ddp"))
-    train_runs([*done.values(), *[job(f"ddp-{one}", "ddp", **stop) for one in from_ddp]], processes=1)
-    done |= {one: job(one, one) for one in STRATEGIES}
-    other = {"bf16": {"train.precision": "bf16"}} | ({"checkpointing": RECOMPUTED} if WHOLE else {})
-    done |= {f"{one} {name}": job(f"{one}-{name}", one, **more) for one in COMPUTING for name, more in other.items()}
-    done |= {name: job(name.replace(" ", "-"), one, **more) for name, (one, more, _) in OTHERS.items()}
-    begun = [job(f"{one}-ddp", one, **stop) for one in to_ddp]
-    if "tp+fsdp-ddp-adapters" in MOVES:
-        begun.append(job("tp+fsdp-ddp-adapters", "tp+fsdp", **ADAPTED, **stop))
-    done |= {f"ddp-{one}": job(f"ddp-{one}", one) for one in from_ddp}
-    train_runs([*[done[name] for name in done if "reference" not in name], *begun], processes=PROCESSES)
-    ended = {f"{one}-ddp": job(f"{one}-ddp", "ddp") for one in to_ddp}
-    if "tp+fsdp-ddp-adapters" in MOVES:
-        ended["tp+fsdp-ddp-adapters"] = job("tp+fsdp-ddp-adapters", "ddp", **ADAPTED)
+    train_runs([*done.values(), job("ddp-tp", "ddp", **stop)], processes=1)
+    done |= {"tp": job("tp"), "ddp-tp": job("ddp-tp")}
+    if WHOLE:
+        done["checkpointing"] = job("checkpointing", **{"train.activation_checkpointing": "full"})
+    done["bf16"] = job("bf16", **{"train.precision": "bf16"})
+    done |= {name: job(name.replace(" ", "-"), **changes) for name, (changes, _) in OTHERS.items()}
+    begun = {"tp-ddp": job("tp-ddp", **stop)}
+    if has_adapters:
+        begun["tp-ddp-adapters"] = job("tp-ddp-adapters", **ADAPTED, **stop)
+    tensor = [one for name, one in done.items() if "reference" not in name]
+    train_runs([*tensor, *begun.values()], processes=PROCESSES)
+    ended = {name: job(name, "ddp", **(ADAPTED if "adapters" in name else {})) for name in begun}
     train_runs(list(ended.values()), processes=1)
     return done | ended
 
 
 # Runs, and the runs of one process that they equal.
-EQUAL = dict.fromkeys(STRATEGIES, "reference") | {name: equal for name, (_, _, equal) in OTHERS.items()}
+EQUAL = {"tp": "reference"} | {name: equal for name, (_, equal) in OTHERS.items()}
 
 
 @pytest.mark.parametrize("run", EQUAL)
@@ -126,28 +117,32 @@ def test_their_weights_equal_one_process_and_are_counted_once(run: str, runs: di
     assert counts[0] == counts[1]
 
 
-@pytest.mark.parametrize("strategy", COMPUTING)
-def test_bf16_changes_little_and_checkpointing_no_number(strategy: str, runs: dict[str, JobConfig]) -> None:
-    straight = losses(runs[strategy])
+def test_bf16_changes_little_and_checkpointing_no_number(runs: dict[str, JobConfig]) -> None:
+    straight = losses(runs["tp"])
     if WHOLE:
-        assert losses(runs[f"{strategy} checkpointing"]) == pytest.approx(straight, rel=RELATIVE)
-    assert losses(runs[f"{strategy} bf16"]) == pytest.approx(straight, rel=RELATIVE_BF16)
-    assert losses(runs[f"{strategy} bf16"]) != pytest.approx(straight, rel=RELATIVE)
+        assert losses(runs["checkpointing"]) == pytest.approx(straight, rel=RELATIVE)
+    assert losses(runs["bf16"]) == pytest.approx(straight, rel=RELATIVE_BF16)
+    assert losses(runs["bf16"]) != pytest.approx(straight, rel=RELATIVE)
 
 
 @pytest.fixture(scope="module")
-def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, str], Any]:
     output: Path = tmp_path_factory.mktemp("memory") / "measured.json"
-    arguments = ["--output", str(output), "--cases", *WEIGHED]
-    run_ranks(
-        "tests.support.trainer.measure_memory", arguments, processes=PROCESSES, timeout_s=500
-    )  # weighing takes its time
-    return dict(json.loads(output.read_text()))
+    found: dict[tuple[int, str], Any] = {}
+    for processes, cases in ((PROCESSES, WEIGHED), (2, ALONE)):
+        arguments = ["--output", str(output), "--cases", *cases]
+        run_ranks(
+            "tests.support.trainer.measure_memory", arguments, processes=processes, timeout_s=500
+        )  # weighing takes its time
+        found |= {(processes, name): held for name, held in json.loads(output.read_text()).items()}
+    return found
 
 
-@pytest.mark.parametrize("name", WEIGHED)
-def test_a_rank_holds_what_the_planner_says(name: str, measured: dict[str, Any]) -> None:
-    found, expected = measured[name], predicted(SPLIT_CASES[name], PROCESSES)
+@pytest.mark.parametrize(
+    ("processes", "name"), [*((PROCESSES, name) for name in WEIGHED), *((2, name) for name in ALONE)]
+)
+def test_a_rank_holds_what_the_planner_says(processes: int, name: str, measured: dict[tuple[int, str], Any]) -> None:
+    found, expected = measured[processes, name], predicted(SPLIT_CASES[name], processes)
     for part in ("weights", "gradients", "optimizer"):
         assert expected[part] == pytest.approx(found[part], rel=COUNTED), part
     assert expected["peak"] == pytest.approx(found["peak"], rel=PEAK)

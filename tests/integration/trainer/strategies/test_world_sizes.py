@@ -20,8 +20,8 @@ from trainer.strategies.registry import strategy_names
 
 STEPS, ROWS = 20, 32
 RELATIVE = 1e-5  # fp32 sums in another order
-TWO_NODES = {"hsdp", "tp+fsdp", "tp+pp+dp"}  # where ranks of a node are told from those of another
-RANKS_OF_A_COPY = {"tp": 2, "tp+fsdp": 2, "pp": 2, "tp+pp+dp": 4}
+TWO_NODES = {"hsdp", "tp+pp+dp"}  # where ranks of a node are told from those of another
+RANKS_OF_A_COPY = {"tp": 2, "pp": 2, "tp+pp+dp": 4}
 DATA = {"data.max_samples": 600, "train.epochs": 100, "train.max_steps": STEPS, "train.global_batch_size": ROWS}
 KINDS: dict[str, dict[str, Any]] = {
     "": {},
@@ -35,7 +35,7 @@ CASES = {
     for processes in (2, 4, 8)
     for passes in (1, 4)
     for kind in KINDS
-    if processes >= RANKS_OF_A_COPY.get(strategy, 1) * (2 if strategy == "tp+fsdp" else 1)
+    if processes >= RANKS_OF_A_COPY.get(strategy, 1)
     if not kind or (processes, passes) == (4, 4)
 }
 # Stages, and ranks that split layers, are on four processes in test_pipeline_parallel.py and test_tensor_parallel.py.

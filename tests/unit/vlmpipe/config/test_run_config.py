@@ -155,6 +155,9 @@ def test_a_missing_field_is_named_with_its_purpose() -> None:
         ({"cluster__reduction_server": {"replica_count": 2}}, "cluster.reduction_server"),
         ({"cluster__accelerator_type": "NVIDIA_L4"}, "cluster"),
         ({"cluster__scheduling_strategy": "flex_start"}, "cluster.scheduling_strategy"),
+        ({"model__lora": {"quantize_base": "nf4"}, "train__strategy": "zero2"}, "model.lora.quantize_base"),
+        ({"model__lora": {"quantize_base": "nf4"}, "train__compile": True}, "train.compile"),
+        ({"train__optimizer": {"learning_rate": 1e-3, "name": "adamw_8bit"}, "train__strategy": "zero2"}, "train"),
         ({"gcp__network": "n", "gcp__psc_interface_config": {"network_attachment": "a"}}, "gcp"),
     ],
 )
@@ -396,3 +399,8 @@ def test_the_builtin_sources_are_those_of_the_data_step() -> None:
 def test_an_earlier_name_of_a_field_is_answered_with_the_one_of_today(earlier: str, now: str) -> None:
     with pytest.raises(RunFileError, match=f"{re.escape(earlier)}: unknown key, did you mean {re.escape(now)}"):
         load_run_file(ROOT / "configs/digits.yaml", [f"{earlier}=1"])
+
+
+def test_an_earlier_value_of_a_field_is_answered_with_the_one_of_today() -> None:
+    with pytest.raises(RunFileError, match=r'train\.strategy: found "tp\+fsdp", expected one of .*; it is tp now'):
+        load_run_file(ROOT / "configs/digits.yaml", ["train.strategy=tp+fsdp"])

@@ -24,7 +24,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("override", BROKEN.values(), ids=BROKEN.keys())
-def test_check_plan_and_run_refuse_it_before_anything_starts(override: str, tmp_path: Path) -> None:
+def test_every_command_refuses_it_before_anything_starts(override: str, tmp_path: Path) -> None:
     config = api.load(ROOT / "configs/digits.yaml", override, f"output.root_uri={tmp_path}")
     failed = [finding for finding in api.check(config) if finding.state == "failed"]
     assert failed and all(finding.code == 64 for finding in failed)
@@ -32,7 +32,9 @@ def test_check_plan_and_run_refuse_it_before_anything_starts(override: str, tmp_
         api.plan(config)
     with pytest.raises(ConfigError) as started:
         api.run(config)
-    assert started.value.text() == planned.value.text()
+    with pytest.raises(ConfigError) as submitted:
+        api.submit(config, dry_run=True)
+    assert started.value.text() == planned.value.text() == submitted.value.text()
     assert not list(tmp_path.iterdir())
 
 

@@ -199,7 +199,7 @@ def test_more_ranks_never_take_more_memory_of_each(strategy: str) -> None:
     held = activations(config.model_copy(update={"model": model.model}), model.shape)
 
     def total(nodes: int) -> int:
-        parallel = {"tp": (8, 1), "tp+fsdp": (8, 1), "pp": (1, 4), "tp+pp+dp": (4, 2)}.get(strategy, (1, 1))
+        parallel = {"tp": (8, 1), "pp": (1, 4), "tp+pp+dp": (4, 2)}.get(strategy, (1, 1))
         layout = make_layout(strategy, nodes, 8, tensor_parallel=parallel[0], pipeline_parallel=parallel[1])
         _, parts = fullest(
             training_phases(model.shape, layout, held, cached=False, precision="bf16", passes=2, checkpointing=True)

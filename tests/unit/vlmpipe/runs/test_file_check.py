@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import random
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ import torch
 
 from tests.support.data.prepared import prepare_llava
 from tests.support.reports import make_run, write_export
+from tests.support.special_files import INSTEAD
 from trainer.errors import DataError
 from trainer.feature_cache.store import write_shard
 from trainer.monitoring.metrics_writer import MetricsLog
@@ -26,6 +29,9 @@ from trainer.storage.records import (
 )
 from vlmpipe.registry.release import decide_run, register_run
 from vlmpipe.runs.file_check import check_files
+
+EXAMPLES_VARIABLE = "VLMPIPE_FUZZ_EXAMPLES"
+EXAMPLES = int(os.environ.get(EXAMPLES_VARIABLE, 30))
 
 
 def write_training_records(run: Path) -> None:
@@ -75,6 +81,33 @@ def test_damage_to_any_file_is_found_in_its_part(run: Path) -> None:
             if part != "records" and (part, path.suffix) != ("features", ".json"):
                 assert part in [check.part for check in check_files(str(run)) if check.problem], path
             path.write_bytes(whole)
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("kind", INSTEAD)
+def test_a_special_file_in_place_of_any_file_is_found(run: Path, kind: str) -> None:
+    for part, files in files_of(run).items():
+        for path in files:
+            whole = path.read_bytes()
+            INSTEAD[kind](path)
+            found = [check.part for check in check_files(str(run)) if check.problem]
+            # What is no file is no record and no sidecar, as if it were missing.
+            assert part in found or part == "records" or (part, path.suffix) == ("features", ".json"), path
+            path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
+            path.write_bytes(whole)
+
+
+@pytest.mark.timeout(60 + EXAMPLES)
+def test_flips_anywhere_are_found(run: Path) -> None:
+    """`make fuzz-data` flips other bits, and more of them."""
+    draw = random.Random(None if EXAMPLES_VARIABLE in os.environ else 5)
+    files = [(part, path) for part, paths in files_of(run).items() for path in paths if path.stat().st_size]
+    for _ in range(EXAMPLES):
+        part, path = draw.choice(files)
+        whole = path.read_bytes()
+        path.write_bytes(flipped(whole, draw.randrange(8 * len(whole))))
+        assert part in [check.part for check in check_files(str(run)) if check.problem], path
+        path.write_bytes(whole)
 
 
 def test_a_record_without_a_checksum_is_damaged(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from tests.support.data.formats import FORMATS, captioned, write_source
 from tests.support.data.prepared import job_config, run_prepare
 from tests.support.short_form import WHOLE
+from tests.support.special_files import INSTEAD
 from trainer.data.sample import SPLITS
 from trainer.data.shards.index import Index
 from trainer.errors import ExitCode, UserError
@@ -69,22 +70,7 @@ def _sparse_tail(path: Path) -> None:
     os.truncate(path, path.stat().st_size + tail_bytes)
 
 
-def _instead(make: Callable[[Path], object]) -> Callable[[Path], None]:
-    def replace(path: Path) -> None:
-        path.unlink()
-        make(path)
-
-    return replace
-
-
-SPECIAL_FILES: dict[str, Callable[[Path], None]] = {
-    "FIFO": _instead(os.mkfifo),
-    "device": _instead(lambda path: path.symlink_to("/dev/zero")),
-    "link to itself": _instead(lambda path: path.symlink_to(path.name)),
-    "link to nowhere": _instead(lambda path: path.symlink_to("not-here")),
-    "folder": _instead(Path.mkdir),
-    "sparse tail": _sparse_tail,
-}
+SPECIAL_FILES = {**INSTEAD, "sparse tail": _sparse_tail}
 
 REJECT_CODES = {"sparse tail": "image.too_large", "device": "ref.unsafe_path"}  # the others are ref.missing
 READABLE = {

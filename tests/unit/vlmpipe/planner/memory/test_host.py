@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -55,12 +56,14 @@ def test_a_disks_path_is_whole() -> None:
 
 
 def planned(strategy: str, offload: str, *, nvme_path: str = "", machine_gib: float | None = None) -> Memory:
-    fields = {
+    fields: dict[str, Any] = {
         "train.strategy": strategy,
         "train.offload": offload,
         "train.nvme_path": nvme_path,
         "cluster.reduction_server": None,
     }
+    if strategy.startswith("zero"):  # the same buckets with and without offloading
+        fields["train.deepspeed"] = {"zero_optimization": {"overlap_comm": False}}
     config = load_run_file(RUN_FILE, [f"{name}={json.dumps(value)}" for name, value in fields.items()])
     catalog = load_catalog()
     machine = catalog.machines[config.cluster.machine_type]
@@ -108,6 +111,18 @@ def test_a_machine_with_too_little_memory_of_its_own_does_not_fit() -> None:
     roomy, small = (planned("zero2", "optimizer", machine_gib=gib) for gib in (4096, 64))
     assert roomy.fits and roomy.spare_bytes == small.spare_bytes
     assert not small.fits
+
+
+@pytest.mark.parametrize(("strategy", "whole"), [("zero2", True), ("zero3", True), ("fsdp", False)])
+def test_ranks_build_the_model_whole_unless_they_read_weights_while_they_shard_them(strategy: str, whole: bool) -> None:
+    config, memory = load_run_file(RUN_FILE), planned(strategy, "none")
+    parameters = architecture(config).shape.total_parameters
+    assert memory.start is not None
+    (built,) = (part.bytes for part in memory.start.parts if part.name == "model at the start")
+    assert (built == 4 * parameters * config.cluster.processes) == whole
+    assert whole or built < 0.05 * 4 * parameters * config.cluster.processes
+    small = planned(strategy, "none", machine_gib=256)
+    assert small.fits == (not whole) and small.spare_bytes == memory.spare_bytes
 
 
 def test_under_ddp_the_nodes_together_copy_the_state_once_for_a_checkpoint() -> None:

@@ -12,6 +12,7 @@ from vlmpipe.catalog.machines import load_catalog
 from vlmpipe.config.run_config import load_run_file
 from vlmpipe.planner.memory.estimate import estimate_memory
 from vlmpipe.planner.memory.host import NODE_WEIGHTS
+from vlmpipe.planner.memory.zero_config import ZeroSettings
 from vlmpipe.planner.model_architecture import architecture
 from vlmpipe.planner.plan import plan_run
 
@@ -36,12 +37,25 @@ def parts(strategy: str, *, node_weights: bool = False, **given: Any) -> dict[st
 
 @pytest.mark.parametrize(("strategy", "bytes_each"), [("zero2", 8), ("zero3", 6)])
 def test_buckets_are_as_large_as_they_are_given(strategy: str, bytes_each: int) -> None:
-    assert parts(strategy, reduce_bucket_size=GIVEN)["buckets"] == bytes_each * GIVEN
+    assert parts(strategy, reduce_bucket_size=GIVEN, overlap_comm=False)["buckets"] == bytes_each * GIVEN
 
 
 def test_overlapping_takes_a_second_bucket_under_zero2_and_none_under_zero3() -> None:
-    assert parts("zero2", reduce_bucket_size=GIVEN, overlap_comm=True)["buckets"] == 2 * 8 * GIVEN
-    assert parts("zero3", overlap_comm=True) == parts("zero3")
+    one, two = (parts("zero2", reduce_bucket_size=GIVEN, overlap_comm=on)["buckets"] for on in (False, True))
+    assert two == 2 * one == 2 * 8 * GIVEN
+    assert parts("zero3", overlap_comm=True) == parts("zero3", overlap_comm=False)
+
+
+@pytest.mark.parametrize("strategy", ["zero1", "zero2"])
+def test_buckets_overlap_by_default_in_the_memory_of_one(strategy: str) -> None:
+    def settings(trainable: int, **given: Any) -> ZeroSettings:
+        zero = {"zero_optimization": given}
+        return ZeroSettings.of(zero, strategy=strategy, offload="none", trainable=trainable)
+
+    two, one = settings(7 * 10**9), settings(7 * 10**9, overlap_comm=False)
+    assert (two.buffers, one.buffers) == (2, 1)
+    assert two.buffers * two.bucket_elements == one.bucket_elements
+    assert settings(10**8).buffers == 1  # which takes all gradients
 
 
 def test_what_zero3_may_gather_is_as_given() -> None:

@@ -23,7 +23,7 @@ STRATEGY = st.sampled_from(sorted(STRATEGIES))
 def layout(strategy: str, nodes: int, ranks_per_node: int) -> Layout:
     """The strategy with model parallelism of two where it has any, as far as the ranks allow."""
     pair = 2 if nodes * ranks_per_node >= 4 else 1
-    tensor = pair if strategy in ("tp", "tp+fsdp", "tp+pp+dp") else 1
+    tensor = pair if strategy in ("tp", "tp+pp+dp") else 1
     pipeline = pair if strategy in ("pp", "tp+pp+dp") else 1
     return make_layout(strategy, nodes, ranks_per_node, tensor_parallel=tensor, pipeline_parallel=pipeline)
 
@@ -182,8 +182,8 @@ def test_tensor_parallel_neighbours_share_a_node() -> None:
     whole = make_layout("tp", 2, 8, tensor_parallel=8)
     activations = [t for t in traffic(whole, LLAVA_7B, WORK) if t.what == "activations"]
     assert [t.scope for t in activations] == ["intra"]
-    # In each layer two sums forward and one again in bf16, two backward in fp32; the embedding; four micro-batches.
-    assert activations[0].payload_bytes == ((3 * 2 + 2 * 4) * 32 + 4) * 4096 * 4096 * 4
+    # In each layer two sums forward, one again and two backward; the embedding; in bf16; four micro-batches.
+    assert activations[0].payload_bytes == 2 * (5 * 32 + 1) * 4096 * 4096 * 4
 
 
 @given(st.sampled_from([2, 4, 8]), st.sampled_from(["none", "full"]))
@@ -202,6 +202,17 @@ def test_ranks_that_share_tokens_send_what_their_sums_would(ranks: int, checkpoi
     numbers = work.micro_steps * work.sequence_length * LLAVA_7B.language.hidden
     more = 2 + (32 if checkpointing == "full" else 0)
     assert shared - plain == pytest.approx((ranks - 1) / ranks * numbers * more * 4)
+
+
+@given(st.sampled_from(["pp", "tp+pp+dp"]), st.integers(1, 8))
+def test_stages_gather_and_reduce_once_a_step(strategy: str, micro_steps: int) -> None:
+    """However many micro-batches it has."""
+    found = {t.name: t for t in sent(strategy, 2, 8, micro_steps=micro_steps) if t.what != "activations"}
+    of_one = {t.name: t for t in sent(strategy, 2, 8, micro_steps=1) if t.what != "activations"}
+    assert found == of_one
+    gathered, reduced = found["all-gather of weights"], found["reduce-scatter of gradients"]
+    # bf16 and fp32 of what is trained.
+    assert 2 * gathered.payload_bytes == pytest.approx(reduced.payload_bytes)
 
 
 def test_stages_on_several_nodes_send_over_the_network() -> None:
@@ -232,5 +243,5 @@ def test_interleaved_stages_send_more(ranks: int, virtual: int, sends: int) -> N
     """Of the rank that sends most, in each micro-batch."""
     layout = make_layout("pp", 1, ranks, pipeline_parallel=ranks, virtual_stages=virtual)
     (found,) = [t for t in traffic(layout, LLAVA_7B, WORK) if t.collective == "send"]
-    hidden_bytes = WORK.micro_batch_size * WORK.sequence_length * LLAVA_7B.language.hidden * 4
+    hidden_bytes = WORK.micro_batch_size * WORK.sequence_length * LLAVA_7B.language.hidden * 2  # bf16
     assert found.payload_bytes == sends * hidden_bytes * max(WORK.micro_steps, ranks)

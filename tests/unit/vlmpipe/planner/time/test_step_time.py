@@ -27,6 +27,9 @@ from vlmpipe.planner.time.step_time import (
 NODE = machine()
 
 
+NO_OVERLAP: dict[str, Any] = {"train__deepspeed": {"zero_optimization": {"overlap_comm": False}}}
+
+
 def timed(
     config: RunConfig, shape: ModelShape = LLAVA_7B, gpu: Gpu | None = A100_80, *, cached: bool = False, **node: Any
 ) -> Time:
@@ -108,12 +111,33 @@ def test_fsdp_computes_a_frozen_tower_in_fp32() -> None:
     assert not any("FSDP leaves" in sentence for sentence in cached_fsdp.assumptions)
 
 
-def test_ddp_hides_its_sum_behind_the_backward_pass_and_zero_does_not() -> None:
-    ddp, zero = (timed(run_config(train__strategy=name)) for name in ("ddp", "zero2"))
-    assert part(ddp, "all-reduce of gradients") == 0
-    assert part(ddp, OVERLAPPED) > 0
-    assert part(zero, "all-reduce of gradients") > 0
-    assert part(zero, OVERLAPPED) == 0
+@pytest.mark.parametrize("strategy", ["ddp", "zero1", "zero2"])
+def test_sums_of_gradients_hide_behind_the_backward_pass(strategy: str) -> None:
+    found = timed(run_config(train__strategy=strategy))
+    assert part(found, "all-reduce of gradients") == 0
+    assert part(found, OVERLAPPED) > 0
+    assert (part(found, "all-gather of weights") > 0) == (strategy != "ddp")  # after the update
+
+
+@pytest.mark.parametrize("strategy", ["zero1", "zero2", "zero3"])
+def test_nothing_hides_of_zero_without_overlap_comm(strategy: str) -> None:
+    assert part(timed(run_config(train__strategy=strategy, **NO_OVERLAP)), OVERLAPPED) == 0
+
+
+def test_a_pipeline_hides_gathers_behind_its_first_forward_pass_and_no_reduction() -> None:
+    pipeline = {"train__strategy": "pp", "train__pipeline_parallel": 2, "cluster__replica_count": 2}
+    found = timed(run_config(**pipeline), nic_gbps=3200)
+    assert part(found, "all-gather of weights") == 0
+    assert part(found, "reduce-scatter of gradients") > 0
+
+
+def test_weights_kept_from_forward_to_backward_pass_are_gathered_once() -> None:
+    twice, once = (
+        timed(run_config(train__strategy="fsdp", train__reshard_after_forward=kind), nic_gbps=1)
+        for kind in ("always", "never")
+    )
+    sent = [part(each, "all-gather of weights") + part(each, OVERLAPPED) for each in (twice, once)]
+    assert sent[0] > 1.2 * sent[1]
 
 
 def test_fsdp_hides_its_traffic_until_the_network_is_slower_than_computing() -> None:
@@ -355,7 +379,7 @@ def test_nothing_hides_what_powersgd_sends() -> None:
 def test_gathers_inside_nodes_take_their_time_beside_the_one_between_them() -> None:
     """Two collectives, one after the other, not two scopes of one."""
     changes: dict[str, Any] = {"train__strategy": "zero3", "cluster__replica_count": 4, "train__global_batch_size": 64}
-    plain, copied = (timed(run_config(**changes, train__zero_hpz=on)) for on in (False, True))
+    plain, copied = (timed(run_config(**changes, **NO_OVERLAP, train__zero_hpz=on)) for on in (False, True))
     gathers = 2 * 64 // 32
     whole, name = part(plain, "all-gather of weights"), "all-gather of weights"
     assert part(copied, name) == pytest.approx(whole / gathers)  # but for the tower all is trained

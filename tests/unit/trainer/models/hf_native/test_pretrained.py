@@ -1,0 +1,94 @@
+"""Weights from a folder: no code beside them is run, and no special file among them is waited for."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoImageProcessor, AutoModel, CLIPVisionConfig, CLIPVisionModel
+
+from tests.support.paths import ROOT
+from trainer.config.model import WeightsConfig
+from trainer.data.tokenize import make_tokenizer
+from trainer.errors import DataError, UserError
+from trainer.models.hf_native.pretrained import load_pretrained, load_tower, part_config
+
+PACKAGES = ("vlmpipe", "pipelines", "components", "trainer")
+LOADERS = ("from_pretrained", "from_config")
+FOREIGN = """from pathlib import Path
+Path(__file__).with_name("was-run").touch()
+from transformers import CLIPVisionConfig, CLIPVisionModel, PreTrainedTokenizerFast
+class Config(CLIPVisionConfig):
+    model_type = "foreign"
+class Model(CLIPVisionModel):
+    pass
+class Tokenizer(PreTrainedTokenizerFast):
+    pass
+"""
+
+
+@pytest.fixture
+def foreign(tmp_path: Path) -> Path:
+    """A model whose files name Python code beside them, as some models of the hub do."""
+    classes = {"AutoConfig": "code.Config", "AutoModel": "code.Model", "AutoTokenizer": ["code.Tokenizer"] * 2}
+    classes |= {"AutoImageProcessor": "code.Config"}
+    content = {"model_type": "foreign", "auto_map": classes, "tokenizer_class": "Tokenizer"}
+    for name in ("config.json", "tokenizer_config.json", "preprocessor_config.json"):
+        (tmp_path / name).write_text(json.dumps(content))
+    (tmp_path / "code.py").write_text(FOREIGN)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "load",
+    [
+        lambda part: part_config(part),
+        lambda part: load_pretrained(AutoModel, part),
+        lambda part: load_pretrained(AutoImageProcessor, part),
+        lambda part: make_tokenizer(part.weights, []),
+    ],
+    ids=["configuration", "weights", "image processor", "tokenizer"],
+)
+def test_code_beside_weights_is_never_run(foreign: Path, load: Callable[[WeightsConfig], Any]) -> None:
+    with pytest.raises(UserError):
+        load(WeightsConfig(weights=str(foreign)))
+    assert not (foreign / "was-run").exists()
+
+
+def test_the_folder_would_run_its_code_if_it_were_trusted(foreign: Path) -> None:
+    AutoConfig.from_pretrained(foreign, trust_remote_code=True)
+    assert list(Path(os.environ["HF_HOME"]).rglob("was-run"))
+
+
+def test_every_call_says_that_code_is_not_trusted() -> None:
+    calls = [call for package in PACKAGES for file in (ROOT / package).rglob("*.py") for call in _calls(file)]
+    assert len(calls) >= 8
+    for place, call in calls:
+        words = {word.arg: word.value for word in call.keywords}
+        trusted = words.get("trust_remote_code")
+        assert isinstance(trusted, ast.Constant) and trusted.value is False, place
+
+
+def _calls(file: Path) -> list[tuple[str, ast.Call]]:
+    nodes = ast.walk(ast.parse(file.read_text()))
+    found = [node for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)]
+    return [(f"{file}:{call.lineno}", call) for call in found if call.func.attr in LOADERS]  # type: ignore[attr-defined]
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "generation_config.json"])
+def test_a_special_file_among_weights_is_named(tmp_path: Path, name: str) -> None:
+    config = CLIPVisionConfig(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1)
+    CLIPVisionModel(config).save_pretrained(tmp_path)
+    part = WeightsConfig(weights=str(tmp_path))
+    assert load_tower(part, part_config(part)).dtype == torch.float32
+    (tmp_path / name).unlink(missing_ok=True)
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(DataError, match=f"{name} is a FIFO"):
+        load_tower(part, config)

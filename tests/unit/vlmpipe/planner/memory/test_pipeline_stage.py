@@ -1,0 +1,89 @@
+"""Memory of pipeline stages that FSDP shards over copies of the model."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.support.paths import ROOT
+from trainer.sizing.pipeline_partition import Stage
+from vlmpipe.catalog.machines import load_catalog
+from vlmpipe.config.run_config import RunConfig, load_run_file
+from vlmpipe.planner.memory.estimate import estimate_memory
+from vlmpipe.planner.memory.pipeline_partition import StageWeights
+from vlmpipe.planner.memory.rank import GIB, Memory
+from vlmpipe.planner.model_architecture import architecture
+
+LLAMA_70B = {
+    "model.language_model": {
+        "config": {
+            "model_type": "llama",
+            "hidden_size": 8192,
+            "intermediate_size": 28672,
+            "num_hidden_layers": 80,
+            "num_attention_heads": 64,
+            "num_key_value_heads": 8,
+            "max_position_embeddings": 8192,
+        }
+    },
+    "model.tower": {
+        "config": {
+            "model_type": "clip_vision_model",
+            "hidden_size": 1024,
+            "intermediate_size": 4096,
+            "num_hidden_layers": 24,
+            "num_attention_heads": 16,
+            "patch_size": 14,
+        }
+    },
+    "model.tokenizer": "train:128256",
+}
+EIGHT_NODES = {
+    "cluster.replica_count": 8,
+    "cluster.reduction_server": None,
+    "train.strategy": "tp+pp+dp",
+    "train.tensor_parallel": 8,
+    "train.pipeline_parallel": 2,
+    "train.sequence_parallel": True,
+    "train.global_batch_size": 128,
+}
+
+
+def config_of(**changes: Any) -> RunConfig:
+    fields = {**LLAMA_70B, **EIGHT_NODES, **{name.replace("__", "."): value for name, value in changes.items()}}
+    return load_run_file(
+        ROOT / "configs/llava-7b-zero2-spot.yaml", [f"{name}={json.dumps(value)}" for name, value in fields.items()]
+    )
+
+
+def memory(config: RunConfig) -> Memory:
+    catalog = load_catalog()
+    machine, gpu = catalog.machines[config.cluster.machine_type], catalog.gpus[config.cluster.accelerator_type]
+    return estimate_memory(config, architecture(config), machine, gpu, nearest=False)
+
+
+def test_a_70b_on_64_a100_fits_at_8_tensor_ranks_2_stages_and_4_copies() -> None:
+    found = memory(config_of())
+    assert found.fits and found.total_bytes < 60 * GIB
+    sizes = {part.name: part.bytes for part in found.parts}
+    assert sizes["optimizer"] == 2 * sizes["weights"]
+    assert sizes["whole gradients"] == pytest.approx(4 * sizes["weights"], rel=1e-6)  # over four copies
+    assert sizes["gathered weights"] == pytest.approx(sizes["whole gradients"] / 2, rel=1e-6)  # bf16
+
+
+def test_one_copy_alone_does_not_hold_it() -> None:
+    assert not memory(config_of(cluster__replica_count=2)).fits
+
+
+def test_stages_add_up_to_the_model() -> None:
+    shape = architecture(config_of()).shape
+    stages = [Stage(range(39), True, False), Stage(range(39, 80), False, True)]
+    found = [StageWeights.of(shape, stage, cached=False, tensor_parallel=1) for stage in stages]
+    assert sum(each.trainable for each in found) == shape.trainable_parameters
+    assert sum(each.trainable + each.frozen for each in found) == shape.total_parameters
+    assert sum(each.sliced for each in found) == sum(shape.sliced.values())
+    embedding = shape.parameters["embedding"]
+    assert found[0].root == found[0].sliced_root == embedding + shape.parameters["projector"]
+    assert found[1].root == pytest.approx(shape.parameters["head"], rel=1e-4)  # and the last norm

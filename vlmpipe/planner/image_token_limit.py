@@ -1,0 +1,65 @@
+"""Whether the largest image of a model fits into a packed sequence, so far as its configuration is at hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from trainer.config.data import DataConfig
+from trainer.config.model import GRID_FAMILIES, ModelConfig
+from trainer.errors import ConfigError
+from trainer.models.image_tokens import image_form_of, stated, vision_of
+
+
+def image_token_limit(model: ModelConfig, data: DataConfig) -> str:
+    """How many tokens an image takes, in words; empty where weights must be read to know.
+
+    Raises ConfigError for an image size that the tower does not take and for images that fit into no packed sequence.
+    """
+    if model.family in GRID_FAMILIES:
+        return _grid_limit(model, data.sequence_length)
+    content = stated(model.tower) if model.pretrained else model.tower.config
+    tower = vision_of(content) if model.pretrained else content
+    patch_size, scale_factor = tower.get("patch_size"), content.get("scale_factor") if model.pretrained else 1
+    if not isinstance(patch_size, int) or not isinstance(scale_factor, int) or min(patch_size, scale_factor) < 1:
+        return ""
+    own_size, token_side = tower.get("image_size", model.image_size), patch_size * scale_factor
+    is_taken = own_size == model.image_size or (
+        model.pretrained and isinstance(own_size, int) and model.image_size < own_size
+    )
+    if not is_taken:
+        raise ConfigError(f"model.image_size is {model.image_size}, but the tower's image_size is {own_size}")
+    if model.image_size % token_side:
+        side = f"patch_size x scale_factor {token_side}" if model.pretrained else f"patch_size {token_side}"
+        raise ConfigError(f"model.image_size {model.image_size} is not a multiple of the tower's {side}")
+    if tiles := image_form_of(model).tiles:
+        text = (
+            f"at most {tiles.most * tiles.tokens} per image, in {tiles.most} tiles of {tiles.tokens}; "
+            f"data.sequence_length is {data.sequence_length}, data.max_images_per_sequence, which counts tiles, "
+            f"{data.max_images_per_sequence}"
+        )
+        if tiles.most * tiles.tokens >= data.sequence_length or tiles.most > data.max_images_per_sequence:
+            raise ConfigError(f"{text}: the largest image fits into no packed sequence")
+        return text
+    tokens = (model.image_size // token_side) ** 2
+    text = f"{tokens} per image, data.sequence_length is {data.sequence_length}"
+    if tokens >= data.sequence_length:
+        raise ConfigError(f"{text}: no image fits into a packed sequence")
+    return text
+
+
+def _grid_limit(model: ModelConfig, sequence_length: int) -> str:
+    """Of a model whose images differ in tokens: the largest must fit."""
+    if model.tower.weights and not Path(model.tower.weights).expanduser().is_dir():
+        return ""
+    grids = image_form_of(model).grids
+    assert grids is not None and model.max_pixels is not None
+    side = grids.patch * grids.merge
+    text = (
+        f"at most {grids.most_tokens} per image (model.max_pixels, {side} x {side} pixels a token), "
+        f"data.sequence_length is {sequence_length}"
+    )
+    if model.max_pixels < side**2:
+        raise ConfigError(f"model.max_pixels is less than a token's {side**2}")
+    if grids.most_tokens >= sequence_length:
+        raise ConfigError(f"{text}: the largest image fits into no packed sequence")
+    return text
