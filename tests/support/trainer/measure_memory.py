@@ -57,9 +57,10 @@ class Scales(TorchDispatchMode):
         self.peak_bytes = 0
 
     def held_bytes(self) -> int:
-        if self.on_disk is None:  # after each operation: the shortest way
+        on_disk = self.on_disk
+        if on_disk is None:  # after each operation: the shortest way
             return sum(map(torch.UntypedStorage.nbytes, self._storages))
-        return sum(storage.nbytes() for storage in self._storages if storage.data_ptr() not in self.on_disk)
+        return sum(storage.nbytes() for storage in self._storages if storage.data_ptr() not in on_disk)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
